@@ -1,0 +1,63 @@
+# `make demo` and `make test` are all that a newcomer needs; each sets up .venv when it is not there.
+# On a machine without an NVIDIA GPU, the smaller CPU build of torch saves several gigabytes of the installation:
+#   make demo PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+# Older pips search for hours among versions that the constraints leave open.
+PIP_VERSION := 26.3
+# Tests start servers and child processes on ports and directories of their own; a file stays in one process.
+TEST_PROCESSES ?= 2
+IMAGE ?= ghcr.io/example/gleaner:0.1.0
+
+# One thread per process (slots are processes), and nothing that looks at the network after the installation.
+export OMP_NUM_THREADS ?= 1
+export HF_HUB_OFFLINE := 1
+export HF_DATASETS_OFFLINE := 1
+export TRANSFORMERS_OFFLINE := 1
+export HF_HUB_DISABLE_TELEMETRY := 1
+export DO_NOT_TRACK := 1
+export TOKENIZERS_PARALLELISM := false
+export AWS_EC2_METADATA_DISABLED := true
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test check format clean
+
+help:  ## this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
+
+install: $(VENV)/installed  ## set up .venv (Python 3.11 or 3.12) with the tested versions
+
+demo: $(VENV)/installed  ## train a tiny policy on this machine, kill a slot, lose nothing
+	$(BIN)/python examples/demo.py
+
+test: $(VENV)/installed  ## all tests
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
+
+check: $(VENV)/installed  ## format, lint, types, architecture, and whether Flyte takes the workflows
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest tests/test_architecture.py
+	mkdir -p build
+	$(BIN)/pyflyte --config flyte.config --pkgs workflows package --image $(IMAGE) -o build/package.tgz -f
+	$(BIN)/pyflyte --config flyte.config register --dry-run --copy none --image $(IMAGE) --version check workflows
+
+format: $(VENV)/installed  ## write the format and the fixes that ruff is sure of
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:  ## remove what the commands above made, except .venv and runs/
+	rm -rf build .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+$(VENV)/installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' || \
+		{ echo "Python 3.11 or 3.12 is needed, found '$(PYTHON)'; name one: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@echo "Setting up $(VENV); this takes a few minutes the first time."
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -qq 'pip==$(PIP_VERSION)'
+	$(BIN)/python -m pip install -qq -c constraints.txt -e '.[dev]'
+	@touch $@
