@@ -1,0 +1,97 @@
+"""Tells TRL's reward signature from verl's by parameter names, and calls either with grading cases.
+
+TRL: f(prompts, completions, completion_ids, **columns) -> one value per completion. verl: compute_score(data_source,
+solution_str, ground_truth, extra_info) -> a value or a dict with "score". Coroutine functions of both are awaited.
+"""
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tasks.grading.reward import GradingCase, GradingError, Needs
+
+TRL_PARAMETERS = ("prompts", "completions", "completion_ids")
+# What TRL's trainer hands over besides; here nothing listens.
+TRL_EXTRAS: dict[str, Any] = {
+    "trainer_state": None,
+    "log_extra": lambda *_args, **_kwargs: None,
+    "log_metric": lambda *_args, **_kwargs: None,
+}
+VERL_PARAMETERS = ("data_source", "solution_str", "ground_truth", "extra_info")
+FORMS = (
+    "TRL's f(prompts, completions, completion_ids, **columns) -> list[float | None], or "
+    "verl's f(data_source, solution_str, ground_truth, extra_info=None) -> float | dict"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BoundFunction:
+    """A reward function with a uniform call.
+
+    `call` takes cases, one at a time unless `batched`, and returns what the function returned (an awaitable where it
+    is a coroutine function): a sequence of values when `batched`, else a value.
+    """
+
+    needs: Needs
+    batched: bool
+    call: Callable[[Sequence[GradingCase]], Any]
+
+
+def bind(function: Callable[..., Any], name: str) -> BoundFunction:
+    """Recognise the signature of `function`; raises GradingError naming it, its parameters and the accepted forms."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        raise GradingError(f"reward {name!r} has no readable signature; allowed: {FORMS}") from None
+    named = {
+        parameter.name: parameter
+        for parameter in signature.parameters.values()
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    }
+    if any(parameter.kind is parameter.POSITIONAL_ONLY for parameter in signature.parameters.values()):
+        raise _unfit(name, signature, "parameters must have usable names")
+    is_trl, is_verl = any(each in named for each in TRL_PARAMETERS), "solution_str" in named
+    if is_trl == is_verl:
+        raise _unfit(name, signature, "it is both" if is_trl else "it is neither")
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
+    required = [each for each, parameter in named.items() if parameter.default is parameter.empty]
+    if is_trl:
+        needs = tuple((each,) for each in required if each not in (*TRL_PARAMETERS, *TRL_EXTRAS))
+        return BoundFunction(needs, True, lambda cases: _call_trl(function, cases, None if takes_any else set(named)))
+    unknown = [each for each in required if each not in VERL_PARAMETERS]
+    if unknown:
+        raise _unfit(name, signature, f"nothing is known to pass as {', '.join(unknown)}")
+    needs = tuple((each,) for each in required if each in ("data_source", "ground_truth"))
+    return BoundFunction(needs, False, lambda cases: _call_verl(function, cases[0], None if takes_any else set(named)))
+
+
+def _unfit(name: str, signature: inspect.Signature, reason: str) -> GradingError:
+    return GradingError(f"reward {name!r} has the signature {signature}: {reason}; allowed: {FORMS}")
+
+
+def _call_trl(function: Callable[..., Any], cases: Sequence[GradingCase], accepted: set[str] | None) -> Any:
+    columns = {column for case in cases for column in case.columns}
+    arguments: dict[str, Any] = {column: [case.columns.get(column) for case in cases] for column in columns}
+    arguments |= TRL_EXTRAS
+    arguments["prompts"] = [case.prompt for case in cases]
+    arguments["completions"] = [_trl_completion(case) for case in cases]
+    arguments["completion_ids"] = [list(case.completion_ids) for case in cases]
+    return function(**_accepted(arguments, accepted))
+
+
+def _trl_completion(case: GradingCase) -> str | list[dict[str, str]]:
+    if isinstance(case.prompt, str):
+        return case.completion
+    return [{"role": "assistant", "content": case.completion}]
+
+
+def _call_verl(function: Callable[..., Any], case: GradingCase, accepted: set[str] | None) -> Any:
+    arguments: dict[str, Any] = {name: case.columns[name] for name in VERL_PARAMETERS if name in case.columns}
+    arguments["solution_str"] = case.completion
+    arguments.setdefault("extra_info", {})  # as verl does
+    return function(**_accepted(arguments, accepted))
+
+
+def _accepted(arguments: dict[str, Any], accepted: set[str] | None) -> dict[str, Any]:
+    return arguments if accepted is None else {name: arguments[name] for name in arguments.keys() & accepted}

@@ -1,0 +1,156 @@
+"""A reward function in a child process: time limits that hold, and failures that hit only the guilty response.
+
+Knows nothing of signatures (binding.py, in the child) or weights (grader.py). The child is killed and started anew
+when a time limit passes; every wait is bounded.
+"""
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tasks.grading.reward import GradingCase, GradingError, Needs, RewardOutcome
+from tasks.grading.wire import PeerGone, receive, send
+
+_EXIT_TIME_LIMIT_S = 1.0
+_LOG = logging.getLogger(__name__)
+_PROJECT_ROOT = Path(__file__).resolve().parents[2]
+
+
+class CallFailed(Exception):  # noqa: N818 - reads as what happened
+    """A call gave no outcomes; the message says why, as the end of a sentence about the function."""
+
+
+class WorkerProcess:
+    """The child that has loaded one function; started when first needed and again after a kill."""
+
+    def __init__(self, function: str, load_time_limit_s: float) -> None:
+        self._function = function
+        self._load_time_limit_s = load_time_limit_s
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def load(self) -> dict[str, Any]:
+        """Start a child, in place of one that runs; what it says of the function. Raises GradingError."""
+        self.kill()
+        self._process = _start_child()
+        try:
+            reply = self._exchange({"load": self._function}, self._load_time_limit_s)
+        except CallFailed as error:
+            raise GradingError(f"reward {self._function!r} cannot be loaded: it {error}") from None
+        if "error" in reply:
+            self.kill()
+            raise GradingError(reply["error"])
+        return reply
+
+    def grade(self, cases: Sequence[GradingCase], time_limit_s: float) -> list[RewardOutcome]:
+        """Outcomes of one call of the function; raises CallFailed."""
+        if self._process is None:
+            try:
+                self.load()
+            except GradingError as error:
+                raise CallFailed(f"could not be started again: {error}") from None
+        rows = [(c.response, c.prompt, c.completion, c.completion_ids, c.columns) for c in cases]
+        reply = self._exchange({"grade": rows}, time_limit_s)
+        if "raised" in reply:
+            raise CallFailed(f"raised {reply['raised']}")
+        return [RewardOutcome(*outcome) for outcome in reply["outcomes"]]
+
+    def kill(self) -> None:
+        """End the child and what it started; no error when there is none."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if process.poll() is None:
+            # The child leads a process group of its own, so this reaches its children too.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+    def _exchange(self, message: dict[str, Any], time_limit_s: float) -> dict[str, Any]:
+        process = self._process
+        if process is None or process.stdin is None or process.stdout is None:
+            raise CallFailed("has no process")
+        deadline_s = time.monotonic() + time_limit_s
+        try:
+            send(process.stdin.fileno(), message, deadline_s)
+            return receive(process.stdout.fileno(), deadline_s)
+        except TimeoutError:
+            self.kill()
+            raise CallFailed(f"did not answer within {time_limit_s:g} s") from None
+        except PeerGone:
+            # The pipe closes a moment before the process has a status, and killing it then would hide its own.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_EXIT_TIME_LIMIT_S)
+            self.kill()
+            raise CallFailed(f"ended its process with status {process.returncode}") from None
+
+
+def _start_child() -> subprocess.Popen[bytes]:
+    paths = [path or str(Path.cwd()) for path in sys.path]
+    if str(_PROJECT_ROOT) not in paths:
+        paths.append(str(_PROJECT_ROOT))
+    process = subprocess.Popen(
+        # -P: the working directory is no module path unless it is one here too.
+        [sys.executable, "-P", "-u", "-m", "tasks.grading.worker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        bufsize=0,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        start_new_session=True,
+    )
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            os.set_blocking(pipe.fileno(), False)
+    return process
+
+
+class IsolatedReward:
+    """A Reward whose function runs in a child process.
+
+    A batch whose call raised, ran out of time or ended the process is graded again one response at a time.
+    """
+
+    def __init__(self, name: str, function: str, time_limit_s: float, load_time_limit_s: float) -> None:
+        """Start the child and load `function`; raises GradingError when it cannot be used."""
+        self.name = name
+        self._time_limit_s = time_limit_s
+        self._worker = WorkerProcess(function, load_time_limit_s)
+        description = self._worker.load()
+        self.needs: Needs = tuple(tuple(alternatives) for alternatives in description["needs"])
+        self._batched = bool(description["batched"])
+
+    def grade(self, batch: Sequence[GradingCase]) -> list[RewardOutcome]:
+        if self._batched and len(batch) > 1:
+            try:
+                outcomes = self._worker.grade(batch, self._time_limit_s)
+            except CallFailed as error:
+                _LOG.warning(
+                    "reward %s %s for a batch of %d; grading one response at a time", self.name, error, len(batch)
+                )
+            else:
+                return [self._named(case, outcome) for case, outcome in zip(batch, outcomes, strict=True)]
+        return [self._grade_one(case) for case in batch]
+
+    def close(self) -> None:
+        self._worker.kill()
+
+    def _grade_one(self, case: GradingCase) -> RewardOutcome:
+        try:
+            outcome = self._worker.grade([case], self._time_limit_s)[0]
+        except CallFailed as error:
+            outcome = RewardOutcome(None, str(error))
+        return self._named(case, outcome)
+
+    def _named(self, case: GradingCase, outcome: RewardOutcome) -> RewardOutcome:
+        if outcome.error is None:
+            return outcome
+        return RewardOutcome(None, f"reward {self.name} of response {case.response} {outcome.error}")

@@ -1,0 +1,126 @@
+"""The child process in which reward functions run: `python -m tasks.grading.worker`, driven by isolation.py.
+
+It answers one "load" message, then "grade" messages. Whatever user code prints goes to standard error; when the parent
+is gone the process ends, whatever it is doing. A time limit is the parent's business: it kills.
+"""
+
+import importlib
+import inspect
+import os
+import queue
+import signal
+import threading
+import traceback
+from collections.abc import Callable
+from functools import partial
+from typing import Any, BinaryIO
+
+from tasks.grading import math_answer
+from tasks.grading.binding import BoundFunction, bind
+from tasks.grading.outcome import batch_outcomes, value_outcome
+from tasks.grading.reward import GradingCase, GradingError
+from tasks.grading.wire import pack, read_message
+
+_ERROR_CHARACTERS_MAX = 1000
+
+
+def main() -> None:
+    """Serve requests until standard input ends."""
+    requests, replies = _take_standard_streams()
+    inbox: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    threading.Thread(target=_read_requests, args=(requests, inbox), daemon=True).start()
+    bound, reply = _load(inbox.get()["load"])
+    _answer(replies, reply)
+    while bound is not None:
+        cases = [GradingCase(*case) for case in inbox.get()["grade"]]
+        _answer(replies, _grade(bound, cases))
+
+
+def _answer(replies: BinaryIO, message: dict[str, Any]) -> None:
+    replies.write(pack(message))
+    replies.flush()
+
+
+def _take_standard_streams() -> tuple[BinaryIO, BinaryIO]:
+    """Move the protocol's pipes away from descriptors 0 and 1, so that user code can neither read nor write them."""
+    requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    return requests, replies
+
+
+def _read_requests(requests: BinaryIO, inbox: queue.SimpleQueue[dict[str, Any]]) -> None:
+    # In a thread of its own, so that the end of the parent is noticed during a call that never returns.
+    while (message := read_message(requests)) is not None:
+        inbox.put(message)
+    if os.getpgrp() == os.getpid():
+        os.killpg(os.getpgrp(), signal.SIGKILL)
+    os._exit(0)
+
+
+def _load(spec: str) -> tuple[BoundFunction | None, dict[str, Any]]:
+    try:
+        bound = _bound(spec)
+    except GradingError as error:
+        return None, {"error": str(error)}
+    except BaseException as error:  # noqa: BLE001 - an import may raise anything, sys.exit included
+        return None, {"error": f"reward {spec!r} cannot be loaded: {_describe(error)}"}
+    return bound, {"needs": bound.needs, "batched": bound.batched}
+
+
+def _bound(spec: str) -> BoundFunction:
+    if spec == "math":
+        importlib.import_module("math_verify")  # here, so that the first response does not pay for it
+        return BoundFunction(math_answer.NEEDS, False, lambda cases: math_answer.grade_mathematics(cases[0]))
+    module_name, _, path = spec.partition(":")
+    found: Any = importlib.import_module(module_name)
+    for part in path.split("."):
+        if not hasattr(found, part):
+            there = ", ".join(name for name in dir(found) if not name.startswith("_"))
+            raise GradingError(f"reward {spec!r}: {module_name} has no {part!r}; there are: {there[:500]}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise GradingError(f"reward {spec!r} is of type {type(found).__name__}; allowed: a function")
+    return bind(found, spec)
+
+
+def _grade(bound: BoundFunction, cases: list[GradingCase]) -> dict[str, Any]:
+    try:
+        returned = _awaited(partial(bound.call, cases))
+        outcomes = batch_outcomes(returned, len(cases)) if bound.batched else [value_outcome(returned)]
+    except BaseException as error:  # noqa: BLE001 - a reward function may raise anything, sys.exit included
+        return {"raised": _describe(error)}
+    return {"outcomes": [[outcome.value, outcome.error] for outcome in outcomes]}
+
+
+def _awaited(call: Callable[[], Any]) -> Any:
+    result = call()
+    return _event_loop()(result) if inspect.isawaitable(result) else result
+
+
+_RUNNERS: list[Callable[[Any], Any]] = []
+
+
+def _event_loop() -> Callable[[Any], Any]:
+    # One loop for all calls: clients that a function keeps open belong to the loop they were made in.
+    if not _RUNNERS:
+        import asyncio  # noqa: PLC0415 - only coroutine functions need it
+
+        _RUNNERS.append(asyncio.Runner().run)
+    return _RUNNERS[0]
+
+
+def _describe(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    here = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    try:
+        text = f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - a user's class may do anything in its __str__
+        text = type(error).__name__
+    return text[:_ERROR_CHARACTERS_MAX] + here
+
+
+if __name__ == "__main__":
+    main()

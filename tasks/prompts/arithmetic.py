@@ -1,0 +1,91 @@
+"""The keyed running sum: an endless supply of small tasks with worked answers whose lengths have a long tail.
+
+Prompt `a7b3c9=`, worked answer `a707;b370;c909;#9`: per item its key, its digit, the old sum and the new sum modulo
+`base`; then the answer. A problem is a pure function of (seed, index). Knows no tokenizer and no model.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from random import Random
+from string import ascii_lowercase, digits
+
+from tasks.prompts.config import ArithmeticConfig
+from tasks.prompts.prompt import Prompt
+
+ALPHABET = ascii_lowercase + digits + "=;#"
+"""Every character that prompts and worked answers are made of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """The digits to be summed (keys a, b, c, ... in order) and the modulus."""
+
+    digits: tuple[int, ...]
+    base: int
+
+    @property
+    def prompt(self) -> str:
+        return "".join(f"{key}{digit}" for key, digit in zip(ascii_lowercase, self.digits, strict=False)) + "="
+
+    @property
+    def answer(self) -> str:
+        return str(sum(self.digits) % self.base)
+
+    @property
+    def worked(self) -> str:
+        return _worked(self, Random(0), 0.0)
+
+
+def problem(seed: int, index: int, config: ArithmeticConfig) -> Problem:
+    """Problem `index` of the sequence that `seed` names."""
+    # Only random() is used: of this generator it is the part whose sequence Python promises not to change.
+    rng = Random(f"{seed}/{index}")
+    count = 1
+    while count < config.items_max and rng.random() >= config.stop_probability:
+        count += 1
+    return Problem(tuple(int(rng.random() * config.base) for _ in range(count)), config.base)
+
+
+def demonstration(problem: Problem, rng: Random, noise: float) -> str:
+    """A worked answer for supervised training, in which each new sum is a random digit with probability `noise`.
+
+    Later steps follow from the wrong sum. A policy taught with noise is right only sometimes, which leaves
+    reinforcement learning something to improve.
+    """
+    if not 0 <= noise <= 1:
+        raise ValueError(f"noise: value {noise}; allowed: 0 to 1")
+    return _worked(problem, rng, noise)
+
+
+def _worked(problem: Problem, rng: Random, noise: float) -> str:
+    steps, total = [], 0
+    for key, digit in zip(ascii_lowercase, problem.digits, strict=False):
+        new_total = (total + digit) % problem.base
+        if noise and rng.random() < noise:
+            new_total = int(rng.random() * problem.base)
+        steps.append(f"{key}{digit}{total}{new_total};")
+        total = new_total
+    return f"{''.join(steps)}#{total}"
+
+
+class ArithmeticPrompts:
+    """A PromptSet of `size` generated problems with the columns "answer" and "worked"; ids are the indices."""
+
+    columns = frozenset({"answer", "worked"})
+
+    def __init__(self, size: int, seed: int, config: ArithmeticConfig) -> None:
+        self._size = size
+        self._seed = seed
+        self._config = config
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, index: int) -> Prompt:
+        if not 0 <= index < self._size:
+            raise IndexError(f"prompt {index} of {self._size}")
+        task = problem(self._seed, index, self._config)
+        return Prompt(str(index), task.prompt, {"answer": task.answer, "worked": task.worked})
+
+    def __iter__(self) -> Iterator[Prompt]:
+        return (self[index] for index in range(self._size))

@@ -1,0 +1,139 @@
+"""Opens the prompts a DataConfig names and turns rows into prompts: TRL's columns or verl's, without conversion.
+
+TRL: a `prompt` column of text or messages, the others free. verl: besides `prompt`, `reward_model.ground_truth` is
+offered as the column `ground_truth`, and `extra_info.index` is the id where it is unique. Knows no tokenizer.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tasks.prompts.arithmetic import ArithmeticPrompts
+from tasks.prompts.config import ARITHMETIC, DataConfig
+from tasks.prompts.plain_values import plain
+from tasks.prompts.prompt import Prompt, PromptError, PromptSet, check_prompt
+from tasks.prompts.rows import DatasetRows, JsonLines, ParquetRows, Rows
+
+
+class RowPrompts:
+    """A PromptSet over rows of a file; a row becomes a prompt when it is asked for."""
+
+    def __init__(self, rows: Rows, config: DataConfig) -> None:
+        """Check the prompt column and the ids; raises PromptError."""
+        self._rows = rows
+        self._prompt_column = config.prompt_column
+        self._size = len(rows) if config.limit is None else min(config.limit, len(rows))
+        if self._size == 0:
+            raise PromptError(f"source: {config.source} has no rows")
+        _check_column(rows, config.prompt_column, "prompt_column")
+        self._ids = _row_ids(rows, self._size, config.id_column)
+        common = rows.columns - {config.prompt_column}
+        extra = {"ground_truth"} & self[0].columns.keys()
+        self.columns: frozenset[str] = frozenset(common | extra)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, index: int) -> Prompt:
+        if not 0 <= index < self._size:
+            raise IndexError(f"prompt {index} of {self._size}")
+        where = self._rows.place(index)
+        try:
+            row = {name: plain(value, name) for name, value in self._rows.row(index).items()}
+        except TypeError as error:
+            raise PromptError(f"{where}: {error}") from None
+        content = check_prompt(row.pop(self._prompt_column), where)
+        return Prompt(self._ids[index], content, _with_ground_truth(row))
+
+    def __iter__(self) -> Iterator[Prompt]:
+        return (self[index] for index in range(self._size))
+
+
+def load_prompts(config: DataConfig, *, check_rows: bool = True) -> PromptSet:
+    """The prompts `config` names. Raises PromptError, which says what is wrong and where.
+
+    `check_rows` converts every row once, so that no wrong one is met in the middle of a run; a process that follows
+    one which did so may leave it out.
+    """
+    if config.source == ARITHMETIC:
+        size = config.size if config.limit is None else min(config.size, config.limit)
+        return ArithmeticPrompts(size, config.seed, config.arithmetic)
+    prompts = RowPrompts(_open_rows(config), config)
+    if check_rows:
+        for prompt in prompts:
+            missing = prompts.columns - prompt.columns.keys()
+            if missing:
+                raise PromptError(
+                    f"source: prompt {prompt.id!r} of {config.source} has no {', '.join(sorted(missing))}"
+                )
+    return prompts
+
+
+def _open_rows(config: DataConfig) -> Rows:
+    path = Path(config.source).expanduser()
+    if not path.exists():
+        raise PromptError(
+            f"source: value {config.source!r}; allowed: {ARITHMETIC!r}, or an existing .jsonl or .parquet file, "
+            f"or a directory written by datasets.save_to_disk"
+        )
+    if path.is_dir():
+        return DatasetRows(path, config.split)
+    if config.split is not None:
+        raise PromptError(f"split: value {config.split!r}; allowed: null, because {path} is a file")
+    if path.suffix == ".jsonl":
+        return JsonLines(path)
+    if path.suffix == ".parquet":
+        return ParquetRows(path)
+    raise PromptError(f"source: {path} ends in {path.suffix!r}; allowed: .jsonl, .parquet, or a directory")
+
+
+def _check_column(rows: Rows, column: str, field_name: str) -> None:
+    if column in rows.columns:
+        return
+    for index in range(len(rows)):
+        row = rows.row(index)
+        if column not in row:
+            there = ", ".join(map(repr, sorted(row)))
+            raise PromptError(f"{field_name}: {rows.place(index)} has no column {column!r}; there are: {there}")
+
+
+def _row_ids(rows: Rows, size: int, id_column: str | None) -> Sequence[str]:
+    if id_column is not None:
+        _check_column(rows, id_column, "id_column")
+        return _checked_ids(rows, rows.values(id_column)[:size], id_column)
+    if "extra_info" in rows.columns:
+        indices = [
+            info.get("index") if isinstance(info, Mapping) else None for info in rows.values("extra_info")[:size]
+        ]
+        ids = [str(index) for index in indices if _is_id(index)]
+        if len(set(ids)) == size:
+            return ids
+    return [str(index) for index in range(size)]
+
+
+def _checked_ids(rows: Rows, values: Sequence[Any], column: str) -> list[str]:
+    first_row: dict[str, int] = {}
+    for index, value in enumerate(values):
+        if not _is_id(value):
+            raise PromptError(
+                f"{rows.place(index)}: {column} is {value!r}; allowed: text that is not empty, or an integer"
+            )
+        earlier = first_row.setdefault(str(value), index)
+        if earlier != index:
+            raise PromptError(f"duplicate prompt id {str(value)!r}: {rows.place(earlier)} and {rows.place(index)}")
+    return list(first_row)
+
+
+def _is_id(value: Any) -> bool:
+    return (isinstance(value, int) and not isinstance(value, bool)) or (isinstance(value, str) and value != "")
+
+
+def _with_ground_truth(columns: dict[str, Any]) -> dict[str, Any]:
+    """Offer verl's nested ground truth under the name its reward functions use for it."""
+    if "ground_truth" not in columns:
+        # SkyRL spells the same structure reward_spec.
+        for name in ("reward_model", "reward_spec"):
+            nested = columns.get(name)
+            if isinstance(nested, dict) and "ground_truth" in nested:
+                return {**columns, "ground_truth": nested["ground_truth"]}
+    return columns

@@ -1,0 +1,51 @@
+"""Turns a cell of a data set into plain JSON values, so that columns can be stored, sent to a process and compared.
+
+Knows no file formats.
+"""
+
+import math
+from collections.abc import Mapping
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+
+
+def plain(value: Any, where: str) -> Any:
+    """`value` as None, bool, int, float, str, list or dict of these.
+
+    Dates and times become ISO 8601 text, durations seconds, decimals ints or floats where exact, else text. Raises
+    TypeError beginning with `where` for anything else (bytes, images, ...).
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        # Subclasses (numpy's float64 and str_ among them) are reduced to the type JSON knows.
+        return _builtin(value)
+    if isinstance(value, np.generic | np.ndarray):
+        return plain(value.tolist(), where)
+    if isinstance(value, Mapping):
+        return {str(key): plain(item, f"{where}.{key}") for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        items = sorted(value, key=repr) if isinstance(value, set | frozenset) else value
+        return [plain(item, f"{where}[{number}]") for number, item in enumerate(items)]
+    if isinstance(value, datetime | date | time | timedelta | Decimal):
+        return _plain_quantity(value)
+    raise TypeError(f"{where}: a value of type {type(value).__name__} is not JSON; remove the column or convert it")
+
+
+def _builtin(value: Any) -> Any:
+    for kind in (bool, int, float, str):
+        if isinstance(value, kind):
+            return kind(value)
+    return value
+
+
+def _plain_quantity(value: datetime | date | time | timedelta | Decimal) -> int | float | str:
+    if isinstance(value, datetime | date | time):
+        return value.isoformat()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if value.is_finite() and value == value.to_integral_value():
+        return int(value)
+    as_float = float(value)
+    return as_float if math.isfinite(as_float) and Decimal(repr(as_float)) == value else str(value)

@@ -1,0 +1,132 @@
+"""Reads files of rows: JSON lines, Parquet, and data sets written by datasets.save_to_disk.
+
+A row is a mapping from column to whatever the format gives; which column is the prompt is not known here.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tasks.prompts.prompt import PromptError
+
+
+class Rows(Protocol):
+    """Rows in file order, fetched one by one."""
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """The columns that every row has."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def row(self, index: int) -> Mapping[str, Any]: ...
+
+    def values(self, column: str) -> list[Any]:
+        """One column of all rows; `column` is one of `columns`."""
+        ...
+
+    def place(self, index: int) -> str:
+        """Where row `index` stands, for messages."""
+        ...
+
+
+class JsonLines:
+    """One JSON object per line, UTF-8; empty lines are skipped. Held in memory."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._rows: list[dict[str, Any]] = []
+        self._lines: list[int] = []
+        for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
+            if line.strip():
+                self._rows.append(_parse_line(line, f"{path}: line {number}"))
+                self._lines.append(number)
+        self.columns = frozenset.intersection(*(frozenset(row) for row in self._rows)) if self._rows else frozenset()
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def row(self, index: int) -> Mapping[str, Any]:
+        return self._rows[index]
+
+    def values(self, column: str) -> list[Any]:
+        return [row[column] for row in self._rows]
+
+    def place(self, index: int) -> str:
+        return f"{self._path}: line {self._lines[index]}"
+
+
+def _parse_line(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        value = json.loads(line.decode("utf-8-sig"))
+    except ValueError as error:
+        raise PromptError(f"{where} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise PromptError(f"{where} is {type(value).__name__}; allowed: a JSON object")
+    return value
+
+
+class ParquetRows:
+    """A Parquet file, memory-mapped; rows are converted when asked for."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._table = pq.read_table(path, memory_map=True)
+        except (pa.ArrowException, OSError) as error:
+            raise PromptError(f"{path} is not a readable Parquet file: {error}") from None
+        self.columns = frozenset(self._table.column_names)
+
+    def __len__(self) -> int:
+        return int(self._table.num_rows)
+
+    def row(self, index: int) -> Mapping[str, Any]:
+        row: Mapping[str, Any] = self._table.slice(index, 1).to_pylist()[0]
+        return row
+
+    def values(self, column: str) -> list[Any]:
+        values: list[Any] = self._table.column(column).to_pylist()
+        return values
+
+    def place(self, index: int) -> str:
+        return f"{self._path}: row {index}"
+
+
+class DatasetRows:
+    """A Hugging Face data set on disk, or one split of a dictionary of them."""
+
+    def __init__(self, path: Path, split: str | None) -> None:
+        self._path = path
+        # Imported here: it takes seconds, and only this source needs it.
+        import datasets  # noqa: PLC0415
+
+        try:
+            loaded = datasets.load_from_disk(str(path))
+        except (FileNotFoundError, ValueError, pa.ArrowException) as error:
+            raise PromptError(f"{path} is not a directory written by datasets.save_to_disk: {error}") from None
+        if isinstance(loaded, datasets.DatasetDict):
+            if split not in loaded:
+                raise PromptError(f"split: value {split!r}; allowed: {', '.join(map(repr, loaded))} (splits of {path})")
+            loaded = loaded[split]
+        elif split is not None and split != str(loaded.split):
+            raise PromptError(f"split: value {split!r}; allowed: null, because {path} is a single data set")
+        self._dataset = loaded.with_format(None)
+        self.columns = frozenset(self._dataset.column_names)
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def row(self, index: int) -> Mapping[str, Any]:
+        row: Mapping[str, Any] = self._dataset[index]
+        return row
+
+    def values(self, column: str) -> list[Any]:
+        return list(self._dataset[column])
+
+    def place(self, index: int) -> str:
+        return f"{self._path}: row {index}"

@@ -1,0 +1,63 @@
+"""From a prompt to token ids, refusing what would not fit; knows a tokenizer only by the two calls it needs.
+
+Truncating a prompt would silently train on another question, so nothing is ever cut.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from tasks.prompts.prompt import Message, Prompt, PromptError
+
+
+class Tokenizer(Protocol):
+    """The part of transformers' tokenizers that prompts need."""
+
+    def __call__(self, text: str) -> Mapping[str, Any]: ...
+
+    def apply_chat_template(
+        self, conversation: list[Message], *, add_generation_prompt: bool, tokenize: bool, return_dict: bool
+    ) -> Any: ...
+
+
+def tokenise(
+    prompt: Prompt,
+    tokenizer: Tokenizer,
+    max_prompt_length: int | None,
+    context_length: int,
+    max_completion_length: int,
+) -> tuple[int, ...]:
+    """Token ids of `prompt`: messages through the chat template with its generation prompt, text as it is.
+
+    Raises PromptError, naming the prompt, when there are no tokens, when they are more than `max_prompt_length`, or
+    when they leave less than `max_completion_length` of the `context_length`.
+    """
+    ids = _encode(prompt, tokenizer)
+    length = len(ids)
+    if length == 0:
+        raise PromptError(f"prompt {prompt.id!r} has no tokens")
+    if max_prompt_length is not None and length > max_prompt_length:
+        raise PromptError(
+            f"prompt {prompt.id!r} has {length} tokens; allowed: {max_prompt_length} (max_prompt_length). "
+            f"Remove the prompt or raise max_prompt_length"
+        )
+    if length + max_completion_length > context_length:
+        raise PromptError(
+            f"prompt {prompt.id!r} has {length} tokens; allowed: {context_length - max_completion_length} "
+            f"(context_length {context_length} less max_completion_length {max_completion_length}). "
+            f"Remove the prompt, lower max_completion_length or raise context_length"
+        )
+    return ids
+
+
+def _encode(prompt: Prompt, tokenizer: Tokenizer) -> tuple[int, ...]:
+    ids: Sequence[int]
+    if isinstance(prompt.text_or_messages, str):
+        ids = tokenizer(prompt.text_or_messages)["input_ids"]
+    else:
+        try:
+            ids = tokenizer.apply_chat_template(
+                prompt.text_or_messages, add_generation_prompt=True, tokenize=True, return_dict=False
+            )
+        except Exception as error:  # a template is a program of the model's author and may raise anything
+            raise PromptError(f"prompt {prompt.id!r}: the chat template refused it: {error}") from error
+    return tuple(int(token) for token in ids)

@@ -1,0 +1,126 @@
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.grading.config import RewardConfig
+from tasks.grading.grader import Graded, Grader
+from tasks.grading.reward import GradingCase, GradingError
+
+REWARDS = """
+def length(completions, **columns):
+    return [float(len(text)) for text in completions]
+
+def only_long(completions, **columns):
+    return [1.0 if len(text) > 3 else None for text in completions]
+
+def explicit(completions, target, **columns):
+    return [float(text == wanted) for text, wanted in zip(completions, target)]
+
+def failing(completions, **columns):
+    return [1 / (text != "bad") for text in completions]
+"""
+
+
+@pytest.fixture(autouse=True)
+def reward_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "graded_rewards.py").write_text(REWARDS)
+    (tmp_path / "other_rewards.py").write_text(REWARDS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return
+
+
+def config(function: str, **settings: Any) -> RewardConfig:
+    return RewardConfig(function=function if function == "arithmetic" else f"graded_rewards:{function}", **settings)
+
+
+def case(response: int, completion: str, **columns: Any) -> GradingCase:
+    return GradingCase(response, "p", completion, (), {"worked": "#1", **columns})
+
+
+def test_the_reward_is_the_weighted_sum():
+    with Grader([config("arithmetic", weight=2.0), config("length", weight=-0.5)]) as grader:
+        assert grader.names == ("arithmetic", "length")
+        assert grader.grade([case(7, "#1"), case(8, "abc")]) == [
+            Graded(7, 1.0, {"arithmetic": 1.0, "length": 2.0}, {}),
+            Graded(8, -1.5, {"arithmetic": 0.0, "length": 3.0}, {}),
+        ]
+
+
+def test_none_is_left_out_of_the_sum():
+    with Grader([config("length"), config("only_long", weight=10.0)]) as grader:
+        assert [
+            (graded.reward, graded.values["only_long"]) for graded in grader.grade([case(0, "a"), case(1, "abcd")])
+        ] == [
+            (1.0, None),
+            (14.0, 1.0),
+        ]
+
+
+def test_none_from_every_function_is_a_failure_by_name():
+    with Grader([config("only_long", failure_reward=-1.0)]) as grader:
+        assert grader.grade([case(3, "a")]) == [
+            Graded(
+                3, -1.0, {"only_long": -1.0}, {"only_long": "reward only_long of response 3 is None, as is every other"}
+            )
+        ]
+
+
+def test_a_failure_counts_what_is_configured_and_is_reported(caplog: pytest.LogCaptureFixture):
+    settings = {"weight": 2.0, "failure_reward": -0.25}
+    with Grader([config("failing", **settings), config("length")]) as grader, caplog.at_level(logging.WARNING):
+        graded = grader.grade([case(4, "good"), case(5, "bad")])
+    assert graded[0] == Graded(4, 6.0, {"failing": 1.0, "length": 4.0}, {})
+    assert (graded[1].reward, graded[1].values) == (2.5, {"failing": -0.25, "length": 3.0})
+    assert graded[1].errors["failing"].startswith("reward failing of response 5 raised ZeroDivisionError")
+    assert "response 5 raised ZeroDivisionError" in caplog.text
+    assert "it counts as -0.25" in caplog.text
+
+
+def test_a_failure_may_end_grading():
+    with (
+        Grader([config("failing", on_failure="stop")]) as grader,
+        pytest.raises(GradingError, match="reward failing of response 5 raised ZeroDivisionError"),
+    ):
+        grader.grade([case(4, "good"), case(5, "bad")])
+
+
+def test_missing_columns_are_found_before_anything_is_generated():
+    with Grader([config("arithmetic"), config("explicit")]) as grader:
+        grader.check_columns({"worked", "target"})
+        with pytest.raises(GradingError, match="missing reward column: explicit needs 'target'; there are: 'worked'"):
+            grader.check_columns({"worked"})
+        with pytest.raises(GradingError, match="missing reward column: arithmetic needs 'worked'; there are: none"):
+            grader.check_columns(())
+        with pytest.raises(GradingError, match="missing reward column: explicit"):
+            grader.grade([case(0, "a")])
+
+
+def test_mathematics_needs_one_of_several_columns():
+    with Grader([RewardConfig(function="math")]) as grader:
+        grader.check_columns({"solution"})
+        with pytest.raises(
+            GradingError, match="math needs 'ground_truth' or 'answer' or 'solution'; there are: 'truth'"
+        ):
+            grader.check_columns({"truth"})
+
+
+def test_names_that_would_collide_are_written_out():
+    functions = [RewardConfig(function=f"{module}_rewards:length") for module in ("graded", "other")]
+    with Grader(functions) as grader:
+        assert grader.names == ("graded_rewards:length", "other_rewards:length")
+
+
+@pytest.mark.parametrize(
+    ("configs", "message"),
+    [
+        ([], "rewards: no function is configured"),
+        ([config("length"), config("length")], "rewards: 'graded_rewards:length' is configured twice"),
+        ([config("length"), config("lenght")], "graded_rewards has no 'lenght'"),
+    ],
+)
+def test_functions_that_cannot_be_used_are_refused_at_start(configs: list[RewardConfig], message: str):
+    with pytest.raises(GradingError, match=message):
+        Grader(configs)

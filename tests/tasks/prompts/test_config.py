@@ -1,0 +1,56 @@
+import json
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from tasks.prompts.config import ArithmeticConfig, DataConfig
+
+
+def read(values: dict[str, Any]) -> DataConfig:
+    return TypeAdapter(DataConfig).validate_json(json.dumps(values))
+
+
+def test_the_defaults_are_the_generator():
+    config = read({})
+    assert config == DataConfig()
+    assert config.source == "arithmetic"
+    assert config.arithmetic == ArithmeticConfig(items_max=16, stop_probability=0.2, base=10)
+
+
+def test_nested_settings_are_read():
+    assert read({"arithmetic": {"base": 7}}).arithmetic.base == 7
+
+
+@pytest.mark.parametrize(
+    ("values", "field"),
+    [
+        ({"sauce": "x"}, "sauce"),
+        ({"seed": -1}, "seed"),
+        ({"seed": "1"}, "seed"),
+        ({"limit": 0}, "limit"),
+        ({"size": 0}, "size"),
+        ({"max_prompt_length": 0}, "max_prompt_length"),
+        ({"arithmetic": {"base": 11}}, "arithmetic.base"),
+        ({"arithmetic": {"items_max": 27}}, "arithmetic.items_max"),
+        ({"arithmetic": {"stop_probability": 0.0}}, "arithmetic.stop_probability"),
+    ],
+)
+def test_bad_values_are_refused_by_the_name_of_their_field(values: dict[str, Any], field: str):
+    with pytest.raises(ValidationError) as caught:
+        read(values)
+    assert ".".join(str(part) for part in caught.value.errors()[0]["loc"]) == field
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"split": "train"}, "split: value 'train'; allowed"),
+        ({"id_column": "id"}, "id_column: value 'id'; allowed"),
+        ({"prompt_column": "question"}, "prompt_column: value 'question'; allowed"),
+        ({"source": "a.jsonl", "id_column": "prompt"}, "id_column: value 'prompt'; allowed"),
+    ],
+)
+def test_fields_that_contradict_each_other_are_refused(values: dict[str, Any], message: str):
+    with pytest.raises(ValidationError, match=message):
+        read(values)

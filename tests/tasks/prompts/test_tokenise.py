@@ -1,0 +1,70 @@
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from tasks.prompts.prompt import Prompt, PromptError
+from tasks.prompts.tokenise import tokenise
+
+
+class Letters:
+    """One token per character; a chat is its contents and the opening of an answer."""
+
+    def __call__(self, text: str) -> Mapping[str, Any]:
+        return {"input_ids": [ord(letter) for letter in text]}
+
+    def apply_chat_template(
+        self, conversation: list[dict[str, Any]], *, add_generation_prompt: bool, tokenize: bool, return_dict: bool
+    ) -> Any:
+        assert add_generation_prompt
+        assert tokenize
+        assert not return_dict
+        if conversation[0]["role"] == "tool":
+            raise ValueError("tools come later")
+        return [ord(letter) for message in conversation for letter in message["content"]] + [62]
+
+
+def run(content: Any, max_prompt_length: int | None = None, context_length: int = 100, completion: int = 10) -> Any:
+    return tokenise(Prompt("p7", content, {}), Letters(), max_prompt_length, context_length, completion)
+
+
+def test_text_is_tokenised_as_it_is():
+    assert run("ab") == (97, 98)
+
+
+def test_messages_go_through_the_template_with_the_opening_of_an_answer():
+    assert run([{"role": "user", "content": "ab"}]) == (97, 98, 62)
+
+
+def test_a_real_tokenizer_fits_the_protocol():
+    core = Tokenizer(models.WordLevel({"[UNK]": 0, "user": 1, "hi": 2, "assistant": 3}, unk_token="[UNK]"))
+    core.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, unk_token="[UNK]")
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}"
+        "{% if add_generation_prompt %}assistant{% endif %}"
+    )
+    chat = Prompt("0", [{"role": "user", "content": "hi"}], {})
+    assert tokenise(chat, tokenizer, None, 10, 1) == (1, 2, 3)
+    assert tokenise(Prompt("0", "hi there", {}), tokenizer, None, 10, 1) == (2, 0)
+
+
+def test_limits_are_inclusive():
+    assert len(run("abc", max_prompt_length=3)) == 3
+    assert len(run("abc", context_length=13)) == 3
+
+
+@pytest.mark.parametrize(
+    ("content", "limits", "message"),
+    [
+        ("abcd", {"max_prompt_length": 3}, "prompt 'p7' has 4 tokens; allowed: 3 .max_prompt_length"),
+        ("abcd", {"context_length": 13}, "prompt 'p7' has 4 tokens; allowed: 3 .context_length 13 less max_completion"),
+        ("", {}, "prompt 'p7' has no tokens"),
+        ([{"role": "tool", "content": "x"}], {}, "prompt 'p7': the chat template refused it: tools come later"),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_never_cut(content: Any, limits: dict[str, int], message: str):
+    with pytest.raises(PromptError, match=message):
+        run(content, **limits)
