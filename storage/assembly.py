@@ -1,0 +1,82 @@
+"""Assembly: the one result of each response, from the claims and the shards (docs/format.md algorithm R).
+
+The result is unique whatever else lies in the journal: void rows of zombies, shards nobody sealed, lost races.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from storage import layout
+from storage.claims import ClaimBook
+from storage.journal import ShardReader
+from storage.records import PlanRecord, Span
+from storage.shard import Finish, Logprobs, TokenIds
+from storage.store import CorruptObject, ObjectStore
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """A response as far as it is durable: uint32 token_ids [n], float32 logprobs [n], and where they came from."""
+
+    response: int
+    token_ids: TokenIds
+    logprobs: Logprobs
+    finish: Finish
+    lineage: tuple[Span, ...]
+
+
+class JournalReader:
+    """Follows an iteration: `refresh` reads what is new, `assemble` answers from what was read."""
+
+    def __init__(self, store: ObjectStore, plan: PlanRecord) -> None:
+        self._plan = plan
+        self.book = ClaimBook(store, plan)
+        self.shards = ShardReader(store, plan.iteration)
+
+    def refresh(self) -> None:
+        self.book.refresh()
+        self.shards.advance_all(self.book.incarnations)
+
+    def assemble(self, response: int) -> Assembled:
+        """The response from its chain of claims; raises CorruptObject on a gap, an overlap or a foreign version."""
+        lineage = self.book.sealed(response)
+        owner = self.book.owner(response)
+        if owner is not None:
+            last = self.shards.last_sequence(owner.incarnation)
+            lineage = (*lineage, Span(epoch=owner.epoch, incarnation=owner.incarnation, last_sequence=last))
+        return self.follow(response, lineage)
+
+    def follow(self, response: int, lineage: Sequence[Span]) -> Assembled:
+        """The response along a recorded lineage, as a restarted trainer replays it."""
+        token_ids: list[TokenIds] = []
+        logprobs: list[Logprobs] = []
+        used: list[Span] = []
+        length, finish = 0, Finish.RUNNING
+        for span in lineage:
+            last_used = -1
+            for sequence, row in self.shards.rows(span.incarnation, span.epoch, response):
+                if sequence > span.last_sequence:
+                    break
+                key = layout.shard(self._plan.iteration, span.incarnation, sequence)
+                if finish.ends_response:
+                    raise CorruptObject(key, f"it extends response {response}, which had ended")
+                if row.start != length:
+                    raise CorruptObject(key, f"response {response} continues at {row.start}, expected {length}")
+                if row.weight_version != self._plan.weight_version:
+                    version = f"{row.weight_version}, the plan names {self._plan.weight_version}"
+                    raise CorruptObject(key, f"response {response} was sampled from weight version {version}")
+                token_ids.append(row.token_ids)
+                logprobs.append(row.logprobs)
+                length += len(row.token_ids)
+                finish, last_used = row.finish, sequence
+            if last_used >= 0:
+                used.append(Span(epoch=span.epoch, incarnation=span.incarnation, last_sequence=last_used))
+        return Assembled(
+            response,
+            np.concatenate(token_ids) if token_ids else np.zeros(0, dtype=np.uint32),
+            np.concatenate(logprobs) if logprobs else np.zeros(0, dtype=np.float32),
+            finish,
+            tuple(used),
+        )

@@ -1,0 +1,141 @@
+"""Claims: who may extend which responses, and which prefix of whose shards counts (docs/format.md section 5).
+
+The responses of a slot's first assignment are a unit; the claims of a unit are a log, serialised by create-if-absent.
+Applying a unit's log in epoch order gives every response one owner and one lineage, whatever else lies in the journal.
+"""
+
+from collections import defaultdict
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from storage import layout, records
+from storage.journal import ShardReader
+from storage.records import ClaimRecord, PlanRecord, Span
+from storage.store import CorruptObject, ObjectMissing, ObjectStore, commit
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The holder of the last claim on a response."""
+
+    epoch: int
+    incarnation: str
+    slot: int
+
+
+class ClaimBook:
+    """The claims of an iteration as read so far, applied."""
+
+    def __init__(self, store: ObjectStore, plan: PlanRecord) -> None:
+        self._store = store
+        self._plan = plan
+        self._epochs = [0] * len(plan.slots)
+        self._owners: dict[int, Owner] = {}
+        self._sealed: dict[int, list[Span]] = defaultdict(list)
+        self._incarnations: dict[str, int] = {}
+
+    @property
+    def incarnations(self) -> dict[str, int]:
+        """Every incarnation that holds or held a claim, with its slot, in the order seen."""
+        return self._incarnations
+
+    def epoch(self, unit: int) -> int:
+        """The last epoch of a unit applied; 0 is the plan itself, when nobody has come yet."""
+        return self._epochs[unit]
+
+    def owner(self, response: int) -> Owner | None:
+        return self._owners.get(response)
+
+    def sealed(self, response: int) -> tuple[Span, ...]:
+        """The frozen part of a response's lineage: everything before its present owner."""
+        return tuple(self._sealed.get(response, ()))
+
+    def held_by(self, incarnation: str) -> set[int]:
+        return {response for response, owner in self._owners.items() if owner.incarnation == incarnation}
+
+    def owners_of(self, unit: int) -> set[Owner]:
+        """The present owners of a unit's responses."""
+        owners = (self._owners.get(response) for response in self._plan.responses_of(unit))
+        return {owner for owner in owners if owner is not None}
+
+    def refresh(self) -> bool:
+        """Read and apply all claims not known yet, with one LIST; True when there were any."""
+        fresh: dict[int, list[tuple[int, str]]] = defaultdict(list)
+        for key in self._store.list(layout.claims(self._plan.iteration)):
+            unit, epoch = layout.claim_address(key)
+            if unit >= len(self._epochs):
+                raise CorruptObject(key, f"unit {unit}; the plan has {len(self._epochs)}")
+            if epoch > self._epochs[unit]:
+                fresh[unit].append((epoch, key))
+        for unit_claims in fresh.values():
+            for _, key in sorted(unit_claims):
+                self.apply(records.read(self._store, ClaimRecord, key))
+        return bool(fresh)
+
+    def probe(self, unit: int) -> bool:
+        """Read and apply the next claims of one unit, with one GET when there is none; True when there were any."""
+        found = False
+        while True:
+            key = layout.claim(self._plan.iteration, unit, self._epochs[unit] + 1)
+            try:
+                self.apply(records.read(self._store, ClaimRecord, key))
+            except ObjectMissing:
+                return found
+            found = True
+
+    def apply(self, claim: ClaimRecord) -> None:
+        """Advance the log of one unit by its next claim; raises CorruptObject for a claim that cannot follow."""
+        key = layout.claim(self._plan.iteration, claim.unit, claim.epoch)
+        if claim.epoch != self._epochs[claim.unit] + 1:
+            raise CorruptObject(key, f"epoch {claim.epoch} after {self._epochs[claim.unit]}: a claim is missing")
+        of_unit = self._plan.responses_of(claim.unit)
+        if claim.responses is not None and not set(claim.responses) <= set(of_unit):
+            raise CorruptObject(key, "it takes responses of another unit")
+        owner = Owner(claim.epoch, claim.incarnation, claim.slot)
+        for response in of_unit if claim.responses is None else claim.responses:
+            before = self._owners.get(response)
+            if before is not None and before.incarnation not in claim.sealed:
+                if claim.responses is None:
+                    continue
+                raise CorruptObject(key, f"it takes response {response} without sealing its owner")
+            if before is not None and claim.sealed[before.incarnation] >= 0:
+                last = claim.sealed[before.incarnation]
+                span = Span(epoch=before.epoch, incarnation=before.incarnation, last_sequence=last)
+                self._sealed[response].append(span)
+            self._owners[response] = owner
+        self._epochs[claim.unit] = claim.epoch
+        self._incarnations.setdefault(claim.incarnation, claim.slot)
+
+
+def take_over(
+    store: ObjectStore,
+    plan: PlanRecord,
+    book: ClaimBook,
+    shards: ShardReader,
+    *,
+    unit: int,
+    incarnation: str,
+    slot: int,
+    predecessors: Collection[str],
+    responses: tuple[int, ...] | None = None,
+) -> bool:
+    """Claim what `predecessors` (and nobody) own of a unit; False when another claim came first.
+
+    Seals first: what a predecessor's shards hold now counts, what it writes to these responses later is void.
+    `responses` narrows the claim to some; their owners must be among `predecessors`. After False the book knows the
+    claim that won, and the caller decides anew.
+    """
+    sealed = {name: shards.advance(name) for name in predecessors}
+    claim = ClaimRecord(
+        unit=unit,
+        epoch=book.epoch(unit) + 1,
+        incarnation=incarnation,
+        slot=slot,
+        responses=responses,
+        sealed=sealed,
+    )
+    if commit(store, layout.claim(plan.iteration, unit, claim.epoch), records.encode(claim)):
+        book.apply(claim)
+        return True
+    book.probe(unit)
+    return False

@@ -1,0 +1,177 @@
+"""The journal of an iteration: append one worker's tokens as shards, and read any worker's shards back.
+
+A writer numbers its shards from 0 without gaps and never has two in flight; so the run of shards a reader finds by
+asking for the next number until there is none is exactly what was durable at that moment (docs/format.md algorithm J).
+"""
+
+import threading
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from storage import layout
+from storage.shard import Finish, Row, decode_shard, encode_shard
+from storage.store import ConflictingRecord, ObjectMissing, ObjectStore, commit
+
+PARALLEL_READS = 8
+
+
+@dataclass(slots=True)
+class _Pending:
+    start: int
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish: Finish = Finish.RUNNING
+
+
+class JournalWriter:
+    """Collects tokens and writes them as the next shard when told to. `append` and `flush` may run in two threads."""
+
+    def __init__(self, store: ObjectStore, iteration: int, incarnation: str, weight_version: int) -> None:
+        self._store = store
+        self._iteration = iteration
+        self._incarnation = incarnation
+        self._weight_version = weight_version
+        self._pending: dict[tuple[int, int], _Pending] = {}
+        self._pending_lock = threading.Lock()
+        self._flush_lock = threading.Lock()
+        self._unconfirmed: tuple[bytes, int] | None = None
+        self._sequence = 0
+        self._tokens_written = 0
+
+    @property
+    def shards_written(self) -> int:
+        return self._sequence
+
+    @property
+    def tokens_written(self) -> int:
+        return self._tokens_written
+
+    def append(
+        self,
+        response: int,
+        epoch: int,
+        start: int,
+        token_ids: Sequence[int],
+        logprobs: Sequence[float],
+        finish: Finish,
+    ) -> None:
+        """Keep tokens for the next shard; `start` must continue where the last append of this response ended."""
+        with self._pending_lock:
+            row = self._pending.setdefault((response, epoch), _Pending(start))
+            if row.start + len(row.token_ids) != start:
+                raise ValueError(f"response {response}: tokens at {start}, expected {row.start + len(row.token_ids)}")
+            row.token_ids.extend(token_ids)
+            row.logprobs.extend(logprobs)
+            row.finish = finish
+
+    def drop(self, responses: Collection[int]) -> None:
+        """Forget unwritten tokens of responses that somebody else has claimed; they would be void."""
+        with self._pending_lock:
+            for key in [key for key in self._pending if key[0] in responses]:
+                del self._pending[key]
+
+    def flush(self) -> int:
+        """Write what is pending as one shard and return its number of tokens; 0 writes nothing.
+
+        When the outcome of a write is unknown (StoreUnavailable), the same bytes are offered again by the next flush,
+        under the same number. Raises ConflictingRecord if another process writes under this incarnation.
+        """
+        with self._flush_lock:
+            written = self._write_unconfirmed()
+            body_and_tokens = self._take_pending()
+            if body_and_tokens is not None:
+                self._unconfirmed = body_and_tokens
+                written += self._write_unconfirmed()
+            return written
+
+    def _take_pending(self) -> tuple[bytes, int] | None:
+        with self._pending_lock:
+            pending, self._pending = self._pending, {}
+        if not pending:
+            return None
+        rows = [
+            Row(
+                response,
+                epoch,
+                row.start,
+                np.array(row.token_ids, dtype=np.uint32),
+                np.array(row.logprobs, dtype=np.float32),
+                self._weight_version,
+                row.finish,
+            )
+            for (response, epoch), row in pending.items()
+        ]
+        return encode_shard(rows), sum(len(row.token_ids) for row in rows)
+
+    def _write_unconfirmed(self) -> int:
+        if self._unconfirmed is None:
+            return 0
+        body, tokens = self._unconfirmed
+        key = layout.shard(self._iteration, self._incarnation, self._sequence)
+        if not commit(self._store, key, body):
+            raise ConflictingRecord(f"{key!r} was written by another process under the same incarnation")
+        self._unconfirmed = None
+        self._sequence += 1
+        self._tokens_written += tokens
+        return tokens
+
+
+class ShardReader:
+    """Shards of any number of incarnations, each fetched once, in order; rows by (incarnation, epoch, response)."""
+
+    def __init__(self, store: ObjectStore, iteration: int) -> None:
+        self._store = store
+        self._iteration = iteration
+        self._next: dict[str, int] = {}
+        self._rows: dict[tuple[str, int, int], list[tuple[int, Row]]] = defaultdict(list)
+        self._ended: set[int] = set()
+        self._tokens: dict[str, int] = defaultdict(int)
+
+    @property
+    def ended(self) -> set[int]:
+        """Responses for which some row, counting or void, carries an end mark."""
+        return self._ended
+
+    def tokens(self, incarnation: str) -> int:
+        """Tokens in the shards of an incarnation read so far, counting or void."""
+        return self._tokens[incarnation]
+
+    def last_sequence(self, incarnation: str) -> int:
+        return self._next.get(incarnation, 0) - 1
+
+    def advance(self, incarnation: str) -> int:
+        """Fetch the contiguous run of shards not read yet; the number of the last one, -1 when there is none.
+
+        Asks for the next number until it is missing: a GET costs a twelfth of a LIST.
+        """
+        sequence = self._next.get(incarnation, 0)
+        while True:
+            key = layout.shard(self._iteration, incarnation, sequence)
+            try:
+                body = self._store.get(key)
+            except ObjectMissing:
+                break
+            for row in decode_shard(key, body):
+                self._rows[incarnation, row.epoch, row.response].append((sequence, row))
+                self._tokens[incarnation] += len(row.token_ids)
+                if row.finish.ends_response:
+                    self._ended.add(row.response)
+            sequence += 1
+            self._next[incarnation] = sequence
+        return sequence - 1
+
+    def advance_all(self, incarnations: Iterable[str]) -> None:
+        names = list(incarnations)
+        if len(names) == 1:
+            self.advance(names[0])
+        elif names:
+            with ThreadPoolExecutor(min(PARALLEL_READS, len(names))) as pool:
+                list(pool.map(self.advance, names))
+
+    def rows(self, incarnation: str, epoch: int, response: int) -> list[tuple[int, Row]]:
+        """(sequence, row) in written order."""
+        return self._rows.get((incarnation, epoch, response), [])

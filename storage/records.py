@@ -1,0 +1,258 @@
+"""The small JSON objects of a run as frozen dataclasses, and their strict codec (docs/format.md section 3).
+
+Decoding refuses unknown fields, wrong types and unknown format versions: a record is understood wholly or not used.
+Records that are created once carry a nonce, so that a writer can recognise its own bytes.
+"""
+
+import json
+import uuid
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from typing import Any, Literal, TypeVar
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from storage.store import CorruptObject, ObjectStore
+
+FORMAT_VERSION: Literal[1] = 1
+Record = TypeVar("Record")
+STRICT = ConfigDict(extra="forbid", allow_inf_nan=True)
+
+
+def nonce() -> str:
+    return uuid.uuid4().hex
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How tokens are drawn. Log-probs are recorded under softmax(logits / temperature), before top_p and top_k."""
+
+    __pydantic_config__ = STRICT
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_completion_length: int = 1024
+    stop_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """run.json: what a run is. `config` is the resolved RunConfig; `digest` identifies what must not change."""
+
+    __pydantic_config__ = STRICT
+    format: Literal[1] = FORMAT_VERSION
+    config: dict[str, Any]
+    digest: str
+    vocab_size: int
+    created_at_s: float
+    nonce: str = field(default_factory=nonce)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlotPlan:
+    """A member of the crew and its first assignment: groups, in the order in which they are started."""
+
+    __pydantic_config__ = STRICT
+    slot: int
+    pool: str
+    groups: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanRecord:
+    """plan.json: everything about an iteration that is fixed before it starts.
+
+    Response r is member r % num_generations of group r // num_generations. Unit u of the claims holds the responses of
+    the groups in slots[u]. `config` is the resolved RunConfig in force for this iteration.
+    """
+
+    __pydantic_config__ = STRICT
+    format: Literal[1] = FORMAT_VERSION
+    iteration: int
+    weight_version: int
+    run_seed: int
+    num_generations: int
+    prompts_key: str
+    first_prompt: int
+    slots: tuple[SlotPlan, ...]
+    sampling: SamplingParams
+    config: dict[str, Any]
+    created_at_s: float
+    nonce: str = field(default_factory=nonce)
+
+    @property
+    def num_groups(self) -> int:
+        return sum(len(slot.groups) for slot in self.slots)
+
+    @property
+    def num_responses(self) -> int:
+        return self.num_groups * self.num_generations
+
+    def responses_of(self, unit: int) -> tuple[int, ...]:
+        """The responses of a claim unit, in starting order."""
+        g = self.num_generations
+        return tuple(group * g + member for group in self.slots[unit].groups for member in range(g))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClaimRecord:
+    """Who may extend which responses of a unit from now on, and which prefix of whose shards it takes over.
+
+    `responses` None means: all of the unit that nobody owns or that a key of `sealed` owns. `sealed` maps an incarnation
+    to the last sequence number of its shards that still counts for the responses taken (-1: none).
+    """
+
+    __pydantic_config__ = STRICT
+    format: Literal[1] = FORMAT_VERSION
+    unit: int
+    epoch: int
+    incarnation: str
+    slot: int
+    responses: tuple[int, ...] | None
+    sealed: dict[str, int]
+    nonce: str = field(default_factory=nonce)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AliveRecord:
+    """Heartbeat of an incarnation. Only its change is observed; the times are for people."""
+
+    __pydantic_config__ = STRICT
+    format: Literal[1] = FORMAT_VERSION
+    incarnation: str
+    slot: int
+    state: Literal["loading", "working", "gone"]
+    beat: int
+    pool: str
+    host: str
+    pid: int
+    started_at_s: float
+    updated_at_s: float
+    tokens_generated: int
+    tokens_recovered: int
+    prefill_tokens: int
+    responses_finished: int
+    engine: str
+    batch_invariant: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """A stretch of a response's lineage: rows of `epoch` by `incarnation`, in its shards up to `last_sequence`."""
+
+    __pydantic_config__ = STRICT
+    epoch: int
+    incarnation: str
+    last_sequence: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradedResponse:
+    """A response as the trainer consumed it: where its tokens are, how many, and its rewards by function."""
+
+    __pydantic_config__ = STRICT
+    response: int
+    length: int
+    finish_reason: Literal["stop", "length"]
+    lineage: tuple[Span, ...]
+    reward: float
+    rewards: dict[str, float | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchRecord:
+    """batches/<k>: what one micro-batch consumed. Recorded before it is used, so a restarted trainer replays it."""
+
+    __pydantic_config__ = STRICT
+    format: Literal[1] = FORMAT_VERSION
+    iteration: int
+    number: int
+    responses: tuple[GradedResponse, ...]
+    nonce: str = field(default_factory=nonce)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingRecord:
+    """What the train task measured; `weight_version` is the one it published."""
+
+    __pydantic_config__ = STRICT
+    format: Literal[1] = FORMAT_VERSION
+    iteration: int
+    weight_version: int
+    metrics: dict[str, float]
+    reward_errors: tuple[str, ...]
+    started_at_s: float
+    ended_at_s: float
+    nonce: str = field(default_factory=nonce)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlotLife:
+    """One process life on the iteration's time line."""
+
+    __pydantic_config__ = STRICT
+    slot: int
+    incarnation: str
+    pool: str
+    started_at_s: float
+    ended_at_s: float
+    state: Literal["gone", "lost"]
+    tokens_kept: int
+    tokens_recovered: int
+    tokens_regenerated: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportRecord:
+    """report.json: the iteration is committed. Metric names are those of docs/guide/metrics.md."""
+
+    __pydantic_config__ = STRICT
+    format: Literal[1] = FORMAT_VERSION
+    iteration: int
+    weight_version: int
+    next_prompt: int
+    metrics: dict[str, float]
+    rewards: tuple[float, ...]
+    lengths: tuple[int, ...]
+    lives: tuple[SlotLife, ...]
+    train_started_at_s: float
+    train_ended_at_s: float
+    created_at_s: float
+    nonce: str = field(default_factory=nonce)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeaseRecord:
+    """Which execution may advance the run."""
+
+    __pydantic_config__ = STRICT
+    format: Literal[1] = FORMAT_VERSION
+    holder: str
+    released: bool = False
+    nonce: str = field(default_factory=nonce)
+
+
+@cache
+def _adapter(record_type: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(record_type)
+
+
+def encode(record: Any) -> bytes:
+    """Canonical JSON of a record: sorted keys, no white space, UTF-8."""
+    return json.dumps(asdict(record), sort_keys=True, separators=(",", ":"), allow_nan=True).encode()
+
+
+def decode(record_type: type[Record], key: str, body: bytes) -> Record:
+    """The record in `body`; raises CorruptObject naming `key` and the first thing that is wrong."""
+    adapter: TypeAdapter[Record] = _adapter(record_type)
+    try:
+        return adapter.validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise CorruptObject(key, f"{where or record_type.__name__}: {first['msg']}") from None
+
+
+def read(store: ObjectStore, record_type: type[Record], key: str) -> Record:
+    """Get and decode; raises ObjectMissing or CorruptObject."""
+    return decode(record_type, key, store.get(key))

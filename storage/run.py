@@ -1,0 +1,144 @@
+"""A run's directory: its identity, its history of committed iterations, and the lease on advancing it.
+
+An iteration is committed by its report; the next one is the number of reports. Nothing depends on who executes.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from storage import layout, records
+from storage.clock import Clock
+from storage.records import LeaseRecord, PlanRecord, ReportRecord, RunRecord
+from storage.store import ConflictingRecord, ObjectMissing, ObjectStore, commit
+
+LEASE_POLLS_PER_TTL = 6
+
+
+class RunBusy(ConflictingRecord):
+    """Another execution advances this run."""
+
+
+def open_run(
+    store: ObjectStore,
+    *,
+    config: Mapping[str, Any],
+    digest: str,
+    vocab_size: int,
+    clock: Clock,
+    explain: Callable[[Mapping[str, Any]], list[str]],
+) -> RunRecord:
+    """Create run.json, or accept the one that is there if its digest is ours.
+
+    Raises ConflictingRecord when the directory holds a run of another configuration; `explain` is given the stored
+    configuration and says where it differs. Nothing is overwritten.
+    """
+    mine = RunRecord(config=dict(config), digest=digest, vocab_size=vocab_size, created_at_s=clock.wall())
+    if commit(store, layout.RUN, records.encode(mine)):
+        return mine
+    theirs = read_run(store)
+    if theirs.digest != digest:
+        reasons = "\n".join(f"  {line}" for line in explain(theirs.config))
+        raise ConflictingRecord(f"{store.url} holds a run of another configuration; nothing was changed:\n{reasons}")
+    return theirs
+
+
+def read_run(store: ObjectStore) -> RunRecord:
+    return records.read(store, RunRecord, layout.RUN)
+
+
+def reports(store: ObjectStore) -> list[ReportRecord]:
+    """The reports of all committed iterations, in order."""
+    return [read_report(store, index) for index in range(next_iteration(store))]
+
+
+def read_report(store: ObjectStore, iteration: int) -> ReportRecord:
+    return records.read(store, ReportRecord, layout.report(iteration))
+
+
+def next_iteration(store: ObjectStore) -> int:
+    """The first iteration without a report. Committed ones are contiguous, so bisection finds it in few requests."""
+    low, step = 0, 1
+    while exists(store, layout.report(low + step - 1)):
+        low, step = low + step, step * 2
+    high = low + step - 1
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (middle + 1, high) if exists(store, layout.report(middle)) else (low, middle)
+    return low
+
+
+def read_plan(store: ObjectStore, iteration: int) -> PlanRecord:
+    return records.read(store, PlanRecord, layout.plan(iteration))
+
+
+def exists(store: ObjectStore, key: str) -> bool:
+    """Whether an object is there, by reading its first byte."""
+    try:
+        store.get(key, 0, 1)
+    except ObjectMissing:
+        return False
+    return True
+
+
+def acquire_lease(
+    store: ObjectStore,
+    holder: str,
+    ttl_s: float,
+    clock: Clock,
+    known_dead: Callable[[str], bool] = lambda _: False,
+) -> None:
+    """Become the execution that advances this run, or find that one already is it; raises RunBusy.
+
+    A holder that is silent for `ttl_s` on our own clock (its beat and the crew's heartbeats do not change), or that
+    `known_dead` knows to have ended, is succeeded. Two successors race for one epoch; the loser raises RunBusy.
+    """
+    epoch, lease = _last_lease(store)
+    if lease is not None and lease.holder == holder and not lease.released:
+        return
+    held = lease is not None and not lease.released and not known_dead(lease.holder)
+    if lease is not None and held and _changes(store, ttl_s, clock):
+        raise RunBusy(f"{store.url} is being advanced by execution {lease.holder!r}; try again when it has ended")
+    record = LeaseRecord(holder=holder)
+    if not commit(store, layout.lease(epoch + 1), records.encode(record)):
+        raise RunBusy(f"{store.url} was taken over by another execution at this moment")
+    beat_lease(store, holder, clock)
+
+
+def beat_lease(store: ObjectStore, holder: str, clock: Clock) -> None:
+    store.put(layout.LEASE_BEAT, f'{{"holder":"{holder}","at_s":{clock.wall():.3f}}}'.encode())
+
+
+def release_lease(store: ObjectStore, holder: str) -> None:
+    """Let the next execution begin at once. Releasing what one does not hold is no error."""
+    epoch, lease = _last_lease(store)
+    if lease is not None and lease.holder == holder and not lease.released:
+        commit(store, layout.lease(epoch + 1), records.encode(LeaseRecord(holder=holder, released=True)))
+
+
+def _last_lease(store: ObjectStore) -> tuple[int, LeaseRecord | None]:
+    keys = [key for key in store.list(layout.LEASE) if key != layout.LEASE_BEAT]
+    if not keys:
+        return 0, None
+    epoch = int(keys[-1].removeprefix(layout.LEASE).removesuffix(".json"))
+    return epoch, records.read(store, LeaseRecord, keys[-1])
+
+
+def _changes(store: ObjectStore, ttl_s: float, clock: Clock) -> bool:
+    """Whether anything that a living execution touches changes within `ttl_s`."""
+    before = _signs_of_life(store)
+    for _ in range(LEASE_POLLS_PER_TTL):
+        clock.sleep(ttl_s / LEASE_POLLS_PER_TTL)
+        if _signs_of_life(store) != before:
+            return True
+    return False
+
+
+def _signs_of_life(store: ObjectStore) -> dict[str, bytes]:
+    keys = [layout.LEASE_BEAT, *store.list(layout.alive_all(next_iteration(store)))]
+    signs = {}
+    for key in keys:
+        try:
+            signs[key] = store.get(key)
+        except ObjectMissing:
+            continue
+    return signs

@@ -1,0 +1,132 @@
+"""A shard: what one worker decoded between two flushes, as one Arrow IPC stream (docs/format.md section 4).
+
+Knows bytes and rows; not whose turn it was, nor which rows count: that is the claims' business.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from storage.store import CorruptObject
+from storage.trailer import append_trailer, strip_trailer
+
+SCHEMA_VERSION = b"1"
+VERSION_KEY = b"gleaner.shard"
+TokenIds = npt.NDArray[np.uint32]
+Logprobs = npt.NDArray[np.float32]
+
+
+class Finish(IntEnum):
+    """What a row says about its response after its last token."""
+
+    RUNNING = 0
+    STOP = 1
+    LENGTH = 2
+    RELEASED = 3  # handed over on purpose: anyone may claim the response without waiting
+
+    @property
+    def ends_response(self) -> bool:
+        return self in (Finish.STOP, Finish.LENGTH)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Consecutive tokens of one response, written under one claim.
+
+    token_ids is uint32 [n], logprobs float32 [n]; `start` is the position of the first token, counted from the end of
+    the prompt. n is 0 only for a row that carries nothing but its finish mark.
+    """
+
+    response: int
+    epoch: int
+    start: int
+    token_ids: TokenIds
+    logprobs: Logprobs
+    weight_version: int
+    finish: Finish
+
+
+@cache
+def schema() -> pa.Schema:
+    return pa.schema(
+        [
+            pa.field("response", pa.uint32(), nullable=False),
+            pa.field("epoch", pa.uint32(), nullable=False),
+            pa.field("start", pa.uint32(), nullable=False),
+            pa.field("token_ids", pa.list_(pa.field("item", pa.uint32(), nullable=False)), nullable=False),
+            pa.field("logprobs", pa.list_(pa.field("item", pa.float32(), nullable=False)), nullable=False),
+            pa.field("weight_version", pa.uint32(), nullable=False),
+            pa.field("finish", pa.uint8(), nullable=False),
+        ],
+        metadata={VERSION_KEY: SCHEMA_VERSION},
+    )
+
+
+def encode_shard(rows: Sequence[Row]) -> bytes:
+    """One Arrow IPC stream of one zstd-1 record batch, and its trailer; ValueError when a row's columns disagree."""
+    for row in rows:
+        if len(row.token_ids) != len(row.logprobs):
+            raise ValueError(f"response {row.response}: {len(row.token_ids)} token ids, {len(row.logprobs)} logprobs")
+    offsets = np.zeros(len(rows) + 1, dtype=np.int32)
+    np.cumsum([len(row.token_ids) for row in rows], out=offsets[1:])
+    empty = [np.zeros(0, dtype=np.uint32)]
+    tokens = np.concatenate([row.token_ids for row in rows] or empty).astype(np.uint32, copy=False)
+    logprobs = np.concatenate([row.logprobs for row in rows] or empty).astype(np.float32, copy=False)
+    fields = schema()
+    batch = pa.RecordBatch.from_arrays(
+        [
+            pa.array([row.response for row in rows], type=pa.uint32()),
+            pa.array([row.epoch for row in rows], type=pa.uint32()),
+            pa.array([row.start for row in rows], type=pa.uint32()),
+            pa.ListArray.from_arrays(pa.array(offsets), pa.array(tokens), type=fields.field("token_ids").type),
+            pa.ListArray.from_arrays(pa.array(offsets), pa.array(logprobs), type=fields.field("logprobs").type),
+            pa.array([row.weight_version for row in rows], type=pa.uint32()),
+            pa.array([int(row.finish) for row in rows], type=pa.uint8()),
+        ],
+        schema=fields,
+    )
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1))
+    with pa.ipc.new_stream(sink, fields, options=options) as writer:
+        writer.write_batch(batch)
+    return append_trailer(sink.getvalue().to_pybytes())
+
+
+def decode_shard(key: str, body: bytes) -> list[Row]:
+    """The rows of a shard in written order; raises CorruptObject naming `key` and never returns a part."""
+    stream = strip_trailer(key, body)
+    try:
+        with pa.ipc.open_stream(pa.py_buffer(stream)) as reader:
+            version = (reader.schema.metadata or {}).get(VERSION_KEY)
+            if version != SCHEMA_VERSION:
+                raise CorruptObject(key, f"shard schema version {version!r}; this Gleaner reads {SCHEMA_VERSION!r}")
+            if not reader.schema.equals(schema()):
+                raise CorruptObject(key, f"its columns are {reader.schema.names}, not those of a shard")
+            batches = list(reader)
+    except pa.ArrowInvalid as error:
+        raise CorruptObject(key, f"not an Arrow stream: {error}") from None
+    return [row for batch in batches for row in _rows(key, batch)]
+
+
+def _rows(key: str, batch: pa.RecordBatch) -> list[Row]:
+    tokens, logprobs = batch.column("token_ids"), batch.column("logprobs")
+    bounds = tokens.offsets.to_numpy()
+    if not np.array_equal(bounds, logprobs.offsets.to_numpy()):
+        raise CorruptObject(key, "token_ids and logprobs have different lengths")
+    token_values = tokens.values.to_numpy(zero_copy_only=True)
+    logprob_values = logprobs.values.to_numpy(zero_copy_only=True)
+    columns = [batch.column(name).to_pylist() for name in ("response", "epoch", "start", "weight_version", "finish")]
+    rows = []
+    for index, (response, epoch, start, version, finish) in enumerate(zip(*columns, strict=True)):
+        low, high = bounds[index], bounds[index + 1]
+        if finish not in Finish._value2member_map_:
+            raise CorruptObject(key, f"finish code {finish} of response {response} is not one of {list(Finish)}")
+        rows.append(
+            Row(response, epoch, start, token_values[low:high], logprob_values[low:high], version, Finish(finish)),
+        )
+    return rows

@@ -1,0 +1,279 @@
+"""Claims, journal and assembly together: one unique answer, whatever interleaving of workers wrote the journal."""
+
+import random
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from storage import layout, records
+from storage.assembly import JournalReader
+from storage.claims import ClaimBook, take_over
+from storage.journal import JournalWriter, ShardReader
+from storage.memory import MemoryStore
+from storage.records import ClaimRecord, PlanRecord, SamplingParams, SlotPlan
+from storage.shard import Finish
+from storage.store import ConflictingRecord, CorruptObject, StoreUnavailable
+
+GENERATIONS = 2
+
+
+def a_plan(slots: int = 2, groups_per_slot: int = 2) -> PlanRecord:
+    members = [tuple(range(slot, slots * groups_per_slot, slots)) for slot in range(slots)]
+    return PlanRecord(
+        iteration=0,
+        weight_version=4,
+        run_seed=0,
+        num_generations=GENERATIONS,
+        prompts_key="prompts",
+        first_prompt=0,
+        slots=tuple(SlotPlan(slot=slot, pool="rollout", groups=groups) for slot, groups in enumerate(members)),
+        sampling=SamplingParams(),
+        config={},
+        created_at_s=0.0,
+    )
+
+
+def token(response: int, position: int) -> int:
+    """What a keyed sampler would draw: a function of identity alone."""
+    return (response * 1009 + position * 31 + 7) % 5000
+
+
+def length_of(response: int) -> int:
+    return 1 + (response * 7) % 12
+
+
+@dataclass
+class Worker:
+    """An incarnation without an engine: claims a unit, writes the right tokens, may be dead or a zombie."""
+
+    store: MemoryStore
+    plan: PlanRecord
+    slot: int
+    name: str
+    held: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.reader = JournalReader(self.store, self.plan)
+        self.writer = JournalWriter(self.store, self.plan.iteration, self.name, self.plan.weight_version)
+
+    def claim(self, unit: int, predecessors: set[str], responses: tuple[int, ...] | None = None) -> bool:
+        self.reader.refresh()
+        won = take_over(
+            self.store,
+            self.plan,
+            self.reader.book,
+            self.reader.shards,
+            unit=unit,
+            incarnation=self.name,
+            slot=self.slot,
+            predecessors=predecessors,
+            responses=responses,
+        )
+        if won:
+            epoch = self.reader.book.epoch(unit)
+            for response in self.plan.responses_of(unit):
+                owner = self.reader.book.owner(response)
+                if (owner.epoch, owner.incarnation) != (epoch, self.name):
+                    continue
+                have = self.reader.assemble(response)
+                self.held.pop(response, None)
+                if not have.finish.ends_response:
+                    self.held[response] = (epoch, len(have.token_ids))
+        return won
+
+    def decode(self, rng: random.Random) -> None:
+        for response in sorted(self.held):
+            epoch, position = self.held[response]
+            count = min(rng.randrange(0, 4), length_of(response) - position)
+            if count:
+                ends = position + count == length_of(response)
+                ids = [token(response, position + k) for k in range(count)]
+                finish = Finish.STOP if ends else Finish.RUNNING
+                self.writer.append(response, epoch, position, ids, [-0.5] * count, finish)
+                self.held[response] = (epoch, position + count)
+                if ends:
+                    del self.held[response]
+
+
+def assert_complete(store: MemoryStore, plan: PlanRecord) -> None:
+    reader = JournalReader(store, plan)
+    reader.refresh()
+    for response in range(plan.num_responses):
+        have = reader.assemble(response)
+        assert have.token_ids.tolist() == [token(response, k) for k in range(length_of(response))]
+        assert have.finish == Finish.STOP
+        again = reader.follow(response, have.lineage)
+        assert np.array_equal(again.token_ids, have.token_ids)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.integers(0, 2**32))
+def test_any_interleaving_of_workers_assembles_to_the_same_responses(seed):
+    """Kills, zombies that write on, restarts, steals of single responses, in any order."""
+    rng = random.Random(seed)
+    store, plan = MemoryStore(), a_plan()
+    workers: list[Worker] = []
+    for step in range(rng.randrange(5, 60)):
+        action = rng.random()
+        if action < 0.12 or not workers:
+            unit = rng.randrange(len(plan.slots))
+            worker = Worker(store, plan, unit, f"{unit:05d}-w{step}")
+            worker.reader.refresh()
+            mine = {o.incarnation for o in worker.reader.book.owners_of(unit) if o.slot == unit}
+            if mine or worker.reader.book.epoch(unit) == 0:
+                worker.claim(unit, mine)
+                workers.append(worker)
+        elif action < 0.2:
+            thief = rng.choice(workers)
+            thief.reader.refresh()
+            response = rng.randrange(plan.num_responses)
+            owner = thief.reader.book.owner(response)
+            if owner is not None and owner.incarnation != thief.name:
+                unit = (response // GENERATIONS) % len(plan.slots)
+                thief.claim(unit, {owner.incarnation}, (response,))
+        elif action < 0.6:
+            rng.choice(workers).decode(rng)
+        else:
+            rng.choice(workers).writer.flush()
+    for unit in range(len(plan.slots)):  # a last worker per unit takes everything over and ends it
+        last = Worker(store, plan, unit, f"{unit:05d}-last")
+        last.reader.refresh()
+        last.claim(unit, {owner.incarnation for owner in last.reader.book.owners_of(unit)})
+        while last.held:
+            last.decode(rng)
+        last.writer.flush()
+    assert_complete(store, plan)
+
+
+def test_what_a_zombie_writes_after_the_seal_is_void():
+    store, plan = MemoryStore(), a_plan(slots=1, groups_per_slot=1)
+    first, second = Worker(store, plan, 0, "00000-a"), Worker(store, plan, 0, "00000-b")
+    first.claim(0, set())
+    first.writer.append(0, 1, 0, [1, 2], [-1, -1], Finish.RUNNING)
+    first.writer.flush()
+    second.claim(0, {"00000-a"})
+    first.writer.append(0, 1, 2, [99], [-1], Finish.STOP)
+    first.writer.flush()
+    reader = JournalReader(store, plan)
+    reader.refresh()
+    assert reader.assemble(0).token_ids.tolist() == [1, 2]
+    assert reader.assemble(0).finish == Finish.RUNNING
+
+
+def test_one_of_two_racing_claims_wins_and_the_loser_knows_it():
+    store, plan = MemoryStore(), a_plan(slots=1)
+    a, b = Worker(store, plan, 0, "00000-a"), Worker(store, plan, 0, "00000-b")
+    a.reader.refresh()
+    b.reader.refresh()
+    outcomes = [
+        take_over(
+            store, plan, w.reader.book, w.reader.shards, unit=0, incarnation=w.name, slot=0, predecessors=set()
+        )
+        for w in (a, b)
+    ]
+    assert outcomes == [True, False]
+    assert b.reader.book.owner(0).incarnation == "00000-a"
+
+
+def test_a_gap_in_a_response_is_named():
+    store, plan = MemoryStore(), a_plan(slots=1)
+    worker = Worker(store, plan, 0, "00000-a")
+    worker.claim(0, set())
+    worker.writer.append(0, 1, 3, [1], [-1.0], Finish.RUNNING)
+    worker.writer.flush()
+    worker.reader.refresh()
+    with pytest.raises(CorruptObject, match=r"00000-a/00000000\.arrow.*continues at 3, expected 0"):
+        worker.reader.assemble(0)
+
+
+def test_a_foreign_weight_version_is_named():
+    store, plan = MemoryStore(), a_plan(slots=1)
+    worker = Worker(store, plan, 0, "00000-a")
+    worker.claim(0, set())
+    writer = JournalWriter(store, 0, "00000-a", weight_version=3)
+    writer.append(0, 1, 0, [1], [-1.0], Finish.RUNNING)
+    writer.flush()
+    worker.reader.refresh()
+    with pytest.raises(CorruptObject, match="weight version 3, the plan names 4"):
+        worker.reader.assemble(0)
+
+
+def test_a_claim_on_a_response_without_sealing_its_owner_is_refused():
+    store, plan = MemoryStore(), a_plan(slots=1)
+    Worker(store, plan, 0, "00000-a").claim(0, set())
+    bad = ClaimRecord(unit=0, epoch=2, incarnation="x", slot=1, responses=(0,), sealed={})
+    store.create(layout.claim(0, 0, 2), records.encode(bad))
+    with pytest.raises(CorruptObject, match="without sealing"):
+        ClaimBook(store, plan).refresh()
+
+
+def test_a_missing_claim_in_the_log_is_refused():
+    store, plan = MemoryStore(), a_plan(slots=1)
+    bad = ClaimRecord(unit=0, epoch=2, incarnation="x", slot=0, responses=None, sealed={})
+    store.create(layout.claim(0, 0, 2), records.encode(bad))
+    with pytest.raises(CorruptObject, match="a claim is missing"):
+        ClaimBook(store, plan).refresh()
+
+
+class LosesAnswers(MemoryStore):
+    """Writes, and says that it could not."""
+
+    def create(self, key: str, body: bytes) -> bool:
+        super().create(key, body)
+        raise StoreUnavailable("the answer was lost")
+
+
+def test_a_lost_answer_to_a_flush_is_resolved():
+    store = LosesAnswers()
+    writer = JournalWriter(store, 0, "00000-a", 0)
+    writer.append(0, 1, 0, [1, 2, 3], [-1.0] * 3, Finish.RUNNING)
+    assert writer.flush() == 3
+    assert writer.shards_written == 1
+
+
+class FailsOnce(MemoryStore):
+    """Refuses the first write before it has any effect."""
+
+    failed = False
+
+    def create(self, key: str, body: bytes) -> bool:
+        if not self.failed:
+            self.failed = True
+            raise StoreUnavailable("try later")
+        return super().create(key, body)
+
+
+def test_a_failed_flush_is_offered_again_under_the_same_number_with_nothing_lost():
+    store = FailsOnce()
+    writer = JournalWriter(store, 0, "00000-a", 0)
+    writer.append(0, 1, 0, [1, 2], [-1.0] * 2, Finish.RUNNING)
+    with pytest.raises(StoreUnavailable):
+        writer.flush()
+    writer.append(0, 1, 2, [3], [-1.0], Finish.RUNNING)
+    assert writer.flush() == 3
+    reader = ShardReader(store, 0)
+    assert reader.advance("00000-a") == 1
+    assert [row.token_ids.tolist() for _, row in reader.rows("00000-a", 1, 0)] == [[1, 2], [3]]
+
+
+def test_two_processes_under_one_incarnation_are_found_out():
+    store = MemoryStore()
+    for _ in range(2):
+        writer = JournalWriter(store, 0, "00000-a", 0)
+        writer.append(0, 1, 0, [random.randrange(1000)], [-1.0], Finish.RUNNING)
+        if store.list(layout.journal(0)):
+            writer.append(0, 1, 1, [5], [-1.0], Finish.RUNNING)
+            with pytest.raises(ConflictingRecord, match="same incarnation"):
+                writer.flush()
+        else:
+            writer.flush()
+
+
+def test_appending_out_of_place_is_a_programming_error():
+    writer = JournalWriter(MemoryStore(), 0, "00000-a", 0)
+    writer.append(0, 1, 0, [1], [-1.0], Finish.RUNNING)
+    with pytest.raises(ValueError, match="expected 1"):
+        writer.append(0, 1, 2, [1], [-1.0], Finish.RUNNING)
