@@ -1,4 +1,4 @@
-"""The only place that joins keys. Numbers are zero-padded so that key order is numeric order (docs/format.md section 2)."""
+"""The only place that joins keys. Numbers are zero-padded: key order is numeric order (docs/format.md section 2)."""
 
 RUN = "run.json"
 MODEL = "model/"

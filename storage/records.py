@@ -7,7 +7,6 @@ Records that are created once carry a nonce, so that a writer can recognise its 
 import json
 import uuid
 from dataclasses import asdict, dataclass, field
-from functools import cache
 from typing import Any, Literal, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -16,6 +15,7 @@ from storage.store import CorruptObject, ObjectStore
 
 FORMAT_VERSION: Literal[1] = 1
 Record = TypeVar("Record")
+_ADAPTERS: dict[Any, TypeAdapter[Any]] = {}
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=True)
 
 
@@ -98,8 +98,8 @@ class PlanRecord:
 class ClaimRecord:
     """Who may extend which responses of a unit from now on, and which prefix of whose shards it takes over.
 
-    `responses` None means: all of the unit that nobody owns or that a key of `sealed` owns. `sealed` maps an incarnation
-    to the last sequence number of its shards that still counts for the responses taken (-1: none).
+    `responses` None means: all of the unit that nobody owns or that a key of `sealed` owns. `sealed` maps an
+    incarnation to the last sequence number of its shards that still counts for the responses taken (-1: none).
     """
 
     __pydantic_config__ = STRICT
@@ -232,11 +232,6 @@ class LeaseRecord:
     nonce: str = field(default_factory=nonce)
 
 
-@cache
-def _adapter(record_type: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(record_type)
-
-
 def encode(record: Any) -> bytes:
     """Canonical JSON of a record: sorted keys, no white space, UTF-8."""
     return json.dumps(asdict(record), sort_keys=True, separators=(",", ":"), allow_nan=True).encode()
@@ -244,7 +239,9 @@ def encode(record: Any) -> bytes:
 
 def decode(record_type: type[Record], key: str, body: bytes) -> Record:
     """The record in `body`; raises CorruptObject naming `key` and the first thing that is wrong."""
-    adapter: TypeAdapter[Record] = _adapter(record_type)
+    if record_type not in _ADAPTERS:
+        _ADAPTERS[record_type] = TypeAdapter(record_type)
+    adapter: TypeAdapter[Record] = _ADAPTERS[record_type]
     try:
         return adapter.validate_json(body)
     except ValidationError as error:

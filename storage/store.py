@@ -103,9 +103,9 @@ def commit(store: ObjectStore, key: str, body: bytes) -> bool:
     try:
         if store.create(key, body):
             return True
-    except StoreUnavailable:
+    except StoreUnavailable as error:
         try:
             return store.get(key) == body
         except ObjectMissing:
-            raise StoreUnavailable(f"writing {key!r} failed and left nothing behind") from None
+            raise StoreUnavailable(f"writing {key!r} failed and left nothing behind: {error}") from error
     return store.get(key) == body

@@ -169,9 +169,7 @@ def test_one_of_two_racing_claims_wins_and_the_loser_knows_it():
     a.reader.refresh()
     b.reader.refresh()
     outcomes = [
-        take_over(
-            store, plan, w.reader.book, w.reader.shards, unit=0, incarnation=w.name, slot=0, predecessors=set()
-        )
+        take_over(store, plan, w.reader.book, w.reader.shards, unit=0, incarnation=w.name, slot=0, predecessors=set())
         for w in (a, b)
     ]
     assert outcomes == [True, False]

@@ -1,0 +1,110 @@
+"""S3 servers for tests: moto in a thread, and one that answers what it is told to.
+
+moto alone is not atomic under concurrent requests, so they are handled one at a time.
+"""
+
+import logging
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+SERVER_ERROR = (
+    b"<?xml version='1.0'?><Error><Code>InternalError</Code><Message>the answer is lost on purpose</Message></Error>"
+)
+
+
+class SerialisedMoto:
+    """WSGI application: moto behind one lock. A PUT of a key that contains a part of `lost` is applied, then denied."""
+
+    def __init__(self, application: Callable[..., Iterable[bytes]]) -> None:
+        self.application = application
+        self.lock = threading.Lock()
+        self.lost: set[str] = set()
+
+    def __call__(self, environment: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
+        started: list[Any] = []
+
+        def hold(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> None:
+            started[:] = [status, headers]
+
+        with self.lock:
+            body = b"".join(self.application(environment, hold))
+            hit = next((part for part in self.lost if part in environment["PATH_INFO"]), None)
+            if hit is not None and environment["REQUEST_METHOD"] == "PUT":
+                self.lost.discard(hit)
+                started[:] = ["500 Internal Server Error", [("Content-Length", str(len(SERVER_ERROR)))]]
+                body = SERVER_ERROR
+            start_response(*started)
+            return [body]
+
+
+@contextmanager
+def moto_server() -> Iterator[tuple[str, SerialisedMoto]]:
+    """(endpoint URL, application) of a running server on a free port of the loopback interface."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from moto.moto_server.werkzeug_app import (  # noqa: PLC0415 - takes seconds, which few tests need
+            DomainDispatcherApplication,
+            MotoRequestHandler,
+            create_backend_app,
+        )
+        from werkzeug.serving import make_server  # noqa: PLC0415
+
+        application = SerialisedMoto(DomainDispatcherApplication(create_backend_app))
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+
+    class KeepAlive(MotoRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+    server = make_server("127.0.0.1", 0, application, threaded=True, request_handler=KeepAlive)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", application
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@contextmanager
+def scripted_server(answers: list[tuple[int, str, str]]) -> Iterator[tuple[str, list[str]]]:
+    """(endpoint URL, requests so far) of a server that gives `answers` (status, error code, extra XML) in order.
+
+    The last answer is repeated. A status below 300 carries `extra` as the body.
+    """
+    seen: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def answer(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            status, code, extra = answers[min(len(seen), len(answers) - 1)]
+            seen.append(f"{self.command} {self.path}")
+            error = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>scripted</Message>{extra}</Error>"
+            body = extra.encode() if status < 300 else error.encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    for verb in ("PUT", "GET", "DELETE"):
+        setattr(Handler, f"do_{verb}", Handler.answer)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", seen
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

@@ -1,0 +1,58 @@
+import json
+
+import pytest
+
+from storage import records
+from storage.memory import MemoryStore
+from storage.records import BatchRecord, ClaimRecord, GradedResponse, LeaseRecord, Span
+from storage.store import CorruptObject, ObjectMissing
+
+BATCH = BatchRecord(
+    iteration=1,
+    number=0,
+    responses=(
+        GradedResponse(
+            response=4,
+            length=9,
+            finish_reason="stop",
+            lineage=(Span(epoch=1, incarnation="00000-a", last_sequence=3),),
+            reward=0.1 + 0.2,
+            rewards={"math": None, "style": 1.0},
+        ),
+    ),
+)
+
+
+def test_round_trip_is_exact():
+    assert records.decode(BatchRecord, "k", records.encode(BATCH)) == BATCH
+
+
+def test_two_records_of_equal_content_differ_by_their_nonce():
+    assert records.encode(LeaseRecord(holder="a")) != records.encode(LeaseRecord(holder="a"))
+
+
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        ({"format": 2}, "format"),
+        ({"surprise": 1}, "surprise"),
+        ({"epoch": "one"}, "epoch"),
+        ({"sealed": {"a": "x"}}, "sealed.a"),
+        ({"unit": None}, "unit"),
+    ],
+)
+def test_what_is_not_understood_is_refused_by_name(change, where):
+    claim = ClaimRecord(unit=0, epoch=1, incarnation="a", slot=0, responses=None, sealed={})
+    body = json.dumps({**json.loads(records.encode(claim)), **change}).encode()
+    with pytest.raises(CorruptObject, match=f"'claims/x' is corrupt: {where}"):
+        records.decode(ClaimRecord, "claims/x", body)
+
+
+def test_a_truncated_record_is_refused():
+    with pytest.raises(CorruptObject, match="'k'"):
+        records.decode(BatchRecord, "k", records.encode(BATCH)[:-5])
+
+
+def test_reading_a_missing_record_says_so():
+    with pytest.raises(ObjectMissing):
+        records.read(MemoryStore(), BatchRecord, "batches/0")

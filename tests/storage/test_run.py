@@ -1,0 +1,140 @@
+import threading
+
+import pytest
+
+from storage import layout, records, run
+from storage.clock import ManualClock
+from storage.memory import MemoryStore
+from storage.records import ReportRecord
+from storage.store import ConflictingRecord
+
+
+def open_(store, config, digest="d"):
+    return run.open_run(
+        store,
+        config=config,
+        digest=digest,
+        vocab_size=5,
+        clock=ManualClock(),
+        explain=lambda stored: [f"seed: {config['seed']} here, {stored['seed']} there"],
+    )
+
+
+def commit_report(store, iteration):
+    report = ReportRecord(
+        iteration=iteration,
+        weight_version=iteration + 1,
+        next_prompt=0,
+        metrics={},
+        rewards=(),
+        lengths=(),
+        lives=(),
+        train_started_at_s=0,
+        train_ended_at_s=0,
+        created_at_s=0,
+    )
+    assert store.create(layout.report(iteration), records.encode(report))
+
+
+def test_a_run_opens_once_and_continues_with_the_same_configuration():
+    store = MemoryStore()
+    first = open_(store, {"seed": 1})
+    assert open_(store, {"seed": 1}) == first
+
+
+def test_another_configuration_is_refused_with_the_difference_and_nothing_changes():
+    store = MemoryStore()
+    open_(store, {"seed": 1})
+    before = {key: store.get(key) for key in store.list("")}
+    with pytest.raises(ConflictingRecord, match="seed: 2 here, 1 there"):
+        open_(store, {"seed": 2}, digest="other")
+    assert {key: store.get(key) for key in store.list("")} == before
+
+
+@pytest.mark.parametrize("committed", [0, 1, 2, 3, 4, 7, 8, 33])
+def test_the_next_iteration_is_the_number_of_reports(committed):
+    store = MemoryStore()
+    for iteration in range(committed):
+        commit_report(store, iteration)
+    assert run.next_iteration(store) == committed
+    assert [report.iteration for report in run.reports(store)] == list(range(committed))
+
+
+def test_the_lease_is_kept_by_its_holder_and_refused_to_others_while_it_lives():
+    store, clock = MemoryStore(), ManualClock()
+    run.acquire_lease(store, "a", 60, clock)
+    run.acquire_lease(store, "a", 60, clock)
+
+    class Beating(ManualClock):
+        def sleep(self, duration_s):
+            super().sleep(duration_s)
+            run.beat_lease(store, "a", self)
+
+    with pytest.raises(run.RunBusy, match="execution 'a'"):
+        run.acquire_lease(store, "b", 60, Beating())
+
+
+def test_a_silent_holder_is_succeeded_after_the_ttl_and_not_before():
+    store, clock = MemoryStore(), ManualClock()
+    run.acquire_lease(store, "a", 60, clock)
+    before = clock.monotonic()
+    run.acquire_lease(store, "b", 60, clock)
+    assert clock.monotonic() - before == pytest.approx(60)
+    with pytest.raises(run.RunBusy):
+        run.acquire_lease(
+            store,
+            "a",
+            60,
+            type(
+                "Beats",
+                (ManualClock,),
+                {"sleep": lambda self, _: run.beat_lease(store, "b", ManualClock(self.wall() + 1))},
+            )(),
+        )
+
+
+def test_heartbeats_of_the_crew_keep_the_lease_too():
+    store = MemoryStore()
+    run.acquire_lease(store, "a", 60, ManualClock())
+
+    class CrewWorks(ManualClock):
+        def sleep(self, duration_s):
+            super().sleep(duration_s)
+            store.put(layout.alive(0, "00000-x"), str(self.wall()).encode())
+
+    with pytest.raises(run.RunBusy):
+        run.acquire_lease(store, "b", 60, CrewWorks())
+
+
+def test_a_released_lease_and_a_holder_known_to_be_dead_need_no_wait():
+    store, clock = MemoryStore(), ManualClock()
+    run.acquire_lease(store, "a", 60, clock)
+    run.release_lease(store, "a")
+    run.acquire_lease(store, "b", 60, clock)
+    run.acquire_lease(store, "c", 60, clock, known_dead=lambda holder: holder == "b")
+    assert clock.monotonic() == 0
+    run.release_lease(store, "b")  # not ours any more: no effect
+    run.acquire_lease(store, "c", 60, clock)
+
+
+def test_one_of_many_racing_successors_wins():
+    store = MemoryStore()
+    outcomes = []
+    barrier = threading.Barrier(8)
+
+    def race(name):
+        barrier.wait()
+        try:
+            run.acquire_lease(store, name, 1, ManualClock())
+            outcomes.append(name)
+        except run.RunBusy:
+            pass
+
+    threads = [threading.Thread(target=race, args=(f"e{k}",)) for k in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    # A late reader may find a silent holder and succeed it in turn; but one epoch has one holder.
+    assert len(store.list("lease/0")) == len(outcomes)
+    assert outcomes
