@@ -1,0 +1,138 @@
+"""Advancing a run by one weight version: restore the learner, train one iteration, make the result durable.
+
+Whatever an earlier attempt finished is not done again: weights published, checkpoint written, batches recorded.
+"""
+
+import logging
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from storage import layout, model_files, prompt_table, records
+from storage.clock import Clock
+from storage.connect import connect
+from storage.records import PlanRecord, TrainingRecord
+from storage.run import beat_lease, exists, read_plan
+from storage.store import ObjectStore, StorageError, commit
+from storage.weights import publish, pull, read_manifest
+from tasks.configuration.run_config import RunConfig, parse
+from tasks.grading.grader import Grader
+from tasks.learning import checkpoint
+from tasks.learning.checkpoint import TrainerState
+from tasks.learning.optimizer import PolicyOptimizer
+from tasks.learning.policy import Policy
+from tasks.learning.trainer import IterationTrainer, Learner
+from tasks.sampling.weight_tensors import as_block, as_torch
+
+log = logging.getLogger(__name__)
+BEATS_PER_TTL = 5
+REFERENCE_VERSION = 0
+
+
+def advance(run_url: str, iteration: int, execution: str, clock: Clock) -> TrainingRecord:
+    """Train an iteration and publish the next weight version; returns what was measured.
+
+    Raises whatever makes the step impossible (GroupTimeout, GradingError, NonFiniteGradient, CorruptObject); nothing is
+    published then, and the next attempt replays the recorded batches.
+    """
+    store = connect(run_url)
+    plan = read_plan(store, iteration)
+    config = parse(plan.config, f"the plan of iteration {iteration}")
+    version = plan.weight_version + 1
+    with keep_lease(store, execution, config.run.lease_ttl_s, clock):
+        if not exists(store, layout.manifest(layout.weights(version))):
+            with tempfile.TemporaryDirectory(prefix="gleaner-model-") as folder:
+                model_files.download(store, Path(folder))
+                _train_and_publish(store, plan, config, Path(folder), clock)
+    return records.read(store, TrainingRecord, layout.training(iteration))
+
+
+def _train_and_publish(store: ObjectStore, plan: PlanRecord, config: RunConfig, model: Path, clock: Clock) -> None:
+    version = plan.weight_version + 1
+    done = exists(store, layout.manifest(layout.checkpoint(version)))
+    learner = restore_learner(store, version if done else plan.weight_version, config, model)
+    if not done:
+        torch.manual_seed(config.trainer.seed + plan.iteration)
+        prompts = prompt_table.decode_prompts(plan.prompts_key, store.get(plan.prompts_key))
+        with Grader(config.rewards) as grader:
+            record = IterationTrainer(
+                store,
+                plan,
+                prompts=prompts,
+                learner=learner,
+                grader=grader,
+                decode=_decoder(model),
+                algorithm=config.algorithm,
+                trainer=config.trainer,
+                clock=clock,
+            ).step()
+        commit(store, layout.training(plan.iteration), records.encode(record))
+        state = TrainerState.capture(version, learner.optimizer)
+        checkpoint.save(store, layout.checkpoint(version), learner.policy, learner.optimizer, state)
+    publish_policy(store, version, learner.policy)
+    log.info("published weight version %d", version)
+
+
+def restore_learner(store: ObjectStore, version: int, config: RunConfig, model: Path) -> Learner:
+    """Policy and optimizer as they were after `version` optimizer steps, and the reference if the loss needs it."""
+    saved = checkpoint.read(store, layout.checkpoint(version)) if version else None
+    policy = Policy(model, saved.parameters if saved else _pull_tensors(store, version), config.trainer)
+    optimizer = PolicyOptimizer(policy.parameters(), config.optimizer)
+    if saved:
+        checkpoint.restore(saved, policy, optimizer)
+    reference = None
+    if config.algorithm.kl_coef > 0:
+        reference = Policy(model, _pull_tensors(store, REFERENCE_VERSION), config.trainer, trainable=False)
+    return Learner(policy, optimizer, reference)
+
+
+def publish_policy(store: ObjectStore, version: int, policy: Policy) -> None:
+    """Publish the policy in the dtype in which the run's first weights were given."""
+    first = read_manifest(store, layout.weights(0))
+    dtypes = {entry.dtype for entry in first.tensors.values()}
+    dtype = torch.float32 if "F32" in dtypes else torch.bfloat16 if "BF16" in dtypes else torch.float16
+    blocks = {name: as_block(tensor) for name, tensor in policy.tensors(dtype).items()}
+    publish(store, layout.weights(version), blocks, {"source": "train"})
+
+
+@contextmanager
+def keep_lease(store: ObjectStore, execution: str, ttl_s: float, clock: Clock) -> Iterator[None]:
+    """Show, from a thread, that this execution lives, so that no other succeeds it."""
+    ended = threading.Event()
+
+    def beat() -> None:
+        while not ended.wait(ttl_s / BEATS_PER_TTL):
+            try:
+                beat_lease(store, execution, clock)
+            except StorageError as error:
+                log.warning("the run's lease could not be refreshed: %s", error)
+
+    thread = threading.Thread(target=beat, name="lease", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _pull_tensors(store: ObjectStore, version: int) -> dict[str, torch.Tensor]:
+    _, blocks = pull(store, layout.weights(version))
+    return {name: as_torch(block) for name, block in blocks.items()}
+
+
+def _decoder(model: Path) -> Callable[[Sequence[int]], str]:
+    from transformers import AutoTokenizer  # noqa: PLC0415 - costs seconds
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(str(model))
+
+    def decode(token_ids: Sequence[int]) -> str:
+        text: str = tokenizer.decode(list(token_ids), skip_special_tokens=True)
+        return text
+
+    return decode

@@ -1,0 +1,102 @@
+"""Following the journal: which groups are finished, and a clear word on what is missing when none becomes so.
+
+Works the same while rollouts run and after they have ended. Knows nothing of rewards or gradients.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from storage.assembly import Assembled, JournalReader
+from storage.clock import Clock
+from storage.records import PlanRecord
+
+RESPONSES_SHOWN = 6
+
+
+class GroupTimeout(TimeoutError):  # noqa: N818 - reads as what happened
+    """No token came for group_timeout_s while a group was unfinished; says which responses and who holds them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FollowConfig:
+    """in_plan_order: only the first pending group is waited for; else any. Times in seconds."""
+
+    in_plan_order: bool
+    timeout_s: float
+    poll_interval_s: float
+
+
+class GroupFollower:
+    """Answers "which group is finished next?" from claims and shards."""
+
+    def __init__(self, reader: JournalReader, plan: PlanRecord, config: FollowConfig, clock: Clock) -> None:
+        self._reader = reader
+        self._plan = plan
+        self._config = config
+        self._clock = clock
+        self._finished: dict[int, Assembled] = {}
+
+    def wait(self, pending: Sequence[int]) -> int:
+        """The next finished group of `pending` (in plan order); raises GroupTimeout when the journal stands still."""
+        seen, since_s = self._progress(), self._clock.monotonic()
+        candidates = pending[:1] if self._config.in_plan_order else pending
+        while True:
+            for group in candidates:
+                if self.is_finished(group):
+                    return group
+            self._reader.refresh()
+            progress, now_s = self._progress(), self._clock.monotonic()
+            if progress != seen:
+                seen, since_s = progress, now_s
+                continue
+            if now_s - since_s > self._config.timeout_s:
+                raise GroupTimeout(self._describe(candidates))
+            self._clock.sleep(self._config.poll_interval_s)
+
+    def is_finished(self, group: int) -> bool:
+        """Whether every response of the group has ended, as far as was read."""
+        return all(self._end(response) for response in self.members(group))
+
+    def members(self, group: int) -> range:
+        """The group's response numbers."""
+        first = group * self._plan.num_generations
+        return range(first, first + self._plan.num_generations)
+
+    def response(self, response: int) -> Assembled:
+        """A finished response."""
+        return self._finished[response]
+
+    def release(self, group: int) -> None:
+        """Forget a group's tokens after use."""
+        for response in self.members(group):
+            self._finished.pop(response, None)
+
+    def _end(self, response: int) -> bool:
+        if response in self._finished:
+            return True
+        if response not in self._reader.shards.ended:
+            return False
+        assembled = self._reader.assemble(response)
+        if assembled.finish.ends_response:
+            self._finished[response] = assembled
+        return assembled.finish.ends_response
+
+    def _progress(self) -> int:
+        shards = self._reader.shards
+        return sum(shards.last_sequence(incarnation) + 1 for incarnation in self._reader.book.incarnations)
+
+    def _describe(self, groups: Sequence[int]) -> str:
+        waiting = [r for group in groups for r in self.members(group) if not self._end(r)]
+        lines = []
+        for response in waiting[:RESPONSES_SHOWN]:
+            owner = self._reader.book.owner(response)
+            holder = f"held by {owner.incarnation}" if owner is not None else "claimed by nobody"
+            tokens = len(self._reader.assemble(response).token_ids)
+            lines.append(
+                f"response {response} (group {response // self._plan.num_generations}): {tokens} tokens, {holder}"
+            )
+        more = f"\n  and {len(waiting) - RESPONSES_SHOWN} more" if len(waiting) > RESPONSES_SHOWN else ""
+        return (
+            f"iteration {self._plan.iteration}: nothing was journalled for {self._config.timeout_s:.0f} s; "
+            "waiting for\n  " + "\n  ".join(lines) + more
+        )

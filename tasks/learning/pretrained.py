@@ -1,0 +1,84 @@
+"""Reading a pretrained model's tensors from a Hugging Face directory as they are stored, without torch.
+
+Only safetensors are read: a pickle from a model directory is a program.
+"""
+
+import json
+import mmap
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, deserialize
+
+from storage.weights import TensorBlock
+
+
+class ModelError(ValueError):
+    """policy.path names no usable model."""
+
+
+def check_model(directory: Path) -> int:
+    """Verify that a directory holds a model Gleaner can read; its vocabulary size. Reads no tensor."""
+    if not directory.is_dir():
+        raise ModelError(f"policy.path: {str(directory)!r} does not exist; allowed: a Hugging Face model directory")
+    config = directory / "config.json"
+    if not config.is_file():
+        raise ModelError(f"policy.path: {str(directory)!r} has no config.json")
+    try:
+        model = json.loads(config.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelError(f"policy.path: {config} is not JSON: {error}") from None
+    vocab_size = model.get("vocab_size") or model.get("text_config", {}).get("vocab_size")
+    if not isinstance(vocab_size, int):
+        raise ModelError(f"policy.path: {config} names no vocab_size")
+    weight_files(directory)
+    return vocab_size
+
+
+def stop_token_ids(directory: Path) -> tuple[int, ...]:
+    """The model's end-of-sequence ids, from generation_config.json and config.json; ModelError when it has none."""
+    found: set[int] = set()
+    for name in ("generation_config.json", "config.json"):
+        file = directory / name
+        if file.is_file():
+            ids = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
+            found.update([ids] if isinstance(ids, int) else ids or [])
+    if not found:
+        raise ModelError(
+            f"policy.path: no eos_token_id in the config.json of {str(directory)!r}; responses would not end"
+        )
+    return tuple(sorted(found))
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """The safetensors files of a model directory, in name order; ModelError when there are none, or one is missing."""
+    index = directory / "model.safetensors.index.json"
+    if index.is_file():
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        files = [directory / name for name in names if Path(name).name == name]
+        absent = [file.name for file in files if not file.is_file()]
+        if absent or len(files) != len(names):
+            raise ModelError(f"policy.path: {index} names files that are not there: {absent or names}")
+        return files
+    files = sorted(directory.glob("*.safetensors"))
+    if not files:
+        pickles = [file.name for pattern in ("*.bin", "*.pt") for file in sorted(directory.glob(pattern))]
+        hint = f"; {pickles[0]} is a pickle, which is never read: convert it to safetensors" if pickles else ""
+        raise ModelError(f"policy.path: {str(directory)!r} holds no .safetensors file{hint}")
+    return files
+
+
+def read_tensors(directory: Path) -> dict[str, TensorBlock]:
+    """All tensors of a model directory, name -> block in the dtype they are stored in."""
+    tensors: dict[str, TensorBlock] = {}
+    for file in weight_files(directory):
+        with file.open("rb") as handle, mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) as body:
+            try:
+                entries: Any = deserialize(body[:])  # type: ignore[no-untyped-call]
+            except SafetensorError as error:
+                raise ModelError(f"policy.path: {file} is not a whole safetensors file: {error}") from None
+        for name, entry in entries:
+            if name in tensors:
+                raise ModelError(f"policy.path: tensor {name!r} stands in two files of {str(directory)!r}")
+            tensors[name] = TensorBlock(entry["dtype"], tuple(entry["shape"]), bytes(entry["data"]))
+    return tensors

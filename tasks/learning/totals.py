@@ -1,0 +1,118 @@
+"""Sums over the micro-batches of one optimizer step, and the metrics made of them.
+
+Sums, not means: adding the totals of micro-batches gives the totals of the step, however it was divided.
+"""
+
+import functools
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tasks.learning.config import LossAggregation
+from tasks.learning.loss import TokenLosses, denominator, kl_penalty
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTotals:
+    """Sums over trained tokens, unless said otherwise.
+
+    Attributes:
+        responses: The ids of the responses, in training order.
+        tokens: Their number of tokens.
+        loss: Weighted as the aggregation says; divided by the step's denominator it is the loss.
+        policy_loss: Likewise, without the KL term.
+        kl: To the reference policy.
+        entropy: Nats.
+        ppo_kl: old log-prob - log-prob (k1).
+        mismatch_kl: k3 of the sampler's distribution to the trainer's, from both log-probs of each token.
+        clipped_low: Tokens whose gradient the lower clip took away.
+        clipped_high: Tokens whose gradient the upper clip took away.
+        ratio_max: The largest probability ratio (a maximum, not a sum).
+    """
+
+    responses: tuple[int, ...] = ()
+    tokens: int = 0
+    loss: float = 0.0
+    policy_loss: float = 0.0
+    kl: float = 0.0
+    entropy: float = 0.0
+    ppo_kl: float = 0.0
+    mismatch_kl: float = 0.0
+    clipped_low: float = 0.0
+    clipped_high: float = 0.0
+    ratio_max: float = 0.0
+
+    def __add__(self, other: "StepTotals") -> "StepTotals":
+        return StepTotals(
+            responses=self.responses + other.responses,
+            tokens=self.tokens + other.tokens,
+            loss=self.loss + other.loss,
+            policy_loss=self.policy_loss + other.policy_loss,
+            kl=self.kl + other.kl,
+            entropy=self.entropy + other.entropy,
+            ppo_kl=self.ppo_kl + other.ppo_kl,
+            mismatch_kl=self.mismatch_kl + other.mismatch_kl,
+            clipped_low=self.clipped_low + other.clipped_low,
+            clipped_high=self.clipped_high + other.clipped_high,
+            ratio_max=max(self.ratio_max, other.ratio_max),
+        )
+
+    def denominator(self, mode: LossAggregation) -> float:
+        """What the step's accumulated gradient is divided by; ValueError for an empty step."""
+        return denominator(mode, self.tokens, len(self.responses))
+
+    def metrics(self, mode: LossAggregation) -> dict[str, float]:
+        """The step's metrics under the names of TRL and verl; ValueError for an empty step."""
+        divisor = self.denominator(mode)
+        return {
+            "loss": self.loss / divisor,
+            "actor/pg_loss": self.policy_loss / divisor,
+            "kl": self.kl / self.tokens,
+            "entropy": self.entropy / self.tokens,
+            "actor/ppo_kl": self.ppo_kl / self.tokens,
+            "mismatch_kl": self.mismatch_kl / self.tokens,
+            "clip_ratio/low_mean": self.clipped_low / self.tokens,
+            "clip_ratio/high_mean": self.clipped_high / self.tokens,
+            "clip_ratio/region_mean": (self.clipped_low + self.clipped_high) / self.tokens,
+            "ratio_max": self.ratio_max,
+            "num_tokens": float(self.tokens),
+        }
+
+
+def combined(totals: Iterable[StepTotals]) -> StepTotals:
+    """The totals of all micro-batches of a step."""
+    return functools.reduce(StepTotals.__add__, totals, StepTotals())
+
+
+@torch.no_grad()
+def measure(
+    *,
+    responses: tuple[int, ...],
+    losses: TokenLosses,
+    weights: Tensor,
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    sampler_logprobs: Tensor,
+    entropy: Tensor,
+    response_mask: Tensor,
+) -> StepTotals:
+    """The totals of one micro-batch; one transfer from the device. `weights` is [B, 1], the other tensors [B, T]."""
+    mismatch = kl_penalty(sampler_logprobs, logprobs, "k3")
+    sums = {
+        "tokens": response_mask,
+        "loss": losses.loss * weights,
+        "policy_loss": losses.policy.loss * weights,
+        "kl": losses.kl,
+        "entropy": entropy,
+        "ppo_kl": old_logprobs - logprobs,
+        "mismatch_kl": mismatch.masked_fill(~response_mask, 0.0),
+        "clipped_low": losses.policy.clipped_low,
+        "clipped_high": losses.policy.clipped_high,
+    }
+    stacked = torch.stack(
+        [*(value.sum(dtype=torch.float64) for value in sums.values()), losses.policy.ratio.max().double()]
+    )
+    values = dict(zip([*sums, "ratio_max"], stacked.tolist(), strict=True))
+    return StepTotals(responses=responses, tokens=int(values.pop("tokens")), **values)

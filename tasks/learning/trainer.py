@@ -1,0 +1,195 @@
+"""The train step of an iteration: follow the journal, grade, record and accumulate micro-batches, step, publish.
+
+A micro-batch is recorded before it is used and replayed from its record after a restart, so a killed trainer ends
+where an undisturbed one does. Order of durable writes: batches, training record, checkpoint, weights.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from storage import layout, records
+from storage.assembly import Assembled, JournalReader
+from storage.clock import Clock
+from storage.prompt_table import PromptRow
+from storage.records import BatchRecord, GradedResponse, PlanRecord, TrainingRecord
+from storage.shard import Finish
+from storage.store import ObjectMissing, ObjectStore, commit
+from tasks.grading.grader import Graded, Grader
+from tasks.grading.reward import GradingCase
+from tasks.learning.advantage import group_advantages
+from tasks.learning.batching import collate, padded_tokens
+from tasks.learning.config import AlgorithmConfig, TrainerConfig
+from tasks.learning.follow import FollowConfig, GroupFollower
+from tasks.learning.optimizer import PolicyOptimizer
+from tasks.learning.policy import Policy
+from tasks.learning.step import accumulate, apply
+from tasks.learning.totals import StepTotals, combined
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Learner:
+    """What is trained: the policy with its optimizer, and the reference policy where the loss has a KL term."""
+
+    policy: Policy
+    optimizer: PolicyOptimizer
+    reference: Policy | None
+
+
+class IterationTrainer:
+    """Consumes one iteration's journal. `step` leaves the learner one optimizer step further."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        plan: PlanRecord,
+        *,
+        prompts: Sequence[PromptRow],
+        learner: Learner,
+        grader: Grader,
+        decode: Callable[[Sequence[int]], str],
+        algorithm: AlgorithmConfig,
+        trainer: TrainerConfig,
+        clock: Clock,
+    ) -> None:
+        self._store = store
+        self._plan = plan
+        self._prompts = prompts
+        self._learner = learner
+        self._grader = grader
+        self._decode = decode
+        self._algorithm = algorithm
+        self._tokens_max = trainer.micro_batch_tokens_max
+        self._clock = clock
+        self._reader = JournalReader(store, plan)
+        follow = FollowConfig(
+            in_plan_order=algorithm.micro_batch_order == "plan",
+            timeout_s=trainer.group_timeout_s,
+            poll_interval_s=trainer.poll_interval_s,
+        )
+        self._follower = GroupFollower(self._reader, plan, follow, clock)
+        self._pending = list(range(plan.num_groups))
+        self._errors: list[str] = []
+
+    def step(self) -> TrainingRecord:
+        """Train on every group of the plan and take the optimizer step; what was measured, not yet stored.
+
+        Raises GroupTimeout, GradingError, NonFiniteGradient or CorruptObject; the learner's weights are then untouched.
+        """
+        started_at_s = self._clock.wall()
+        totals, rewards = [], []
+        for batch in self._batches():
+            rewards += [graded.reward for graded in batch.responses]
+            totals.append(self._train_batch(batch))
+        metrics = apply(self._learner.optimizer, combined(totals), self._algorithm)
+        ended_at_s = self._clock.wall()
+        return TrainingRecord(
+            iteration=self._plan.iteration,
+            weight_version=self._plan.weight_version + 1,
+            metrics={**metrics, "reward": sum(rewards) / len(rewards)},
+            reward_errors=tuple(self._errors),
+            started_at_s=started_at_s,
+            ended_at_s=ended_at_s,
+        )
+
+    def _batches(self) -> Iterator[BatchRecord]:
+        """Recorded batches first, in order; then new ones, each recorded before it is handed out."""
+        number = 0
+        while self._pending:
+            key = layout.batch(self._plan.iteration, number)
+            try:
+                batch = records.read(self._store, BatchRecord, key)
+                self._reader.refresh()
+            except ObjectMissing:
+                batch = self._new_batch(number)
+                if not commit(self._store, key, records.encode(batch)):
+                    batch = records.read(self._store, BatchRecord, key)
+            groups = {graded.response // self._plan.num_generations for graded in batch.responses}
+            self._pending = [group for group in self._pending if group not in groups]
+            number += 1
+            yield batch
+            for group in groups:
+                self._follower.release(group)
+
+    def _new_batch(self, number: int) -> BatchRecord:
+        groups = self._gather()
+        responses = [response for group in groups for response in self._follower.members(group)]
+        finished = [self._follower.response(response) for response in responses]
+        graded = self._grader.grade([self._case(response) for response in finished])
+        self._errors += [error for outcome in graded for error in outcome.errors.values()]
+        return BatchRecord(
+            iteration=self._plan.iteration,
+            number=number,
+            responses=tuple(_graded(a, b) for a, b in zip(finished, graded, strict=True)),
+        )
+
+    def _gather(self) -> list[int]:
+        """Whole finished groups that fit one micro-batch.
+
+        In plan order the division depends on lengths alone, so it is the same however the rollout went: the group that
+        no longer fits is waited for too. In order of arrival, nothing is waited for once there is a group.
+        """
+        groups: list[int] = []
+        lengths: list[int] = []
+        pending = list(self._pending)
+        in_order = self._algorithm.micro_batch_order == "plan"
+        while pending:
+            if groups and not in_order and not any(self._follower.is_finished(group) for group in pending):
+                break
+            group = self._follower.wait(pending)
+            prompt = len(self._prompts[group].token_ids)
+            members = self._follower.members(group)
+            extended = [*lengths, *(prompt + len(self._follower.response(r).token_ids) for r in members)]
+            if groups and padded_tokens(extended) > self._tokens_max:
+                break
+            groups.append(group)
+            pending.remove(group)
+            lengths = extended
+        return groups
+
+    def _case(self, response: Assembled) -> GradingCase:
+        prompt = self._prompts[response.response // self._plan.num_generations]
+        ids = tuple(int(token) for token in response.token_ids)
+        return GradingCase(response.response, prompt.prompt, self._decode(ids), ids, prompt.columns)
+
+    def _train_batch(self, batch: BatchRecord) -> StepTotals:
+        tokens = [self._reader.follow(graded.response, graded.lineage) for graded in batch.responses]
+        prompts = [self._prompts[graded.response // self._plan.num_generations] for graded in batch.responses]
+        collated = collate(
+            [graded.response for graded in batch.responses],
+            [prompt.token_ids for prompt in prompts],
+            [response.token_ids.tolist() for response in tokens],
+            [response.logprobs.tolist() for response in tokens],
+        )
+        rewards = torch.tensor([graded.reward for graded in batch.responses], dtype=torch.float64)
+        advantages = group_advantages(
+            rewards,
+            self._plan.num_generations,
+            scale=self._algorithm.scale_rewards,
+            eps=self._algorithm.advantage_eps,
+        )
+        log.info("micro-batch %d: %d responses", batch.number, len(batch.responses))
+        return accumulate(
+            self._learner.policy,
+            collated,
+            advantages.to(torch.float32),
+            self._algorithm,
+            temperature=self._plan.sampling.temperature,
+            max_completion_length=self._plan.sampling.max_completion_length,
+            reference=self._learner.reference,
+        )
+
+
+def _graded(response: Assembled, outcome: Graded) -> GradedResponse:
+    return GradedResponse(
+        response=response.response,
+        length=len(response.token_ids),
+        finish_reason="stop" if response.finish == Finish.STOP else "length",
+        lineage=response.lineage,
+        reward=outcome.reward,
+        rewards=outcome.values,
+    )

@@ -1,0 +1,50 @@
+import pytest
+import torch
+
+from tasks.learning.batching import collate
+from tasks.learning.config import TrainerConfig
+from tasks.learning.policy import Policy
+from tests.tasks.learning.tiny_model import VOCABULARY, write_model
+
+
+@pytest.fixture
+def model(tmp_path):
+    """(directory, tensors) of a tied model."""
+    return tmp_path, write_model(tmp_path)
+
+
+@pytest.fixture
+def build(model):
+    """build(**TrainerConfig fields) -> a new Policy of the same weights."""
+
+    def new(*, trainable=True, double=False, **fields):
+        policy = Policy(*model, TrainerConfig(device="cpu", **fields), trainable=trainable)
+        if double:
+            policy.module.double()
+        return policy
+
+    return new
+
+
+@pytest.fixture
+def ragged():
+    """ragged(responses, seed) -> rows for collate: ids, prompts, completions, log-probs, all of random lengths."""
+
+    def make(count=6, seed=0):
+        generator = torch.Generator().manual_seed(seed)
+
+        def draw(low, high):
+            length = int(torch.randint(low, high, (), generator=generator))
+            return torch.randint(0, VOCABULARY, (length,), generator=generator).tolist()
+
+        prompts = [draw(1, 7) for _ in range(count)]
+        completions = [draw(1, 11) for _ in range(count)]
+        logprobs = [(-torch.rand(len(row), generator=generator) * 4).tolist() for row in completions]
+        return list(range(count)), prompts, completions, logprobs
+
+    return make
+
+
+@pytest.fixture
+def batch(ragged):
+    return collate(*ragged())

@@ -1,0 +1,152 @@
+import pytest
+import torch
+
+from tasks.learning.advantage import group_advantages
+from tasks.learning.batching import collate
+from tasks.learning.config import AlgorithmConfig, OptimizerConfig
+from tasks.learning.optimizer import NonFiniteGradient, PolicyOptimizer
+from tasks.learning.step import accumulate, apply
+from tasks.learning.totals import StepTotals, combined
+from tests.tasks.learning.tiny_model import VOCABULARY
+
+MODES = ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
+LIMITS = {"temperature": 1.0, "max_completion_length": 12}
+
+
+def gradients(policy):
+    return {name: p.grad.clone() for name, p in policy.parameters().items()}
+
+
+def accumulate_split(policy, rows, advantages, algorithm, *, split, reference=None):
+    """Accumulate the rows in micro-batches of the given index lists; the divided gradient and the totals."""
+    totals = []
+    for part in split:
+        batch = collate(*[[column[index] for index in part] for column in rows])
+        totals.append(accumulate(policy, batch, advantages[part], algorithm, reference=reference, **LIMITS))
+    total = combined(totals)
+    divisor = total.denominator(algorithm.loss_agg_mode)
+    return {name: gradient / divisor for name, gradient in gradients(policy).items()}, total
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_any_split_into_micro_batches_gives_the_same_gradient_and_metrics(build, ragged, mode):
+    rows, advantages = ragged(6), torch.randn(6, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    algorithm = AlgorithmConfig(loss_agg_mode=mode, old_logprobs="sampler", kl_coef=0.1)
+    reference = build(trainable=False, double=True)
+    with torch.no_grad():
+        for parameter in reference.parameters().values():
+            parameter.mul_(1.05)
+    splits = [[[0, 1, 2, 3, 4, 5]], [[0], [1], [2], [3], [4], [5]], [[4, 5], [0, 1, 2, 3]], [[0, 1, 2], [3, 4], [5]]]
+    results = [
+        accumulate_split(build(double=True), rows, advantages, algorithm, split=split, reference=reference)
+        for split in splits
+    ]
+    whole, whole_totals = results[0]
+    assert max(float(gradient.abs().max()) for gradient in whole.values()) > 1e-3
+    for divided, totals in results[1:]:
+        for name, gradient in whole.items():
+            torch.testing.assert_close(divided[name], gradient, rtol=0, atol=1e-12)
+        assert totals.metrics(mode) == pytest.approx(whole_totals.metrics(mode), rel=1e-10, abs=1e-12)
+
+
+def test_the_trainers_own_ratio_is_exactly_one_and_blind_to_the_samplers_rounding(build, ragged):
+    rows, advantages = ragged(4), torch.tensor([1.0, -1.0, 0.5, -0.5])
+    shifted = (*rows[:3], [[value + 0.5 for value in row] for row in rows[3]])
+    results = []
+    for variant in (rows, shifted):
+        policy = build()
+        results.append(
+            (accumulate(policy, collate(*variant), advantages, AlgorithmConfig(), **LIMITS), gradients(policy))
+        )
+    for totals, _ in results:
+        metrics = totals.metrics("token-mean")
+        assert metrics["ratio_max"] == 1.0
+        assert metrics["actor/ppo_kl"] == metrics["clip_ratio/region_mean"] == 0.0
+    assert results[0][0].mismatch_kl != results[1][0].mismatch_kl
+    assert all(torch.equal(gradient, results[1][1][name]) for name, gradient in results[0][1].items())
+
+
+def test_metrics_by_hand(build, ragged):
+    policy, rows, algorithm = build(double=True), ragged(3), AlgorithmConfig(old_logprobs="sampler")
+    batch = collate(*rows)
+    advantages = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
+    totals = accumulate(policy, batch, advantages, algorithm, **LIMITS)
+    logprobs, entropy = (value.detach() for value in policy.logprobs(batch, 1.0))
+    mask, old = batch.response_mask, batch.sampler_logprobs.double()
+    ratio = (logprobs - old).exp()
+    low = ((ratio < 0.8) & (advantages[:, None] < 0) & mask).sum().double() / mask.sum()
+    high = ((ratio > 1.28) & (advantages[:, None] > 0) & mask).sum().double() / mask.sum()
+    surrogate = torch.minimum(ratio * advantages[:, None], ratio.clip(0.8, 1.28) * advantages[:, None])
+    difference = (logprobs - old)[mask]
+    expected = {
+        "loss": -surrogate[mask].mean(),
+        "actor/pg_loss": -surrogate[mask].mean(),
+        "kl": 0.0,
+        "entropy": entropy[mask].mean(),
+        "actor/ppo_kl": -difference.mean(),
+        "mismatch_kl": (difference.exp() - 1 - difference).mean(),
+        "clip_ratio/low_mean": low,
+        "clip_ratio/high_mean": high,
+        "clip_ratio/region_mean": low + high,
+        "ratio_max": ratio[mask].max(),
+        "num_tokens": mask.sum(),
+    }
+    assert low > 0
+    assert high > 0
+    assert totals.metrics("token-mean") == pytest.approx(
+        {k: float(v) for k, v in expected.items()}, rel=1e-9, abs=1e-12
+    )
+    assert totals.responses == (0, 1, 2)
+
+
+def test_the_first_kl_gradient_of_an_identical_reference_is_zero(build, ragged):
+    policy, reference = build(double=True), build(trainable=False, double=True)
+    algorithm = AlgorithmConfig(kl_coef=1.0)
+    totals = accumulate(policy, collate(*ragged(2)), torch.zeros(2), algorithm, reference=reference, **LIMITS)
+    assert totals.kl == 0.0
+    assert max(float(gradient.abs().max()) for gradient in gradients(policy).values()) < 1e-12
+
+
+def test_apply_takes_one_step_and_reports_it(build, ragged):
+    policy = build()
+    optimizer = PolicyOptimizer(policy.parameters(), OptimizerConfig(learning_rate=1e-3))
+    before = {name: value.clone() for name, value in policy.tensors().items()}
+    totals = accumulate(policy, collate(*ragged(4)), torch.tensor([1.0, -1.0, 1.0, -1.0]), AlgorithmConfig(), **LIMITS)
+    metrics = apply(optimizer, totals, AlgorithmConfig())
+    assert metrics["actor/lr"] == 1e-3
+    assert metrics["actor/grad_norm"] > 0
+    assert any(not torch.equal(value, before[name]) for name, value in policy.tensors().items())
+    with pytest.raises(ValueError, match="0 responses with 0 tokens"):
+        apply(optimizer, StepTotals(), AlgorithmConfig())
+
+
+def test_a_non_finite_loss_names_its_responses_and_leaves_no_gradient(build, ragged):
+    policy = build()
+    advantages = torch.tensor([1.0, float("inf"), 1.0, float("nan")])
+    with pytest.raises(NonFiniteGradient, match=r"non-finite loss; responses 1, 3$"):
+        accumulate(policy, collate(*ragged(4)), advantages, AlgorithmConfig(), **LIMITS)
+    assert all(p.grad is None for p in policy.parameters().values())
+    with pytest.raises(ValueError, match=r"advantages: shape \(4,\); allowed: \[2\]"):
+        accumulate(policy, collate(*ragged(2)), advantages, AlgorithmConfig(), **LIMITS)
+
+
+def test_policy_gradient_lifts_a_toy_reward(build):
+    """Reward: the fraction of low ids; one-token prompts, four-token completions sampled from the policy itself."""
+    policy = build()
+    optimizer = PolicyOptimizer(policy.parameters(), OptimizerConfig(learning_rate=0.01))
+    generator = torch.Generator().manual_seed(0)
+    means = []
+    for _ in range(20):
+        ids = torch.arange(8).repeat_interleave(8)[:, None]
+        for _ in range(4):
+            with torch.no_grad():
+                probabilities = policy.module(input_ids=ids).logits[:, -1].softmax(dim=-1)
+            ids = torch.cat([ids, torch.multinomial(probabilities, 1, generator=generator)], dim=1)
+        rewards = (ids[:, 1:] < VOCABULARY // 4).float().mean(dim=1)
+        means.append(float(rewards.mean()))
+        batch = collate(range(64), ids[:, :1].tolist(), ids[:, 1:].tolist(), torch.zeros(64, 4).tolist())
+        advantages = group_advantages(rewards, 8, "group", 1e-6)
+        totals = accumulate(policy, batch, advantages, AlgorithmConfig(), **LIMITS)
+        apply(optimizer, totals, AlgorithmConfig())
+    assert sum(means[:3]) / 3 < 0.4
+    assert sum(means[-3:]) / 3 > 0.8
