@@ -1,0 +1,113 @@
+"""Pools: kinds of machines as values, and what they mean to Flyte.
+
+A pool is either interruptible (spot: cheap, vanishes) or reserved. Only this file and images.py import flytekit, and
+only when a node is built.
+"""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import ConfigDict, Field
+
+from resources.prices import machine_price
+
+if TYPE_CHECKING:
+    from flytekit import PodTemplate
+
+STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|Ki|Mi|Gi|Ti|k|M|G|T)?$"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolConfig:
+    """One kind of machine.
+
+    machine: its name in the price table; usd_per_hour overrides the table.
+    count: how many slots an iteration starts on it; concurrency: how many run at once (0: all).
+    cpu, memory, gpus, accelerator, shared_memory: what a slot asks for and is limited to.
+    retries: attempts after a failure of our own; losses of the machine have Flyte's own budget.
+    grace_s: seconds between the notice (SIGTERM) and the kill that Kubernetes is asked for.
+    node_selector, tolerations: passed to the pod as they are.
+    """
+
+    __pydantic_config__ = STRICT
+    machine: str = "g6.xlarge"
+    interruptible: bool = False
+    count: Annotated[int, Field(ge=1, le=10_000)] = 1
+    concurrency: Annotated[int, Field(ge=0)] = 0
+    cpu: Annotated[str, Field(pattern=QUANTITY)] = "3"
+    memory: Annotated[str, Field(pattern=QUANTITY)] = "12Gi"
+    gpus: Annotated[int, Field(ge=0, le=16)] = 0
+    accelerator: str | None = None
+    shared_memory: bool = True
+    retries: Annotated[int, Field(ge=0, le=100)] = 3
+    grace_s: Annotated[int, Field(ge=1, le=3600)] = 60
+    image: str | None = None
+    node_selector: dict[str, str] = field(default_factory=dict)
+    tolerations: tuple[dict[str, str], ...] = ()
+    usd_per_hour: Annotated[float, Field(ge=0)] | None = None
+
+    @property
+    def price_usd_per_h(self) -> float:
+        """Dollars per hour of a slot: its share, by GPUs, of the machine. LookupError for an unknown machine."""
+        if self.usd_per_hour is not None:
+            return self.usd_per_hour
+        price = machine_price(self.machine)
+        share = self.gpus / price.gpus if 0 < self.gpus < price.gpus else 1.0
+        return price.usd_per_h(self.interruptible) * share
+
+
+def _rollout() -> PoolConfig:
+    return PoolConfig(interruptible=True, count=2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolsConfig:
+    """rollout: the crew's machines; train: the reserved machine of the trainer; control: plan and conclude."""
+
+    __pydantic_config__ = STRICT
+    rollout: PoolConfig = field(default_factory=_rollout)
+    train: PoolConfig = field(default_factory=PoolConfig)
+    control: PoolConfig = field(default_factory=lambda: PoolConfig(cpu="1", memory="4Gi", usd_per_hour=0.0))
+
+    def __post_init__(self) -> None:
+        if self.train.interruptible:
+            raise ValueError("train.interruptible: true given; allowed: false, the trainer runs on reserved machines")
+        if self.train.count != 1:
+            raise ValueError(f"train.count: {self.train.count} given; allowed: 1")
+
+
+def overrides(pool: PoolConfig) -> dict[str, Any]:
+    """Arguments for a Flyte node's `with_overrides`: requests and limits together, so neither clamps the other."""
+    from flytekit import Resources  # noqa: PLC0415 - flytekit costs a second; pure users of pools must not pay it
+    from flytekit.extras.accelerators import GPUAccelerator  # noqa: PLC0415
+
+    ask = Resources(cpu=pool.cpu, mem=pool.memory, gpu=str(pool.gpus) if pool.gpus else None)
+    chosen: dict[str, Any] = {
+        "requests": ask,
+        "limits": ask,
+        "interruptible": pool.interruptible,
+        "retries": pool.retries,
+        "pod_template": pod_template(pool),
+    }
+    if pool.shared_memory:
+        chosen["shared_memory"] = True
+    if pool.accelerator is not None:
+        chosen["accelerator"] = GPUAccelerator(pool.accelerator)
+    if pool.image is not None:
+        chosen["container_image"] = pool.image
+    return chosen
+
+
+def pod_template(pool: PoolConfig) -> "PodTemplate":
+    """The pod's grace period, placement and tolerations, which Flyte has no arguments for."""
+    from flytekit import PodTemplate  # noqa: PLC0415
+    from kubernetes.client import V1Container, V1PodSpec, V1Toleration  # noqa: PLC0415
+
+    spec = V1PodSpec(
+        containers=[V1Container(name="primary")],
+        termination_grace_period_seconds=pool.grace_s,
+        node_selector=dict(pool.node_selector) or None,
+        tolerations=[V1Toleration(**toleration) for toleration in pool.tolerations] or None,
+    )
+    return PodTemplate(pod_spec=spec, primary_container_name="primary")

@@ -1,0 +1,216 @@
+"""What machines cost: a small table of published prices, and the user's own prices laid over it.
+
+Prices are US dollars per hour of the whole machine. They are quotes with a source, not what a provider will bill: a run
+that is to be accounted for names its own (GLEANER_PRICES, docs/guide). Knows nothing of pools, Flyte or runs.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import yaml
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+PRICES_VARIABLE = "GLEANER_PRICES"
+_SECONDS_PER_HOUR = 3600.0
+_Name = Annotated[str, Field(min_length=1)]
+_UsdPerHour = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class PricesError(ValueError):
+    """A price file that cannot be used."""
+
+
+class UnknownMachine(PricesError, LookupError):  # noqa: N818 - reads as what happened
+    """A machine without a price."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachinePrice:
+    """What one hour of one machine costs, on demand and interruptible, and who says so."""
+
+    machine: str
+    provider: str
+    accelerator: str
+    gpus: int
+    on_demand_usd_per_h: float
+    spot_usd_per_h: float
+    source: str
+    as_of: str
+
+    def usd_per_h(self, interruptible: bool) -> float:
+        """Price of the whole machine in US dollars per hour."""
+        return self.spot_usd_per_h if interruptible else self.on_demand_usd_per_h
+
+    def usd_per_gpu_h(self, interruptible: bool) -> float:
+        """Price of one of its accelerators in US dollars per hour; of the whole machine when it has none."""
+        return self.usd_per_h(interruptible) / max(1, self.gpus)
+
+
+_SKYPILOT_AWS = "skypilot-org/skypilot-catalog, catalogs/v8/aws/vms.csv"
+_SKYPILOT_NEBIUS = "skypilot-org/skypilot-catalog, catalogs/v8/nebius/vms.csv"
+_AWS_REVISION = "commit 00148f2; on-demand prices seen again on 2026-11-09"
+
+# AWS: us-east-1, us-east-2 and us-west-2. Where a source quotes several zones, each figure is the median over them,
+# those that quote spot = on-demand included.
+PRICES: tuple[MachinePrice, ...] = (
+    MachinePrice(
+        machine="p5.48xlarge",
+        provider="aws",
+        accelerator="H100-80GB",
+        gpus=8,
+        on_demand_usd_per_h=55.04,
+        spot_usd_per_h=14.5543,  # 14 zones: 10.24 to 55.04
+        source=_SKYPILOT_AWS,
+        as_of=_AWS_REVISION,
+    ),
+    MachinePrice(
+        machine="p5en.48xlarge",
+        provider="aws",
+        accelerator="H200",
+        gpus=8,
+        on_demand_usd_per_h=63.296,
+        spot_usd_per_h=26.9369,  # 3 regions: 26.57 to 27.20
+        source="dstackai/dstack, pull request 4110 (output of `dstack offer`)",
+        as_of="2026-08-06",
+    ),
+    MachinePrice(
+        machine="p4de.24xlarge",
+        provider="aws",
+        accelerator="A100-80GB",
+        gpus=8,
+        on_demand_usd_per_h=27.44705,
+        spot_usd_per_h=10.3338,  # 5 zones: 8.65 to 11.01
+        source=_SKYPILOT_AWS,
+        as_of=_AWS_REVISION,
+    ),
+    MachinePrice(
+        machine="p4d.24xlarge",
+        provider="aws",
+        accelerator="A100-40GB",
+        gpus=8,
+        on_demand_usd_per_h=21.95764,
+        spot_usd_per_h=8.1203,  # 11 zones: 2.47 to 21.85
+        source=_SKYPILOT_AWS,
+        as_of=_AWS_REVISION,
+    ),
+    MachinePrice(
+        machine="g6.xlarge",
+        provider="aws",
+        accelerator="L4",
+        gpus=1,
+        on_demand_usd_per_h=0.8048,
+        spot_usd_per_h=0.39,  # 11 zones: 0.26 to 0.45
+        source=_SKYPILOT_AWS,
+        as_of="commit 00148f2",
+    ),
+    MachinePrice(
+        machine="gpu-h100-sxm_8gpu-128vcpu-1600gb",
+        provider="nebius",
+        accelerator="H100-80GB",
+        gpus=8,
+        on_demand_usd_per_h=23.60,
+        spot_usd_per_h=10.00,
+        source=_SKYPILOT_NEBIUS,
+        as_of="commit 0082b04",
+    ),
+    MachinePrice(
+        machine="gpu-h200-sxm_8gpu-128vcpu-1600gb",
+        provider="nebius",
+        accelerator="H200",
+        gpus=8,
+        on_demand_usd_per_h=28.00,
+        spot_usd_per_h=11.60,
+        source=_SKYPILOT_NEBIUS,
+        as_of="commit 0082b04",
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _OwnPrice:
+    """One entry of a price file; the key is the machine's name."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
+    on_demand_usd_per_h: _UsdPerHour
+    spot_usd_per_h: _UsdPerHour
+    gpus: Annotated[int, Field(ge=0)]
+    provider: str = ""
+    accelerator: str = ""
+    as_of: str = ""
+
+
+_OWN_PRICES: TypeAdapter[dict[str, _OwnPrice]] = TypeAdapter(dict[_Name, _OwnPrice])
+
+
+def price_table(prices_path: Path | str | None = None) -> Mapping[str, MachinePrice]:
+    """The built-in prices by machine, with the entries of a price file laid over them.
+
+    Args:
+        prices_path: A JSON or YAML file that maps machine names to `on_demand_usd_per_h`, `spot_usd_per_h` and `gpus`
+            (and, if known, `provider`, `accelerator`, `as_of`). None: the file named by GLEANER_PRICES, if any.
+
+    Raises:
+        PricesError: The file is missing or not understood; names the file, the field and what is allowed.
+    """
+    path = prices_path if prices_path is not None else os.environ.get(PRICES_VARIABLE) or None
+    table = {price.machine: price for price in PRICES}
+    return table if path is None else table | _read_own_prices(Path(path))
+
+
+def price_per_hour(machine: str, interruptible: bool, prices_path: Path | str | None = None) -> float:
+    """US dollars per hour of the whole machine; raises UnknownMachine listing the known ones for an unknown machine."""
+    return machine_price(machine, prices_path).usd_per_h(interruptible)
+
+
+def machine_price(machine: str, prices_path: Path | str | None = None) -> MachinePrice:
+    """The entry of `machine`; raises UnknownMachine listing the known ones when there is none."""
+    table = price_table(prices_path)
+    if machine not in table:
+        known = ", ".join(sorted(table))
+        raise UnknownMachine(f"machine: no price for {machine!r}; known: {known} (add others with {PRICES_VARIABLE})")
+    return table[machine]
+
+
+def dollars(duration_s: float, usd_per_h: float) -> float:
+    """US dollars for `duration_s` seconds at an hourly price."""
+    return duration_s * usd_per_h / _SECONDS_PER_HOUR
+
+
+def _read_own_prices(path: Path) -> dict[str, MachinePrice]:
+    try:
+        entries = _OWN_PRICES.validate_json(_read_document(path))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the document"
+        raise PricesError(f"{path}: {where}: value {first['input']!r}; {first['msg']}") from None
+    return {
+        machine: MachinePrice(
+            machine=machine,
+            provider=entry.provider,
+            accelerator=entry.accelerator,
+            gpus=entry.gpus,
+            on_demand_usd_per_h=entry.on_demand_usd_per_h,
+            spot_usd_per_h=entry.spot_usd_per_h,
+            source=str(path),
+            as_of=entry.as_of,
+        )
+        for machine, entry in entries.items()
+    }
+
+
+def _read_document(path: Path) -> str:
+    """The file as JSON text, which strict validation reads with the rules of JSON."""
+    if path.suffix not in (".json", ".yaml", ".yml"):
+        raise PricesError(f"{path}: file type {path.suffix!r}; allowed: .json, .yaml, .yml")
+    try:
+        text = path.read_text(encoding="utf-8")
+        document = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+        return json.dumps(document, default=str)  # YAML reads an unquoted as_of as a date
+    except OSError as error:
+        raise PricesError(f"{path}: cannot be read: {error.strerror}") from None
+    except (ValueError, TypeError, yaml.YAMLError) as error:
+        raise PricesError(f"{path}: not valid {path.suffix[1:].upper()}: {' '.join(str(error).split())}") from None

@@ -1,0 +1,152 @@
+"""Charts of numbers as inline SVG: lines over iterations, a histogram, horizontal bars. Pure functions of values.
+
+The time line of the slots has its own module, timeline.py.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from tasks.reporting import svg
+from tasks.reporting.svg import PALETTE, Frame
+
+_POINTS_MAX = 400
+_MARKED_POINTS_MAX = 60
+_BINS = 30
+_COLUMN_WIDTH_MAX = 90.0
+
+
+def line_chart(series: Mapping[str, Sequence[tuple[float, float]]], title: str, x_label: str, y_label: str) -> str:
+    """Lines with the points given, in their order; x are taken as whole numbers (iterations) for the ticks.
+
+    Points that are not finite are left out; a series of more than 400 points is thinned evenly, its last point kept.
+    """
+    drawn = {name: _thinned([p for p in points if all(map(math.isfinite, p))]) for name, points in series.items()}
+    points = [point for points in drawn.values() for point in points]
+    if not points:
+        return _nothing(title)
+    x_range = svg.padded([x for x, _ in points], share=0.02)
+    frame = Frame(84, 56, svg.WIDTH - 28, 270, x_range, svg.padded([y for _, y in points]))
+    parts = frame.y_axis(y_label) + frame.x_axis(x_label, whole=True)
+    for (name, line), colour in zip(drawn.items(), _colours(len(drawn)), strict=True):
+        parts += _line(frame, name, line, colour)
+    if len(drawn) > 1:
+        parts += _legend(list(drawn))
+    return svg.card(title, 322, parts)
+
+
+def histogram(values: Sequence[float], title: str, x_label: str) -> str:
+    """Counts over about thirty bins of round width (whole for whole values), with the median and the maximum marked."""
+    finite = sorted(value for value in values if math.isfinite(value))
+    if not finite:
+        return _nothing(title)
+    edges, counts = _bins(finite)
+    frame = Frame(84, 64, svg.WIDTH - 28, 270, (edges[0], edges[-1]), (0.0, max(counts) * 1.06))
+    parts = frame.y_axis("count", whole=True)
+    for low, high, count in zip(edges[:-1], edges[1:], counts, strict=True):
+        if count:
+            parts.append(_column(frame, low, high, count))
+    parts += frame.x_axis(x_label, whole=all(float(value).is_integer() for value in finite))
+    median = (finite[(len(finite) - 1) // 2] + finite[len(finite) // 2]) / 2
+    x = frame.x(median)
+    parts.append(svg.line((x, frame.top - 6), (x, frame.bottom), stroke=PALETTE[1], width=1.5))
+    summary = f"{len(finite):,} values, median {svg.short(median)}, maximum {svg.short(finite[-1])}"
+    parts.append(svg.text(frame.right, 30, summary, text_anchor="end", fill=svg.MUTED))
+    middle = (frame.left + frame.right) / 2
+    anchor, shift = ("start", 5) if x < middle else ("end", -5)
+    parts.append(svg.text(x + shift, frame.top, "median", text_anchor=anchor, fill=PALETTE[1]))
+    return svg.card(title, 322, parts)
+
+
+def bars(parts: Mapping[str, float], title: str, unit: str) -> str:
+    """One horizontal bar per part, on one scale from zero; values that are negative or not finite have no bar.
+
+    `unit` is "$" (written before the value) or any other, written after it.
+    """
+    if not parts:
+        return _nothing(title)
+    left, right, row = 170, svg.WIDTH - 120, 30
+    largest = max((value for value in parts.values() if math.isfinite(value)), default=0.0)
+    drawn = [svg.line((left, 48), (left, 52 + row * len(parts)), stroke=svg.MUTED)]
+    for index, (name, value) in enumerate(parts.items()):
+        y = 52 + row * index
+        share = value / largest if largest > 0 and math.isfinite(value) else 0.0
+        width = max(0.0, share) * (right - left)
+        colour = PALETTE[index % len(PALETTE)]
+        drawn.append(svg.element("rect", x=left, y=y + 3, width=width, height=row - 8, fill=colour))
+        drawn.append(svg.text(left - 10, y + 19, _clipped(name, 22), text_anchor="end", size=13))
+        drawn.append(svg.text(left + width + 8, y + 19, amount(value, unit), size=13))
+    return svg.card(title, 66 + row * len(parts), drawn)
+
+
+def amount(value: float, unit: str) -> str:
+    """A value with its unit: $0.0123, $1,234.50, 12.5 s."""
+    if unit != "$":
+        return f"{svg.short(value)} {unit}".rstrip() if math.isfinite(value) else f"{value}"
+    digits = 2 if abs(value) >= 1 or value == 0 else 4 if abs(value) >= 1e-3 else 6
+    return f"${value:,.{digits}f}"
+
+
+def _line(frame: Frame, name: str, points: Sequence[tuple[float, float]], colour: str) -> list[str]:
+    if not points:
+        return []
+    joined = " ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in points)
+    parts = [
+        svg.element("polyline", points=joined, fill="none", stroke=colour, stroke_width=2, stroke_linejoin="round")
+    ]
+    if len(points) <= _MARKED_POINTS_MAX:
+        for x, y in points:
+            hint = svg.element("title", svg.escaped(f"{name}: {svg.short(y)} at {svg.short(x)}"))
+            parts.append(svg.element("circle", hint, cx=frame.x(x), cy=frame.y(y), r=3, fill=colour))
+    return parts
+
+
+def _legend(names: Sequence[str]) -> list[str]:
+    parts, x = [], svg.WIDTH - 28.0
+    for name, colour in reversed(list(zip(names, _colours(len(names)), strict=True))):
+        shown = _clipped(name, 24)
+        parts.append(svg.text(x, 30, shown, text_anchor="end", fill=svg.MUTED))
+        x -= 8.4 * len(shown) + 8
+        parts.append(svg.element("rect", x=x - 10, y=20, width=11, height=11, rx=2, fill=colour))
+        x -= 26
+    return parts
+
+
+def _column(frame: Frame, low: float, high: float, count: int) -> str:
+    y, width = frame.y(count), max(1.0, min(_COLUMN_WIDTH_MAX, frame.x(high) - frame.x(low) - 1))
+    x = (frame.x(low) + frame.x(high) - width) / 2
+    hint = svg.element("title", f"{svg.short(low)} to {svg.short(high)}: {count:,}")
+    return svg.element("rect", hint, x=x, y=y, width=width, height=frame.bottom - y, fill=PALETTE[0])
+
+
+def _bins(finite: Sequence[float]) -> tuple[list[float], list[int]]:
+    """Edges and counts of sorted values. Bins of width 1 over whole values are centred on them."""
+    low, high = finite[0], finite[-1]
+    whole = all(float(value).is_integer() for value in finite)
+    width = svg.round_step((high - low) / _BINS or max(abs(high) * 0.1, 1e-9))
+    if whole:
+        width = 1.0 if width <= 1 else svg.round_step(math.ceil(width))
+    shift = 0.5 if whole and width == 1 else 0.0
+    first = math.floor(low / width + shift)
+    counts = [0] * (math.floor(high / width + shift) - first + 1)
+    for value in finite:
+        counts[math.floor(value / width + shift) - first] += 1
+    return [(first + index - shift) * width for index in range(len(counts) + 1)], counts
+
+
+def _thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    if len(points) <= _POINTS_MAX:
+        return list(points)
+    last = len(points) - 1
+    return [points[round(index * last / (_POINTS_MAX - 1))] for index in range(_POINTS_MAX)]
+
+
+def _colours(count: int) -> list[str]:
+    return [PALETTE[index % len(PALETTE)] for index in range(count)]
+
+
+def _clipped(name: str, length: int) -> str:
+    return name if len(name) <= length else name[: length - 1] + "…"
+
+
+def _nothing(title: str) -> str:
+    return svg.card(title, 90, [svg.text(20, 62, "no data", fill=svg.MUTED)])

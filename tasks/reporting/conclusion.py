@@ -1,0 +1,192 @@
+"""Conclusion: verify that an iteration trained on exactly what was planned, measure it, and commit its report.
+
+Reads only records and shards; whoever runs it, and however often, the report is the same one.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from resources.prices import dollars
+from storage import layout, records
+from storage.assembly import JournalReader
+from storage.clock import Clock
+from storage.records import (
+    AliveRecord,
+    BatchRecord,
+    GradedResponse,
+    PlanRecord,
+    ReportRecord,
+    SlotLife,
+    TrainingRecord,
+)
+from storage.run import exists, read_plan
+from storage.shard import Finish
+from storage.store import ConflictingRecord, ObjectMissing, ObjectStore, commit
+
+
+class IntegrityError(Exception):
+    """What was trained is not what was planned; the iteration is not committed."""
+
+
+def conclude_iteration(
+    store: ObjectStore, iteration: int, prices_usd_per_h: Mapping[str, float], clock: Clock
+) -> ReportRecord:
+    """Verify, measure and commit; a report that is already there is returned as it is.
+
+    prices_usd_per_h: dollars per hour by pool name, and "train" for the trainer's machine.
+    Raises IntegrityError naming the first response that is missing, doubled or not what the journal holds.
+    """
+    key = layout.report(iteration)
+    if exists(store, key):
+        return records.read(store, ReportRecord, key)
+    plan = read_plan(store, iteration)
+    training = records.read(store, TrainingRecord, layout.training(iteration))
+    graded = [response for batch in read_batches(store, iteration) for response in batch.responses]
+    reader = JournalReader(store, plan)
+    reader.refresh()
+    kept = verify(plan, graded, reader)
+    lives = slot_lives(store, plan, reader, kept)
+    now = clock.wall()
+    metrics = {
+        **training.metrics,
+        **response_metrics(graded, plan),
+        **resume_metrics(lives),
+        **cost_metrics(lives, training, prices_usd_per_h, sum(response.length for response in graded)),
+        "timing_s/iteration": now - plan.created_at_s,
+    }
+    report = ReportRecord(
+        iteration=iteration,
+        weight_version=training.weight_version,
+        next_prompt=plan.first_prompt + plan.num_groups,
+        metrics=metrics,
+        rewards=tuple(response.reward for response in graded),
+        lengths=tuple(response.length for response in graded),
+        lives=tuple(lives),
+        train_started_at_s=training.started_at_s,
+        train_ended_at_s=training.ended_at_s,
+        created_at_s=now,
+    )
+    if not commit(store, key, records.encode(report)):
+        return records.read(store, ReportRecord, key)
+    return report
+
+
+def read_batches(store: ObjectStore, iteration: int) -> list[BatchRecord]:
+    """The micro-batches recorded so far, in the order in which they were used."""
+    batches: list[BatchRecord] = []
+    while True:
+        key = layout.batch(iteration, len(batches))
+        try:
+            batches.append(records.read(store, BatchRecord, key))
+        except ObjectMissing:
+            return batches
+
+
+def verify(plan: PlanRecord, graded: Sequence[GradedResponse], reader: JournalReader) -> dict[str, int]:
+    """Check every response of the plan against batches and journal; the tokens kept by incarnation."""
+    counts = Counter(response.response for response in graded)
+    doubled = sorted(response for response, count in counts.items() if count > 1)
+    missing = sorted(set(range(plan.num_responses)) - set(counts))
+    if doubled or missing or len(counts) != plan.num_responses:
+        raise IntegrityError(
+            f"iteration {plan.iteration}: {plan.num_responses} responses planned; trained more than once: "
+            f"{doubled[:8]}, never: {missing[:8]}",
+        )
+    kept: dict[str, int] = defaultdict(int)
+    for response in graded:
+        assembled = reader.follow(response.response, response.lineage)
+        ended = {"stop": Finish.STOP, "length": Finish.LENGTH}[response.finish_reason]
+        if len(assembled.token_ids) != response.length or assembled.finish != ended:
+            raise IntegrityError(
+                f"iteration {plan.iteration}, response {response.response}: trained on {response.length} tokens "
+                f"ended by {response.finish_reason!r}; the journal holds {len(assembled.token_ids)}",
+            )
+        for span in response.lineage:
+            for sequence, row in reader.shards.rows(span.incarnation, span.epoch, response.response):
+                kept[span.incarnation] += len(row.token_ids) if sequence <= span.last_sequence else 0
+    return kept
+
+
+def slot_lives(store: ObjectStore, plan: PlanRecord, reader: JournalReader, kept: Mapping[str, int]) -> list[SlotLife]:
+    """Every incarnation that claimed something, by slot and start.
+
+    tokens_regenerated: what it decoded, as far as its last heartbeat told, less what counts: unflushed at a kill, or
+    void because somebody else had claimed the response.
+    """
+    lives = []
+    for incarnation in reader.book.incarnations:
+        try:
+            alive = records.read(store, AliveRecord, layout.alive(plan.iteration, incarnation))
+        except ObjectMissing:
+            raise ConflictingRecord(f"incarnation {incarnation} holds a claim but never announced itself") from None
+        decoded = max(alive.tokens_generated, reader.shards.tokens(incarnation))
+        lives.append(
+            SlotLife(
+                slot=alive.slot,
+                incarnation=incarnation,
+                pool=alive.pool,
+                started_at_s=alive.started_at_s,
+                ended_at_s=alive.updated_at_s,
+                state="gone" if alive.state == "gone" else "lost",
+                tokens_kept=kept.get(incarnation, 0),
+                tokens_recovered=alive.tokens_recovered,
+                tokens_regenerated=decoded - kept.get(incarnation, 0),
+            ),
+        )
+    return sorted(lives, key=lambda life: (life.slot, life.started_at_s))
+
+
+def response_metrics(graded: Sequence[GradedResponse], plan: PlanRecord) -> dict[str, float]:
+    """Rewards and lengths, under TRL's names."""
+    ordered = sorted(graded, key=lambda response: response.response)
+    rewards = np.array([response.reward for response in ordered]).reshape(-1, plan.num_generations)
+    lengths = np.array([response.length for response in ordered])
+    metrics = {
+        "reward": rewards.mean(),
+        "reward_std": rewards.std(axis=1).mean(),
+        "frac_reward_zero_std": (rewards.std(axis=1) == 0).mean(),
+        "completions/mean_length": lengths.mean(),
+        "completions/min_length": lengths.min(),
+        "completions/max_length": lengths.max(),
+        "completions/clipped_ratio": np.mean([response.finish_reason == "length" for response in ordered]),
+        "num_tokens": lengths.sum(),
+    }
+    for name in ordered[0].rewards:
+        values = [value for response in ordered if (value := response.rewards.get(name)) is not None]
+        if values:
+            metrics[f"rewards/{name}/mean"] = np.mean(values)
+    return {name: float(value) for name, value in metrics.items()}
+
+
+def resume_metrics(lives: Sequence[SlotLife]) -> dict[str, float]:
+    slots = {life.slot for life in lives}
+    return {
+        "preempt/count": float(len(lives) - len(slots)),
+        "resume/tokens_recovered": float(sum(life.tokens_recovered for life in lives)),
+        "resume/tokens_regenerated": float(sum(life.tokens_regenerated for life in lives)),
+    }
+
+
+def cost_metrics(
+    lives: Sequence[SlotLife],
+    training: TrainingRecord,
+    prices_usd_per_h: Mapping[str, float],
+    tokens: int,
+) -> dict[str, float]:
+    """Machine seconds and dollars at list price. A life lasts from its session's start to its last heartbeat."""
+    rollout_s = sum(life.ended_at_s - life.started_at_s for life in lives)
+    rollout_usd = sum(dollars(life.ended_at_s - life.started_at_s, prices_usd_per_h[life.pool]) for life in lives)
+    train_s = training.ended_at_s - training.started_at_s
+    train_usd = dollars(train_s, prices_usd_per_h["train"])
+    started = min(life.started_at_s for life in lives)
+    return {
+        "timing_s/rollout": max(life.ended_at_s for life in lives) - started,
+        "timing_s/rollout_machines": rollout_s,
+        "timing_s/train": train_s,
+        "cost/usd_rollout": rollout_usd,
+        "cost/usd_train": train_usd,
+        "cost/usd_iter": rollout_usd + train_usd,
+        "cost/usd_per_mtok": (rollout_usd + train_usd) / tokens * 1e6 if tokens else 0.0,
+    }

@@ -1,0 +1,106 @@
+import math
+import xml.etree.ElementTree as ET
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.reporting.charts import amount, bars, histogram, line_chart
+
+ANY_NUMBERS = st.lists(st.floats(width=32), max_size=50)
+
+
+def nodes(drawing: str, tag: str) -> list[ET.Element]:
+    return [node for node in ET.fromstring(drawing).iter() if node.tag == f"{{http://www.w3.org/2000/svg}}{tag}"]
+
+
+def words(drawing: str) -> list[str]:
+    return [node.text or "" for node in nodes(drawing, "text")]
+
+
+def columns(drawing: str) -> dict[str, float]:
+    """Hint to height of the bars of a histogram."""
+    found = {}
+    for node in nodes(drawing, "rect"):
+        hint = node.find("{*}title")
+        if hint is not None:
+            found[hint.text or ""] = float(node.attrib["height"])
+    return found
+
+
+def test_line_chart_draws_every_series_in_its_colour_with_a_legend():
+    drawing = line_chart({"mean": [(0, 1.0), (1, 2.0)], "max": [(0, 3.0), (1, 5.0)]}, "Lengths", "iteration", "tokens")
+    lines = nodes(drawing, "polyline")
+    assert len({line.attrib["stroke"] for line in lines}) == 2
+    assert {"Lengths", "iteration", "tokens", "mean", "max"} <= set(words(drawing))
+    (x0, y0), (x1, y1) = (map(float, point.split(",")) for point in lines[1].attrib["points"].split())
+    assert x0 < x1
+    assert y0 > y1, "larger values are drawn higher up"
+
+
+def test_line_chart_leaves_out_what_is_not_finite_and_thins_long_series():
+    points = [(float(k), math.nan if k == 3 else float(k)) for k in range(5000)]
+    (line,) = nodes(line_chart({"reward": points}, "Reward", "iteration", "reward"), "polyline")
+    drawn = line.attrib["points"].split()
+    assert len(drawn) == 400
+    assert not nodes(line_chart({"reward": points}, "Reward", "iteration", "reward"), "circle")
+    xs = [float(point.split(",")[0]) for point in drawn]
+    assert xs == sorted(xs)
+
+
+def test_histogram_counts_whole_values_and_marks_the_median():
+    drawing = histogram([0.0] * 3 + [1.0] * 7, "Rewards", "reward")
+    found = columns(drawing)
+    assert list(found) == ["-0.5 to 0.5: 3", "0.5 to 1.5: 7"]
+    assert found["0.5 to 1.5: 7"] == pytest.approx(found["-0.5 to 0.5: 3"] * 7 / 3, rel=0.01)
+    assert "10 values, median 1, maximum 1" in words(drawing)
+
+
+def test_histogram_of_long_tails_has_round_bins():
+    found = columns(histogram([*range(10, 300), 4000], "Lengths", "tokens"))
+    assert "0 to 200: 190" in found
+    assert "4,000 to 4,200: 1" in found
+
+
+@given(ANY_NUMBERS)
+def test_histogram_loses_no_finite_value(values: list[float]):
+    counts = [int(hint.rsplit(": ", 1)[1].replace(",", "")) for hint in columns(histogram(values, "t", "x"))]
+    assert sum(counts) == sum(map(math.isfinite, values))
+    assert len(counts) <= 40
+
+
+@given(ANY_NUMBERS)
+def test_any_numbers_give_well_formed_drawings(values: list[float]):
+    for drawing in (
+        line_chart({"a": list(enumerate(values)), "<b>": []}, "<t>", "&", '"'),
+        bars({f"part {index}": value for index, value in enumerate(values)}, "<t>", "s"),
+    ):
+        assert not nodes(drawing, "script")
+        assert "nan" not in "".join(str(node.attrib) for node in ET.fromstring(drawing).iter())
+
+
+def test_bars_share_one_scale_from_zero():
+    drawing = bars({"rollout": 3.0, "train": 1.0, "other": -2.0, "lost": math.nan}, "Cost", "$")
+    widths = [float(node.attrib["width"]) for node in nodes(drawing, "rect")[1:]]
+    assert widths[0] == pytest.approx(3 * widths[1], rel=1e-3)
+    assert widths[2:] == [0, 0]
+    assert {"rollout", "$3.00", "train", "$1.00", "$-2.00", "$nan"} <= set(words(drawing))
+
+
+@pytest.mark.parametrize("drawing", [line_chart({}, "t", "x", "y"), histogram([], "t", "x"), bars({}, "t", "s")])
+def test_nothing_to_draw_says_so(drawing: str):
+    assert "no data" in words(drawing)
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "shown"),
+    [
+        (1234.5, "$", "$1,234.50"),
+        (0.0123, "$", "$0.0123"),
+        (2e-5, "$", "$0.000020"),
+        (0, "$", "$0.00"),
+        (12.5, "s", "12.5 s"),
+    ],
+)
+def test_amount(value: float, unit: str, shown: str):
+    assert amount(value, unit) == shown

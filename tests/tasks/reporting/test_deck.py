@@ -1,0 +1,141 @@
+import math
+import re
+from html.parser import HTMLParser
+
+from storage.records import ReportRecord, SlotLife
+from tasks.reporting.deck import render
+
+METRICS = {
+    "reward": 0.625,
+    "frac_reward_zero_std": 0.25,
+    "completions/mean_length": 50.5,
+    "completions/max_length": 256.0,
+    "num_tokens": 12345.0,
+    "resume/tokens_recovered": 1234.0,
+    "resume/tokens_regenerated": 37.0,
+    "timing_s/rollout": 21.5,
+    "timing_s/train": 12.0,
+    "timing_s/iteration": 25.25,
+    "cost/usd_iter": 0.0123,
+    "cost/usd_rollout": 0.0089,
+    "cost/usd_train": 0.0034,
+}
+LIFE = SlotLife(
+    slot=0,
+    incarnation="a",
+    pool="spot",
+    started_at_s=1e9,
+    ended_at_s=1e9 + 9,
+    state="lost",
+    tokens_kept=10,
+    tokens_recovered=1234,
+    tokens_regenerated=37,
+)
+
+
+def report(iteration: int, metrics: dict[str, float] = METRICS, lives: tuple[SlotLife, ...] = (LIFE,)) -> ReportRecord:
+    return ReportRecord(
+        iteration=iteration,
+        weight_version=iteration + 1,
+        next_prompt=0,
+        metrics=metrics,
+        rewards=(0.0, 1.0) * 64,
+        lengths=tuple(range(1, 129)),
+        lives=lives,
+        train_started_at_s=1e9 + 5,
+        train_ended_at_s=1e9 + 20,
+        created_at_s=1e9 + 21,
+    )
+
+
+class Rows(HTMLParser):
+    """Table rows as lists of cell texts; fails on tags that are not closed in order."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.rows: list[list[str]] = []
+        self.tags: set[str] = set()
+        self._open: list[str] = []
+        self.feed(page)
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, _attrs: object) -> None:
+        self._open.append(tag)
+        self.tags.add(tag)
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_startendtag(self, tag: str, _attrs: object) -> None:
+        self.tags.add(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self._open and self._open[-1] in ("td", "th"):
+            self.rows[-1][-1] += data
+
+
+def test_tabs_and_what_the_overview_tells():
+    tabs = render(report(4), [report(3, METRICS | {"reward": 0.5, "num_tokens": 9999.0})])
+    assert list(tabs) == ["Overview", "Lengths", "Slots", "Cost"]
+    rows = Rows(tabs["Overview"]).rows
+    assert ["mean reward", "0.625", "0.5"] in rows
+    assert ["tokens generated", "12,345", "9,999"] in rows
+    assert ["tokens recovered from the journal", "1,234", "1,234"] in rows
+    assert ["tokens generated again", "37", "37"] in rows
+    assert ["iteration", "25.25 s", "25.25 s"] in rows
+    assert ["cost of the iteration", "$0.0123", "$0.0123"] in rows
+    assert ["groups without a learning signal", "25.0 %", "25.0 %"] in rows
+    assert "1 processes on 1 slots; 1 lost" in tabs["Slots"]
+
+
+def test_reward_curve_has_every_iteration_once_in_order():
+    history = [report(index, METRICS | {"reward": index / 10}) for index in (5, 0, 4, 1, 2)]
+    (points,) = re.findall(r'<polyline points="([^"]*)"', render(report(4), history)["Overview"])
+    xs = [float(point.split(",")[0]) for point in points.split()]
+    assert len(xs) == 5
+    assert xs == sorted(xs)
+
+
+def test_previous_column_is_the_iteration_before_not_a_later_one():
+    later, before, first = (report(index, METRICS | {"reward": index / 100}) for index in (9, 3, 0))
+    rows = Rows(render(report(4), [later])["Overview"]).rows
+    assert ["mean reward", "0.625", ""] in rows
+    rows = Rows(render(report(4), [later, before, first])["Overview"]).rows
+    assert ["mean reward", "0.625", "0.03"] in rows
+
+
+def test_missing_and_strange_metrics():
+    tabs = render(report(0, {"kl": math.nan, "<script>": 1.0}, lives=()), [])
+    overview = Rows(tabs["Overview"])
+    assert ["KL to the reference", "nan", ""] in overview.rows
+    assert ["<script>", "1"] in overview.rows
+    assert not any(row and row[0] == "mean reward" for row in overview.rows)
+    assert "no data" in tabs["Cost"]
+
+
+def test_pages_are_self_contained_small_and_well_formed():
+    lives = tuple(
+        SlotLife(
+            slot=slot,
+            incarnation=f"rollout-{slot:05d}-{life:03d}-0123456789abcdef",
+            pool="spot-h100",
+            started_at_s=1e9 + 10 * life,
+            ended_at_s=1e9 + 10 * life + 9,
+            state="lost",
+            tokens_kept=10_000,
+            tokens_recovered=9_000,
+            tokens_regenerated=100,
+        )
+        for slot in range(500)
+        for life in range(5)
+    )
+    metrics = METRICS | {f"rewards/function-{index}/mean": 0.5 for index in range(500)}
+    history = [report(index, metrics, lives=()) for index in range(3000)]
+    for page in render(report(3000, metrics, lives), history).values():
+        assert len(page.encode()) < 100_000
+        assert not Rows(page).tags & {"script", "link", "img", "iframe", "style"}
+        assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", page)
