@@ -1,6 +1,5 @@
 # `make demo` and `make test` are all that a newcomer needs; each sets up .venv when it is not there.
-# On a machine without an NVIDIA GPU, the smaller CPU build of torch saves several gigabytes of the installation:
-#   make demo PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
+# On a machine without an NVIDIA GPU, a CPU build of torch (pip's --extra-index-url) saves gigabytes of installation.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
@@ -31,7 +30,7 @@ help:  ## this list
 install: $(VENV)/installed  ## set up .venv (Python 3.11 or 3.12) with the tested versions
 
 demo: $(VENV)/installed  ## train a tiny policy on this machine, kill a slot, lose nothing
-	$(BIN)/python examples/demo.py
+	$(BIN)/python -m examples.demo
 
 test: $(VENV)/installed  ## all tests
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile

@@ -1,0 +1,40 @@
+"""The conclude task: verify and commit the iteration, and show it."""
+
+from flytekit import Deck, task
+
+from storage import layout
+from storage.clock import SystemClock
+from storage.connect import connect
+from storage.run import read_plan, release_lease, reports
+from tasks.configuration.references import IterationOutcome, PlanReference, SlotOutcome, TrainOutcome
+from tasks.configuration.run_config import parse
+from tasks.reporting.conclusion import conclude_iteration
+from tasks.reporting.deck import page, render
+
+
+@task(retries=2, enable_deck=True, deck_fields=())
+def conclude(plan: PlanReference, slots: list[SlotOutcome], trained: TrainOutcome, last: bool) -> IterationOutcome:
+    """Verify that what was planned was trained, write the report, draw the Deck; `last` releases the run's lease.
+
+    `slots` and `trained` only say that rollout and training have ended: the truth is in the run's directory.
+    """
+    del slots, trained
+    store = connect(plan.run_url)
+    pools = parse(read_plan(store, plan.iteration).config).pools
+    prices = {"rollout": pools.rollout.price_usd_per_h, "train": pools.train.price_usd_per_h}
+    report = conclude_iteration(store, plan.iteration, prices, SystemClock())
+    tabs = render(report, reports(store))
+    for name, tab in tabs.items():
+        Deck(name, tab)
+    store.put(layout.deck(plan.iteration), page(f"Gleaner, iteration {plan.iteration}", tabs).encode())
+    if last:
+        release_lease(store, plan.execution)
+    return IterationOutcome(
+        run_url=plan.run_url,
+        iteration=plan.iteration,
+        weight_version=report.weight_version,
+        reward=report.metrics["reward"],
+        tokens=int(report.metrics["num_tokens"]),
+        tokens_recovered=int(report.metrics["resume/tokens_recovered"]),
+        usd=report.metrics["cost/usd_iter"],
+    )

@@ -1,0 +1,48 @@
+"""What tasks hand to each other: addresses and small numbers, never tokens.
+
+Plain dataclasses of plain fields, because Flyte carries them between machines as JSON.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanReference:
+    """An iteration whose plan is written. `execution` is who advances the run."""
+
+    run_url: str
+    iteration: int
+    weight_version: int
+    execution: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlotOutcome:
+    """What the last incarnation of a slot did; the truth is in the journal."""
+
+    slot: int
+    incarnation: str
+    tokens_generated: int
+    tokens_recovered: int
+    responses_finished: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOutcome:
+    """The weight version the trainer published, and the mean reward it trained on."""
+
+    weight_version: int
+    reward: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class IterationOutcome:
+    """A committed iteration; everything else is in its report."""
+
+    run_url: str
+    iteration: int
+    weight_version: int
+    reward: float
+    tokens: int
+    tokens_recovered: int
+    usd: float

@@ -1,0 +1,192 @@
+"""RunConfig: everything a run is told, read strictly from YAML or JSON before anything is created or paid for."""
+
+import difflib
+import functools
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_type_hints
+
+import yaml
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+from resources.pools import PoolsConfig
+from tasks.grading.config import RewardConfig
+from tasks.learning.config import AlgorithmConfig, OptimizerConfig, TrainerConfig
+from tasks.prompts.config import DataConfig
+from tasks.sampling.config import RolloutConfig, SamplingConfig
+
+EXPONENT = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+")
+STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+# What may change between two iterations of one run without changing what is learned: where, how fast, at what price.
+OPERATIONAL = {
+    "run": {"lease_ttl_s"},
+    "rollout": {"max_responses_in_flight", "flush_interval_s", "heartbeat_interval_s", "claim_ttl_s", "device"},
+    "trainer": {"device", "group_timeout_s", "poll_interval_s", "micro_batch_tokens_max", "gradient_checkpointing"},
+    "pools": None,
+}
+
+
+class ConfigError(ValueError):
+    """A configuration that is not understood: one line per problem, each with the path of its field."""
+
+    def __init__(self, source: str, problems: list[str]) -> None:
+        super().__init__(f"{source} is not a valid run configuration:\n" + "\n".join(f"  {line}" for line in problems))
+        self.problems = problems
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSection:
+    """Which run this is, and the size of its step.
+
+    url: where the run lives: a directory, s3://bucket/prefix or memory://name.
+    seed: the only source of randomness of prompts' order and of sampling.
+    num_prompts_per_step, num_generations: groups per iteration, responses per group.
+    lease_ttl_s: how long a silent execution keeps others from advancing the run.
+    """
+
+    __pydantic_config__ = STRICT
+    url: Annotated[str, Field(min_length=1)]
+    seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
+    num_prompts_per_step: Annotated[int, Field(ge=1)] = 32
+    num_generations: Annotated[int, Field(ge=2)] = 8
+    lease_ttl_s: Annotated[float, Field(ge=1, le=86_400)] = 300.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyConfig:
+    """path: a Hugging Face model directory (config.json, safetensors, tokenizer) on the machine that runs `plan`."""
+
+    __pydantic_config__ = STRICT
+    path: Annotated[str, Field(min_length=1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """The whole configuration; see docs/guide/configuration.md."""
+
+    __pydantic_config__ = STRICT
+    run: RunSection
+    policy: PolicyConfig
+    data: DataConfig
+    rewards: Annotated[tuple[RewardConfig, ...], Field(min_length=1)]
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    pools: PoolsConfig = field(default_factory=PoolsConfig)
+
+
+def load(path: str | Path) -> RunConfig:
+    """Read a YAML or JSON file; ConfigError names the file and every field that is wrong."""
+    file = Path(path)
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(str(file), [f"cannot be read: {error.strerror}"]) from None
+    try:
+        document = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(str(file), [f"not YAML or JSON: {' '.join(str(error).split())}"]) from None
+    return parse(document, str(file))
+
+
+def parse(document: object, source: str = "the configuration") -> RunConfig:
+    """The RunConfig a mapping describes; raises ConfigError."""
+    if not isinstance(document, Mapping) or not document:
+        what = "empty" if not document else f"a {type(document).__name__}"
+        raise ConfigError(source, [f"it is {what}; allowed: a mapping with sections {_names(RunConfig)}"])
+    try:
+        # By way of JSON, so that lists are tuples and nothing but JSON values gets in.
+        return _validate(json.dumps(document))
+    except ValidationError as error:
+        raise ConfigError(source, [_problem(details) for details in error.errors(include_url=False)]) from None
+    except (TypeError, ValueError) as error:
+        raise ConfigError(source, [str(error)]) from None
+
+
+def _validate(document: str) -> RunConfig:
+    """YAML 1.1 reads 1e-6 as text where people and JSON mean a number: where a float is wanted, it is taken as one."""
+    adapter = TypeAdapter(RunConfig)
+    try:
+        return adapter.validate_json(document)
+    except ValidationError as error:
+        mended = json.loads(document)
+        found = False
+        for details in error.errors(include_url=False):
+            if details["type"] == "float_type" and EXPONENT.fullmatch(str(details["input"])):
+                *path, last = details["loc"]
+                functools.reduce(lambda node, part: node[part], path, mended)[last] = float(details["input"])
+                found = True
+        if not found:
+            raise
+        return adapter.validate_json(json.dumps(mended))
+
+
+def dump(config: RunConfig) -> dict[str, Any]:
+    """The resolved configuration as JSON values; `parse` gives the same RunConfig back."""
+    resolved: dict[str, Any] = json.loads(json.dumps(asdict(config)))
+    return resolved
+
+
+def identity(config: RunConfig) -> dict[str, Any]:
+    """The part of the configuration that decides what is learned; equal for all iterations of a run."""
+    resolved = dump(config)
+    for section, names in OPERATIONAL.items():
+        if names is None:
+            del resolved[section]
+        else:
+            resolved[section] = {name: value for name, value in resolved[section].items() if name not in names}
+    return resolved
+
+
+def digest(config: RunConfig) -> str:
+    canonical = json.dumps(identity(config), sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(canonical.encode(), digest_size=16).hexdigest()
+
+
+def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], path: str = "") -> list[str]:
+    """`field: ours is a, theirs is b` for every leaf in which two configurations differ."""
+    found = []
+    for name in sorted({*ours, *theirs}):
+        a, b = ours.get(name), theirs.get(name)
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            found += differences(a, b, f"{path}{name}.")
+        elif a != b:
+            found.append(f"{path}{name}: {json.dumps(a)} here, {json.dumps(b)} there")
+    return found
+
+
+def _problem(details: Any) -> str:
+    path = ".".join(str(part) for part in details["loc"])
+    if details["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+        allowed = _allowed(details["loc"][:-1])
+        near = difflib.get_close_matches(str(details["loc"][-1]), allowed, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"allowed: {', '.join(allowed)}"
+        return f"{path}: unknown field; {hint}"
+    if details["type"] in ("missing", "missing_argument"):
+        return f"{path}: missing; it has no default"
+    message = details["msg"].removeprefix("Value error, ")
+    if details["type"] == "value_error":
+        return f"{path}.{message}" if path else message
+    return f"{path}: {json.dumps(details['input'], default=str)} given; {message[:1].lower()}{message[1:]}"
+
+
+def _allowed(location: tuple[Any, ...]) -> list[str]:
+    """Field names of the dataclass at a location in the configuration."""
+    current: Any = RunConfig
+    for part in location:
+        if isinstance(part, str):
+            current = get_type_hints(current).get(part)
+        options = [current, *get_args(current)]
+        current = next((option for option in options if is_dataclass(option)), current)
+    return _names(current).split(", ") if is_dataclass(current) else []
+
+
+def _names(kind: Any) -> str:
+    return ", ".join(item.name for item in fields(kind))

@@ -1,0 +1,158 @@
+"""crew_map: Flyte's map task, whose elements are real processes when it runs on one machine.
+
+flytekit runs local map elements one after another in the caller's process, without attempts. Here a local element is
+a child process of the very command that a container would run, in parallel, with attempts; so a local kill is a real
+kill. What is serialised for a cluster is Flyte's ordinary array node (docs/decisions/0003).
+"""
+
+import functools
+import logging
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from flyteidl.core import errors_pb2, literals_pb2
+from flytekit.configuration import ImageConfig, SerializationSettings
+from flytekit.core import utils
+from flytekit.core.array_node_map_task import ArrayNodeMapTask
+from flytekit.core.context_manager import FlyteContextManager
+from flytekit.core.type_engine import TypeEngine
+from flytekit.models.literals import LiteralMap
+
+log = logging.getLogger(__name__)
+
+SYSTEM_RETRIES = 3  # flytepropeller's default budget for losses of the machine, apart from a task's own retries
+SYSTEM_EXITS = frozenset({-signal.SIGKILL, 137, 247})
+STOP_TIME_LIMIT_S = 30.0
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class ElementFailed(RuntimeError):  # noqa: N818 - reads as what happened
+    """An element of a local map used up its attempts, or failed in a way that is not retried."""
+
+
+class CrewMapTask(ArrayNodeMapTask):  # type: ignore[misc]
+    """An array node on a cluster; child processes of the container's command on one machine."""
+
+    def _raw_execute(self, **kwargs: Any) -> list[Any]:
+        sizes = [len(v) for k, v in kwargs.items() if isinstance(v, list) and k not in self.bound_inputs]
+        with tempfile.TemporaryDirectory(prefix="gleaner-map-") as folder:
+            local = _LocalElements(self, Path(folder), kwargs, sizes[0])
+            return local.run()
+
+
+class _LocalElements:
+    def __init__(self, task: CrewMapTask, folder: Path, inputs: dict[str, Any], size: int) -> None:
+        self._task = task
+        self._folder = folder
+        self._size = size
+        self._width = min(size, task.concurrency or size)
+        self._children: set[subprocess.Popen[bytes]] = set()
+        self._stopping = False
+        settings = SerializationSettings(
+            image_config=ImageConfig.auto(img_name="local/none:0"),
+            project="local",
+            domain="local",
+            version="local",
+        )
+        self._command = task.get_command(settings)
+        context = FlyteContextManager.current_context()
+        literals = {
+            name: TypeEngine.to_literal(context, inputs[name], kind, TypeEngine.to_literal_type(kind))
+            for name, kind in task.python_interface.inputs.items()
+        }
+        utils.write_proto_to_file(LiteralMap(literals).to_flyte_idl(), str(folder / "inputs.pb"))
+
+    def run(self) -> list[Any]:
+        """Run every element; the outputs in order. Raises the first failure after all have ended."""
+        with ThreadPoolExecutor(self._width) as threads:
+            futures = [threads.submit(self._element, index) for index in range(self._size)]
+            try:
+                return [future.result() for future in futures]
+            except BaseException:
+                self._stop()
+                raise
+
+    def _element(self, index: int) -> Any:
+        user_failures = system_failures = attempt = 0
+        previous = ""
+        while True:
+            folder = self._folder / str(index) / str(attempt)
+            code = self._attempt(index, attempt, folder, previous)
+            output = folder / "out" / "outputs.pb"
+            if output.exists():
+                return self._read_output(output)
+            message, recoverable = _read_error(folder / "out" / "error.pb")
+            if self._stopping or not recoverable:
+                raise ElementFailed(f"element {index} of {self._task.name} failed: {message or f'exit code {code}'}")
+            if not message and code in SYSTEM_EXITS:
+                system_failures += 1
+            else:
+                user_failures += 1
+            if system_failures > SYSTEM_RETRIES or user_failures > self._task.metadata.retries:
+                reason = message or f"exit code {code}"
+                raise ElementFailed(f"element {index} of {self._task.name}: no attempts left; last: {reason}")
+            log.warning("element %d, attempt %d ended with exit code %d; starting it again", index, attempt, code)
+            previous, attempt = str(folder / "raw" / "_flytecheckpoints"), attempt + 1
+
+    def _attempt(self, index: int, attempt: int, folder: Path, previous: str) -> int:
+        values = {
+            "{{.input}}": str(self._folder / "inputs.pb"),
+            "{{.outputPrefix}}": str(folder / "out"),
+            "{{.rawOutputDataPrefix}}": str(folder / "raw"),
+            "{{.checkpointOutputPrefix}}": str(folder / "raw" / "_flytecheckpoints"),
+            "{{.prevCheckpointPrefix}}": previous or '""',
+        }
+        command = [values.get(part, part) for part in self._command]
+        command[0] = str(Path(sys.executable).parent / command[0])
+        threads = max(1, (os.cpu_count() or 1) // self._width)
+        environment = {
+            "OMP_NUM_THREADS": str(threads),
+            **os.environ,
+            "BATCH_JOB_ARRAY_INDEX_VAR_NAME": "FLYTE_K8S_ARRAY_INDEX",
+            "FLYTE_K8S_ARRAY_INDEX": str(index),
+            "FLYTE_ATTEMPT_NUMBER": str(attempt),
+            "FLYTE_INTERNAL_EXECUTION_ID": "local",
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
+        }
+        child = subprocess.Popen(command, env=environment)  # noqa: S603 - our own entrypoint
+        self._children.add(child)
+        try:
+            return child.wait()
+        finally:
+            self._children.discard(child)
+
+    def _read_output(self, path: Path) -> Any:
+        literals = LiteralMap.from_flyte_idl(utils.load_proto_from_file(literals_pb2.LiteralMap, str(path)))
+        name, kind = next(iter(self._task.python_function_task.python_interface.outputs.items()))
+        return TypeEngine.to_python_value(FlyteContextManager.current_context(), literals.literals[name], kind)
+
+    def _stop(self) -> None:
+        """End the elements still running: asked first, so that they flush, then killed."""
+        self._stopping = True
+        children = list(self._children)
+        for child in children:
+            child.terminate()
+        for child in children:
+            try:
+                child.wait(STOP_TIME_LIMIT_S)
+            except subprocess.TimeoutExpired:
+                child.kill()
+
+
+def _read_error(path: Path) -> tuple[str, bool]:
+    """(message, whether another attempt may help); a process that died left no message."""
+    if not path.exists():
+        return "", True
+    error = utils.load_proto_from_file(errors_pb2.ErrorDocument, str(path)).error
+    return error.message, error.kind == errors_pb2.ContainerError.RECOVERABLE
+
+
+def crew_map(target: "functools.partial[Any]", concurrency: int | None = None) -> CrewMapTask:
+    """Map a task over the list given for its unbound input; at most `concurrency` elements at a time (None: all)."""
+    return CrewMapTask(target, concurrency=concurrency, min_success_ratio=1.0)

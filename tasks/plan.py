@@ -1,0 +1,152 @@
+"""The plan task: check everything, open the run, and write the next iteration's plan."""
+
+import logging
+import os
+import socket
+from pathlib import Path
+
+from flytekit import current_context, task
+
+from storage import layout, model_files, prompt_table, records
+from storage.clock import Clock, SystemClock
+from storage.connect import connect
+from storage.probe import probe
+from storage.prompt_table import PromptRow
+from storage.records import PlanRecord, SlotPlan
+from storage.run import acquire_lease, exists, next_iteration, open_run, read_plan, read_report
+from storage.store import ConflictingRecord, ObjectStore, commit
+from storage.trailer import digest as bytes_digest
+from storage.weights import publish
+from tasks.configuration.references import PlanReference
+from tasks.configuration.run_config import RunConfig, differences, digest, dump, identity, parse
+from tasks.grading.grader import Grader
+from tasks.learning.pretrained import check_model, read_tensors, stop_token_ids
+from tasks.planning.plan import assign_groups, sampling_params
+from tasks.prompts.draw import draw_prompts
+from tasks.prompts.loading import load_prompts
+from tasks.prompts.prompt import PromptSet
+from tasks.sampling.choose import context_length
+
+log = logging.getLogger(__name__)
+
+
+@task(retries=2)
+def plan(config: dict, after: int) -> tuple[PlanReference, list[int]]:  # type: ignore[type-arg]
+    """Write the next iteration's plan, or find the one an earlier attempt wrote; its reference and its slots.
+
+    Everything that can be wrong with the input is found here, before a GPU is paid for and before anything is created.
+    `after` only orders this task behind the conclusion of an iteration.
+    """
+    del after
+    reference, slots = prepare(parse(config), execution_name(), SystemClock())
+    return reference, slots
+
+
+def prepare(config: RunConfig, execution: str, clock: Clock) -> tuple[PlanReference, list[int]]:
+    """The plain function behind the task."""
+    store = connect(config.run.url)
+    model_dir = Path(config.policy.path).expanduser()
+    vocab_size = check_model(model_dir)
+    is_new = not exists(store, layout.RUN)
+    prompts = load_prompts(config.data, check_rows=is_new)
+    with Grader(config.rewards) as grader:
+        grader.check_columns(prompts.columns)
+    if is_new:
+        # All of them now, so that no iteration in the middle of the run meets one that does not fit.
+        _draw(config, prompts, model_dir, first=0, count=len(prompts))
+        probe(store)
+    open_run(
+        store,
+        config=dump(config),
+        digest=digest(config),
+        vocab_size=vocab_size,
+        clock=clock,
+        explain=lambda stored: differences(identity(config), identity(parse(stored))),
+    )
+    acquire_lease(store, execution, config.run.lease_ttl_s, clock, known_dead=ended_here)
+    iteration = next_iteration(store)
+    if not exists(store, layout.plan(iteration)):
+        first = read_report(store, iteration - 1).next_prompt if iteration else 0
+        rows = _draw(config, prompts, model_dir, first=first, count=config.run.num_prompts_per_step)
+        if iteration == 0:
+            publish_initial(store, model_dir)
+        write_plan(store, config, rows, iteration, first, clock)
+    written = read_plan(store, iteration)
+    log.info("iteration %d: weight version %d, %d slots", iteration, written.weight_version, len(written.slots))
+    reference = PlanReference(
+        run_url=config.run.url,
+        iteration=iteration,
+        weight_version=written.weight_version,
+        execution=execution,
+    )
+    return reference, [slot.slot for slot in written.slots if slot.groups]
+
+
+def publish_initial(store: ObjectStore, model_dir: Path) -> None:
+    """Weight version 0: the pretrained model, as it is stored, and the files beside it."""
+    model_files.upload(store, model_dir)
+    publish(store, layout.weights(0), read_tensors(model_dir), {"source": model_dir.name})
+
+
+def write_plan(
+    store: ObjectStore,
+    config: RunConfig,
+    rows: list[PromptRow],
+    iteration: int,
+    first_prompt: int,
+    clock: Clock,
+) -> None:
+    """Prompts first, then the plan that names them; losing the race to another planner is no error."""
+    body = prompt_table.encode_prompts(rows)
+    prompts_key = layout.prompts(iteration, bytes_digest(body).hex())
+    if not commit(store, prompts_key, body):
+        raise ConflictingRecord(f"{prompts_key!r} holds other bytes than its name says")
+    assignment = assign_groups(len(rows), config.pools.rollout.count)
+    record = PlanRecord(
+        iteration=iteration,
+        weight_version=iteration,
+        run_seed=config.run.seed,
+        num_generations=config.run.num_generations,
+        prompts_key=prompts_key,
+        first_prompt=first_prompt,
+        slots=tuple(SlotPlan(slot=slot, pool="rollout", groups=groups) for slot, groups in enumerate(assignment)),
+        sampling=sampling_params(config.sampling, stop_token_ids(Path(config.policy.path).expanduser())),
+        config=dump(config),
+        created_at_s=clock.wall(),
+    )
+    commit(store, layout.plan(iteration), records.encode(record))
+
+
+def execution_name() -> str:
+    """Who advances the run: the Flyte execution, or this process on this machine."""
+    name = current_context().execution_id.name
+    return f"here:{socket.gethostname()}:{os.getpid()}" if name == "local" else name
+
+
+def ended_here(execution: str) -> bool:
+    """Whether a lease is held by a process of this machine that has ended."""
+    kind, _, rest = execution.partition(":")
+    host, _, pid = rest.rpartition(":")
+    if kind != "here" or host != socket.gethostname():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False
+
+
+def _draw(config: RunConfig, prompts: PromptSet, model_dir: Path, *, first: int, count: int) -> list[PromptRow]:
+    from transformers import AutoTokenizer  # noqa: PLC0415 - costs seconds, and only a new plan needs it
+
+    return draw_prompts(
+        prompts,
+        AutoTokenizer.from_pretrained(str(model_dir)),
+        config.data,
+        first=first,
+        count=count,
+        context_length=config.rollout.context_length or context_length(model_dir),
+        max_completion_length=config.sampling.max_completion_length,
+    )

@@ -1,0 +1,35 @@
+"""The rollout task: one element of the map, one slot of the crew, on an interruptible machine."""
+
+import os
+
+from flytekit import task
+
+from resources.notice import EXIT_CODE, PreemptionNotice
+from resources.pools import PoolConfig, pod_template
+from storage.clock import SystemClock
+from tasks.configuration.references import PlanReference, SlotOutcome
+from tasks.sampling.member import generate_slot
+from tasks.sampling.session import Preempted
+
+DEFAULT_POOL = PoolConfig(interruptible=True)
+
+
+@task(interruptible=True, retries=DEFAULT_POOL.retries, pod_template=pod_template(DEFAULT_POOL))
+def rollout(slot: int, plan: PlanReference) -> SlotOutcome:
+    """Generate a slot's responses, resuming each at the token where the journal ends.
+
+    On SIGTERM everything is flushed and the process exits with 137, which Flyte always counts as a loss of the machine
+    and retries without using up `retries`.
+    """
+    with PreemptionNotice() as notice:
+        try:
+            outcome = generate_slot(plan.run_url, plan.iteration, slot, lambda: notice.given, SystemClock())
+        except Preempted:
+            os._exit(EXIT_CODE)
+    return SlotOutcome(
+        slot=slot,
+        incarnation=outcome.incarnation,
+        tokens_generated=outcome.tokens_generated,
+        tokens_recovered=outcome.tokens_recovered,
+        responses_finished=outcome.responses_finished,
+    )

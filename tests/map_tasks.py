@@ -1,0 +1,22 @@
+"""Tasks for tests/tasks/test_local_map.py; child processes import this module by name."""
+
+import os
+import signal
+from pathlib import Path
+
+from flytekit import task
+from flytekit.exceptions.user import FlyteRecoverableException
+
+
+@task(retries=1)
+def element(number: int, folder: str) -> int:
+    """Square a number; 1 is killed in its first attempt, 2 asks for another, 3 always fails, 4 always dies."""
+    attempt = int(os.environ["FLYTE_ATTEMPT_NUMBER"])
+    Path(folder, f"{number}-{attempt}-{os.getpid()}").touch()
+    if (number == 1 and attempt == 0) or number == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if number == 2 and attempt == 0:
+        raise FlyteRecoverableException("again, please")
+    if number == 3:
+        raise ValueError("three is not allowed")
+    return number * number

@@ -1,0 +1,122 @@
+import copy
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.configuration.run_config import ConfigError, differences, digest, dump, identity, load, parse
+
+EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.yaml"))
+MINIMAL = {
+    "run": {"url": "memory://x"},
+    "policy": {"path": "model"},
+    "data": {"source": "arithmetic"},
+    "rewards": [{"function": "arithmetic"}],
+}
+
+
+def with_value(path: str, value: object) -> dict:
+    document = copy.deepcopy(MINIMAL)
+    node = document
+    *parents, last = path.split(".")
+    for part in parents:
+        node = node.setdefault(part, {})
+    node[last] = value
+    return document
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.name)
+def test_examples_are_valid_and_survive_a_round_trip(file):
+    config = load(file)
+    assert parse(dump(config)) == config
+    assert json.loads(json.dumps(dump(config))) == dump(config)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("algorithm.clip_ratio_lwo", 0.2, "algorithm.clip_ratio_lwo: unknown field; did you mean 'clip_ratio_low'?"),
+        ("sampler", {}, "sampler: unknown field; did you mean 'sampling'?"),
+        ("sampling.temperature", -1, "sampling.temperature: -1 given; input should be greater than or equal to 0"),
+        ("sampling.top_p", 0, "sampling.top_p: 0 given"),
+        ("run.seed", "seven", 'run.seed: "seven" given; input should be a valid integer'),
+        ("run.seed", 1.5, "run.seed: 1.5 given"),
+        ("run.num_generations", 1, "run.num_generations: 1 given; input should be greater than or equal to 2"),
+        ("run.num_generations", True, "run.num_generations: true given"),
+        ("rewards", [], "rewards: [] given"),
+        ("rewards", [{"function": "no such"}], "rewards.0.function: value 'no such'"),
+        ("algorithm.kl_estimator", "k4", "algorithm.kl_estimator: \"k4\" given; input should be 'k1', 'k2' or 'k3'"),
+        ("pools.train", {"interruptible": True}, "pools.train.interruptible: true given; allowed: false"),
+        ("pools.rollout", {"memory": "lots"}, 'pools.rollout.memory: "lots" given'),
+        ("policy.path", None, "policy.path: null given"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_path_and_what_is_allowed(path, value, message):
+    with pytest.raises(ConfigError) as caught:
+        parse(with_value(path, value))
+    assert any(message in problem for problem in caught.value.problems), caught.value.problems
+
+
+@pytest.mark.parametrize("section", ["run", "policy", "data", "rewards"])
+def test_a_missing_section_is_named(section):
+    document = {name: value for name, value in MINIMAL.items() if name != section}
+    with pytest.raises(ConfigError, match=f"{section}: missing; it has no default"):
+        parse(document)
+
+
+@pytest.mark.parametrize(("document", "what"), [({}, "empty"), (None, "empty"), ([1], "a list"), ("x", "a str")])
+def test_what_is_not_a_mapping_is_refused(document, what):
+    with pytest.raises(ConfigError, match=f"it is {what}; allowed: a mapping with sections run, policy"):
+        parse(document)
+
+
+def test_all_problems_are_told_at_once():
+    document = with_value("sampling.temperature", -1)
+    document["run"]["seed"] = "x"
+    with pytest.raises(ConfigError) as caught:
+        parse(document)
+    assert len(caught.value.problems) == 2
+
+
+def test_numbers_as_yaml_reads_them_are_numbers(tmp_path):
+    file = tmp_path / "c.yaml"
+    file.write_text(json.dumps(MINIMAL)[:-1] + ', "optimizer": {"learning_rate": 1e-6}}')
+    assert load(file).optimizer.learning_rate == 1e-6
+    assert parse(with_value("optimizer.learning_rate", "3e-5")).optimizer.learning_rate == 3e-5
+    with pytest.raises(ConfigError, match=r"optimizer\.learning_rate"):
+        parse(with_value("optimizer.learning_rate", "fast"))
+
+
+def test_unreadable_files_are_one_line(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        load(tmp_path / "none.yaml")
+    (tmp_path / "bad.yaml").write_text("run: [")
+    with pytest.raises(ConfigError, match="not YAML or JSON"):
+        load(tmp_path / "bad.yaml")
+
+
+def test_identity_ignores_where_and_how_fast_but_not_what_is_learned():
+    base = digest(parse(MINIMAL))
+    for path, value in (("pools.rollout", {"count": 9}), ("rollout.flush_interval_s", 1.0), ("run.lease_ttl_s", 10.0)):
+        assert digest(parse(with_value(path, value))) == base
+    for path, value in (("run.seed", 1), ("algorithm.clip_ratio_low", 0.1), ("rollout.dtype", "bfloat16")):
+        assert digest(parse(with_value(path, value))) != base
+
+
+def test_differences_name_each_field():
+    a, b = identity(parse(MINIMAL)), identity(parse(with_value("run.seed", 5)))
+    assert differences(a, b) == ["run.seed: 0 here, 5 there"]
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+        lambda leaf: st.lists(leaf, max_size=3) | st.dictionaries(st.text(max_size=5), leaf, max_size=3),
+        max_leaves=8,
+    )
+)
+def test_garbage_is_a_config_error_and_nothing_else(document):
+    with pytest.raises(ConfigError):
+        parse(document)

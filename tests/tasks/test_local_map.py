@@ -1,0 +1,54 @@
+import functools
+import os
+from pathlib import Path
+
+import pytest
+from flytekit import map_task, workflow
+from flytekit.configuration import ImageConfig, SerializationSettings
+from flytekit.tools.translator import get_serializable
+
+from tasks.local_map import SYSTEM_RETRIES, ElementFailed, crew_map
+from tests.map_tasks import element
+
+SETTINGS = SerializationSettings(ImageConfig.auto(img_name="x/y:1"), "p", "d", "v")
+
+
+def attempts(folder: Path, number: int) -> list[int]:
+    return sorted(int(file.name.split("-")[1]) for file in folder.glob(f"{number}-*"))
+
+
+def test_elements_are_processes_with_attempts_and_outputs_keep_their_order(tmp_path):
+    outputs = crew_map(functools.partial(element, folder=str(tmp_path)))(number=[5, 1, 2])
+    assert outputs == [25, 1, 4]
+    assert attempts(tmp_path, 5) == [0]
+    assert attempts(tmp_path, 1) == [0, 1]  # killed: a loss of the machine, started again
+    assert attempts(tmp_path, 2) == [0, 1]  # recoverable: one of its own retries
+    pids = {file.name.split("-")[2] for file in tmp_path.iterdir()}
+    assert len(pids) == 5
+    assert str(os.getpid()) not in pids
+
+
+def test_an_ordinary_exception_is_not_retried_and_is_named(tmp_path):
+    with pytest.raises(ElementFailed, match="three is not allowed"):
+        crew_map(functools.partial(element, folder=str(tmp_path)))(number=[3])
+    assert attempts(tmp_path, 3) == [0]
+
+
+def test_losses_of_the_machine_are_retried_as_often_as_flyte_does(tmp_path):
+    with pytest.raises(ElementFailed, match="no attempts left; last: exit code -9"):
+        crew_map(functools.partial(element, folder=str(tmp_path)))(number=[4])
+    assert attempts(tmp_path, 4) == list(range(SYSTEM_RETRIES + 1))
+
+
+def serialised(mapper):
+    @workflow
+    def wf() -> list[int]:
+        outputs: list[int] = mapper(functools.partial(element, folder="f"), concurrency=2)(number=[1, 2])
+        return outputs
+
+    node = next(iter(get_serializable({}, SETTINGS, wf).template.nodes))
+    return node.to_flyte_idl()
+
+
+def test_it_serialises_to_flytes_ordinary_array_node():
+    assert serialised(crew_map) == serialised(map_task)

@@ -1,0 +1,130 @@
+"""The whole thing, as a user runs it: `pyflyte run`, real processes, a real policy, a directory as the store."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from examples.compare import undisturbed_equals
+from examples.warm_start import build_model, build_tokenizer
+from storage import layout, records
+from storage.connect import connect
+from storage.records import AliveRecord
+from storage.run import next_iteration, reports
+from storage.store import ObjectMissing
+
+ROOT = Path(__file__).parents[2]
+PYFLYTE = [str(Path(sys.executable).parent / "pyflyte"), "--config", str(ROOT / "flyte.config"), "run"]
+WORKFLOW = str(ROOT / "workflows" / "training.py")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("model")
+    tokenizer = build_tokenizer()
+    build_model(len(tokenizer)).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return directory
+
+
+def config_file(tmp_path: Path, model: Path, url: str, **changes) -> Path:
+    document = {
+        "run": {"url": url, "seed": 3, "num_prompts_per_step": 8, "num_generations": 4, **changes},
+        "policy": {"path": str(model)},
+        "data": {"source": "arithmetic", "size": 20},
+        "rewards": [{"function": "arithmetic"}],
+        "sampling": {"max_completion_length": 150},
+        "rollout": {
+            "engine": "torch",
+            "context_length": 240,
+            "max_responses_in_flight": 4,
+            "flush_interval_s": 0.1,
+            "heartbeat_interval_s": 0.1,
+        },
+        "optimizer": {"learning_rate": 1e-4},
+        "trainer": {"poll_interval_s": 0.05, "group_timeout_s": 60},
+        "pools": {"rollout": {"count": 2, "interruptible": True}},
+    }
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(document))
+    return file
+
+
+def pyflyte(config: Path, *more: str) -> "subprocess.Popen[str]":
+    command = [*PYFLYTE, WORKFLOW, "training", "--config", str(config), *more]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
+
+
+def kill_a_slot_in_the_middle(store, child) -> str:
+    """SIGKILL the first process that has journalled something and is not done."""
+    while child.poll() is None:
+        for key in store.list(layout.alive_all(next_iteration(store))):
+            try:
+                alive = records.read(store, AliveRecord, key)
+                store.get(layout.shard(next_iteration(store), alive.incarnation, 0), 0, 1)
+            except ObjectMissing:
+                continue
+            if alive.state == "working":
+                os.kill(alive.pid, signal.SIGKILL)
+                return alive.incarnation
+        time.sleep(0.01)
+    raise AssertionError(f"no slot could be killed:\n{child.stdout.read()}")
+
+
+def test_a_killed_run_continues_and_learns_from_the_same_tokens(tmp_path, model):
+    url = str(tmp_path / "run")
+    config = config_file(tmp_path, model, url)
+    store = connect(url)
+    child = pyflyte(config)
+    victim = kill_a_slot_in_the_middle(store, child)
+    output, _ = child.communicate(timeout=120)
+    assert child.returncode == 0, output
+    [first] = reports(store)
+    assert victim in {life.incarnation for life in first.lives if life.state == "lost"}
+    assert first.metrics["resume/tokens_recovered"] > 0
+    assert undisturbed_equals(url, 0)[:2] == (32, 32)
+
+    child = pyflyte(config)  # the same command again: the run goes on where it stands
+    output, _ = child.communicate(timeout=120)
+    assert child.returncode == 0, output
+    second = reports(store)[1]
+    assert (second.iteration, second.weight_version, second.next_prompt) == (1, 2, 16)
+    assert "weights/00000002" in " ".join(store.list(layout.WEIGHTS))
+    assert b"<svg" in store.get(layout.deck(1))
+
+    before = {key: store.get(key) for key in store.list("")}
+    child = pyflyte(config_file(tmp_path, model, url, seed=4))
+    output, _ = child.communicate(timeout=120)
+    assert child.returncode == 1
+    assert "run.seed: 4 here, 3 there" in output.replace("\n", " ")
+    assert {key: store.get(key) for key in store.list("")} == before
+
+
+def test_a_run_lives_in_an_s3_bucket_as_well(tmp_path, model, s3_url):
+    url = f"{s3_url}/workflow"
+    child = pyflyte(config_file(tmp_path, model, url))
+    output, _ = child.communicate(timeout=200)
+    assert child.returncode == 0, output
+    [report] = reports(connect(url))
+    assert report.metrics["num_tokens"] > 0
+    assert undisturbed_equals(url, 0)[:2] == (32, 32)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "it is empty; allowed: a mapping with sections run, policy"),
+        (["--config", json.dumps({"run": {"url": "x", "sede": 1}})], "run.sede: unknown field; did you mean 'seed'?"),
+    ],
+)
+def test_a_bad_configuration_is_refused_by_the_first_task(arguments, message, tmp_path):
+    command = [*PYFLYTE, WORKFLOW, "training", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)
+    assert done.returncode == 1
+    assert message in " ".join(done.stderr.replace("│", " ").split())

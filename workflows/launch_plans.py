@@ -1,0 +1,26 @@
+"""Scheduled continuation of a run: every so often, a few iterations more, never two executions at once.
+
+The concurrency policy skips a tick while an execution runs; the run's lease in object storage holds where the policy,
+which is check-then-create, does not.
+"""
+
+import os
+from pathlib import Path
+
+from flytekit import ConcurrencyLimitBehavior, ConcurrencyPolicy, CronSchedule, LaunchPlan
+
+from tasks.configuration.run_config import dump, load
+from workflows.training import training
+
+EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "gsm8k_qwen3.yaml"
+CONFIG = Path(os.environ.get("GLEANER_RUN_CONFIG", EXAMPLE))
+SCHEDULE = os.environ.get("GLEANER_SCHEDULE", "0 * * * *")
+ITERATIONS_PER_TICK = 4
+
+continue_run = LaunchPlan.get_or_create(
+    training,
+    name="continue_run",
+    schedule=CronSchedule(schedule=SCHEDULE),
+    fixed_inputs={"config": dump(load(CONFIG)), "count": ITERATIONS_PER_TICK},
+    concurrency=ConcurrencyPolicy(max_concurrency=1, behavior=ConcurrencyLimitBehavior.SKIP),
+)
