@@ -42,7 +42,7 @@ LIBRARIES_ALLOWED = {
 _FLYTE_MODULES = r"resources\.(pools|images)|tasks\.\w+|workflows(\.\w+)?"
 CONFINED = {
     "torch": r"tasks\.learning\.(?!config$)\w+"
-    r"|tasks\.sampling\.(torch_engine|\w*decoder|batch|kv_cache|slot_table|keyed_noise|weight_tensors)",
+    r"|tasks\.sampling\.(torch_engine|\w*decoder|batch|kv_cache|slot_table|tied_names|keyed_noise|weight_tensors)",
     "vllm": r"tasks\.sampling\.vllm_engine",
 } | dict.fromkeys(FLYTE, _FLYTE_MODULES)
 

@@ -1,4 +1,7 @@
-"""One RL iteration: plan -> (rollout || train) -> conclude."""
+"""One RL iteration: plan -> (rollout || train) -> conclude.
+
+A configuration is annotated `dict`, not `dict[str, Any]`: Flyte carries the one as JSON, the other as pickles.
+"""
 
 import functools
 from typing import Any
@@ -29,7 +32,7 @@ def iteration_nodes(config: dict[str, Any], after: Any, pools: PoolsConfig, *, l
 
 
 @workflow
-def iteration(config: dict[str, Any], after: int = -1) -> IterationOutcome:
+def iteration(config: dict, after: int = -1) -> IterationOutcome:  # type: ignore[type-arg]
     """Advance a run by one iteration.
 
     Args:

@@ -10,7 +10,7 @@ from workflows.iteration import iteration_nodes
 
 
 @dynamic
-def iterations(config: dict[str, Any], count: int) -> list[IterationOutcome]:
+def iterations(config: dict, count: int) -> list[IterationOutcome]:  # type: ignore[type-arg]
     """Chain `count` iterations of the run, on the pools its configuration names."""
     pools = parse(config).pools
     outcomes: list[Any] = []
@@ -23,7 +23,7 @@ def iterations(config: dict[str, Any], count: int) -> list[IterationOutcome]:
 
 
 @workflow
-def training(config: dict[str, Any] = {}, count: int = 1) -> list[IterationOutcome]:  # noqa: B006 - Flyte copies it
+def training(config: dict = {}, count: int = 1) -> list[IterationOutcome]:  # type: ignore[type-arg]  # noqa: B006
     """Train a policy with GRPO for `count` iterations more, from where the run stands.
 
     Args:

@@ -1,0 +1,138 @@
+"""What every benchmark script shares: interleaved rounds, targets, the conditions of a run, and how results are shown.
+
+With --json the last line of a script is one JSON object; before it, or without it, a table for people.
+"""
+
+import json
+import operator
+import os
+import platform
+import re
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+_COMPARISONS = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt, "==": operator.eq}
+_BOUND = re.compile(r"(<=|>=|==|<|>) (-?[0-9.]+(?:e-?[0-9]+)?)")
+_PACKAGES = ("torch", "transformers", "numpy", "pyarrow", "flytekit")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A claim with its bound, as in ">= 4"; a missed one is reported as missed."""
+
+    name: str
+    value: float
+    bound: str
+
+    def __post_init__(self) -> None:
+        if not _BOUND.fullmatch(self.bound):
+            raise ValueError(f"bound: value {self.bound!r}; allowed: a comparison, a blank and a number, as in '>= 4'")
+
+    @property
+    def met(self) -> bool:
+        comparison, limit = self.bound.split(" ")
+        return bool(_COMPARISONS[comparison](self.value, float(limit)))
+
+
+def conditions() -> dict[str, Any]:
+    """Machine, versions, threads, load and date, for the record."""
+    torch = sys.modules.get("torch")
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+        "load_average_1min": round(os.getloadavg()[0], 2),
+        "threads": torch.get_num_threads() if torch is not None else 1,
+        "python": platform.python_version(),
+        **{package: found for package in _PACKAGES if (found := _version(package)) is not None},
+    }
+
+
+def interleave(arms: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    """Run every arm once per round, each round in another order, and collect what the arms return.
+
+    On a shared machine only figures from the same minutes can be compared; the turning order spreads what one arm does
+    to the next.
+    """
+    names = list(arms)
+    results: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(rounds):
+        start = turn % len(names)
+        for name in names[start:] + names[:start]:
+            results[name].append(arms[name]())
+    return results
+
+
+def medians(results: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """The median of each arm's results."""
+    return {name: statistics.median(values) for name, values in results.items()}
+
+
+def finish(
+    name: str,
+    rows: Sequence[Mapping[str, Any]],
+    targets: Sequence[Target],
+    *,
+    as_json: bool,
+    notes: Mapping[str, Any] | None = None,
+    results: Mapping[str, Any] | None = None,
+) -> None:
+    """Print the table, the targets and, with `as_json`, the JSON object as the last line.
+
+    Args:
+        name: of the benchmark.
+        rows: one mapping per table row; the columns are the keys of all rows in order of appearance.
+        targets: the claims.
+        as_json: whether the last line is to be JSON.
+        notes: further conditions: sizes, rounds, options.
+        results: further figures, at the top level of the JSON object.
+    """
+    setting = conditions() | dict(notes or {})
+    print(f"{name}: " + ", ".join(f"{key} {value}" for key, value in setting.items()))
+    _print_table(rows)
+    for target in targets:
+        print(f"{'met   ' if target.met else 'MISSED'} {target.name}: {_shown(target.value)} (bound {target.bound})")
+    if as_json:
+        summary = {
+            "benchmark": name,
+            "conditions": setting,
+            "targets": {t.name: {"value": t.value, "bound": t.bound, "met": t.met} for t in targets},
+            "rows": [dict(row) for row in rows],
+            **dict(results or {}),
+        }
+        print(json.dumps(summary), flush=True)
+
+
+def _print_table(rows: Sequence[Mapping[str, Any]]) -> None:
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    cells = [columns, *([_shown(row.get(column, "")) for column in columns] for row in rows)]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
+    for line in cells:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def _shown(value: Any) -> str:
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,211 @@
+"""Decoding speed of TorchEngine against transformers on the same model, and what keyed sampling costs.
+
+`python -m benchmarks.rollout --json`. One thread, arms interleaved, medians. The model is a random Qwen2 of 3.3 million
+parameters; every response has the same prompt length and number of tokens, so that all arms do equal work. All arms
+sample at temperature 1; ours and continuous batching also return log-probs, `generate` does not.
+"""
+
+import argparse
+import logging
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
+from transformers.utils import logging as transformers_logging
+
+from benchmarks.reporting import Target, finish, interleave, medians
+from storage.records import SamplingParams
+from tasks.sampling.batch import Batch
+from tasks.sampling.engine import GenerationRequest, noise_key
+from tasks.sampling.torch_engine import TorchEngine
+from tasks.sampling.weight_tensors import as_block
+
+PROMPT = tuple(range(3, 19))
+GROUP_SIZE = 8
+SAMPLING_RESPONSES = 32
+LARGE_VOCABULARY = 32_768
+
+
+def probe_model(vocab_size: int) -> Any:
+    """A random Qwen2: hidden 256, 4 layers, 4 heads of 64, 2 key-value heads."""
+    config = AutoConfig.for_model(
+        "qwen2",
+        vocab_size=vocab_size,
+        hidden_size=256,
+        intermediate_size=768,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        pad_token_id=0,
+    )
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+
+
+class MultinomialEngine(TorchEngine):
+    """The same loop with what an engine without keyed noise does: one torch.multinomial, and the log-probs."""
+
+    def _draw(self, logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        logprobs = torch.log_softmax(logits.float() / batch.temperature.unsqueeze(1), dim=-1)
+        token_ids = torch.multinomial(logprobs.exp(), 1)
+        return token_ids.squeeze(1), logprobs.gather(1, token_ids).squeeze(1)
+
+
+def engine_for(
+    model: Any, max_responses_in_flight: int, context_length: int, kind: type[TorchEngine] = TorchEngine
+) -> TorchEngine:
+    """A float32 CPU engine with the model's weights."""
+    with tempfile.TemporaryDirectory() as model_dir:
+        model.config.save_pretrained(model_dir)
+        engine = kind(
+            Path(model_dir),
+            dtype="float32",
+            device="cpu",
+            max_responses_in_flight=max_responses_in_flight,
+            context_length=context_length,
+        )
+    engine.load_weights(0, {name: as_block(tensor) for name, tensor in model.named_parameters()})
+    return engine
+
+
+def decode(engine: TorchEngine, responses: int, tokens: int) -> float:
+    """Tokens per second of `responses` responses of `tokens` tokens, prefill included."""
+    sampling = SamplingParams(max_completion_length=tokens)
+    requests = [
+        GenerationRequest(index, index // GROUP_SIZE, PROMPT, (), noise_key(0, 0, index), sampling)
+        for index in range(responses)
+    ]
+    started_s = time.perf_counter()
+    engine.start(requests)
+    while engine.step():
+        pass
+    return responses * tokens / (time.perf_counter() - started_s)
+
+
+def generate(model: Any, responses: int, tokens: int) -> float:
+    """Tokens per second of transformers' `generate` on one static batch."""
+    prompts = torch.tensor([PROMPT] * responses)
+    started_s = time.perf_counter()
+    model.generate(
+        prompts,
+        attention_mask=torch.ones_like(prompts),
+        generation_config=_generation_config(tokens),
+    )
+    return responses * tokens / (time.perf_counter() - started_s)
+
+
+def continuous_batching(model: Any, responses: int, tokens: int) -> float:
+    """Tokens per second of transformers' continuous batching with log-probs, its manager kept between calls."""
+    started_s = time.perf_counter()
+    outputs = model.generate_batch(
+        [list(PROMPT)] * responses,
+        generation_config=_generation_config(tokens),
+        continuous_batching_config=ContinuousBatchingConfig(
+            page_size=32,
+            num_blocks=1200,
+            max_batch_tokens=1024,
+            return_logprobs=True,
+            seed=0,
+            use_cuda_graph=False,
+            use_async_batching=False,
+        ),
+        persistent_manager=True,
+    )
+    generated = sum(len(output.generated_tokens) for output in outputs.values())
+    return generated / (time.perf_counter() - started_s)
+
+
+def speed_rows(sizes: Sequence[tuple[int, int, int]]) -> list[dict[str, Any]]:
+    """Table rows for (responses, tokens each, rounds)."""
+    model, paged = probe_model(512), probe_model(512)
+    paged.set_attn_implementation("paged|eager")  # its faster choice on a CPU at 32 responses
+    rows = []
+    for responses, tokens, rounds in sizes:
+        engine = engine_for(model, responses, len(PROMPT) + tokens)
+        arms: dict[str, Callable[[], float]] = {
+            "engine": lambda engine=engine, n=responses, k=tokens: decode(engine, n, k),  # type: ignore[misc]
+            "generate": lambda n=responses, k=tokens: generate(model, n, k),  # type: ignore[misc]
+            "continuous": lambda n=responses, k=tokens: continuous_batching(paged, n, k),  # type: ignore[misc]
+        }
+        arms["engine"]()
+        continuous_batching(paged, responses, 2)
+        found = medians(interleave(arms, rounds))
+        paged.destroy_cached_continuous_batching_manager()
+        rows.append(
+            {
+                "measure": f"{responses} responses, tokens/s",
+                "ours": found["engine"],
+                "generate": found["generate"],
+                "continuous batching": found["continuous"],
+                "ratio": found["engine"] / found["continuous"],
+            }
+        )
+    return rows
+
+
+def sampling_tax_row(vocab_size: int, tokens: int, rounds: int) -> dict[str, Any]:
+    """Per cent more time per token with keyed sampling than with torch.multinomial in the same loop."""
+    model, context_length = probe_model(vocab_size), len(PROMPT) + tokens
+    engines = {
+        "keyed": engine_for(model, SAMPLING_RESPONSES, context_length),
+        "multinomial": engine_for(model, SAMPLING_RESPONSES, context_length, MultinomialEngine),
+    }
+    arms: dict[str, Callable[[], float]] = {
+        name: lambda engine=engine: decode(engine, SAMPLING_RESPONSES, tokens)  # type: ignore[misc]
+        for name, engine in engines.items()
+    }
+    interleave(arms, 1)
+    found = medians(interleave(arms, rounds))
+    return {
+        "measure": f"vocabulary {vocab_size}, tokens/s",
+        "ours": found["keyed"],
+        "multinomial": found["multinomial"],
+        "keyed sampling tax %": 100 * (found["multinomial"] / found["keyed"] - 1),
+    }
+
+
+def _generation_config(tokens: int) -> GenerationConfig:
+    return GenerationConfig(
+        max_new_tokens=tokens,
+        do_sample=True,
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        eos_token_id=-1,
+        pad_token_id=0,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--json", action="store_true", help="end with one JSON object")
+    parser.add_argument("--full", action="store_true", help="128 tokens per response and more rounds: some minutes")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    transformers_logging.set_verbosity_error()
+    logging.getLogger("ContinuousBatchingLogger").setLevel(logging.ERROR)
+    sizes = [(1, 128, 9), (32, 128, 9), (128, 128, 5)] if options.full else [(1, 48, 3), (32, 64, 5), (128, 16, 3)]
+    speed = speed_rows(sizes)
+    # a measure of other tasks joins the table as one more row
+    rows = [
+        *speed,
+        sampling_tax_row(512, 128 if options.full else 48, 15 if options.full else 7),
+        sampling_tax_row(LARGE_VOCABULARY, 64 if options.full else 16, 7 if options.full else 3),
+    ]
+    targets = [
+        Target("torch_engine_over_continuous_batching_32", speed[1]["ratio"], ">= 4"),
+        Target("keyed_sampling_tax_percent_512", rows[-2]["keyed sampling tax %"], "< 3"),
+        Target("keyed_sampling_tax_percent_32768", rows[-1]["keyed sampling tax %"], "< 3"),
+    ]
+    finish("rollout", rows, targets, as_json=options.json, notes={"responses_tokens_rounds": sizes})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""Comparing a disturbed iteration with an undisturbed rollout of the same plan, response by response."""
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from storage import layout, model_files, prompt_table
+from storage.assembly import JournalReader
+from storage.clock import SystemClock
+from storage.connect import connect
+from storage.memory import MemoryStore
+from storage.records import PlanRecord
+from storage.run import read_plan, read_run
+from storage.store import ObjectStore
+from storage.weights import pull
+from tasks.configuration.run_config import parse
+from tasks.sampling.choose import build_engine
+from tasks.sampling.session import Session, SessionConfig
+
+
+def undisturbed_equals(run_url: str, iteration: int) -> tuple[int, int, float]:
+    """(responses token-identical, responses, largest difference of log-probs) between a journal and a fresh rollout."""
+    store = connect(run_url)
+    plan = read_plan(store, iteration)
+    fresh = undisturbed(store, plan)
+    reader = JournalReader(store, plan)
+    reader.refresh()
+    identical, difference = 0, 0.0
+    for response in range(plan.num_responses):
+        kept, again = reader.assemble(response), fresh.assemble(response)
+        if np.array_equal(kept.token_ids, again.token_ids):
+            identical += 1
+            difference = max(difference, float(np.abs(kept.logprobs - again.logprobs).max()))
+    return identical, plan.num_responses, difference
+
+
+def undisturbed(store: ObjectStore, plan: PlanRecord) -> JournalReader:
+    """The plan's responses, generated again in memory by one session per slot that nobody disturbs."""
+    config = parse(plan.config)
+    prompts = prompt_table.decode_prompts(plan.prompts_key, store.get(plan.prompts_key))
+    _, tensors = pull(store, layout.weights(plan.weight_version))
+    memory, clock = MemoryStore(), SystemClock()
+    with tempfile.TemporaryDirectory() as folder:
+        model_files.download(store, Path(folder))
+        for slot in plan.slots:
+            engine = build_engine(config.rollout, Path(folder), read_run(store).vocab_size)
+            names = SessionConfig(
+                slot=slot.slot, pool=slot.pool, host="", pid=0, flush_interval_s=60.0, heartbeat_interval_s=60.0
+            )
+            session = Session(
+                memory, plan, prompts=prompts, engine=engine, config=names, clock=clock, notice=lambda: False
+            )
+            session.claim()
+            session.load_weights(lambda into: into.load_weights(plan.weight_version, tensors))
+            session.run()
+            engine.close()
+    reader = JournalReader(memory, plan)
+    reader.refresh()
+    return reader

@@ -1,0 +1,120 @@
+"""Make the demo's policy: a tiny Qwen2 that has seen worked sums with noisy steps, so that GRPO has something to learn.
+
+Usage: python examples/warm_start.py DIRECTORY [--steps N] [--seed N]
+"""
+
+import argparse
+import os
+import random
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from torch.nn import functional
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from tasks.prompts.arithmetic import ALPHABET, demonstration, problem
+from tasks.prompts.config import ArithmeticConfig
+
+SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
+STEP_NOISE = 0.2  # so that sampling is right about 40 % of the time, and most groups are mixed
+BATCH = 64
+PROBLEMS = 1 << 20
+
+
+def build_tokenizer() -> Any:
+    """One token per character; a prompt begins with <bos>."""
+    vocabulary = {token: index for index, token in enumerate((*SPECIAL, *ALPHABET))}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(pattern="", behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 1)])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>", unk_token="<unk>"
+    )
+
+
+def build_model(vocabulary: int, context_length: int = 256) -> Any:
+    """Qwen2 with 0.4 million parameters, random."""
+    config = Qwen2Config(
+        vocab_size=vocabulary,
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=context_length,
+        tie_word_embeddings=True,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    return Qwen2ForCausalLM(config)
+
+
+def batches(tokenizer: Any, seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Endless (ids [B, L], labels [B, L]) of demonstrations of similar length; prompts and padding are not learned."""
+    rng = random.Random(seed)
+    # Another seed than any run's: the problems trained on here are not the run's prompts.
+    config = ArithmeticConfig()
+    while True:
+        pool = [problem(seed + 1_000_003, rng.randrange(PROBLEMS), config) for _ in range(BATCH * 8)]
+        texts = sorted(((p.prompt, demonstration(p, rng, STEP_NOISE)) for p in pool), key=lambda text: len(text[1]))
+        chunks = [texts[start : start + BATCH] for start in range(0, len(texts), BATCH)]
+        rng.shuffle(chunks)
+        for chunk in chunks:
+            rows = [
+                (tokenizer(p)["input_ids"], [*tokenizer(a, add_special_tokens=False)["input_ids"], 2]) for p, a in chunk
+            ]
+            width = max(len(prompt) + len(answer) for prompt, answer in rows)
+            ids = torch.tensor([[*p, *a, *[0] * (width - len(p) - len(a))] for p, a in rows])
+            labels = torch.tensor([[*[-100] * len(p), *a, *[-100] * (width - len(p) - len(a))] for p, a in rows])
+            yield ids, labels
+
+
+def warm_start(directory: Path, steps: int, seed: int, progress: Callable[[int, float], None]) -> None:
+    """Train from random weights on noisy demonstrations and save model and tokenizer as one Hugging Face directory."""
+    torch.manual_seed(seed)
+    tokenizer = build_tokenizer()
+    model = build_model(len(tokenizer))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
+    source = batches(tokenizer, seed)
+    for step in range(steps):
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-3 * min(1.0, (step + 1) / 20) * (1 - 0.9 * step / steps)
+        ids, labels = next(source)
+        logits = model(input_ids=ids).logits[:, :-1]
+        loss = functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        progress(step + 1, loss.item())
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(tempfile.mkdtemp(prefix="unfinished-", dir=directory.parent))
+    model.save_pretrained(unfinished)
+    tokenizer.save_pretrained(unfinished)
+    unfinished.rename(directory)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+
+    def progress(step: int, loss: float) -> None:
+        if step % 50 == 0:
+            print(f"warm start: step {step} of {arguments.steps}, loss {loss:.3f}", flush=True)
+
+    warm_start(arguments.directory, arguments.steps, arguments.seed, progress)
+
+
+if __name__ == "__main__":
+    main()

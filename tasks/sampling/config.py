@@ -1,0 +1,66 @@
+"""What a user may set about rollouts and sampling. Imports neither torch nor any engine."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field
+
+from storage.records import SamplingParams
+
+STRICT = ConfigDict(extra="forbid", strict=True)
+_HEARTBEATS_PER_TTL = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingConfig:
+    """How tokens are drawn; the defaults sample from the policy itself."""
+
+    __pydantic_config__ = STRICT
+    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=0)] = 0
+    max_completion_length: Annotated[int, Field(ge=1)] = 1024
+
+    def params(self, stop_token_ids: tuple[int, ...]) -> SamplingParams:
+        """The record of these settings and the tokenizer's stop tokens, as a plan holds it."""
+        return SamplingParams(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            max_completion_length=self.max_completion_length,
+            stop_token_ids=stop_token_ids,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutConfig:
+    """The engine of a rollout worker and how often it reports.
+
+    Attributes:
+        engine: "auto" takes the best engine that is installed; "scripted" has no model and is for tests.
+        dtype: of the engine's weights, activations and cache; float32 on a CPU makes resumed responses identical.
+        device: "auto" takes CUDA where there is one.
+        max_responses_in_flight: how many responses one worker decodes together.
+        context_length: most tokens of prompt + response; None takes the model's max_position_embeddings.
+        flush_interval_s: seconds between two journal shards of a worker; a hard kill loses at most this much.
+        heartbeat_interval_s: seconds between two signs of life.
+        claim_ttl_s: seconds without a sign of life after which others take a worker's responses.
+    """
+
+    __pydantic_config__ = STRICT
+    engine: Literal["auto", "torch", "scripted"] = "auto"
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    max_responses_in_flight: Annotated[int, Field(ge=1)] = 64
+    context_length: Annotated[int, Field(ge=2)] | None = None
+    flush_interval_s: Annotated[float, Field(ge=0.05, le=60)] = 5.0
+    heartbeat_interval_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 5.0
+    claim_ttl_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 30.0
+
+    def __post_init__(self) -> None:
+        least = _HEARTBEATS_PER_TTL * self.heartbeat_interval_s
+        if self.claim_ttl_s < least:
+            raise ValueError(
+                f"claim_ttl_s: value {self.claim_ttl_s}; allowed: at least {_HEARTBEATS_PER_TTL} times "
+                f"heartbeat_interval_s, {least}"
+            )

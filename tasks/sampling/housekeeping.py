@@ -1,0 +1,76 @@
+"""Housekeeping: has one function done at an interval, in a thread of its own or in line with the decode loop.
+
+The thread keeps storage off the decode path; in line, a simulation stays single-threaded and deterministic.
+"""
+
+import threading
+from collections.abc import Callable
+
+from storage.clock import Clock
+from storage.store import StoreUnavailable
+
+FAILURES_MAX = 5
+JOIN_TIME_LIMIT_S = 60.0
+
+
+class Housekeeping:
+    """A store that does not answer is tried again at the next interval, FAILURES_MAX times; then `tick` raises."""
+
+    def __init__(self, work: Callable[[], None], clock: Clock, *, interval_s: float, background: bool) -> None:
+        self._work = work
+        self._clock = clock
+        self._interval_s = interval_s
+        self._thread = threading.Thread(target=self._loop, name="housekeeping", daemon=True) if background else None
+        self._stopping = threading.Event()
+        self._error: BaseException | None = None
+        self._failures = 0
+        self._due_s = clock.monotonic() + interval_s
+
+    def start(self) -> None:
+        if self._thread is not None:
+            self._thread.start()
+
+    def tick(self) -> None:
+        """Call between two decode steps: raises what the work raised; without a thread, does the work when due."""
+        if self._error is not None:
+            raise self._error
+        if self._thread is None and self._clock.monotonic() >= self._due_s:
+            self._due_s = self._clock.monotonic() + self._interval_s
+            self._attempt()
+
+    def stop(self) -> None:
+        """End the thread after the work it is doing; raises StoreUnavailable if that does not end."""
+        self._stopping.set()
+        if self._thread is not None and self._thread.is_alive():
+            self._thread.join(JOIN_TIME_LIMIT_S)
+            if self._thread.is_alive():
+                raise StoreUnavailable(f"a flush did not end within {JOIN_TIME_LIMIT_S:.0f} s")
+
+    def abandon(self) -> None:
+        """End the thread without waiting for it."""
+        self._stopping.set()
+
+    def _loop(self) -> None:
+        began_s, took_s = self._clock.monotonic(), 0.0
+        while True:
+            # What is written is safe only at the end of the work: begin so early that it ends at the interval.
+            due_s = began_s + self._interval_s - min(took_s, self._interval_s / 2)
+            if self._stopping.wait(max(0.0, due_s - self._clock.monotonic())):
+                return
+            began_s = self._clock.monotonic()
+            self._attempt()
+            took_s = self._clock.monotonic() - began_s
+            if self._error is not None:
+                return
+
+    def _attempt(self) -> None:
+        try:
+            self._work()
+        except StoreUnavailable as error:
+            self._failures += 1
+            if self._failures >= FAILURES_MAX:
+                self._error = error
+        except Exception as error:  # noqa: BLE001 - handed to the decode loop, which raises it
+            self._error = error
+        else:
+            self._failures = 0

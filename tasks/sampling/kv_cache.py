@@ -1,0 +1,122 @@
+"""Keys and values of the responses in flight, one row of the cache per response, allocated ahead.
+
+Knows rows, positions and layers; knows nothing of requests or of a model's arithmetic. A cache position is the index of
+a token in prompt + response. Capacity grows in steps, so that memory follows the longest response and not the context.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+SPAN_MULTIPLE = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What one forward pass of n rows with T new tokens each reads and writes.
+
+    Attributes:
+        rows: int64 [n], the cache rows; None for the first n rows, which then are read without a copy.
+        count: n.
+        positions: int64 [n, T], the cache positions of the new tokens.
+        owners: int64 [n, 1], the cache row of each row, also where `rows` is None.
+        span: how many cache positions are attended to, from 0.
+        mask: [n, 1, T, span] in the model's dtype, 0 where a token may look and -inf where not.
+        cells: where new keys go, int64 [n * T * heads] by number of heads; filled by the cache.
+    """
+
+    rows: Tensor | None
+    count: int
+    positions: Tensor
+    owners: Tensor
+    span: int
+    mask: Tensor
+    cells: dict[int, Tensor] = field(default_factory=dict)
+
+
+class KeyValueCache:
+    """Per layer one tensor of keys and one of values, [rows, heads, capacity, size]; layers appear at first use."""
+
+    def __init__(self, *, rows: int, context_length: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._rows = rows
+        self._limit = _rounded_up(context_length)
+        self._last_position = context_length - 1
+        self._dtype = dtype
+        self._device = device
+        self._capacity = min(4 * SPAN_MULTIPLE, self._limit)
+        self._row_range = torch.arange(rows, device=device)
+        self._span_range = torch.arange(self._limit, device=device)
+        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+
+    @property
+    def capacity(self) -> int:
+        """Cache positions allocated per row."""
+        return self._capacity
+
+    def window(self, first: Tensor, length: int, reach: int, rows: Tensor | None = None) -> Window:
+        """The window of `length` new tokens per row, the first of them at positions `first` (int64 [n]).
+
+        `reach` is the largest position + 1, known to the caller so that nobody waits for the device. Padding may point
+        beyond the context; it is folded onto the last position, which no prefix reaches.
+        """
+        count = first.shape[0]
+        span = min(_rounded_up(reach), self._limit)
+        self._reserve(span)
+        positions = first.unsqueeze(1)
+        if length > 1:
+            positions = (positions + self._span_range[:length]).clamp_(max=self._last_position)
+        owners = (self._row_range[:count] if rows is None else rows).unsqueeze(1)
+        mask = torch.zeros(count, 1, length, span, dtype=self._dtype, device=self._device)
+        mask.masked_fill_((self._span_range[:span] > positions.unsqueeze(2)).unsqueeze(1), -torch.inf)
+        return Window(rows=rows, count=count, positions=positions, owners=owners, span=span, mask=mask)
+
+    def write(self, layer: int, window: Window, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Store keys and values [n, T, heads, size] of new tokens; return the window's, [n, heads, span, size]."""
+        stored = self._layers.get(layer)
+        if stored is None:
+            stored = self._layers[layer] = (self._empty(keys), self._empty(values))
+        return self._put(stored[0], window, keys), self._put(stored[1], window, values)
+
+    def copy_rows(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
+        """Copy the first `length` positions of each source row onto its target row; no target may be a source."""
+        if not sources or not length:
+            return
+        source = torch.tensor(sources, device=self._device)
+        target = torch.tensor(targets, device=self._device)
+        for pair in self._layers.values():
+            for tensor in pair:
+                tensor[target, :, :length] = tensor[source, :, :length]
+
+    def _put(self, stored: Tensor, window: Window, new: Tensor) -> Tensor:
+        heads, size = new.shape[-2:]
+        stored.view(-1, size).index_copy_(0, self._cells(window, heads), new.reshape(-1, size))
+        return (
+            stored[: window.count, :, : window.span] if window.rows is None else stored[window.rows, :, : window.span]
+        )
+
+    def _cells(self, window: Window, heads: int) -> Tensor:
+        cells = window.cells.get(heads)
+        if cells is None:
+            lanes = window.owners.unsqueeze(2) * heads + torch.arange(heads, device=self._device)  # [n, 1, heads]
+            cells = window.cells[heads] = (lanes * self._capacity + window.positions.unsqueeze(2)).reshape(-1)
+        return cells
+
+    def _empty(self, new: Tensor) -> Tensor:
+        heads, size = new.shape[-2:]
+        # zeros: masked positions are multiplied by weight 0, which would keep a NaN
+        return torch.zeros(self._rows, heads, self._capacity, size, dtype=new.dtype, device=self._device)
+
+    def _reserve(self, span: int) -> None:
+        if span <= self._capacity:
+            return
+        capacity = min(max(span, 2 * self._capacity), self._limit)
+        for layer, pair in self._layers.items():
+            keys, values = (torch.nn.functional.pad(old, (0, 0, 0, capacity - self._capacity)) for old in pair)
+            self._layers[layer] = (keys, values)
+        self._capacity = capacity
+
+
+def _rounded_up(length: int) -> int:
+    return -(-length // SPAN_MULTIPLE) * SPAN_MULTIPLE

@@ -1,0 +1,240 @@
+"""What every Engine must do; an engine's test file inherits this class and supplies `engine_factory`."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from storage.records import SamplingParams
+from storage.weights import TensorBlock
+from tasks.sampling.engine import Engine, EngineError, FinishReason, GenerationRequest, noise_key
+
+VOCAB_SIZE = 96
+CONTEXT_LENGTH = 160
+STOPS = (2, 11, 12)
+SAMPLING = SamplingParams(max_completion_length=40, stop_token_ids=STOPS)
+ENDLESS = SamplingParams(max_completion_length=24)
+
+
+@dataclass
+class Result:
+    """What an engine said about one response."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+
+
+def request(response: int, sampling: SamplingParams = SAMPLING, group_size: int = 4) -> GenerationRequest:
+    group = response // group_size
+    prompt = tuple((7 * group + 5 * k) % 80 + 4 for k in range(3 + 5 * (group % 4)))
+    return GenerationRequest(response, group, prompt, (), noise_key(3, 1, response), sampling)
+
+
+def resumed(original: GenerationRequest, token_ids: Sequence[int]) -> GenerationRequest:
+    return replace(original, generated_ids=tuple(token_ids))
+
+
+def drain(engine: Engine, results: dict[int, Result], max_steps: int = 10_000) -> dict[int, Result]:
+    """Step until nothing is in flight, or max_steps times, collecting deltas."""
+    for _ in range(max_steps):
+        deltas = engine.step()
+        if not deltas:
+            break
+        assert len({delta.response for delta in deltas}) == len(deltas)
+        for delta in deltas:
+            result = results[delta.response]
+            assert result.finish_reason is None, "a delta came after the last one"
+            assert len(delta.token_ids) == len(delta.logprobs) >= 1
+            result.token_ids += delta.token_ids
+            result.logprobs += delta.logprobs
+            result.finish_reason = delta.finish_reason
+    return results
+
+
+def run(engine: Engine, requests: Sequence[GenerationRequest]) -> dict[int, Result]:
+    """All requests at once, to the end."""
+    engine.start(requests)
+    return drain(engine, {item.response: Result() for item in requests})
+
+
+class EngineContract:
+    """`engine_factory(max_responses_in_flight)` makes an engine of VOCAB_SIZE and CONTEXT_LENGTH with weights 0."""
+
+    @pytest.fixture
+    def engine_factory(self) -> Callable[[int], Engine]:
+        raise NotImplementedError
+
+    def weights(self, version: int) -> Mapping[str, TensorBlock]:
+        """Weights of a version, different for each."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def engine(self, engine_factory):
+        engine = engine_factory(8)
+        yield engine
+        engine.close()
+
+    def test_two_engines_agree(self, engine_factory):
+        requests = [request(r) for r in range(8)]
+        assert run(engine_factory(8), requests) == run(engine_factory(8), requests)
+
+    def test_batch_mates_and_order_do_not_matter(self, engine):
+        requests = [request(r) for r in range(8)]
+        together = run(engine, requests)
+        backwards = run(engine, requests[::-1])
+        for item in requests:
+            alone = run(engine, [item])[item.response]
+            for other in (backwards[item.response], alone):
+                assert other.token_ids == together[item.response].token_ids
+                assert other.logprobs == pytest.approx(together[item.response].logprobs, abs=1e-4)
+
+    def test_responses_differ_within_a_group(self, engine):
+        results = run(engine, [request(r, ENDLESS) for r in range(4)])
+        assert len({tuple(result.token_ids) for result in results.values()}) == 4
+
+    def test_refilled_slots_change_nothing(self, engine_factory):
+        requests = [request(r) for r in range(12)]
+        wanted = {}
+        for item in requests:
+            wanted |= run(engine_factory(1), [item])
+        engine = engine_factory(3)
+        results = {item.response: Result() for item in requests}
+        waiting = list(requests)
+        while waiting or any(result.finish_reason is None for result in results.values()):
+            started = len(results) - len(waiting)
+            room = 3 - (started - sum(result.finish_reason is not None for result in results.values()))
+            engine.start(waiting[:room])
+            del waiting[:room]
+            drain(engine, results, max_steps=1)
+        assert {r: result.token_ids for r, result in results.items()} == {
+            r: result.token_ids for r, result in wanted.items()
+        }
+
+    def test_resumed_anywhere_is_uninterrupted(self, engine):
+        requests = [request(r) for r in range(8)]
+        whole = run(engine, requests)
+        for cut in (1, 2, 5, 13, 30):
+            again = [
+                resumed(item, whole[item.response].token_ids[:cut])
+                for item in requests
+                if len(whole[item.response].token_ids) > cut
+            ]
+            for response, rest in run(engine, again).items():
+                assert rest.token_ids == whole[response].token_ids[cut:]
+                assert rest.logprobs == pytest.approx(whole[response].logprobs[cut:], abs=1e-4)
+                assert rest.finish_reason == whole[response].finish_reason
+
+    def test_resumed_response_has_only_the_remaining_budget(self, engine):
+        original = request(0, ENDLESS)
+        token_ids = run(engine, [original])[0].token_ids
+        assert len(token_ids) == 24
+        rest = run(engine, [resumed(original, token_ids[:23])])[0]
+        assert (len(rest.token_ids), rest.finish_reason) == (1, FinishReason.LENGTH)
+
+    def test_stop_token_is_the_last_and_only_there(self, engine):
+        results = [run(engine, [request(r)])[r] for r in range(24)]
+        assert {result.finish_reason for result in results} >= {FinishReason.STOP}
+        for result in results:
+            stopped = [token in STOPS for token in result.token_ids]
+            assert not any(stopped[:-1])
+            assert stopped[-1] == (result.finish_reason is FinishReason.STOP)
+            assert stopped[-1] or len(result.token_ids) == SAMPLING.max_completion_length
+
+    def test_context_ends_a_response(self, engine):
+        sampling = SamplingParams(max_completion_length=10_000)
+        item = replace(request(0, sampling), prompt_ids=tuple(range(4, 64)))
+        result = run(engine, [item])[0]
+        assert len(result.token_ids) == CONTEXT_LENGTH - 60
+        assert result.finish_reason is FinishReason.LENGTH
+        rest = run(engine, [resumed(item, result.token_ids[:70])])[0]
+        assert rest.token_ids == result.token_ids[70:]
+
+    def test_logprobs_are_logprobs(self, engine):
+        for result in run(engine, [request(r) for r in range(8)]).values():
+            assert all(-50 < logprob <= 0 for logprob in result.logprobs)
+
+    def test_aborted_response_is_silent_and_can_start_again(self, engine):
+        whole = run(engine, [request(r, ENDLESS) for r in range(4)])
+        engine.start([request(r, ENDLESS) for r in range(4)])
+        results = drain(engine, {r: Result() for r in range(4)}, max_steps=7)
+        engine.abort([1, 3, 99])
+        drain(engine, results, max_steps=2)
+        assert [len(results[r].token_ids) for r in range(4)] == [9, 7, 9, 7]
+        engine.start([resumed(request(r, ENDLESS), results[r].token_ids) for r in (1, 3)])
+        drain(engine, results)
+        assert {r: result.token_ids for r, result in results.items()} == {
+            r: result.token_ids for r, result in whole.items()
+        }
+
+    def test_nothing_in_flight_gives_nothing(self, engine):
+        assert engine.step() == []
+        engine.start([])
+        assert engine.step() == []
+
+    def test_never_more_than_the_maximum_in_flight(self, engine_factory):
+        engine = engine_factory(3)
+        assert engine.max_responses_in_flight == 3
+        engine.start([request(r, ENDLESS) for r in range(2)])
+        with pytest.raises(EngineError, match="response 41"):
+            engine.start([request(40, ENDLESS), request(41, ENDLESS)])
+        engine.start([request(40, ENDLESS)])
+        assert {delta.response for delta in engine.step()} == {0, 1, 40}
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"prompt_ids": ()}, "response 5: prompt_ids is empty"),
+            ({"prompt_ids": tuple([4] * CONTEXT_LENGTH)}, "response 5: prompt of 160 tokens"),
+            ({"prompt_ids": (4, VOCAB_SIZE)}, "response 5: prompt_ids has token id 96; allowed: 0..95"),
+            ({"generated_ids": (4, -1)}, "response 5: generated_ids has token id -1"),
+            ({"generated_ids": (4, 2)}, "response 5: its 2 generated tokens end it already"),
+            ({"generated_ids": tuple([4] * 40)}, "response 5: its 40 generated tokens end it already"),
+            ({"sampling": replace(SAMPLING, temperature=-1.0)}, "response 5: temperature -1.0"),
+            ({"sampling": replace(SAMPLING, top_p=0.0)}, "response 5: top_p 0.0"),
+            ({"sampling": replace(SAMPLING, top_k=-2)}, "response 5: top_k -2"),
+            ({"response": 0}, "response 0 is in flight already"),
+        ],
+        ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+    )
+    def test_bad_request_is_refused_and_changes_nothing(self, engine, changes, message):
+        engine.start([request(0)])
+        with pytest.raises(EngineError, match=message.replace(".", r"\.")):
+            engine.start([request(4), replace(request(5), **changes)])
+        results = drain(engine, {0: Result()})
+        assert results == run(engine, [request(0)])
+
+    def test_weights_are_not_replaced_under_responses_in_flight(self, engine):
+        engine.start([request(0, ENDLESS)])
+        with pytest.raises(EngineError, match="1 responses in flight"):
+            engine.load_weights(1, self.weights(1))
+        engine.abort([0])
+        engine.load_weights(1, self.weights(1))
+
+    def test_new_weights_take_effect_and_old_ones_come_back(self, engine):
+        old = run(engine, [request(0, ENDLESS)])
+        engine.load_weights(1, self.weights(1))
+        assert run(engine, [request(0, ENDLESS)]) != old
+        engine.load_weights(0, self.weights(0))
+        assert run(engine, [request(0, ENDLESS)]) == old
+
+    def test_prompt_is_computed_once_per_group(self, engine_factory):
+        engine = engine_factory(8)
+        engine.start([request(0, ENDLESS)])
+        one = engine.prefill_tokens
+        assert 0 < one <= len(request(0).prompt_ids)
+        engine.start([request(r, ENDLESS) for r in (1, 2)])
+        drain(engine, {r: Result() for r in range(3)})
+        engine.start([request(3, ENDLESS)])
+        assert engine.prefill_tokens == one
+
+    def test_prefix_is_counted_as_prefill(self, engine):
+        original = request(0, ENDLESS)
+        token_ids = run(engine, [original])[0].token_ids
+        before = engine.prefill_tokens
+        engine.start([resumed(original, token_ids[:20])])
+        assert 19 <= engine.prefill_tokens - before <= 20 + len(original.prompt_ids)
+
+    def test_says_what_it_is(self, engine):
+        assert engine.name
+        assert engine.batch_invariant

@@ -1,0 +1,216 @@
+"""The session against real stores: kills at any step, restarts, zombies, notices; always the undisturbed tokens."""
+
+import os
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from storage import layout, records
+from storage.assembly import JournalReader
+from storage.clock import ManualClock, SystemClock
+from storage.connect import connect
+from storage.local import LocalStore
+from storage.memory import MemoryStore
+from storage.prompt_table import PromptRow
+from storage.records import AliveRecord, PlanRecord, SamplingParams, SlotPlan
+from storage.store import StoreUnavailable
+from tasks.planning.plan import assign_groups
+from tasks.sampling.scripted_engine import ScriptedEngine
+from tasks.sampling.session import Preempted, Session, SessionConfig
+
+GENERATIONS, GROUPS, SLOTS, IN_FLIGHT = 3, 5, 2, 4
+PROMPTS = [PromptRow(str(k), (1, 2, k + 3), "p", {}) for k in range(GROUPS)]
+
+
+def a_plan() -> PlanRecord:
+    return PlanRecord(
+        iteration=0,
+        weight_version=0,
+        run_seed=3,
+        num_generations=GENERATIONS,
+        prompts_key="prompts",
+        first_prompt=0,
+        slots=tuple(
+            SlotPlan(slot=slot, pool="rollout", groups=groups)
+            for slot, groups in enumerate(assign_groups(GROUPS, SLOTS))
+        ),
+        sampling=SamplingParams(max_completion_length=40, stop_token_ids=(0,)),
+        config={},
+        created_at_s=0.0,
+    )
+
+
+class Killed(BaseException):
+    """SIGKILL: nothing of the victim runs afterwards."""
+
+
+class DiesAfter(ScriptedEngine):
+    """Its process is killed in the middle of a step."""
+
+    def __init__(self, steps: int, **given) -> None:
+        super().__init__(50, IN_FLIGHT, median_length=12, **given)
+        self.left = steps
+
+    def step(self):
+        if self.left == 0:
+            raise Killed
+        self.left -= 1
+        return super().step()
+
+
+def a_session(store, slot, *, steps=10**9, clock=None, notice=lambda: False, flush_interval_s=3.0, background=False):
+    clock = clock or ManualClock()
+    engine = DiesAfter(steps, clock=clock, step_time_s=lambda _: 1.0)
+    config = SessionConfig(
+        slot=slot,
+        pool="rollout",
+        host="here",
+        pid=os.getpid(),
+        flush_interval_s=flush_interval_s,
+        heartbeat_interval_s=flush_interval_s,
+        background=background,
+    )
+    return Session(store, a_plan(), prompts=PROMPTS, engine=engine, config=config, clock=clock, notice=notice)
+
+
+def live(session):
+    session.claim()
+    session.load_weights(lambda engine: engine.load_weights(0, {}))
+    return session.run()
+
+
+def responses(store):
+    reader = JournalReader(store, a_plan())
+    reader.refresh()
+    found = [reader.assemble(response) for response in range(GROUPS * GENERATIONS)]
+    assert all(response.finish.ends_response for response in found)
+    return [(r.token_ids.tolist(), r.logprobs.tolist(), r.finish) for r in found]
+
+
+def undisturbed():
+    store = MemoryStore()
+    for slot in range(SLOTS):
+        live(a_session(store, slot))
+    return responses(store)
+
+
+EXPECTED = undisturbed()
+
+
+def test_lengths_differ_so_that_slots_are_refilled():
+    assert len({len(tokens) for tokens, _, _ in EXPECTED}) > 4
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.tuples(st.integers(0, SLOTS - 1), st.integers(0, 60)), max_size=12), st.sampled_from([1.0, 3.0, 7.0])
+)
+def test_killed_at_any_steps_it_ends_with_the_undisturbed_tokens(kills, flush_interval_s):
+    store = MemoryStore()
+    for slot, steps in kills:
+        try:
+            live(a_session(store, slot, steps=steps, flush_interval_s=flush_interval_s))
+        except Killed:
+            continue
+    for slot in range(SLOTS):
+        live(a_session(store, slot))
+    assert responses(store) == EXPECTED
+
+
+def test_a_kill_costs_at_most_one_flush_interval_of_tokens():
+    """The scripted engine takes 1 s a step, so a flush interval of 5 s is at most 5 steps of each row."""
+    for steps in range(1, 40):
+        store = MemoryStore()
+        victim = a_session(store, 0, steps=steps, flush_interval_s=5.0)
+        with pytest.raises(Killed):
+            live(victim)
+        generated = victim.outcome().tokens_generated
+        successor = a_session(store, 0)
+        successor.claim()
+        assert generated - successor.outcome().tokens_recovered <= 5 * IN_FLIGHT
+
+
+@pytest.mark.parametrize("kind", ["memory", "local", "s3"])
+def test_results_are_the_same_on_every_store(kind, tmp_path, request):
+    store = {
+        "memory": MemoryStore,
+        "local": lambda: LocalStore(tmp_path),
+        "s3": lambda: connect(f"{request.getfixturevalue('s3_url')}/session"),
+    }[kind]()
+    for steps in (4, 9):
+        with pytest.raises(Killed):
+            live(a_session(store, 1, steps=steps))
+    for slot in range(SLOTS):
+        live(a_session(store, slot))
+    assert responses(store) == EXPECTED
+
+
+def test_a_notice_loses_nothing_and_hands_everything_over():
+    store = MemoryStore()
+    told = [False] * 10 + [True]
+    victim = a_session(store, 0, notice=lambda: told.pop(0), flush_interval_s=60.0)
+    with pytest.raises(Preempted):
+        live(victim)
+    alive = records.read(store, AliveRecord, layout.alive(0, victim.incarnation))
+    assert alive.state == "gone"
+    successor = a_session(store, 0)
+    successor.claim()
+    assert successor.outcome().tokens_recovered == victim.outcome().tokens_generated > 0
+
+
+def test_a_zombie_stops_when_it_learns_that_its_slot_was_taken_over():
+    store = MemoryStore()
+    zombie = a_session(store, 0, flush_interval_s=1.0)
+    zombie.claim()
+    zombie.load_weights(lambda engine: engine.load_weights(0, {}))
+    live(a_session(store, 0))
+    outcome = zombie.run()
+    assert outcome.responses_finished == 0
+    live(a_session(store, 1))
+    assert responses(store) == EXPECTED
+
+
+def test_a_finished_slot_has_nothing_left_to_claim_and_loads_no_weights():
+    store = MemoryStore()
+    live(a_session(store, 0))
+    again = a_session(store, 0)
+    assert again.claim() == 0
+    again.load_weights(lambda _: pytest.fail("nothing is left to generate"))
+    assert again.run().tokens_generated == 0
+
+
+def test_remaining_budget_after_resume_is_what_was_left():
+    store = MemoryStore()
+    with pytest.raises(Killed):
+        live(a_session(store, 0, steps=11, flush_interval_s=1.0))
+    live(a_session(store, 0))
+    live(a_session(store, 1))
+    assert max(len(tokens) for tokens, _, _ in responses(store)) <= a_plan().sampling.max_completion_length
+    assert responses(store) == EXPECTED
+
+
+def test_the_flush_thread_gives_the_same_journal(tmp_path):
+    store = LocalStore(tmp_path)
+    for slot in range(SLOTS):
+        session = a_session(store, slot, clock=SystemClock(), background=True, flush_interval_s=0.05)
+        session._engine._step_time_s = lambda _: 0.01
+        live(session)
+    assert responses(store) == EXPECTED
+
+
+class Unreachable(MemoryStore):
+    """A store that stops answering creates after a while."""
+
+    left = 6
+
+    def create(self, key, body):
+        self.left -= 1
+        if self.left < 0 and "journal" in key:
+            raise StoreUnavailable("no answer")
+        return super().create(key, body)
+
+
+def test_a_store_that_is_gone_for_good_ends_the_session_by_name():
+    with pytest.raises(StoreUnavailable, match="left nothing behind"):
+        live(a_session(Unreachable(), 0, flush_interval_s=1.0))
