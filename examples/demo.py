@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from examples.compare import undisturbed_equals
-from examples.warm_start import warm_start
+from examples.warm_start import WarmStart, warm_start
 from gleaner import table
 from storage import layout, records
 from storage.connect import connect
@@ -29,7 +29,6 @@ from storage.store import ObjectMissing, ObjectStore
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = ROOT / "examples" / "demo.yaml"
-WARM_START_STEPS = 400
 ITERATION_KILLED = 2
 POLL_INTERVAL_S = 0.02
 END_TIME_LIMIT_S = 60.0
@@ -64,8 +63,8 @@ def make_policy(directory: Path) -> None:
         console.print(f"policy: {directory} (from an earlier demo)")
         return
     with _progress() as progress:
-        bar = progress.add_task("warm start", total=WARM_START_STEPS)
-        warm_start(directory, WARM_START_STEPS, 1, lambda step, _: progress.update(bar, completed=step))
+        bar = progress.add_task("warm start", total=WarmStart.steps)
+        warm_start(directory, WarmStart(), lambda step, _: progress.update(bar, completed=step))
 
 
 def train(config: Path, run: Path, iterations: int, log: Path) -> Kill:

@@ -8,6 +8,7 @@ import os
 import random
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,19 @@ from tasks.prompts.config import ArithmeticConfig
 
 SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
 STEP_NOISE = 0.2  # so that sampling is right about 40 % of the time, and most groups are mixed
-BATCH = 64
+WARM_UP_STEPS = 20
 PROBLEMS = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmStart:
+    """Supervised training before reinforcement learning: how long, how fast, on which problems."""
+
+    steps: int = 400
+    batch: int = 64
+    learning_rate: float = 1e-3
+    seed: int = 1
+    task: ArithmeticConfig = field(default_factory=ArithmeticConfig)
 
 
 def build_tokenizer() -> Any:
@@ -57,19 +69,20 @@ def build_model(vocabulary: int, context_length: int = 256) -> Any:
     return Qwen2ForCausalLM(config)
 
 
-def batches(tokenizer: Any, seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def batches(tokenizer: Any, config: WarmStart) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Endless (ids [B, L], labels [B, L]) of demonstrations of similar length; prompts and padding are not learned."""
-    rng = random.Random(seed)
-    # Another seed than any run's: the problems trained on here are not the run's prompts.
-    config = ArithmeticConfig()
+    rng = random.Random(config.seed)
     while True:
-        pool = [problem(seed + 1_000_003, rng.randrange(PROBLEMS), config) for _ in range(BATCH * 8)]
+        # Another seed than any run's: the problems trained on here are not the run's prompts.
+        indices = [rng.randrange(PROBLEMS) for _ in range(config.batch * 8)]
+        pool = [problem(config.seed + 1_000_003, index, config.task) for index in indices]
         texts = sorted(((p.prompt, demonstration(p, rng, STEP_NOISE)) for p in pool), key=lambda text: len(text[1]))
-        chunks = [texts[start : start + BATCH] for start in range(0, len(texts), BATCH)]
+        chunks = [texts[start : start + config.batch] for start in range(0, len(texts), config.batch)]
         rng.shuffle(chunks)
         for chunk in chunks:
             rows = [
-                (tokenizer(p)["input_ids"], [*tokenizer(a, add_special_tokens=False)["input_ids"], 2]) for p, a in chunk
+                (tokenizer(prompt)["input_ids"], [*tokenizer(answer, add_special_tokens=False)["input_ids"], 2])
+                for prompt, answer in chunk
             ]
             width = max(len(prompt) + len(answer) for prompt, answer in rows)
             ids = torch.tensor([[*p, *a, *[0] * (width - len(p) - len(a))] for p, a in rows])
@@ -77,16 +90,17 @@ def batches(tokenizer: Any, seed: int) -> Iterator[tuple[torch.Tensor, torch.Ten
             yield ids, labels
 
 
-def warm_start(directory: Path, steps: int, seed: int, progress: Callable[[int, float], None]) -> None:
+def warm_start(directory: Path, config: WarmStart, progress: Callable[[int, float], None]) -> None:
     """Train from random weights on noisy demonstrations and save model and tokenizer as one Hugging Face directory."""
-    torch.manual_seed(seed)
+    torch.manual_seed(config.seed)
     tokenizer = build_tokenizer()
     model = build_model(len(tokenizer))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
-    source = batches(tokenizer, seed)
-    for step in range(steps):
+    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0)
+    source = batches(tokenizer, config)
+    for step in range(config.steps):
+        warm_up = min(1.0, (step + 1) / WARM_UP_STEPS)
         for group in optimizer.param_groups:
-            group["lr"] = 1e-3 * min(1.0, (step + 1) / 20) * (1 - 0.9 * step / steps)
+            group["lr"] = config.learning_rate * warm_up * (1 - 0.9 * step / config.steps)
         ids, labels = next(source)
         logits = model(input_ids=ids).logits[:, :-1]
         loss = functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100)
@@ -105,15 +119,15 @@ def warm_start(directory: Path, steps: int, seed: int, progress: Callable[[int, 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", type=Path)
-    parser.add_argument("--steps", type=int, default=500)
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=WarmStart.steps)
+    parser.add_argument("--seed", type=int, default=WarmStart.seed)
     arguments = parser.parse_args()
 
     def progress(step: int, loss: float) -> None:
         if step % 50 == 0:
             print(f"warm start: step {step} of {arguments.steps}, loss {loss:.3f}", flush=True)
 
-    warm_start(arguments.directory, arguments.steps, arguments.seed, progress)
+    warm_start(arguments.directory, WarmStart(steps=arguments.steps, seed=arguments.seed), progress)
 
 
 if __name__ == "__main__":

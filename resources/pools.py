@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import ConfigDict, Field
 
+from resources.images import checked_image
 from resources.prices import machine_price
 
 if TYPE_CHECKING:
@@ -47,6 +48,10 @@ class PoolConfig:
     tolerations: tuple[dict[str, str], ...] = ()
     usd_per_hour: Annotated[float, Field(ge=0)] | None = None
 
+    def __post_init__(self) -> None:
+        if self.image is not None:
+            checked_image(self.image)
+
     @property
     def price_usd_per_h(self) -> float:
         """Dollars per hour of a slot: its share, by GPUs, of the machine. LookupError for an unknown machine."""
@@ -57,8 +62,23 @@ class PoolConfig:
         return price.usd_per_h(self.interruptible) * share
 
 
-def _rollout() -> PoolConfig:
-    return PoolConfig(interruptible=True, count=2)
+@dataclass(frozen=True, kw_only=True)
+class RolloutPoolConfig(PoolConfig):
+    """The crew's machines: interruptible, and two of them, unless said otherwise."""
+
+    __pydantic_config__ = STRICT
+    interruptible: bool = True
+    count: Annotated[int, Field(ge=1, le=10_000)] = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class ControlPoolConfig(PoolConfig):
+    """Where plan and conclude run: a small reserved machine."""
+
+    __pydantic_config__ = STRICT
+    cpu: Annotated[str, Field(pattern=QUANTITY)] = "1"
+    memory: Annotated[str, Field(pattern=QUANTITY)] = "4Gi"
+    usd_per_hour: Annotated[float, Field(ge=0)] | None = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,15 +86,20 @@ class PoolsConfig:
     """rollout: the crew's machines; train: the reserved machine of the trainer; control: plan and conclude."""
 
     __pydantic_config__ = STRICT
-    rollout: PoolConfig = field(default_factory=_rollout)
+    rollout: RolloutPoolConfig = field(default_factory=RolloutPoolConfig)
     train: PoolConfig = field(default_factory=PoolConfig)
-    control: PoolConfig = field(default_factory=lambda: PoolConfig(cpu="1", memory="4Gi", usd_per_hour=0.0))
+    control: ControlPoolConfig = field(default_factory=ControlPoolConfig)
 
     def __post_init__(self) -> None:
         if self.train.interruptible:
             raise ValueError("train.interruptible: true given; allowed: false, the trainer runs on reserved machines")
         if self.train.count != 1:
             raise ValueError(f"train.count: {self.train.count} given; allowed: 1")
+
+    def check_prices(self) -> None:
+        """Raise LookupError or PricesError now rather than when the iteration is concluded."""
+        for pool in (self.rollout, self.train):
+            _ = pool.price_usd_per_h
 
 
 def overrides(pool: PoolConfig) -> dict[str, Any]:

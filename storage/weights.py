@@ -22,6 +22,7 @@ from storage.store import ConflictingRecord, CorruptObject, ObjectMissing, Objec
 
 STRICT = ConfigDict(extra="forbid", strict=True)
 RANGE_BYTES = 8 << 20
+PUBLISHED_AT_S = "published_at_s"  # in a manifest's metadata: when, on the publisher's wall clock, for people
 THREADS = 8
 HEADER_LENGTH_BYTES = 8
 ALIGNMENT_BYTES = 8

@@ -21,7 +21,7 @@ from tasks.configuration.references import PlanReference
 from tasks.configuration.run_config import RunConfig, differences, digest, dump, identity, parse
 from tasks.grading.grader import Grader
 from tasks.learning.pretrained import check_model, read_tensors, stop_token_ids
-from tasks.planning.plan import assign_groups, sampling_params
+from tasks.planning.plan import assign_groups
 from tasks.prompts.draw import draw_prompts
 from tasks.prompts.loading import load_prompts
 from tasks.prompts.prompt import PromptSet
@@ -47,6 +47,7 @@ def prepare(config: RunConfig, execution: str, clock: Clock) -> tuple[PlanRefere
     store = connect(config.run.url)
     model_dir = Path(config.policy.path).expanduser()
     vocab_size = check_model(model_dir)
+    config.pools.check_prices()
     is_new = not exists(store, layout.RUN)
     prompts = load_prompts(config.data, check_rows=is_new)
     with Grader(config.rewards) as grader:
@@ -110,7 +111,7 @@ def write_plan(
         prompts_key=prompts_key,
         first_prompt=first_prompt,
         slots=tuple(SlotPlan(slot=slot, pool="rollout", groups=groups) for slot, groups in enumerate(assignment)),
-        sampling=sampling_params(config.sampling, stop_token_ids(Path(config.policy.path).expanduser())),
+        sampling=config.sampling.params(stop_token_ids(Path(config.policy.path).expanduser())),
         config=dump(config),
         created_at_s=clock.wall(),
     )

@@ -25,7 +25,7 @@ STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 # What may change between two iterations of one run without changing what is learned: where, how fast, at what price.
 OPERATIONAL = {
     "run": {"lease_ttl_s"},
-    "rollout": {"max_responses_in_flight", "flush_interval_s", "heartbeat_interval_s", "claim_ttl_s", "device"},
+    "rollout": {"max_responses_in_flight", "flush_interval_s", "heartbeat_interval_s", "device"},
     "trainer": {"device", "group_timeout_s", "poll_interval_s", "micro_batch_tokens_max", "gradient_checkpointing"},
     "pools": None,
 }
@@ -44,7 +44,7 @@ class RunSection:
     """Which run this is, and the size of its step.
 
     url: where the run lives: a directory, s3://bucket/prefix or memory://name.
-    seed: the only source of randomness of prompts' order and of sampling.
+    seed: of the sampling noise; data.seed orders the prompts.
     num_prompts_per_step, num_generations: groups per iteration, responses per group.
     lease_ttl_s: how long a silent execution keeps others from advancing the run.
     """

@@ -19,7 +19,7 @@ from storage.connect import connect
 from storage.records import PlanRecord, TrainingRecord
 from storage.run import beat_lease, exists, read_plan
 from storage.store import ObjectStore, StorageError, commit
-from storage.weights import publish, pull, read_manifest
+from storage.weights import PUBLISHED_AT_S, publish, pull, read_manifest
 from tasks.configuration.run_config import RunConfig, parse
 from tasks.grading.grader import Grader
 from tasks.learning import checkpoint
@@ -40,6 +40,7 @@ def advance(run_url: str, iteration: int, execution: str, clock: Clock) -> Train
     Raises whatever makes the step impossible (GroupTimeout, GradingError, NonFiniteGradient, CorruptObject); nothing is
     published then, and the next attempt replays the recorded batches.
     """
+    started_at_s = clock.wall()
     store = connect(run_url)
     plan = read_plan(store, iteration)
     config = parse(plan.config, f"the plan of iteration {iteration}")
@@ -48,16 +49,22 @@ def advance(run_url: str, iteration: int, execution: str, clock: Clock) -> Train
         if not exists(store, layout.manifest(layout.weights(version))):
             with tempfile.TemporaryDirectory(prefix="gleaner-model-") as folder:
                 model_files.download(store, Path(folder))
-                _train_and_publish(store, plan, config, Path(folder), clock)
+                _train_and_publish(store, plan, config, Path(folder), clock, started_at_s)
     return records.read(store, TrainingRecord, layout.training(iteration))
 
 
-def _train_and_publish(store: ObjectStore, plan: PlanRecord, config: RunConfig, model: Path, clock: Clock) -> None:
+def _train_and_publish(
+    store: ObjectStore,
+    plan: PlanRecord,
+    config: RunConfig,
+    model: Path,
+    clock: Clock,
+    started_at_s: float,
+) -> None:
     version = plan.weight_version + 1
     done = exists(store, layout.manifest(layout.checkpoint(version)))
     learner = restore_learner(store, version if done else plan.weight_version, config, model)
     if not done:
-        torch.manual_seed(config.trainer.seed + plan.iteration)
         prompts = prompt_table.decode_prompts(plan.prompts_key, store.get(plan.prompts_key))
         with Grader(config.rewards) as grader:
             record = IterationTrainer(
@@ -70,11 +77,12 @@ def _train_and_publish(store: ObjectStore, plan: PlanRecord, config: RunConfig, 
                 algorithm=config.algorithm,
                 trainer=config.trainer,
                 clock=clock,
+                started_at_s=started_at_s,
             ).step()
         commit(store, layout.training(plan.iteration), records.encode(record))
         state = TrainerState.capture(version, learner.optimizer)
         checkpoint.save(store, layout.checkpoint(version), learner.policy, learner.optimizer, state)
-    publish_policy(store, version, learner.policy)
+    publish_policy(store, version, learner.policy, clock)
     log.info("published weight version %d", version)
 
 
@@ -91,13 +99,13 @@ def restore_learner(store: ObjectStore, version: int, config: RunConfig, model: 
     return Learner(policy, optimizer, reference)
 
 
-def publish_policy(store: ObjectStore, version: int, policy: Policy) -> None:
+def publish_policy(store: ObjectStore, version: int, policy: Policy, clock: Clock) -> None:
     """Publish the policy in the dtype in which the run's first weights were given."""
     first = read_manifest(store, layout.weights(0))
     dtypes = {entry.dtype for entry in first.tensors.values()}
     dtype = torch.float32 if "F32" in dtypes else torch.bfloat16 if "BF16" in dtypes else torch.float16
     blocks = {name: as_block(tensor) for name, tensor in policy.tensors(dtype).items()}
-    publish(store, layout.weights(version), blocks, {"source": "train"})
+    publish(store, layout.weights(version), blocks, {"source": "train", PUBLISHED_AT_S: clock.wall()})
 
 
 @contextmanager

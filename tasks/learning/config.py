@@ -100,7 +100,6 @@ class TrainerConfig:
         gradient_checkpointing: Recompute the layers' activations in the backward pass.
         group_timeout_s: How long to wait for a group that makes no progress before giving up.
         poll_interval_s: Pause between two looks at the journal.
-        seed: Of the trainer's own random numbers.
     """
 
     __pydantic_config__ = STRICT
@@ -110,4 +109,3 @@ class TrainerConfig:
     gradient_checkpointing: bool = False
     group_timeout_s: Annotated[float, Field(gt=0)] = 3600.0
     poll_interval_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
-    seed: Annotated[int, Field(ge=0)] = 0

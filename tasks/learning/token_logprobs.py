@@ -51,7 +51,7 @@ def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: fl
 
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
-    def forward(  # noqa: PLR0917 - autograd passes positions only
+    def forward(
         ctx: Any,
         hidden: Tensor,
         weight: Tensor,

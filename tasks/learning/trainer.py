@@ -55,6 +55,7 @@ class IterationTrainer:
         algorithm: AlgorithmConfig,
         trainer: TrainerConfig,
         clock: Clock,
+        started_at_s: float | None = None,
     ) -> None:
         self._store = store
         self._plan = plan
@@ -65,6 +66,7 @@ class IterationTrainer:
         self._algorithm = algorithm
         self._tokens_max = trainer.micro_batch_tokens_max
         self._clock = clock
+        self._started_at_s = clock.wall() if started_at_s is None else started_at_s
         self._reader = JournalReader(store, plan)
         follow = FollowConfig(
             in_plan_order=algorithm.micro_batch_order == "plan",
@@ -80,7 +82,6 @@ class IterationTrainer:
 
         Raises GroupTimeout, GradingError, NonFiniteGradient or CorruptObject; the learner's weights are then untouched.
         """
-        started_at_s = self._clock.wall()
         totals, rewards = [], []
         for batch in self._batches():
             rewards += [graded.reward for graded in batch.responses]
@@ -92,7 +93,7 @@ class IterationTrainer:
             weight_version=self._plan.weight_version + 1,
             metrics={**metrics, "reward": sum(rewards) / len(rewards)},
             reward_errors=tuple(self._errors),
-            started_at_s=started_at_s,
+            started_at_s=self._started_at_s,
             ended_at_s=ended_at_s,
         )
 

@@ -5,6 +5,7 @@ Reads only records and shards; whoever runs it, and however often, the report is
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from storage.records import (
 from storage.run import exists, read_plan
 from storage.shard import Finish
 from storage.store import ConflictingRecord, ObjectMissing, ObjectStore, commit
+from storage.weights import PUBLISHED_AT_S, read_manifest
 
 
 class IntegrityError(Exception):
@@ -43,6 +45,8 @@ def conclude_iteration(
         return records.read(store, ReportRecord, key)
     plan = read_plan(store, iteration)
     training = records.read(store, TrainingRecord, layout.training(iteration))
+    published = read_manifest(store, layout.weights(training.weight_version)).metadata.get(PUBLISHED_AT_S)
+    training = replace(training, ended_at_s=published or training.ended_at_s)
     graded = [response for batch in read_batches(store, iteration) for response in batch.responses]
     reader = JournalReader(store, plan)
     reader.refresh()
@@ -175,7 +179,7 @@ def cost_metrics(
     prices_usd_per_h: Mapping[str, float],
     tokens: int,
 ) -> dict[str, float]:
-    """Machine seconds and dollars at list price. A life lasts from its session's start to its last heartbeat."""
+    """Machine seconds and dollars at list price. A life lasts from its process's start to its last heartbeat."""
     rollout_s = sum(life.ended_at_s - life.started_at_s for life in lives)
     rollout_usd = sum(dollars(life.ended_at_s - life.started_at_s, prices_usd_per_h[life.pool]) for life in lives)
     train_s = training.ended_at_s - training.started_at_s

@@ -8,7 +8,6 @@ from pydantic import ConfigDict, Field
 from storage.records import SamplingParams
 
 STRICT = ConfigDict(extra="forbid", strict=True)
-_HEARTBEATS_PER_TTL = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +43,6 @@ class RolloutConfig:
         context_length: most tokens of prompt + response; None takes the model's max_position_embeddings.
         flush_interval_s: seconds between two journal shards of a worker; a hard kill loses at most this much.
         heartbeat_interval_s: seconds between two signs of life.
-        claim_ttl_s: seconds without a sign of life after which others take a worker's responses.
     """
 
     __pydantic_config__ = STRICT
@@ -55,12 +53,3 @@ class RolloutConfig:
     context_length: Annotated[int, Field(ge=2)] | None = None
     flush_interval_s: Annotated[float, Field(ge=0.05, le=60)] = 5.0
     heartbeat_interval_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 5.0
-    claim_ttl_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 30.0
-
-    def __post_init__(self) -> None:
-        least = _HEARTBEATS_PER_TTL * self.heartbeat_interval_s
-        if self.claim_ttl_s < least:
-            raise ValueError(
-                f"claim_ttl_s: value {self.claim_ttl_s}; allowed: at least {_HEARTBEATS_PER_TTL} times "
-                f"heartbeat_interval_s, {least}"
-            )

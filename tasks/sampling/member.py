@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from resources.process import started_at_s
 from storage import layout, model_files, prompt_table
 from storage.clock import Clock
 from storage.connect import connect
@@ -47,6 +48,7 @@ def generate_slot(
                 pool=plan.slots[slot].pool,
                 host=socket.gethostname(),
                 pid=os.getpid(),
+                started_at_s=started_at_s(),
                 flush_interval_s=config.rollout.flush_interval_s,
                 heartbeat_interval_s=config.rollout.heartbeat_interval_s,
             ),

@@ -33,12 +33,16 @@ class Preempted(Exception):  # noqa: N818 - not an error: the machine is wanted 
 
 @dataclass(frozen=True, kw_only=True)
 class SessionConfig:
-    """Intervals and names of one incarnation; see RolloutConfig for their meaning."""
+    """Intervals and names of one incarnation; see RolloutConfig for their meaning.
+
+    started_at_s: since when its machine is paid for, on this machine's wall clock; None: since now.
+    """
 
     slot: int
     pool: str
     host: str
     pid: int
+    started_at_s: float | None = None
     flush_interval_s: float
     heartbeat_interval_s: float
     background: bool = True
@@ -89,7 +93,7 @@ class Session:
         self._waiting: deque[int] = deque()
         self._in_flight: set[int] = set()
         self._state: Literal["loading", "working", "gone"] = "loading"
-        self._started_at_s = clock.wall()
+        self._started_at_s = clock.wall() if config.started_at_s is None else config.started_at_s
         self._beat = 0
         self._claims_changed = False
         self._generated = self._recovered = self._finished = 0

@@ -18,7 +18,6 @@ from tasks.sampling.config import RolloutConfig, SamplingConfig
         (RolloutConfig, {"context_length": 1}, "context_length"),
         (RolloutConfig, {"flush_interval_s": 0.01}, "flush_interval_s"),
         (RolloutConfig, {"flush_interval_s": 61}, "flush_interval_s"),
-        (RolloutConfig, {"claim_ttl_s": 14.9}, "claim_ttl_s: value 14.9; allowed: at least 3 times"),
         (RolloutConfig, {"flush_seconds": 5}, "flush_seconds"),
         (SamplingConfig, {"temperature": -0.1}, "temperature"),
         (SamplingConfig, {"temperature": float("inf")}, "temperature"),

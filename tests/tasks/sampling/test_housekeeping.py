@@ -8,6 +8,12 @@ from storage.store import StoreUnavailable
 from tasks.sampling.housekeeping import FAILURES_MAX, Housekeeping
 
 
+def tick_often(keeping, wait):
+    for _ in range(1000):
+        wait()
+        keeping.tick()
+
+
 def test_in_line_it_works_when_due_and_only_then():
     clock, calls = ManualClock(), []
     keeping = Housekeeping(lambda: calls.append(clock.monotonic()), clock, interval_s=5.0, background=False)
@@ -44,9 +50,7 @@ def test_an_error_of_the_work_reaches_the_decode_loop(background):
     keeping = Housekeeping(work, clock, interval_s=0.001, background=background)
     keeping.start()
     with pytest.raises(ValueError, match="broken"):
-        for _ in range(1000):
-            time.sleep(0.002)
-            keeping.tick()
+        tick_often(keeping, lambda: time.sleep(0.002))
 
 
 def test_a_store_that_does_not_answer_is_tried_again_a_bounded_number_of_times():
@@ -58,7 +62,5 @@ def test_a_store_that_does_not_answer_is_tried_again_a_bounded_number_of_times()
 
     keeping = Housekeeping(work, clock, interval_s=1.0, background=False)
     with pytest.raises(StoreUnavailable):
-        for _ in range(100):
-            clock.advance(1.0)
-            keeping.tick()
+        tick_often(keeping, lambda: clock.advance(1.0))
     assert len(calls) == FAILURES_MAX

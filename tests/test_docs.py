@@ -1,0 +1,325 @@
+"""The documentation against the tree: links, paths, commands, configuration tables, metrics, messages, snippets.
+
+Every rule is a function from Markdown text to its complaints. It must have none here, and is shown to complain about
+small texts that break it.
+"""
+
+import ast
+import dataclasses
+import importlib
+import json
+import re
+import typing
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import annotated_types
+import pytest
+import yaml
+from pydantic.fields import FieldInfo
+
+import gleaner
+from examples.warm_start import build_model, build_tokenizer
+from resources.pools import PoolConfig, PoolsConfig
+from resources.prices import price_table
+from storage.clock import SystemClock
+from storage.connect import connect
+from storage.records import ReportRecord
+from tasks.configuration.run_config import OPERATIONAL, RunConfig, parse
+from tasks.grading.config import RewardConfig
+from tasks.grading.grader import Grader
+from tasks.grading.reward import GradingCase
+from tasks.learning.advance import advance
+from tasks.plan import prepare
+from tasks.prompts.config import DataConfig
+from tasks.prompts.loading import load_prompts
+from tasks.reporting.conclusion import conclude_iteration
+from tasks.sampling.member import generate_slot
+
+ROOT = Path(__file__).parents[1]
+GUIDE = ROOT / "docs" / "guide"
+DOCUMENTS = sorted(
+    [*(ROOT / name for name in ("README.md", "ARCHITECTURE.md", "BENCHMARKS.md")), *ROOT.glob("docs/**/*.md")]
+)
+DOCUMENTS = [path for path in DOCUMENTS if path.exists()]
+FOLDERS = ("storage", "resources", "tasks", "workflows", "tests", "benchmarks", "examples", "docs")
+ROOT_FILES = ("Makefile", "Dockerfile", "flyte.config", "constraints.txt", "pyproject.toml")
+IN_TREE = re.compile(rf"(?<![\w./:-])(?:{'|'.join(FOLDERS)})/[\w./*-]*[\w*](?![\w./*-]*<)")
+FENCED = re.compile(r"^(?:<!-- (.*?) -->\n+)?```(\w*)\n(.*?)^```", flags=re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def blocks(path: Path, language: str, mark: str | None = None) -> list[str]:
+    """The fenced blocks of a language; with `mark` those that follow the comment `<!-- mark -->`."""
+    found = FENCED.findall(path.read_text(encoding="utf-8"))
+    return [body for comment, kind, body in found if kind == language and (mark is None or comment == mark)]
+
+
+def anchors(text: str) -> set[str]:
+    """The ids that GitHub gives to headings."""
+    titles = re.findall(r"^#+ +(.*)$", FENCED.sub("", text), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def broken_links(path: Path, text: str) -> Iterator[str]:
+    """Relative links to files or headings that are not there."""
+    for target in LINK.findall(FENCED.sub("", text)):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        file = path.parent / name if name else path
+        if name and not file.exists():
+            yield f"{path.name}: link to {target}"
+        elif anchor and anchor not in anchors(text if not name else file.read_text(encoding="utf-8")):
+            yield f"{path.name}: link to {target}: no such heading"
+
+
+def missing_paths(path: Path, text: str) -> Iterator[str]:
+    """Paths, files and modules of this repository that are named and do not exist; '*' matches as in a shell."""
+    for name in sorted(set(IN_TREE.findall(text))):
+        if not any(ROOT.glob(name)) and not any(ROOT.glob(f"{name}.py")):
+            yield f"{path.name}: {name}"
+    for name in re.findall(r"`([\w.-]+)`", text):
+        is_source = name in ROOT_FILES or re.fullmatch(r"[\w-]+\.(py|md)", name)
+        if is_source and not any(any(ROOT.glob(f"{folder}**/{name}")) for folder in ("", *(f"{f}/" for f in FOLDERS))):
+            yield f"{path.name}: {name}"
+    for module in re.findall(rf"-m ((?:{'|'.join(FOLDERS)})\.[\w.]+)", text):
+        if not (ROOT / f"{module.replace('.', '/')}.py").exists():
+            yield f"{path.name}: python -m {module}"
+
+
+def unknown_commands(path: Path, text: str) -> Iterator[str]:
+    """Commands of make and gleaner that do not exist."""
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
+    for kind, known in (("make", targets), ("gleaner", set(gleaner.main.commands))):
+        for command in re.findall(rf"(?:`|^|/){kind} ([a-z]+)", text, flags=re.MULTILINE):
+            if command not in known:
+                yield f"{path.name}: {kind} {command}"
+
+
+RULES = (broken_links, missing_paths, unknown_commands)
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_documents_name_what_exists(rule: Callable[[Path, str], Iterator[str]], path: Path) -> None:
+    assert list(rule(path, path.read_text(encoding="utf-8"))) == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "text", "complaint"),
+    [
+        (broken_links, "see [x](nowhere.md)", "link to nowhere.md"),
+        (broken_links, "# A title\n[x](#another)", "link to #another: no such heading"),
+        (broken_links, "[x](configuration.md#nothing)", "no such heading"),
+        (missing_paths, "in storage/nothing.py.", "storage/nothing.py"),
+        (missing_paths, "```\npyflyte run workflows/none.py\n```", "workflows/none.py"),
+        (missing_paths, "`examples/*.toml`", "examples/*.toml"),
+        (missing_paths, "`nothing.py` does it", "nothing.py"),
+        (missing_paths, "python -m benchmarks.nothing", "python -m benchmarks.nothing"),
+        (unknown_commands, "run `make coffee`", "make coffee"),
+        (unknown_commands, "```\ngleaner forget runs/a\n```", "gleaner forget"),
+    ],
+)
+def test_the_rules_complain(rule: Callable[[Path, str], Iterator[str]], text: str, complaint: str) -> None:
+    assert complaint in "; ".join(rule(GUIDE / "index.md", text))
+    fine = "[a](configuration.md#run) [b](https://x.org) `storage/s3.py` `examples/*.yaml` `Makefile` `make demo`"
+    assert list(rule(GUIDE / "index.md", fine)) == []
+
+
+# Configuration: every field with its type, default, range, and whether it may change within a run.
+
+
+def sections() -> dict[str, type]:
+    """The dataclass of every section of RunConfig; of a list, that of its items."""
+
+    def walk(kind: type, path: str) -> Iterator[tuple[str, type]]:
+        for name, hint in typing.get_type_hints(kind).items():
+            inner = next(
+                (a for a in (hint, *typing.get_args(hint)) if isinstance(a, type) and dataclasses.is_dataclass(a)), None
+            )
+            if inner is not None:
+                yield f"{path}{name}", inner
+                yield from walk(inner, f"{path}{name}.")
+
+    return dict(walk(RunConfig, ""))
+
+
+def expected_rows(section: str, kind: type) -> dict[str, list[str]]:
+    """By field: type, default, allowed values, whether it may change; as the tables must show them."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    free = OPERATIONAL.get(section.split(".", maxsplit=1)[0], set())
+    return {
+        f.name: [kind_of, _default(f), allowed, "yes" if free is None or f.name in free else "no"]
+        for f in dataclasses.fields(kind)
+        if f"{section}.{f.name}" not in sections()
+        for kind_of, allowed in [_type_and_range(hints[f.name])]
+    }
+
+
+def _default(field: dataclasses.Field[typing.Any]) -> str:
+    if field.default_factory is not dataclasses.MISSING:
+        return f"`{json.dumps(field.default_factory())}`"
+    return "required" if field.default is dataclasses.MISSING else f"`{json.dumps(field.default)}`"
+
+
+def _type_and_range(hint: typing.Any) -> tuple[str, str]:
+    if type(None) in typing.get_args(hint):
+        inner = next(option for option in typing.get_args(hint) if option is not type(None))
+        name, allowed = _type_and_range(inner)
+        return f"{name} or null", allowed
+    kind, *notes = typing.get_args(hint) if typing.get_origin(hint) is typing.Annotated else (hint,)
+    if typing.get_origin(kind) is typing.Literal:
+        return "name", ", ".join(f"`{value}`" for value in typing.get_args(kind))
+    names = {int: "integer", float: "number", str: "text", bool: "boolean", dict: "mapping", tuple: "list of mappings"}
+    return names[typing.get_origin(kind) or kind], ", ".join(_bounds(notes))
+
+
+def _bounds(notes: list[FieldInfo]) -> Iterator[str]:
+    for note in (item for info in notes for item in info.metadata):
+        if isinstance(note, annotated_types.MinLen):
+            yield "not empty"
+        elif getattr(note, "pattern", None):
+            yield "a Kubernetes quantity"
+        for attribute, sign in (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<")):
+            if hasattr(note, attribute):
+                bound = getattr(note, attribute)
+                yield f"{sign} {'2^63' if bound == 1 << 63 else f'{bound:g}'}"
+
+
+def documented_rows() -> dict[str, dict[str, list[str]]]:
+    """By section, and field: the cells of configuration.md between the field's name and its meaning."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for part in re.split(r"^## ", (GUIDE / "configuration.md").read_text(encoding="utf-8"), flags=re.MULTILINE):
+        title, _, body = part.partition("\n")
+        rows = re.findall(r"^\| `(\w+)` \|(.*)\|[^|]*\|$", body, flags=re.MULTILINE)
+        cells = {name: [cell.strip() for cell in rest.split("|")] for name, rest in rows if rest.count("|") == 3}
+        for section in re.findall(r"`([\w.]+)`", title):
+            found[section] = cells
+    return found
+
+
+def test_every_field_stands_in_the_tables_of_the_configuration() -> None:
+    # The pools share one table; where they differ from it is the next test's.
+    kinds = {section: PoolConfig if issubclass(kind, PoolConfig) else kind for section, kind in sections().items()}
+    expected = {section: expected_rows(section, kind) for section, kind in kinds.items()}
+    expected = {section: rows for section, rows in expected.items() if rows}
+    assert len(expected) > 10
+    assert documented_rows() == expected
+
+
+def test_the_pools_own_defaults_are_documented() -> None:
+    text = (GUIDE / "configuration.md").read_text(encoding="utf-8")
+    plain = vars(PoolConfig())
+    for pool in dataclasses.fields(PoolsConfig):
+        own = [(name, value) for name, value in vars(getattr(PoolsConfig(), pool.name)).items() if value != plain[name]]
+        shown = ", ".join(f"`{name}: {json.dumps(value)}`" for name, value in own) or "none"
+        assert f"| `pools.{pool.name}` | {shown} |" in text
+
+
+def test_whole_configurations_in_the_documents_are_valid() -> None:
+    found = [body for path in DOCUMENTS for body in blocks(path, "yaml", "whole configuration")]
+    assert found
+    for body in found:
+        parse(yaml.safe_load(body))
+
+
+# Metrics and messages.
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> ReportRecord:
+    """The report of an iteration with one slot, by the production code from plan to conclusion."""
+    model, clock = tmp_path_factory.mktemp("model"), SystemClock()
+    tokenizer = build_tokenizer()
+    build_model(len(tokenizer)).save_pretrained(model)
+    tokenizer.save_pretrained(model)
+    document = {
+        "run": {"url": "memory://documented-metrics", "num_prompts_per_step": 1, "num_generations": 2},
+        "policy": {"path": str(model)},
+        "data": {"source": "arithmetic", "size": 4},
+        "rewards": [{"function": "arithmetic"}],
+        "sampling": {"max_completion_length": 8},
+        "rollout": {"engine": "scripted"},
+        "pools": {"rollout": {"count": 1}},
+    }
+    reference, [slot] = prepare(parse(document), "test", clock)
+    generate_slot(reference.run_url, 0, slot, lambda: False, clock)
+    advance(reference.run_url, 0, "test", clock)
+    return conclude_iteration(connect(reference.run_url), 0, {"rollout": 1.0, "train": 1.0}, clock)
+
+
+def test_every_metric_of_a_report_is_documented_and_no_other(report: ReportRecord) -> None:
+    documented = re.findall(r"^\| `([\w/<>]+)` \|", (GUIDE / "metrics.md").read_text(encoding="utf-8"), re.MULTILINE)
+    emitted = {re.sub(r"^rewards/\w+/", "rewards/<function>/", name) for name in report.metrics}
+    assert len(emitted) > 25
+    assert sorted(documented) == sorted(emitted)
+
+
+def messages(root: Path) -> list[str]:
+    """All texts of the product's sources; what is filled in is a NUL."""
+    texts = []
+    for path in [root / "gleaner.py", *(p for folder in FOLDERS[:4] for p in (root / folder).rglob("*.py"))]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                texts.append(
+                    "".join(
+                        getattr(part, "value", "\0") if isinstance(part, ast.Constant) else "\0" for part in node.values
+                    )
+                )
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                texts.append(node.value)
+    return texts
+
+
+def test_messages_in_the_troubleshooting_guide_are_those_of_the_code() -> None:
+    quoted = [line for body in blocks(GUIDE / "troubleshooting.md", "text") for line in body.splitlines() if line]
+    fragments = {part.strip() for line in quoted for part in re.split(r"<[^>]*>", line)}
+    texts = messages(ROOT)
+    assert len(quoted) > 20
+    assert [part for part in fragments if len(part) > 3 and not any(part in text for text in texts)] == []
+
+
+# Snippets.
+
+
+def test_reward_functions_in_the_guide_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    columns = {"answer": "4", "ground_truth": "4", "data_source": "sums", "extra_info": {"index": 0}}
+    cases = [GradingCase(number, "2+2=", text, (1, 2), columns) for number, text in enumerate(["4", "5"])]
+    found = blocks(GUIDE / "data_and_rewards.md", "python")
+    assert len(found) >= 2
+    for number, body in enumerate(found):
+        (tmp_path / f"snippet_{number}.py").write_text(body, encoding="utf-8")
+        functions = [n.name for n in ast.parse(body).body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+        assert functions
+        with Grader([RewardConfig(function=f"snippet_{number}:{name}") for name in functions]) as grader:
+            graded = grader.grade(cases)
+        assert [outcome.errors for outcome in graded] == [{}, {}]
+        assert graded[0].reward > graded[1].reward
+
+
+def test_rows_in_the_guide_are_readable_prompts(tmp_path: Path) -> None:
+    found = blocks(GUIDE / "data_and_rewards.md", "json")
+    assert len(found) >= 2
+    for body in found:
+        (tmp_path / "rows.jsonl").write_text(body, encoding="utf-8")
+        assert len(load_prompts(DataConfig(source=str(tmp_path / "rows.jsonl")))) == len(body.splitlines())
+
+
+def test_price_files_in_the_guide_are_readable(tmp_path: Path) -> None:
+    found = blocks(GUIDE / "cost.md", "yaml", "price file")
+    assert found
+    for body in found:
+        (tmp_path / "prices.yaml").write_text(body, encoding="utf-8")
+        assert len(price_table(tmp_path / "prices.yaml")) > len(price_table())
+
+
+def test_python_names_in_the_guide_exist() -> None:
+    text = "\n".join(path.read_text(encoding="utf-8") for path in DOCUMENTS)
+    for name in sorted(set(re.findall(rf"`((?:{'|'.join(FOLDERS[:4])})(?:\.\w+)+)`", text))):
+        module, _, attribute = name.rpartition(".")
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError:
+            assert hasattr(importlib.import_module(module), attribute), name
