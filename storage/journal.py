@@ -61,7 +61,9 @@ class JournalWriter:
     ) -> None:
         """Keep tokens for the next shard; `start` must continue where the last append of this response ended."""
         with self._pending_lock:
-            row = self._pending.setdefault((response, epoch), _Pending(start))
+            row = self._pending.get((response, epoch))
+            if row is None:
+                row = self._pending[response, epoch] = _Pending(start)
             if row.start + len(row.token_ids) != start:
                 raise ValueError(f"response {response}: tokens at {start}, expected {row.start + len(row.token_ids)}")
             row.token_ids.extend(token_ids)

@@ -1,11 +1,13 @@
 """The conclude task: verify and commit the iteration, and show it."""
 
 from flytekit import Deck, task
+from flytekit.exceptions.user import FlyteRecoverableException
 
 from storage import layout
 from storage.clock import SystemClock
 from storage.connect import connect
 from storage.run import read_plan, release_lease, reports
+from storage.store import StoreUnavailable
 from tasks.configuration.references import IterationOutcome, PlanReference, SlotOutcome, TrainOutcome
 from tasks.configuration.run_config import parse
 from tasks.reporting.conclusion import conclude_iteration
@@ -19,6 +21,14 @@ def conclude(plan: PlanReference, slots: list[SlotOutcome], trained: TrainOutcom
     `slots` and `trained` only say that rollout and training have ended: the truth is in the run's directory.
     """
     del slots, trained
+    try:
+        return commit_and_show(plan, last=last)
+    except StoreUnavailable as error:
+        raise FlyteRecoverableException(str(error)) from error
+
+
+def commit_and_show(plan: PlanReference, *, last: bool) -> IterationOutcome:
+    """The plain function behind the task."""
     store = connect(plan.run_url)
     pools = parse(read_plan(store, plan.iteration).config).pools
     prices = {"rollout": pools.rollout.price_usd_per_h, "train": pools.train.price_usd_per_h}

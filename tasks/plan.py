@@ -3,9 +3,11 @@
 import logging
 import os
 import socket
+import tempfile
 from pathlib import Path
 
 from flytekit import current_context, task
+from flytekit.exceptions.user import FlyteRecoverableException
 
 from storage import layout, model_files, prompt_table, records
 from storage.clock import Clock, SystemClock
@@ -14,13 +16,13 @@ from storage.probe import probe
 from storage.prompt_table import PromptRow
 from storage.records import PlanRecord, SlotPlan
 from storage.run import acquire_lease, exists, next_iteration, open_run, read_plan, read_report
-from storage.store import ConflictingRecord, ObjectStore, commit
+from storage.store import ConflictingRecord, ObjectStore, StoreUnavailable, commit
 from storage.trailer import digest as bytes_digest
 from storage.weights import publish
 from tasks.configuration.references import PlanReference
 from tasks.configuration.run_config import RunConfig, differences, digest, dump, identity, parse
 from tasks.grading.grader import Grader
-from tasks.learning.pretrained import check_model, read_tensors, stop_token_ids
+from tasks.learning.pretrained import check_model, read_tensors, stop_token_ids, vocabulary_size
 from tasks.planning.plan import assign_groups
 from tasks.prompts.draw import draw_prompts
 from tasks.prompts.loading import load_prompts
@@ -38,40 +40,43 @@ def plan(config: dict, after: int) -> tuple[PlanReference, list[int]]:  # type: 
     `after` only orders this task behind the conclusion of an iteration.
     """
     del after
-    reference, slots = prepare(parse(config), execution_name(), SystemClock())
+    try:
+        reference, slots = prepare(parse(config), execution_name(), SystemClock())
+    except StoreUnavailable as error:
+        raise FlyteRecoverableException(str(error)) from error
     return reference, slots
 
 
 def prepare(config: RunConfig, execution: str, clock: Clock) -> tuple[PlanReference, list[int]]:
     """The plain function behind the task."""
-    store = connect(config.run.url)
-    model_dir = Path(config.policy.path).expanduser()
-    vocab_size = check_model(model_dir)
     config.pools.check_prices()
+    store = connect(config.run.url)
     is_new = not exists(store, layout.RUN)
     prompts = load_prompts(config.data, check_rows=is_new)
     with Grader(config.rewards) as grader:
         grader.check_columns(prompts.columns)
-    if is_new:
-        # All of them now, so that no iteration in the middle of the run meets one that does not fit.
-        _draw(config, prompts, model_dir, first=0, count=len(prompts))
-        probe(store)
-    open_run(
-        store,
-        config=dump(config),
-        digest=digest(config),
-        vocab_size=vocab_size,
-        clock=clock,
-        explain=lambda stored: differences(identity(config), identity(parse(stored))),
-    )
-    acquire_lease(store, execution, config.run.lease_ttl_s, clock, known_dead=ended_here)
-    iteration = next_iteration(store)
-    if not exists(store, layout.plan(iteration)):
-        first = read_report(store, iteration - 1).next_prompt if iteration else 0
-        rows = _draw(config, prompts, model_dir, first=first, count=config.run.num_prompts_per_step)
-        if iteration == 0:
-            publish_initial(store, model_dir)
-        write_plan(store, config, rows, iteration, first, clock)
+    with tempfile.TemporaryDirectory(prefix="gleaner-model-") as folder:
+        model_dir = _model_directory(store, config, Path(folder))
+        if is_new:
+            # All of them now, so that no iteration in the middle of the run meets one that does not fit.
+            _draw(config, prompts, model_dir, first=0, count=len(prompts))
+            probe(store)
+        open_run(
+            store,
+            config=dump(config),
+            digest=digest(config),
+            vocab_size=vocabulary_size(model_dir),
+            clock=clock,
+            explain=lambda stored: differences(identity(config), identity(parse(stored))),
+        )
+        acquire_lease(store, execution, config.run.lease_ttl_s, clock, known_dead=ended_here)
+        iteration = next_iteration(store)
+        if not exists(store, layout.plan(iteration)):
+            first = read_report(store, iteration - 1).next_prompt if iteration else 0
+            rows = _draw(config, prompts, model_dir, first=first, count=config.run.num_prompts_per_step)
+            if iteration == 0:
+                publish_initial(store, model_dir)
+            write_plan(store, config, rows, iteration, first, stop_token_ids(model_dir), clock)
     written = read_plan(store, iteration)
     log.info("iteration %d: weight version %d, %d slots", iteration, written.weight_version, len(written.slots))
     reference = PlanReference(
@@ -83,8 +88,20 @@ def prepare(config: RunConfig, execution: str, clock: Clock) -> tuple[PlanRefere
     return reference, [slot.slot for slot in written.slots if slot.groups]
 
 
+def _model_directory(store: ObjectStore, config: RunConfig, folder: Path) -> Path:
+    """Where configuration and tokenizer are: in the run once it holds them, before that at policy.path."""
+    if exists(store, layout.manifest(layout.weights(0))):
+        model_files.download(store, folder)
+        return folder
+    directory = Path(config.policy.path).expanduser()
+    check_model(directory)
+    return directory
+
+
 def publish_initial(store: ObjectStore, model_dir: Path) -> None:
-    """Weight version 0: the pretrained model, as it is stored, and the files beside it."""
+    """Weight version 0: the pretrained model, as it is stored, and the files beside it. Done once in a run."""
+    if exists(store, layout.manifest(layout.weights(0))):
+        return
     model_files.upload(store, model_dir)
     publish(store, layout.weights(0), read_tensors(model_dir), {"source": model_dir.name})
 
@@ -95,6 +112,7 @@ def write_plan(
     rows: list[PromptRow],
     iteration: int,
     first_prompt: int,
+    stop_ids: tuple[int, ...],
     clock: Clock,
 ) -> None:
     """Prompts first, then the plan that names them; losing the race to another planner is no error."""
@@ -111,7 +129,7 @@ def write_plan(
         prompts_key=prompts_key,
         first_prompt=first_prompt,
         slots=tuple(SlotPlan(slot=slot, pool="rollout", groups=groups) for slot, groups in enumerate(assignment)),
-        sampling=config.sampling.params(stop_token_ids(Path(config.policy.path).expanduser())),
+        sampling=config.sampling.params(stop_ids),
         config=dump(config),
         created_at_s=clock.wall(),
     )

@@ -3,10 +3,12 @@
 import os
 
 from flytekit import task
+from flytekit.exceptions.user import FlyteRecoverableException
 
 from resources.notice import EXIT_CODE, PreemptionNotice
 from resources.pools import PoolConfig, pod_template
 from storage.clock import SystemClock
+from storage.store import StoreUnavailable
 from tasks.configuration.references import PlanReference, SlotOutcome
 from tasks.sampling.member import generate_slot
 from tasks.sampling.session import Preempted
@@ -26,6 +28,9 @@ def rollout(slot: int, plan: PlanReference) -> SlotOutcome:
             outcome = generate_slot(plan.run_url, plan.iteration, slot, lambda: notice.given, SystemClock())
         except Preempted:
             os._exit(EXIT_CODE)
+        except StoreUnavailable as error:
+            # Anything else than this exception would fail the whole map at once, whatever `retries` says.
+            raise FlyteRecoverableException(str(error)) from error
     return SlotOutcome(
         slot=slot,
         incarnation=outcome.incarnation,

@@ -17,8 +17,14 @@ class ModelError(ValueError):
     """policy.path names no usable model."""
 
 
-def check_model(directory: Path) -> int:
-    """Verify that a directory holds a model Gleaner can read; its vocabulary size. Reads no tensor."""
+def check_model(directory: Path) -> None:
+    """Verify that a directory holds a model Gleaner can read, without reading a tensor; raises ModelError."""
+    vocabulary_size(directory)
+    weight_files(directory)
+
+
+def vocabulary_size(directory: Path) -> int:
+    """Of a model directory, with or without its weights; raises ModelError."""
     if not directory.is_dir():
         raise ModelError(f"policy.path: {str(directory)!r} does not exist; allowed: a Hugging Face model directory")
     config = directory / "config.json"
@@ -31,7 +37,6 @@ def check_model(directory: Path) -> int:
     vocab_size = model.get("vocab_size") or model.get("text_config", {}).get("vocab_size")
     if not isinstance(vocab_size, int):
         raise ModelError(f"policy.path: {config} names no vocab_size")
-    weight_files(directory)
     return vocab_size
 
 
