@@ -11,11 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from storage.store import CorruptObject
-from storage.trailer import append_trailer, strip_trailer
-
-SCHEMA_VERSION = b"1"
-VERSION_KEY = b"gleaner.prompts"
+from storage.framing import decode_table, encode_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +32,11 @@ def schema() -> pa.Schema:
     names = ["prompt_id", "token_ids", "prompt", "columns"]
     types = [pa.string(), pa.list_(pa.uint32()), pa.string(), pa.string()]
     fields = [pa.field(name, kind, nullable=False) for name, kind in zip(names, types, strict=True)]
-    return pa.schema(fields, metadata={VERSION_KEY: SCHEMA_VERSION})
+    return pa.schema(fields, metadata={b"gleaner.prompts": b"1"})
 
 
 def encode_prompts(rows: Sequence[PromptRow]) -> bytes:
-    """An Arrow IPC stream (zstd) and its trailer; prompt and columns travel as JSON text."""
+    """The prompts as one Arrow object; prompt and columns travel as JSON text."""
     table = pa.Table.from_pydict(
         {
             "prompt_id": [row.prompt_id for row in rows],
@@ -50,23 +46,12 @@ def encode_prompts(rows: Sequence[PromptRow]) -> bytes:
         },
         schema=schema(),
     )
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, schema(), options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
-        writer.write_table(table)
-    return append_trailer(sink.getvalue().to_pybytes())
+    return encode_table(table)
 
 
 def decode_prompts(key: str, body: bytes) -> list[PromptRow]:
     """The prompts in group order; raises CorruptObject."""
-    stream = strip_trailer(key, body)
-    try:
-        with pa.ipc.open_stream(pa.py_buffer(stream)) as reader:
-            version = (reader.schema.metadata or {}).get(VERSION_KEY)
-            if version != SCHEMA_VERSION or not reader.schema.equals(schema()):
-                raise CorruptObject(key, f"not a prompt table of version {SCHEMA_VERSION!r} (found {version!r})")
-            columns = reader.read_all().to_pydict()
-    except pa.ArrowInvalid as error:
-        raise CorruptObject(key, f"not an Arrow stream: {error}") from None
+    columns = decode_table(key, body, schema()).to_pydict()
     return [
         PromptRow(prompt_id, tuple(token_ids), json.loads(prompt), json.loads(extra))
         for prompt_id, token_ids, prompt, extra in zip(*(columns[name] for name in schema().names), strict=True)

@@ -12,11 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from storage.framing import decode_table, encode_table
 from storage.store import CorruptObject
-from storage.trailer import append_trailer, strip_trailer
 
-SCHEMA_VERSION = b"1"
-VERSION_KEY = b"gleaner.shard"
 TokenIds = npt.NDArray[np.uint32]
 Logprobs = npt.NDArray[np.float32]
 
@@ -63,12 +61,12 @@ def schema() -> pa.Schema:
             pa.field("weight_version", pa.uint32(), nullable=False),
             pa.field("finish", pa.uint8(), nullable=False),
         ],
-        metadata={VERSION_KEY: SCHEMA_VERSION},
+        metadata={b"gleaner.shard": b"1"},
     )
 
 
 def encode_shard(rows: Sequence[Row]) -> bytes:
-    """One Arrow IPC stream of one zstd-1 record batch, and its trailer; ValueError when a row's columns disagree."""
+    """The rows as one Arrow object; ValueError when a row's columns disagree."""
     for row in rows:
         if len(row.token_ids) != len(row.logprobs):
             raise ValueError(f"response {row.response}: {len(row.token_ids)} token ids, {len(row.logprobs)} logprobs")
@@ -78,39 +76,22 @@ def encode_shard(rows: Sequence[Row]) -> bytes:
     tokens = np.concatenate([row.token_ids for row in rows] or empty).astype(np.uint32, copy=False)
     logprobs = np.concatenate([row.logprobs for row in rows] or empty).astype(np.float32, copy=False)
     fields = schema()
-    batch = pa.RecordBatch.from_arrays(
-        [
-            pa.array([row.response for row in rows], type=pa.uint32()),
-            pa.array([row.epoch for row in rows], type=pa.uint32()),
-            pa.array([row.start for row in rows], type=pa.uint32()),
-            pa.ListArray.from_arrays(pa.array(offsets), pa.array(tokens), type=fields.field("token_ids").type),
-            pa.ListArray.from_arrays(pa.array(offsets), pa.array(logprobs), type=fields.field("logprobs").type),
-            pa.array([row.weight_version for row in rows], type=pa.uint32()),
-            pa.array([int(row.finish) for row in rows], type=pa.uint8()),
-        ],
-        schema=fields,
-    )
-    sink = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1))
-    with pa.ipc.new_stream(sink, fields, options=options) as writer:
-        writer.write_batch(batch)
-    return append_trailer(sink.getvalue().to_pybytes())
+    columns = [
+        pa.array([row.response for row in rows], type=pa.uint32()),
+        pa.array([row.epoch for row in rows], type=pa.uint32()),
+        pa.array([row.start for row in rows], type=pa.uint32()),
+        pa.ListArray.from_arrays(pa.array(offsets), pa.array(tokens), type=fields.field("token_ids").type),
+        pa.ListArray.from_arrays(pa.array(offsets), pa.array(logprobs), type=fields.field("logprobs").type),
+        pa.array([row.weight_version for row in rows], type=pa.uint32()),
+        pa.array([int(row.finish) for row in rows], type=pa.uint8()),
+    ]
+    return encode_table(pa.Table.from_arrays(columns, schema=fields))
 
 
 def decode_shard(key: str, body: bytes) -> list[Row]:
     """The rows of a shard in written order; raises CorruptObject naming `key` and never returns a part."""
-    stream = strip_trailer(key, body)
-    try:
-        with pa.ipc.open_stream(pa.py_buffer(stream)) as reader:
-            version = (reader.schema.metadata or {}).get(VERSION_KEY)
-            if version != SCHEMA_VERSION:
-                raise CorruptObject(key, f"shard schema version {version!r}; this Gleaner reads {SCHEMA_VERSION!r}")
-            if not reader.schema.equals(schema()):
-                raise CorruptObject(key, f"its columns are {reader.schema.names}, not those of a shard")
-            batches = list(reader)
-    except pa.ArrowInvalid as error:
-        raise CorruptObject(key, f"not an Arrow stream: {error}") from None
-    return [row for batch in batches for row in _rows(key, batch)]
+    table = decode_table(key, body, schema())
+    return [row for batch in table.to_batches() for row in _rows(key, batch)]
 
 
 def _rows(key: str, batch: pa.RecordBatch) -> list[Row]:

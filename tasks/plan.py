@@ -12,12 +12,12 @@ from flytekit.exceptions.user import FlyteRecoverableException
 from storage import layout, model_files, prompt_table, records
 from storage.clock import Clock, SystemClock
 from storage.connect import connect
+from storage.framing import digest as bytes_digest
 from storage.probe import probe
 from storage.prompt_table import PromptRow
 from storage.records import PlanRecord, SlotPlan
 from storage.run import acquire_lease, exists, next_iteration, open_run, read_plan, read_report
 from storage.store import ConflictingRecord, ObjectStore, StoreUnavailable, commit
-from storage.trailer import digest as bytes_digest
 from storage.weights import publish
 from tasks.configuration.references import PlanReference
 from tasks.configuration.run_config import RunConfig, differences, digest, dump, identity, parse

@@ -53,8 +53,9 @@ class Housekeeping:
     def _loop(self) -> None:
         began_s, took_s = self._clock.monotonic(), 0.0
         while True:
-            # What is written is safe only at the end of the work: begin so early that it ends at the interval.
-            due_s = began_s + self._interval_s - min(took_s, self._interval_s / 2)
+            # What is written is safe only at the end of the work: begin so early that it ends within the interval,
+            # even if it takes twice as long as the last time.
+            due_s = began_s + self._interval_s - min(2 * took_s, self._interval_s / 2)
             if self._stopping.wait(max(0.0, due_s - self._clock.monotonic())):
                 return
             began_s = self._clock.monotonic()

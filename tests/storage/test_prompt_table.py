@@ -32,5 +32,5 @@ def test_damage_and_other_objects_are_refused_by_name():
     with pytest.raises(CorruptObject, match="'p'"):
         decode_prompts("p", body[:-1])
     shard = encode_shard([Row(0, 1, 0, np.zeros(1, np.uint32), np.zeros(1, np.float32), 0, Finish.STOP)])
-    with pytest.raises(CorruptObject, match="not a prompt table"):
+    with pytest.raises(CorruptObject, match="this Gleaner reads"):
         decode_prompts("p", shard)
