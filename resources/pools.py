@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from flytekit import PodTemplate
 
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+TOLERATION_FIELDS = frozenset({"key", "operator", "value", "effect", "toleration_seconds"})
 QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|Ki|Mi|Gi|Ti|k|M|G|T)?$"
 
 
@@ -51,6 +52,10 @@ class PoolConfig:
     def __post_init__(self) -> None:
         if self.image is not None:
             checked_image(self.image)
+        for toleration in self.tolerations:
+            unknown = sorted(set(toleration) - TOLERATION_FIELDS)
+            if unknown:
+                raise ValueError(f"tolerations: {unknown[0]!r} given; allowed: {', '.join(sorted(TOLERATION_FIELDS))}")
 
     @property
     def price_usd_per_h(self) -> float:

@@ -161,13 +161,17 @@ class GradedResponse:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchRecord:
-    """batches/<k>: what one micro-batch consumed. Recorded before it is used, so a restarted trainer replays it."""
+    """batches/<k>: what one micro-batch consumed. Recorded before it is used, so a restarted trainer replays it.
+
+    `reward_errors` say which rewards failed, for people.
+    """
 
     __pydantic_config__ = STRICT
     format: Literal[1] = FORMAT_VERSION
     iteration: int
     number: int
     responses: tuple[GradedResponse, ...]
+    reward_errors: tuple[str, ...] = ()
     nonce: str = field(default_factory=nonce)
 
 

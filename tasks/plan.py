@@ -22,11 +22,12 @@ from storage.weights import publish
 from tasks.configuration.references import PlanReference
 from tasks.configuration.run_config import RunConfig, differences, digest, dump, identity, parse
 from tasks.grading.grader import Grader
-from tasks.learning.pretrained import check_model, read_tensors, stop_token_ids, vocabulary_size
+from tasks.learning.pretrained import ModelError, check_model, read_tensors, stop_token_ids, vocabulary_size
 from tasks.planning.plan import assign_groups
 from tasks.prompts.draw import draw_prompts
 from tasks.prompts.loading import load_prompts
 from tasks.prompts.prompt import PromptSet
+from tasks.prompts.tokenise import Tokenizer
 from tasks.sampling.choose import context_length
 
 log = logging.getLogger(__name__)
@@ -158,14 +159,22 @@ def ended_here(execution: str) -> bool:
 
 
 def _draw(config: RunConfig, prompts: PromptSet, model_dir: Path, *, first: int, count: int) -> list[PromptRow]:
-    from transformers import AutoTokenizer  # noqa: PLC0415 - costs seconds, and only a new plan needs it
-
     return draw_prompts(
         prompts,
-        AutoTokenizer.from_pretrained(str(model_dir)),
+        _tokenizer(model_dir),
         config.data,
         first=first,
         count=count,
-        context_length=config.rollout.context_length or context_length(model_dir),
+        context_length=context_length(config.rollout, model_dir),
         max_completion_length=config.sampling.max_completion_length,
     )
+
+
+def _tokenizer(model_dir: Path) -> Tokenizer:
+    from transformers import AutoTokenizer  # noqa: PLC0415 - costs seconds, and only a new plan needs it
+
+    try:
+        tokenizer: Tokenizer = AutoTokenizer.from_pretrained(str(model_dir))
+    except Exception as error:  # whatever a damaged file makes of the library that reads it
+        raise ModelError(f"policy.path: no usable tokenizer in {str(model_dir)!r}: {error}") from error
+    return tokenizer

@@ -17,6 +17,10 @@ CONFIG = Path(os.environ.get("GLEANER_RUN_CONFIG", EXAMPLE))
 SCHEDULE = os.environ.get("GLEANER_SCHEDULE", "0 * * * *")
 ITERATIONS_PER_TICK = 4
 
+# A sixth field would be taken by flytekit and read as another schedule by flyteadmin.
+if not SCHEDULE.startswith("@") and len(SCHEDULE.split()) != 5:
+    raise ValueError(f"GLEANER_SCHEDULE: {SCHEDULE!r} given; allowed: a cron expression of five fields, or @daily etc.")
+
 continue_run = LaunchPlan.get_or_create(
     training,
     name="continue_run",

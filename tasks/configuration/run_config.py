@@ -111,7 +111,10 @@ def parse(document: object, source: str = "the configuration") -> RunConfig:
 
 
 def _validate(document: str) -> RunConfig:
-    """YAML 1.1 reads 1e-6 as text where people and JSON mean a number: where a float is wanted, it is taken as one."""
+    """Numbers arrive in disguise: YAML 1.1 reads 1e-6 as text, and Flyte's console sends 7 as 7.0.
+
+    Where a float or an integer is wanted, they are taken as what they are.
+    """
     adapter = TypeAdapter(RunConfig)
     try:
         return adapter.validate_json(document)
@@ -119,9 +122,13 @@ def _validate(document: str) -> RunConfig:
         mended = json.loads(document)
         found = False
         for details in error.errors(include_url=False):
-            if details["type"] == "float_type" and EXPONENT.fullmatch(str(details["input"])):
+            given = details["input"]
+            as_float = details["type"] == "float_type" and EXPONENT.fullmatch(str(given))
+            as_integer = details["type"].startswith("int_") and isinstance(given, float) and given.is_integer()
+            if as_float or as_integer:
                 *path, last = details["loc"]
-                functools.reduce(lambda node, part: node[part], path, mended)[last] = float(details["input"])
+                parent = functools.reduce(lambda node, part: node[part], path, mended)
+                parent[last] = float(given) if as_float else int(given)
                 found = True
         if not found:
             raise

@@ -4,11 +4,10 @@ Only safetensors are read: a pickle from a model directory is a program.
 """
 
 import json
-import mmap
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, deserialize
+from safetensors import SafetensorError, deserialize, safe_open
 
 from storage.weights import TensorBlock
 
@@ -20,7 +19,13 @@ class ModelError(ValueError):
 def check_model(directory: Path) -> None:
     """Verify that a directory holds a model Gleaner can read, without reading a tensor; raises ModelError."""
     vocabulary_size(directory)
-    weight_files(directory)
+    stop_token_ids(directory)
+    for file in weight_files(directory):
+        try:
+            with safe_open(str(file), framework="numpy"):  # reads the header and compares it with the file's size
+                pass
+        except (SafetensorError, OSError, ValueError) as error:
+            raise _not_whole(file, error) from None
 
 
 def vocabulary_size(directory: Path) -> int:
@@ -59,7 +64,10 @@ def weight_files(directory: Path) -> list[Path]:
     """The safetensors files of a model directory, in name order; ModelError when there are none, or one is missing."""
     index = directory / "model.safetensors.index.json"
     if index.is_file():
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        try:
+            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        except (ValueError, KeyError, AttributeError, TypeError):
+            raise ModelError(f"policy.path: {index} is not an index of safetensors files") from None
         files = [directory / name for name in names if Path(name).name == name]
         absent = [file.name for file in files if not file.is_file()]
         if absent or len(files) != len(names):
@@ -77,13 +85,16 @@ def read_tensors(directory: Path) -> dict[str, TensorBlock]:
     """All tensors of a model directory, name -> block in the dtype they are stored in."""
     tensors: dict[str, TensorBlock] = {}
     for file in weight_files(directory):
-        with file.open("rb") as handle, mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) as body:
-            try:
-                entries: Any = deserialize(body[:])  # type: ignore[no-untyped-call]
-            except SafetensorError as error:
-                raise ModelError(f"policy.path: {file} is not a whole safetensors file: {error}") from None
+        try:
+            entries: Any = deserialize(file.read_bytes())  # type: ignore[no-untyped-call]
+        except (SafetensorError, ValueError) as error:
+            raise _not_whole(file, error) from None
         for name, entry in entries:
             if name in tensors:
                 raise ModelError(f"policy.path: tensor {name!r} stands in two files of {str(directory)!r}")
             tensors[name] = TensorBlock(entry["dtype"], tuple(entry["shape"]), bytes(entry["data"]))
     return tensors
+
+
+def _not_whole(file: Path, error: Exception) -> ModelError:
+    return ModelError(f"policy.path: {file} is not a whole safetensors file: {error}")

@@ -16,7 +16,7 @@ from storage.clock import Clock
 from storage.prompt_table import PromptRow
 from storage.records import BatchRecord, GradedResponse, PlanRecord, TrainingRecord
 from storage.shard import Finish
-from storage.store import ObjectMissing, ObjectStore, commit
+from storage.store import CorruptObject, ObjectMissing, ObjectStore, commit
 from tasks.grading.grader import Graded, Grader
 from tasks.grading.reward import GradingCase
 from tasks.learning.advantage import group_advantages
@@ -75,15 +75,15 @@ class IterationTrainer:
         )
         self._follower = GroupFollower(self._reader, plan, follow, clock)
         self._pending = list(range(plan.num_groups))
-        self._errors: list[str] = []
 
     def step(self) -> TrainingRecord:
         """Train on every group of the plan and take the optimizer step; what was measured, not yet stored.
 
         Raises GroupTimeout, GradingError, NonFiniteGradient or CorruptObject; the learner's weights are then untouched.
         """
-        totals, rewards = [], []
+        totals, rewards, errors = [], [], []
         for batch in self._batches():
+            errors += batch.reward_errors
             rewards += [graded.reward for graded in batch.responses]
             totals.append(self._train_batch(batch))
         metrics = apply(self._learner.optimizer, combined(totals), self._algorithm)
@@ -92,7 +92,7 @@ class IterationTrainer:
             iteration=self._plan.iteration,
             weight_version=self._plan.weight_version + 1,
             metrics={**metrics, "reward": sum(rewards) / len(rewards)},
-            reward_errors=tuple(self._errors),
+            reward_errors=tuple(errors),
             started_at_s=self._started_at_s,
             ended_at_s=ended_at_s,
         )
@@ -109,6 +109,7 @@ class IterationTrainer:
                 batch = self._new_batch(number)
                 if not commit(self._store, key, records.encode(batch)):
                     batch = records.read(self._store, BatchRecord, key)
+                    self._reader.refresh()
             groups = {graded.response // self._plan.num_generations for graded in batch.responses}
             self._pending = [group for group in self._pending if group not in groups]
             number += 1
@@ -121,11 +122,11 @@ class IterationTrainer:
         responses = [response for group in groups for response in self._follower.members(group)]
         finished = [self._follower.response(response) for response in responses]
         graded = self._grader.grade([self._case(response) for response in finished])
-        self._errors += [error for outcome in graded for error in outcome.errors.values()]
         return BatchRecord(
             iteration=self._plan.iteration,
             number=number,
             responses=tuple(_graded(a, b) for a, b in zip(finished, graded, strict=True)),
+            reward_errors=tuple(error for outcome in graded for error in outcome.errors.values()),
         )
 
     def _gather(self) -> list[int]:
@@ -157,8 +158,16 @@ class IterationTrainer:
         ids = tuple(int(token) for token in response.token_ids)
         return GradingCase(response.response, prompt.prompt, self._decode(ids), ids, prompt.columns)
 
+    def _follow(self, graded: GradedResponse) -> Assembled:
+        """A response as its batch recorded it; raises CorruptObject when the journal no longer holds that."""
+        response = self._reader.follow(graded.response, graded.lineage)
+        if len(response.token_ids) != graded.length:
+            reason = f"response {graded.response} has {len(response.token_ids)} tokens left of {graded.length}"
+            raise CorruptObject(layout.journal(self._plan.iteration), reason)
+        return response
+
     def _train_batch(self, batch: BatchRecord) -> StepTotals:
-        tokens = [self._reader.follow(graded.response, graded.lineage) for graded in batch.responses]
+        tokens = [self._follow(graded) for graded in batch.responses]
         prompts = [self._prompts[graded.response // self._plan.num_generations] for graded in batch.responses]
         collated = collate(
             [graded.response for graded in batch.responses],

@@ -109,6 +109,8 @@ class DatasetRows:
             loaded = datasets.load_from_disk(str(path))
         except (FileNotFoundError, ValueError, pa.ArrowException) as error:
             raise PromptError(f"{path} is not a directory written by datasets.save_to_disk: {error}") from None
+        except IndexError:  # how datasets meets a data set without a single record batch
+            raise PromptError(f"source: {path} has no rows") from None
         if isinstance(loaded, datasets.DatasetDict):
             if split not in loaded:
                 raise PromptError(f"split: value {split!r}; allowed: {', '.join(map(repr, loaded))} (splits of {path})")

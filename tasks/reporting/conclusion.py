@@ -93,10 +93,11 @@ def verify(plan: PlanRecord, graded: Sequence[GradedResponse], reader: JournalRe
     counts = Counter(response.response for response in graded)
     doubled = sorted(response for response, count in counts.items() if count > 1)
     missing = sorted(set(range(plan.num_responses)) - set(counts))
-    if doubled or missing or len(counts) != plan.num_responses:
+    foreign = sorted(set(counts) - set(range(plan.num_responses)))
+    if doubled or missing or foreign:
         raise IntegrityError(
             f"iteration {plan.iteration}: {plan.num_responses} responses planned; trained more than once: "
-            f"{doubled[:8]}, never: {missing[:8]}",
+            f"{doubled[:8]}, never: {missing[:8]}, not planned: {foreign[:8]}",
         )
     kept: dict[str, int] = defaultdict(int)
     for response in graded:

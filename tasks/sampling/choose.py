@@ -24,17 +24,23 @@ def build_engine(config: RolloutConfig, model_dir: Path, vocab_size: int) -> Eng
             dtype=config.dtype,
             device=config.device,
             max_responses_in_flight=config.max_responses_in_flight,
-            context_length=config.context_length or context_length(model_dir),
+            context_length=context_length(config, model_dir),
         )
         log.info("engine %s: %s", config.engine, engine.name)
         return engine
     raise EngineError(f"rollout.engine: {config.engine!r} is not known; allowed: auto, torch, scripted")
 
 
-def context_length(model_dir: Path) -> int:
-    """The model's own limit on prompt + response, from its config.json."""
+def context_length(config: RolloutConfig, model_dir: Path) -> int:
+    """Most tokens of prompt + response: the user's limit, or the model's own from its config.json.
+
+    Raises EngineError when the user asks for more than the model has, or neither says anything.
+    """
     model = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
-    length = model.get("max_position_embeddings") or model.get("text_config", {}).get("max_position_embeddings")
-    if not isinstance(length, int):
+    own = model.get("max_position_embeddings") or model.get("text_config", {}).get("max_position_embeddings")
+    asked = config.context_length
+    if asked is None and not isinstance(own, int):
         raise EngineError("config.json has no max_position_embeddings; set rollout.context_length")
-    return length
+    if asked is not None and isinstance(own, int) and asked > own:
+        raise EngineError(f"rollout.context_length: {asked} given; allowed: up to the model's own {own}")
+    return int(own if asked is None else asked)

@@ -127,4 +127,4 @@ def test_a_bad_configuration_is_refused_by_the_first_task(arguments, message, tm
     command = [*PYFLYTE, WORKFLOW, "training", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)
     assert done.returncode == 1
-    assert message in " ".join(done.stderr.replace("│", " ").split())
+    assert message in " ".join((done.stdout + done.stderr).replace("│", " ").split())

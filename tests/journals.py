@@ -1,0 +1,87 @@
+"""Journals written by hand: plans, and incarnations of slots that write what they are told to."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from storage import layout, records
+from storage.assembly import JournalReader
+from storage.claims import take_over
+from storage.journal import JournalWriter
+from storage.records import AliveRecord, PlanRecord, SamplingParams, SlotPlan
+from storage.shard import Finish
+from storage.store import ObjectStore
+from tasks.planning.plan import assign_groups
+
+LOGPROB = -1.5
+
+
+def a_plan(groups: int, generations: int, slots: int = 1, **changes: Any) -> PlanRecord:
+    """Iteration 0, sampled from weight version 0."""
+    assignment = enumerate(assign_groups(groups, slots))
+    fields: dict[str, Any] = {
+        "iteration": 0,
+        "weight_version": 0,
+        "run_seed": 1,
+        "num_generations": generations,
+        "prompts_key": "prompts",
+        "first_prompt": 0,
+        "slots": tuple(SlotPlan(slot=slot, pool="rollout", groups=members) for slot, members in assignment),
+        "sampling": SamplingParams(max_completion_length=16),
+        "config": {},
+        "created_at_s": 0.0,
+    }
+    return PlanRecord(**(fields | changes))
+
+
+class Incarnation:
+    """Takes its slot over from whoever holds it when it is made, and then writes what it is told to."""
+
+    def __init__(self, store: ObjectStore, plan: PlanRecord, slot: int, name: str) -> None:
+        self.name = name
+        self._store = store
+        self._plan = plan
+        self._slot = slot
+        self._writer = JournalWriter(store, plan.iteration, name, plan.weight_version)
+        reader = JournalReader(store, plan)
+        reader.refresh()
+        assert take_over(
+            store,
+            plan,
+            reader.book,
+            reader.shards,
+            unit=slot,
+            incarnation=name,
+            slot=slot,
+            predecessors={owner.incarnation for owner in reader.book.owners_of(slot)},
+        )
+        self._epoch = reader.book.epoch(slot)
+        self._lengths = {r: len(reader.assemble(r).token_ids) for r in plan.responses_of(slot)}
+        self.recovered = sum(self._lengths.values())
+
+    def write(self, response: int, tokens: Sequence[int], finish: Finish = Finish.STOP) -> None:
+        """One shard that continues one response."""
+        logprobs = [LOGPROB] * len(tokens)
+        self._writer.append(response, self._epoch, self._lengths[response], tokens, logprobs, finish)
+        self._lengths[response] += len(tokens)
+        self._writer.flush()
+
+    def announce(self, *, started_at_s: float, updated_at_s: float, tokens_generated: int, gone: bool) -> None:
+        """Its last sign of life."""
+        record = AliveRecord(
+            incarnation=self.name,
+            slot=self._slot,
+            state="gone" if gone else "working",
+            beat=1,
+            pool="rollout",
+            host="here",
+            pid=1,
+            started_at_s=started_at_s,
+            updated_at_s=updated_at_s,
+            tokens_generated=tokens_generated,
+            tokens_recovered=self.recovered,
+            prefill_tokens=0,
+            responses_finished=0,
+            engine="none",
+            batch_invariant=True,
+        )
+        self._store.put(layout.alive(self._plan.iteration, self.name), records.encode(record))

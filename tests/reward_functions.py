@@ -1,0 +1,23 @@
+"""Reward functions of tests; graders import this module by name in processes of their own."""
+
+from typing import Any
+
+
+def even_length(completion_ids: list[list[int]], **_columns: Any) -> list[float]:
+    """1 for completions of even length: about half of what a random policy says."""
+    return [float(len(ids) % 2 == 0) for ids in completion_ids]
+
+
+def needs_an_answer(completions: list[str], answer: list[str], **_columns: Any) -> list[float]:
+    return [float(text == wanted) for text, wanted in zip(completions, answer, strict=True)]
+
+
+def needs_a_column(completions: list[str], difficulty: list[str], **_columns: Any) -> list[float]:
+    return [float(len(text) > len(hard)) for text, hard in zip(completions, difficulty, strict=True)]
+
+
+def no_multiples_of_three(completion_ids: list[list[int]], **_columns: Any) -> list[float]:
+    """Raises for completions whose length is a multiple of three."""
+    if any(len(ids) % 3 == 0 for ids in completion_ids):
+        raise RuntimeError("three is too many")
+    return even_length(completion_ids)

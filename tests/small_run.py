@@ -1,0 +1,85 @@
+"""A whole run in small and in this process: a tiny random model, a configuration, stores by name, iterations."""
+
+from pathlib import Path
+from typing import Any
+
+from storage import connect
+from storage.clock import Clock, ManualClock, SystemClock
+from storage.memory import MemoryStore
+from storage.records import ReportRecord, TrainingRecord
+from storage.run import read_plan
+from storage.store import ObjectStore, StoreUnavailable
+from tasks.configuration.references import PlanReference
+from tasks.configuration.run_config import RunConfig, parse
+from tasks.learning.advance import advance
+from tasks.plan import prepare
+from tasks.reporting.conclusion import conclude_iteration
+from tasks.sampling.member import generate_slot
+from tests.tiny_model import save_tiny_model, tiny_config, tiny_model
+
+EXECUTION = "test"
+PRICES_USD_PER_H = {"rollout": 1.0, "train": 10.0}
+
+
+class Unreachable(MemoryStore):
+    """A store that does not answer."""
+
+    def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+        raise StoreUnavailable("no answer")
+
+
+def model_directory(directory: Path) -> Path:
+    """A random Qwen2 of 50 thousand parameters with its tokenizer, as a user's model directory."""
+    return save_tiny_model(directory, tiny_model(tiny_config(hidden_size=32, intermediate_size=48)))
+
+
+def document(url: str, model: Path, **sections: Any) -> dict[str, Any]:
+    """A configuration as a user writes it; `sections` replace or extend those of a run of 2 slots and 12 responses."""
+    whole: dict[str, Any] = {
+        "run": {"url": url, "seed": 3, "num_prompts_per_step": 4, "num_generations": 3},
+        "policy": {"path": str(model)},
+        "data": {"source": "arithmetic", "size": 10},
+        "rewards": [{"function": "tests.reward_functions:even_length"}],
+        "sampling": {"max_completion_length": 40},
+        "rollout": {"engine": "scripted", "heartbeat_interval_s": 5.0, "flush_interval_s": 5.0},
+        "optimizer": {"learning_rate": 1e-2},
+        "trainer": {"poll_interval_s": 0.01, "group_timeout_s": 5.0, "micro_batch_tokens_max": 320},
+        "pools": {"rollout": {"count": 2, "interruptible": True}},
+    }
+    for name, values in sections.items():
+        whole[name] = whole[name] | values if isinstance(values, dict) and name in whole else values
+    return whole
+
+
+def config(url: str, model: Path, **sections: Any) -> RunConfig:
+    return parse(document(url, model, **sections))
+
+
+def memory_store(name: str, store: MemoryStore | None = None) -> ObjectStore:
+    """The store at memory://`name` from now on: an empty one, or `store`."""
+    connect._memory_stores[name] = MemoryStore(name) if store is None else store
+    return connect._memory_stores[name]
+
+
+def everything(store: ObjectStore) -> dict[str, bytes]:
+    """All objects of a store."""
+    return {key: store.get(key) for key in store.list("")}
+
+
+def plan_iteration(settings: RunConfig, clock: Clock | None = None) -> PlanReference:
+    reference, _ = prepare(settings, EXECUTION, clock or ManualClock())
+    return reference
+
+
+def roll_out(url: str, iteration: int) -> None:
+    """All slots of an iteration, one after another, undisturbed."""
+    for slot in read_plan(connect.connect(url), iteration).slots:
+        generate_slot(url, iteration, slot.slot, lambda: False, SystemClock())
+
+
+def train_iteration(url: str, iteration: int) -> TrainingRecord:
+    return advance(url, iteration, EXECUTION, SystemClock())
+
+
+def commit_iteration(url: str, iteration: int) -> ReportRecord:
+    return conclude_iteration(connect.connect(url), iteration, PRICES_USD_PER_H, SystemClock())

@@ -1,0 +1,254 @@
+"""Advancing a run by one weight version, killed wherever it writes, against the same step undisturbed."""
+
+import time
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from storage import layout, model_files, prompt_table, records, weights
+from storage.clock import ManualClock
+from storage.memory import MemoryStore
+from storage.records import TrainingRecord
+from storage.run import read_plan
+from storage.store import CorruptObject, StoreUnavailable
+from tasks.configuration.run_config import parse
+from tasks.grading.grader import Grader
+from tasks.learning.advance import keep_lease, restore_learner
+from tasks.learning.follow import GroupTimeout
+from tasks.learning.trainer import IterationTrainer
+from tasks.sampling.weight_tensors import as_torch
+from tests.small_run import (
+    EXECUTION,
+    commit_iteration,
+    config,
+    everything,
+    memory_store,
+    model_directory,
+    plan_iteration,
+    roll_out,
+    train_iteration,
+)
+from tests.tiny_model import save_tiny_model, tiny_config, tiny_model
+
+URL = "memory://advance"
+DURABLE = ("batches/", "training.json", "checkpoints/", "weights/")
+
+
+class Killed(BaseException):
+    """SIGKILL: nothing of the victim runs afterwards."""
+
+
+class DiesAtWrite(MemoryStore):
+    """Holds copies of `objects`; its client is killed instead of being let write for the k-th time."""
+
+    def __init__(self, objects, writes=1 << 30):
+        super().__init__("advance")
+        self._objects.update(objects)
+        self.left = writes
+        self.written = []
+
+    def create(self, key, body):
+        self._count(key)
+        return super().create(key, body)
+
+    def put(self, key, body):
+        self._count(key)
+        super().put(key, body)
+
+    def _count(self, key):
+        if self.left == 0:
+            raise Killed
+        self.left -= 1
+        self.written.append(key)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return model_directory(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def rolled_out(model):
+    """All objects of a run whose first rollout has ended."""
+    store = memory_store("advance")
+    plan_iteration(config(URL, model))
+    roll_out(URL, 0)
+    return everything(store)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(rolled_out):
+    """The store that an undisturbed step leaves, with the keys it wrote in order."""
+    store = memory_store("advance", DiesAtWrite(rolled_out))
+    train_iteration(URL, 0)
+    return store
+
+
+def version(store, number):
+    """Name -> tensor of a weight version."""
+    _, blocks = weights.pull(store, layout.weights(number))
+    return {name: as_torch(block) for name, block in blocks.items()}
+
+
+def same(left, right):
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+def test_the_order_of_durable_writes_is_batches_record_checkpoint_weights(undisturbed):
+    kinds = [next(kind for kind in DURABLE if kind in key) for key in undisturbed.written]
+    assert list(dict.fromkeys(kinds)) == list(DURABLE)
+    assert kinds == sorted(kinds, key=DURABLE.index)
+    assert kinds.count("batches/") >= 2
+    assert not same(version(undisturbed, 0), version(undisturbed, 1))
+
+
+def test_killed_at_any_write_the_next_attempt_ends_with_the_same_bits(rolled_out, undisturbed):
+    expected = everything(undisturbed)
+    metrics = records.read(undisturbed, TrainingRecord, layout.training(0)).metrics
+    for writes in range(len(undisturbed.written)):
+        store = memory_store("advance", DiesAtWrite(rolled_out, writes))
+        with pytest.raises(Killed):
+            train_iteration(URL, 0)
+        assert store.written == undisturbed.written[:writes]
+        store.left = 1 << 30
+        record = train_iteration(URL, 0)
+        assert (record.weight_version, record.metrics) == (1, metrics)
+        after = everything(store)
+        # Tensor objects are named by their content, so equal names are equal bits.
+        assert after.keys() == expected.keys()
+        assert same(version(store, 1), version(undisturbed, 1))
+        for prefix in (layout.weights(1), layout.checkpoint(1)):
+            pair = [weights.read_manifest(each, prefix).tensors for each in (store, undisturbed)]
+            assert pair[0] == pair[1], (writes, prefix)
+
+
+@settings(deadline=None, max_examples=4)
+@given(st.lists(st.integers(0, 12), min_size=2, max_size=4))
+def test_killed_again_and_again_it_ends_with_the_same_bits(rolled_out, undisturbed, kills):
+    store = memory_store("advance", DiesAtWrite(rolled_out))
+    for writes in kills:
+        store.left = writes
+        try:
+            train_iteration(URL, 0)
+        except Killed:
+            continue
+    store.left = 1 << 30
+    train_iteration(URL, 0)
+    assert same(version(store, 1), version(undisturbed, 1))
+
+
+def test_published_weights_are_not_made_again(undisturbed):
+    """With them and the record of the training, nothing else is looked at: not even the plan's prompts are there."""
+    parts = ("run.json", "plan.json", "training.json", "weights/00000001")
+    kept = {key: body for key, body in everything(undisturbed).items() if any(part in key for part in parts)}
+    store = memory_store("advance", DiesAtWrite(kept))
+    assert train_iteration(URL, 0) == records.read(undisturbed, TrainingRecord, layout.training(0))
+    assert store.written == []
+
+
+def test_a_checkpoint_without_weights_is_published_without_training_again(rolled_out, undisturbed):
+    """Neither journal nor batches nor prompts are there any more, so nothing can have been trained on."""
+    kept = {key: body for key, body in everything(undisturbed).items() if "weights/00000001" not in key}
+    kept = {key: body for key, body in kept.items() if not any(part in key for part in ("journal/", "prompts-"))}
+    store = memory_store("advance", DiesAtWrite(kept))
+    record = train_iteration(URL, 0)
+    assert {key.split("/")[0] for key in store.written} == {"weights"}
+    assert same(version(store, 1), version(undisturbed, 1))
+    assert record == train_iteration(URL, 0)
+
+
+def test_training_that_failed_has_published_nothing_and_can_be_tried_again(model):
+    store = memory_store("advance")
+    plan_iteration(config(URL, model, trainer={"group_timeout_s": 0.05}))
+    with pytest.raises(GroupTimeout, match="claimed by nobody"):
+        train_iteration(URL, 0)
+    assert not [key for key in store.list("") if "00000001/manifest" in key or "training" in key]
+    roll_out(URL, 0)
+    assert train_iteration(URL, 0).weight_version == 1
+
+
+@pytest.mark.parametrize("part", ["manifest.json", ".safetensors"])
+def test_damaged_weights_or_checkpoints_are_named_and_nothing_is_published(part, rolled_out, undisturbed):
+    for prefix, objects in (
+        (layout.weights(0), rolled_out),
+        (layout.checkpoint(1), {k: v for k, v in everything(undisturbed).items() if "weights/00000001" not in k}),
+    ):
+        key = next(key for key in objects if key.startswith(prefix) and key.endswith(part))
+        store = memory_store("advance", DiesAtWrite(objects | {key: objects[key][:-1]}))
+        with pytest.raises(CorruptObject) as caught:
+            train_iteration(URL, 0)
+        assert caught.value.key == key
+        assert store.written == []
+
+
+def test_resumed_at_every_iteration_it_equals_a_trainer_that_never_ended(model, tmp_path):
+    """Three iterations whose learner is restored each time, against one learner kept in memory."""
+    store = memory_store("advance")
+    schedule = {"learning_rate": 1e-2, "warmup_steps": 2, "schedule": "linear", "total_steps": 5, "weight_decay": 0.01}
+    run = config(URL, model, optimizer=schedule, algorithm={"kl_coef": 0.05})
+    for iteration in range(3):
+        plan_iteration(run)
+        roll_out(URL, iteration)
+        train_iteration(URL, iteration)
+        commit_iteration(URL, iteration)
+    model_files.download(store, tmp_path)
+    learner = restore_learner(store, 0, run, tmp_path)
+    for iteration in range(3):
+        step_in_memory(store, iteration, learner)
+    assert same(learner.policy.tensors(), version(store, 3))
+    assert learner.optimizer.steps == 3
+    assert not same(version(store, 2), version(store, 3))
+
+
+def step_in_memory(store, iteration, learner):
+    """What an attempt does between restoring and saving, on the batches that are recorded."""
+    plan = read_plan(store, iteration)
+    run = parse(plan.config)
+    with Grader(run.rewards) as grader:
+        IterationTrainer(
+            store,
+            plan,
+            prompts=prompt_table.decode_prompts(plan.prompts_key, store.get(plan.prompts_key)),
+            learner=learner,
+            grader=grader,
+            decode=lambda _: pytest.fail("every batch is recorded"),
+            algorithm=run.algorithm,
+            trainer=run.trainer,
+            clock=ManualClock(),
+        ).step()
+
+
+def test_weights_are_published_in_the_dtype_of_the_first(tmp_path):
+    model = tiny_model(tiny_config(hidden_size=32, intermediate_size=48)).to(torch.bfloat16)
+    store = memory_store("advance")
+    plan_iteration(config(URL, save_tiny_model(tmp_path, model)))
+    roll_out(URL, 0)
+    train_iteration(URL, 0)
+    published = weights.read_manifest(store, layout.weights(1))
+    assert {entry.dtype for entry in published.tensors.values()} == {"BF16"}
+    saved = weights.read_manifest(store, layout.checkpoint(1))
+    assert {entry.dtype for entry in saved.tensors.values()} == {"F32"}
+
+
+def test_the_lease_is_shown_to_be_alive_while_training_and_not_after():
+    store = memory_store("advance")
+    with keep_lease(store, EXECUTION, 0.05, ManualClock(7.0)):
+        deadline_s = time.monotonic() + 10
+        while not store.list(layout.LEASE) and time.monotonic() < deadline_s:
+            time.sleep(0.005)
+    assert b'"holder":"test","at_s":7.000' in store.get(layout.LEASE_BEAT)
+    store.delete(layout.LEASE_BEAT)
+    time.sleep(0.03)
+    assert store.list(layout.LEASE) == []
+
+
+def test_a_store_that_does_not_take_the_beat_does_not_end_training(caplog):
+    class Refusing(MemoryStore):
+        def put(self, key, body):
+            raise StoreUnavailable("no answer")
+
+    with keep_lease(Refusing(), EXECUTION, 0.05, ManualClock()):
+        time.sleep(0.03)
+    assert "the run's lease could not be refreshed: no answer" in caplog.text

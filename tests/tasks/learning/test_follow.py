@@ -1,0 +1,147 @@
+"""Waiting for groups while their responses are being written, on a clock that lets things happen while it sleeps."""
+
+import pytest
+
+from storage import layout
+from storage.assembly import JournalReader
+from storage.clock import ManualClock
+from storage.memory import MemoryStore
+from storage.shard import Finish
+from tasks.learning.follow import FollowConfig, GroupFollower, GroupTimeout
+from tests.journals import Incarnation, a_plan
+
+PLAN = a_plan(groups=4, generations=2, slots=2)  # slot 0 has groups 0 and 2, slot 1 has 1 and 3
+EVERY = [0, 1, 2, 3]
+
+
+class Meanwhile(ManualClock):
+    """While it is slept on, the next of `events` happens."""
+
+    def __init__(self, *events):
+        super().__init__()
+        self.events = list(events)
+
+    def sleep(self, duration_s):
+        super().sleep(duration_s)
+        if self.events:
+            self.events.pop(0)()
+
+
+def follower(store, clock, *, in_plan_order=True, timeout_s=10.0):
+    config = FollowConfig(in_plan_order=in_plan_order, timeout_s=timeout_s, poll_interval_s=1.0)
+    return GroupFollower(JournalReader(store, PLAN), PLAN, config, clock)
+
+
+def finish_group(incarnation, group):
+    for response in (2 * group, 2 * group + 1):
+        incarnation.write(response, [response, 7, 9])
+
+
+@pytest.fixture
+def store():
+    return MemoryStore()
+
+
+@pytest.fixture
+def crew(store):
+    return [Incarnation(store, PLAN, slot, f"0000{slot}-a") for slot in (0, 1)]
+
+
+def test_a_finished_group_is_found_without_waiting(store, crew):
+    finish_group(crew[0], 0)
+    clock = ManualClock()
+    following = follower(store, clock)
+    assert following.wait(EVERY) == 0
+    assert clock.monotonic() == 0
+    assert following.response(1).token_ids.tolist() == [1, 7, 9]
+
+
+def test_in_plan_order_the_first_pending_group_is_waited_for_whatever_else_is_finished(store, crew):
+    finish_group(crew[0], 2)
+    clock = Meanwhile(lambda: finish_group(crew[1], 1), lambda: finish_group(crew[0], 0))
+    following = follower(store, clock)
+    assert [following.wait(EVERY[n:]) for n in range(3)] == [0, 1, 2]
+    assert clock.monotonic() == 2
+
+
+def test_in_order_of_arrival_whatever_is_finished_comes_first(store, crew):
+    clock = Meanwhile(lambda: finish_group(crew[1], 3), lambda: finish_group(crew[0], 0))
+    following = follower(store, clock, in_plan_order=False)
+    assert following.wait(EVERY) == 3
+    assert following.wait([0, 1, 2]) == 0
+
+
+def test_half_a_group_is_not_a_group(store, crew):
+    crew[0].write(0, [1, 2])
+    crew[0].write(1, [1, 2], Finish.RUNNING)
+    assert not follower(store, ManualClock()).is_finished(0)
+    with pytest.raises(GroupTimeout):
+        follower(store, ManualClock()).wait(EVERY)
+
+
+def test_tokens_of_any_response_put_the_time_limit_off(store, crew):
+    slow = [lambda: None, lambda: None, lambda: crew[1].write(2, [5], Finish.RUNNING)] * 5
+    clock = Meanwhile(*slow, lambda: finish_group(crew[0], 0))
+    assert follower(store, clock, timeout_s=3.5).wait(EVERY) == 0
+    assert clock.monotonic() == 16
+
+
+def test_signs_of_life_without_tokens_do_not_put_it_off(store, crew):
+    def beat():
+        crew[0].announce(started_at_s=0, updated_at_s=1, tokens_generated=0, gone=False)
+
+    clock = Meanwhile(*[beat] * 20)
+    with pytest.raises(GroupTimeout):
+        follower(store, clock, timeout_s=5.0).wait(EVERY)
+    assert clock.monotonic() == pytest.approx(6.0)
+
+
+def test_the_time_limit_names_the_responses_their_tokens_and_their_holders(store):
+    slot = Incarnation(store, PLAN, 0, "00000-a")
+    slot.write(0, [1, 2, 3], Finish.RUNNING)
+    slot.write(1, [4])
+    with pytest.raises(GroupTimeout) as caught:
+        follower(store, ManualClock(), in_plan_order=False).wait([0, 1])
+    assert str(caught.value).splitlines() == [
+        "iteration 0: nothing was journalled for 10 s; waiting for",
+        "  response 0 (group 0): 3 tokens, held by 00000-a",
+        "  response 2 (group 1): 0 tokens, claimed by nobody",
+        "  response 3 (group 1): 0 tokens, claimed by nobody",
+    ]
+
+
+def test_a_long_list_of_what_is_missing_is_cut(store):
+    with pytest.raises(GroupTimeout, match=r"response 5 \(group 2\).*\n  and 2 more$"):
+        follower(store, ManualClock(), in_plan_order=False).wait(EVERY)
+
+
+def test_the_end_that_a_zombie_writes_does_not_finish_a_response(store, crew):
+    zombie, successor = crew[0], Incarnation(store, PLAN, 0, "00000-b")
+    finish_group(zombie, 0)
+    following = follower(store, ManualClock())
+    with pytest.raises(GroupTimeout, match=r"response 0 \(group 0\): 0 tokens, held by 00000-b"):
+        following.wait(EVERY)
+    successor.write(0, [8])
+    successor.write(1, [8])
+    assert following.wait(EVERY) == 0
+    assert following.response(0).token_ids.tolist() == [8]
+    assert [span.incarnation for span in following.response(0).lineage] == ["00000-b"]
+
+
+def test_a_released_group_is_read_again_when_asked_for(store, crew):
+    finish_group(crew[0], 0)
+    following = follower(store, ManualClock())
+    following.wait(EVERY)
+    following.release(0)
+    with pytest.raises(KeyError):
+        following.response(0)
+    assert following.is_finished(0)
+    assert following.response(0).token_ids.tolist() == [0, 7, 9]
+
+
+def test_a_damaged_shard_is_named_and_not_waited_for(store, crew):
+    finish_group(crew[0], 0)
+    key = layout.shard(0, crew[0].name, 0)
+    store.put(key, store.get(key)[:-1])
+    with pytest.raises(ValueError, match=rf"object '{key}' is corrupt"):
+        follower(store, ManualClock()).wait(EVERY)

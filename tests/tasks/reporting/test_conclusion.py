@@ -1,0 +1,298 @@
+"""Verifying, measuring and committing an iteration whose journal and records are written by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from storage import layout, records
+from storage.assembly import JournalReader
+from storage.clock import ManualClock
+from storage.memory import MemoryStore
+from storage.records import BatchRecord, GradedResponse, ReportRecord, SlotLife, TrainingRecord
+from storage.shard import Finish
+from storage.store import ConflictingRecord, CorruptObject, ObjectMissing
+from storage.weights import PUBLISHED_AT_S, TensorBlock, publish
+from tasks.reporting.conclusion import IntegrityError, conclude_iteration, read_batches
+from tests.journals import Incarnation, a_plan
+
+PLAN = a_plan(groups=2, generations=2, slots=2, first_prompt=6, created_at_s=1000.0)
+PRICES = {"rollout": 3.6, "train": 36.0}
+REWARDS = {0: 1.0, 1: 0.0, 2: 0.5, 3: 0.5}
+
+
+def an_iteration():
+    """Slot 0 is killed once: response 0 has 3 tokens by the victim and 2 by its successor; 4 tokens were lost or void.
+
+    Responses 1, 2 and 3 have 4, 6 and 1 tokens; 3 was cut at the limit.
+    """
+    store = MemoryStore()
+    store.create(layout.plan(0), records.encode(PLAN))
+    victim = Incarnation(store, PLAN, 0, "00000-a")
+    victim.write(0, [11, 12, 13], Finish.RUNNING)
+    successor = Incarnation(store, PLAN, 0, "00000-b")
+    victim.write(0, [99, 99], Finish.RUNNING)  # after the seal: void
+    successor.write(0, [14, 2])
+    successor.write(1, [1, 1, 1, 2])
+    other = Incarnation(store, PLAN, 1, "00001-c")
+    other.write(2, [5, 5, 5, 5, 5, 2])
+    other.write(3, [7], Finish.LENGTH)
+    # The victim had decoded 7 when it last told: 3 count, 2 are void, 2 were never flushed.
+    victim.announce(started_at_s=1010, updated_at_s=1020, tokens_generated=7, gone=False)
+    successor.announce(started_at_s=1025, updated_at_s=1065, tokens_generated=6, gone=True)
+    other.announce(started_at_s=1012, updated_at_s=1062, tokens_generated=7, gone=True)
+    commit_batches(store, [[2, 3], [0, 1]])
+    training = TrainingRecord(
+        iteration=0,
+        weight_version=1,
+        metrics={"loss": -0.25},
+        reward_errors=(),
+        started_at_s=1015,
+        ended_at_s=1070,
+    )
+    store.create(layout.training(0), records.encode(training))
+    block = TensorBlock("F32", (1,), bytes(4))
+    publish(store, layout.weights(1), {"w": block}, {PUBLISHED_AT_S: 1075.0})
+    return store
+
+
+def graded(store, response):
+    reader = JournalReader(store, PLAN)
+    reader.refresh()
+    assembled = reader.assemble(response)
+    return GradedResponse(
+        response=response,
+        length=len(assembled.token_ids),
+        finish_reason="stop" if assembled.finish == Finish.STOP else "length",
+        lineage=assembled.lineage,
+        reward=REWARDS[response],
+        rewards={"exact": REWARDS[response], "style": None if response == 0 else 0.25},
+    )
+
+
+def commit_batches(store, division):
+    for number, responses in enumerate(division):
+        batch = BatchRecord(iteration=0, number=number, responses=tuple(graded(store, r) for r in responses))
+        store.put(layout.batch(0, number), records.encode(batch))
+
+
+def change(store, response, **fields):
+    """Alter what the trainer recorded of one response."""
+    for key in store.list(layout.batches(0)):
+        batch = records.read(store, BatchRecord, key)
+        changed = tuple(replace(r, **fields) if r.response == response else r for r in batch.responses)
+        store.put(key, records.encode(replace(batch, responses=changed)))
+
+
+def conclude(store):
+    return conclude_iteration(store, 0, PRICES, ManualClock(1100.0))
+
+
+def test_the_report_is_that_of_the_hand_made_case():
+    report = conclude(an_iteration())
+    assert (report.iteration, report.weight_version, report.next_prompt) == (0, 1, 8)
+    assert report.rewards == (0.5, 0.5, 1.0, 0.0)  # in the order in which they were trained on
+    assert report.lengths == (6, 1, 5, 4)
+    assert (report.train_started_at_s, report.train_ended_at_s, report.created_at_s) == (1015, 1075, 1100)
+    assert report.metrics == pytest.approx(
+        {
+            "loss": -0.25,
+            "reward": 0.5,
+            "reward_std": 0.25,
+            "frac_reward_zero_std": 0.5,
+            "completions/mean_length": 4.0,
+            "completions/min_length": 1,
+            "completions/max_length": 6,
+            "completions/clipped_ratio": 0.25,
+            "num_tokens": 16,
+            "rewards/exact/mean": 0.5,
+            "rewards/style/mean": 0.25,
+            "preempt/count": 1,
+            "resume/tokens_recovered": 3,
+            "resume/tokens_regenerated": 4,
+            "timing_s/rollout": 55,
+            "timing_s/rollout_machines": 100,
+            "timing_s/train": 60,
+            "cost/usd_rollout": 0.1,
+            "cost/usd_train": 0.6,
+            "cost/usd_iter": 0.7,
+            "cost/usd_per_mtok": 0.7 / 16 * 1e6,
+            "timing_s/iteration": 100,
+        }
+    )
+
+
+def test_lives_tell_what_a_killed_slot_kept_and_lost():
+    lives = conclude(an_iteration()).lives
+    assert lives == (
+        SlotLife(
+            slot=0,
+            incarnation="00000-a",
+            pool="rollout",
+            started_at_s=1010,
+            ended_at_s=1020,
+            state="lost",
+            tokens_kept=3,
+            tokens_recovered=0,
+            tokens_regenerated=4,
+        ),
+        SlotLife(
+            slot=0,
+            incarnation="00000-b",
+            pool="rollout",
+            started_at_s=1025,
+            ended_at_s=1065,
+            state="gone",
+            tokens_kept=6,
+            tokens_recovered=3,
+            tokens_regenerated=0,
+        ),
+        SlotLife(
+            slot=1,
+            incarnation="00001-c",
+            pool="rollout",
+            started_at_s=1012,
+            ended_at_s=1062,
+            state="gone",
+            tokens_kept=7,
+            tokens_recovered=0,
+            tokens_regenerated=0,
+        ),
+    )
+    assert sum(life.tokens_kept for life in lives) == 16
+
+
+def test_what_was_written_after_the_last_heartbeat_counts_as_decoded():
+    store = an_iteration()
+    key = layout.alive(0, "00000-a")
+    store.put(key, store.get(key).replace(b'"tokens_generated":7', b'"tokens_generated":1'))
+    # 5 tokens are in its shards, of which 3 count.
+    assert conclude(store).lives[0].tokens_regenerated == 2
+
+
+def test_concluding_again_gives_the_first_report_and_writes_nothing():
+    store = an_iteration()
+    first = conclude(store)
+    before = {key: store.get(key) for key in store.list("")}
+    assert conclude_iteration(store, 0, {"rollout": 9.0, "train": 9.0}, ManualClock(2000.0)) == first
+    for key in store.list(layout.journal(0)):
+        store.delete(key)
+    assert conclude(store) == first
+    assert {key: body for key, body in before.items() if "journal" not in key} == {
+        key: store.get(key) for key in store.list("")
+    }
+
+
+def test_of_two_that_conclude_at_once_both_give_the_report_that_is_stored():
+    class OtherIsFirst(MemoryStore):
+        def create(self, key, body):
+            if key == layout.report(0):
+                other = records.decode(ReportRecord, key, body)
+                self.put(key, records.encode(replace(other, created_at_s=1.0, nonce="other")))
+            return super().create(key, body)
+
+    store = OtherIsFirst()
+    store._objects.update(an_iteration()._objects)
+    assert conclude(store).created_at_s == 1.0
+
+
+def test_a_response_that_was_never_trained_on_is_named():
+    store = an_iteration()
+    commit_batches(store, [[2], [0, 1]])
+    with pytest.raises(IntegrityError, match=r"4 responses planned; trained more than once: \[\], never: \[3\]"):
+        conclude(store)
+    assert layout.report(0) not in store.list("")
+
+
+def test_a_response_that_was_trained_on_twice_is_named():
+    store = an_iteration()
+    commit_batches(store, [[2, 3], [0, 1], [2]])
+    with pytest.raises(IntegrityError, match=r"trained more than once: \[2\], never: \[\]"):
+        conclude(store)
+    assert layout.report(0) not in store.list("")
+
+
+def test_a_response_that_nobody_planned_is_refused():
+    store = an_iteration()
+    foreign = BatchRecord(iteration=0, number=2, responses=(replace(graded(store, 3), response=4),))
+    store.create(layout.batch(0, 2), records.encode(foreign))
+    with pytest.raises(IntegrityError, match="4 responses planned"):
+        conclude(store)
+    assert layout.report(0) not in store.list("")
+
+
+def test_a_response_that_nobody_planned_is_named():
+    store = an_iteration()
+    foreign = BatchRecord(iteration=0, number=2, responses=(replace(graded(store, 3), response=777),))
+    store.create(layout.batch(0, 2), records.encode(foreign))
+    with pytest.raises(IntegrityError, match="777"):
+        conclude(store)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"length": 4}, "response 0: trained on 4 tokens ended by 'stop'; the journal holds 5"),
+        ({"finish_reason": "length"}, "response 0: trained on 5 tokens ended by 'length'; the journal holds 5"),
+        ({"lineage": ()}, "response 0: trained on 5 tokens ended by 'stop'; the journal holds 0"),
+    ],
+)
+def test_a_response_that_is_not_what_the_journal_holds_is_named(fields, message):
+    store = an_iteration()
+    change(store, 0, **fields)
+    with pytest.raises(IntegrityError, match=message):
+        conclude(store)
+    assert layout.report(0) not in store.list("")
+
+
+def test_a_token_of_another_weight_version_is_found_out():
+    store = an_iteration()
+    plan = replace(PLAN, weight_version=3)
+    store.put(layout.plan(0), records.encode(plan))
+    with pytest.raises(CorruptObject, match="sampled from weight version 0, the plan names 3"):
+        conclude(store)
+
+
+@pytest.mark.parametrize(
+    "key", [layout.plan(0), layout.training(0), layout.batch(0, 1), layout.alive(0, "00000-b"), layout.claim(0, 0, 2)]
+)
+def test_a_damaged_record_is_named_and_nothing_is_committed(key):
+    store = an_iteration()
+    store.put(key, store.get(key)[:-1])
+    with pytest.raises(CorruptObject) as caught:
+        conclude(store)
+    assert caught.value.key == key
+    assert layout.report(0) not in store.list("")
+
+
+def test_a_damaged_shard_is_named_and_nothing_is_committed():
+    store = an_iteration()
+    key = layout.shard(0, "00001-c", 1)
+    store.put(key, store.get(key)[1:])
+    with pytest.raises(CorruptObject) as caught:
+        conclude(store)
+    assert caught.value.key == key
+    assert layout.report(0) not in store.list("")
+
+
+@pytest.mark.parametrize("key", [layout.training(0), layout.manifest(layout.weights(1))])
+def test_before_the_weights_are_published_there_is_nothing_to_conclude(key):
+    store = an_iteration()
+    store.delete(key)
+    with pytest.raises(ObjectMissing) as caught:
+        conclude(store)
+    assert caught.value.key == key
+    assert layout.report(0) not in store.list("")
+
+
+def test_an_incarnation_that_never_announced_itself_is_named():
+    store = an_iteration()
+    store.delete(layout.alive(0, "00001-c"))
+    with pytest.raises(ConflictingRecord, match="incarnation 00001-c holds a claim but never announced itself"):
+        conclude(store)
+
+
+def test_batches_are_read_until_one_is_missing():
+    store = an_iteration()
+    commit_batches(store, [[0], [1], [2], [3]])
+    store.delete(layout.batch(0, 2))
+    assert [batch.number for batch in read_batches(store, 0)] == [0, 1]

@@ -1,0 +1,121 @@
+"""The conclude task as Flyte calls it: report, Deck, lease."""
+
+import pytest
+from flytekit.exceptions.user import FlyteRecoverableException
+
+from storage import layout
+from storage.run import acquire_lease, read_report
+from storage.store import ObjectMissing
+from tasks.conclude import conclude
+from tasks.configuration.references import PlanReference, SlotOutcome, TrainOutcome
+from tasks.reporting.conclusion import IntegrityError
+from tests.small_run import (
+    EXECUTION,
+    Unreachable,
+    config,
+    everything,
+    memory_store,
+    model_directory,
+    plan_iteration,
+    roll_out,
+    train_iteration,
+)
+
+URL = "memory://conclude-task"
+SLOTS = [SlotOutcome(slot=0, incarnation="x", tokens_generated=1, tokens_recovered=0, responses_finished=1)]
+TRAINED = TrainOutcome(weight_version=9, reward=9.0)  # only says that training has ended
+
+
+class Waits(Exception):  # noqa: N818 - what happened
+    """Somebody had to wait for the lease."""
+
+
+class Impatient:
+    def wall(self):
+        return 0.0
+
+    def monotonic(self):
+        return 0.0
+
+    def sleep(self, duration_s):
+        raise Waits
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return model_directory(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def trained(model):
+    """(store, reference) of an iteration whose training has ended; a machine hour of rollout costs 3.6 dollars."""
+    store = memory_store("conclude-task")
+    pools = {"rollout": {"count": 2, "usd_per_hour": 3.6}, "train": {"usd_per_hour": 36.0}}
+    reference = plan_iteration(config(URL, model, pools=pools))
+    roll_out(URL, 0)
+    train_iteration(URL, 0)
+    return store, reference
+
+
+def test_the_iteration_is_committed_shown_and_priced(trained):
+    store, reference = trained
+    outcome = conclude(plan=reference, slots=SLOTS, trained=TRAINED, last=False)
+    report = read_report(store, 0)
+    assert (outcome.run_url, outcome.iteration, outcome.weight_version) == (URL, 0, 1)
+    assert outcome.reward == report.metrics["reward"]
+    assert outcome.tokens == sum(report.lengths)
+    assert outcome.usd == pytest.approx(
+        0.001 * report.metrics["timing_s/rollout_machines"] + 0.01 * report.metrics["timing_s/train"]
+    )
+    page = store.get(layout.deck(0)).decode()
+    assert "<svg" in page
+    assert "Gleaner, iteration 0" in page
+
+
+def test_concluding_again_gives_the_same(trained):
+    store, reference = trained
+    first = conclude(plan=reference, slots=SLOTS, trained=TRAINED, last=True)
+    before = everything(store)
+    assert conclude(plan=reference, slots=SLOTS, trained=TRAINED, last=True) == first
+    assert everything(store) == before
+
+
+def test_only_the_last_iteration_of_an_execution_lets_others_in(trained):
+    store, reference = trained
+    conclude(plan=reference, slots=SLOTS, trained=TRAINED, last=False)
+    with pytest.raises(Waits):
+        acquire_lease(store, "another", 60, Impatient())
+    conclude(plan=reference, slots=SLOTS, trained=TRAINED, last=True)
+    acquire_lease(store, "another", 60, Impatient())
+
+
+def test_what_does_not_add_up_is_not_committed_and_keeps_the_lease(trained):
+    store, reference = trained
+    store.delete(store.list(layout.batches(0))[-1])
+    with pytest.raises(IntegrityError, match="never: "):
+        conclude(plan=reference, slots=SLOTS, trained=TRAINED, last=True)
+    assert layout.report(0) not in store.list("")
+    assert layout.deck(0) not in store.list("")
+    with pytest.raises(Waits):
+        acquire_lease(store, "another", 60, Impatient())
+    acquire_lease(store, EXECUTION, 60, Impatient())
+
+
+def test_without_training_nothing_is_committed(model):
+    store = memory_store("conclude-task")
+    reference = plan_iteration(config(URL, model))
+    roll_out(URL, 0)
+    with pytest.raises(ObjectMissing, match=r"training\.json"):
+        conclude(plan=reference, slots=SLOTS, trained=TRAINED, last=True)
+    assert layout.report(0) not in store.list("")
+
+
+def test_the_task_shows_a_deck():
+    assert conclude.enable_deck
+
+
+def test_a_store_that_does_not_answer_is_worth_another_attempt():
+    memory_store("conclude-task", Unreachable())
+    reference = PlanReference(run_url=URL, iteration=0, weight_version=0, execution="e")
+    with pytest.raises(FlyteRecoverableException, match="no answer"):
+        conclude(plan=reference, slots=SLOTS, trained=TRAINED, last=True)

@@ -1,0 +1,254 @@
+"""Planning an iteration: what is written, once, by whom, and what a later attempt or another execution finds."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from flytekit.exceptions.user import FlyteRecoverableException
+
+from storage import layout, prompt_table, records, weights
+from storage.clock import ManualClock
+from storage.memory import MemoryStore
+from storage.records import PlanRecord, ReportRecord
+from storage.run import RunBusy, read_plan, read_run, release_lease
+from tasks.configuration.run_config import dump, identity, parse
+from tasks.plan import ended_here, execution_name, plan, prepare
+from tasks.prompts.order import prompt_index
+from tests.small_run import (
+    Unreachable,
+    config,
+    document,
+    everything,
+    memory_store,
+    model_directory,
+    plan_iteration,
+)
+
+URL = "memory://plan"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return model_directory(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def store():
+    return memory_store("plan")
+
+
+@pytest.fixture
+def settings(model):
+    return config(URL, model)
+
+
+def commit_report(store, iteration, next_prompt):
+    """As if the iteration had been rolled out, trained and concluded."""
+    report = ReportRecord(
+        iteration=iteration,
+        weight_version=iteration + 1,
+        next_prompt=next_prompt,
+        metrics={},
+        rewards=(),
+        lengths=(),
+        lives=(),
+        train_started_at_s=0,
+        train_ended_at_s=0,
+        created_at_s=0,
+    )
+    store.create(layout.report(iteration), records.encode(report))
+
+
+def prompts_of(store, iteration):
+    key = read_plan(store, iteration).prompts_key
+    return prompt_table.decode_prompts(key, store.get(key))
+
+
+def test_a_new_run_holds_its_identity_its_model_and_its_first_plan(store, settings):
+    reference, slots = prepare(settings, "e1", ManualClock(50.0))
+    assert (reference.run_url, reference.iteration, reference.weight_version) == (URL, 0, 0)
+    assert (reference.execution, slots) == ("e1", [0, 1])
+    run = read_run(store)
+    assert parse(run.config) == settings
+    assert (run.vocab_size, run.created_at_s) == (96, 50.0)
+    assert weights.read_manifest(store, layout.weights(0)).metadata["source"].startswith("model")
+    assert {key for key in store.list(layout.MODEL) if "config.json" in key or "tokenizer" in key}
+    written = read_plan(store, 0)
+    assert (written.run_seed, written.num_generations, written.first_prompt) == (3, 3, 0)
+    assert [slot.groups for slot in written.slots] == [(0, 2), (1, 3)]
+    assert (written.sampling.max_completion_length, written.sampling.stop_token_ids) == (40, (2,))
+    assert parse(written.config) == settings
+    rows = prompts_of(store, 0)
+    assert [row.prompt_id for row in rows] == [str(prompt_index(k, 10, 0, shuffle=True)[1]) for k in range(4)]
+    assert store.list(layout.PROBE) == []
+
+
+def test_planning_again_finds_the_plan_that_is_there(store, settings):
+    first = prepare(settings, "e1", ManualClock(1.0))
+    before = everything(store)
+    assert prepare(settings, "e1", ManualClock(2.0)) == first
+    assert everything(store) == before
+
+
+def test_the_next_iteration_goes_on_where_the_prompts_of_the_last_ended(store, settings):
+    plan_iteration(settings)
+    commit_report(store, 0, next_prompt=4)
+    reference = plan_iteration(settings)
+    assert (reference.iteration, reference.weight_version) == (1, 1)
+    commit_report(store, 1, next_prompt=8)
+    plan_iteration(settings)
+    drawn = [row.prompt_id for iteration in range(3) for row in prompts_of(store, iteration)]
+    assert sorted(drawn[:10]) == sorted(str(k) for k in range(10))  # an epoch, and the beginning of the next
+    assert [read_plan(store, k).first_prompt for k in range(3)] == [0, 4, 8]
+
+
+def test_what_is_operational_may_change_between_iterations_and_is_recorded_in_the_plan(store, settings, model):
+    plan_iteration(settings)
+    commit_report(store, 0, next_prompt=4)
+    wider = config(
+        URL,
+        model,
+        pools={"rollout": {"count": 3}},
+        rollout={"engine": "scripted", "flush_interval_s": 1.0},
+        trainer={"micro_batch_tokens_max": 99},
+    )
+    assert identity(wider) == identity(settings)
+    plan_iteration(wider)
+    assert [slot.groups for slot in read_plan(store, 1).slots] == [(0, 3), (1,), (2,)]
+    assert parse(read_plan(store, 1).config) == wider
+    assert parse(read_run(store).config) == settings
+
+
+def test_once_a_run_has_begun_it_needs_its_model_path_no_more(store, model, tmp_path):
+    directory = shutil.copytree(model, tmp_path / "model")
+    settings = config(URL, directory)
+    plan_iteration(settings)
+    shutil.rmtree(directory)
+    commit_report(store, 0, next_prompt=4)
+    assert plan_iteration(settings).iteration == 1
+    assert read_plan(store, 1).sampling == read_plan(store, 0).sampling
+
+
+def test_slots_without_a_group_are_not_started(store, model):
+    _, slots = prepare(config(URL, model, pools={"rollout": {"count": 9}}), "e1", ManualClock())
+    assert slots == [0, 1, 2, 3]
+    assert len(read_plan(store, 0).slots) == 9
+
+
+class Killed(BaseException):
+    """SIGKILL: nothing of the victim runs afterwards."""
+
+
+class DiesAtWrite(MemoryStore):
+    left = 1 << 30
+
+    def create(self, key, body):
+        self._count(key)
+        return super().create(key, body)
+
+    def put(self, key, body):
+        self._count(key)
+        super().put(key, body)
+
+    def _count(self, key):
+        if "probe/" in key:
+            return
+        if self.left == 0:
+            raise Killed
+        self.left -= 1
+
+
+def test_killed_at_any_write_the_next_attempt_writes_the_same_plan(settings):
+    undisturbed = DiesAtWrite("plan")
+    memory_store("plan", undisturbed)
+    plan_iteration(settings)
+    expected = everything(undisturbed)
+    writes = (1 << 30) - undisturbed.left
+    assert writes >= 8
+    for number in range(writes):
+        store = memory_store("plan", DiesAtWrite("plan"))
+        store.left = number
+        with pytest.raises(Killed):
+            plan_iteration(settings)
+        store.left = 1 << 30
+        plan_iteration(settings)
+        assert replace(read_plan(store, 0), nonce="") == replace(read_plan(undisturbed, 0), nonce="")
+        assert everything(store).keys() | {layout.LEASE_BEAT} == expected.keys()
+        content_named = [key for key in expected if key.startswith((layout.MODEL, layout.WEIGHTS)) or "prompts-" in key]
+        assert all(store.get(key) == expected[key] for key in content_named)
+
+
+def test_of_two_planners_at_once_one_plan_counts_for_both(settings, model):
+    """The other was faster, and planned for another number of slots."""
+
+    class OtherIsFirst(MemoryStore):
+        def create(self, key, body):
+            if key == layout.plan(0):
+                other = records.decode(PlanRecord, key, body)
+                self.put(key, records.encode(replace(other, slots=other.slots[:1], nonce="other")))
+            return super().create(key, body)
+
+    store = memory_store("plan", OtherIsFirst("plan"))
+    _, slots = prepare(settings, "e1", ManualClock())
+    assert slots == [0]
+    assert read_plan(store, 0).nonce == "other"
+
+
+def test_another_execution_is_kept_out_and_plans_nothing(settings):
+    store = memory_store("plan")
+    prepare(settings, "e1", ManualClock())
+    commit_report(store, 0, next_prompt=4)
+    before = everything(store)
+
+    class Beating(ManualClock):
+        def sleep(self, duration_s):
+            super().sleep(duration_s)
+            store.put(layout.LEASE_BEAT, str(self.wall()).encode())
+
+    with pytest.raises(RunBusy, match="is being advanced by execution 'e1'; try again when it has ended"):
+        prepare(settings, "e2", Beating())
+    assert {k: v for k, v in everything(store).items() if k != layout.LEASE_BEAT} == {
+        k: v for k, v in before.items() if k != layout.LEASE_BEAT
+    }
+    release_lease(store, "e1")
+    reference, _ = prepare(settings, "e2", Beating())
+    assert (reference.iteration, reference.execution) == (1, "e2")
+
+
+def test_a_holder_of_this_machine_that_has_ended_is_succeeded_at_once(store, settings):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    prepare(settings, f"here:{socket.gethostname()}:{ended.pid}", ManualClock())
+    clock = ManualClock()
+    prepare(settings, "e2", clock)
+    assert clock.monotonic() == 0
+
+
+def test_who_has_ended():
+    host = socket.gethostname()
+    assert not ended_here(f"here:{host}:{os.getpid()}")
+    assert not ended_here(f"here:{host}:1")  # alive, whether or not it is ours
+    assert not ended_here(f"here:{host}.elsewhere:999999999")
+    assert not ended_here("a1b2c3d4e5")  # a Flyte execution
+    assert ended_here(f"here:{host}:4194305")  # above the largest pid of Linux
+
+
+def test_a_local_execution_is_named_by_its_process():
+    assert execution_name() == f"here:{socket.gethostname()}:{os.getpid()}"
+    assert not ended_here(execution_name())
+
+
+def test_the_task_takes_a_configuration_as_flyte_hands_it_over(store, model):
+    reference, slots = plan(config=document(URL, model), after=-1)
+    assert (reference.iteration, reference.execution, slots) == (0, execution_name(), [0, 1])
+    assert dump(config(URL, model)) == read_run(store).config
+
+
+def test_a_store_that_does_not_answer_is_worth_another_attempt(model):
+    memory_store("plan", Unreachable())
+    with pytest.raises(FlyteRecoverableException, match="no answer"):
+        plan(config=document(URL, model), after=-1)

@@ -1,0 +1,102 @@
+"""The rollout task as Flyte calls it, and the process that is told to go."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from flytekit.exceptions.user import FlyteRecoverableException
+
+from resources.notice import EXIT_CODE
+from storage import layout, records
+from storage.connect import connect
+from storage.records import AliveRecord
+from storage.store import ObjectMissing
+from tasks.configuration.references import PlanReference
+from tasks.rollout import rollout
+from tests.small_run import (
+    Unreachable,
+    config,
+    memory_store,
+    model_directory,
+    plan_iteration,
+)
+
+ROOT = Path(__file__).parents[2]
+URL = "memory://rollout-task"
+
+# The notice is given once the slot has said that it works, which is before its first token.
+TOLD_TO_GO = """
+import os, signal, sys, threading, time
+from storage import layout
+from storage.connect import connect
+from tasks.configuration.references import PlanReference
+from tasks.rollout import rollout
+
+url = sys.argv[1]
+
+def tell():
+    while not any(b'"working"' in connect(url).get(key) for key in connect(url).list(layout.alive_all(0))):
+        time.sleep(0.002)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+threading.Thread(target=tell, daemon=True).start()
+rollout(slot=0, plan=PlanReference(run_url=url, iteration=0, weight_version=0, execution="e"))
+print("it was not told in time")
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return model_directory(tmp_path_factory.mktemp("model"))
+
+
+def test_the_task_generates_its_slot_and_says_what_it_did(model):
+    store = memory_store("rollout-task")
+    reference = plan_iteration(config(URL, model))
+    outcome = rollout(slot=1, plan=reference)
+    alive = records.read(store, AliveRecord, layout.alive(0, outcome.incarnation))
+    assert (outcome.slot, alive.slot, alive.state) == (1, 1, "gone")
+    assert outcome.responses_finished == 6
+    assert (outcome.tokens_generated, outcome.tokens_recovered) == (alive.tokens_generated, 0)
+    again = rollout(slot=1, plan=reference)
+    assert (again.tokens_generated, again.tokens_recovered) == (0, outcome.tokens_generated)
+
+
+def test_told_to_go_it_flushes_and_exits_with_the_code_that_flyte_retries(model, tmp_path):
+    url = str(tmp_path / "run")
+    slow = {"engine": "torch", "device": "cpu", "max_responses_in_flight": 1, "flush_interval_s": 60.0}
+    run = {"url": url, "seed": 3, "num_prompts_per_step": 4, "num_generations": 4}
+    settings = config(url, model, run=run, rollout=slow, sampling={"max_completion_length": 200})
+    reference = plan_iteration(settings)
+    done = subprocess.run(
+        [sys.executable, "-c", TOLD_TO_GO, url], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == EXIT_CODE == 137, done.stdout + done.stderr
+    store = connect(url)
+    [key] = store.list(layout.alive_all(0))
+    victim = records.read(store, AliveRecord, key)
+    assert victim.state == "gone"
+    outcome = rollout(slot=0, plan=reference)
+    assert outcome.tokens_recovered == victim.tokens_generated
+    assert outcome.responses_finished + victim.responses_finished == 8
+
+
+def test_a_plan_that_is_not_there_is_named():
+    memory_store("rollout-task")
+    reference = PlanReference(run_url=URL, iteration=3, weight_version=3, execution="e")
+    with pytest.raises(ObjectMissing, match=r"iterations/000003/plan\.json"):
+        rollout(slot=0, plan=reference)
+
+
+def test_the_task_is_interruptible_and_has_retries():
+    assert rollout.metadata.interruptible
+    assert rollout.metadata.retries >= 1
+    assert rollout.pod_template.pod_spec.termination_grace_period_seconds >= 30
+
+
+def test_a_store_that_does_not_answer_is_worth_another_attempt():
+    memory_store("rollout-task", Unreachable())
+    reference = PlanReference(run_url=URL, iteration=0, weight_version=0, execution="e")
+    with pytest.raises(FlyteRecoverableException, match="no answer"):
+        rollout(slot=0, plan=reference)

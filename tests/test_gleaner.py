@@ -1,0 +1,200 @@
+"""The command line as a user meets it; runs are made in this process."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from gleaner import COLUMNS, main, table
+from storage import layout
+from storage.connect import connect
+from storage.records import ReportRecord
+from storage.run import read_report
+from tasks.configuration.run_config import load, parse
+from tests.small_run import (
+    commit_iteration,
+    config,
+    document,
+    model_directory,
+    plan_iteration,
+    roll_out,
+    train_iteration,
+)
+
+EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.yaml"))
+
+
+def gleaner(*arguments):
+    return CliRunner().invoke(main, [str(argument) for argument in arguments], catch_exceptions=False)
+
+
+def refused(result):
+    """The lines on stderr of a command that printed nothing else and failed."""
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+    return result.stderr.splitlines()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return model_directory(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def write(tmp_path, model):
+    """write(**sections) -> a configuration file whose run is tmp_path/run."""
+
+    def to_file(**sections):
+        file = tmp_path / "config.yaml"
+        file.write_text(yaml.safe_dump(document(str(tmp_path / "run"), sections.pop("model", model), **sections)))
+        return file
+
+    return to_file
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.name)
+def test_check_accepts_the_examples_in_one_line(file):
+    result = gleaner("check", file)
+    assert result.exit_code == 0
+    [line] = result.stdout.splitlines()
+    settings = load(file)
+    sizes = f"{settings.run.num_prompts_per_step} prompts x {settings.run.num_generations} responses"
+    assert line.startswith(f"{file} is a valid run configuration: {sizes}")
+    assert f"on {settings.pools.rollout.count} slots" in line
+
+
+def test_check_says_what_the_machines_cost(write):
+    pools = {"rollout": {"count": 5, "usd_per_hour": 1.5}, "train": {"usd_per_hour": 22.25}}
+    result = gleaner("check", write(pools=pools))
+    assert "on 5 slots at 1.50 $/h, trainer at 22.25 $/h" in result.stdout
+
+
+def test_check_names_every_problem_and_nothing_else(write):
+    lines = refused(gleaner("check", write(run={"sede": 1}, sampling={"temperature": -1})))
+    assert lines == [
+        f"gleaner: {write()} is not a valid run configuration:",
+        "  run.sede: unknown field; did you mean 'seed'?",
+        "  sampling.temperature: -1 given; input should be greater than or equal to 0",
+    ]
+
+
+def test_check_of_a_file_that_is_not_there(tmp_path):
+    lines = refused(gleaner("check", tmp_path / "none.yaml"))
+    assert lines[1:] == ["  cannot be read: No such file or directory"]
+
+
+def test_check_refuses_a_machine_without_a_price(write):
+    [line] = refused(gleaner("check", write(pools={"rollout": {"machine": "potato"}})))
+    assert line.startswith("gleaner: machine: no price for 'potato'; known: ")
+
+
+def test_check_creates_nothing(write, tmp_path):
+    assert gleaner("check", "--files", write()).exit_code == 0
+    assert not (tmp_path / "run").exists()
+
+
+def test_resolved_is_the_whole_configuration_and_reads_back(write):
+    file = write()
+    result = gleaner("check", "--resolved", file)
+    assert result.exit_code == 0
+    assert parse(json.loads(result.stdout)) == load(file)
+    assert json.loads(result.stdout)["optimizer"]["beta1"] == 0.9
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"model": Path("nowhere")}, "policy.path: 'nowhere' does not exist; allowed: a Hugging Face model directory"),
+        ({"data": {"source": "none.jsonl"}}, "source: value 'none.jsonl'; allowed: 'arithmetic', or an existing"),
+        (
+            {"rewards": [{"function": "tests.reward_functions:needs_a_column"}]},
+            "missing reward column: needs_a_column needs 'difficulty'; there are: 'answer', 'worked'",
+        ),
+        ({"rewards": [{"function": "tests.reward_functions:nobody"}]}, "reward 'tests.reward_functions:nobody': "),
+    ],
+)
+def test_files_are_opened_only_when_asked_for(write, sections, message):
+    file = write(**sections)
+    assert gleaner("check", file).exit_code == 0
+    [line] = refused(gleaner("check", "--files", file))
+    assert line.startswith(f"gleaner: {message}")
+
+
+def test_status_of_a_run_without_a_committed_iteration(model, tmp_path):
+    url = str(tmp_path / "run")
+    assert gleaner("status", url).stdout == f"{url} holds no committed iteration\n"
+    assert not (tmp_path / "run").exists()
+    plan_iteration(config(url, model))
+    assert gleaner("status", url).stdout == f"{url} holds no committed iteration\n"
+
+
+def test_status_shows_the_history_of_a_run(model, tmp_path):
+    url = str(tmp_path / "run")
+    for iteration in range(2):
+        plan_iteration(config(url, model))
+        roll_out(url, iteration)
+        train_iteration(url, iteration)
+        commit_iteration(url, iteration)
+    result = gleaner("status", url)
+    assert result.exit_code == 0
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in result.stdout.splitlines() if "│" in line]
+    assert [row[0] for row in rows] == ["0", "1"]
+    assert len(rows[0]) == len(COLUMNS) + 1
+    for iteration, row in enumerate(rows):
+        metrics = read_report(connect(url), iteration).metrics
+        assert row[1:5] == [
+            f"{metrics['reward']:.3f}",
+            f"{metrics['completions/mean_length']:.1f}",
+            f"{metrics['completions/max_length']:.0f}",
+            f"{metrics['num_tokens']:.0f}",
+        ]
+    assert "nan" not in result.stdout
+    [titles] = [line for line in result.stdout.splitlines() if "reward" in line]
+    assert "regenerated" in titles
+
+
+def test_a_metric_that_a_report_lacks_is_no_number_and_no_error():
+    report = ReportRecord(
+        iteration=3,
+        weight_version=4,
+        next_prompt=0,
+        metrics={"reward": 0.25},
+        rewards=(),
+        lengths=(),
+        lives=(),
+        train_started_at_s=0,
+        train_ended_at_s=0,
+        created_at_s=0,
+    )
+    cells = [next(iter(column.cells)) for column in table([report]).columns]
+    assert cells == ["3", "0.250"] + ["nan"] * (len(COLUMNS) - 1)
+
+
+def test_status_names_a_damaged_report(model, tmp_path):
+    url = str(tmp_path / "run")
+    connect(url).put(layout.report(0), b"{")
+    [line] = refused(gleaner("status", url))
+    assert line.startswith("gleaner: object 'iterations/000000/report.json' is corrupt: ")
+
+
+@pytest.mark.parametrize("url", ["gs://bucket/run", "s3:/bucket", "memory://"])
+def test_status_of_what_is_no_store(url):
+    [line] = refused(gleaner("status", url))
+    assert line.startswith(f"gleaner: storage URL: value '{url}'; allowed: a path, file:///path, s3://bucket/prefix")
+
+
+def test_looking_needs_neither_flyte_nor_torch():
+    code = "import sys, gleaner; print(sorted({'flytekit', 'torch', 'transformers', 's3fs'} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "[]\n"
+
+
+def test_without_a_command_it_says_what_there_is():
+    result = CliRunner().invoke(main, ["--help"])
+    assert result.exit_code == 0
+    assert {"check", "status"} <= set(result.stdout.split())
