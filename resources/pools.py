@@ -56,6 +56,9 @@ class PoolConfig:
             unknown = sorted(set(toleration) - TOLERATION_FIELDS)
             if unknown:
                 raise ValueError(f"tolerations: {unknown[0]!r} given; allowed: {', '.join(sorted(TOLERATION_FIELDS))}")
+            seconds = toleration.get("toleration_seconds", "0")
+            if not seconds.isdecimal():
+                raise ValueError(f"tolerations: toleration_seconds {seconds!r} given; allowed: a whole number as text")
 
     @property
     def price_usd_per_h(self) -> float:
@@ -138,6 +141,11 @@ def pod_template(pool: PoolConfig) -> "PodTemplate":
         containers=[V1Container(name="primary")],
         termination_grace_period_seconds=pool.grace_s,
         node_selector=dict(pool.node_selector) or None,
-        tolerations=[V1Toleration(**toleration) for toleration in pool.tolerations] or None,
+        tolerations=[V1Toleration(**_typed(toleration)) for toleration in pool.tolerations] or None,
     )
     return PodTemplate(pod_spec=spec, primary_container_name="primary")
+
+
+def _typed(toleration: dict[str, str]) -> dict[str, Any]:
+    seconds = toleration.get("toleration_seconds")
+    return {**toleration, **({} if seconds is None else {"toleration_seconds": int(seconds)})}

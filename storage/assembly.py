@@ -48,6 +48,15 @@ class JournalReader:
             lineage = (*lineage, Span(epoch=owner.epoch, incarnation=owner.incarnation, last_sequence=last))
         return self.follow(response, lineage)
 
+    def _reach(self, span: Span) -> None:
+        """Read up to the span's last shard: a claim may seal more than we had read when we lost a race for it."""
+        if self.shards.last_sequence(span.incarnation) >= span.last_sequence:
+            return
+        last = self.shards.advance(span.incarnation)
+        if last < span.last_sequence:
+            key = layout.shard(self._plan.iteration, span.incarnation, last + 1)
+            raise CorruptObject(key, f"it is gone, although shards up to {span.last_sequence} were sealed or consumed")
+
     def follow(self, response: int, lineage: Sequence[Span]) -> Assembled:
         """The response along a recorded lineage, as a restarted trainer replays it."""
         token_ids: list[TokenIds] = []
@@ -55,6 +64,7 @@ class JournalReader:
         used: list[Span] = []
         length, finish = 0, Finish.RUNNING
         for span in lineage:
+            self._reach(span)
             last_used = -1
             for sequence, row in self.shards.rows(span.incarnation, span.epoch, response):
                 if sequence > span.last_sequence:

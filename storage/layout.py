@@ -51,6 +51,11 @@ def prompts(index: int, digest: str) -> str:
     return f"{iteration(index)}prompts-{digest}.arrow"
 
 
+def settings(index: int) -> str:
+    """The configuration in force now; overwritten by every execution that works on the iteration."""
+    return f"{iteration(index)}settings.json"
+
+
 def claims(index: int) -> str:
     return f"{iteration(index)}claims/"
 

@@ -16,7 +16,7 @@ from storage.store import CorruptObject, ObjectStore
 FORMAT_VERSION: Literal[1] = 1
 Record = TypeVar("Record")
 _ADAPTERS: dict[Any, TypeAdapter[Any]] = {}
-STRICT = ConfigDict(extra="forbid", allow_inf_nan=True)
+STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=True)
 
 
 def nonce() -> str:
@@ -63,7 +63,7 @@ class PlanRecord:
     """plan.json: everything about an iteration that is fixed before it starts.
 
     Response r is member r % num_generations of group r // num_generations. Unit u of the claims holds the responses of
-    the groups in slots[u]. `config` is the resolved RunConfig in force for this iteration.
+    the groups in slots[u]. `config` is the resolved RunConfig under which it was planned.
     """
 
     __pydantic_config__ = STRICT
@@ -92,6 +92,18 @@ class PlanRecord:
         """The responses of a claim unit, in starting order."""
         g = self.num_generations
         return tuple(group * g + member for group in self.slots[unit].groups for member in range(g))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SettingsRecord:
+    """settings.json: the configuration of the execution that works on an iteration now.
+
+    What decides what is learned is equal to the run's; devices, limits and intervals may be mended after a failure.
+    """
+
+    __pydantic_config__ = STRICT
+    format: Literal[1] = FORMAT_VERSION
+    config: dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,11 +259,14 @@ def decode(record_type: type[Record], key: str, body: bytes) -> Record:
         _ADAPTERS[record_type] = TypeAdapter(record_type)
     adapter: TypeAdapter[Record] = _ADAPTERS[record_type]
     try:
-        return adapter.validate_json(body)
+        record = adapter.validate_json(body)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         raise CorruptObject(key, f"{where or record_type.__name__}: {first['msg']}") from None
+    if hasattr(record, "format") and "format" not in json.loads(body):
+        raise CorruptObject(key, "format: it is missing")
+    return record
 
 
 def read(store: ObjectStore, record_type: type[Record], key: str) -> Record:

@@ -8,7 +8,7 @@ from typing import Any
 
 from storage import layout, records
 from storage.clock import Clock
-from storage.records import LeaseRecord, PlanRecord, ReportRecord, RunRecord
+from storage.records import LeaseRecord, PlanRecord, ReportRecord, RunRecord, SettingsRecord
 from storage.store import ConflictingRecord, ObjectMissing, ObjectStore, commit
 
 LEASE_POLLS_PER_TTL = 6
@@ -27,17 +27,18 @@ def open_run(
     clock: Clock,
     explain: Callable[[Mapping[str, Any]], list[str]],
 ) -> RunRecord:
-    """Create run.json, or accept the one that is there if its digest is ours.
+    """Create run.json, or accept the one that is there if it is the same run.
 
-    Raises ConflictingRecord when the directory holds a run of another configuration; `explain` is given the stored
-    configuration and says where it differs. Nothing is overwritten.
+    `explain` is given the stored configuration and says where it differs in what must not. Raises ConflictingRecord
+    when it does: the directory holds another run. Nothing is overwritten.
     """
     mine = RunRecord(config=dict(config), digest=digest, vocab_size=vocab_size, created_at_s=clock.wall())
     if commit(store, layout.RUN, records.encode(mine)):
         return mine
     theirs = read_run(store)
-    if theirs.digest != digest:
-        reasons = "\n".join(f"  {line}" for line in explain(theirs.config))
+    differences = [] if theirs.digest == digest else explain(theirs.config)
+    if differences:
+        reasons = "\n".join(f"  {line}" for line in differences)
         raise ConflictingRecord(f"{store.url} holds a run of another configuration; nothing was changed:\n{reasons}")
     return theirs
 
@@ -69,6 +70,14 @@ def next_iteration(store: ObjectStore) -> int:
 
 def read_plan(store: ObjectStore, iteration: int) -> PlanRecord:
     return records.read(store, PlanRecord, layout.plan(iteration))
+
+
+def read_config(store: ObjectStore, plan: PlanRecord) -> dict[str, Any]:
+    """The configuration in force for an iteration: that of the last execution that took it up."""
+    try:
+        return records.read(store, SettingsRecord, layout.settings(plan.iteration)).config
+    except ObjectMissing:
+        return plan.config
 
 
 def exists(store: ObjectStore, key: str) -> bool:

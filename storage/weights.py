@@ -22,6 +22,8 @@ from storage.store import ConflictingRecord, CorruptObject, ObjectMissing, Objec
 
 STRICT = ConfigDict(extra="forbid", strict=True)
 RANGE_BYTES = 8 << 20
+# Below 100 MiB, from where s3fs writes in parts, which it leaves behind when a deadline cuts it off.
+OBJECT_BYTES_MAX = 64 << 20
 PUBLISHED_AT_S = "published_at_s"  # in a manifest's metadata: when, on the publisher's wall clock, for people
 THREADS = 8
 HEADER_LENGTH_BYTES = 8
@@ -131,7 +133,7 @@ def publish(
     prefix: str,
     tensors: Mapping[str, TensorBlock],
     metadata: Mapping[str, Any],
-    object_bytes_max: int = 1 << 30,
+    object_bytes_max: int = OBJECT_BYTES_MAX,
 ) -> Manifest:
     """Write `tensors` and then the manifest under `prefix`; returns the manifest that is stored.
 

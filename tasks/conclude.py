@@ -6,7 +6,7 @@ from flytekit.exceptions.user import FlyteRecoverableException
 from storage import layout
 from storage.clock import SystemClock
 from storage.connect import connect
-from storage.run import read_plan, release_lease, reports
+from storage.run import read_config, read_plan, release_lease, reports
 from storage.store import StoreUnavailable
 from tasks.configuration.references import IterationOutcome, PlanReference, SlotOutcome, TrainOutcome
 from tasks.configuration.run_config import parse
@@ -30,7 +30,7 @@ def conclude(plan: PlanReference, slots: list[SlotOutcome], trained: TrainOutcom
 def commit_and_show(plan: PlanReference, *, last: bool) -> IterationOutcome:
     """The plain function behind the task."""
     store = connect(plan.run_url)
-    pools = parse(read_plan(store, plan.iteration).config).pools
+    pools = parse(read_config(store, read_plan(store, plan.iteration))).pools
     prices = {"rollout": pools.rollout.price_usd_per_h, "train": pools.train.price_usd_per_h}
     report = conclude_iteration(store, plan.iteration, prices, SystemClock())
     tabs = render(report, reports(store))

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,12 @@ class ElementFailed(RuntimeError):  # noqa: N818 - reads as what happened
 
 
 class CrewMapTask(ArrayNodeMapTask):  # type: ignore[misc]
-    """An array node on a cluster; child processes of the container's command on one machine."""
+    """An array node on a cluster; child processes of the container's command on one machine.
+
+    local_retries: attempts on one machine after failures of the task's own; on a cluster the node's override counts.
+    """
+
+    local_retries: int
 
     def _raw_execute(self, **kwargs: Any) -> list[Any]:
         sizes = [len(v) for k, v in kwargs.items() if isinstance(v, list) and k not in self.bound_inputs]
@@ -54,6 +60,7 @@ class _LocalElements:
         self._width = min(size, task.concurrency or size)
         self._children: set[subprocess.Popen[bytes]] = set()
         self._stopping = False
+        self._lock = threading.Lock()
         settings = SerializationSettings(
             image_config=ImageConfig.auto(img_name="local/none:0"),
             project="local",
@@ -75,6 +82,7 @@ class _LocalElements:
             try:
                 return [future.result() for future in futures]
             except BaseException:
+                threads.shutdown(wait=False, cancel_futures=True)
                 self._stop()
                 raise
 
@@ -94,7 +102,7 @@ class _LocalElements:
                 system_failures += 1
             else:
                 user_failures += 1
-            if system_failures > SYSTEM_RETRIES or user_failures > self._task.metadata.retries:
+            if system_failures > SYSTEM_RETRIES or user_failures > self._task.local_retries:
                 reason = message or f"exit code {code}"
                 raise ElementFailed(f"element {index} of {self._task.name}: no attempts left; last: {reason}")
             log.warning("element %d, attempt %d ended with exit code %d; starting it again", index, attempt, code)
@@ -120,12 +128,17 @@ class _LocalElements:
             "FLYTE_INTERNAL_EXECUTION_ID": "local",
             "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
         }
-        child = subprocess.Popen(command, env=environment)  # noqa: S603 - our own entrypoint
-        self._children.add(child)
+        with self._lock:
+            if self._stopping:
+                raise ElementFailed(f"element {index} of {self._task.name} was not started: another one failed")
+            # A session of its own: an interrupt at the terminal reaches it as our SIGTERM, on which it flushes.
+            child = subprocess.Popen(command, env=environment, start_new_session=True)  # noqa: S603 - our entrypoint
+            self._children.add(child)
         try:
             return child.wait()
         finally:
-            self._children.discard(child)
+            with self._lock:
+                self._children.discard(child)
 
     def _read_output(self, path: Path) -> Any:
         literals = LiteralMap.from_flyte_idl(utils.load_proto_from_file(literals_pb2.LiteralMap, str(path)))
@@ -134,8 +147,9 @@ class _LocalElements:
 
     def _stop(self) -> None:
         """End the elements still running: asked first, so that they flush, then killed."""
-        self._stopping = True
-        children = list(self._children)
+        with self._lock:
+            self._stopping = True
+            children = list(self._children)
         for child in children:
             child.terminate()
         for child in children:
@@ -153,6 +167,10 @@ def _read_error(path: Path) -> tuple[str, bool]:
     return error.message, error.kind == errors_pb2.ContainerError.RECOVERABLE
 
 
-def crew_map(target: "functools.partial[Any]", concurrency: int | None = None) -> CrewMapTask:
+def crew_map(
+    target: "functools.partial[Any]", concurrency: int | None = None, local_retries: int | None = None
+) -> CrewMapTask:
     """Map a task over the list given for its unbound input; at most `concurrency` elements at a time (None: all)."""
-    return CrewMapTask(target, concurrency=concurrency, min_success_ratio=1.0)
+    mapped = CrewMapTask(target, concurrency=concurrency, min_success_ratio=1.0)
+    mapped.local_retries = mapped.metadata.retries if local_retries is None else local_retries
+    return mapped

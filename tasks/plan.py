@@ -15,7 +15,7 @@ from storage.connect import connect
 from storage.framing import digest as bytes_digest
 from storage.probe import probe
 from storage.prompt_table import PromptRow
-from storage.records import PlanRecord, SlotPlan
+from storage.records import PlanRecord, SettingsRecord, SlotPlan
 from storage.run import acquire_lease, exists, next_iteration, open_run, read_plan, read_report
 from storage.store import ConflictingRecord, ObjectStore, StoreUnavailable, commit
 from storage.weights import publish
@@ -31,6 +31,7 @@ from tasks.prompts.tokenise import Tokenizer
 from tasks.sampling.choose import context_length
 
 log = logging.getLogger(__name__)
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
 @task(retries=2)
@@ -78,6 +79,7 @@ def prepare(config: RunConfig, execution: str, clock: Clock) -> tuple[PlanRefere
             if iteration == 0:
                 publish_initial(store, model_dir)
             write_plan(store, config, rows, iteration, first, stop_token_ids(model_dir), clock)
+    store.put(layout.settings(iteration), records.encode(SettingsRecord(config=dump(config))))
     written = read_plan(store, iteration)
     log.info("iteration %d: weight version %d, %d slots", iteration, written.weight_version, len(written.slots))
     reference = PlanReference(
@@ -173,6 +175,9 @@ def _draw(config: RunConfig, prompts: PromptSet, model_dir: Path, *, first: int,
 def _tokenizer(model_dir: Path) -> Tokenizer:
     from transformers import AutoTokenizer  # noqa: PLC0415 - costs seconds, and only a new plan needs it
 
+    # Without any of them transformers makes a tokenizer that knows no word.
+    if not any((model_dir / name).is_file() for name in TOKENIZER_FILES):
+        raise ModelError(f"policy.path: no tokenizer in {str(model_dir)!r}; looked for {', '.join(TOKENIZER_FILES)}")
     try:
         tokenizer: Tokenizer = AutoTokenizer.from_pretrained(str(model_dir))
     except Exception as error:  # whatever a damaged file makes of the library that reads it

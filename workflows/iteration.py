@@ -25,7 +25,11 @@ def iteration_nodes(config: dict[str, Any], after: Any, pools: PoolsConfig, *, l
     """
     control = overrides(pools.control)
     reference, slots = plan(config=config, after=after).with_overrides(**control)
-    crew = crew_map(functools.partial(rollout, plan=reference), concurrency=pools.rollout.concurrency or None)
+    crew = crew_map(
+        functools.partial(rollout, plan=reference),
+        concurrency=pools.rollout.concurrency or None,
+        local_retries=pools.rollout.retries,
+    )
     outcomes = crew(slot=slots).with_overrides(**overrides(pools.rollout))
     trained = train(plan=reference).with_overrides(**overrides(pools.train))
     return conclude(plan=reference, slots=outcomes, trained=trained, last=last).with_overrides(**control)

@@ -24,7 +24,7 @@ STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 # What may change between two iterations of one run without changing what is learned: where, how fast, at what price.
 OPERATIONAL = {
-    "run": {"lease_ttl_s"},
+    "run": {"url", "lease_ttl_s"},
     "rollout": {"max_responses_in_flight", "flush_interval_s", "heartbeat_interval_s", "device"},
     "trainer": {"device", "group_timeout_s", "poll_interval_s", "micro_batch_tokens_max", "gradient_checkpointing"},
     "pools": None,
@@ -46,7 +46,7 @@ class RunSection:
     url: where the run lives: a directory, s3://bucket/prefix or memory://name.
     seed: of the sampling noise; data.seed orders the prompts.
     num_prompts_per_step, num_generations: groups per iteration, responses per group.
-    lease_ttl_s: how long a silent execution keeps others from advancing the run.
+    lease_ttl_s: how long a silent execution keeps others from advancing the run; longer than pods wait for machines.
     """
 
     __pydantic_config__ = STRICT
@@ -54,7 +54,7 @@ class RunSection:
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
     num_prompts_per_step: Annotated[int, Field(ge=1)] = 32
     num_generations: Annotated[int, Field(ge=2)] = 8
-    lease_ttl_s: Annotated[float, Field(ge=1, le=86_400)] = 300.0
+    lease_ttl_s: Annotated[float, Field(ge=1, le=86_400)] = 3600.0
 
 
 @dataclass(frozen=True, kw_only=True)

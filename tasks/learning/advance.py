@@ -17,8 +17,8 @@ from storage import layout, model_files, prompt_table, records
 from storage.clock import Clock
 from storage.connect import connect
 from storage.records import PlanRecord, TrainingRecord
-from storage.run import beat_lease, exists, read_plan
-from storage.store import ObjectStore, StorageError, commit
+from storage.run import beat_lease, exists, read_config, read_plan
+from storage.store import ConflictingRecord, ObjectStore, StorageError, commit
 from storage.weights import PUBLISHED_AT_S, publish, pull, read_manifest
 from tasks.configuration.run_config import RunConfig, parse
 from tasks.grading.grader import Grader
@@ -43,7 +43,7 @@ def advance(run_url: str, iteration: int, execution: str, clock: Clock) -> Train
     started_at_s = clock.wall()
     store = connect(run_url)
     plan = read_plan(store, iteration)
-    config = parse(plan.config, f"the plan of iteration {iteration}")
+    config = parse(read_config(store, plan), f"the configuration of iteration {iteration}")
     version = plan.weight_version + 1
     with keep_lease(store, execution, config.run.lease_ttl_s, clock):
         if not exists(store, layout.manifest(layout.weights(version))):
@@ -81,7 +81,11 @@ def _train_and_publish(
             ).step()
         commit(store, layout.training(plan.iteration), records.encode(record))
         state = TrainerState.capture(version, learner.optimizer)
-        checkpoint.save(store, layout.checkpoint(version), learner.policy, learner.optimizer, state)
+        try:
+            checkpoint.save(store, layout.checkpoint(version), learner.policy, learner.optimizer, state)
+        except ConflictingRecord:
+            # Another trainer was first, and on a GPU its last bits differ: the run goes on from what is stored.
+            learner = restore_learner(store, version, config, model)
     publish_policy(store, version, learner.policy, clock)
     log.info("published weight version %d", version)
 

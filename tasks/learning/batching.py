@@ -3,7 +3,7 @@
 A micro-batch holds whole groups, in the order given; nothing here depends on time or on what else is finished.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -47,34 +47,20 @@ def padded_tokens(lengths: Sequence[int]) -> int:
     return max(lengths, default=0) * len(lengths)
 
 
-def micro_batches(
-    groups: Sequence[int], lengths: Mapping[int, Sequence[int]], tokens_max: int
-) -> list[tuple[int, ...]]:
-    """Divide groups, in order, into micro-batches of at most `tokens_max` padded tokens.
+def passes(lengths: Sequence[int], tokens_max: int) -> list[range]:
+    """Divide a micro-batch's responses, in order, into forward passes of at most `tokens_max` padded tokens.
 
-    A batch is closed by the first group that no longer fits, so the division of the first k groups does not depend on
-    the later ones and can be made while they are still being generated. A single larger group is a batch of its own.
-
-    Args:
-        groups: Group indices in training order.
-        lengths: Group -> prompt + completion tokens of each of its responses.
-        tokens_max: Upper bound of `padded_tokens` of a batch, at least 1.
+    One pass as a rule; more for a group that is larger than the limit, or when the limit was lowered after the batch
+    had been recorded. A single longer response is a pass of its own.
     """
     if tokens_max < 1:
         raise ValueError(f"tokens_max: value {tokens_max}; allowed: >= 1")
-    batches: list[tuple[int, ...]] = []
-    members: list[int] = []
-    sequences: list[int] = []
-    for group in groups:
-        extended = [*sequences, *lengths[group]]
-        if members and padded_tokens(extended) > tokens_max:
-            batches.append(tuple(members))
-            members, extended = [], list(lengths[group])
-        members.append(group)
-        sequences = extended
-    if members:
-        batches.append(tuple(members))
-    return batches
+    found, start = [], 0
+    for end in range(1, len(lengths) + 1):
+        if end > start + 1 and padded_tokens(lengths[start:end]) > tokens_max:
+            found.append(range(start, end - 1))
+            start = end - 1
+    return [*found, range(start, len(lengths))]
 
 
 def collate(

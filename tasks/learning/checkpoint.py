@@ -20,7 +20,6 @@ from tasks.learning.optimizer import Moments, PolicyOptimizer
 from tasks.learning.policy import Policy
 from tasks.sampling.weight_tensors import as_block, as_torch
 
-OBJECT_BYTES_MAX = 1 << 30
 _STATE = "trainer_state"
 _KINDS = ("parameter", "exp_avg", "exp_avg_sq")
 
@@ -69,7 +68,7 @@ def save(
     optimizer: PolicyOptimizer,
     state: TrainerState,
     *,
-    object_bytes_max: int = OBJECT_BYTES_MAX,
+    object_bytes_max: int = weights.OBJECT_BYTES_MAX,
 ) -> weights.Manifest:
     """Write a checkpoint below `prefix` (`layout.checkpoint`); it exists once its manifest does.
 

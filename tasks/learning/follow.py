@@ -41,14 +41,15 @@ class GroupFollower:
         seen, since_s = self._progress(), self._clock.monotonic()
         candidates = pending[:1] if self._config.in_plan_order else pending
         while True:
-            for group in candidates:
-                if self.is_finished(group):
-                    return group
+            group = next((group for group in candidates if self.is_finished(group)), None)
+            if group is not None:
+                return group
             self._reader.refresh()
             progress, now_s = self._progress(), self._clock.monotonic()
             if progress != seen:
                 seen, since_s = progress, now_s
-                continue
+                if any(self.is_finished(group) for group in candidates):
+                    continue
             if now_s - since_s > self._config.timeout_s:
                 raise GroupTimeout(self._describe(candidates))
             self._clock.sleep(self._config.poll_interval_s)

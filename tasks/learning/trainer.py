@@ -20,7 +20,7 @@ from storage.store import CorruptObject, ObjectMissing, ObjectStore, commit
 from tasks.grading.grader import Graded, Grader
 from tasks.grading.reward import GradingCase
 from tasks.learning.advantage import group_advantages
-from tasks.learning.batching import collate, padded_tokens
+from tasks.learning.batching import collate, padded_tokens, passes
 from tasks.learning.config import AlgorithmConfig, TrainerConfig
 from tasks.learning.follow import FollowConfig, GroupFollower
 from tasks.learning.optimizer import PolicyOptimizer
@@ -81,7 +81,9 @@ class IterationTrainer:
 
         Raises GroupTimeout, GradingError, NonFiniteGradient or CorruptObject; the learner's weights are then untouched.
         """
-        totals, rewards, errors = [], [], []
+        totals: list[StepTotals] = []
+        rewards: list[float] = []
+        errors: list[str] = []
         for batch in self._batches():
             errors += batch.reward_errors
             rewards += [graded.reward for graded in batch.responses]
@@ -161,20 +163,12 @@ class IterationTrainer:
     def _follow(self, graded: GradedResponse) -> Assembled:
         """A response as its batch recorded it; raises CorruptObject when the journal no longer holds that."""
         response = self._reader.follow(graded.response, graded.lineage)
-        if len(response.token_ids) != graded.length:
+        if len(response.token_ids) != graded.length or not response.finish.ends_response:
             reason = f"response {graded.response} has {len(response.token_ids)} tokens left of {graded.length}"
             raise CorruptObject(layout.journal(self._plan.iteration), reason)
         return response
 
     def _train_batch(self, batch: BatchRecord) -> StepTotals:
-        tokens = [self._follow(graded) for graded in batch.responses]
-        prompts = [self._prompts[graded.response // self._plan.num_generations] for graded in batch.responses]
-        collated = collate(
-            [graded.response for graded in batch.responses],
-            [prompt.token_ids for prompt in prompts],
-            [response.token_ids.tolist() for response in tokens],
-            [response.logprobs.tolist() for response in tokens],
-        )
         rewards = torch.tensor([graded.reward for graded in batch.responses], dtype=torch.float64)
         advantages = group_advantages(
             rewards,
@@ -182,16 +176,30 @@ class IterationTrainer:
             scale=self._algorithm.scale_rewards,
             eps=self._algorithm.advantage_eps,
         )
-        log.info("micro-batch %d: %d responses", batch.number, len(batch.responses))
-        return accumulate(
-            self._learner.policy,
-            collated,
-            advantages.to(torch.float32),
-            self._algorithm,
-            temperature=self._plan.sampling.temperature,
-            max_completion_length=self._plan.sampling.max_completion_length,
-            reference=self._learner.reference,
-        )
+        tokens = [self._follow(graded) for graded in batch.responses]
+        prompts = [self._prompts[graded.response // self._plan.num_generations].token_ids for graded in batch.responses]
+        lengths = [len(prompt) + graded.length for prompt, graded in zip(prompts, batch.responses, strict=True)]
+        log.info("micro-batch %d: %d responses", batch.number, len(tokens))
+        totals = []
+        for part in passes(lengths, self._tokens_max):
+            collated = collate(
+                [tokens[index].response for index in part],
+                [prompts[index] for index in part],
+                [tokens[index].token_ids.tolist() for index in part],
+                [tokens[index].logprobs.tolist() for index in part],
+            )
+            totals.append(
+                accumulate(
+                    self._learner.policy,
+                    collated,
+                    advantages[part.start : part.stop].to(torch.float32),
+                    self._algorithm,
+                    temperature=self._plan.sampling.temperature,
+                    max_completion_length=self._plan.sampling.max_completion_length,
+                    reference=self._learner.reference,
+                )
+            )
+        return combined(totals)
 
 
 def _graded(response: Assembled, outcome: Graded) -> GradedResponse:

@@ -47,7 +47,8 @@ def conclude_iteration(
     training = records.read(store, TrainingRecord, layout.training(iteration))
     published = read_manifest(store, layout.weights(training.weight_version)).metadata.get(PUBLISHED_AT_S)
     training = replace(training, ended_at_s=published or training.ended_at_s)
-    graded = [response for batch in read_batches(store, iteration) for response in batch.responses]
+    batches = read_batches(store, iteration)
+    graded = [response for batch in batches for response in batch.responses]
     reader = JournalReader(store, plan)
     reader.refresh()
     kept = verify(plan, graded, reader)
@@ -58,6 +59,7 @@ def conclude_iteration(
         **response_metrics(graded, plan),
         **resume_metrics(lives),
         **cost_metrics(lives, training, prices_usd_per_h, sum(response.length for response in graded)),
+        "reward_errors": float(sum(len(batch.reward_errors) for batch in batches)),
         "timing_s/iteration": now - plan.created_at_s,
     }
     report = ReportRecord(

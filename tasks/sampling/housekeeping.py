@@ -9,12 +9,11 @@ from collections.abc import Callable
 from storage.clock import Clock
 from storage.store import StoreUnavailable
 
-FAILURES_MAX = 5
 JOIN_TIME_LIMIT_S = 60.0
 
 
 class Housekeeping:
-    """A store that does not answer is tried again at the next interval, FAILURES_MAX times; then `tick` raises."""
+    """What the work raises ends it, and reaches the decode loop by `tick`."""
 
     def __init__(self, work: Callable[[], None], clock: Clock, *, interval_s: float, background: bool) -> None:
         self._work = work
@@ -23,7 +22,6 @@ class Housekeeping:
         self._thread = threading.Thread(target=self._loop, name="housekeeping", daemon=True) if background else None
         self._stopping = threading.Event()
         self._error: BaseException | None = None
-        self._failures = 0
         self._due_s = clock.monotonic() + interval_s
 
     def start(self) -> None:
@@ -67,11 +65,5 @@ class Housekeeping:
     def _attempt(self) -> None:
         try:
             self._work()
-        except StoreUnavailable as error:
-            self._failures += 1
-            if self._failures >= FAILURES_MAX:
-                self._error = error
         except Exception as error:  # noqa: BLE001 - handed to the decode loop, which raises it
             self._error = error
-        else:
-            self._failures = 0

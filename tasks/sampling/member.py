@@ -11,12 +11,13 @@ from resources.process import started_at_s
 from storage import layout, model_files, prompt_table
 from storage.clock import Clock
 from storage.connect import connect
-from storage.run import read_plan, read_run
+from storage.run import read_config, read_plan, read_run
+from storage.store import ObjectMissing
 from storage.weights import pull
 from tasks.configuration.run_config import parse
 from tasks.sampling.choose import build_engine
 from tasks.sampling.config import RolloutConfig
-from tasks.sampling.engine import Engine
+from tasks.sampling.engine import Engine, EngineError
 from tasks.sampling.session import Session, SessionConfig, SessionOutcome
 
 log = logging.getLogger(__name__)
@@ -32,8 +33,11 @@ def generate_slot(
 ) -> SessionOutcome:
     """Generate what the plan gives to a slot, from where the journal stands. Raises Preempted after a notice."""
     store = connect(run_url)
-    plan = read_plan(store, iteration)
-    config = parse(plan.config, f"the plan of iteration {iteration}")
+    try:
+        plan = read_plan(store, iteration)
+    except ObjectMissing as error:
+        raise EngineError(f"this machine does not see iteration {iteration} of the run at {run_url}") from error
+    config = parse(read_config(store, plan), f"the configuration of iteration {iteration}")
     prompts = prompt_table.decode_prompts(plan.prompts_key, store.get(plan.prompts_key))
     with tempfile.TemporaryDirectory(prefix="gleaner-model-") as folder:
         model_files.download(store, Path(folder))

@@ -19,11 +19,12 @@ from storage.journal import JournalWriter
 from storage.prompt_table import PromptRow
 from storage.records import AliveRecord, PlanRecord
 from storage.shard import Finish
-from storage.store import ObjectStore
+from storage.store import ObjectStore, StoreUnavailable
 from tasks.sampling.engine import Engine, FinishReason, GenerationRequest, TokenDelta, noise_key
 from tasks.sampling.housekeeping import Housekeeping
 
 log = logging.getLogger(__name__)
+FAILURES_MAX = 5
 FINISH = {None: Finish.RUNNING, FinishReason.STOP: Finish.STOP, FinishReason.LENGTH: Finish.LENGTH}
 
 
@@ -99,8 +100,10 @@ class Session:
         self._generated = self._recovered = self._finished = 0
         interval_s = min(config.flush_interval_s, config.heartbeat_interval_s)
         self._keeping = Housekeeping(self.keep, clock, interval_s=interval_s, background=config.background)
-        self._slack_s = interval_s / 2
-        self._next_beat_s = self._next_flush_s = clock.monotonic()
+        self._wake_interval_s = interval_s
+        self._failures = {"flush": 0, "heartbeat": 0}
+        self._next_flush_s = clock.monotonic() + config.flush_interval_s
+        self._next_beat_s = clock.monotonic() + config.heartbeat_interval_s
 
     def claim(self) -> int:
         """Take over the slot and what its journal holds; the number of responses still to be extended."""
@@ -126,18 +129,22 @@ class Session:
         order = {response: place for place, response in enumerate(self._plan.responses_of(slot))}
         for response in sorted(book.held_by(self.incarnation), key=lambda r: (order.get(r, len(order)), r)):
             self._hold(response)
+        self._keeping.start()
         return len(self._held)
 
     def load_weights(self, load: Callable[[Engine], None]) -> None:
         """Load the plan's weight version; skipped when the journal already holds all that the slot was asked for."""
         if self._held:
-            load(self._engine)
+            try:
+                load(self._engine)
+            except BaseException:
+                self._keeping.abandon()
+                raise
 
     def run(self) -> SessionOutcome:
         """Decode until every response held has ended. Raises Preempted after a notice, with nothing lost."""
         self._state = "working"
         self._announce()
-        self._keeping.start()
         try:
             while self._waiting or self._in_flight:
                 self._heed_notice()
@@ -175,17 +182,34 @@ class Session:
         )
 
     def keep(self) -> None:
-        """Flush and beat when due, and notice claims of others on what is held. Runs beside the decode loop."""
-        # A wake-up that comes early, as it should, must not put the work off by a whole interval.
-        now = self._clock.monotonic() + self._slack_s
-        if now >= self._next_flush_s:
-            self._next_flush_s = max(self._next_flush_s + self._config.flush_interval_s, now)
-            self._writer.flush()
-            if self._reader.book.probe(self._config.slot):
-                self._claims_changed = True
-        if now >= self._next_beat_s:
-            self._next_beat_s = max(self._next_beat_s + self._config.heartbeat_interval_s, now)
-            self._announce()
+        """Flush and beat, and notice claims of others on what is held. Runs beside the decode loop.
+
+        What would be late at the next wake-up is done now. A flush or a beat that the store does not answer is tried
+        again at the next wake-up, FAILURES_MAX times in a row; neither keeps the other from being done.
+        """
+        now = self._clock.monotonic()
+        if now + self._wake_interval_s > self._next_flush_s:
+            self._next_flush_s = now + self._config.flush_interval_s
+            self._attempt("flush", self._flush)
+        if now + self._wake_interval_s > self._next_beat_s:
+            self._next_beat_s = now + self._config.heartbeat_interval_s
+            self._attempt("heartbeat", self._announce)
+
+    def _flush(self) -> None:
+        self._writer.flush()
+        if self._reader.book.probe(self._config.slot):
+            self._claims_changed = True
+
+    def _attempt(self, name: str, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except StoreUnavailable as error:
+            self._failures[name] += 1
+            log.warning("slot %d: %s failed %d times: %s", self._config.slot, name, self._failures[name], error)
+            if self._failures[name] >= FAILURES_MAX:
+                raise
+        else:
+            self._failures[name] = 0
 
     def _hold(self, response: int) -> None:
         assembled = self._reader.assemble(response)

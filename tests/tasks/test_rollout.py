@@ -11,9 +11,9 @@ from resources.notice import EXIT_CODE
 from storage import layout, records
 from storage.connect import connect
 from storage.records import AliveRecord
-from storage.store import ObjectMissing
 from tasks.configuration.references import PlanReference
 from tasks.rollout import rollout
+from tasks.sampling.engine import EngineError
 from tests.small_run import (
     Unreachable,
     config,
@@ -85,7 +85,7 @@ def test_told_to_go_it_flushes_and_exits_with_the_code_that_flyte_retries(model,
 def test_a_plan_that_is_not_there_is_named():
     memory_store("rollout-task")
     reference = PlanReference(run_url=URL, iteration=3, weight_version=3, execution="e")
-    with pytest.raises(ObjectMissing, match=r"iterations/000003/plan\.json"):
+    with pytest.raises(EngineError, match="does not see iteration 3 of the run at memory://rollout-task"):
         rollout(slot=0, plan=reference)
 
 

@@ -6,34 +6,25 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.learning.batching import collate, micro_batches, padded_tokens
+from tasks.learning.batching import collate, padded_tokens, passes
 
 
-@given(
-    st.dictionaries(st.integers(0, 99), st.lists(st.integers(1, 60), min_size=3, max_size=3), max_size=12),
-    st.integers(1, 500),
-    st.data(),
-)
-def test_micro_batches_hold_every_group_once_in_order_within_the_limit(lengths, tokens_max, data):
-    groups = data.draw(st.permutations(sorted(lengths)))
-    batches = micro_batches(groups, lengths, tokens_max)
-    assert [group for batch in batches for group in batch] == groups
-    assert all(batches)
-    for batch in batches:
-        assert len(batch) == 1 or padded_tokens([n for group in batch for n in lengths[group]]) <= tokens_max
-    for batch, following in itertools.pairwise(batches):
-        together = [n for group in (*batch, following[0]) for n in lengths[group]]
-        assert padded_tokens(together) > tokens_max
-    # All but the last batch are known before the later groups are.
-    earlier = micro_batches(groups[:-1], lengths, tokens_max)
-    assert earlier[:-1] == batches[: max(0, len(earlier) - 1)]
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=40), st.integers(1, 500))
+def test_passes_hold_every_response_once_in_order_within_the_limit(lengths, tokens_max):
+    divided = passes(lengths, tokens_max)
+    assert [index for part in divided for index in part] == list(range(len(lengths)))
+    assert all(divided)
+    for part in divided:
+        assert len(part) == 1 or padded_tokens([lengths[index] for index in part]) <= tokens_max
+    for part, following in itertools.pairwise(divided):
+        assert padded_tokens([lengths[index] for index in (*part, following[0])]) > tokens_max
 
 
-def test_a_group_above_the_limit_is_a_batch_of_its_own():
-    assert micro_batches([3, 1, 2], {1: [90, 5], 2: [5, 5], 3: [4, 4]}, 20) == [(3,), (1,), (2,)]
-    assert micro_batches([1, 2], {1: [90], 2: [5]}, 20) == [(1,), (2,)]
+def test_what_fits_is_one_pass_and_a_single_long_response_is_one_too():
+    assert passes([5, 9, 5], 27) == [range(3)]
+    assert passes([90, 5, 5], 20) == [range(1), range(1, 3)]
     with pytest.raises(ValueError, match="tokens_max: value 0"):
-        micro_batches([], {}, 0)
+        passes([1], 0)
 
 
 @pytest.mark.parametrize("rows", [list, tuple, np.array])

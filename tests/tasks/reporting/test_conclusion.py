@@ -116,6 +116,7 @@ def test_the_report_is_that_of_the_hand_made_case():
             "cost/usd_train": 0.6,
             "cost/usd_iter": 0.7,
             "cost/usd_per_mtok": 0.7 / 16 * 1e6,
+            "reward_errors": 0,
             "timing_s/iteration": 100,
         }
     )

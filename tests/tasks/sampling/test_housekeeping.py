@@ -4,8 +4,7 @@ import time
 import pytest
 
 from storage.clock import ManualClock, SystemClock
-from storage.store import StoreUnavailable
-from tasks.sampling.housekeeping import FAILURES_MAX, Housekeeping
+from tasks.sampling.housekeeping import Housekeeping
 
 
 def tick_often(keeping, wait):
@@ -51,16 +50,3 @@ def test_an_error_of_the_work_reaches_the_decode_loop(background):
     keeping.start()
     with pytest.raises(ValueError, match="broken"):
         tick_often(keeping, lambda: time.sleep(0.002))
-
-
-def test_a_store_that_does_not_answer_is_tried_again_a_bounded_number_of_times():
-    clock, calls = ManualClock(), []
-
-    def work():
-        calls.append(1)
-        raise StoreUnavailable("silent")
-
-    keeping = Housekeeping(work, clock, interval_s=1.0, background=False)
-    with pytest.raises(StoreUnavailable):
-        tick_often(keeping, lambda: clock.advance(1.0))
-    assert len(calls) == FAILURES_MAX

@@ -1,6 +1,8 @@
 """The session against real stores: kills at any step, restarts, zombies, notices; always the undisturbed tokens."""
 
+import itertools
 import os
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -196,6 +198,66 @@ def test_the_flush_thread_gives_the_same_journal(tmp_path):
         session = a_session(store, slot, clock=SystemClock(), background=True, flush_interval_s=0.05)
         session._engine._step_time_s = lambda _: 0.01
         live(session)
+    assert responses(store) == EXPECTED
+
+
+class Throttled(MemoryStore):
+    """A store that refuses every second shard the first time."""
+
+    refused: frozenset[str] = frozenset()
+
+    def create(self, key, body):
+        if "journal" in key and key not in self.refused and key.endswith(("1.arrow", "3.arrow")):
+            self.refused |= {key}
+            raise StoreUnavailable("slow down")
+        return super().create(key, body)
+
+
+def test_a_flush_that_fails_now_and_then_is_made_up_for():
+    store = Throttled()
+    for slot in range(SLOTS):
+        live(a_session(store, slot, flush_interval_s=1.0))
+    assert store.refused
+    assert responses(store) == EXPECTED
+
+
+@pytest.mark.parametrize(("flush_interval_s", "heartbeat_interval_s"), [(5.0, 5.0), (5.0, 4.0), (5.0, 3.0), (4.0, 9.0)])
+def test_no_token_waits_longer_than_the_flush_interval(flush_interval_s, heartbeat_interval_s):
+    store, clock, moments = MemoryStore(), ManualClock(), [0.0]
+    session = a_session(store, 0, clock=clock, flush_interval_s=flush_interval_s)
+    session._config = replace(session._config, heartbeat_interval_s=heartbeat_interval_s)
+    session._wake_interval_s = min(flush_interval_s, heartbeat_interval_s)
+    session._keeping._interval_s = session._wake_interval_s
+    flush = session._writer.flush
+    session._writer.flush = lambda: moments.append(clock.monotonic()) or flush()
+    live(session)
+    assert max(b - a for a, b in itertools.pairwise(moments)) <= flush_interval_s + 1.0  # and one step of 1 s
+
+
+def test_losing_a_race_for_the_slot_while_the_predecessor_still_writes_loses_no_token():
+    """The winner seals more of the predecessor than the loser had read; the loser then takes over from the winner."""
+    store = MemoryStore()
+    predecessor = a_session(store, 0, flush_interval_s=1.0, steps=6)
+    predecessor.claim()
+    predecessor.load_weights(lambda engine: engine.load_weights(0, {}))
+    loser = a_session(store, 0)
+
+    create, done = store.create, []
+
+    def others_first(key, body):
+        if "/claims/00000/000002" in key and not done:
+            done.append(key)
+            with pytest.raises(Killed):
+                predecessor.run()
+            a_session(store, 0).claim()
+        return create(key, body)
+
+    store.create = others_first
+    loser.claim()
+    assert done
+    loser.load_weights(lambda engine: engine.load_weights(0, {}))
+    loser.run()
+    live(a_session(store, 1))
     assert responses(store) == EXPECTED
 
 
