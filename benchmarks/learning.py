@@ -101,7 +101,7 @@ def make_run(folder: Path, model: Path, seed: int, *, killed: bool) -> Run:
             "heartbeat_interval_s": 0.05,
         },
         "algorithm": {"loss_agg_mode": "seq-mean-token-mean"},
-        "optimizer": {"learning_rate": 2e-4, "beta2": 0.99, "warmup_steps": 2},
+        "optimizer": {"learning_rate": 3e-4, "beta2": 0.99, "warmup_steps": 2},
         "trainer": {"poll_interval_s": 0.01, "group_timeout_s": 60.0},
         "pools": {"rollout": {"count": SLOTS, "interruptible": True}},
     }
@@ -164,7 +164,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--iterations", type=int, default=6)
+    parser.add_argument("--iterations", type=int, default=4)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
