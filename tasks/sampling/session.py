@@ -32,6 +32,10 @@ class Preempted(Exception):  # noqa: N818 - not an error: the machine is wanted 
     """The notice came; all tokens are flushed and everything held may be claimed at once."""
 
 
+class SlotTaken(Exception):  # noqa: N818 - reads as what happened
+    """Another incarnation of this slot claimed responses that have not ended; if it dies, somebody must come again."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SessionConfig:
     """Intervals and names of one incarnation; see RolloutConfig for their meaning.
@@ -93,6 +97,7 @@ class Session:
         self._held: dict[int, _Held] = {}
         self._waiting: deque[int] = deque()
         self._in_flight: set[int] = set()
+        self._taken: set[int] = set()
         self._state: Literal["loading", "working", "gone"] = "loading"
         self._started_at_s = clock.wall() if config.started_at_s is None else config.started_at_s
         self._beat = 0
@@ -142,7 +147,10 @@ class Session:
                 raise
 
     def run(self) -> SessionOutcome:
-        """Decode until every response held has ended. Raises Preempted after a notice, with nothing lost."""
+        """Decode until every response held has ended.
+
+        Raises Preempted after a notice, and SlotTaken when another incarnation of the slot has unfinished work of it.
+        """
         self._state = "working"
         self._announce()
         try:
@@ -159,6 +167,7 @@ class Session:
             self._keeping.abandon()
             raise
         self.leave()
+        self._check_taken()
         return self.outcome()
 
     def leave(self) -> None:
@@ -266,7 +275,21 @@ class Session:
         self._in_flight -= lost
         self._waiting = deque(response for response in self._waiting if response not in lost)
         for response in lost:
+            owner = book.owner(response)
+            if owner is not None and owner.slot == self._config.slot:
+                self._taken.add(response)
             del self._held[response]
+
+    def _check_taken(self) -> None:
+        if not self._taken:
+            return
+        self._reader.refresh()
+        unfinished = [response for response in self._taken if not self._reader.assemble(response).finish.ends_response]
+        if unfinished:
+            names = {owner.incarnation for owner in self._reader.book.owners_of(self._config.slot)}
+            raise SlotTaken(
+                f"slot {self._config.slot}: {len(unfinished)} responses are with {', '.join(sorted(names))}"
+            )
 
     def _announce(self) -> None:
         self._beat += 1

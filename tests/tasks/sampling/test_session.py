@@ -19,7 +19,7 @@ from storage.records import AliveRecord, PlanRecord, SamplingParams, SlotPlan
 from storage.store import StoreUnavailable
 from tasks.planning.plan import assign_groups
 from tasks.sampling.scripted_engine import ScriptedEngine
-from tasks.sampling.session import Preempted, Session, SessionConfig
+from tasks.sampling.session import Preempted, Session, SessionConfig, SlotTaken
 
 GENERATIONS, GROUPS, SLOTS, IN_FLIGHT = 3, 5, 2, 4
 PROMPTS = [PromptRow(str(k), (1, 2, k + 3), "p", {}) for k in range(GROUPS)]
@@ -169,6 +169,19 @@ def test_a_zombie_stops_when_it_learns_that_its_slot_was_taken_over():
     live(a_session(store, 0))
     outcome = zombie.run()
     assert outcome.responses_finished == 0
+    live(a_session(store, 1))
+    assert responses(store) == EXPECTED
+
+
+def test_a_member_whose_slot_was_taken_by_one_that_may_die_does_not_report_success():
+    store = MemoryStore()
+    member = a_session(store, 0, flush_interval_s=1.0)
+    member.claim()
+    member.load_weights(lambda engine: engine.load_weights(0, {}))
+    a_session(store, 0).claim()  # and is never heard of again
+    with pytest.raises(SlotTaken, match=r"^slot 0: \d responses are with 00000-"):
+        member.run()
+    live(a_session(store, 0))
     live(a_session(store, 1))
     assert responses(store) == EXPECTED
 
