@@ -1,0 +1,80 @@
+"""Training while rollouts run, as on a cluster: real processes write the journal, one dies, the trainer follows."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from storage import layout, records
+from storage.connect import connect
+from storage.records import AliveRecord, BatchRecord
+from tests.small_run import commit_iteration, config, model_directory, plan_iteration, train_iteration
+
+ROOT = Path(__file__).parents[3]
+MEMBER = """
+import sys
+from storage.clock import SystemClock
+from tasks.sampling.member import generate_slot
+generate_slot(sys.argv[1], 0, int(sys.argv[2]), lambda: False, SystemClock())
+"""
+
+
+def member(url: str, slot: int) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen([sys.executable, "-c", MEMBER, url, str(slot)], cwd=ROOT)
+
+
+def crew(url: str, victim: int, outcome: list[int]) -> None:
+    """Both slots; the victim is killed after its first shard and started again."""
+    store = connect(url)
+    members = [member(url, slot) for slot in range(2)]
+    deadline_s = time.monotonic() + 60
+    while time.monotonic() < deadline_s:
+        time.sleep(0.005)
+        beats = [records.read(store, AliveRecord, key) for key in store.list(layout.alive_all(0))]
+        names = [beat.incarnation for beat in beats if beat.slot == victim and beat.state == "working"]
+        if names and store.list(layout.shard(0, names[0], 0)):
+            os.kill(members[victim].pid, signal.SIGKILL)
+            break
+    outcome.append(members[victim].wait(60))
+    members[victim] = member(url, victim)
+    outcome.extend(process.wait(60) for process in members)
+
+
+@pytest.mark.parametrize("order", ["plan", "arrival"])
+def test_the_trainer_follows_a_crew_that_loses_a_member(tmp_path, order):
+    settings = config(
+        str(tmp_path / "run"),
+        model_directory(tmp_path / "model"),
+        run={"num_prompts_per_step": 12, "num_generations": 4},
+        sampling={"max_completion_length": 150},
+        rollout={
+            "engine": "torch",
+            "context_length": 250,
+            "max_responses_in_flight": 6,
+            "flush_interval_s": 0.05,
+            "heartbeat_interval_s": 0.05,
+        },
+        algorithm={"micro_batch_order": order},
+        trainer={"group_timeout_s": 60.0, "micro_batch_tokens_max": 900},
+    )
+    plan_iteration(settings)
+    outcome: list[int] = []
+    thread = threading.Thread(target=crew, args=(settings.run.url, 1, outcome))
+    thread.start()
+    train_iteration(settings.run.url, 0)
+    thread.join()
+    assert outcome == [-signal.SIGKILL, 0, 0]
+    report = commit_iteration(settings.run.url, 0)
+    assert report.metrics["preempt/count"] == 1
+    assert report.metrics["resume/tokens_recovered"] > 0
+    store = connect(settings.run.url)
+    batches = [records.read(store, BatchRecord, key) for key in store.list(layout.batches(0))]
+    assert len(batches) > 2
+    groups = [graded.response // 4 for batch in batches for graded in batch.responses][::4]
+    assert sorted(groups) == list(range(12))
+    assert order == "arrival" or groups == sorted(groups)
