@@ -8,6 +8,7 @@ import logging
 import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,7 +20,7 @@ from storage.journal import JournalWriter
 from storage.prompt_table import PromptRow
 from storage.records import AliveRecord, PlanRecord
 from storage.shard import Finish
-from storage.store import ObjectStore, StoreUnavailable
+from storage.store import ObjectStore, StorageError, StoreUnavailable
 from tasks.sampling.engine import Engine, FinishReason, GenerationRequest, TokenDelta, noise_key
 from tasks.sampling.housekeeping import Housekeeping
 
@@ -162,6 +163,12 @@ class Session:
                     self._record(delta)
                 self._keeping.tick()
         except Preempted:
+            raise
+        except Exception:
+            # An engine that failed has still decoded what it handed over; only the store's own failure loses that.
+            self._keeping.abandon()
+            with suppress(StorageError):
+                self._writer.flush()
             raise
         except BaseException:
             self._keeping.abandon()

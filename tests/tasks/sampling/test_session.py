@@ -18,6 +18,7 @@ from storage.prompt_table import PromptRow
 from storage.records import AliveRecord, PlanRecord, SamplingParams, SlotPlan
 from storage.store import StoreUnavailable
 from tasks.planning.plan import assign_groups
+from tasks.sampling.engine import EngineError
 from tasks.sampling.scripted_engine import ScriptedEngine
 from tasks.sampling.session import Preempted, Session, SessionConfig, SlotTaken
 
@@ -156,6 +157,27 @@ def test_a_notice_loses_nothing_and_hands_everything_over():
         live(victim)
     alive = records.read(store, AliveRecord, layout.alive(0, victim.incarnation))
     assert alive.state == "gone"
+    successor = a_session(store, 0)
+    successor.claim()
+    assert successor.outcome().tokens_recovered == victim.outcome().tokens_generated > 0
+
+
+def test_an_engine_that_fails_loses_no_token_it_had_handed_over():
+    store = MemoryStore()
+    victim = a_session(store, 0, flush_interval_s=60.0)
+    victim.claim()
+    victim.load_weights(lambda engine: engine.load_weights(0, {}))
+    step, left = victim._engine.step, [1] * 7
+
+    def fails():
+        if not left:
+            raise EngineError("out of memory")
+        left.pop()
+        return step()
+
+    victim._engine.step = fails
+    with pytest.raises(EngineError, match="out of memory"):
+        victim.run()
     successor = a_session(store, 0)
     successor.claim()
     assert successor.outcome().tokens_recovered == victim.outcome().tokens_generated > 0
