@@ -66,8 +66,9 @@ class PoolConfig:
         if self.usd_per_hour is not None:
             return self.usd_per_hour
         price = machine_price(self.machine)
-        share = self.gpus / price.gpus if 0 < self.gpus < price.gpus else 1.0
-        return price.usd_per_h(self.interruptible) * share
+        if 0 < self.gpus < price.gpus:
+            return self.gpus * price.usd_per_gpu_h(self.interruptible)
+        return price.usd_per_h(self.interruptible)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,15 +40,10 @@ class JournalWriter:
         self._flush_lock = threading.Lock()
         self._unconfirmed: tuple[bytes, int] | None = None
         self._sequence = 0
-        self._tokens_written = 0
 
     @property
     def shards_written(self) -> int:
         return self._sequence
-
-    @property
-    def tokens_written(self) -> int:
-        return self._tokens_written
 
     def append(
         self,
@@ -118,7 +113,6 @@ class JournalWriter:
             raise ConflictingRecord(f"{key!r} was written by another process under the same incarnation")
         self._unconfirmed = None
         self._sequence += 1
-        self._tokens_written += tokens
         return tokens
 
 

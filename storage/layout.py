@@ -37,11 +37,6 @@ def iteration(index: int) -> str:
     return f"{ITERATIONS}{index:06d}/"
 
 
-def iteration_index(key: str) -> int:
-    """The iteration a key below `iterations/` belongs to."""
-    return int(key.removeprefix(ITERATIONS).split("/", 1)[0])
-
-
 def plan(index: int) -> str:
     return f"{iteration(index)}plan.json"
 

@@ -106,12 +106,10 @@ class IterationTrainer:
             key = layout.batch(self._plan.iteration, number)
             try:
                 batch = records.read(self._store, BatchRecord, key)
-                self._reader.refresh()
             except ObjectMissing:
                 batch = self._new_batch(number)
                 if not commit(self._store, key, records.encode(batch)):
                     batch = records.read(self._store, BatchRecord, key)
-                    self._reader.refresh()
             groups = {graded.response // self._plan.num_generations for graded in batch.responses}
             self._pending = [group for group in self._pending if group not in groups]
             number += 1

@@ -153,7 +153,7 @@ def response_metrics(graded: Sequence[GradedResponse], plan: PlanRecord) -> dict
     metrics = {
         "reward": rewards.mean(),
         "reward_std": rewards.std(axis=1).mean(),
-        "frac_reward_zero_std": (rewards.std(axis=1) == 0).mean(),
+        "frac_reward_zero_std": (rewards.max(axis=1) == rewards.min(axis=1)).mean(),
         "completions/mean_length": lengths.mean(),
         "completions/min_length": lengths.min(),
         "completions/max_length": lengths.max(),

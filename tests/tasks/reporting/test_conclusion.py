@@ -12,7 +12,7 @@ from storage.records import BatchRecord, GradedResponse, ReportRecord, SlotLife,
 from storage.shard import Finish
 from storage.store import ConflictingRecord, CorruptObject, ObjectMissing
 from storage.weights import PUBLISHED_AT_S, TensorBlock, publish
-from tasks.reporting.conclusion import IntegrityError, conclude_iteration, read_batches
+from tasks.reporting.conclusion import IntegrityError, conclude_iteration, read_batches, response_metrics
 from tests.journals import Incarnation, a_plan
 
 PLAN = a_plan(groups=2, generations=2, slots=2, first_prompt=6, created_at_s=1000.0)
@@ -297,3 +297,13 @@ def test_batches_are_read_until_one_is_missing():
     commit_batches(store, [[0], [1], [2], [3]])
     store.delete(layout.batch(0, 2))
     assert [batch.number for batch in read_batches(store, 0)] == [0, 1]
+
+
+def test_a_group_of_equal_rewards_counts_as_such_whatever_its_mean_rounds_to():
+    """The mean of three times 0.1 is not 0.1, so their standard deviation is not 0."""
+    plan = a_plan(1, 3, 1)
+    equal = [
+        GradedResponse(response=k, length=1, finish_reason="stop", lineage=(), reward=0.1, rewards={}) for k in range(3)
+    ]
+    assert response_metrics(equal, plan)["frac_reward_zero_std"] == 1.0
+    assert response_metrics([*equal[:2], replace(equal[2], reward=0.2)], plan)["frac_reward_zero_std"] == 0.0
