@@ -10,7 +10,7 @@ import numpy as np
 
 from storage import layout
 from storage.claims import ClaimBook
-from storage.journal import ShardReader
+from storage.journal import PARALLEL_READS, ShardReader
 from storage.records import PlanRecord, Span
 from storage.shard import Finish, Logprobs, TokenIds
 from storage.store import CorruptObject, ObjectStore
@@ -30,10 +30,10 @@ class Assembled:
 class JournalReader:
     """Follows an iteration: `refresh` reads what is new, `assemble` answers from what was read."""
 
-    def __init__(self, store: ObjectStore, plan: PlanRecord) -> None:
+    def __init__(self, store: ObjectStore, plan: PlanRecord, parallel_reads: int = PARALLEL_READS) -> None:
         self._plan = plan
         self.book = ClaimBook(store, plan)
-        self.shards = ShardReader(store, plan.iteration)
+        self.shards = ShardReader(store, plan.iteration, parallel_reads)
 
     def refresh(self) -> None:
         self.book.refresh()

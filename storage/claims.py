@@ -5,7 +5,7 @@ Applying a unit's log in epoch order gives every response one owner and one line
 """
 
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Set
 from dataclasses import dataclass
 
 from storage import layout, records
@@ -32,6 +32,7 @@ class ClaimBook:
         self._epochs = [0] * len(plan.slots)
         self._owners: dict[int, Owner] = {}
         self._sealed: dict[int, list[Span]] = defaultdict(list)
+        self._former: dict[int, set[str]] = defaultdict(set)
         self._incarnations: dict[str, int] = {}
 
     @property
@@ -52,6 +53,15 @@ class ClaimBook:
 
     def held_by(self, incarnation: str) -> set[int]:
         return {response for response, owner in self._owners.items() if owner.incarnation == incarnation}
+
+    def former_owners(self, response: int) -> Set[str]:
+        """Incarnations that held a response before its present owner."""
+        return self._former.get(response, set())
+
+    def unclaimed(self) -> list[int]:
+        """Responses that nobody has claimed yet, unit by unit in starting order."""
+        units = range(len(self._epochs))
+        return [response for unit in units for response in self._plan.responses_of(unit) if response not in self._owners]
 
     def owners_of(self, unit: int) -> set[Owner]:
         """The present owners of a unit's responses."""
@@ -98,6 +108,8 @@ class ClaimBook:
                 if claim.responses is None:
                     continue
                 raise CorruptObject(key, f"it takes response {response} without sealing its owner")
+            if before is not None:
+                self._former[response].add(before.incarnation)
             if before is not None and claim.sealed[before.incarnation] >= 0:
                 last = claim.sealed[before.incarnation]
                 span = Span(epoch=before.epoch, incarnation=before.incarnation, last_sequence=last)

@@ -119,9 +119,11 @@ class JournalWriter:
 class ShardReader:
     """Shards of any number of incarnations, each fetched once, in order; rows by (incarnation, epoch, response)."""
 
-    def __init__(self, store: ObjectStore, iteration: int) -> None:
+    def __init__(self, store: ObjectStore, iteration: int, parallel_reads: int = PARALLEL_READS) -> None:
+        """parallel_reads: how many requests may be under way at once; 1 makes them in the caller's thread."""
         self._store = store
         self._iteration = iteration
+        self._parallel_reads = parallel_reads
         self._next: dict[str, int] = {}
         self._rows: dict[tuple[str, int, int], list[tuple[int, Row]]] = defaultdict(list)
         self._ended: set[int] = set()
@@ -142,31 +144,47 @@ class ShardReader:
     def advance(self, incarnation: str) -> int:
         """Fetch the contiguous run of shards not read yet; the number of the last one, -1 when there is none.
 
-        Asks for the next number until it is missing: a GET costs a twelfth of a LIST.
+        Asks for the next number until it is missing: a GET costs a twelfth of a LIST. Who has written much is read in
+        windows that double, so that a successor does not wait for hundreds of round trips.
         """
-        sequence = self._next.get(incarnation, 0)
+        window = 1
         while True:
-            key = layout.shard(self._iteration, incarnation, sequence)
-            try:
-                body = self._store.get(key)
-            except ObjectMissing:
-                break
-            for row in decode_shard(key, body):
-                self._rows[incarnation, row.epoch, row.response].append((sequence, row))
-                self._tokens[incarnation] += len(row.token_ids)
-                if row.finish.ends_response:
-                    self._ended.add(row.response)
-            sequence += 1
-            self._next[incarnation] = sequence
-        return sequence - 1
+            first = self._next.get(incarnation, 0)
+            bodies = self._bodies(incarnation, range(first, first + window))
+            for sequence, body in enumerate(bodies, first):
+                if body is None:
+                    return sequence - 1
+                self._keep(incarnation, sequence, body)
+            window = min(2 * window, self._parallel_reads)
 
     def advance_all(self, incarnations: Iterable[str]) -> None:
         names = list(incarnations)
-        if len(names) == 1:
-            self.advance(names[0])
-        elif names:
-            with ThreadPoolExecutor(min(PARALLEL_READS, len(names))) as pool:
+        if len(names) <= 1 or self._parallel_reads == 1:
+            for name in names:
+                self.advance(name)
+        else:
+            with ThreadPoolExecutor(min(self._parallel_reads, len(names))) as pool:
                 list(pool.map(self.advance, names))
+
+    def _bodies(self, incarnation: str, sequences: range) -> list[bytes | None]:
+        if len(sequences) == 1:
+            return [self._body(incarnation, sequences[0])]
+        with ThreadPoolExecutor(len(sequences)) as pool:
+            return list(pool.map(lambda sequence: self._body(incarnation, sequence), sequences))
+
+    def _body(self, incarnation: str, sequence: int) -> bytes | None:
+        try:
+            return self._store.get(layout.shard(self._iteration, incarnation, sequence))
+        except ObjectMissing:
+            return None
+
+    def _keep(self, incarnation: str, sequence: int, body: bytes) -> None:
+        for row in decode_shard(layout.shard(self._iteration, incarnation, sequence), body):
+            self._rows[incarnation, row.epoch, row.response].append((sequence, row))
+            self._tokens[incarnation] += len(row.token_ids)
+            if row.finish.ends_response:
+                self._ended.add(row.response)
+        self._next[incarnation] = sequence + 1
 
     def rows(self, incarnation: str, epoch: int, response: int) -> list[tuple[int, Row]]:
         """(sequence, row) in written order."""

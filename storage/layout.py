@@ -89,6 +89,16 @@ def batches(index: int) -> str:
     return f"{iteration(index)}batches/"
 
 
+def closed(index: int) -> str:
+    """The mark that no token of this iteration will be used any more; never deleted."""
+    return f"{iteration(index)}closed.json"
+
+
+def responses(index: int) -> str:
+    """All responses of a committed iteration in one object, which stands for its journal."""
+    return f"{iteration(index)}responses.arrow"
+
+
 def training(index: int) -> str:
     """What the trainer measured in this iteration; written before its weights are published."""
     return f"{iteration(index)}training.json"

@@ -127,7 +127,13 @@ class ClaimRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class AliveRecord:
-    """Heartbeat of an incarnation. Only its change is observed; the times are for people."""
+    """Heartbeat of an incarnation. Only its change is observed; the times are for people.
+
+    unfinished: responses it holds whose end is not journalled yet; of these, `running` are being decoded, `waiting` are
+    not begun in this process, and `released` are free for anybody. tokens_per_s: of its decode loop since the last
+    beat, all responses together; None while it was not decoding all that time. plateau: the batch size beyond which
+    that rate no longer rises; 0 while it is not known. usd_per_hour: its price if it is not its pool's.
+    """
 
     __pydantic_config__ = STRICT
     format: Literal[1] = FORMAT_VERSION
@@ -146,6 +152,24 @@ class AliveRecord:
     responses_finished: int
     engine: str
     batch_invariant: bool
+    unfinished: int = 0
+    running: int = 0
+    waiting: int = 0
+    released: int = 0
+    tokens_per_s: float | None = None
+    plateau: int = 0
+    usd_per_hour: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClosedRecord:
+    """closed.json: no token of this iteration will be used any more; members stop."""
+
+    __pydantic_config__ = STRICT
+    format: Literal[1] = FORMAT_VERSION
+    iteration: int
+    reason: str
+    nonce: str = field(default_factory=nonce)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,7 +35,7 @@ LAYERS_ALLOWED = {
 FLYTE = {"flytekit", "flytekitplugins", "flyteidl", "kubernetes"}
 # Third-party libraries a layer may import; a layer that is not named may import all that are not confined below.
 LIBRARIES_ALLOWED = {
-    "storage": {"numpy", "pyarrow", "fsspec", "s3fs", "botocore", "pydantic", "safetensors"},
+    "storage": {"blake3", "numpy", "pyarrow", "fsspec", "s3fs", "botocore", "pydantic", "safetensors"},
     "resources": {"numpy", "pydantic", "yaml"} | FLYTE,
     "workflows": FLYTE,
 }

@@ -25,7 +25,14 @@ STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 # What may change between two iterations of one run without changing what is learned: where, how fast, at what price.
 OPERATIONAL = {
     "run": {"url", "lease_ttl_s"},
-    "rollout": {"max_responses_in_flight", "flush_interval_s", "heartbeat_interval_s", "device"},
+    "rollout": {
+        "max_responses_in_flight",
+        "flush_interval_s",
+        "heartbeat_interval_s",
+        "claim_ttl_s",
+        "idle_timeout_s",
+        "device",
+    },
     "trainer": {"device", "group_timeout_s", "poll_interval_s", "micro_batch_tokens_max", "gradient_checkpointing"},
     "pools": None,
 }

@@ -7,6 +7,7 @@ from pydantic import ConfigDict, Field
 
 from storage.records import SamplingParams
 
+HEARTBEATS_PER_TTL_MIN = 3
 STRICT = ConfigDict(extra="forbid", strict=True)
 
 
@@ -43,6 +44,8 @@ class RolloutConfig:
         context_length: most tokens of prompt + response; None takes the model's max_position_embeddings.
         flush_interval_s: seconds between two journal shards of a worker; a hard kill loses at most this much.
         heartbeat_interval_s: seconds between two signs of life.
+        claim_ttl_s: a worker whose heartbeat has not changed for so long, on the observer's clock, is taken for dead.
+        idle_timeout_s: how long a worker without work waits for some to become free before it leaves.
     """
 
     __pydantic_config__ = STRICT
@@ -53,3 +56,12 @@ class RolloutConfig:
     context_length: Annotated[int, Field(ge=2)] | None = None
     flush_interval_s: Annotated[float, Field(ge=0.05, le=60)] = 5.0
     heartbeat_interval_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 5.0
+    claim_ttl_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 30.0
+    idle_timeout_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 120.0
+
+    def __post_init__(self) -> None:
+        if self.claim_ttl_s < HEARTBEATS_PER_TTL_MIN * self.heartbeat_interval_s:
+            raise ValueError(
+                f"claim_ttl_s: value {self.claim_ttl_s}; allowed: at least {HEARTBEATS_PER_TTL_MIN} times "
+                f"heartbeat_interval_s ({self.heartbeat_interval_s}), or the living would be taken for dead"
+            )
