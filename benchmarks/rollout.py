@@ -198,12 +198,21 @@ def journal(engine: TorchEngine, responses: int, tokens: int, flush_interval_s: 
         pid=0,
         flush_interval_s=flush_interval_s,
         heartbeat_interval_s=flush_interval_s,
+        claim_ttl_s=3 * flush_interval_s,
+        idle_timeout_s=0.0,
     )
     prompts = [PromptRow(str(group), PROMPT, "", {}) for group in range(groups)]
     with tempfile.TemporaryDirectory() as folder:
         store = LocalStore(Path(folder))
         session = Session(
-            store, plan, prompts=prompts, engine=engine, config=names, clock=SystemClock(), notice=lambda: False
+            store,
+            plan,
+            prompts=prompts,
+            engine=engine,
+            load=lambda _: None,
+            config=names,
+            clock=SystemClock(),
+            notice=lambda: False,
         )
         session.claim()
         started_s = time.perf_counter()

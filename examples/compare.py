@@ -46,14 +46,25 @@ def undisturbed(store: ObjectStore, plan: PlanRecord) -> JournalReader:
         for slot in plan.slots:
             engine = build_engine(config.rollout, Path(folder), read_run(store).vocab_size)
             names = SessionConfig(
-                slot=slot.slot, pool=slot.pool, host="", pid=0, flush_interval_s=60.0, heartbeat_interval_s=60.0
+                slot=slot.slot,
+                pool=slot.pool,
+                host="",
+                pid=0,
+                flush_interval_s=60.0,
+                heartbeat_interval_s=60.0,
+                claim_ttl_s=180.0,
+                idle_timeout_s=0.0,
             )
-            session = Session(
-                memory, plan, prompts=prompts, engine=engine, config=names, clock=clock, notice=lambda: False
-            )
-            session.claim()
-            session.load_weights(lambda into: into.load_weights(plan.weight_version, tensors))
-            session.run()
+            Session(
+                memory,
+                plan,
+                prompts=prompts,
+                engine=engine,
+                load=lambda into: into.load_weights(plan.weight_version, tensors),
+                config=names,
+                clock=clock,
+                notice=lambda: False,
+            ).run()
             engine.close()
     reader = JournalReader(memory, plan)
     reader.refresh()

@@ -5,7 +5,7 @@ Applying a unit's log in epoch order gives every response one owner and one line
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Set
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from storage import layout, records
@@ -33,6 +33,7 @@ class ClaimBook:
         self._owners: dict[int, Owner] = {}
         self._sealed: dict[int, list[Span]] = defaultdict(list)
         self._former: dict[int, set[str]] = defaultdict(set)
+        self._moved = 0
         self._incarnations: dict[str, int] = {}
 
     @property
@@ -54,14 +55,31 @@ class ClaimBook:
     def held_by(self, incarnation: str) -> set[int]:
         return {response for response, owner in self._owners.items() if owner.incarnation == incarnation}
 
-    def former_owners(self, response: int) -> Set[str]:
+    def former_owners(self, response: int) -> frozenset[str]:
         """Incarnations that held a response before its present owner."""
-        return self._former.get(response, set())
+        return frozenset(self._former.get(response, ()))
+
+    @property
+    def moved(self) -> int:
+        """How many times a response went from one slot to another."""
+        return self._moved
+
+    def holdings(self) -> dict[str, list[int]]:
+        """What each incarnation holds now, finished or not, unit by unit in starting order."""
+        held: dict[str, list[int]] = {}
+        for unit in range(len(self._epochs)):
+            for response in self._plan.responses_of(unit):
+                owner = self._owners.get(response)
+                if owner is not None:
+                    held.setdefault(owner.incarnation, []).append(response)
+        return held
 
     def unclaimed(self) -> list[int]:
         """Responses that nobody has claimed yet, unit by unit in starting order."""
         units = range(len(self._epochs))
-        return [response for unit in units for response in self._plan.responses_of(unit) if response not in self._owners]
+        return [
+            response for unit in units for response in self._plan.responses_of(unit) if response not in self._owners
+        ]
 
     def owners_of(self, unit: int) -> set[Owner]:
         """The present owners of a unit's responses."""
@@ -110,6 +128,7 @@ class ClaimBook:
                 raise CorruptObject(key, f"it takes response {response} without sealing its owner")
             if before is not None:
                 self._former[response].add(before.incarnation)
+                self._moved += before.slot != owner.slot
             if before is not None and claim.sealed[before.incarnation] >= 0:
                 last = claim.sealed[before.incarnation]
                 span = Span(epoch=before.epoch, incarnation=before.incarnation, last_sequence=last)
@@ -137,7 +156,7 @@ def take_over(
     `responses` narrows the claim to some; their owners must be among `predecessors`. After False the book knows the
     claim that won, and the caller decides anew.
     """
-    sealed = {name: shards.advance(name) for name in predecessors}
+    sealed = {name: shards.advance(name) for name in sorted(predecessors)}
     claim = ClaimRecord(
         unit=unit,
         epoch=book.epoch(unit) + 1,

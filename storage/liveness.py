@@ -29,9 +29,7 @@ class Sign:
 class Liveness:
     """What one observer has seen of the heartbeats of an iteration."""
 
-    def __init__(
-        self, store: ObjectStore, iteration: int, clock: Clock, parallel_reads: int = PARALLEL_READS
-    ) -> None:
+    def __init__(self, store: ObjectStore, iteration: int, clock: Clock, parallel_reads: int = PARALLEL_READS) -> None:
         self._store = store
         self._iteration = iteration
         self._clock = clock

@@ -11,7 +11,7 @@ from storage.clock import SystemClock
 from storage.store import StoreUnavailable
 from tasks.configuration.references import PlanReference, SlotOutcome
 from tasks.sampling.member import generate_slot
-from tasks.sampling.session import Preempted, SlotTaken
+from tasks.sampling.session import Preempted
 
 DEFAULT_POOL = PoolConfig(interruptible=True)
 
@@ -28,7 +28,7 @@ def rollout(slot: int, plan: PlanReference) -> SlotOutcome:
             outcome = generate_slot(plan.run_url, plan.iteration, slot, lambda: notice.given, SystemClock())
         except Preempted:
             os._exit(EXIT_CODE)
-        except (StoreUnavailable, SlotTaken) as error:
+        except StoreUnavailable as error:
             # Anything else than this exception would fail the whole map at once, whatever `retries` says.
             raise FlyteRecoverableException(str(error)) from error
     return SlotOutcome(

@@ -1,7 +1,8 @@
 """Journals written by hand: plans, and incarnations of slots that write what they are told to."""
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 from storage import layout, records
 from storage.assembly import JournalReader
@@ -67,21 +68,39 @@ class Incarnation:
 
     def announce(self, *, started_at_s: float, updated_at_s: float, tokens_generated: int, gone: bool) -> None:
         """Its last sign of life."""
-        record = AliveRecord(
-            incarnation=self.name,
+        state: Literal["working", "gone"] = "gone" if gone else "working"
+        record = replace(
+            beat(self.name, number=1, state=state, updated_at_s=updated_at_s),
             slot=self._slot,
-            state="gone" if gone else "working",
-            beat=1,
-            pool="rollout",
-            host="here",
-            pid=1,
             started_at_s=started_at_s,
-            updated_at_s=updated_at_s,
             tokens_generated=tokens_generated,
             tokens_recovered=self.recovered,
-            prefill_tokens=0,
-            responses_finished=0,
-            engine="none",
-            batch_invariant=True,
         )
         self._store.put(layout.alive(self._plan.iteration, self.name), records.encode(record))
+
+
+def beat(
+    incarnation: str,
+    *,
+    number: int,
+    state: Literal["loading", "working", "gone"] = "working",
+    updated_at_s: float = 0.0,
+) -> AliveRecord:
+    """A heartbeat."""
+    return AliveRecord(
+        incarnation=incarnation,
+        slot=0,
+        state=state,
+        beat=number,
+        pool="rollout",
+        host="here",
+        pid=1,
+        started_at_s=0.0,
+        updated_at_s=updated_at_s,
+        tokens_generated=0,
+        tokens_recovered=0,
+        prefill_tokens=0,
+        responses_finished=0,
+        engine="none",
+        batch_invariant=True,
+    )

@@ -14,7 +14,7 @@ from storage import layout, records
 from storage.assembly import Assembled, JournalReader
 from storage.clock import Clock
 from storage.prompt_table import PromptRow
-from storage.records import BatchRecord, GradedResponse, PlanRecord, TrainingRecord
+from storage.records import BatchRecord, ClosedRecord, GradedResponse, PlanRecord, TrainingRecord
 from storage.shard import Finish
 from storage.store import CorruptObject, ObjectMissing, ObjectStore, commit
 from tasks.grading.grader import Graded, Grader
@@ -113,6 +113,9 @@ class IterationTrainer:
             groups = {graded.response // self._plan.num_generations for graded in batch.responses}
             self._pending = [group for group in self._pending if group not in groups]
             number += 1
+            if not self._pending:
+                closed = ClosedRecord(iteration=self._plan.iteration, reason="every response is in a recorded batch")
+                commit(self._store, layout.closed(self._plan.iteration), records.encode(closed))
             yield batch
             for group in groups:
                 self._follower.release(group)

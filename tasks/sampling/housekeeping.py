@@ -20,7 +20,8 @@ class Housekeeping:
         self._clock = clock
         self._interval_s = interval_s
         self._thread = threading.Thread(target=self._loop, name="housekeeping", daemon=True) if background else None
-        self._stopping = threading.Event()
+        self._stopping = False
+        self._awake = threading.Event()
         self._error: BaseException | None = None
         self._due_s = clock.monotonic() + interval_s
 
@@ -36,9 +37,14 @@ class Housekeeping:
             self._due_s = self._clock.monotonic() + self._interval_s
             self._attempt()
 
+    def wake(self) -> None:
+        """Have the work done now and not at the end of the interval."""
+        self._due_s = self._clock.monotonic()
+        self._awake.set()
+
     def stop(self) -> None:
         """End the thread after the work it is doing; raises StoreUnavailable if that does not end."""
-        self._stopping.set()
+        self.abandon()
         if self._thread is not None and self._thread.is_alive():
             self._thread.join(JOIN_TIME_LIMIT_S)
             if self._thread.is_alive():
@@ -46,7 +52,8 @@ class Housekeeping:
 
     def abandon(self) -> None:
         """End the thread without waiting for it."""
-        self._stopping.set()
+        self._stopping = True
+        self._awake.set()
 
     def _loop(self) -> None:
         began_s, took_s = self._clock.monotonic(), 0.0
@@ -54,7 +61,9 @@ class Housekeeping:
             # What is written is safe only at the end of the work: begin so early that it ends within the interval,
             # even if it takes twice as long as the last time.
             due_s = began_s + self._interval_s - min(2 * took_s, self._interval_s / 2)
-            if self._stopping.wait(max(0.0, due_s - self._clock.monotonic())):
+            self._awake.wait(max(0.0, due_s - self._clock.monotonic()))
+            self._awake.clear()
+            if self._stopping:
                 return
             began_s = self._clock.monotonic()
             self._attempt()

@@ -1,26 +1,29 @@
-"""A member of the crew on whatever machine it runs: build the adapters from the run's url, and drive one session."""
+"""A member of the crew on whatever machine it runs: builds the adapters from the run's url, and drives sessions."""
 
 import logging
 import os
 import socket
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from resources.process import started_at_s
 from storage import layout, model_files, prompt_table
 from storage.clock import Clock
 from storage.connect import connect
+from storage.records import PlanRecord
 from storage.run import read_config, read_plan, read_run
-from storage.store import ObjectMissing
+from storage.store import ObjectMissing, ObjectStore
 from storage.weights import pull
-from tasks.configuration.run_config import parse
+from tasks.configuration.run_config import RunConfig, parse
 from tasks.sampling.choose import build_engine
 from tasks.sampling.config import RolloutConfig
 from tasks.sampling.engine import Engine, EngineError
 from tasks.sampling.session import Session, SessionConfig, SessionOutcome
 
 log = logging.getLogger(__name__)
+Build = Callable[[RolloutConfig, Path, int], Engine]
 
 
 def generate_slot(
@@ -29,45 +32,82 @@ def generate_slot(
     slot: int,
     notice: Callable[[], bool],
     clock: Clock,
-    build: Callable[[RolloutConfig, Path, int], Engine] = build_engine,
+    build: Build = build_engine,
 ) -> SessionOutcome:
-    """Generate what the plan gives to a slot, from where the journal stands. Raises Preempted after a notice."""
+    """Generate what the plan gives to a slot, from where the journal stands, and help others.
+
+    Raises Preempted after a notice.
+    """
     store = connect(run_url)
     try:
         plan = read_plan(store, iteration)
     except ObjectMissing as error:
         raise EngineError(f"this machine does not see iteration {iteration} of the run at {run_url}") from error
-    config = parse(read_config(store, plan), f"the configuration of iteration {iteration}")
-    prompts = prompt_table.decode_prompts(plan.prompts_key, store.get(plan.prompts_key))
+    config = config_in_force(store, plan)
+    settings = session_config(config, slot=slot, pool=plan.slots[slot].pool)
+    with built_engine(store, config.rollout, build) as engine:
+        return run_session(store, plan, engine, settings, notice, clock)
+
+
+def config_in_force(store: ObjectStore, plan: PlanRecord) -> RunConfig:
+    """The configuration under which an iteration is worked on now."""
+    return parse(read_config(store, plan), f"the configuration of iteration {plan.iteration}")
+
+
+def session_config(config: RunConfig, *, slot: int, pool: str) -> SessionConfig:
+    """The intervals of a run's configuration and the names of this process."""
+    return SessionConfig(
+        slot=slot,
+        pool=pool,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        started_at_s=started_at_s(),
+        flush_interval_s=config.rollout.flush_interval_s,
+        heartbeat_interval_s=config.rollout.heartbeat_interval_s,
+        claim_ttl_s=config.rollout.claim_ttl_s,
+        idle_timeout_s=config.rollout.idle_timeout_s,
+    )
+
+
+@contextmanager
+def built_engine(store: ObjectStore, rollout: RolloutConfig, build: Build) -> Iterator[Engine]:
+    """An engine for the run's model, without weights; closed at the end."""
     with tempfile.TemporaryDirectory(prefix="gleaner-model-") as folder:
         model_files.download(store, Path(folder))
-        engine = build(config.rollout, Path(folder), read_run(store).vocab_size)
-        session = Session(
-            store,
-            plan,
-            prompts=prompts,
-            engine=engine,
-            config=SessionConfig(
-                slot=slot,
-                pool=plan.slots[slot].pool,
-                host=socket.gethostname(),
-                pid=os.getpid(),
-                started_at_s=started_at_s(),
-                flush_interval_s=config.rollout.flush_interval_s,
-                heartbeat_interval_s=config.rollout.heartbeat_interval_s,
-            ),
-            clock=clock,
-            notice=notice,
-        )
-        left = session.claim()
-        log.info("slot %d: %d responses to extend, incarnation %s", slot, left, session.incarnation)
-
-        def load(into: Engine) -> None:
-            _, tensors = pull(store, layout.weights(plan.weight_version))
-            into.load_weights(plan.weight_version, tensors)
-
-        session.load_weights(load)
+        engine = build(rollout, Path(folder), read_run(store).vocab_size)
         try:
-            return session.run()
+            yield engine
         finally:
             engine.close()
+
+
+def run_session(
+    store: ObjectStore,
+    plan: PlanRecord,
+    engine: Engine,
+    settings: SessionConfig,
+    notice: Callable[[], bool],
+    clock: Clock,
+) -> SessionOutcome:
+    """One session of one iteration on an engine; raises Preempted after a notice."""
+
+    def load(into: Engine) -> None:
+        _, tensors = pull(store, layout.weights(plan.weight_version))
+        into.load_weights(plan.weight_version, tensors)
+
+    session = Session(
+        store,
+        plan,
+        prompts=prompt_table.decode_prompts(plan.prompts_key, store.get(plan.prompts_key)),
+        engine=engine,
+        load=load,
+        config=settings,
+        clock=clock,
+        notice=notice,
+    )
+    log.info("slot %d: iteration %d as %s", settings.slot, plan.iteration, session.incarnation)
+    outcome = session.run()
+    log.info(
+        "slot %d: %d tokens, %d responses ended", settings.slot, outcome.tokens_generated, outcome.responses_finished
+    )
+    return outcome

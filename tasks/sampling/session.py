@@ -1,31 +1,35 @@
 """Session: one incarnation of one slot, from its first claim to its last flush.
 
-Claims its slot's responses, resumes each at the token where the journal ends, decodes, and journals off the decode
-path. Knows nothing of Flyte, of the engine's insides, or of what the tokens are for.
+Claims its slot's responses, resumes each at the token where the journal ends, decodes, journals off the decode path,
+and takes over others' work when it has none. Knows nothing of Flyte, of the engine's insides, or of what the tokens
+are for.
 """
 
 import logging
+import threading
 import uuid
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
-from storage import layout, records
-from storage.assembly import JournalReader
-from storage.claims import take_over
 from storage.clock import Clock
-from storage.journal import JournalWriter
+from storage.journal import PARALLEL_READS, JournalWriter
 from storage.prompt_table import PromptRow
-from storage.records import AliveRecord, PlanRecord
+from storage.records import PlanRecord
 from storage.shard import Finish
 from storage.store import ObjectStore, StorageError, StoreUnavailable
+from tasks.planning.decode_rate import DecodeRate
+from tasks.planning.rebalance import Seeker
+from tasks.sampling.claimant import Claimant, Work
 from tasks.sampling.engine import Engine, FinishReason, GenerationRequest, TokenDelta, noise_key
+from tasks.sampling.heartbeat import Heartbeat, Load
 from tasks.sampling.housekeeping import Housekeeping
 
 log = logging.getLogger(__name__)
 FAILURES_MAX = 5
+IDLE_POLL_S_MAX = 0.25
 FINISH = {None: Finish.RUNNING, FinishReason.STOP: Finish.STOP, FinishReason.LENGTH: Finish.LENGTH}
 
 
@@ -33,15 +37,15 @@ class Preempted(Exception):  # noqa: N818 - not an error: the machine is wanted 
     """The notice came; all tokens are flushed and everything held may be claimed at once."""
 
 
-class SlotTaken(Exception):  # noqa: N818 - reads as what happened
-    """Another incarnation of this slot claimed responses that have not ended; if it dies, somebody must come again."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class SessionConfig:
     """Intervals and names of one incarnation; see RolloutConfig for their meaning.
 
+    slot: of the plan, or beyond: a member that joined from outside and has no work of its own.
     started_at_s: since when its machine is paid for, on this machine's wall clock; None: since now.
+    usd_per_hour: its price, if it is not its pool's.
+    time_limit_s: after so long it leaves as if it had been given notice, but without an error; None: never.
+    background: housekeeping in a thread of its own; without, all storage is read and written between decode steps.
     """
 
     slot: int
@@ -49,8 +53,12 @@ class SessionConfig:
     host: str
     pid: int
     started_at_s: float | None = None
+    usd_per_hour: float | None = None
     flush_interval_s: float
     heartbeat_interval_s: float
+    claim_ttl_s: float
+    idle_timeout_s: float
+    time_limit_s: float | None = None
     background: bool = True
 
 
@@ -72,7 +80,7 @@ class SessionOutcome:
 
 
 class Session:
-    """Drives an engine over the responses of a slot. `run` returns when all of them have ended."""
+    """Drives an engine over the responses of a slot, and of others that need help. `run` returns when it is done."""
 
     def __init__(
         self,
@@ -81,87 +89,83 @@ class Session:
         *,
         prompts: Sequence[PromptRow],
         engine: Engine,
+        load: Callable[[Engine], None],
         config: SessionConfig,
         clock: Clock,
         notice: Callable[[], bool],
+        incarnation: str | None = None,
     ) -> None:
-        self.incarnation = f"{config.slot:05d}-{uuid.uuid4().hex[:16]}"
-        self._store = store
+        """load: gives the engine the plan's weights; called once there is something to decode.
+
+        incarnation: a name that was never used before; by default a random one.
+        """
+        self.incarnation = incarnation or f"{config.slot:05d}-{uuid.uuid4().hex[:16]}"
         self._plan = plan
         self._prompts = prompts
         self._engine = engine
+        self._load = load
         self._config = config
         self._clock = clock
         self._notice = notice
-        self._reader = JournalReader(store, plan)
+        self._claimant = Claimant(
+            store,
+            plan,
+            incarnation=self.incarnation,
+            slot=config.slot,
+            claim_ttl_s=config.claim_ttl_s,
+            clock=clock,
+            parallel_reads=PARALLEL_READS if config.background else 1,
+        )
         self._writer = JournalWriter(store, plan.iteration, self.incarnation, plan.weight_version)
+        self._heartbeat = Heartbeat(store, plan.iteration, self.incarnation, engine, config, clock)
+        self._rate = DecodeRate()
         self._held: dict[int, _Held] = {}
         self._waiting: deque[int] = deque()
         self._in_flight: set[int] = set()
-        self._taken: set[int] = set()
+        self._released: set[int] = set()
         self._state: Literal["loading", "working", "gone"] = "loading"
-        self._started_at_s = clock.wall() if config.started_at_s is None else config.started_at_s
-        self._beat = 0
-        self._claims_changed = False
-        self._generated = self._recovered = self._finished = 0
-        interval_s = min(config.flush_interval_s, config.heartbeat_interval_s)
-        self._keeping = Housekeeping(self.keep, clock, interval_s=interval_s, background=config.background)
-        self._wake_interval_s = interval_s
-        self._failures = {"flush": 0, "heartbeat": 0}
-        self._next_flush_s = clock.monotonic() + config.flush_interval_s
-        self._next_beat_s = clock.monotonic() + config.heartbeat_interval_s
+        self._ended: set[int] = set()
+        self._generated = self._ends_journalled = 0
+        # What the housekeeping thread hands to the decode loop.
+        self._inbox: deque[Work] = deque()
+        self._owned: frozenset[int] = frozenset()
+        self._released_journalled: frozenset[int] = frozenset()
+        self._claimed = self._closed = self._leaving = self._own_ended = False
+        self._seeking = threading.Lock()
+        self._wake_interval_s = min(config.flush_interval_s, config.heartbeat_interval_s)
+        self._keeping = Housekeeping(self.keep, clock, interval_s=self._wake_interval_s, background=config.background)
+        self._failures = {"flush": 0, "heartbeat": 0, "look": 0}
+        now_s = clock.monotonic()
+        self._next_flush_s = now_s + config.flush_interval_s
+        self._next_beat_s = now_s + config.heartbeat_interval_s
+        self._next_look_s = now_s
+        self._idle_since_s: float | None = None
+        self._ends_s = None if config.time_limit_s is None else now_s + config.time_limit_s
 
     def claim(self) -> int:
-        """Take over the slot and what its journal holds; the number of responses still to be extended."""
+        """Take over the slot and what its journal holds; the number of responses to extend. Done once, by `run` too."""
+        self._claimed = True
+        self._closed = self._claimant.closed()
+        if self._closed:
+            return 0
         self._announce()
-        self._reader.refresh()
-        book, slot = self._reader.book, self._config.slot
-        for unit in range(len(self._plan.slots)):
-            while True:
-                mine = {owner.incarnation for owner in book.owners_of(unit) if owner.slot == slot}
-                if not mine and (unit != slot or book.epoch(unit) > 0):
-                    break  # nothing of this unit is ours to take, or the slot's work has all been taken by others
-                if take_over(
-                    self._store,
-                    self._plan,
-                    book,
-                    self._reader.shards,
-                    unit=unit,
-                    incarnation=self.incarnation,
-                    slot=slot,
-                    predecessors=mine,
-                ):
-                    break
-        order = {response: place for place, response in enumerate(self._plan.responses_of(slot))}
-        for response in sorted(book.held_by(self.incarnation), key=lambda r: (order.get(r, len(order)), r)):
-            self._hold(response)
+        self._take_in(self._claimant.take_own_slot())
+        self._owned = self._claimant.owned()
+        if not self._held:
+            self._look()
         self._keeping.start()
         return len(self._held)
 
-    def load_weights(self, load: Callable[[Engine], None]) -> None:
-        """Load the plan's weight version; skipped when the journal already holds all that the slot was asked for."""
-        if self._held:
-            try:
-                load(self._engine)
-            except BaseException:
-                self._keeping.abandon()
-                raise
-
     def run(self) -> SessionOutcome:
-        """Decode until every response held has ended.
+        """Claim the slot's work, decode it, then help others; leave when nothing is left, or the iteration is closed.
 
-        Raises Preempted after a notice, and SlotTaken when another incarnation of the slot has unfinished work of it.
+        Raises Preempted after a notice.
         """
-        self._state = "working"
-        self._announce()
+        if not self._claimed:
+            self.claim()
         try:
-            while self._waiting or self._in_flight:
-                self._heed_notice()
-                self._drop_lost()
-                self._admit()
-                for delta in self._engine.step():
-                    self._record(delta)
-                self._keeping.tick()
+            while not self._is_done():
+                self._turn()
         except Preempted:
             raise
         except Exception:
@@ -173,48 +177,114 @@ class Session:
         except BaseException:
             self._keeping.abandon()
             raise
-        self.leave()
-        self._check_taken()
+        self._leave()
         return self.outcome()
 
-    def leave(self) -> None:
-        """Flush everything and hand over whatever is still held: "gone" lets others claim it without waiting."""
-        self._keeping.stop()
-        self._writer.flush()
-        self._state = "gone"
-        self._announce()
-
-    def _heed_notice(self) -> None:
-        if self._notice():
-            self.leave()
-            raise Preempted
+    def hand_over(self, responses: Collection[int]) -> None:
+        """Let anybody claim these responses as soon as their tokens are journalled; for the decode loop's thread."""
+        for response in responses:
+            held = self._held.get(response)
+            if held is not None:
+                self._writer.append(response, held.epoch, held.length, (), (), Finish.RELEASED)
+                self._released.add(response)
+                del self._held[response]
+        self._forget(self._released)
 
     def outcome(self) -> SessionOutcome:
         return SessionOutcome(
             incarnation=self.incarnation,
             tokens_generated=self._generated,
-            tokens_recovered=self._recovered,
-            responses_finished=self._finished,
+            tokens_recovered=self._claimant.tokens_recovered,
+            responses_finished=len(self._ended),
         )
 
     def keep(self) -> None:
-        """Flush and beat, and notice claims of others on what is held. Runs beside the decode loop.
+        """Flush, beat, notice what others have claimed, and look for work. Runs beside the decode loop.
 
-        What would be late at the next wake-up is done now. A flush or a beat that the store does not answer is tried
-        again at the next wake-up, FAILURES_MAX times in a row; neither keeps the other from being done.
+        What would be late at the next wake-up is done now. What the store does not answer is tried again at the next
+        wake-up, FAILURES_MAX times in a row; no duty keeps another from being done.
         """
-        now = self._clock.monotonic()
-        if now + self._wake_interval_s > self._next_flush_s:
-            self._next_flush_s = now + self._config.flush_interval_s
+        soon_s = self._clock.monotonic() + self._wake_interval_s
+        if soon_s > self._next_flush_s:
+            self._next_flush_s = soon_s - self._wake_interval_s + self._config.flush_interval_s
             self._attempt("flush", self._flush)
-        if now + self._wake_interval_s > self._next_beat_s:
-            self._next_beat_s = now + self._config.heartbeat_interval_s
+        if soon_s > self._next_beat_s:
+            self._next_beat_s = soon_s - self._wake_interval_s + self._config.heartbeat_interval_s
             self._attempt("heartbeat", self._announce)
+        if self._room() > 0 and soon_s > self._next_look_s:
+            self._next_look_s = soon_s - self._wake_interval_s + self._config.heartbeat_interval_s
+            self._attempt("look", self._look)
+
+    def _turn(self) -> None:
+        """One turn of the decode loop."""
+        if self._notice():
+            self._leave()
+            raise Preempted
+        self._drop_lost()
+        # Not while a look is under way: it must know of everything that was handed out before.
+        if self._inbox and self._seeking.acquire(blocking=False):
+            try:
+                self._take_in([self._inbox.popleft() for _ in range(len(self._inbox))])
+            finally:
+                self._seeking.release()
+        self._admit()
+        if self._in_flight:
+            self._decode()
+        else:
+            self._clock.sleep(min(IDLE_POLL_S_MAX, self._wake_interval_s))
+        self._keeping.tick()
+
+    def _is_done(self) -> bool:
+        now_s = self._clock.monotonic()
+        if self._closed or (self._ends_s is not None and now_s >= self._ends_s):
+            return True
+        if self._held or self._inbox:
+            self._idle_since_s = None
+            return False
+        if self._idle_since_s is None:
+            self._idle_since_s = now_s
+            self._hasten(now_s)
+        patient = now_s - self._idle_since_s < self._config.idle_timeout_s
+        if self._released or (not self._claimant.nothing_left and (patient or not self._own_ended)):
+            return False
+        with self._seeking:  # a look that is under way may still bring work
+            self._leaving = not self._inbox
+        return self._leaving
+
+    def _hasten(self, now_s: float) -> None:
+        """Tell the others at once that there is nothing left here, and look for work."""
+        self._next_flush_s = self._next_beat_s = self._next_look_s = now_s
+        self._keeping.wake()
 
     def _flush(self) -> None:
+        ends, released = len(self._ended), frozenset(self._released)
         self._writer.flush()
-        if self._reader.book.probe(self._config.slot):
-            self._claims_changed = True
+        self._ends_journalled, self._released_journalled = ends, released
+        if self._claimant.probe(self._owned):
+            self._owned = self._claimant.owned()
+        self._closed = self._closed or self._claimant.closed()
+
+    def _look(self) -> None:
+        """Seek work; what is found waits in the inbox for the decode loop."""
+        with self._seeking:
+            if self._leaving:
+                return
+            self._flush()
+            self._own_ended = self._own_ended or self._claimant.own_unit_ended()
+            if not self._config.idle_timeout_s and (self._held or (self._own_ended and not self._released)):
+                return
+            per_response = self._rate.per_response(self._engine.max_responses_in_flight)
+            seeker = Seeker(room=self._room(), running=len(self._in_flight), tokens_per_s=per_response)
+            known = self._ended.union(self._held, self._released)
+            work = self._claimant.seek(seeker, known, len(self._released_journalled & self._owned))
+            self._owned = self._claimant.owned()
+            self._inbox.extend(work)
+
+    def _room(self) -> int:
+        """How many more responses could be begun now; none while some of our own still wait."""
+        if self._waiting or self._inbox:
+            return 0
+        return self._engine.max_responses_in_flight - len(self._in_flight)
 
     def _attempt(self, name: str, action: Callable[[], None]) -> None:
         try:
@@ -227,19 +297,18 @@ class Session:
         else:
             self._failures[name] = 0
 
-    def _hold(self, response: int) -> None:
-        assembled = self._reader.assemble(response)
-        self._recovered += len(assembled.token_ids)
-        if assembled.finish.ends_response:
-            return
-        owner = self._reader.book.owner(response)
-        if owner is None:
-            raise RuntimeError(f"response {response} is held without a claim")
-        prefix = tuple(int(token) for token in assembled.token_ids)
-        self._held[response] = _Held(owner.epoch, prefix, len(prefix))
-        self._waiting.append(response)
+    def _take_in(self, work: Sequence[Work]) -> None:
+        for item in work:
+            self._held[item.response] = _Held(item.epoch, item.prefix, len(item.prefix))
+            self._released.discard(item.response)
+            self._waiting.append(item.response)
 
     def _admit(self) -> None:
+        if self._waiting and self._state == "loading":
+            self._load(self._engine)
+            self._state = "working"
+            self._next_beat_s = self._clock.monotonic()
+            self._keeping.wake()
         room = self._engine.max_responses_in_flight - len(self._in_flight)
         responses = [self._waiting.popleft() for _ in range(min(room, len(self._waiting)))]
         if responses:
@@ -257,6 +326,13 @@ class Session:
             self._plan.sampling,
         )
 
+    def _decode(self) -> None:
+        batch, began_s = len(self._in_flight), self._clock.monotonic()
+        deltas = self._engine.step()
+        self._rate.record(batch, self._clock.monotonic() - began_s)
+        for delta in deltas:
+            self._record(delta)
+
     def _record(self, delta: TokenDelta) -> None:
         held = self._held[delta.response]
         finish = FINISH[delta.finish_reason]
@@ -264,57 +340,49 @@ class Session:
         held.length += len(delta.token_ids)
         self._generated += len(delta.token_ids)
         if finish.ends_response:
-            self._finished += 1
+            self._ended.add(delta.response)
             self._in_flight.discard(delta.response)
             del self._held[delta.response]
 
     def _drop_lost(self) -> None:
         """Stop extending what somebody else has claimed in the meantime: our tokens for it are void."""
-        if not self._claims_changed:
+        owned = self._owned
+        self._released &= owned
+        lost = self._held.keys() - owned
+        if not lost:
             return
-        self._claims_changed = False
-        book = self._reader.book
-        lost = {r for r in self._held if (owner := book.owner(r)) is None or owner.incarnation != self.incarnation}
-        if lost:
-            log.warning("slot %d: %d responses were claimed by another worker", self._config.slot, len(lost))
-        self._engine.abort(sorted(lost & self._in_flight))
+        log.info("slot %d: %d responses were claimed by another member", self._config.slot, len(lost))
         self._writer.drop(lost)
-        self._in_flight -= lost
-        self._waiting = deque(response for response in self._waiting if response not in lost)
         for response in lost:
-            owner = book.owner(response)
-            if owner is not None and owner.slot == self._config.slot:
-                self._taken.add(response)
             del self._held[response]
+        self._forget(lost)
 
-    def _check_taken(self) -> None:
-        if not self._taken:
-            return
-        self._reader.refresh()
-        unfinished = [response for response in self._taken if not self._reader.assemble(response).finish.ends_response]
-        if unfinished:
-            names = {owner.incarnation for owner in self._reader.book.owners_of(self._config.slot)}
-            raise SlotTaken(
-                f"slot {self._config.slot}: {len(unfinished)} responses are with {', '.join(sorted(names))}"
-            )
+    def _forget(self, responses: Collection[int]) -> None:
+        """Take responses out of the engine and of the queue before it."""
+        self._engine.abort(sorted(self._in_flight.intersection(responses)))
+        self._in_flight.difference_update(responses)
+        self._waiting = deque(response for response in self._waiting if response not in responses)
+
+    def _leave(self) -> None:
+        """Flush everything and hand over whatever is still held: "gone" lets others claim it without waiting."""
+        self._engine.abort(sorted(self._in_flight))
+        self._keeping.stop()
+        self._writer.flush()
+        self._ends_journalled = len(self._ended)
+        self._state = "gone"
+        self._announce()
 
     def _announce(self) -> None:
-        self._beat += 1
-        record = AliveRecord(
-            incarnation=self.incarnation,
-            slot=self._config.slot,
-            state=self._state,
-            beat=self._beat,
-            pool=self._config.pool,
-            host=self._config.host,
-            pid=self._config.pid,
-            started_at_s=self._started_at_s,
-            updated_at_s=self._clock.wall(),
-            tokens_generated=self._generated,
-            tokens_recovered=self._recovered,
-            prefill_tokens=self._engine.prefill_tokens,
-            responses_finished=self._finished,
-            engine=self._engine.name,
-            batch_invariant=self._engine.batch_invariant,
+        self._heartbeat.beat(
+            Load(
+                state=self._state,
+                tokens_generated=self._generated,
+                tokens_recovered=self._claimant.tokens_recovered,
+                responses_finished=len(self._ended),
+                unfinished=len(self._held) + len(self._released) + len(self._ended) - self._ends_journalled,
+                running=len(self._in_flight),
+                waiting=len(self._waiting) + len(self._inbox),
+                released=len(self._released_journalled & self._released),
+                plateau=self._rate.plateau(),
+            )
         )
-        self._store.put(layout.alive(self._plan.iteration, self.incarnation), records.encode(record))

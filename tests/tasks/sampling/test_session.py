@@ -15,12 +15,12 @@ from storage.connect import connect
 from storage.local import LocalStore
 from storage.memory import MemoryStore
 from storage.prompt_table import PromptRow
-from storage.records import AliveRecord, PlanRecord, SamplingParams, SlotPlan
+from storage.records import AliveRecord, ClosedRecord, PlanRecord, SamplingParams, SlotPlan
 from storage.store import StoreUnavailable
 from tasks.planning.plan import assign_groups
 from tasks.sampling.engine import EngineError
 from tasks.sampling.scripted_engine import ScriptedEngine
-from tasks.sampling.session import Preempted, Session, SessionConfig, SlotTaken
+from tasks.sampling.session import Preempted, Session, SessionConfig
 
 GENERATIONS, GROUPS, SLOTS, IN_FLIGHT = 3, 5, 2, 4
 PROMPTS = [PromptRow(str(k), (1, 2, k + 3), "p", {}) for k in range(GROUPS)]
@@ -62,7 +62,22 @@ class DiesAfter(ScriptedEngine):
         return super().step()
 
 
-def a_session(store, slot, *, steps=10**9, clock=None, notice=lambda: False, flush_interval_s=3.0, background=False):
+def load(engine):
+    engine.load_weights(0, {})
+
+
+def a_session(
+    store,
+    slot,
+    *,
+    steps=10**9,
+    clock=None,
+    notice=lambda: False,
+    flush_interval_s=3.0,
+    background=False,
+    load=load,
+    idle_timeout_s=0.0,
+):
     clock = clock or ManualClock()
     engine = DiesAfter(steps, clock=clock, step_time_s=lambda _: 1.0)
     config = SessionConfig(
@@ -72,14 +87,16 @@ def a_session(store, slot, *, steps=10**9, clock=None, notice=lambda: False, flu
         pid=os.getpid(),
         flush_interval_s=flush_interval_s,
         heartbeat_interval_s=flush_interval_s,
+        claim_ttl_s=4 * flush_interval_s,
+        idle_timeout_s=idle_timeout_s,
         background=background,
     )
-    return Session(store, a_plan(), prompts=PROMPTS, engine=engine, config=config, clock=clock, notice=notice)
+    return Session(
+        store, a_plan(), prompts=PROMPTS, engine=engine, load=load, config=config, clock=clock, notice=notice
+    )
 
 
 def live(session):
-    session.claim()
-    session.load_weights(lambda engine: engine.load_weights(0, {}))
     return session.run()
 
 
@@ -166,7 +183,6 @@ def test_an_engine_that_fails_loses_no_token_it_had_handed_over():
     store = MemoryStore()
     victim = a_session(store, 0, flush_interval_s=60.0)
     victim.claim()
-    victim.load_weights(lambda engine: engine.load_weights(0, {}))
     step, left = victim._engine.step, [1] * 7
 
     def fails():
@@ -187,7 +203,6 @@ def test_a_zombie_stops_when_it_learns_that_its_slot_was_taken_over():
     store = MemoryStore()
     zombie = a_session(store, 0, flush_interval_s=1.0)
     zombie.claim()
-    zombie.load_weights(lambda engine: engine.load_weights(0, {}))
     live(a_session(store, 0))
     outcome = zombie.run()
     assert outcome.responses_finished == 0
@@ -195,15 +210,12 @@ def test_a_zombie_stops_when_it_learns_that_its_slot_was_taken_over():
     assert responses(store) == EXPECTED
 
 
-def test_a_member_whose_slot_was_taken_by_one_that_may_die_does_not_report_success():
+def test_a_member_whose_slot_was_taken_by_one_that_dies_waits_and_takes_it_back():
     store = MemoryStore()
     member = a_session(store, 0, flush_interval_s=1.0)
     member.claim()
-    member.load_weights(lambda engine: engine.load_weights(0, {}))
     a_session(store, 0).claim()  # and is never heard of again
-    with pytest.raises(SlotTaken, match=r"^slot 0: \d responses are with 00000-"):
-        member.run()
-    live(a_session(store, 0))
+    assert member.run().responses_finished >= len(a_plan().responses_of(0))
     live(a_session(store, 1))
     assert responses(store) == EXPECTED
 
@@ -211,9 +223,8 @@ def test_a_member_whose_slot_was_taken_by_one_that_may_die_does_not_report_succe
 def test_a_finished_slot_has_nothing_left_to_claim_and_loads_no_weights():
     store = MemoryStore()
     live(a_session(store, 0))
-    again = a_session(store, 0)
+    again = a_session(store, 0, load=lambda _: pytest.fail("nothing is left to generate"))
     assert again.claim() == 0
-    again.load_weights(lambda _: pytest.fail("nothing is left to generate"))
     assert again.run().tokens_generated == 0
 
 
@@ -274,7 +285,6 @@ def test_losing_a_race_for_the_slot_while_the_predecessor_still_writes_loses_no_
     store = MemoryStore()
     predecessor = a_session(store, 0, flush_interval_s=1.0, steps=6)
     predecessor.claim()
-    predecessor.load_weights(lambda engine: engine.load_weights(0, {}))
     loser = a_session(store, 0)
 
     create, done = store.create, []
@@ -290,7 +300,6 @@ def test_losing_a_race_for_the_slot_while_the_predecessor_still_writes_loses_no_
     store.create = others_first
     loser.claim()
     assert done
-    loser.load_weights(lambda engine: engine.load_weights(0, {}))
     loser.run()
     live(a_session(store, 1))
     assert responses(store) == EXPECTED
@@ -311,3 +320,110 @@ class Unreachable(MemoryStore):
 def test_a_store_that_is_gone_for_good_ends_the_session_by_name():
     with pytest.raises(StoreUnavailable, match="left nothing behind"):
         live(a_session(Unreachable(), 0, flush_interval_s=1.0))
+
+
+HELPS_S = 1e6
+
+
+def test_a_member_with_nothing_left_takes_over_the_dead_and_finishes_the_iteration_alone():
+    store, clock = MemoryStore(), ManualClock()
+    with pytest.raises(Killed):
+        live(a_session(store, 0, steps=7, flush_interval_s=2.0))
+    outcome = live(a_session(store, 1, clock=clock, flush_interval_s=2.0, idle_timeout_s=HELPS_S))
+    assert responses(store) == EXPECTED
+    assert outcome.tokens_recovered > 0
+
+
+def test_one_that_joined_works_without_any_slot_and_loads_weights_only_for_work():
+    store, clock, loads = MemoryStore(), ManualClock(), []
+    joined = a_session(
+        store, SLOTS, clock=clock, load=lambda engine: loads.append(1) or load(engine), idle_timeout_s=9.0
+    )
+    assert live(joined).responses_finished == GROUPS * GENERATIONS
+    assert responses(store) == EXPECTED
+    assert loads == [1]
+    again = a_session(store, SLOTS + 1, load=lambda _: pytest.fail("there is no work"), idle_timeout_s=HELPS_S)
+    assert live(again).responses_finished == 0
+
+
+def test_one_that_joined_leaves_when_its_time_is_up_and_loses_nothing():
+    store = MemoryStore()
+    joined = a_session(store, SLOTS, clock=ManualClock(), idle_timeout_s=HELPS_S, flush_interval_s=60.0)
+    joined._ends_s = 6.0
+    left = live(joined)
+    alive = records.read(store, AliveRecord, layout.alive(0, joined.incarnation))
+    assert (alive.state, alive.running) == ("gone", IN_FLIGHT)
+    assert alive.unfinished == IN_FLIGHT - left.responses_finished
+    outcome = live(a_session(store, 0, idle_timeout_s=HELPS_S))
+    assert responses(store) == EXPECTED
+    assert outcome.tokens_recovered + left.tokens_generated > left.tokens_generated
+
+
+def test_it_waits_for_work_no_longer_than_the_idle_timeout_once_its_own_unit_has_ended():
+    store, clock = MemoryStore(), ManualClock()
+    busy = a_session(store, 1)
+    busy.claim()
+    member = a_session(store, 0, clock=clock, flush_interval_s=1.0, idle_timeout_s=3.0)
+
+    def beats():
+        busy._announce()
+        return False
+
+    member._notice = beats  # the other one lives, and holds on to what is its own
+    busy._waiting.clear()
+    live(member)
+    assert 3.0 <= clock.monotonic() - max(len(tokens) for tokens, _, _ in EXPECTED) < 80
+    assert busy._claimant.owned() == set(a_plan().responses_of(1))
+
+
+def test_what_is_handed_over_is_continued_by_whoever_comes_without_a_wait():
+    store = MemoryStore()
+    giver = a_session(store, 0, clock=ManualClock(), flush_interval_s=1.0)
+    giver.claim()
+    for _ in range(6):
+        giver._turn()
+    given = sorted(giver._in_flight)[:2]
+    giver.hand_over(given)
+    giver.hand_over(given)
+    giver._flush()
+    giver._announce()
+    alive = records.read(store, AliveRecord, layout.alive(0, giver.incarnation))
+    assert (alive.released, alive.running) == (2, IN_FLIGHT - 2)
+    live(a_session(store, 1))
+    taker = a_session(store, SLOTS, clock=ManualClock(), idle_timeout_s=HELPS_S)
+    taker.claim()
+    assert sorted(work.response for work in taker._inbox) == given
+    assert all(work.prefix for work in taker._inbox)
+
+
+def test_what_nobody_takes_it_takes_again_itself():
+    store = MemoryStore()
+    giver = a_session(store, 0, clock=ManualClock(), flush_interval_s=1.0)
+    giver.claim()
+    for _ in range(6):
+        giver._turn()
+    giver.hand_over(list(giver._held))
+    live(giver)
+    live(a_session(store, 1))
+    assert responses(store) == EXPECTED
+
+
+@pytest.mark.parametrize("after", [0, 5])
+def test_it_stops_when_the_trainer_closes_the_iteration(after):
+    store = MemoryStore()
+    member = a_session(store, 0, clock=ManualClock(), flush_interval_s=1.0)
+
+    def closes():
+        nonlocal after
+        after -= 1
+        if after == 0:
+            store.create(layout.closed(0), records.encode(ClosedRecord(iteration=0, reason="done")))
+        return False
+
+    if after == 0:
+        closes()
+        store.create(layout.closed(0), records.encode(ClosedRecord(iteration=0, reason="done")))
+    member._notice = closes
+    outcome = live(member)
+    assert outcome.tokens_generated <= 8 * IN_FLIGHT
+    assert (outcome.tokens_generated == 0) == (not store.list("iterations/000000/claims/"))

@@ -1,0 +1,164 @@
+"""Rebalancing: which responses a member without work claims, from whom, as pure functions.
+
+After RLBoost's Algorithm 2 (arXiv 2510.19225, section 4.2.1): first what nobody works on, then unstarted work of the
+fullest member, then running responses beyond the batch size at which that member's decode rate no longer rises; and
+running responses of a member that decodes them at less than half of our own speed. A member never takes back from the
+living what it has held before, so that a response is handed on at most once per member (no ping-pong).
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+LATE_RATIO = 0.5
+
+
+class Cause(Enum):
+    """Why responses change hands."""
+
+    UNCLAIMED = "nobody has come for them"
+    LOST = "their holder is lost or gone"
+    RELEASED = "their holder released them"
+    UNSTARTED = "their holder has not begun them"
+    OVERFULL = "their holder's decode rate does not suffer"
+    LATE = "their holder is slow"
+
+    @property
+    def from_the_living(self) -> bool:
+        """Whether the holder would have gone on with them."""
+        return self in (Cause.UNSTARTED, Cause.OVERFULL, Cause.LATE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holder:
+    """A member as its last heartbeat shows it to the seeker; the counts are those of AliveRecord.
+
+    lost: what it holds is free; idle: it lives and looks for work as well.
+    """
+
+    incarnation: str
+    lost: bool
+    idle: bool
+    unfinished: int
+    running: int
+    waiting: int
+    released: int
+    tokens_per_s: float | None
+    plateau: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seeker:
+    """The member that looks for work.
+
+    room: responses it could begin now; running: those it decodes; tokens_per_s: of one response when it decodes the
+    index of responses together, as far as it has measured (empty: not yet).
+    """
+
+    room: int
+    running: int
+    tokens_per_s: Sequence[float] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transfer:
+    """Take `count` responses from `incarnation` (None: from nobody)."""
+
+    cause: Cause
+    incarnation: str | None
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """An unfinished response of the chosen holder, as the journal shows it.
+
+    length: tokens journalled; begun: whether its holder has journalled some; held_before: by the seeker.
+    """
+
+    response: int
+    length: int
+    begun: bool
+    released: bool
+    held_before: bool
+
+
+def next_transfer(seeker: Seeker, holders: Sequence[Holder], unclaimed: int) -> Transfer | None:
+    """What to take next; None when there is no room, or nothing to take.
+
+    What is free is shared with the other members that have nothing left, so that the first does not take it all.
+    """
+    if seeker.room < 1:
+        return None
+    idle = 1 + sum(holder.idle for holder in holders)
+    living = [holder for holder in holders if not holder.lost]
+    lost = [holder for holder in holders if holder.lost and holder.unfinished]
+    free = [Transfer(cause=Cause.LOST, incarnation=h.incarnation, count=h.unfinished) for h in lost]
+    if unclaimed:
+        free.append(Transfer(cause=Cause.UNCLAIMED, incarnation=None, count=unclaimed))
+    free += [Transfer(cause=Cause.RELEASED, incarnation=h.incarnation, count=h.released) for h in living if h.released]
+    if free:
+        most = max(free, key=lambda transfer: transfer.count)
+        return Transfer(cause=most.cause, incarnation=most.incarnation, count=_share(most.count, idle, seeker.room))
+    fullest = max(living, key=lambda holder: holder.waiting, default=None)
+    if fullest is not None and fullest.waiting:
+        count = _share(fullest.waiting, idle + 1, seeker.room)
+        return Transfer(cause=Cause.UNSTARTED, incarnation=fullest.incarnation, count=count)
+    return None if seeker.running else _running_transfer(seeker, living)
+
+
+def choose(cause: Cause, count: int, candidates: Collection[Candidate]) -> tuple[int, ...]:
+    """Which of a holder's responses to take for `cause`; `candidates` in the order in which the holder begins them.
+
+    Unstarted ones from the end of that order, because the holder begins at its front; running ones with the fewest
+    tokens first, because their prefixes are the cheapest to compute again.
+    """
+    if cause is Cause.RELEASED:
+        fit = [candidate for candidate in candidates if candidate.released]
+    elif cause is Cause.UNSTARTED:
+        fit = [candidate for candidate in candidates if not candidate.begun and not candidate.held_before][::-1]
+    elif cause.from_the_living:
+        fit = [candidate for candidate in candidates if candidate.begun and not candidate.held_before]
+        fit.sort(key=lambda candidate: candidate.length)
+    else:
+        fit = list(candidates)
+    return tuple(candidate.response for candidate in fit[:count])
+
+
+def _running_transfer(seeker: Seeker, living: Sequence[Holder]) -> Transfer | None:
+    overfull = [holder for holder in living if 0 < holder.plateau < holder.running]
+    if overfull:
+        fullest = max(overfull, key=lambda holder: holder.running)
+        count = min(seeker.room, fullest.running - fullest.plateau, fullest.running // 2)
+        if count:
+            return Transfer(cause=Cause.OVERFULL, incarnation=fullest.incarnation, count=count)
+    slow = [h for h in living if h.running and h.tokens_per_s is not None]
+    slowest = min(slow, key=_of_one, default=None)
+    if slowest is None:
+        return None
+    # A member that decodes nothing at all is given up on; from one that is only slow, half is taken.
+    stuck = not slowest.tokens_per_s
+    count = min(seeker.room, slowest.running if stuck else (slowest.running + 1) // 2)
+    if stuck or _of_one(slowest) < LATE_RATIO * _expected(seeker, count, slow):
+        return Transfer(cause=Cause.LATE, incarnation=slowest.incarnation, count=count)
+    return None
+
+
+def _of_one(holder: Holder) -> float:
+    """Tokens per second of one of a holder's running responses."""
+    return (holder.tokens_per_s or 0.0) / holder.running
+
+
+def _expected(seeker: Seeker, batch: int, others: Sequence[Holder]) -> float:
+    """Tokens per second of one response if the seeker decodes `batch`; who has not measured is as fast as the rest.
+
+    The rest's median, of equal or larger batches, is a cautious guess.
+    """
+    if len(seeker.tokens_per_s) > batch:
+        return seeker.tokens_per_s[batch]
+    rates = sorted(_of_one(holder) for holder in others)
+    return rates[len(rates) // 2]
+
+
+def _share(count: int, sharers: int, room: int) -> int:
+    return min(room, -(-count // sharers))

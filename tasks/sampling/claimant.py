@@ -1,0 +1,254 @@
+"""Claimant: takes responses for one incarnation by claims, and knows which it still owns (docs/format.md section 5).
+
+What to take is decided in tasks/planning/rebalance.py; here it is looked up and claimed. Knows no engine. Used by one
+thread at a time.
+"""
+
+import logging
+import random
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from storage import layout
+from storage.assembly import JournalReader
+from storage.claims import take_over
+from storage.clock import Clock
+from storage.journal import PARALLEL_READS
+from storage.liveness import Liveness, Sign
+from storage.records import PlanRecord
+from storage.run import exists
+from storage.shard import Finish
+from storage.store import ObjectStore
+from tasks.planning.rebalance import Candidate, Holder, Seeker, Transfer, choose, next_transfer
+
+log = logging.getLogger(__name__)
+# Heartbeats read in one look, so that a crew of a thousand idle members does not read a million.
+LOOKS_MAX = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A response to extend from the end of `prefix`, under a claim of `epoch`."""
+
+    response: int
+    epoch: int
+    prefix: tuple[int, ...]
+
+
+class Claimant:
+    """Claims for `incarnation` of `slot`; slots beyond the plan's are members that joined from outside."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        plan: PlanRecord,
+        *,
+        incarnation: str,
+        slot: int,
+        claim_ttl_s: float,
+        clock: Clock,
+        parallel_reads: int = PARALLEL_READS,
+    ) -> None:
+        self._store = store
+        self._plan = plan
+        self._incarnation = incarnation
+        self._slot = slot
+        self._claim_ttl_s = claim_ttl_s
+        self._reader = JournalReader(store, plan, parallel_reads)
+        self._liveness = Liveness(store, plan.iteration, clock, parallel_reads)
+        self._rng = random.Random(incarnation)
+        units = range(len(plan.slots))
+        self._unit = {response: unit for unit in units for response in plan.responses_of(unit)}
+        self._own_unit = plan.responses_of(slot) if slot < len(plan.slots) else ()
+        self._settled: dict[str, int] = {}
+        self.tokens_recovered = 0
+        self.nothing_left = False
+
+    def closed(self) -> bool:
+        """Whether no token of this iteration will be used any more."""
+        keys = (layout.closed(self._plan.iteration), layout.report(self._plan.iteration))
+        return any(exists(self._store, key) for key in keys)
+
+    def owned(self) -> frozenset[int]:
+        return frozenset(self._reader.book.held_by(self._incarnation))
+
+    def probe(self, responses: Collection[int]) -> bool:
+        """Read the claims that others have made on the units of `responses`; True when there were any."""
+        units = sorted({self._unit[response] for response in responses})
+        found = [self._reader.book.probe(unit) for unit in units]
+        return any(found)
+
+    def take_own_slot(self) -> list[Work]:
+        """Take over, at once, whatever earlier incarnations of this slot hold, and what nobody has of its unit."""
+        book = self._reader.book
+        book.refresh()
+        if self._slot >= len(self._plan.slots):
+            return []
+        for unit in range(len(self._plan.slots)):
+            while True:
+                mine = {owner.incarnation for owner in book.owners_of(unit) if owner.slot == self._slot}
+                unowned = unit == self._slot and (
+                    book.epoch(unit) == 0 or any(book.owner(response) is None for response in self._own_unit)
+                )
+                if not mine and not unowned:
+                    break
+                if self._claim(unit, mine, None):
+                    break
+        held = book.held_by(self._incarnation)
+        order = {response: place for place, response in enumerate(self._own_unit)}
+        return self._work(sorted(held, key=lambda response: (order.get(response, len(order)), response)))
+
+    def seek(self, seeker: Seeker, known: Collection[int], released: int = 0) -> list[Work]:
+        """Take what rebalancing allows, until there is no room or nothing to take; may come back empty-handed.
+
+        known: what the caller holds, has released or has ended; other responses of ours were claimed by a call that
+        failed afterwards, and are handed out now. released: how many responses this incarnation has released itself,
+        and may take again. Sets `nothing_left` when every response of the plan was seen to have ended.
+        """
+        book = self._reader.book
+        book.refresh()
+        holdings = book.holdings()
+        stray = [response for response in holdings.get(self._incarnation, ()) if response not in known]
+        if work := self._work([response for response in stray if not self._has_ended(response)]):
+            return work
+        names = [
+            name for name in book.incarnations if name != self._incarnation and not self._is_settled(name, holdings)
+        ]
+        looked_at = names if len(names) <= LOOKS_MAX else self._rng.sample(names, LOOKS_MAX)
+        signs = self._liveness.look(looked_at)
+        holders = {name: self._holder(name, sign, holdings.get(name, ())) for name, sign in signs.items()}
+        if released:
+            holders[self._incarnation] = _own_released(self._incarnation, released)
+        self.nothing_left = (
+            len(looked_at) == len(names)
+            and not book.unclaimed()
+            and all(holder.unfinished == 0 for holder in holders.values())
+        )
+        return self._take_turns(seeker, holders, len(book.unclaimed()))
+
+    def _take_turns(self, seeker: Seeker, holders: dict[str, Holder], unclaimed: int) -> list[Work]:
+        """One transfer from each source at most, while there is room."""
+        taken: list[Work] = []
+        while transfer := next_transfer(seeker, list(holders.values()), unclaimed):
+            work = self._take(transfer)
+            taken += work
+            seeker = replace(seeker, room=seeker.room - len(work), running=seeker.running + len(work))
+            if transfer.incarnation is None:
+                unclaimed = 0
+            else:
+                del holders[transfer.incarnation]
+        return taken
+
+    def own_unit_ended(self) -> bool:
+        """Whether every response of the slot's first assignment that others hold has ended."""
+        owners = {response: self._reader.book.owner(response) for response in self._own_unit}
+        others = {
+            r: owner.incarnation for r, owner in owners.items() if owner and owner.incarnation != self._incarnation
+        }
+        self._reader.shards.advance_all(sorted(set(others.values())))
+        return None not in owners.values() and all(self._has_ended(response) for response in others)
+
+    def _is_settled(self, name: str, holdings: dict[str, list[int]]) -> bool:
+        return self._settled.get(name) == len(holdings.get(name, ()))
+
+    def _holder(self, name: str, sign: Sign, held: Sequence[int]) -> Holder:
+        lost, record = sign.lost(self._claim_ttl_s), sign.record
+        unfinished = len(held) if record is None else min(record.unfinished, len(held))
+        if lost and held:
+            self._reader.shards.advance(name)
+            unfinished = sum(not self._has_ended(response) for response in held)
+        if lost and not unfinished:
+            self._settled[name] = len(held)
+        return Holder(
+            incarnation=name,
+            lost=lost,
+            idle=not lost and record is not None and record.unfinished == 0,
+            unfinished=unfinished,
+            running=record.running if record else 0,
+            waiting=min(record.waiting, len(held)) if record else 0,
+            released=record.released if record else 0,
+            tokens_per_s=record.tokens_per_s if record else None,
+            plateau=record.plateau if record else 0,
+        )
+
+    def _take(self, transfer: Transfer) -> list[Work]:
+        """Claim, unit by unit; what somebody else was quicker to claim is left to him."""
+        book, holder = self._reader.book, transfer.incarnation
+        if holder is None:
+            responses = tuple(book.unclaimed()[: transfer.count])
+        else:
+            self._reader.shards.advance(holder)
+            responses = choose(transfer.cause, transfer.count, self._candidates(holder))
+        by_unit: dict[int, list[int]] = {}
+        for response in responses:
+            by_unit.setdefault(self._unit[response], []).append(response)
+        taken: list[int] = []
+        for unit, members in by_unit.items():
+            if not self._claim(unit, () if holder is None else (holder,), tuple(members)):
+                break
+            taken += members
+        if taken:
+            log.info("slot %d: took %d responses: %s", self._slot, len(taken), transfer.cause.value)
+        return self._work(taken)
+
+    def _candidates(self, holder: str) -> list[Candidate]:
+        """The holder's unfinished responses, as its journal shows them."""
+        book, found = self._reader.book, []
+        for response in book.holdings().get(holder, ()):
+            assembled = self._reader.assemble(response)
+            if assembled.finish.ends_response:
+                continue
+            found.append(
+                Candidate(
+                    response=response,
+                    length=len(assembled.token_ids),
+                    begun=bool(assembled.lineage) and assembled.lineage[-1].incarnation == holder,
+                    released=assembled.finish == Finish.RELEASED,
+                    held_before=self._incarnation in book.former_owners(response),
+                )
+            )
+        return found
+
+    def _claim(self, unit: int, predecessors: Collection[str], responses: tuple[int, ...] | None) -> bool:
+        return take_over(
+            self._store,
+            self._plan,
+            self._reader.book,
+            self._reader.shards,
+            unit=unit,
+            incarnation=self._incarnation,
+            slot=self._slot,
+            predecessors=predecessors,
+            responses=responses,
+        )
+
+    def _work(self, responses: Iterable[int]) -> list[Work]:
+        """What is left to do of responses just claimed."""
+        work = []
+        for response in responses:
+            assembled = self._reader.assemble(response)
+            owner = self._reader.book.owner(response)
+            if owner is None:
+                raise RuntimeError(f"response {response} is held without a claim")
+            self.tokens_recovered += len(assembled.token_ids)
+            if not assembled.finish.ends_response:
+                work.append(Work(response, owner.epoch, tuple(assembled.token_ids.tolist())))
+        return work
+
+    def _has_ended(self, response: int) -> bool:
+        shards = self._reader.shards
+        return response in shards.ended and self._reader.assemble(response).finish.ends_response
+
+
+def _own_released(incarnation: str, released: int) -> Holder:
+    return Holder(
+        incarnation=incarnation,
+        lost=False,
+        idle=False,
+        unfinished=released,
+        running=0,
+        waiting=0,
+        released=released,
+        tokens_per_s=None,
+        plateau=0,
+    )

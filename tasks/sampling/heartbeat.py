@@ -1,0 +1,101 @@
+"""Heartbeat: what an incarnation says of itself, at an interval, in one object that it overwrites.
+
+Others see from it that it lives, how much it holds and how fast it decodes; what it says is never taken for truth.
+"""
+
+from collections import deque
+from dataclasses import asdict, dataclass
+from typing import Literal, Protocol
+
+from storage import layout, records
+from storage.clock import Clock
+from storage.records import AliveRecord
+from storage.store import ObjectStore
+from tasks.sampling.engine import Engine
+
+
+class Identity(Protocol):
+    """What does not change in the life of an incarnation; SessionConfig has it."""
+
+    @property
+    def slot(self) -> int: ...
+    @property
+    def pool(self) -> str: ...
+    @property
+    def host(self) -> str: ...
+    @property
+    def pid(self) -> int: ...
+    @property
+    def started_at_s(self) -> float | None: ...
+    @property
+    def usd_per_hour(self) -> float | None: ...
+    @property
+    def claim_ttl_s(self) -> float: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """What changes; the fields are those of AliveRecord."""
+
+    state: Literal["loading", "working", "gone"]
+    tokens_generated: int
+    tokens_recovered: int
+    responses_finished: int
+    unfinished: int
+    running: int
+    waiting: int
+    released: int
+    plateau: int
+
+
+class Heartbeat:
+    """Writes AliveRecords. Not for two threads at once."""
+
+    def __init__(
+        self, store: ObjectStore, iteration: int, incarnation: str, engine: Engine, identity: Identity, clock: Clock
+    ) -> None:
+        self._store = store
+        self._key = layout.alive(iteration, incarnation)
+        self._incarnation = incarnation
+        self._engine = engine
+        self._identity = identity
+        self._clock = clock
+        self._started_at_s = clock.wall() if identity.started_at_s is None else identity.started_at_s
+        self._beats = 0
+        self._decoded: deque[tuple[float, int]] = deque()
+
+    def beat(self, load: Load) -> None:
+        """Overwrite the heartbeat."""
+        self._beats += 1
+        record = AliveRecord(
+            incarnation=self._incarnation,
+            slot=self._identity.slot,
+            beat=self._beats,
+            pool=self._identity.pool,
+            host=self._identity.host,
+            pid=self._identity.pid,
+            started_at_s=self._started_at_s,
+            updated_at_s=self._clock.wall(),
+            prefill_tokens=self._engine.prefill_tokens,
+            engine=self._engine.name,
+            batch_invariant=self._engine.batch_invariant,
+            tokens_per_s=self._tokens_per_s(load),
+            usd_per_hour=self._identity.usd_per_hour,
+            **asdict(load),
+        )
+        self._store.put(self._key, records.encode(record))
+
+    def _tokens_per_s(self, load: Load) -> float | None:
+        """Over the last `claim_ttl_s`, once it has been decoding for half of that without a pause.
+
+        Shorter, and a long prefill would look as if the member stood still.
+        """
+        if not load.running:
+            self._decoded.clear()
+            return None
+        now_s, ttl_s = self._clock.monotonic(), self._identity.claim_ttl_s
+        while self._decoded and now_s - self._decoded[0][0] > ttl_s:
+            self._decoded.popleft()
+        self._decoded.append((now_s, load.tokens_generated))
+        since_s, before = self._decoded[0]
+        return (load.tokens_generated - before) / (now_s - since_s) if now_s - since_s >= ttl_s / 2 else None

@@ -1,0 +1,102 @@
+"""Joining a run from any machine that reaches its storage: no Flyte, no slot of the plan, only claims.
+
+A joined member takes what is free or late, iteration by iteration, and may leave at any moment.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from storage import layout
+from storage.clock import Clock
+from storage.connect import connect
+from storage.records import PlanRecord
+from storage.run import exists, next_iteration, read_plan, read_run
+from storage.store import ObjectMissing, ObjectStore
+from tasks.sampling.choose import build_engine
+from tasks.sampling.member import Build, built_engine, config_in_force, run_session, session_config
+from tasks.sampling.session import Preempted, SessionOutcome
+
+log = logging.getLogger(__name__)
+POOL = "joined"
+POLL_INTERVAL_S = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinLimits:
+    """When a joined member leaves.
+
+    iterations: after helping with so many; 0: no limit. time_limit_s: after so long. patience_s: when nothing has been
+    planned for so long. None: never.
+    """
+
+    iterations: int = 0
+    time_limit_s: float | None = None
+    patience_s: float | None = None
+
+
+def join_run(
+    run_url: str,
+    limits: JoinLimits,
+    notice: Callable[[], bool],
+    clock: Clock,
+    *,
+    usd_per_hour: float | None = None,
+    build: Build = build_engine,
+    report: Callable[[PlanRecord, SessionOutcome], None] = lambda plan, outcome: None,  # noqa: ARG005
+) -> int:
+    """Help with the run's iterations until a limit or a notice; how many it helped with.
+
+    Raises ObjectMissing when there is no run at `run_url`. After a notice everything is flushed and free for others.
+    """
+    store = connect(run_url)
+    read_run(store)
+    ends_s = None if limits.time_limit_s is None else clock.monotonic() + limits.time_limit_s
+    helped, done = 0, -1
+    plan = _next_plan(store, done, limits, ends_s, notice, clock)
+    if plan is None:
+        return 0
+    with built_engine(store, config_in_force(store, plan).rollout, build) as engine:
+        while plan is not None and (not limits.iterations or helped < limits.iterations):
+            left_s = None if ends_s is None else max(0.0, ends_s - clock.monotonic())
+            settings = session_config(config_in_force(store, plan), slot=_free_slot(store, plan), pool=POOL)
+            settings = replace(settings, time_limit_s=left_s, usd_per_hour=usd_per_hour)
+            try:
+                report(plan, run_session(store, plan, engine, settings, notice, clock))
+            except Preempted:
+                return helped + 1
+            helped, done = helped + 1, plan.iteration
+            plan = _next_plan(store, done, limits, ends_s, notice, clock)
+    return helped
+
+
+def _next_plan(
+    store: ObjectStore,
+    done: int,
+    limits: JoinLimits,
+    ends_s: float | None,
+    notice: Callable[[], bool],
+    clock: Clock,
+) -> PlanRecord | None:
+    """The plan of the first open iteration after `done`, waited for; None when it is time to leave."""
+    since_s = clock.monotonic()
+    while not notice():
+        now_s = clock.monotonic()
+        if ends_s is not None and now_s >= ends_s:
+            return None
+        if limits.patience_s is not None and now_s - since_s >= limits.patience_s:
+            return None
+        iteration = max(next_iteration(store), done + 1)
+        if not exists(store, layout.closed(iteration)):
+            try:
+                return read_plan(store, iteration)
+            except ObjectMissing:
+                pass
+        clock.sleep(POLL_INTERVAL_S)
+    return None
+
+
+def _free_slot(store: ObjectStore, plan: PlanRecord) -> int:
+    """A number beyond the plan's slots and those that joined before; it only names the member, and may be shared."""
+    names = [key.rsplit("/", 1)[1] for key in store.list(layout.alive_all(plan.iteration))]
+    return max([len(plan.slots) - 1, *(int(name.split("-", 1)[0]) for name in names)]) + 1
