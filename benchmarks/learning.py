@@ -22,7 +22,8 @@ from storage.clock import SystemClock
 from storage.connect import connect
 from storage.records import ReportRecord, SamplingParams
 from storage.run import release_lease
-from storage.weights import pull, read_manifest
+from storage.weight_versions import pull_version
+from storage.weights import read_manifest
 from tasks.configuration.run_config import RunConfig, parse
 from tasks.learning.advance import advance
 from tasks.plan import prepare
@@ -68,7 +69,7 @@ class Run:
         tokenizer = AutoTokenizer.from_pretrained(str(model))
         problems = list(ArithmeticPrompts(HELD_OUT, 987_654, TASK))
         engine = TorchEngine(model, max_responses_in_flight=HELD_OUT, context_length=96)
-        engine.load_weights(version, pull(connect(self.config.run.url), layout.weights(version))[1])
+        engine.load_weights(version, pull_version(connect(self.config.run.url), version, None, SystemClock())[1])
         params = SamplingParams(max_completion_length=64, stop_token_ids=(2,))
         prompts = [tuple(tokenizer(problem.text_or_messages)["input_ids"]) for problem in problems]
         engine.start([GenerationRequest(k, k, ids, (), noise_key(1, 0, k), params) for k, ids in enumerate(prompts)])

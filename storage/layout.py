@@ -29,6 +29,11 @@ def manifest(prefix: str) -> str:
     return f"{prefix}manifest.json"
 
 
+def delta_manifest(prefix: str) -> str:
+    """A weight version that is stored whole, as differences to the one before it; written before its manifest."""
+    return f"{prefix}delta.json"
+
+
 def tensor_object(prefix: str, name: str) -> str:
     return f"{prefix}{name}.safetensors"
 

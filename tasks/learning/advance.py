@@ -19,7 +19,9 @@ from storage.connect import connect
 from storage.records import PlanRecord, TrainingRecord
 from storage.run import beat_lease, exists, read_config, read_plan
 from storage.store import ConflictingRecord, ObjectStore, StorageError, commit
-from storage.weights import PUBLISHED_AT_S, publish, pull, read_manifest
+from storage.weight_manifest import TensorBlock
+from storage.weight_versions import publish_version, pull_version
+from storage.weights import PUBLISHED_AT_S, read_manifest
 from tasks.configuration.run_config import RunConfig, parse
 from tasks.grading.grader import Grader
 from tasks.learning import checkpoint
@@ -35,7 +37,7 @@ REFERENCE_VERSION = 0
 
 
 def advance(run_url: str, iteration: int, execution: str, clock: Clock) -> TrainingRecord:
-    """Train an iteration and publish the next weight version; returns what was measured.
+    """Train an iteration and publish the next weight version; returns what was measured. Done once, also by a late try.
 
     Raises whatever makes the step impossible (GroupTimeout, GradingError, NonFiniteGradient, CorruptObject); nothing is
     published then, and the next attempt replays the recorded batches.
@@ -46,7 +48,9 @@ def advance(run_url: str, iteration: int, execution: str, clock: Clock) -> Train
     config = parse(read_config(store, plan), f"the configuration of iteration {iteration}")
     version = plan.weight_version + 1
     with keep_lease(store, execution, config.run.lease_ttl_s, clock):
-        if not exists(store, layout.manifest(layout.weights(version))):
+        # A committed iteration's weights may have been deleted since.
+        done = (layout.manifest(layout.weights(version)), layout.report(iteration))
+        if not any(exists(store, key) for key in done):
             with tempfile.TemporaryDirectory(prefix="gleaner-model-") as folder:
                 model_files.download(store, Path(folder))
                 _train_and_publish(store, plan, config, Path(folder), clock, started_at_s)
@@ -63,8 +67,10 @@ def _train_and_publish(
 ) -> None:
     version = plan.weight_version + 1
     done = exists(store, layout.manifest(layout.checkpoint(version)))
-    learner = restore_learner(store, version if done else plan.weight_version, config, model)
+    learner = restore_learner(store, version if done else plan.weight_version, config, model, clock)
+    base: dict[str, TensorBlock] | None = None
     if not done:
+        base = published_blocks(store, learner.policy, lasting=True)
         prompts = prompt_table.decode_prompts(plan.prompts_key, store.get(plan.prompts_key))
         with Grader(config.rewards) as grader:
             record = IterationTrainer(
@@ -85,31 +91,45 @@ def _train_and_publish(
             checkpoint.save(store, layout.checkpoint(version), learner.policy, learner.optimizer, state)
         except ConflictingRecord:
             # Another trainer was first, and on a GPU its last bits differ: the run goes on from what is stored.
-            learner = restore_learner(store, version, config, model)
-    publish_policy(store, version, learner.policy, clock)
+            learner = restore_learner(store, version, config, model, clock)
+    if base is None:
+        _, base = pull_version(store, plan.weight_version, None, clock)
+    publish_version(
+        store,
+        version,
+        published_blocks(store, learner.policy),
+        {"source": "train", PUBLISHED_AT_S: clock.wall()},
+        base=base,
+        full_interval=config.trainer.weights_full_interval,
+    )
     log.info("published weight version %d", version)
 
 
-def restore_learner(store: ObjectStore, version: int, config: RunConfig, model: Path) -> Learner:
+def restore_learner(store: ObjectStore, version: int, config: RunConfig, model: Path, clock: Clock) -> Learner:
     """Policy and optimizer as they were after `version` optimizer steps, and the reference if the loss needs it."""
     saved = checkpoint.read(store, layout.checkpoint(version)) if version else None
-    policy = Policy(model, saved.parameters if saved else _pull_tensors(store, version), config.trainer)
+    policy = Policy(model, saved.parameters if saved else _pull_tensors(store, version, clock), config.trainer)
     optimizer = PolicyOptimizer(policy.parameters(), config.optimizer)
     if saved:
         checkpoint.restore(saved, policy, optimizer)
     reference = None
     if config.algorithm.kl_coef > 0:
-        reference = Policy(model, _pull_tensors(store, REFERENCE_VERSION), config.trainer, trainable=False)
+        reference = Policy(model, _pull_tensors(store, REFERENCE_VERSION, clock), config.trainer, trainable=False)
     return Learner(policy, optimizer, reference)
 
 
-def publish_policy(store: ObjectStore, version: int, policy: Policy, clock: Clock) -> None:
-    """Publish the policy in the dtype in which the run's first weights were given."""
+def published_blocks(store: ObjectStore, policy: Policy, *, lasting: bool = False) -> dict[str, TensorBlock]:
+    """The policy as it is published, in the dtype in which the run's first weights were given.
+
+    `lasting`: it must not change with the next step. That costs the trainer's host the bytes of one weight version, 2
+    per parameter in bfloat16 beside the 16 of parameters, gradients and moments.
+    """
     first = read_manifest(store, layout.weights(0))
     dtypes = {entry.dtype for entry in first.tensors.values()}
     dtype = torch.float32 if "F32" in dtypes else torch.bfloat16 if "BF16" in dtypes else torch.float16
-    blocks = {name: as_block(tensor) for name, tensor in policy.tensors(dtype).items()}
-    publish(store, layout.weights(version), blocks, {"source": "train", PUBLISHED_AT_S: clock.wall()})
+    # Float32 tensors of a policy on the CPU are the parameters themselves.
+    copied = lasting and dtype == torch.float32
+    return {name: as_block(t.clone() if copied else t) for name, t in policy.tensors(dtype).items()}
 
 
 @contextmanager
@@ -133,8 +153,8 @@ def keep_lease(store: ObjectStore, execution: str, ttl_s: float, clock: Clock) -
         thread.join()
 
 
-def _pull_tensors(store: ObjectStore, version: int) -> dict[str, torch.Tensor]:
-    _, blocks = pull(store, layout.weights(version))
+def _pull_tensors(store: ObjectStore, version: int, clock: Clock) -> dict[str, torch.Tensor]:
+    _, blocks = pull_version(store, version, None, clock)
     return {name: as_torch(block) for name, block in blocks.items()}
 
 

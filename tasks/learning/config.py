@@ -100,6 +100,7 @@ class TrainerConfig:
         gradient_checkpointing: Recompute the layers' activations in the backward pass.
         group_timeout_s: How long to wait for a group that makes no progress before giving up.
         poll_interval_s: Pause between two looks at the journal.
+        weights_full_interval: Every so many versions the weights are published whole, else as differences.
     """
 
     __pydantic_config__ = STRICT
@@ -109,3 +110,4 @@ class TrainerConfig:
     gradient_checkpointing: bool = False
     group_timeout_s: Annotated[float, Field(gt=0)] = 3600.0
     poll_interval_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    weights_full_interval: Annotated[int, Field(ge=1)] = 10

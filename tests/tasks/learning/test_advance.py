@@ -13,6 +13,7 @@ from storage.memory import MemoryStore
 from storage.records import TrainingRecord
 from storage.run import read_plan
 from storage.store import CorruptObject, StoreUnavailable
+from storage.weight_versions import pull_version
 from tasks.configuration.run_config import parse
 from tasks.grading.grader import Grader
 from tasks.learning.advance import keep_lease, restore_learner
@@ -33,7 +34,7 @@ from tests.small_run import (
 from tests.tiny_model import save_tiny_model, tiny_config, tiny_model
 
 URL = "memory://advance"
-DURABLE = ("batches/", "training.json", "checkpoints/", "weights/")
+DURABLE = ("batches/", "closed.json", "training.json", "checkpoints/", "weights/")
 
 
 class Killed(BaseException):
@@ -88,7 +89,7 @@ def undisturbed(rolled_out):
 
 def version(store, number):
     """Name -> tensor of a weight version."""
-    _, blocks = weights.pull(store, layout.weights(number))
+    _, blocks = pull_version(store, number, None, ManualClock())
     return {name: as_torch(block) for name, block in blocks.items()}
 
 
@@ -194,7 +195,7 @@ def test_resumed_at_every_iteration_it_equals_a_trainer_that_never_ended(model, 
         train_iteration(URL, iteration)
         commit_iteration(URL, iteration)
     model_files.download(store, tmp_path)
-    learner = restore_learner(store, 0, run, tmp_path)
+    learner = restore_learner(store, 0, run, tmp_path, ManualClock())
     for iteration in range(3):
         step_in_memory(store, iteration, learner)
     assert same(learner.policy.tensors(), version(store, 3))
@@ -228,8 +229,36 @@ def test_weights_are_published_in_the_dtype_of_the_first(tmp_path):
     train_iteration(URL, 0)
     published = weights.read_manifest(store, layout.weights(1))
     assert {entry.dtype for entry in published.tensors.values()} == {"BF16"}
+    assert published.base == 0
+    assert {entry.encoding for entry in published.tensors.values()} <= {"same", "diff-zstd", "full"}
     saved = weights.read_manifest(store, layout.checkpoint(1))
     assert {entry.dtype for entry in saved.tensors.values()} == {"F32"}
+
+
+def test_a_small_step_is_published_as_a_difference_to_what_the_policy_was(tmp_path):
+    """Also when a restarted trainer finds the checkpoint only, and has to read what the version before holds."""
+    model = tiny_model(tiny_config(hidden_size=32, intermediate_size=48)).to(torch.bfloat16)
+    store = memory_store("advance")
+    plan_iteration(config(URL, save_tiny_model(tmp_path, model), optimizer={"learning_rate": 1e-5}))
+    roll_out(URL, 0)
+    train_iteration(URL, 0)
+    prefix = layout.weights(1)
+    first = weights.read_manifest(store, prefix)
+    assert not [name for name, entry in first.tensors.items() if entry.encoding == "full" and entry.num_bytes > 200]
+    assert sum(entry.bytes for entry in first.objects.values()) < 0.3 * first.num_bytes
+    for key in store.list(prefix):
+        store.delete(key)
+    train_iteration(URL, 0)
+    assert weights.read_manifest(store, prefix).tensors == first.tensors
+
+
+def test_every_so_many_versions_are_published_whole(model):
+    store = memory_store("advance")
+    plan_iteration(config(URL, model, trainer={"weights_full_interval": 1}))
+    roll_out(URL, 0)
+    train_iteration(URL, 0)
+    assert weights.read_manifest(store, layout.weights(1)).base is None
+    assert not same(version(store, 0), version(store, 1))
 
 
 def test_the_lease_is_shown_to_be_alive_while_training_and_not_after():

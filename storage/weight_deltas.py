@@ -1,0 +1,119 @@
+"""The difference between two versions of a tensor as few bytes, bit for bit reversible for any bytes and dtype.
+
+After an optimizer step few elements of a bfloat16 tensor differ, most by one unit in the last place. Stored are the
+gaps between them and the differences of their bits as integers, bytes of equal weight together, compressed by zstd
+(docs/format.md section 7). Pure: knows no store and no manifest.
+"""
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+SEGMENT = 1 << 16  # elements whose gaps count from its start, so that a gap always fits two bytes
+CHUNK = 1 << 20  # elements handled at a time, a multiple of SEGMENT: what fits a core's cache
+ZSTD_LEVEL = 1
+LENGTH_BYTES = 8
+COUNT_BYTES = 4
+GAP_BYTES = 2
+
+Words = NDArray[np.unsignedinteger]
+
+
+def encode(base: memoryview | bytes, new: memoryview | bytes, item_bytes: int) -> bytes:
+    """What turns `base` into `new`, two buffers of the same length, a multiple of `item_bytes` (1, 2, 4 or 8)."""
+    before, after = _words(base, item_bytes), _words(new, item_bytes)
+    counts, gaps, values = [], [], []
+    for start in range(0, len(after), CHUNK):
+        old, present = before[start : start + CHUNK], after[start : start + CHUNK]
+        indices = np.flatnonzero(old != present)
+        count = np.bincount(indices // SEGMENT, minlength=-(-len(present) // SEGMENT))
+        gap = np.diff(indices, prepend=-1) - 1
+        firsts = (np.cumsum(count) - count)[count > 0]
+        gap[firsts] = indices[firsts] % SEGMENT
+        counts.append(count.astype("<u4"))
+        gaps.append(gap.astype("<u2"))
+        values.append(_zigzag(present[indices] - old[indices]))
+    parts = [
+        _joined(counts, "<u4").view(np.uint8),
+        _planes(_joined(gaps, "<u2")),
+        _planes(_joined(values, after.dtype)),
+    ]
+    raw = np.concatenate(parts)
+    compressed: bytes = pa.Codec("zstd", compression_level=ZSTD_LEVEL).compress(raw.data, asbytes=True)
+    return len(raw).to_bytes(LENGTH_BYTES, "little") + compressed
+
+
+def apply(delta: memoryview | bytes, data: memoryview, item_bytes: int) -> None:
+    """Turn the base in `data`, in place, into what `encode` was given as `new`; raises ValueError for malformed bytes.
+
+    `data` is then undefined. Whether the result is right must be told from its digest.
+    """
+    words = _words(data, item_bytes)
+    counts, gaps, values = _decompress(delta, len(words), item_bytes)
+    done = 0
+    for start in range(0, len(words), CHUNK):
+        count = counts[start // SEGMENT : (start + CHUNK) // SEGMENT].astype(np.int64)
+        total = int(count.sum())
+        if not total:
+            continue
+        steps = gaps[done : done + total].astype(np.int64) + 1
+        ends = np.cumsum(steps)
+        before = np.concatenate([[0], ends])[np.cumsum(count) - count]
+        shift = np.arange(len(count)) * SEGMENT - 1 - before
+        indices = ends + np.repeat(shift, count)
+        chunk = words[start : start + CHUNK]
+        if int(indices.max()) >= len(chunk):
+            raise ValueError("a gap leads beyond the end of the tensor")
+        chunk[indices] += _unzigzag(values[done : done + total])
+        done += total
+
+
+def _decompress(delta: memoryview | bytes, num_words: int, item_bytes: int) -> tuple[Words, Words, Words]:
+    """Changed elements per segment, gaps, and zigzag differences."""
+    num_segments = -(-num_words // SEGMENT)
+    length = int.from_bytes(delta[:LENGTH_BYTES], "little")
+    if length > num_segments * COUNT_BYTES + num_words * (GAP_BYTES + item_bytes):
+        raise ValueError(f"{length} bytes are more than any difference of {num_words} elements has")
+    try:
+        raw = np.frombuffer(pa.Codec("zstd").decompress(delta[LENGTH_BYTES:], length), np.uint8)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise ValueError(f"not zstd: {error}") from None
+    if len(raw) < num_segments * COUNT_BYTES:
+        raise ValueError(f"{len(raw)} bytes do not hold the counts of {num_segments} segments")
+    split = num_segments * COUNT_BYTES
+    counts = raw[:split].view("<u4")
+    total = int(counts.sum(dtype=np.int64))
+    if len(raw) != split + total * (GAP_BYTES + item_bytes):
+        raise ValueError(f"{len(raw)} bytes do not hold {total} differences")
+    middle = split + total * GAP_BYTES
+    return counts, _from_planes(raw[split:middle], GAP_BYTES), _from_planes(raw[middle:], item_bytes)
+
+
+def _words(data: memoryview | bytes, item_bytes: int) -> Words:
+    return np.frombuffer(data, f"<u{item_bytes}")
+
+
+def _joined(parts: list[Words], dtype: np.dtype[np.unsignedinteger] | str) -> Words:
+    return np.concatenate([np.zeros(0, dtype), *parts])
+
+
+def _planes(words: Words) -> NDArray[np.uint8]:
+    """The first bytes of all words, then the second, ...: bytes of equal weight are alike."""
+    return np.ascontiguousarray(words.view(np.uint8).reshape(len(words), words.itemsize).T).reshape(-1)
+
+
+def _from_planes(planes: NDArray[np.uint8], item_bytes: int) -> Words:
+    rows = planes.reshape(item_bytes, -1)
+    return np.ascontiguousarray(rows.T).reshape(-1).view(f"<u{item_bytes}")
+
+
+def _zigzag(differences: Words) -> Words:
+    """0, -1, 1, -2, ... as 0, 1, 2, 3, ...: steps down then have small numbers too."""
+    bits = differences.itemsize * 8
+    signed = differences.view(f"<i{differences.itemsize}")
+    return ((signed << 1) ^ (signed >> (bits - 1))).view(differences.dtype)
+
+
+def _unzigzag(values: Words) -> Words:
+    one = values.dtype.type(1)
+    return (values >> one) ^ (~(values & one) + one)

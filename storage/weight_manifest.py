@@ -1,0 +1,220 @@
+"""What a published set of tensors consists of: blocks, manifests, and the digests that tie them together.
+
+Owns the records and their checks. Does not know how objects are laid out, read or written, nor what a version is.
+"""
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol
+
+from blake3 import blake3
+from pydantic import ConfigDict
+
+from storage import records
+from storage.store import CorruptObject, ObjectStore
+
+STRICT = ConfigDict(extra="forbid", strict=True)
+PUBLISHED_AT_S = "published_at_s"  # in a manifest's metadata: when, on the publisher's wall clock, for people
+HEADER_LENGTH_BYTES = 8
+DIGEST_BYTES = 16
+DIGEST_PATTERN = re.compile(r"[0-9a-f]{32}")
+# Name of a dtype in a safetensors header -> bytes per element.
+ITEM_BYTES = {
+    **dict.fromkeys(("C64", "F64", "I64", "U64"), 8),
+    **dict.fromkeys(("F32", "I32", "U32"), 4),
+    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 2),
+    **dict.fromkeys(("F8_E4M3", "F8_E5M2", "F8_E8M0", "I8", "U8", "BOOL"), 1),
+}
+DigestAlgorithm = Literal["blake2b", "blake3"]
+Encoding = Literal["full", "same", "diff-zstd"]
+DIFFERENCE: Encoding = "diff-zstd"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorBlock:
+    """A tensor as bytes: dtype as safetensors spells it, shape, and C-contiguous little-endian data.
+
+    Raises ValueError when the dtype is unknown or the data is not as long as dtype and shape say.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: memoryview | bytes
+
+    def __post_init__(self) -> None:
+        expected = num_bytes(self.dtype, self.shape)
+        if isinstance(self.data, memoryview) and not self.data.c_contiguous:
+            raise ValueError("data: not contiguous; allowed: a C-contiguous buffer")
+        if self.num_bytes != expected:
+            raise ValueError(f"data: {self.num_bytes} bytes; {self.dtype} of shape {self.shape} takes {expected}")
+        if isinstance(self.data, memoryview) and (self.data.format != "B" or self.data.ndim != 1):
+            # Flat bytes, whatever array they were taken from; a view without any cannot be cast.
+            object.__setattr__(self, "data", self.data.cast("B") if expected else memoryview(b""))
+
+    @property
+    def num_bytes(self) -> int:
+        return self.data.nbytes if isinstance(self.data, memoryview) else len(self.data)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorEntry:
+    """What a tensor is and how to get it. `digest` is that of its bytes, however they are encoded.
+
+    `object` holds the encoded bytes; empty for "same". `version` is the weight version below whose prefix the object
+    lies, when that is not the manifest's own. A delta is stored as U8 [stored_bytes] with the digest `stored_digest`.
+    """
+
+    __pydantic_config__ = STRICT
+    dtype: str
+    shape: tuple[int, ...]
+    object: str = ""
+    encoding: Encoding = "full"
+    digest: str
+    version: int | None = None
+    stored_bytes: int | None = None
+    stored_digest: str | None = None
+
+    def __post_init__(self) -> None:
+        num_bytes(self.dtype, self.shape)
+        _check_digest("digest", self.digest)
+        if (self.encoding == "same") == bool(self.object):
+            raise ValueError(f"object: value {self.object!r}; allowed: empty if and only if the encoding is 'same'")
+        delta = self.encoding == DIFFERENCE
+        if delta != (self.stored_digest is not None) or delta != (self.stored_bytes is not None):
+            raise ValueError("stored_bytes, stored_digest: needed for a delta, and for nothing else")
+        if self.stored_digest is not None:
+            _check_digest("stored_digest", self.stored_digest)
+        if self.version is not None and (self.encoding != "full" or self.version < 0):
+            raise ValueError(f"version: value {self.version}; allowed: 0 or more, with the encoding 'full'")
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the tensor itself."""
+        return num_bytes(self.dtype, self.shape)
+
+    @property
+    def payload(self) -> tuple[str, tuple[int, ...], str]:
+        """dtype, shape and digest of what the object holds."""
+        if self.stored_bytes is not None and self.stored_digest is not None:
+            return "U8", (self.stored_bytes,), self.stored_digest
+        return self.dtype, self.shape, self.digest
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectEntry:
+    """A safetensors object of `bytes` bytes.
+
+    `digest` is that of its header (with the length before it) followed by the digests of its tensors in the order of
+    their bytes: who has checked every tensor and the header has checked the object, and hashed no byte twice.
+    """
+
+    __pydantic_config__ = STRICT
+    bytes: int
+    digest: str
+
+    def __post_init__(self) -> None:
+        _check_digest("digest", self.digest)
+        if self.bytes <= HEADER_LENGTH_BYTES:
+            raise ValueError(f"bytes: value {self.bytes}; allowed: more than {HEADER_LENGTH_BYTES}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What a published set of tensors consists of. `objects` is keyed by the object's name, which is its digest.
+
+    `base` is the weight version that the encodings other than "full" refer to. Digests are `digest_algorithm`'s first
+    128 bits; the manifest's own is of its canonical JSON with `digest` empty.
+    """
+
+    __pydantic_config__ = STRICT
+    format: Literal[1] = 1
+    tensors: dict[str, TensorEntry]
+    objects: dict[str, ObjectEntry]
+    metadata: dict[str, Any] = field(default_factory=dict)
+    base: int | None = None
+    digest_algorithm: DigestAlgorithm = "blake2b"
+    digest: str = ""
+
+    def __post_init__(self) -> None:
+        for name, tensor in self.tensors.items():
+            if tensor.object and tensor.version is None and tensor.object not in self.objects:
+                raise ValueError(f"tensors.{name}.object: no object {tensor.object!r} in objects")
+            if tensor.encoding != "full" and self.base is None:
+                raise ValueError(f"tensors.{name}.encoding: value {tensor.encoding!r}; allowed without a base: 'full'")
+        for name in self.objects:
+            _check_digest("name of an object", name)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all tensors."""
+        return sum(entry.num_bytes for entry in self.tensors.values())
+
+
+class Hasher(Protocol):
+    def update(self, data: memoryview | bytes, /) -> object: ...
+
+    def hexdigest(self) -> str: ...
+
+
+class _Blake3:
+    def __init__(self) -> None:
+        self._hasher = blake3(max_threads=1)
+
+    def update(self, data: memoryview | bytes, /) -> object:
+        return self._hasher.update(data)
+
+    def hexdigest(self) -> str:
+        return self._hasher.hexdigest(length=DIGEST_BYTES)
+
+
+def new_hasher(algorithm: DigestAlgorithm) -> Hasher:
+    return _Blake3() if algorithm == "blake3" else hashlib.blake2b(digest_size=DIGEST_BYTES)
+
+
+def digest_of(algorithm: DigestAlgorithm, data: memoryview | bytes) -> str:
+    """The first 128 bits of the digest, in hexadecimal."""
+    hasher = new_hasher(algorithm)
+    hasher.update(data)
+    return hasher.hexdigest()
+
+
+def object_digest(algorithm: DigestAlgorithm, header: bytes, tensor_digests: Iterable[str]) -> str:
+    return digest_of(algorithm, b"".join([header, *(bytes.fromhex(digest) for digest in tensor_digests)]))
+
+
+def num_bytes(dtype: str, shape: tuple[int, ...]) -> int:
+    """Bytes of a tensor; raises ValueError when the dtype is unknown or a dimension negative."""
+    if dtype not in ITEM_BYTES:
+        raise ValueError(f"dtype: value {dtype!r}; allowed: {', '.join(ITEM_BYTES)}")
+    if any(size < 0 for size in shape):
+        raise ValueError(f"shape: value {shape}; allowed: dimensions of 0 or more")
+    return math.prod(shape) * ITEM_BYTES[dtype]
+
+
+def sealed(manifest: Manifest) -> Manifest:
+    """The manifest with its own digest."""
+    return replace(manifest, digest=_manifest_digest(manifest.digest_algorithm, records.encode(manifest)))
+
+
+def read_manifest_at(store: ObjectStore, key: str) -> Manifest:
+    """The manifest under `key`; raises ObjectMissing when nothing is published (yet), or CorruptObject."""
+    body = store.get(key)
+    manifest = records.decode(Manifest, key, body)
+    # Of the bytes as they are: one written before a field existed has a digest without that field.
+    if _manifest_digest(manifest.digest_algorithm, body) != manifest.digest:
+        raise CorruptObject(key, f"digest: its content does not have the digest {manifest.digest!r} it states")
+    return manifest
+
+
+def _manifest_digest(algorithm: DigestAlgorithm, body: bytes) -> str:
+    fields = json.loads(body) | {"digest": ""}
+    return digest_of(algorithm, json.dumps(fields, sort_keys=True, separators=(",", ":"), allow_nan=True).encode())
+
+
+def _check_digest(what: str, digest: str) -> None:
+    if not DIGEST_PATTERN.fullmatch(digest):
+        raise ValueError(f"{what}: value {digest!r}; allowed: 32 hexadecimal digits")

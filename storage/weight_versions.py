@@ -1,0 +1,173 @@
+"""Weight versions: publishing one as differences to the version before it, and pulling one by the cheapest way.
+
+Owns which versions are stored whole and what a reader of one may need; how to get there is weight_fetch's
+(docs/format.md section 7). A tensor is handed out only after its own digest was verified, whatever the way.
+"""
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext, suppress
+from typing import Any
+
+import numpy as np
+
+from storage import layout, weight_deltas
+from storage.clock import Clock
+from storage.store import ObjectMissing, ObjectStore
+from storage.weight_cache import WeightCache
+from storage.weight_fetch import Fetch, base_of
+from storage.weight_manifest import (
+    DIFFERENCE,
+    ITEM_BYTES,
+    Manifest,
+    TensorBlock,
+    TensorEntry,
+    digest_of,
+)
+from storage.weight_objects import THREADS
+from storage.weights import ALGORITHM, Draft, digest_all, draft_set, read_manifest, same_tensors
+
+DIFFERENCE_SHARE_MAX = 0.8  # of a tensor's bytes; a difference that saves less is not worth the chain behind it
+WAIT_POLL_S = 0.5
+
+
+def publish_version(
+    store: ObjectStore,
+    version: int,
+    tensors: Mapping[str, TensorBlock],
+    metadata: Mapping[str, Any],
+    *,
+    base: Mapping[str, TensorBlock],
+    full_interval: int,
+) -> Manifest:
+    """Publish weight version `version` (1 or more); returns the manifest that is stored.
+
+    `base` should be what version - 1 holds; a tensor of it that is not (its digest tells) costs bytes, never the truth.
+    Every `full_interval` versions all tensors are stored whole, and beside them the differences, for those who hold the
+    version before. Publishing the same tensors again returns what was published first. Raises ConflictingRecord when
+    other tensors are published as this version, ObjectMissing when version - 1 is not published.
+    """
+    prefix = layout.weights(version)
+    digests = digest_all(tensors)
+    with suppress(ObjectMissing):
+        return same_tensors(store, prefix, tensors, digests)
+    before = read_manifest(store, layout.weights(version - 1))
+    drafts = _differences(tensors, digests, before, base)
+    if version % full_interval == 0:
+        known = {name: draft for name, draft in drafts.items() if draft.encoding != "full"}
+        if known:
+            # Of two publishers one is first; readers compare what it leads to with the manifest.
+            draft_set(known, {}, base=version - 1).write(store, prefix, layout.delta_manifest(prefix))
+        drafts = _whole(store, version - 1, tensors, digests)
+    chained = any(draft.encoding != "full" for draft in drafts.values())
+    drafted = draft_set(drafts, metadata, base=version - 1 if chained else None)
+    if drafted.write(store, prefix, layout.manifest(prefix)):
+        return drafted.manifest
+    return same_tensors(store, prefix, tensors, digests)
+
+
+def pull_version(
+    store: ObjectStore, version: int, cache: WeightCache | None, clock: Clock, *, wait_s: float = 0.0
+) -> tuple[Manifest, dict[str, TensorBlock]]:
+    """The manifest of a weight version and all its tensors, every one verified.
+
+    What `cache` holds is taken from there, and what it held before is what differences are applied to; the rest comes
+    from the store by the way of fewest bytes, once per machine, and is kept in the cache. A version that is not
+    published yet is waited for, up to `wait_s` seconds. Raises ObjectMissing naming its manifest, CorruptObject.
+    """
+    manifest = _awaited(store, version, clock, wait_s)
+    found = _held(cache, manifest, {})
+    if len(found) < len(manifest.tensors):
+        with cache.fetching(manifest.digest, clock) if cache else nullcontext():
+            # Whoever had the lock before us has fetched what we want.
+            found = _held(cache, manifest, found)
+            missing = [name for name in manifest.tensors if name not in found]
+            if missing:
+                found |= (fetched := Fetch(store, version, manifest, cache).tensors(missing))
+                if cache:
+                    kept = {name: (manifest.tensors[name], block) for name, block in fetched.items()}
+                    cache.store(store.url, version, manifest.digest_algorithm, kept)
+    return manifest, {name: found[name] for name in manifest.tensors}
+
+
+def bases(store: ObjectStore, version: int) -> list[int]:
+    """All versions whose objects a reader of `version` may need, itself included, in ascending order.
+
+    Raises ObjectMissing when one of them is not published, or no longer.
+    """
+    needed: set[int] = set()
+    at: int | None = version
+    while at is not None:
+        manifest = read_manifest(store, layout.weights(at))
+        needed.add(at)
+        needed.update(entry.version for entry in manifest.tensors.values() if entry.version is not None)
+        at = base_of(manifest, at)
+    return sorted(needed)
+
+
+def _differences(
+    tensors: Mapping[str, TensorBlock],
+    digests: Mapping[str, str],
+    before: Manifest,
+    base: Mapping[str, TensorBlock],
+) -> dict[str, Draft]:
+    """Each tensor as what differs from `base`, where that is what was published and is worth it; else whole."""
+
+    def draft(name: str) -> Draft:
+        block, old, entry = tensors[name], base.get(name), before.tensors.get(name)
+        whole = Draft.full(block, digests[name])
+        if old is None or entry is None or (entry.dtype, entry.shape) != (block.dtype, block.shape):
+            return whole
+        if old.num_bytes != block.num_bytes or digest_of(before.digest_algorithm, old.data) != entry.digest:
+            return whole
+        if np.array_equal(np.frombuffer(old.data, np.uint8), np.frombuffer(block.data, np.uint8)):
+            return Draft(block, digests[name], "same")
+        difference = weight_deltas.encode(old.data, block.data, ITEM_BYTES[block.dtype])
+        if len(difference) > DIFFERENCE_SHARE_MAX * block.num_bytes:
+            return whole
+        payload = TensorBlock("U8", (len(difference),), difference)
+        return Draft(block, digests[name], DIFFERENCE, payload, digest_of(ALGORITHM, difference))
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        return dict(zip(tensors, pool.map(draft, tensors), strict=True))
+
+
+def _whole(
+    store: ObjectStore, at: int, tensors: Mapping[str, TensorBlock], digests: Mapping[str, str]
+) -> dict[str, Draft]:
+    """Each tensor whole, or as a reference to where the last version that is stored whole holds the same."""
+    manifest = read_manifest(store, layout.weights(at))
+    while (earlier := base_of(manifest, at)) is not None:
+        at = earlier
+        manifest = read_manifest(store, layout.weights(at))
+    drafts = {}
+    for name, block in tensors.items():
+        entry = manifest.tensors.get(name)
+        drafts[name] = Draft.full(block, digests[name])
+        if entry and manifest.digest_algorithm == ALGORITHM and entry.digest == digests[name]:
+            place = at if entry.version is None else entry.version
+            reference = TensorEntry(
+                dtype=block.dtype, shape=block.shape, object=entry.object, digest=digests[name], version=place
+            )
+            drafts[name] = Draft(block, digests[name], reference=reference)
+    return drafts
+
+
+def _awaited(store: ObjectStore, version: int, clock: Clock, wait_s: float) -> Manifest:
+    give_up_at_s = clock.monotonic() + wait_s
+    while True:
+        try:
+            return read_manifest(store, layout.weights(version))
+        except ObjectMissing:
+            if clock.monotonic() >= give_up_at_s:
+                raise
+        clock.sleep(WAIT_POLL_S)
+
+
+def _held(cache: WeightCache | None, manifest: Manifest, found: dict[str, TensorBlock]) -> dict[str, TensorBlock]:
+    """`found`, and what else the cache holds of a version."""
+    if cache is None:
+        return found
+    cache.refresh()
+    missing = {name: entry for name, entry in manifest.tensors.items() if name not in found}
+    return found | cache.find(manifest.digest_algorithm, missing)
