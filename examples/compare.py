@@ -5,30 +5,29 @@ from pathlib import Path
 
 import numpy as np
 
-from storage import layout, model_files, prompt_table
+from storage import model_files, prompt_table
 from storage.assembly import JournalReader
 from storage.clock import SystemClock
+from storage.compaction import read_responses
 from storage.connect import connect
 from storage.memory import MemoryStore
 from storage.records import PlanRecord
 from storage.run import read_plan, read_run
 from storage.store import ObjectStore
-from storage.weights import pull
+from storage.weight_versions import pull_version
 from tasks.configuration.run_config import parse
 from tasks.sampling.choose import build_engine
 from tasks.sampling.session import Session, SessionConfig
 
 
 def undisturbed_equals(run_url: str, iteration: int) -> tuple[int, int, float]:
-    """(responses token-identical, responses, largest difference of log-probs) between a journal and a fresh rollout."""
+    """(responses token-identical, responses, largest difference of log-probs) of an iteration and a fresh rollout."""
     store = connect(run_url)
     plan = read_plan(store, iteration)
     fresh = undisturbed(store, plan)
-    reader = JournalReader(store, plan)
-    reader.refresh()
     identical, difference = 0, 0.0
-    for response in range(plan.num_responses):
-        kept, again = reader.assemble(response), fresh.assemble(response)
+    for kept in read_responses(store, iteration):
+        again = fresh.assemble(kept.response)
         if np.array_equal(kept.token_ids, again.token_ids):
             identical += 1
             difference = max(difference, float(np.abs(kept.logprobs - again.logprobs).max()))
@@ -39,7 +38,7 @@ def undisturbed(store: ObjectStore, plan: PlanRecord) -> JournalReader:
     """The plan's responses, generated again in memory by one session per slot that nobody disturbs."""
     config = parse(plan.config)
     prompts = prompt_table.decode_prompts(plan.prompts_key, store.get(plan.prompts_key))
-    _, tensors = pull(store, layout.weights(plan.weight_version))
+    _, tensors = pull_version(store, plan.weight_version, None, SystemClock())
     memory, clock = MemoryStore(), SystemClock()
     with tempfile.TemporaryDirectory() as folder:
         model_files.download(store, Path(folder))

@@ -16,6 +16,10 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 PRICES_VARIABLE = "GLEANER_PRICES"
 _SECONDS_PER_HOUR = 3600.0
+# Dollars per request of S3 Standard in us-east-1 (list prices, $0.005 and $0.0004 per 1,000): PUT and LIST; GET.
+# Reading within the region and deleting cost nothing.
+PUT_USD = 5e-6
+GET_USD = 4e-7
 _Name = Annotated[str, Field(min_length=1)]
 _UsdPerHour = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 

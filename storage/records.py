@@ -14,6 +14,8 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from storage.store import CorruptObject, ObjectStore
 
 FORMAT_VERSION: Literal[1] = 1
+# The pool of members that no plan asked for.
+JOINED_POOL = "joined"
 Record = TypeVar("Record")
 _ADAPTERS: dict[Any, TypeAdapter[Any]] = {}
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=True)
@@ -228,7 +230,11 @@ class TrainingRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class SlotLife:
-    """One process life on the iteration's time line."""
+    """One process life on the iteration's time line.
+
+    state: "gone" when it left with nothing unfinished, "left" when it handed work over, "lost" when it fell silent.
+    usd_per_hour: its price if it is not its pool's.
+    """
 
     __pydantic_config__ = STRICT
     slot: int
@@ -236,10 +242,11 @@ class SlotLife:
     pool: str
     started_at_s: float
     ended_at_s: float
-    state: Literal["gone", "lost"]
+    state: Literal["gone", "left", "lost"]
     tokens_kept: int
     tokens_recovered: int
     tokens_regenerated: int
+    usd_per_hour: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

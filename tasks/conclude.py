@@ -1,4 +1,6 @@
-"""The conclude task: verify and commit the iteration, and show it."""
+"""The conclude task: verify and commit the iteration, show it, and delete what nobody needs any more."""
+
+import logging
 
 from flytekit import Deck, task
 from flytekit.exceptions.user import FlyteRecoverableException
@@ -6,12 +8,18 @@ from flytekit.exceptions.user import FlyteRecoverableException
 from storage import layout
 from storage.clock import SystemClock
 from storage.connect import connect
+from storage.retention import sweep
+from storage.retention_config import RetentionConfig
 from storage.run import read_config, read_plan, release_lease, reports
-from storage.store import StoreUnavailable
+from storage.store import ObjectStore, StoreUnavailable
 from tasks.configuration.references import IterationOutcome, PlanReference, SlotOutcome, TrainOutcome
 from tasks.configuration.run_config import parse
 from tasks.reporting.conclusion import conclude_iteration
 from tasks.reporting.deck import page, render
+
+log = logging.getLogger(__name__)
+# How far back a conclusion looks for what an interrupted deletion or a zombie left; `gleaner sweep` looks at all.
+ITERATIONS_SWEPT = 8
 
 
 @task(retries=2, enable_deck=True, deck_fields=())
@@ -30,7 +38,8 @@ def conclude(plan: PlanReference, slots: list[SlotOutcome], trained: TrainOutcom
 def commit_and_show(plan: PlanReference, *, last: bool) -> IterationOutcome:
     """The plain function behind the task."""
     store = connect(plan.run_url)
-    pools = parse(read_config(store, read_plan(store, plan.iteration))).pools
+    config = parse(read_config(store, read_plan(store, plan.iteration)))
+    pools = config.pools
     prices = {"rollout": pools.rollout.price_usd_per_h, "train": pools.train.price_usd_per_h}
     report = conclude_iteration(store, plan.iteration, prices, SystemClock())
     tabs = render(report, reports(store))
@@ -39,6 +48,7 @@ def commit_and_show(plan: PlanReference, *, last: bool) -> IterationOutcome:
     store.put(layout.deck(plan.iteration), page(f"Gleaner, iteration {plan.iteration}", tabs).encode())
     if last:
         release_lease(store, plan.execution)
+    tidy(store, config.retention)
     return IterationOutcome(
         run_url=plan.run_url,
         iteration=plan.iteration,
@@ -48,3 +58,13 @@ def commit_and_show(plan: PlanReference, *, last: bool) -> IterationOutcome:
         tokens_recovered=int(report.metrics["resume/tokens_recovered"]),
         usd=report.metrics["cost/usd_iter"],
     )
+
+
+def tidy(store: ObjectStore, config: RetentionConfig) -> None:
+    """Compact and delete; what goes wrong here is told and left to the next conclusion: the iteration is committed."""
+    try:
+        swept = sweep(store, config, newest=ITERATIONS_SWEPT)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it must not fail a committed iteration
+        log.warning("not everything that is no longer needed was deleted: %s", error)
+    else:
+        log.info("compacted %d iterations, deleted %d objects", len(swept.compacted), len(swept.deleted))

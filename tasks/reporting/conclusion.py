@@ -13,9 +13,10 @@ from resources.prices import dollars
 from storage import layout, records
 from storage.assembly import JournalReader
 from storage.clock import Clock
+from storage.compaction import read_batches
 from storage.records import (
+    JOINED_POOL,
     AliveRecord,
-    BatchRecord,
     GradedResponse,
     PlanRecord,
     ReportRecord,
@@ -24,7 +25,7 @@ from storage.records import (
 )
 from storage.run import exists, read_plan
 from storage.shard import Finish
-from storage.store import ConflictingRecord, ObjectMissing, ObjectStore, commit
+from storage.store import ConflictingRecord, ObjectStore, commit
 from storage.weights import PUBLISHED_AT_S, read_manifest
 
 
@@ -58,6 +59,7 @@ def conclude_iteration(
         **training.metrics,
         **response_metrics(graded, plan),
         **resume_metrics(lives),
+        "balance/responses_moved": float(reader.book.moved),
         **cost_metrics(lives, training, prices_usd_per_h, sum(response.length for response in graded)),
         "reward_errors": float(sum(len(batch.reward_errors) for batch in batches)),
         "timing_s/iteration": now - plan.created_at_s,
@@ -77,17 +79,6 @@ def conclude_iteration(
     if not commit(store, key, records.encode(report)):
         return records.read(store, ReportRecord, key)
     return report
-
-
-def read_batches(store: ObjectStore, iteration: int) -> list[BatchRecord]:
-    """The micro-batches recorded so far, in the order in which they were used."""
-    batches: list[BatchRecord] = []
-    while True:
-        key = layout.batch(iteration, len(batches))
-        try:
-            batches.append(records.read(store, BatchRecord, key))
-        except ObjectMissing:
-            return batches
 
 
 def verify(plan: PlanRecord, graded: Sequence[GradedResponse], reader: JournalReader) -> dict[str, int]:
@@ -117,17 +108,18 @@ def verify(plan: PlanRecord, graded: Sequence[GradedResponse], reader: JournalRe
 
 
 def slot_lives(store: ObjectStore, plan: PlanRecord, reader: JournalReader, kept: Mapping[str, int]) -> list[SlotLife]:
-    """Every incarnation that claimed something, by slot and start.
+    """Every incarnation that announced itself, by slot and start.
 
     tokens_regenerated: what it decoded, as far as its last heartbeat told, less what counts: unflushed at a kill, or
     void because somebody else had claimed the response.
     """
+    announced = [records.read(store, AliveRecord, key) for key in store.list(layout.alive_all(plan.iteration))]
+    unknown = set(reader.book.incarnations) - {alive.incarnation for alive in announced}
+    if unknown:
+        raise ConflictingRecord(f"incarnation {min(unknown)} holds a claim but never announced itself")
     lives = []
-    for incarnation in reader.book.incarnations:
-        try:
-            alive = records.read(store, AliveRecord, layout.alive(plan.iteration, incarnation))
-        except ObjectMissing:
-            raise ConflictingRecord(f"incarnation {incarnation} holds a claim but never announced itself") from None
+    for alive in announced:
+        incarnation = alive.incarnation
         decoded = max(alive.tokens_generated, reader.shards.tokens(incarnation))
         lives.append(
             SlotLife(
@@ -136,10 +128,11 @@ def slot_lives(store: ObjectStore, plan: PlanRecord, reader: JournalReader, kept
                 pool=alive.pool,
                 started_at_s=alive.started_at_s,
                 ended_at_s=alive.updated_at_s,
-                state="gone" if alive.state == "gone" else "lost",
+                state="lost" if alive.state != "gone" else "left" if alive.unfinished else "gone",
                 tokens_kept=kept.get(incarnation, 0),
                 tokens_recovered=alive.tokens_recovered,
                 tokens_regenerated=decoded - kept.get(incarnation, 0),
+                usd_per_hour=alive.usd_per_hour,
             ),
         )
     return sorted(lives, key=lambda life: (life.slot, life.started_at_s))
@@ -168,9 +161,8 @@ def response_metrics(graded: Sequence[GradedResponse], plan: PlanRecord) -> dict
 
 
 def resume_metrics(lives: Sequence[SlotLife]) -> dict[str, float]:
-    slots = {life.slot for life in lives}
     return {
-        "preempt/count": float(len(lives) - len(slots)),
+        "preempt/count": float(sum(life.state != "gone" for life in lives)),
         "resume/tokens_recovered": float(sum(life.tokens_recovered for life in lives)),
         "resume/tokens_regenerated": float(sum(life.tokens_regenerated for life in lives)),
     }
@@ -182,9 +174,19 @@ def cost_metrics(
     prices_usd_per_h: Mapping[str, float],
     tokens: int,
 ) -> dict[str, float]:
-    """Machine seconds and dollars at list price. A life lasts from its process's start to its last heartbeat."""
+    """Machine seconds and dollars at list price. A life lasts from its process's start to its last heartbeat.
+
+    A member that joined from outside costs what it said, or nothing.
+    """
+    prices = {JOINED_POOL: 0.0, **prices_usd_per_h}
     rollout_s = sum(life.ended_at_s - life.started_at_s for life in lives)
-    rollout_usd = sum(dollars(life.ended_at_s - life.started_at_s, prices_usd_per_h[life.pool]) for life in lives)
+    rollout_usd = sum(
+        dollars(
+            life.ended_at_s - life.started_at_s,
+            prices[life.pool] if life.usd_per_hour is None else life.usd_per_hour,
+        )
+        for life in lives
+    )
     train_s = training.ended_at_s - training.started_at_s
     train_usd = dollars(train_s, prices_usd_per_h["train"])
     started = min(life.started_at_s for life in lives)

@@ -4,8 +4,11 @@ import pytest
 from flytekit.exceptions.user import FlyteRecoverableException
 
 from storage import layout
-from storage.run import acquire_lease, read_report
-from storage.store import ObjectMissing
+from storage.compaction import read_responses
+from storage.memory import MemoryStore
+from storage.retention import list_versions
+from storage.run import acquire_lease, next_iteration, read_report
+from storage.store import ObjectMissing, StoreDenied
 from tasks.conclude import conclude
 from tasks.configuration.references import PlanReference, SlotOutcome, TrainOutcome
 from tasks.reporting.conclusion import IntegrityError
@@ -78,6 +81,60 @@ def test_concluding_again_gives_the_same(trained):
     before = everything(store)
     assert conclude(plan=reference, slots=SLOTS, trained=TRAINED, last=True) == first
     assert everything(store) == before
+
+
+def test_the_journal_becomes_one_object(trained):
+    store, reference = trained
+    live = read_responses(store, 0)
+    conclude(plan=reference, slots=SLOTS, trained=TRAINED, last=False)
+    assert not any(store.list(folder(0)) for folder in (layout.journal, layout.claims, layout.alive_all))
+    compacted = read_responses(store, 0)
+    assert [row.reward for row in compacted] == [row.reward for row in live]
+    assert all(a.equals(b) for a, b in zip(live, compacted, strict=True))
+    assert len(compacted) == 12
+
+
+def test_the_run_goes_on_from_what_is_kept(model):
+    """Every iteration deletes behind itself, and the next one finds what it begins from."""
+    store = memory_store("conclude-task")
+    for iteration in range(4):
+        reference = plan_iteration(config(URL, model, retention={"keep_weights": 2, "keep_checkpoints": 1}))
+        roll_out(URL, iteration)
+        train_iteration(URL, iteration)
+        conclude(plan=reference, slots=SLOTS, trained=TRAINED, last=False)
+    assert next_iteration(store) == 4
+    assert list_versions(store, layout.WEIGHTS).newest == 4
+    assert list_versions(store, layout.CHECKPOINTS).complete == {4}
+    assert [len(read_responses(store, iteration)) for iteration in range(4)] == [12] * 4
+
+
+def test_a_journal_is_kept_on_request(model):
+    store = memory_store("conclude-task")
+    reference = plan_iteration(config(URL, model, retention={"compact": False}))
+    roll_out(URL, 0)
+    train_iteration(URL, 0)
+    before = store.list(layout.journal(0))
+    conclude(plan=reference, slots=SLOTS, trained=TRAINED, last=False)
+    assert store.list(layout.journal(0)) == before
+    assert layout.responses(0) not in store.list("")
+
+
+def test_what_cannot_be_deleted_does_not_fail_the_iteration(trained, caplog):
+    class Keeps(MemoryStore):
+        """Everything but deletion is allowed."""
+
+        def delete(self, key):
+            raise StoreDenied(f"cannot delete {key}")
+
+    store, reference = trained
+    keeps = Keeps()
+    for key, body in everything(store).items():
+        keeps.put(key, body)
+    memory_store("conclude-task", keeps)
+    assert conclude(plan=reference, slots=SLOTS, trained=TRAINED, last=True).weight_version == 1
+    assert "not everything that is no longer needed was deleted: cannot delete iterations/000000/" in caplog.text
+    assert keeps.list(layout.journal(0))
+    acquire_lease(keeps, "another", 60, Impatient())
 
 
 def test_only_the_last_iteration_of_an_execution_lets_others_in(trained):

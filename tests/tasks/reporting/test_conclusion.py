@@ -7,12 +7,13 @@ import pytest
 from storage import layout, records
 from storage.assembly import JournalReader
 from storage.clock import ManualClock
+from storage.compaction import read_batches
 from storage.memory import MemoryStore
 from storage.records import BatchRecord, GradedResponse, ReportRecord, SlotLife, TrainingRecord
 from storage.shard import Finish
 from storage.store import ConflictingRecord, CorruptObject, ObjectMissing
 from storage.weights import PUBLISHED_AT_S, TensorBlock, publish
-from tasks.reporting.conclusion import IntegrityError, conclude_iteration, read_batches, response_metrics
+from tasks.reporting.conclusion import IntegrityError, conclude_iteration, response_metrics
 from tests.journals import Incarnation, a_plan
 
 PLAN = a_plan(groups=2, generations=2, slots=2, first_prompt=6, created_at_s=1000.0)
@@ -117,6 +118,7 @@ def test_the_report_is_that_of_the_hand_made_case():
             "cost/usd_iter": 0.7,
             "cost/usd_per_mtok": 0.7 / 16 * 1e6,
             "reward_errors": 0,
+            "balance/responses_moved": 0,
             "timing_s/iteration": 100,
         }
     )

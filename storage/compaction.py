@@ -1,0 +1,151 @@
+"""Compaction: from what an iteration's batches name to one object with its responses, and back.
+
+Knows which rows count (the lineage in the batch records) and that what is stored equals them; not when, or whether,
+the journal may then be deleted.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from storage import layout, records
+from storage.assembly import Assembled, JournalReader
+from storage.prompt_table import decode_prompts
+from storage.records import BatchRecord, GradedResponse, PlanRecord
+from storage.responses import Response, decode_responses, encode_responses
+from storage.run import exists, read_plan
+from storage.shard import Finish, Logprobs, TokenIds
+from storage.store import CorruptObject, ObjectMissing, ObjectStore, commit
+
+ENDS = {"stop": Finish.STOP, "length": Finish.LENGTH}
+
+
+def read_batches(store: ObjectStore, iteration: int) -> list[BatchRecord]:
+    """The micro-batches recorded so far, in the order in which they were used."""
+    batches: list[BatchRecord] = []
+    while True:
+        key = layout.batch(iteration, len(batches))
+        try:
+            batches.append(records.read(store, BatchRecord, key))
+        except ObjectMissing:
+            return batches
+
+
+def read_responses(store: ObjectStore, iteration: int) -> list[Response]:
+    """The finished responses of an iteration, by number: from its one object, or else from its journal.
+
+    A response that the trainer has recorded is the one it recorded, with its rewards; others are as far as the claims
+    say now, and have none. Raises ObjectMissing when the iteration has no plan, CorruptObject.
+    """
+    key = layout.responses(iteration)
+    if not exists(store, key):
+        try:
+            rows = list(_journalled(store, iteration))
+        except CorruptObject:
+            # The journal may have been compacted and deleted while it was read.
+            if not exists(store, key):
+                raise
+        else:
+            if not exists(store, key):
+                return rows
+    return decode_responses(key, store.get(key))
+
+
+def compact(store: ObjectStore, iteration: int) -> None:
+    """Make the one object of an iteration whose every response is recorded, and check what is stored.
+
+    When it returns, the object has been read back and holds exactly what the batches name: token for token and bit for
+    bit of the journal's, or, if shards of that are already deleted, in everything that the batches say. Writes nothing
+    when the object is there. Raises CorruptObject when it differs, or when neither it nor the journal is whole.
+    """
+    key = layout.responses(iteration)
+    plan = read_plan(store, iteration)
+    prompt_ids = _prompt_ids(store, plan)
+    graded = _by_response(read_batches(store, iteration))
+    lineages = [response.lineage for response in graded.values()]
+    reader = JournalReader(store, plan)
+    reader.shards.advance_all({span.incarnation for lineage in lineages for span in lineage})
+    spans = (span for lineage in lineages for span in lineage)
+    is_whole = all(reader.shards.last_sequence(span.incarnation) >= span.last_sequence for span in spans)
+    if not exists(store, key):
+        rows = [_follow(plan, prompt_ids, named, reader) for named in graded.values()]
+        commit(store, key, encode_responses(rows))
+    stored = decode_responses(key, store.get(key))
+    if [row.response for row in stored] != list(graded):
+        raise CorruptObject(key, f"its {len(stored)} responses are not the {len(graded)} that the batches name")
+    for row in stored:
+        named = graded[row.response]
+        of_batches = _graded_row(plan, prompt_ids, named, row.token_ids, row.logprobs)
+        expected = _follow(plan, prompt_ids, named, reader) if is_whole else of_batches
+        if not row.equals(expected) or not len(row.token_ids) == len(row.logprobs) == named.length:
+            raise CorruptObject(key, f"response {row.response} is not what the batches and the journal say")
+
+
+def _journalled(store: ObjectStore, iteration: int) -> Iterator[Response]:
+    plan = read_plan(store, iteration)
+    prompt_ids = _prompt_ids(store, plan)
+    graded = _by_response(read_batches(store, iteration))
+    reader = JournalReader(store, plan)
+    reader.refresh()
+    for response in range(plan.num_responses):
+        if response in graded:
+            yield _follow(plan, prompt_ids, graded[response], reader)
+        else:
+            assembled = reader.assemble(response)
+            if assembled.finish.ends_response:
+                yield _ungraded_row(plan, prompt_ids, assembled)
+
+
+def _graded_row(
+    plan: PlanRecord, prompt_ids: list[str], named: GradedResponse, token_ids: TokenIds, logprobs: Logprobs
+) -> Response:
+    """What plan and batches say about a response, with its tokens."""
+    group = named.response // plan.num_generations
+    return Response(
+        named.response,
+        group,
+        prompt_ids[group],
+        token_ids,
+        logprobs,
+        ENDS[named.finish_reason],
+        named.reward,
+        named.rewards,
+        plan.weight_version,
+        len(named.lineage),
+    )
+
+
+def _follow(plan: PlanRecord, prompt_ids: list[str], named: GradedResponse, reader: JournalReader) -> Response:
+    """A recorded response with the journal's tokens; raises CorruptObject when it has another end or length there."""
+    assembled = reader.follow(named.response, named.lineage)
+    if assembled.finish != ENDS[named.finish_reason] or len(assembled.token_ids) != named.length:
+        raise CorruptObject(
+            layout.journal(plan.iteration),
+            f"response {named.response} has {len(assembled.token_ids)} tokens and ends with "
+            f"{assembled.finish.name.lower()}; the batches say {named.length} and {named.finish_reason}",
+        )
+    return _graded_row(plan, prompt_ids, named, assembled.token_ids, assembled.logprobs)
+
+
+def _ungraded_row(plan: PlanRecord, prompt_ids: list[str], assembled: Assembled) -> Response:
+    group = assembled.response // plan.num_generations
+    return Response(
+        assembled.response,
+        group,
+        prompt_ids[group],
+        assembled.token_ids,
+        assembled.logprobs,
+        assembled.finish,
+        None,
+        {},
+        plan.weight_version,
+        len(assembled.lineage),
+    )
+
+
+def _by_response(batches: Iterable[BatchRecord]) -> Mapping[int, GradedResponse]:
+    """What was recorded of each response, in the order of their numbers."""
+    named = {response.response: response for batch in batches for response in batch.responses}
+    return dict(sorted(named.items()))
+
+
+def _prompt_ids(store: ObjectStore, plan: PlanRecord) -> list[str]:
+    return [row.prompt_id for row in decode_prompts(plan.prompts_key, store.get(plan.prompts_key))]

@@ -1,0 +1,158 @@
+"""Retention: deletes what no resumable or replayable iteration needs, in an order that may stop anywhere.
+
+Decides from names alone, except that a journal goes only after `compact` has read back what stands for it. Whatever is
+interrupted is done by the next sweep, and what a zombie writes afterwards goes with it.
+"""
+
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from storage import layout, records
+from storage.compaction import compact
+from storage.records import ClosedRecord
+from storage.retention_config import RetentionConfig
+from storage.run import next_iteration
+from storage.store import ConflictingRecord, CorruptObject, ObjectMissing, ObjectStore, commit
+from storage.weight_versions import bases
+
+log = logging.getLogger(__name__)
+THREADS = 8
+# What is wrong with one iteration or version, and no reason to leave the others as they are.
+DAMAGE = (CorruptObject, ObjectMissing, ConflictingRecord)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Swept:
+    """What a sweep did, or with `dry_run` would do.
+
+    compacted: iterations that got their one object. deleted: keys. problems: what was left alone, and why.
+    """
+
+    compacted: tuple[int, ...]
+    deleted: tuple[str, ...]
+    problems: tuple[str, ...]
+
+    def counts(self) -> dict[str, int]:
+        """How many objects were deleted of each kind: journal, alive, claims, weights, checkpoints, probe."""
+        parts = (key.split("/") for key in self.deleted)
+        return Counter(names[2] if f"{names[0]}/" == layout.ITERATIONS else names[0] for names in parts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Versions:
+    """What lies below `weights/` or `checkpoints/`: `keys` by version; a `complete` version has its manifest."""
+
+    keys: dict[int, list[str]]
+    complete: frozenset[int]
+
+    @property
+    def newest(self) -> int:
+        """The newest complete version; -1 when there is none."""
+        return max(self.complete, default=-1)
+
+
+def sweep(store: ObjectStore, config: RetentionConfig, *, newest: int | None = None, dry_run: bool = False) -> Swept:
+    """Compact and delete as `config` says; may be repeated, or run beside another one, at any time.
+
+    newest: look at so many committed iterations only, besides those whose journals are kept; None: at all of them.
+    Raises StoreUnavailable or StoreDenied when the store refuses; the next sweep goes on from there.
+    """
+    current = next_iteration(store)
+    weights, checkpoints = (list_versions(store, prefix) for prefix in (layout.WEIGHTS, layout.CHECKPOINTS))
+    deletion = _Deletion(store, dry_run=dry_run)
+    compacted: list[int] = []
+    problems: list[str] = []
+    if current and newest is None:
+        deletion.run(store.list(layout.PROBE))
+    first = 0 if newest is None else max(0, current - config.keep_journals - newest)
+    # Nobody trains an iteration again when the next one can begin from what is published.
+    trained = min(current, weights.newest, checkpoints.newest)
+    for iteration in range(first, trained) if config.compact else ():
+        try:
+            keep_journal = iteration >= current - config.keep_journals
+            if _sweep_iteration(store, iteration, deletion, keep_journal=keep_journal):
+                compacted.append(iteration)
+        except DAMAGE as error:
+            problems.append(f"iteration {iteration}: {error}")
+    kept = {0, current, *newest_of(weights, config.keep_weights)}
+    try:
+        kept |= {base for version in kept & weights.complete for base in bases(store, version)}
+        _sweep_versions(weights, kept, current, deletion)
+    except DAMAGE as error:
+        problems.append(f"weights: {error}")
+    kept = {current, *newest_of(checkpoints, config.keep_checkpoints)}
+    _sweep_versions(checkpoints, kept, current, deletion)
+    for problem in problems:
+        log.warning("left as it is: %s", problem)
+    return Swept(compacted=tuple(compacted), deleted=tuple(deletion.keys), problems=tuple(problems))
+
+
+def list_versions(store: ObjectStore, prefix: str) -> Versions:
+    """The versions below `prefix` (layout.WEIGHTS or layout.CHECKPOINTS), with one LIST; other keys are passed over."""
+    keys: dict[int, list[str]] = defaultdict(list)
+    complete = set()
+    for key in store.list(prefix):
+        number, _, name = key.removeprefix(prefix).partition("/")
+        if number.isdecimal() and name:
+            keys[int(number)].append(key)
+            if key == layout.manifest(f"{prefix}{number}/"):
+                complete.add(int(number))
+    return Versions(keys=dict(keys), complete=frozenset(complete))
+
+
+def newest_of(versions: Versions, count: int) -> list[int]:
+    """The `count` newest complete versions, in ascending order."""
+    return sorted(versions.complete)[-count:]
+
+
+class _Deletion:
+    """Deletes group after group, the keys of a group side by side, and remembers them; with `dry_run` only that."""
+
+    def __init__(self, store: ObjectStore, *, dry_run: bool) -> None:
+        self._store = store
+        self.dry_run = dry_run
+        self.keys: list[str] = []
+
+    def run(self, keys: Sequence[str]) -> None:
+        if keys and not self.dry_run:
+            with ThreadPoolExecutor(min(THREADS, len(keys))) as pool:
+                list(pool.map(self._store.delete, keys))
+        self.keys += keys
+
+
+def _sweep_iteration(store: ObjectStore, iteration: int, deletion: _Deletion, *, keep_journal: bool) -> bool:
+    """Compact one committed iteration, then delete its journal; whether it had not been compacted yet.
+
+    Claims last: while they are there, a reader who misses a shard knows that it is gone, not that it never was.
+    """
+    keys = store.list(layout.iteration(iteration))
+    prefixes = (layout.journal(iteration), layout.alive_all(iteration), layout.claims(iteration))
+    phases = [[key for key in keys if key.startswith(prefix)] for prefix in prefixes]
+    is_new = layout.responses(iteration) not in keys
+    if not any(phases) or (keep_journal and not is_new):
+        return False
+    if not deletion.dry_run:
+        compact(store, iteration)
+        # Without claims an iteration that is not closed would look as if nobody had come yet.
+        closed = ClosedRecord(iteration=iteration, reason="the iteration is committed", nonce="committed")
+        commit(store, layout.closed(iteration), records.encode(closed))
+    for phase in [] if keep_journal else phases:
+        deletion.run(phase)
+    return is_new
+
+
+def _sweep_versions(versions: Versions, kept: Collection[int], current: int, deletion: _Deletion) -> None:
+    """Delete versions before `current` that are not `kept`, and what is left of half-deleted ones.
+
+    The newest first, for older ones may be their bases; of each its manifest first: a version without one does not
+    exist. Versions after `current` may be about to be published.
+    """
+    for version in sorted(versions.keys, reverse=True):
+        if version < current and version not in kept:
+            keys = versions.keys[version]
+            for name in ("/manifest.json", "/delta.json", ""):
+                deletion.run([key for key in keys if key.endswith(name)])
+                keys = [key for key in keys if not key.endswith(name)]

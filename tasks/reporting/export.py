@@ -1,0 +1,159 @@
+"""Export: the responses of a run as Parquet files, one per iteration, for pandas and DuckDB.
+
+Reads what the run's directory holds, compacted or live, and writes only to the folder it is given.
+"""
+
+import json
+import logging
+import re
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from storage import layout, model_files
+from storage.compaction import read_responses
+from storage.prompt_table import PromptRow, decode_prompts
+from storage.records import PlanRecord
+from storage.responses import Response
+from storage.run import exists, next_iteration, read_plan
+from storage.store import ObjectStore
+
+log = logging.getLogger(__name__)
+Decode = Callable[[Sequence[int]], str]
+# Without any of them transformers makes a tokenizer that knows no word.
+TOKENIZER_FILES = frozenset({"tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt"})
+RANGE = re.compile(r"(\d*):(\d*)|(\d+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    """One file: what it holds, and how many responses of the plan were finished when it was written."""
+
+    path: Path
+    iteration: int
+    responses: int
+    planned: int
+
+
+def parse_range(text: str, count: int) -> range:
+    """Of iterations 0 to count - 1 those that "a:b" (without b), "a:", ":b", ":" or "a" names.
+
+    Raises ValueError when it is none of these, or names no iteration, or one that the run does not have.
+    """
+    found = RANGE.fullmatch(text)
+    if found is None:
+        raise ValueError(f"iterations: value {text!r}; allowed: a:b (without b), a:, :b or a, counted from 0")
+    first, end, single = found.groups()
+    chosen = range(int(single), int(single) + 1) if single else range(int(first or 0), int(end or count))
+    if not chosen or chosen[-1] >= count:
+        raise ValueError(f"iterations: value {text!r}; allowed: the run has 0 to {count - 1}")
+    return chosen
+
+
+def export_rollouts(store: ObjectStore, iterations: str, folder: Path, *, overwrite: bool = False) -> list[Exported]:
+    """Write `iteration-<n>.parquet` into `folder` (made if missing) for every iteration that `iterations` names.
+
+    An iteration that is not committed yet gives the responses that are finished. Raises LookupError when the run has
+    no iteration, FileExistsError naming the first file that is there (and then writes nothing), NotADirectoryError,
+    ValueError for the range, and what reading raises. A file appears whole or not at all.
+    """
+    committed = next_iteration(store)
+    count = committed + exists(store, layout.plan(committed))
+    if not count:
+        raise LookupError(f"{store.url} holds no iteration")
+    paths = {index: folder / f"iteration-{index:06d}.parquet" for index in parse_range(iterations, count)}
+    present = [path for path in paths.values() if path.exists()]
+    if present and not overwrite:
+        raise FileExistsError(f"{present[0]} exists already; allowed: another folder, or --overwrite")
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"{folder} is a file; allowed: a folder, which is made if it is missing")
+    folder.mkdir(parents=True, exist_ok=True)
+    decode = load_decoder(store)
+    return [_export_iteration(store, index, path, decode) for index, path in paths.items()]
+
+
+def load_decoder(store: ObjectStore) -> Decode | None:
+    """From token ids to text with the run's own tokenizer, special tokens left out as for the rewards.
+
+    None, with a warning that says why, when the run's files make no tokenizer.
+    """
+    names = {key.removeprefix(layout.MODEL) for key in store.list(layout.MODEL)}
+    notice = f"column completion is empty: no tokenizer in {store.url}/{layout.MODEL}"
+    if not TOKENIZER_FILES & names:
+        log.warning("%s (none of %s is there)", notice, ", ".join(sorted(TOKENIZER_FILES)))
+        return None
+    from transformers import AutoTokenizer  # noqa: PLC0415 - costs seconds
+
+    try:
+        with tempfile.TemporaryDirectory(prefix="gleaner-model-") as name:
+            model_files.download(store, Path(name))
+            tokenizer: Any = AutoTokenizer.from_pretrained(name)
+    except Exception as error:  # noqa: BLE001 - whatever a damaged file makes of the library that reads it
+        log.warning("%s (%s)", notice, error)
+        return None
+
+    def decode(token_ids: Sequence[int]) -> str:
+        text: str = tokenizer.decode(token_ids, skip_special_tokens=True)
+        return text
+
+    return decode
+
+
+def rollout_table(
+    plan: PlanRecord, prompts: Sequence[PromptRow], rows: Sequence[Response], decode: Decode | None
+) -> pa.Table:
+    """One row per response, in the order of their numbers; docs/guide/data_export.md says what the columns are."""
+    functions = sorted({name for row in rows for name in row.rewards})
+    asked = [prompts[row.group] for row in rows]
+    columns: dict[str, tuple[pa.DataType, list[Any]]] = {
+        "iteration": (pa.int32(), [plan.iteration] * len(rows)),
+        "response": (pa.int32(), [row.response for row in rows]),
+        "group": (pa.int32(), [row.group for row in rows]),
+        "prompt_id": (pa.string(), [row.prompt_id for row in rows]),
+        "prompt": (pa.string(), [p.prompt if isinstance(p.prompt, str) else _as_json(p.prompt) for p in asked]),
+        "columns": (pa.string(), [_as_json(prompt.columns) for prompt in asked]),
+        "completion": (pa.string(), [decode(row.token_ids.tolist()) if decode else None for row in rows]),
+        "finish_reason": (pa.string(), [row.finish.name.lower() for row in rows]),
+        "length": (pa.int32(), [len(row.token_ids) for row in rows]),
+        "weight_version": (pa.int32(), [row.weight_version for row in rows]),
+        "reward": (pa.float64(), [row.reward for row in rows]),
+        **{f"reward_{name}": (pa.float64(), [row.rewards.get(name) for row in rows]) for name in functions},
+    }
+    arrays = {name: pa.array(values, type=kind) for name, (kind, values) in columns.items()}
+    arrays["token_ids"] = _lists([row.token_ids.astype(np.int32) for row in rows], pa.int32())
+    arrays["logprobs"] = _lists([row.logprobs for row in rows], pa.float32())
+    return pa.table(arrays)
+
+
+def _lists(values: Sequence[npt.NDArray[Any]], item: pa.DataType) -> pa.Array:
+    """An array of lists, by way of buffers: Python numbers would take ten times the memory."""
+    offsets = np.cumsum([0, *map(len, values)], dtype=np.int64)
+    flat = pa.array(np.concatenate(values) if values else [], type=item)
+    return pa.LargeListArray.from_arrays(pa.array(offsets), flat)
+
+
+def _export_iteration(store: ObjectStore, iteration: int, path: Path, decode: Decode | None) -> Exported:
+    import pyarrow.parquet as pq  # noqa: PLC0415 - only an export needs it
+
+    plan = read_plan(store, iteration)
+    prompts = decode_prompts(plan.prompts_key, store.get(plan.prompts_key))
+    rows = read_responses(store, iteration)
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    try:
+        table = rollout_table(plan, prompts, rows, decode)
+        # Without Arrow's own schema in it, the columns are plain Parquet lists to every reader.
+        pq.write_table(table, unfinished, compression="zstd", store_schema=False)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return Exported(path=path, iteration=iteration, responses=len(rows), planned=plan.num_responses)
+
+
+def _as_json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, sort_keys=True)

@@ -1,0 +1,120 @@
+"""Runs written by hand, iteration by iteration, as far as retention and export look at them."""
+
+from storage import layout, records
+from storage.assembly import JournalReader
+from storage.framing import digest
+from storage.prompt_table import PromptRow, encode_prompts
+from storage.records import BatchRecord, GradedResponse, PlanRecord, ReportRecord
+from storage.shard import Finish
+from storage.store import ObjectStore
+from storage.weights import TensorBlock, publish
+from tests.journals import Incarnation, a_plan
+
+GROUPS, GENERATIONS = 2, 2
+PROMPTS = [
+    PromptRow("p0", (1, 2), "1+1=", {"answer": "2"}),
+    PromptRow("p1", (1, 3), [{"role": "user", "content": "2+2="}], {"answer": "4", "level": [1, None]}),
+]
+TOKENS = {0: [11, 12, 13, 14, 2], 1: [1, 1, 2], 2: [5, 5, 70_000, 2], 3: [7]}
+
+
+def plan_iteration(store: ObjectStore, iteration: int) -> PlanRecord:
+    """Prompts and plan of 2 groups of 2, on two slots."""
+    body = encode_prompts(PROMPTS)
+    key = layout.prompts(iteration, digest(body).hex())
+    store.put(key, body)
+    plan = a_plan(
+        groups=GROUPS,
+        generations=GENERATIONS,
+        slots=2,
+        iteration=iteration,
+        weight_version=iteration,
+        prompts_key=key,
+        config={"iteration": iteration},
+    )
+    store.create(layout.plan(iteration), records.encode(plan))
+    return plan
+
+
+def roll_out(store: ObjectStore, plan: PlanRecord, responses: tuple[int, ...] = (0, 1, 2, 3)) -> None:
+    """The journal: response 0 by two lives of slot 0, with a void shard in between; `responses` get their end."""
+    victim = Incarnation(store, plan, 0, f"00000-{'a' * 16}")
+    victim.write(0, TOKENS[0][:3], Finish.RUNNING)
+    successor = Incarnation(store, plan, 0, f"00000-{'b' * 16}")
+    victim.write(0, [99], Finish.RUNNING)
+    other = Incarnation(store, plan, 1, f"00001-{'c' * 16}")
+    for response in responses:
+        rest = TOKENS[response][3:] if response == 0 else TOKENS[response]
+        writer = successor if response < GENERATIONS else other
+        writer.write(response, rest, Finish.LENGTH if response == 3 else Finish.STOP)
+    for life in (victim, successor, other):
+        life.announce(started_at_s=1, updated_at_s=2, tokens_generated=1, gone=True)
+
+
+def grade(store: ObjectStore, plan: PlanRecord, number: int, responses: tuple[int, ...]) -> None:
+    """One batch record of `responses`."""
+    reader = JournalReader(store, plan)
+    reader.refresh()
+    graded = []
+    for response in responses:
+        assembled = reader.assemble(response)
+        graded.append(
+            GradedResponse(
+                response=response,
+                length=len(assembled.token_ids),
+                finish_reason="length" if assembled.finish == Finish.LENGTH else "stop",
+                lineage=assembled.lineage,
+                reward=response / 4,
+                rewards={"exact": response / 4, "style": None if response == 0 else 0.5},
+            )
+        )
+    batch = BatchRecord(iteration=plan.iteration, number=number, responses=tuple(graded))
+    store.put(layout.batch(plan.iteration, number), records.encode(batch))
+
+
+def publish_state(store: ObjectStore, prefix: str, version: int) -> None:
+    """Three tensors, of which each is an object."""
+    blocks = {f"{tensor}": TensorBlock("F32", (1,), bytes([version, tensor, 0, 0])) for tensor in range(3)}
+    publish(store, prefix, blocks, {}, object_bytes_max=4)
+
+
+def publish_version(store: ObjectStore, version: int) -> None:
+    """Weights and, but for version 0, the trainer's state."""
+    for prefix in (layout.weights(version), layout.checkpoint(version)) if version else (layout.weights(0),):
+        publish_state(store, prefix, version)
+
+
+def commit(store: ObjectStore, plan: PlanRecord) -> None:
+    """The report."""
+    report = ReportRecord(
+        iteration=plan.iteration,
+        weight_version=plan.iteration + 1,
+        next_prompt=0,
+        metrics={"reward": 0.375},
+        rewards=(),
+        lengths=(),
+        lives=(),
+        train_started_at_s=0,
+        train_ended_at_s=0,
+        created_at_s=0,
+    )
+    store.create(layout.report(plan.iteration), records.encode(report))
+
+
+def committed_iteration(store: ObjectStore, iteration: int) -> PlanRecord:
+    """Everything from plan to report."""
+    plan = plan_iteration(store, iteration)
+    roll_out(store, plan)
+    grade(store, plan, 0, (2, 3))
+    grade(store, plan, 1, (0, 1))
+    publish_version(store, iteration + 1)
+    commit(store, plan)
+    return plan
+
+
+def run_of(store: ObjectStore, iterations: int) -> None:
+    """A run with so many committed iterations."""
+    store.put(layout.RUN, b"{}")
+    publish_version(store, 0)
+    for iteration in range(iterations):
+        committed_iteration(store, iteration)

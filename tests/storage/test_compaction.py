@@ -1,0 +1,174 @@
+"""From batches and journal to one object and back, on iterations written by hand."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from storage import layout, records
+from storage.compaction import compact, read_batches, read_responses
+from storage.memory import MemoryStore
+from storage.records import BatchRecord
+from storage.responses import Response, decode_responses, encode_responses
+from storage.shard import Finish
+from storage.store import CorruptObject, ObjectMissing
+from tests.committed_runs import TOKENS, committed_iteration, grade, plan_iteration, roll_out
+from tests.journals import LOGPROB
+
+KEY = layout.responses(0)
+
+
+@pytest.fixture
+def store():
+    found = MemoryStore()
+    committed_iteration(found, 0)
+    return found
+
+
+def delete(store, prefix):
+    for key in store.list(prefix):
+        store.delete(key)
+
+
+def test_the_object_holds_what_the_batches_name(store):
+    compact(store, 0)
+    rows = decode_responses(KEY, store.get(KEY))
+    assert [row.token_ids.tolist() for row in rows] == [TOKENS[response] for response in range(4)]
+    assert all((row.logprobs == np.float32(LOGPROB)).all() for row in rows)
+    assert [(row.response, row.group, row.prompt_id, row.spans) for row in rows] == [
+        (0, 0, "p0", 2),
+        (1, 0, "p0", 1),
+        (2, 1, "p1", 1),
+        (3, 1, "p1", 1),
+    ]
+    assert [row.finish for row in rows] == [Finish.STOP] * 3 + [Finish.LENGTH]
+    assert [row.reward for row in rows] == [0.0, 0.25, 0.5, 0.75]
+    assert rows[0].rewards == {"exact": 0.0, "style": None}
+    assert rows[3].rewards == {"exact": 0.75, "style": 0.5}
+
+
+def test_it_reads_the_same_compacted_and_from_the_journal(store):
+    live = read_responses(store, 0)
+    compact(store, 0)
+    delete(store, layout.journal(0))
+    delete(store, layout.claims(0))
+    compacted = read_responses(store, 0)
+    assert len(live) == len(compacted) == 4
+    assert all(a.equals(b) for a, b in zip(live, compacted, strict=True))
+
+
+def test_compacting_again_changes_nothing_also_when_the_journal_is_going(store):
+    compact(store, 0)
+    body = store.get(KEY)
+    for key in store.list(layout.journal(0)):
+        store.delete(key)
+        compact(store, 0)
+    assert store.get(KEY) == body
+
+
+def test_an_iteration_under_way_gives_what_is_finished():
+    store = MemoryStore()
+    plan = plan_iteration(store, 0)
+    assert read_responses(store, 0) == []
+    roll_out(store, plan, responses=(1, 2, 3))  # response 0 has tokens and no end
+    grade(store, plan, 0, (2, 3))
+    rows = read_responses(store, 0)
+    assert [(row.response, row.reward) for row in rows] == [(1, None), (2, 0.5), (3, 0.75)]
+    assert rows[0].rewards == {}
+    assert rows[0].token_ids.tolist() == TOKENS[1]
+
+
+def test_what_the_trainer_recorded_counts_and_not_what_claims_say_later(store):
+    # A claim that seals below what was consumed: from now on the claims alone give response 1 no token.
+    reader_sees = [row.token_ids.tolist() for row in read_responses(store, 0)]
+    delete(store, layout.claims(0))
+    assert [row.token_ids.tolist() for row in read_responses(store, 0)] == reader_sees
+    compact(store, 0)
+    assert [row.token_ids.tolist() for row in read_responses(store, 0)] == reader_sees
+
+
+def test_no_object_is_made_of_a_journal_with_a_hole(store):
+    store.delete(layout.shard(0, f"00000-{'b' * 16}", 0))
+    with pytest.raises(CorruptObject, match="it is gone"):
+        compact(store, 0)
+    assert KEY not in store.list("")
+
+
+def test_batches_that_contradict_the_journal_are_not_compacted(store):
+    key = layout.batch(0, 0)
+    batch = records.read(store, BatchRecord, key)
+    changed = (replace(batch.responses[0], length=3), *batch.responses[1:])
+    store.put(key, records.encode(replace(batch, responses=changed)))
+    with pytest.raises(CorruptObject, match="response 2 has 4 tokens and ends with stop; the batches say 3 and stop"):
+        compact(store, 0)
+    assert KEY not in store.list("")
+
+
+CHANGES = [
+    {"token_ids": np.array([7, 7, 7, 7, 2], dtype=np.uint32)},
+    {"logprobs": np.full(5, -1.0, dtype=np.float32)},
+    {"reward": 1.0},
+    {"rewards": {"exact": 0.0}},
+    {"finish": Finish.LENGTH},
+    {"prompt_id": "p1"},
+    {"spans": 1},
+    {"token_ids": np.zeros(1, dtype=np.uint32), "logprobs": np.zeros(1, dtype=np.float32)},
+]
+
+
+def store_object(store, change):
+    compact(store, 0)
+    rows = decode_responses(KEY, store.get(KEY))
+    first = {name: getattr(rows[0], name) for name in Response.__slots__}
+    store.put(KEY, encode_responses([Response(**(first | change)), *rows[1:]]))
+
+
+@pytest.mark.parametrize("change", CHANGES, ids="+".join)
+def test_a_stored_object_that_is_not_the_journal_is_noticed(store, change):
+    store_object(store, change)
+    with pytest.raises(CorruptObject, match="response 0 is not what the batches and the journal say"):
+        compact(store, 0)
+
+
+@pytest.mark.parametrize("change", CHANGES[2:], ids="+".join)
+def test_without_the_journal_the_batches_still_tell(store, change):
+    store_object(store, change)
+    delete(store, layout.journal(0))
+    with pytest.raises(CorruptObject, match="response 0 is not what the batches and the journal say"):
+        compact(store, 0)
+
+
+def test_an_object_with_other_responses_is_noticed(store):
+    compact(store, 0)
+    rows = decode_responses(KEY, store.get(KEY))
+    store.put(KEY, encode_responses(rows[1:]))
+    with pytest.raises(CorruptObject, match="its 3 responses are not the 4 that the batches name"):
+        compact(store, 0)
+
+
+def test_a_reader_whose_journal_goes_meanwhile_takes_the_object(store):
+    class Compacts(MemoryStore):
+        """Another process compacts and deletes as soon as the reader has looked at the first shard."""
+
+        going = True
+
+        def get(self, key, start=0, end=None):
+            body = store.get(key, start, end)
+            if self.going and key.startswith(layout.journal(0)):
+                self.going = False
+                compact(store, 0)
+                delete(store, layout.journal(0))
+                delete(store, layout.claims(0))
+            return body
+
+        def list(self, prefix, after=""):
+            return store.list(prefix, after)
+
+    assert [row.token_ids.tolist() for row in read_responses(Compacts(), 0)] == [TOKENS[r] for r in range(4)]
+
+
+def test_no_plan_no_responses(store):
+    with pytest.raises(ObjectMissing, match=r"000007/plan\.json"):
+        read_responses(store, 7)
+    assert read_batches(store, 7) == []
+    assert [batch.number for batch in read_batches(store, 0)] == [0, 1]

@@ -1,0 +1,148 @@
+"""Rollouts as Parquet, from compacted and from live iterations, with and without a tokenizer."""
+
+import json
+import re
+import runpy
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from examples.warm_start import build_tokenizer
+from storage import layout, model_files
+from storage.memory import MemoryStore
+from storage.retention import sweep
+from storage.retention_config import RetentionConfig
+from tasks.reporting.export import export_rollouts, parse_range
+from tests.committed_runs import PROMPTS, TOKENS, grade, plan_iteration, roll_out, run_of
+from tests.journals import LOGPROB
+
+
+@pytest.fixture(scope="module")
+def tokenizer_files(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("model")
+    build_tokenizer().save_pretrained(directory)
+    (directory / "config.json").write_text('{"model_type": "qwen2"}')
+    return directory
+
+
+@pytest.fixture
+def store(tokenizer_files):
+    """Iterations 0 and 1 are committed, 0 of them compacted; 2 is under way."""
+    found = MemoryStore("export")
+    run_of(found, 2)
+    model_files.upload(found, tokenizer_files)
+    sweep(found, RetentionConfig(keep_journals=1))
+    found.delete(layout.responses(1))
+    plan = plan_iteration(found, 2)
+    roll_out(found, plan, responses=(1, 2, 3))
+    grade(found, plan, 0, (2, 3))
+    return found
+
+
+def test_every_column_of_a_committed_iteration(store, tmp_path):
+    for iteration in (0, 1):  # compacted, and from the journal
+        [written] = export_rollouts(store, str(iteration), tmp_path / "out")
+        assert (written.path.name, written.responses, written.planned) == (f"iteration-00000{iteration}.parquet", 4, 4)
+        table = pq.read_table(written.path).to_pydict()
+        assert table["iteration"] == table["weight_version"] == [iteration] * 4
+        assert table["response"] == [0, 1, 2, 3]
+        assert table["group"] == [0, 0, 1, 1]
+        assert table["prompt_id"] == ["p0", "p0", "p1", "p1"]
+        assert table["prompt"][0] == PROMPTS[0].prompt
+        assert json.loads(table["prompt"][2]) == PROMPTS[1].prompt
+        assert json.loads(table["columns"][3]) == PROMPTS[1].columns
+        assert table["token_ids"] == [TOKENS[response] for response in range(4)]
+        assert table["logprobs"] == [[LOGPROB] * len(TOKENS[response]) for response in range(4)]
+        assert table["length"] == [len(TOKENS[response]) for response in range(4)]
+        assert table["finish_reason"] == ["stop", "stop", "stop", "length"]
+        assert table["reward"] == [0.0, 0.25, 0.5, 0.75]
+        assert table["reward_exact"] == [0.0, 0.25, 0.5, 0.75]
+        assert table["reward_style"] == [None, 0.5, 0.5, 0.5]
+
+
+def test_lists_are_plain_parquet(store, tmp_path):
+    [written] = export_rollouts(store, "0", tmp_path)
+    schema = pq.read_schema(written.path)
+    assert schema.field("token_ids").type == pa.list_(pa.field("element", pa.int32()))
+    assert schema.field("logprobs").type == pa.list_(pa.field("element", pa.float32()))
+    assert schema.metadata is None
+
+
+def test_the_completion_is_the_text_that_the_rewards_saw(store, tmp_path):
+    tokenizer = build_tokenizer()
+    [written] = export_rollouts(store, "0", tmp_path)
+    completions = pq.read_table(written.path).column("completion").to_pylist()
+    for response in (0, 1, 3):
+        assert completions[response] == tokenizer.decode(TOKENS[response], skip_special_tokens=True)
+    assert len(completions[1]) == 0  # <bos> <bos> <eos>
+    assert len(completions[0]) == 4
+
+
+@pytest.mark.parametrize("damage", ["missing", "broken"])
+def test_without_a_tokenizer_there_is_everything_but_text(store, tmp_path, caplog, damage):
+    for key in store.list(layout.MODEL):
+        store.delete(key)
+    if damage == "broken":
+        store.put(layout.model_file("tokenizer.json"), b"{")
+    [written] = export_rollouts(store, "0", tmp_path)
+    table = pq.read_table(written.path)
+    assert table.column("completion").to_pylist() == [None] * 4
+    assert table.schema.field("completion").type == pa.string()
+    assert "column completion is empty: no tokenizer in memory://export/model/" in caplog.text
+
+
+def test_an_iteration_under_way_gives_what_is_finished_and_graded(store, tmp_path):
+    files = export_rollouts(store, ":", tmp_path)
+    assert [(file.iteration, file.responses) for file in files] == [(0, 4), (1, 4), (2, 3)]
+    table = pq.read_table(files[2].path).to_pydict()
+    assert table["response"] == [1, 2, 3]
+    assert table["reward"] == [None, 0.5, 0.75]
+
+
+def test_a_whole_run_reads_as_one_table(store, tmp_path):
+    export_rollouts(store, ":", tmp_path)
+    assert pq.read_table(tmp_path).num_rows == 11
+
+
+def test_nothing_is_overwritten_unless_asked_for(store, tmp_path):
+    (tmp_path / "iteration-000001.parquet").write_bytes(b"mine")
+    with pytest.raises(FileExistsError, match=r"iteration-000001.parquet exists already; allowed: another folder, or"):
+        export_rollouts(store, ":", tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["iteration-000001.parquet"]
+    assert len(export_rollouts(store, "0:1", tmp_path)) == 1
+    assert len(export_rollouts(store, ":", tmp_path, overwrite=True)) == 3
+    assert pq.read_table(tmp_path / "iteration-000001.parquet").num_rows == 4
+
+
+def test_a_run_without_an_iteration(tmp_path):
+    with pytest.raises(LookupError, match="memory://empty holds no iteration"):
+        export_rollouts(MemoryStore("empty"), ":", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "chosen"), [(":", [0, 1, 2]), ("1:", [1, 2]), (":2", [0, 1]), ("1:2", [1]), ("2", [2]), ("0:3", [0, 1, 2])]
+)
+def test_ranges_leave_out_their_end(text, chosen):
+    assert list(parse_range(text, 3)) == chosen
+
+
+@pytest.mark.parametrize("text", ["", "a", "1-2", "-1", "3", "2:4", "2:2", "2:1", "1:2:3", "5:"])
+def test_other_ranges_are_refused(text):
+    with pytest.raises(ValueError, match=f"iterations: value '{text}'; allowed: "):
+        parse_range(text, 3)
+
+
+def test_the_pandas_example_of_the_guide_runs(store, tmp_path, monkeypatch, capsys):
+    guide = Path(__file__).parents[3] / "docs" / "guide" / "data_export.md"
+    [example] = re.findall(r"^```python\n(.*?)^```", guide.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    export_rollouts(store, ":", tmp_path / "rollouts")
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "example.py"
+    script.write_text(example)
+    runpy.run_path(str(script))
+    shown = capsys.readouterr().out
+    assert "groups without a signal" in shown
+    assert "1+1=" in shown

@@ -1,0 +1,111 @@
+"""The commands `gleaner export` and `gleaner sweep`."""
+
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+from gleaner import main
+from storage import layout, records
+from storage.connect import connect
+from storage.records import PlanRecord
+from tasks.configuration.run_config import dump, parse
+from tests.committed_runs import run_of
+
+
+@pytest.fixture
+def run(tmp_path):
+    """The url of a run with three committed iterations, whose plans hold a configuration."""
+    url = str(tmp_path / "run")
+    store = connect(url)
+    run_of(store, 3)
+    set_retention(store, {})
+    return url
+
+
+def set_retention(store, retention):
+    document = {
+        "run": {"url": "memory://x"},
+        "policy": {"path": "m"},
+        "data": {"source": "arithmetic"},
+        "rewards": [{"function": "arithmetic"}],
+        "retention": retention,
+    }
+    plan = records.read(store, PlanRecord, layout.plan(2))
+    fields = {name: getattr(plan, name) for name in plan.__dataclass_fields__} | {"config": dump(parse(document))}
+    store.put(layout.plan(2), records.encode(PlanRecord(**fields)))
+
+
+def gleaner(*arguments):
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def refused(result):
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    [line] = result.stderr.splitlines()
+    return line
+
+
+def test_export_says_what_it_wrote(run, tmp_path):
+    result = gleaner("export", "--rollouts", run, "--iterations", "1:", "--to", tmp_path / "out")
+    assert result.exit_code == 0
+    assert result.stdout.splitlines() == [
+        f"{tmp_path}/out/iteration-00000{n}.parquet: 4 of 4 responses of iteration {n}" for n in (1, 2)
+    ]
+    assert pq.read_table(tmp_path / "out").num_rows == 8
+
+
+def test_what_export_cannot_do_is_one_line(run, tmp_path):
+    out = tmp_path / "out"
+    assert refused(gleaner("export", run, "--to", out)) == (
+        "gleaner: export: nothing to export was named; allowed: --rollouts"
+    )
+    assert refused(gleaner("export", "--rollouts", run, "--iterations", "7", "--to", out)) == (
+        "gleaner: iterations: value '7'; allowed: the run has 0 to 2"
+    )
+    empty = tmp_path / "empty"
+    assert refused(gleaner("export", "--rollouts", empty, "--to", out)) == f"gleaner: {empty} holds no iteration"
+    assert not out.exists()
+    assert gleaner("export", "--rollouts", run, "--to", out).exit_code == 0
+    assert "iteration-000000.parquet exists already" in refused(gleaner("export", "--rollouts", run, "--to", out))
+    assert gleaner("export", "--rollouts", run, "--to", out, "--overwrite").exit_code == 0
+    file = tmp_path / "run" / "run.json"
+    assert refused(gleaner("export", "--rollouts", run, "--to", file)).startswith(
+        f"gleaner: {file} is a file; allowed: "
+    )
+
+
+def test_sweep_first_tells_then_does(run):
+    store = connect(run)
+    before = store.list("")
+    told = gleaner("sweep", run, "--dry-run")
+    assert told.exit_code == 0
+    assert told.stdout.splitlines() == [
+        "would have compacted 3 iterations",
+        "would have deleted 44 objects: 9 alive, 4 checkpoints, 9 claims, 18 journal, 4 weights",
+    ]
+    assert store.list("") == before
+    done = gleaner("sweep", run)
+    assert done.stdout == told.stdout.replace("would have ", "")
+    assert gleaner("sweep", run).stdout == "compacted 0 iterations\ndeleted 0 objects\n"
+    assert gleaner("status", run).exit_code == 0
+
+
+def test_sweep_follows_the_configuration_in_force(run):
+    set_retention(connect(run), {"compact": False, "keep_weights": 10, "keep_checkpoints": 10})
+    assert gleaner("sweep", run).stdout == "compacted 0 iterations\ndeleted 0 objects\n"
+
+
+def test_sweep_tells_what_it_left_and_fails(run):
+    store = connect(run)
+    store.put(layout.shard(0, f"00000-{'b' * 16}", 0), b"damaged")
+    result = gleaner("sweep", run)
+    assert result.exit_code == 1
+    assert result.stderr.startswith("left as it is: iteration 0: object 'iterations/000000/journal/")
+    assert result.stdout.startswith("compacted 2 iterations\n")
+
+
+def test_sweep_of_a_run_without_a_committed_iteration(tmp_path):
+    url = tmp_path / "nothing"
+    assert gleaner("sweep", url).stdout == f"{url} holds no committed iteration; nothing to do\n"
+    assert not url.exists()
