@@ -3,14 +3,17 @@
 Works the same while rollouts run and after they have ended. Knows nothing of rewards or gradients.
 """
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from storage.assembly import Assembled, JournalReader
 from storage.clock import Clock
 from storage.records import PlanRecord
 
+log = logging.getLogger(__name__)
 RESPONSES_SHOWN = 6
+LOG_INTERVAL_S = 30.0
 
 
 class GroupTimeout(TimeoutError):  # noqa: N818 - reads as what happened
@@ -26,6 +29,23 @@ class FollowConfig:
     poll_interval_s: float
 
 
+def incarnations_to_read(reader: JournalReader, unfinished: Iterable[int]) -> list[str]:
+    """Whose shards can still change these responses: their owners', and those sealed beyond what was read.
+
+    All others are dead, or done, or write what no reader takes (docs/format.md algorithm R).
+    """
+    names: dict[str, None] = {}
+    for response in unfinished:
+        owner = reader.book.owner(response)
+        if owner is None:
+            continue
+        names[owner.incarnation] = None
+        for span in reader.book.sealed(response):
+            if span.last_sequence > reader.shards.last_sequence(span.incarnation):
+                names[span.incarnation] = None
+    return list(names)
+
+
 class GroupFollower:
     """Answers "which group is finished next?" from claims and shards."""
 
@@ -35,16 +55,21 @@ class GroupFollower:
         self._config = config
         self._clock = clock
         self._finished: dict[int, Assembled] = {}
+        self._next_log_s = clock.monotonic() + LOG_INTERVAL_S
 
     def wait(self, pending: Sequence[int]) -> int:
-        """The next finished group of `pending` (in plan order); raises GroupTimeout when the journal stands still."""
+        """The next finished group of `pending` (in plan order); raises GroupTimeout when the journal stands still.
+
+        The journal of every pending group is read, whichever is waited for: any progress puts the time limit off.
+        """
         seen, since_s = self._progress(), self._clock.monotonic()
         candidates = pending[:1] if self._config.in_plan_order else pending
         while True:
             group = next((group for group in candidates if self.is_finished(group)), None)
             if group is not None:
                 return group
-            self._reader.refresh()
+            self._reader.book.refresh()
+            self._reader.shards.advance_all(incarnations_to_read(self._reader, self._unfinished(pending)))
             progress, now_s = self._progress(), self._clock.monotonic()
             if progress != seen:
                 seen, since_s = progress, now_s
@@ -52,6 +77,9 @@ class GroupFollower:
                     continue
             if now_s - since_s > self._config.timeout_s:
                 raise GroupTimeout(self._describe(candidates))
+            if now_s >= self._next_log_s:
+                self._next_log_s = now_s + LOG_INTERVAL_S
+                self._log_waiting(candidates, now_s - since_s)
             self._clock.sleep(self._config.poll_interval_s)
 
     def is_finished(self, group: int) -> bool:
@@ -82,12 +110,28 @@ class GroupFollower:
             self._finished[response] = assembled
         return assembled.finish.ends_response
 
+    def _unfinished(self, groups: Sequence[int]) -> list[int]:
+        return [response for group in groups for response in self.members(group) if not self._end(response)]
+
     def _progress(self) -> int:
         shards = self._reader.shards
         return sum(shards.last_sequence(incarnation) + 1 for incarnation in self._reader.book.incarnations)
 
+    def _log_waiting(self, groups: Sequence[int], still_s: float) -> None:
+        lines = self._missing(groups)
+        log.info(
+            "iteration %d: nothing new for %.0f s; waiting for %s", self._plan.iteration, still_s, "; ".join(lines)
+        )
+
     def _describe(self, groups: Sequence[int]) -> str:
-        waiting = [r for group in groups for r in self.members(group) if not self._end(r)]
+        return (
+            f"iteration {self._plan.iteration}: nothing was journalled for {self._config.timeout_s:.0f} s; "
+            "waiting for\n  " + "\n  ".join(self._missing(groups))
+        )
+
+    def _missing(self, groups: Sequence[int]) -> list[str]:
+        """One line per unfinished response: its tokens and its holder; the last one counts what is left out."""
+        waiting = self._unfinished(groups)
         lines = []
         for response in waiting[:RESPONSES_SHOWN]:
             owner = self._reader.book.owner(response)
@@ -96,8 +140,6 @@ class GroupFollower:
             lines.append(
                 f"response {response} (group {response // self._plan.num_generations}): {tokens} tokens, {holder}"
             )
-        more = f"\n  and {len(waiting) - RESPONSES_SHOWN} more" if len(waiting) > RESPONSES_SHOWN else ""
-        return (
-            f"iteration {self._plan.iteration}: nothing was journalled for {self._config.timeout_s:.0f} s; "
-            "waiting for\n  " + "\n  ".join(lines) + more
-        )
+        if len(waiting) > RESPONSES_SHOWN:
+            lines.append(f"and {len(waiting) - RESPONSES_SHOWN} more")
+        return lines

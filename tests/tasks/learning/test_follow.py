@@ -1,11 +1,14 @@
 """Waiting for groups while their responses are being written, on a clock that lets things happen while it sleeps."""
 
+import logging
+
 import pytest
 
-from storage import layout
+from storage import layout, records
 from storage.assembly import JournalReader
 from storage.clock import ManualClock
 from storage.memory import MemoryStore
+from storage.records import ClaimRecord
 from storage.shard import Finish
 from tasks.learning.follow import FollowConfig, GroupFollower, GroupTimeout
 from tests.journals import Incarnation, a_plan
@@ -27,6 +30,19 @@ class Meanwhile(ManualClock):
             self.events.pop(0)()
 
 
+class Counted(MemoryStore):
+    """Remembers whose shards were asked for."""
+
+    def __init__(self):
+        super().__init__()
+        self.asked = []
+
+    def get(self, key, start=0, end=None):
+        if "/journal/" in key:
+            self.asked.append(key.split("/")[-2])
+        return super().get(key, start, end)
+
+
 def follower(store, clock, *, in_plan_order=True, timeout_s=10.0):
     config = FollowConfig(in_plan_order=in_plan_order, timeout_s=timeout_s, poll_interval_s=1.0)
     return GroupFollower(JournalReader(store, PLAN), PLAN, config, clock)
@@ -39,7 +55,7 @@ def finish_group(incarnation, group):
 
 @pytest.fixture
 def store():
-    return MemoryStore()
+    return Counted()
 
 
 @pytest.fixture
@@ -145,3 +161,74 @@ def test_a_damaged_shard_is_named_and_not_waited_for(store, crew):
     store.put(key, store.get(key)[:-1])
     with pytest.raises(ValueError, match=rf"object '{key}' is corrupt"):
         follower(store, ManualClock()).wait(EVERY)
+
+
+def asked_in_vain(store, following, pending):
+    """Whose shards one wait that ends at its first look asked for."""
+    store.asked.clear()
+    with pytest.raises(GroupTimeout):
+        following.wait(pending)
+    return store.asked
+
+
+def test_the_dead_and_the_done_are_not_read_again(store, crew):
+    crew[0].write(0, [1, 2], Finish.RUNNING)
+    Incarnation(store, PLAN, 0, "00000-b")
+    for group in (1, 3):
+        finish_group(crew[1], group)
+    following = follower(store, ManualClock(), in_plan_order=False, timeout_s=-1.0)
+    assert following.wait(EVERY) == 1
+    assert asked_in_vain(store, following, [0, 2]) == ["00000-b"]
+
+
+def test_whoever_holds_nothing_that_is_pending_is_not_read(store, crew):
+    following = follower(store, ManualClock(), in_plan_order=False, timeout_s=-1.0)
+    assert asked_in_vain(store, following, [1, 3]) == ["00001-a"]
+    assert sorted(asked_in_vain(store, following, EVERY)) == ["00000-a", "00001-a"]
+
+
+def test_in_plan_order_those_who_hold_a_later_group_are_read_too(store, crew):
+    following = follower(store, ManualClock(), timeout_s=-1.0)
+    assert sorted(asked_in_vain(store, following, EVERY)) == ["00000-a", "00001-a"]
+
+
+def test_an_end_below_a_seal_is_read_from_the_dead(store):
+    """The successor has nothing left to write, so nothing else would tell that the group is finished."""
+    finish_group(Incarnation(store, PLAN, 0, "00000-a"), 0)
+    Incarnation(store, PLAN, 0, "00000-b")
+    clock = ManualClock()
+    assert follower(store, clock).wait(EVERY) == 0
+    assert clock.monotonic() == 0
+
+
+def test_a_seal_beyond_what_was_read_is_read_up_to(store, crew):
+    def end_and_be_succeeded():
+        crew[0].write(0, [2])
+        claim = ClaimRecord(unit=0, epoch=2, incarnation="00000-b", slot=0, responses=None, sealed={"00000-a": 1})
+        store.create(layout.claim(0, 0, 2), records.encode(claim))
+
+    crew[0].write(0, [1], Finish.RUNNING)
+    following = follower(store, Meanwhile(end_and_be_succeeded))
+    with pytest.raises(GroupTimeout, match=r"waiting for\n  response 1 \(group 0\): 0 tokens, held by 00000-b$"):
+        following.wait([0])
+
+
+def test_while_it_waits_it_says_for_what_but_not_often(store, crew, caplog):
+    caplog.set_level(logging.INFO, logger="tasks.learning.follow")
+    crew[0].write(0, [1, 2, 3], Finish.RUNNING)
+    idle = [lambda: None] * 69
+    following = follower(store, Meanwhile(*idle, lambda: finish_group(crew[1], 1)), in_plan_order=False, timeout_s=99)
+    assert following.wait([0, 1]) == 1
+    assert caplog.messages == [
+        f"iteration 0: nothing new for {still_s} s; waiting for response 0 (group 0): 3 tokens, held by 00000-a; "
+        "response 1 (group 0): 0 tokens, held by 00000-a; response 2 (group 1): 0 tokens, held by 00001-a; "
+        "response 3 (group 1): 0 tokens, held by 00001-a"
+        for still_s in (30, 60)
+    ]
+
+
+def test_what_comes_quickly_is_not_worth_a_line(store, crew, caplog):
+    caplog.set_level(logging.INFO, logger="tasks.learning.follow")
+    following = follower(store, Meanwhile(lambda: finish_group(crew[0], 0)))
+    following.wait(EVERY)
+    assert caplog.messages == []

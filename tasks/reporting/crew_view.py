@@ -1,0 +1,237 @@
+"""What a watcher sees of an iteration, as values: its crew, its totals, and what the trainer waits for.
+
+Pure functions of a plan, the claims, the responses' progress and the heartbeats; no store, no clock, no screen.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from storage.claims import ClaimBook
+from storage.records import AliveRecord, PlanRecord
+
+Phase = Literal["no run", "planning", "rollout", "training", "publishing", "committed"]
+MemberState = Literal["not come", "unknown", "loading", "working", "gone", "silent"]
+GROUPS_SHOWN = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """The last heartbeat read, None if there is none, and how long it has not changed on the watcher's own clock."""
+
+    record: AliveRecord | None
+    unchanged_s: float = 0.0
+    seen_to_change: bool = False
+
+    def state(self, silent_after_s: float) -> MemberState:
+        if self.record is None:
+            return "unknown"
+        if self.record.state != "gone" and self.unchanged_s >= silent_after_s:
+            return "silent"
+        return self.record.state
+
+    def is_alive(self, silent_after_s: float) -> bool:
+        """Whether it may still be at work, for all that is known."""
+        return self.state(silent_after_s) not in ("gone", "silent")
+
+
+UNREAD = Heartbeat(None)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A response as far as it is durable. `done`: it has ended, or the trainer has recorded it."""
+
+    tokens: int = 0
+    done: bool = False
+    released: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemberView:
+    """A member of the crew, or a slot to which nobody has come.
+
+    state: "silent" has not changed its heartbeat for as long as others wait before they take it for dead; "unknown" has
+    claims and no heartbeat. heartbeat_age_s: None until its heartbeat was seen to change. unfinished: responses it
+    holds that have not ended, by the journal; all other numbers are its heartbeat's. tokens_per_s: None while it does
+    not decode.
+    """
+
+    slot: int
+    joined: bool
+    incarnation: str | None = None
+    pool: str = ""
+    host: str = ""
+    state: MemberState
+    heartbeat_age_s: float | None = None
+    unfinished: int
+    running: int = 0
+    waiting: int = 0
+    tokens_per_s: float | None = None
+    tokens_generated: int = 0
+    tokens_recovered: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class WaitingResponse:
+    """An unfinished response; `released`: its holder has handed it over, anybody may continue it."""
+
+    response: int
+    tokens: int
+    holder: str | None
+    released: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class WaitingGroup:
+    group: int
+    unfinished: tuple[WaitingResponse, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Totals:
+    """Of an iteration.
+
+    tokens: those that count, journalled so far. tokens_per_s: of the members at work, None while none tells. moved: how
+    many times a response went from one slot to another.
+    """
+
+    responses_planned: int = 0
+    responses_done: int = 0
+    groups_planned: int = 0
+    groups_done: int = 0
+    groups_recorded: int = 0
+    micro_batches: int = 0
+    tokens: int = 0
+    tokens_per_s: float | None = None
+    claims: int = 0
+    moved: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunView:
+    """One look at a run. phase_seen_s: how long the watcher has seen this phase; the phase may be older.
+
+    waits_for: the first groups in plan order with a response that has not ended, groups_behind: how many more.
+    notice: why this look shows an older state; empty when it does not.
+    """
+
+    run_url: str
+    iteration: int
+    phase: Phase
+    phase_seen_s: float = 0.0
+    totals: Totals = Totals()
+    waits_for: tuple[WaitingGroup, ...] = ()
+    groups_behind: int = 0
+    members: tuple[MemberView, ...] = ()
+    notice: str = ""
+
+
+class Crew:
+    """The members of an iteration: what they hold, by the claims, and whether they live, by their heartbeats."""
+
+    def __init__(self, plan: PlanRecord, book: ClaimBook, progress: Mapping[int, Progress]) -> None:
+        self._plan = plan
+        self._book = book
+        self._progress = progress
+        self._home = {slot.slot: unit for unit, slot in enumerate(plan.slots)}
+        holdings = book.holdings()
+        self._owned = {name: len(held) for name, held in holdings.items()}
+        self._unfinished = {name: sum(not progress[r].done for r in held) for name, held in holdings.items()}
+
+    def matter(self, heartbeats: Mapping[str, Heartbeat], silent_after_s: float) -> list[str]:
+        """The incarnations worth showing, of those that have claims or heartbeats.
+
+        Whoever holds unfinished work; else of a slot of the plan the last one (a restarted slot takes over all that its
+        predecessors hold), and of those who joined or hold nothing, all that are not gone or silent.
+        """
+        by_slot: dict[int, list[str]] = {}
+        for name, slot in self._slots(heartbeats).items():
+            by_slot.setdefault(slot, []).append(name)
+        shown = []
+        for slot, names in by_slot.items():
+            busy = [name for name in names if self._unfinished.get(name)]
+            alive = [name for name in names if heartbeats.get(name, UNREAD).is_alive(silent_after_s)]
+            if slot not in self._home:
+                shown += [name for name in names if name in busy or name in alive]
+            else:
+                shown += busy or [name for name in names if self._owned.get(name)] or alive or names[-1:]
+        return shown
+
+    def members(self, heartbeats: Mapping[str, Heartbeat], silent_after_s: float) -> tuple[MemberView, ...]:
+        """One row per incarnation that matters and per slot without one; slots first, then who joined."""
+        slots = self._slots(heartbeats)
+        rows = [
+            self._member(name, slots[name], heartbeats.get(name, UNREAD), silent_after_s)
+            for name in self.matter(heartbeats, silent_after_s)
+        ]
+        for slot, unit in self._home.items():
+            if slot not in slots.values() and self._plan.slots[unit].groups:
+                responses = self._plan.responses_of(unit)
+                free = sum(not self._progress[r].done and self._book.owner(r) is None for r in responses)
+                pool = self._plan.slots[unit].pool
+                rows.append(MemberView(slot=slot, joined=False, pool=pool, state="not come", unfinished=free))
+        return tuple(sorted(rows, key=lambda row: (row.joined, row.slot, row.incarnation or "")))
+
+    def waits_for(self) -> tuple[tuple[WaitingGroup, ...], int]:
+        """The first groups with an unfinished response, in plan order, and how many more there are."""
+        groups = self._unfinished_groups()
+        first = [
+            WaitingGroup(group=group, unfinished=tuple(self._waiting(r) for r in groups[group]))
+            for group in sorted(groups)[:GROUPS_SHOWN]
+        ]
+        return tuple(first), len(groups) - len(first)
+
+    def totals(self, members: Collection[MemberView], *, groups_recorded: int, micro_batches: int) -> Totals:
+        """The iteration in numbers; the last two are those of the batches recorded so far."""
+        rates = [m.tokens_per_s for m in members if m.state == "working" and m.tokens_per_s is not None]
+        return Totals(
+            responses_planned=self._plan.num_responses,
+            responses_done=sum(state.done for state in self._progress.values()),
+            groups_planned=self._plan.num_groups,
+            groups_done=self._plan.num_groups - len(self._unfinished_groups()),
+            groups_recorded=groups_recorded,
+            micro_batches=micro_batches,
+            tokens=sum(state.tokens for state in self._progress.values()),
+            tokens_per_s=sum(rates) if rates else None,
+            claims=sum(self._book.epoch(unit) for unit in range(len(self._plan.slots))),
+            moved=self._book.moved,
+        )
+
+    def _unfinished_groups(self) -> dict[int, list[int]]:
+        groups: dict[int, list[int]] = {}
+        for response in range(self._plan.num_responses):
+            if not self._progress[response].done:
+                groups.setdefault(response // self._plan.num_generations, []).append(response)
+        return groups
+
+    def _waiting(self, response: int) -> WaitingResponse:
+        owner, state = self._book.owner(response), self._progress[response]
+        holder = owner.incarnation if owner is not None else None
+        return WaitingResponse(response=response, tokens=state.tokens, holder=holder, released=state.released)
+
+    def _slots(self, heartbeats: Mapping[str, Heartbeat]) -> dict[str, int]:
+        """The slot of every incarnation, by its claims or by its heartbeat."""
+        said = {name: heartbeat.record.slot for name, heartbeat in heartbeats.items() if heartbeat.record is not None}
+        return self._book.incarnations | said
+
+    def _member(self, name: str, slot: int, heartbeat: Heartbeat, silent_after_s: float) -> MemberView:
+        alive, state = heartbeat.record, heartbeat.state(silent_after_s)
+        joined, unfinished = slot not in self._home, self._unfinished.get(name, 0)
+        if alive is None:
+            return MemberView(slot=slot, joined=joined, incarnation=name, state=state, unfinished=unfinished)
+        return MemberView(
+            slot=slot,
+            joined=joined,
+            incarnation=name,
+            pool=alive.pool,
+            host=alive.host,
+            state=state,
+            heartbeat_age_s=heartbeat.unchanged_s if heartbeat.seen_to_change else None,
+            unfinished=unfinished,
+            running=alive.running,
+            waiting=alive.waiting,
+            tokens_per_s=alive.tokens_per_s,
+            tokens_generated=alive.tokens_generated,
+            tokens_recovered=alive.tokens_recovered,
+        )

@@ -1,0 +1,177 @@
+"""Watching a run: reads what is new at each look, and makes of it what `crew_view` defines. Never writes.
+
+Per look it lists claims and heartbeats, and gets the next shard of whoever holds unfinished work and the heartbeats of
+who matters; what was read is kept. Ages are of this clock: two machines' clocks are never compared.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from storage import layout, records
+from storage.assembly import JournalReader
+from storage.claims import Owner
+from storage.clock import Clock
+from storage.liveness import Liveness
+from storage.records import BatchRecord, PlanRecord
+from storage.run import exists, next_iteration, read_config, read_plan, read_report
+from storage.shard import Finish
+from storage.store import CorruptObject, ObjectMissing, ObjectStore, StoreUnavailable
+from tasks.learning.follow import incarnations_to_read
+from tasks.reporting.crew_view import UNREAD, Crew, Heartbeat, Phase, Progress, RunView, Totals
+from tasks.sampling.config import RolloutConfig
+
+
+class Watcher:
+    """Looks at the current iteration of a run, and goes on to the next when it is committed."""
+
+    def __init__(self, store: ObjectStore, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._iteration: int | None = None
+        self._open: OpenIteration | None = None
+        self._phase: tuple[int, Phase] | None = None
+        self._phase_since_s = 0.0
+
+    def looks(self, interval_s: float) -> Iterator[RunView]:
+        """Looks without end. A store that does not answer is told by `notice` and asked again, once it has answered."""
+        view = self.look()
+        while True:
+            yield view
+            self._clock.sleep(interval_s)
+            try:
+                view = self.look()
+            except StoreUnavailable as error:
+                view = replace(view, notice=str(error))
+
+    def look(self) -> RunView:
+        """The run as it stands. Raises StorageError for what cannot be read."""
+        view = self._look()
+        now_s = self._clock.monotonic()
+        if self._phase != (view.iteration, view.phase):
+            self._phase, self._phase_since_s = (view.iteration, view.phase), now_s
+        return replace(view, phase_seen_s=now_s - self._phase_since_s)
+
+    def _look(self) -> RunView:
+        while True:
+            iteration = self._find_iteration()
+            if iteration is None:
+                return self._view(0, "no run")
+            if self._open is None:
+                try:
+                    self._open = OpenIteration(self._store, read_plan(self._store, iteration), self._clock)
+                except ObjectMissing:
+                    return self._between(iteration)
+            try:
+                return self._open.look()
+            except (ObjectMissing, CorruptObject):
+                # A committed iteration's claims and shards may be deleted while they are read.
+                if not exists(self._store, layout.report(iteration)):
+                    raise
+
+    def _find_iteration(self) -> int | None:
+        """Go to the first iteration without a report; None when there is no run."""
+        if self._iteration is None:
+            if not exists(self._store, layout.RUN):
+                return None
+            self._iteration = next_iteration(self._store)
+        while exists(self._store, layout.report(self._iteration)):
+            self._iteration, self._open = self._iteration + 1, None
+        return self._iteration
+
+    def _between(self, iteration: int) -> RunView:
+        """What there is to say while the next iteration has no plan."""
+        if iteration == 0:
+            return self._view(0, "planning")
+        lengths = read_report(self._store, iteration - 1).lengths
+        totals = Totals(responses_planned=len(lengths), responses_done=len(lengths), tokens=sum(lengths))
+        return replace(self._view(iteration - 1, "committed"), totals=totals)
+
+    def _view(self, iteration: int, phase: Phase) -> RunView:
+        return RunView(run_url=self._store.url, iteration=iteration, phase=phase)
+
+
+class OpenIteration:
+    """An iteration that is planned and not committed, as far as it was read."""
+
+    def __init__(self, store: ObjectStore, plan: PlanRecord, clock: Clock) -> None:
+        self._store = store
+        self._plan = plan
+        self._reader = JournalReader(store, plan)
+        settings = read_config(store, plan).get("rollout", {})
+        self._silent_after_s = settings.get("claim_ttl_s", RolloutConfig().claim_ttl_s)
+        self._ended: dict[int, tuple[Owner, Progress]] = {}
+        self._recorded: dict[int, Progress] = {}
+        self._micro_batches = 0
+        self._liveness = Liveness(store, plan.iteration, clock)
+        self._first_beats: dict[str, int] = {}
+        self._heartbeats: dict[str, Heartbeat] = {}
+
+    def look(self) -> RunView:
+        """Read what is new."""
+        self._read_batches()
+        self._reader.book.refresh()
+        unfinished = (r for r in range(self._plan.num_responses) if self._known_end(r) is None)
+        self._reader.shards.advance_all(incarnations_to_read(self._reader, unfinished))
+        progress = {response: self._progress(response) for response in range(self._plan.num_responses)}
+        crew = Crew(self._plan, self._reader.book, progress)
+        self._read_heartbeats(crew)
+        members = crew.members(self._heartbeats, self._silent_after_s)
+        recorded = len(self._recorded) // self._plan.num_generations
+        waits_for, behind = crew.waits_for()
+        return RunView(
+            run_url=self._store.url,
+            iteration=self._plan.iteration,
+            phase=self._phase(all_done=not waits_for),
+            totals=crew.totals(members, groups_recorded=recorded, micro_batches=self._micro_batches),
+            waits_for=waits_for,
+            groups_behind=behind,
+            members=members,
+        )
+
+    def _phase(self, *, all_done: bool) -> Phase:
+        if not all_done:
+            return "rollout"
+        return "publishing" if exists(self._store, layout.training(self._plan.iteration)) else "training"
+
+    def _read_batches(self) -> None:
+        while True:
+            key = layout.batch(self._plan.iteration, self._micro_batches)
+            try:
+                batch = records.read(self._store, BatchRecord, key)
+            except ObjectMissing:
+                return
+            self._recorded.update({graded.response: Progress(graded.length, done=True) for graded in batch.responses})
+            self._micro_batches += 1
+
+    def _known_end(self, response: int) -> Progress | None:
+        """What a response came to, without reading: recorded by the trainer, or ended under its present owner."""
+        if response in self._recorded:
+            return self._recorded[response]
+        owner, state = self._ended.get(response, (None, None))
+        return state if owner == self._reader.book.owner(response) else None
+
+    def _progress(self, response: int) -> Progress:
+        known, owner = self._known_end(response), self._reader.book.owner(response)
+        if known is not None:
+            return known
+        if owner is None:
+            return Progress()
+        assembled = self._reader.assemble(response)
+        is_owners = bool(assembled.lineage) and assembled.lineage[-1].epoch == owner.epoch
+        released = is_owners and assembled.finish is Finish.RELEASED
+        state = Progress(len(assembled.token_ids), done=assembled.finish.ends_response, released=released)
+        if state.done:
+            self._ended[response] = owner, state
+        return state
+
+    def _read_heartbeats(self, crew: Crew) -> None:
+        """Those of who matters, and of who has come and claimed nothing yet, unless that one left or fell silent."""
+        prefix = layout.alive_all(self._plan.iteration)
+        listed = [key.removeprefix(prefix).removesuffix(".json") for key in self._store.list(prefix)]
+        idle = [name for name in listed if name not in self._reader.book.incarnations]
+        names = crew.matter(self._heartbeats, self._silent_after_s)
+        names += [name for name in idle if self._heartbeats.get(name, UNREAD).is_alive(self._silent_after_s)]
+        for name, sign in self._liveness.look(list(dict.fromkeys(names))).items():
+            if sign.record is not None:
+                changed = self._first_beats.setdefault(name, sign.record.beat) != sign.record.beat
+                self._heartbeats[name] = Heartbeat(sign.record, sign.silent_s, changed)

@@ -1,0 +1,142 @@
+"""A look at a run as text for a terminal: what happens, how far it is, what is waited for, who works.
+
+Knows no store. The crew comes last, because a terminal that is too low cuts the end off.
+"""
+
+from dataclasses import dataclass
+from itertools import compress
+from typing import Literal
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from tasks.reporting.crew_view import MemberView, RunView, WaitingGroup
+
+RESPONSES_SHOWN = 2
+NAME_LENGTH = 10
+STYLES = {"silent": "bold red", "gone": "dim", "not come": "dim", "unknown": "dim"}
+WIDE = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """width_min: least width of a column whose cells may be broken into lines; wide_only: not on narrow terminals."""
+
+    title: str
+    is_number: bool = False
+    width_min: int | None = None
+    wide_only: bool = False
+
+
+COLUMNS = (
+    Column("slot"),
+    Column("incarnation"),
+    Column("state"),
+    Column("heartbeat", width_min=12),
+    Column("tokens/s", is_number=True),
+    Column("run/wait/open", is_number=True),
+    Column("generated", is_number=True, wide_only=True),
+    Column("recovered", is_number=True, wide_only=True),
+    Column("pool", wide_only=True),
+    Column("host", width_min=8, wide_only=True),
+)
+
+
+def screen(view: RunView, width: int) -> RenderableType:
+    """Everything there is to show of one look on `width` characters; the same text in a terminal and in a pipe."""
+    parts: list[RenderableType] = [Text(line) for line in summary(view)]
+    if view.notice:
+        parts.append(Text(f"this was some time ago; the store does not answer: {view.notice}", style="bold red"))
+    if view.members:
+        parts.append(crew_table(view.members, width))
+    return Group(*parts)
+
+
+def summary(view: RunView) -> list[str]:
+    """The lines above the table of the crew."""
+    head = f"{view.run_url}   iteration {view.iteration}   {view.phase}, seen for {duration(view.phase_seen_s)}"
+    totals = view.totals
+    match view.phase:
+        case "no run":
+            return [f"{view.run_url} holds no run yet; waiting for one"]
+        case "planning":
+            return [head, "the iteration has no plan yet"]
+        case "committed":
+            done = f"{totals.responses_done} responses, {totals.tokens:,} tokens"
+            return [head, f"{done}; iteration {view.iteration + 1} has no plan yet"]
+    responses = f"responses {totals.responses_done} of {totals.responses_planned}"
+    groups = f"groups {totals.groups_done} of {totals.groups_planned}"
+    rate = "" if totals.tokens_per_s is None else f"   {totals.tokens_per_s:,.0f} tokens/s"
+    tokens = f"tokens {totals.tokens:,}{rate}"
+    recorded = f"micro-batches recorded {totals.micro_batches}, with {totals.groups_recorded} groups"
+    claims = f"claims {totals.claims}   responses moved between slots {totals.moved}"
+    return [head, f"{responses}   {groups}   {tokens}", f"{recorded}   {claims}", *_trainer(view)]
+
+
+def _trainer(view: RunView) -> list[str]:
+    if view.phase == "publishing":
+        return ["the step is taken; its checkpoint, weights and report are being written"]
+    if not view.waits_for:
+        return ["all responses are there; the trainer waits for nothing"]
+    more = [f"  and {view.groups_behind} more groups"] if view.groups_behind else []
+    return ["the trainer waits for", *map(_group, view.waits_for), *more]
+
+
+def _group(group: WaitingGroup) -> str:
+    parts = []
+    for response in group.unfinished[:RESPONSES_SHOWN]:
+        holder = "claimed by nobody" if response.holder is None else f"held by {short_name(response.holder)}"
+        if response.released and response.holder is not None:
+            holder = f"released by {short_name(response.holder)}"
+        parts.append(f"{response.response} ({response.tokens:,} tokens, {holder})")
+    if len(group.unfinished) > RESPONSES_SHOWN:
+        parts.append(f"{len(group.unfinished) - RESPONSES_SHOWN} more")
+    return f"  group {group.group}: responses {', '.join(parts)}"
+
+
+def crew_table(members: tuple[MemberView, ...], width: int) -> Table:
+    """One row per member; numbers that only a heartbeat tells are empty where there is none."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="underline")
+    shown = [width >= WIDE or not column.wide_only for column in COLUMNS]
+    for column in compress(COLUMNS, shown):
+        justify: Literal["left", "right"] = "right" if column.is_number else "left"
+        table.add_column(column.title, justify=justify, no_wrap=column.width_min is None, min_width=column.width_min)
+    for member in members:
+        table.add_row(*map(Text, compress(_cells(member), shown)), style=STYLES.get(member.state))
+    return table
+
+
+def _cells(member: MemberView) -> list[str]:
+    slot, name = "joined" if member.joined else str(member.slot), short_name(member.incarnation or "")
+    if member.state in ("not come", "unknown"):
+        return [slot, name, member.state, "", "", f"-/-/{member.unfinished}", "", "", member.pool, ""]
+    age = "not yet seen to change" if member.heartbeat_age_s is None else f"{duration(member.heartbeat_age_s)} ago"
+    is_told = member.state == "working" and member.tokens_per_s is not None
+    return [
+        slot,
+        name,
+        member.state,
+        "" if member.state == "gone" else age,
+        f"{member.tokens_per_s:,.0f}" if is_told else "",
+        f"{member.running}/{member.waiting}/{member.unfinished}",
+        f"{member.tokens_generated:,}",
+        f"{member.tokens_recovered:,}",
+        member.pool,
+        member.host,
+    ]
+
+
+def short_name(incarnation: str) -> str:
+    """The slot and enough of the random part to tell a crew's incarnations apart."""
+    return incarnation[:NAME_LENGTH]
+
+
+def duration(duration_s: float) -> str:
+    """Whole seconds, minutes or hours as people say them."""
+    seconds = int(duration_s)
+    if seconds < 60:
+        return f"{seconds} s"
+    if seconds < 3600:
+        return f"{seconds // 60} min {seconds % 60:02d} s"
+    return f"{seconds // 3600} h {seconds % 3600 // 60:02d} min"
