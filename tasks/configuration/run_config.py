@@ -14,6 +14,7 @@ import yaml
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from resources.pools import PoolsConfig
+from storage.retention_config import RetentionConfig
 from tasks.grading.config import RewardConfig
 from tasks.learning.config import AlgorithmConfig, OptimizerConfig, TrainerConfig
 from tasks.prompts.config import DataConfig
@@ -31,10 +32,20 @@ OPERATIONAL = {
         "heartbeat_interval_s",
         "claim_ttl_s",
         "idle_timeout_s",
+        "weight_cache_dir",
+        "weight_cache_bytes_max",
         "device",
     },
-    "trainer": {"device", "group_timeout_s", "poll_interval_s", "micro_batch_tokens_max", "gradient_checkpointing"},
+    "trainer": {
+        "device",
+        "group_timeout_s",
+        "poll_interval_s",
+        "micro_batch_tokens_max",
+        "gradient_checkpointing",
+        "weights_full_interval",
+    },
     "pools": None,
+    "retention": None,
 }
 
 
@@ -87,6 +98,7 @@ class RunConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     pools: PoolsConfig = field(default_factory=PoolsConfig)
+    retention: RetentionConfig = field(default_factory=RetentionConfig)
 
 
 def load(path: str | Path) -> RunConfig:

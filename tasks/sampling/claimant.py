@@ -66,8 +66,7 @@ class Claimant:
 
     def closed(self) -> bool:
         """Whether no token of this iteration will be used any more."""
-        keys = (layout.closed(self._plan.iteration), layout.report(self._plan.iteration))
-        return any(exists(self._store, key) for key in keys)
+        return exists(self._store, layout.closed(self._plan.iteration))
 
     def owned(self) -> frozenset[int]:
         return frozenset(self._reader.book.held_by(self._incarnation))

@@ -46,6 +46,9 @@ class RolloutConfig:
         heartbeat_interval_s: seconds between two signs of life.
         claim_ttl_s: a worker whose heartbeat has not changed for so long, on the observer's clock, is taken for dead.
         idle_timeout_s: how long a worker without work waits for some to become free before it leaves.
+        weight_cache_dir: where the processes of a machine share the weights they pulled; None takes a directory of this
+            user below the system's temporary directory.
+        weight_cache_bytes_max: most bytes there; 0 keeps none.
     """
 
     __pydantic_config__ = STRICT
@@ -58,6 +61,8 @@ class RolloutConfig:
     heartbeat_interval_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 5.0
     claim_ttl_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 30.0
     idle_timeout_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 120.0
+    weight_cache_dir: Annotated[str, Field(min_length=1)] | None = None
+    weight_cache_bytes_max: Annotated[int, Field(ge=0)] = 32 << 30
 
     def __post_init__(self) -> None:
         if self.claim_ttl_s < HEARTBEATS_PER_TTL_MIN * self.heartbeat_interval_s:

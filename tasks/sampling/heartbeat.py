@@ -61,6 +61,7 @@ class Heartbeat:
         self._identity = identity
         self._clock = clock
         self._started_at_s = clock.wall() if identity.started_at_s is None else identity.started_at_s
+        self._prefill_before = engine.prefill_tokens
         self._beats = 0
         self._decoded: deque[tuple[float, int]] = deque()
 
@@ -76,7 +77,7 @@ class Heartbeat:
             pid=self._identity.pid,
             started_at_s=self._started_at_s,
             updated_at_s=self._clock.wall(),
-            prefill_tokens=self._engine.prefill_tokens,
+            prefill_tokens=self._engine.prefill_tokens - self._prefill_before,
             engine=self._engine.name,
             batch_invariant=self._engine.batch_invariant,
             tokens_per_s=self._tokens_per_s(load),

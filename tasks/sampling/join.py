@@ -3,22 +3,21 @@
 A joined member takes what is free or late, iteration by iteration, and may leave at any moment.
 """
 
-import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from resources.process import started_at_s
 from storage import layout
 from storage.clock import Clock
 from storage.connect import connect
-from storage.records import PlanRecord
+from storage.records import JOINED_POOL, PlanRecord
 from storage.run import exists, next_iteration, read_plan, read_run
 from storage.store import ObjectMissing, ObjectStore
 from tasks.sampling.choose import build_engine
-from tasks.sampling.member import Build, built_engine, config_in_force, run_session, session_config
+from tasks.sampling.member import Build, built_engine, config_in_force, run_session, session_config, weight_cache
 from tasks.sampling.session import Preempted, SessionOutcome
 
-log = logging.getLogger(__name__)
-POOL = "joined"
 POLL_INTERVAL_S = 1.0
 
 
@@ -26,11 +25,11 @@ POLL_INTERVAL_S = 1.0
 class JoinLimits:
     """When a joined member leaves.
 
-    iterations: after helping with so many; 0: no limit. time_limit_s: after so long. patience_s: when nothing has been
-    planned for so long. None: never.
+    iterations: after helping with so many; time_limit_s: after so long; patience_s: when nothing has been planned for
+    so long. None: never.
     """
 
-    iterations: int = 0
+    iterations: int | None = None
     time_limit_s: float | None = None
     patience_s: float | None = None
 
@@ -52,33 +51,44 @@ def join_run(
     store = connect(run_url)
     read_run(store)
     ends_s = None if limits.time_limit_s is None else clock.monotonic() + limits.time_limit_s
-    helped, done = 0, -1
-    plan = _next_plan(store, done, limits, ends_s, notice, clock)
+    helped = 0
+    plan = _next_plan(store, 0, limits, ends_s, notice, clock)
     if plan is None:
         return 0
+    paid_since_s = started_at_s()
     with built_engine(store, config_in_force(store, plan).rollout, build) as engine:
-        while plan is not None and (not limits.iterations or helped < limits.iterations):
+        while plan is not None:
+            config = config_in_force(store, plan)
             left_s = None if ends_s is None else max(0.0, ends_s - clock.monotonic())
-            settings = session_config(config_in_force(store, plan), slot=_free_slot(store, plan), pool=POOL)
-            settings = replace(settings, time_limit_s=left_s, usd_per_hour=usd_per_hour)
+            settings = session_config(config, slot=_free_slot(store, plan), pool=JOINED_POOL)
+            settings = replace(
+                settings,
+                started_at_s=paid_since_s,
+                usd_per_hour=usd_per_hour,
+                time_limit_s=left_s,
+                # Between two iterations there is nothing better to do than to stand by.
+                idle_timeout_s=math.inf if limits.patience_s is None else limits.patience_s,
+            )
             try:
-                report(plan, run_session(store, plan, engine, settings, notice, clock))
+                report(plan, run_session(store, plan, engine, weight_cache(config), settings, notice, clock))
             except Preempted:
                 return helped + 1
-            helped, done = helped + 1, plan.iteration
-            plan = _next_plan(store, done, limits, ends_s, notice, clock)
+            helped, paid_since_s = helped + 1, clock.wall()
+            if helped == limits.iterations:
+                break
+            plan = _next_plan(store, plan.iteration + 1, limits, ends_s, notice, clock)
     return helped
 
 
 def _next_plan(
     store: ObjectStore,
-    done: int,
+    first: int,
     limits: JoinLimits,
     ends_s: float | None,
     notice: Callable[[], bool],
     clock: Clock,
 ) -> PlanRecord | None:
-    """The plan of the first open iteration after `done`, waited for; None when it is time to leave."""
+    """The plan of the first open iteration from `first` on, waited for; None when it is time to leave."""
     since_s = clock.monotonic()
     while not notice():
         now_s = clock.monotonic()
@@ -86,7 +96,7 @@ def _next_plan(
             return None
         if limits.patience_s is not None and now_s - since_s >= limits.patience_s:
             return None
-        iteration = max(next_iteration(store), done + 1)
+        iteration = max(next_iteration(store), first)
         if not exists(store, layout.closed(iteration)):
             try:
                 return read_plan(store, iteration)

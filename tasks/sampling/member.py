@@ -9,13 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from resources.process import started_at_s
-from storage import layout, model_files, prompt_table
+from storage import model_files, prompt_table
 from storage.clock import Clock
 from storage.connect import connect
 from storage.records import PlanRecord
 from storage.run import read_config, read_plan, read_run
 from storage.store import ObjectMissing, ObjectStore
-from storage.weights import pull
+from storage.weight_cache import WeightCache, open_cache
+from storage.weight_versions import pull_version
 from tasks.configuration.run_config import RunConfig, parse
 from tasks.sampling.choose import build_engine
 from tasks.sampling.config import RolloutConfig
@@ -46,7 +47,7 @@ def generate_slot(
     config = config_in_force(store, plan)
     settings = session_config(config, slot=slot, pool=plan.slots[slot].pool)
     with built_engine(store, config.rollout, build) as engine:
-        return run_session(store, plan, engine, settings, notice, clock)
+        return run_session(store, plan, engine, weight_cache(config), settings, notice, clock)
 
 
 def config_in_force(store: ObjectStore, plan: PlanRecord) -> RunConfig:
@@ -69,6 +70,11 @@ def session_config(config: RunConfig, *, slot: int, pool: str) -> SessionConfig:
     )
 
 
+def weight_cache(config: RunConfig) -> WeightCache | None:
+    """Where the processes of this machine share what they pull; None when they do not."""
+    return open_cache(config.rollout.weight_cache_dir, config.rollout.weight_cache_bytes_max)
+
+
 @contextmanager
 def built_engine(store: ObjectStore, rollout: RolloutConfig, build: Build) -> Iterator[Engine]:
     """An engine for the run's model, without weights; closed at the end."""
@@ -85,6 +91,7 @@ def run_session(
     store: ObjectStore,
     plan: PlanRecord,
     engine: Engine,
+    cache: WeightCache | None,
     settings: SessionConfig,
     notice: Callable[[], bool],
     clock: Clock,
@@ -92,7 +99,7 @@ def run_session(
     """One session of one iteration on an engine; raises Preempted after a notice."""
 
     def load(into: Engine) -> None:
-        _, tensors = pull(store, layout.weights(plan.weight_version))
+        _, tensors = pull_version(store, plan.weight_version, cache, clock)
         into.load_weights(plan.weight_version, tensors)
 
     session = Session(

@@ -147,6 +147,7 @@ class Session:
         self._claimed = True
         self._closed = self._claimant.closed()
         if self._closed:
+            log.info("slot %d: iteration %d is closed", self._config.slot, self._plan.iteration)
             return 0
         self._announce()
         self._take_in(self._claimant.take_own_slot())

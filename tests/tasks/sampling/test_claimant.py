@@ -212,12 +212,11 @@ def test_its_own_unit_has_ended_when_those_who_took_it_have_ended_it():
     assert me.own_unit_ended()
 
 
-@pytest.mark.parametrize("mark", ["closed", "report"])
-def test_an_iteration_is_closed_by_the_trainer_or_by_its_report(mark):
+def test_an_iteration_is_closed_by_the_trainer():
     store = MemoryStore()
     me = a_claimant(store)
     assert not me.closed()
-    store.create(getattr(layout, mark)(0), records.encode(ClosedRecord(iteration=0, reason="done")))
+    store.create(layout.closed(0), records.encode(ClosedRecord(iteration=0, reason="done")))
     assert me.closed()
 
 
