@@ -1,23 +1,39 @@
 """The command line: look at configurations and runs. Training is `pyflyte run workflows/training.py training`."""
 
 import json
+import signal
 import sys
+from collections.abc import Iterable
+from contextlib import closing, suppress
+from dataclasses import asdict
 from pathlib import Path
 
 import click
 from rich.console import Console
+from rich.live import Live
 from rich.table import Table
 
+from resources.notice import PreemptionNotice
+from storage.clock import SystemClock
 from storage.connect import connect
-from storage.records import ReportRecord
-from storage.run import reports
+from storage.fitness import Finding, prove
+from storage.records import PlanRecord, ReportRecord
+from storage.retention import sweep as sweep_run
+from storage.run import next_iteration, read_config, read_plan, reports
 from storage.store import StorageError
-from tasks.configuration.run_config import ConfigError, RunConfig, dump, load
+from tasks.configuration.run_config import ConfigError, RunConfig, dump, load, parse
 from tasks.grading.grader import Grader
 from tasks.grading.reward import GradingError
 from tasks.learning.pretrained import ModelError, check_model
 from tasks.prompts.loading import load_prompts
 from tasks.prompts.prompt import PromptError
+from tasks.reporting.crew_view import RunView
+from tasks.reporting.export import export_rollouts
+from tasks.reporting.watch import Watcher
+from tasks.reporting.watch_screen import screen
+from tasks.sampling.engine import EngineError
+from tasks.sampling.join import JoinLimits, join_run
+from tasks.sampling.session import SessionOutcome
 
 COLUMNS = (
     ("reward", "reward", "{:.3f}"),
@@ -39,11 +55,25 @@ def main() -> None:
 
 
 @main.command()
-@click.argument("config", type=click.Path(path_type=Path))
+@click.argument("config", type=click.Path(path_type=Path), required=False)
 @click.option("--resolved", is_flag=True, help="Print the whole configuration with its defaults, as JSON.")
 @click.option("--files", is_flag=True, help="Also open the model, the prompts and the rewards it names.")
-def check(config: Path, resolved: bool, files: bool) -> None:
-    """Validate a run configuration without running or creating anything."""
+@click.option("--store", "store_url", metavar="URL", help="Instead: prove by doing that a store can hold a run.")
+@click.option(
+    "--keys", type=click.IntRange(min=1), default=100, show_default=True, help="How many keys 16 writers race for."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print what the store showed as JSON.")
+def check(config: Path | None, resolved: bool, files: bool, store_url: str | None, keys: int, as_json: bool) -> None:
+    """Validate a run configuration without running or creating anything; or prove a store, which is left as it was."""
+    if config is not None and store_url is None and not as_json:
+        _check_config(config, resolved=resolved, files=files)
+    elif config is None and store_url is not None and not resolved and not files:
+        _check_store(store_url, keys, as_json=as_json)
+    else:
+        _refuse(ValueError("check: allowed: CONFIG [--resolved] [--files], or --store URL [--keys N] [--json]"))
+
+
+def _check_config(config: Path, *, resolved: bool, files: bool) -> None:
     try:
         settings = load(config)
         prices = [pool.price_usd_per_h for pool in (settings.pools.rollout, settings.pools.train)]
@@ -61,6 +91,24 @@ def check(config: Path, resolved: bool, files: bool) -> None:
     )
 
 
+def _check_store(url: str, keys: int, *, as_json: bool) -> None:
+    findings = []
+    try:
+        with closing(prove(connect(url), keys=keys)) as proof:
+            for finding in proof:
+                findings.append(finding)
+                if not as_json:
+                    click.echo(_finding_line(finding))
+    except EXPECTED as error:
+        _refuse(error)
+    lacking = [finding.name for finding in findings if finding.lack]
+    if as_json:
+        click.echo(json.dumps({"store": url, "fit": not lacking, "findings": [asdict(each) for each in findings]}))
+    else:
+        click.echo(f"{url} is not fit; lacking: {', '.join(lacking)}" if lacking else f"{url} is fit")
+    sys.exit(1 if lacking else 0)
+
+
 @main.command()
 @click.argument("run_url")
 def status(run_url: str) -> None:
@@ -75,6 +123,104 @@ def status(run_url: str) -> None:
     Console(width=None if sys.stdout.isatty() else 120).print(table(history))
 
 
+@main.command()
+@click.argument("run_url")
+@click.option("--once", is_flag=True, help="Look once and end.")
+@click.option("--json", "as_json", is_flag=True, help="Print every look as one line of JSON.")
+@click.option(
+    "--interval-s", type=click.FloatRange(min=0.1), default=2.0, show_default=True, help="Seconds between two looks."
+)
+def watch(run_url: str, once: bool, as_json: bool, interval_s: float) -> None:
+    """Show the current iteration while it runs: who works, how far it is, what the trainer waits for.
+
+    Goes on to the next iteration when one is committed, until Ctrl-C. Writes nothing to the run.
+    """
+    with suppress(KeyboardInterrupt):
+        try:
+            watcher = Watcher(connect(run_url), SystemClock())
+            _display([_look_at_run(watcher)] if once else watcher.looks(interval_s), as_json=as_json)
+        except EXPECTED as error:
+            _refuse(error)
+
+
+@main.command()
+@click.argument("run_url")
+@click.option("--iterations", type=click.IntRange(min=1), help="Leave after helping with so many; default: stay.")
+@click.option("--time-limit-s", type=click.FloatRange(min=0, min_open=True), help="Leave after so many seconds.")
+@click.option("--patience-s", type=click.FloatRange(min=0), help="Leave when nothing has been planned for so long.")
+@click.option("--usd-per-hour", type=click.FloatRange(min=0), help="What this machine costs, for the report.")
+def join(
+    run_url: str,
+    iterations: int | None,
+    time_limit_s: float | None,
+    patience_s: float | None,
+    usd_per_hour: float | None,
+) -> None:
+    """Work for a run on this machine, without Flyte: take responses that are free or late, iteration by iteration.
+
+    Ctrl-C or SIGTERM: everything is flushed and free for others, and the command ends with 0.
+    """
+    limits = JoinLimits(iterations=iterations, time_limit_s=time_limit_s, patience_s=patience_s)
+    with PreemptionNotice() as notice:
+        signal.signal(signal.SIGINT, lambda *_: notice.give())
+        try:
+            helped = join_run(
+                run_url, limits, lambda: notice.given, SystemClock(), usd_per_hour=usd_per_hour, report=_tell_outcome
+            )
+        except (*EXPECTED, EngineError) as error:
+            _refuse(error)
+    click.echo(f"left after helping with {helped} iterations")
+
+
+def _tell_outcome(plan: PlanRecord, outcome: SessionOutcome) -> None:
+    click.echo(
+        f"iteration {plan.iteration}: {outcome.tokens_generated} tokens, {outcome.responses_finished} responses ended, "
+        f"{outcome.tokens_recovered} tokens taken over"
+    )
+
+
+@main.command()
+@click.argument("run_url")
+@click.option("--rollouts", is_flag=True, help="The responses, with tokens, log-probs and rewards, as Parquet files.")
+@click.option("--iterations", default=":", show_default="all", help="a:b (without b), a:, :b, or a.")
+@click.option("--to", "folder", type=click.Path(path_type=Path), required=True, help="The folder to write to.")
+@click.option("--overwrite", is_flag=True, help="Replace files that are there.")
+def export(run_url: str, rollouts: bool, iterations: str, folder: Path, overwrite: bool) -> None:
+    """Copy what a run has produced into files for other tools; the run is only read."""
+    try:
+        if not rollouts:
+            raise ValueError("export: nothing to export was named; allowed: --rollouts")
+        written = export_rollouts(connect(run_url), iterations, folder, overwrite=overwrite)
+    except (*EXPECTED, OSError) as error:
+        _refuse(error)
+    for file in written:
+        click.echo(f"{file.path}: {file.responses} of {file.planned} responses of iteration {file.iteration}")
+
+
+@main.command()
+@click.argument("run_url")
+@click.option("--dry-run", is_flag=True, help="Only say what would be deleted.")
+def sweep(run_url: str, dry_run: bool) -> None:
+    """Compact and delete what a run no longer needs, as its configuration's section `retention` says."""
+    try:
+        store = connect(run_url)
+        current = next_iteration(store)
+        if not current:
+            click.echo(f"{run_url} holds no committed iteration; nothing to do")
+            return
+        config = parse(read_config(store, read_plan(store, current - 1))).retention
+        swept = sweep_run(store, config, dry_run=dry_run)
+    except EXPECTED as error:
+        _refuse(error)
+    would = "would have " if dry_run else ""
+    counts = ", ".join(f"{count} {kind}" for kind, count in sorted(swept.counts().items()))
+    click.echo(f"{would}compacted {len(swept.compacted)} iterations")
+    click.echo(f"{would}deleted {len(swept.deleted)} objects{f': {counts}' if counts else ''}")
+    for problem in swept.problems:
+        click.echo(f"left as it is: {problem}", err=True)
+    sys.exit(1 if swept.problems else 0)
+
+
 def table(history: list[ReportRecord]) -> Table:
     """One row per iteration: what was learned, what it took."""
     grid = Table("iteration", *(title for title, _, _ in COLUMNS), title="committed iterations")
@@ -84,11 +230,38 @@ def table(history: list[ReportRecord]) -> Table:
     return grid
 
 
+def _finding_line(finding: Finding) -> str:
+    return f"{finding.name}: LACKING: {finding.lack}" if finding.lack else f"{finding.name}: {finding.shown}"
+
+
 def _check_files(settings: RunConfig) -> None:
     check_model(Path(settings.policy.path).expanduser())
     prompts = load_prompts(settings.data)
     with Grader(settings.rewards) as grader:
         grader.check_columns(prompts.columns)
+
+
+def _look_at_run(watcher: Watcher) -> RunView:
+    view = watcher.look()
+    if view.phase == "no run":
+        raise LookupError(f"{view.run_url} holds no run")
+    return view
+
+
+def _display(views: Iterable[RunView], *, as_json: bool) -> None:
+    """Each look in the place of the last on a terminal, below it elsewhere."""
+    if as_json:
+        for view in views:
+            click.echo(json.dumps(asdict(view)))
+        return
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    if not console.is_terminal:
+        for view in views:
+            console.print(screen(view, console.width))
+        return
+    with Live(console=console, auto_refresh=False) as live:
+        for view in views:
+            live.update(screen(view, console.width), refresh=True)
 
 
 def _refuse(error: Exception) -> None:

@@ -1,21 +1,23 @@
 """ObjectStore on a local or network directory, safe against concurrent processes and against a kill at any moment.
 
 A body is first written under a temporary name in the directory of its key and made visible by one atomic system call:
-`link` creates (and fails when the name exists), `rename` overwrites. Knows nothing about what the bodies mean.
+`link` creates (and fails when the name exists), `rename` overwrites. Temporary files of dead writers and folders
+without objects are removed where a listing or a delete meets them. Knows nothing about what the bodies mean.
 """
 
 import errno
 import os
 import stat
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from storage.memory import check_body, check_prefix, check_range
 from storage.store import ObjectMissing, StorageError, StoreDenied, StoreUnavailable, StoreUnfit, check_key
+from storage.temporary import TEMPORARY, remove_abandoned, remove_all_abandoned, temporary_name
 
-TEMPORARY = ".tmp-"
+# How often a folder may vanish below a writer's hands before that is an error.
+FOLDER_ATTEMPTS = 100
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 OBSTRUCTED = frozenset({errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP})
@@ -52,14 +54,14 @@ class LocalStore:
                     reason = f"{self._root}: the file system has no hard links, so nothing can be created atomically"
                     raise StoreUnfit(reason) from error
                 raise
-            self._sync_folder(path.parent)
+            self._sync_entry(path.parent)
         return True
 
     def put(self, key: str, body: bytes) -> None:
         path = self._path(key)
         with self._explained("put", key), self._temporary(path, body) as temporary:
             temporary.replace(path)
-            self._sync_folder(path.parent)
+            self._sync_entry(path.parent)
 
     def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
         path = self._path(key)
@@ -76,6 +78,28 @@ class LocalStore:
             finally:
                 os.close(descriptor)
 
+    def get_into(self, key: str, start: int, view: memoryview) -> int:
+        """See `ReadsInto`: several times faster than `get`, which fills new memory first."""
+        path = self._path(key)
+        check_range(start, None)
+        filled = 0
+        with self._explained("get", key):
+            try:
+                descriptor = os.open(path, os.O_RDONLY)
+            except (FileNotFoundError, NotADirectoryError):
+                raise ObjectMissing(key) from None
+            try:
+                while filled < len(view):
+                    part = os.preadv(descriptor, [view[filled:]], start + filled)
+                    if not part:
+                        break
+                    filled += part
+            except IsADirectoryError:
+                raise ObjectMissing(key) from None
+            finally:
+                os.close(descriptor)
+        return filled
+
     def list(self, prefix: str, after: str = "") -> list[str]:
         check_prefix(prefix)
         keys: list[str] = []
@@ -83,7 +107,7 @@ class LocalStore:
         with self._explained("list", prefix):
             while folders:
                 folder = folders.pop()
-                for name, is_folder in _entries(self._root / folder):
+                for name, is_folder in self._entries(self._root / folder):
                     key = f"{folder}{name}/" if is_folder else f"{folder}{name}"
                     if not key.startswith(prefix):
                         continue
@@ -99,6 +123,9 @@ class LocalStore:
         with self._explained("delete", key), suppress(FileNotFoundError, NotADirectoryError):
             if not path.is_dir():
                 path.unlink()
+                # What is deleted first must stay deleted, or a power cut could bring back a manifest without its data.
+                self._sync_entry(path.parent)
+                self._remove_empty(path.parent)
 
     def _path(self, key: str) -> Path:
         check_key(key)
@@ -109,7 +136,7 @@ class LocalStore:
     @contextmanager
     def _temporary(self, path: Path, body: bytes) -> Iterator[Path]:
         """A complete, synced file with `body` next to `path`; removed at the end unless it was renamed."""
-        temporary = path.parent / f"{TEMPORARY}{uuid.uuid4().hex}"
+        temporary = path.parent / temporary_name()
         try:
             descriptor = self._open_new(temporary)
             try:
@@ -125,19 +152,58 @@ class LocalStore:
             with suppress(FileNotFoundError, NotADirectoryError):
                 temporary.unlink()
 
+    def _entries(self, folder: Path) -> Iterator[tuple[str, bool]]:
+        """(name, is it a folder) of the objects and folders directly in `folder`; nothing when it is not there."""
+        swept, kept = False, False
+        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
+            for entry in entries:
+                if not entry.name.startswith(TEMPORARY):
+                    kept = True
+                    yield entry.name, entry.is_dir()
+                elif remove_abandoned(entry):
+                    swept = True
+        if swept and not kept:
+            self._remove_empty(folder)
+
     def _open_new(self, path: Path) -> int:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-        try:
-            return os.open(path, flags, 0o644)
-        except FileNotFoundError:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            # A new folder is itself an entry of its parent that must reach the disk, unless that is not ours to read.
-            for folder in path.parents:
-                with suppress(PermissionError):
-                    self._sync_folder(folder)
-                if folder == self._root.parent:
-                    break
-            return os.open(path, flags, 0o644)
+        """A descriptor of the new file `path`; its folder is made as often as a racing delete removes it."""
+        for attempt in range(FOLDER_ATTEMPTS):
+            try:
+                return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+            except FileNotFoundError:
+                try:
+                    self._make_folder(path.parent)
+                except (FileNotFoundError, FileExistsError):
+                    if attempt + 1 == FOLDER_ATTEMPTS:
+                        raise
+        raise FileNotFoundError(errno.ENOENT, "its folder is removed again and again", str(path.parent))
+
+    def _make_folder(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        # A new folder is itself an entry of its parent that must reach the disk, unless that is not ours to read.
+        for parent in (folder, *folder.parents):
+            with suppress(PermissionError):
+                self._sync_folder(parent)
+            if parent == self._root.parent:
+                break
+
+    def _remove_empty(self, folder: Path) -> None:
+        """Remove `folder` and those above it, below the root, that hold no object; a writer makes them again."""
+        while folder != self._root:
+            try:
+                folder.rmdir()
+            except FileNotFoundError:
+                pass
+            except OSError:
+                if not remove_all_abandoned(folder):
+                    return
+                continue
+            folder = folder.parent
+
+    def _sync_entry(self, folder: Path) -> None:
+        # Without the folder, the object was deleted again already.
+        with suppress(FileNotFoundError):
+            self._sync_folder(folder)
 
     def _sync_folder(self, folder: Path) -> None:
         if not self._fsync:
@@ -164,15 +230,6 @@ class LocalStore:
             if error.errno in OBSTRUCTED:
                 raise StoreDenied(f"{what}; a file and a folder want the same name, or the name is too long") from error
             raise StoreUnavailable(what) from error
-
-
-def _entries(folder: Path) -> list[tuple[str, bool]]:
-    """(name, is it a folder) of what lies directly in `folder`; nothing when it is not there."""
-    try:
-        with os.scandir(folder) as entries:
-            return [(entry.name, entry.is_dir()) for entry in entries if not entry.name.startswith(TEMPORARY)]
-    except (FileNotFoundError, NotADirectoryError):
-        return []
 
 
 def _read_range(descriptor: int, start: int, end: int | None) -> bytes:

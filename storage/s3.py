@@ -27,6 +27,8 @@ from storage.store import ObjectMissing, StorageError, StoreDenied, StoreUnavail
 BYTES_PER_S_MIN = 8 << 20
 BACKOFF_S_MAX = 5.0
 CLOSE_S = 1.0
+# The most that one request may write. More would need an upload in parts, whose condition some servers ignore.
+BODY_BYTES_MAX = 5 << 30
 ADDRESSING_STYLES = ("path", "virtual", "auto")
 
 Verdict = Literal["exists", "missing", "outside", "again", "bucket", "credentials", "region", "unfit", "denied"]
@@ -99,9 +101,10 @@ class S3Store:
     """Objects of `bucket` below `prefix` (no slash at its ends).
 
     `deadline_s` bounds a whole call with its retries and half of it one attempt; both grow by the time of the bytes at
-    8 MiB/s. Throttling, server errors and time-outs are retried, `attempts` times in all, `backoff_s` * 2^n apart with
-    jitter. The environment says where and as whom: AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL, AWS_REGION,
-    AWS_S3_ADDRESSING_STYLE, AWS_ACCESS_KEY_ID and what else botocore reads; FLYTE_AWS_* stand in for absent ones.
+    8 MiB/s. Throttling, server errors and time-outs are retried, `attempts` times in all, after a random part of
+    `backoff_s` * 2^n. A body is one request, at most 5 GiB. The environment says where and as whom:
+    AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL, AWS_REGION, AWS_S3_ADDRESSING_STYLE, AWS_ACCESS_KEY_ID and what else
+    botocore reads; FLYTE_AWS_* stand in for absent ones.
     """
 
     def __init__(
@@ -120,17 +123,16 @@ class S3Store:
         return f"s3://{self._bucket}/{self._base}".removesuffix("/")
 
     def create(self, key: str, body: bytes) -> bool:
-        path = self._path(key)
-        check_body(key, body)
+        request = self._upload(key, check_body(key, body)) | {"IfNoneMatch": "*"}
         try:
-            self._call("create", key, lambda s3, s: s3.write(path, body, "create", s), EXISTS, len(body))
+            self._call("create", key, lambda s3, s: s3.ask("put_object", request, s), EXISTS, len(body))
         except AnswerError:
             return False
         return True
 
     def put(self, key: str, body: bytes) -> None:
-        path = self._path(key)
-        self._call("put", key, lambda s3, s: s3.write(path, body, "overwrite", s), num_bytes=len(body))
+        request = self._upload(key, body)
+        self._call("put", key, lambda s3, s: s3.ask("put_object", request, s), num_bytes=len(body))
 
     def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
         check_key(key)
@@ -139,14 +141,13 @@ class S3Store:
         if start or end is not None:
             # HTTP knows no empty range, which must still say whether the object is there: ask for one byte.
             request["Range"] = f"bytes={start}-" if end is None else f"bytes={start}-{max(start, end - 1)}"
-        length = 0 if end is None else end - start
         try:
-            body: bytes = self._call("get", key, lambda s3, s: s3.read(request, s), MISSING, length)
+            body: bytes = self._call("get", key, lambda s3, s: s3.read(request, s), MISSING)
         except AnswerError as answer:
             if answer.verdict == "outside":
                 return b""
             raise ObjectMissing(key) from None
-        return body if end is None else body[:length]
+        return body if end is None else body[: end - start]
 
     def list(self, prefix: str, after: str = "") -> list[str]:
         check_prefix(prefix)
@@ -173,8 +174,11 @@ class S3Store:
         if session is not None:
             session.close()
 
-    def _path(self, key: str) -> str:
-        return f"{self._bucket}/{self._base}{check_key(key)}"
+    def _upload(self, key: str, body: bytes) -> dict[str, Any]:
+        check_key(key)
+        if len(body) > BODY_BYTES_MAX:
+            raise ValueError(f"body of {key!r}: {len(body)} bytes; allowed: up to {BODY_BYTES_MAX} (5 GiB) on S3")
+        return {"Bucket": self._bucket, "Key": self._base + key, "Body": body}
 
     def _session(self) -> "Session":
         # By process, because connections do not survive a fork; the parent's stay in the table, untouched.
@@ -204,7 +208,8 @@ class S3Store:
                 if verdict != "again":
                     raise _refusal(where, verdict, error) from error
                 last = error
-            pause_s = min(BACKOFF_S_MAX, self._backoff_s * 2**attempt) * random.uniform(0.5, 1.0)
+            # The whole pause is random, so that a crew that was throttled together does not come back together.
+            pause_s = random.uniform(0.0, min(BACKOFF_S_MAX, self._backoff_s * 2**attempt))
             if attempt + 1 == self._attempts or time.monotonic() + pause_s >= give_up_at_s:
                 break
             time.sleep(pause_s)
@@ -234,15 +239,14 @@ class Session:
         self._loop = fsspec.asyn.get_loop()
         self.close = weakref.finalize(self, _close, self._filesystem, self._loop, os.getpid())
 
-    def write(self, path: str, body: bytes, mode: str, limit_s: float) -> None:
-        self._run(self._filesystem._pipe_file(path, body, mode=mode), limit_s)  # noqa: SLF001 - no public coroutine
-
-    def ask(self, method: str, request: Mapping[str, str], limit_s: float) -> Any:
+    def ask(self, method: str, request: Mapping[str, Any], limit_s: float) -> Any:
         return self._run(self._filesystem._call_s3(method, **request), limit_s)  # noqa: SLF001 - no public coroutine
 
-    def read(self, request: Mapping[str, str], limit_s: float) -> bytes:
+    def read(self, request: Mapping[str, Any], limit_s: float) -> bytes:
+        started_s = time.monotonic()
         response = self.ask("get_object", request, limit_s)
-        body: bytes = self._run(_drain(response["Body"]), limit_s + response["ContentLength"] / BYTES_PER_S_MIN)
+        left_s = max(CLOSE_S, limit_s - (time.monotonic() - started_s))
+        body: bytes = self._run(_drain(response["Body"]), left_s + response["ContentLength"] / BYTES_PER_S_MIN)
         return body
 
     def _run(self, operation: Coroutine[Any, Any, Any], limit_s: float) -> Any:

@@ -87,6 +87,24 @@ class ObjectStore(Protocol):
         ...
 
 
+@runtime_checkable
+class ReadsInto(Protocol):
+    """What a store may offer beyond its verbs: reading without a copy."""
+
+    def get_into(self, key: str, start: int, view: memoryview) -> int:
+        """Fill `view` with bytes from `start` on; how many there were. Raises ObjectMissing."""
+        ...
+
+
+def read_into(store: ObjectStore, key: str, start: int, view: memoryview) -> int:
+    """`get_into` of any store: fill the writable `view`, a flat buffer of bytes; how many bytes there were."""
+    if isinstance(store, ReadsInto):
+        return store.get_into(key, start, view)
+    body = store.get(key, start, start + len(view))
+    view[: len(body)] = body
+    return len(body)
+
+
 def check_key(key: str) -> str:
     """Return `key`, or raise ValueError when it could leave the run's directory or is not portable."""
     if not KEY_PATTERN.fullmatch(key) or any(part in (".", "..") for part in key.split("/")):

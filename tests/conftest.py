@@ -4,38 +4,18 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.s3_server import SerialisedMoto, moto_server
-
-S3_BUCKET = "gleaner-test"
-AWS_NAMES = (
-    "AWS_ENDPOINT_URL_S3",
-    "AWS_SESSION_TOKEN",
-    "AWS_PROFILE",
-    "AWS_REGION",
-    "AWS_S3_ADDRESSING_STYLE",
-    "FLYTE_AWS_ENDPOINT",
-    "FLYTE_AWS_ACCESS_KEY_ID",
-    "FLYTE_AWS_SECRET_ACCESS_KEY",
-    "FLYTE_AWS_ADDRESSING_STYLE",
-)
+from tests import radosgw_server
+from tests.s3_server import S3_BUCKET, SerialisedMoto, make_bucket, moto_server, point_to
 
 
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[SerialisedMoto]:
     """A running S3 server with one bucket; the environment points to it until the end of the session."""
     with moto_server() as (endpoint, application), pytest.MonkeyPatch.context() as environment:
-        for name in AWS_NAMES:
-            environment.delenv(name, raising=False)
-        environment.setenv("AWS_ENDPOINT_URL", endpoint)
-        environment.setenv("AWS_ACCESS_KEY_ID", "test")
-        environment.setenv("AWS_SECRET_ACCESS_KEY", "a-secret-that-no-message-may-show")
-        environment.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        environment.setenv("AWS_EC2_METADATA_DISABLED", "true")
-        environment.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
-        environment.setenv("AWS_CONFIG_FILE", "/nonexistent")
+        point_to(endpoint, environment)
         # Listings of a few keys then already have several pages.
         environment.setenv("MOTO_S3_DEFAULT_MAX_KEYS", "50")
-        _make_bucket(endpoint)
+        make_bucket(endpoint)
         yield application
 
 
@@ -45,9 +25,21 @@ def s3_url(s3_server: SerialisedMoto) -> str:
     return f"s3://{S3_BUCKET}"
 
 
-def _make_bucket(endpoint: str) -> None:
-    import boto3  # noqa: PLC0415 - comes with moto, and takes a second that few tests need
+@pytest.fixture(scope="session")
+def radosgw_endpoint() -> Iterator[str]:
+    """A running radosgw with one bucket, or a skip that says what to install."""
+    reason = radosgw_server.why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    with radosgw_server.radosgw_server() as endpoint:
+        with pytest.MonkeyPatch.context() as environment:
+            point_to(endpoint, environment)
+            make_bucket(endpoint)
+        yield endpoint
 
-    client = boto3.client("s3", endpoint_url=endpoint)
-    client.create_bucket(Bucket=S3_BUCKET)
-    client.close()
+
+@pytest.fixture
+def radosgw_url(radosgw_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """URL of a bucket on radosgw, where the environment points for one test. Tests add a prefix of their own."""
+    point_to(radosgw_endpoint, monkeypatch)
+    return f"s3://{S3_BUCKET}"

@@ -1,6 +1,6 @@
 """S3 servers for tests: moto in a thread, and one that answers what it is told to.
 
-moto alone is not atomic under concurrent requests, so they are handled one at a time.
+moto alone is not atomic under concurrent requests, so they are handled one at a time. All servers have one user.
 """
 
 import logging
@@ -11,6 +11,21 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import pytest
+
+S3_BUCKET = "gleaner-test"
+AWS_NAMES = (
+    "AWS_ENDPOINT_URL_S3",
+    "AWS_SESSION_TOKEN",
+    "AWS_PROFILE",
+    "AWS_REGION",
+    "AWS_S3_ADDRESSING_STYLE",
+    "FLYTE_AWS_ENDPOINT",
+    "FLYTE_AWS_ACCESS_KEY_ID",
+    "FLYTE_AWS_SECRET_ACCESS_KEY",
+    "FLYTE_AWS_ADDRESSING_STYLE",
+)
+KEY, SECRET = "test", "a-secret-that-no-message-may-show"
 SERVER_ERROR = (
     b"<?xml version='1.0'?><Error><Code>InternalError</Code><Message>the answer is lost on purpose</Message></Error>"
 )
@@ -41,8 +56,29 @@ class SerialisedMoto:
             return [body]
 
 
+def point_to(endpoint: str, environment: pytest.MonkeyPatch) -> None:
+    """Let S3Store meet this server, and nothing else of the machine's configuration."""
+    for name in AWS_NAMES:
+        environment.delenv(name, raising=False)
+    environment.setenv("AWS_ENDPOINT_URL", endpoint)
+    environment.setenv("AWS_ACCESS_KEY_ID", KEY)
+    environment.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    environment.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    environment.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    environment.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
+    environment.setenv("AWS_CONFIG_FILE", "/nonexistent")
+
+
+def make_bucket(endpoint: str) -> None:
+    import boto3  # noqa: PLC0415 - comes with moto, and takes a second that few tests need
+
+    client = boto3.client("s3", endpoint_url=endpoint)
+    client.create_bucket(Bucket=S3_BUCKET)
+    client.close()
+
+
 @contextmanager
-def moto_server() -> Iterator[tuple[str, SerialisedMoto]]:
+def moto_server(kind: type[SerialisedMoto] = SerialisedMoto) -> Iterator[tuple[str, SerialisedMoto]]:
     """(endpoint URL, application) of a running server on a free port of the loopback interface."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -53,7 +89,7 @@ def moto_server() -> Iterator[tuple[str, SerialisedMoto]]:
         )
         from werkzeug.serving import make_server  # noqa: PLC0415
 
-        application = SerialisedMoto(DomainDispatcherApplication(create_backend_app))
+        application = kind(DomainDispatcherApplication(create_backend_app))
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
 
     class KeepAlive(MotoRequestHandler):

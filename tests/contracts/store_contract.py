@@ -9,7 +9,7 @@ from typing import ClassVar
 import pytest
 
 from storage.probe import probe
-from storage.store import ObjectMissing, ObjectStore, commit
+from storage.store import ObjectMissing, ObjectStore, commit, read_into
 
 THREADS = 16
 
@@ -92,6 +92,20 @@ class StoreContract:
         for start in (0, 3, 9, 10, 99):
             for end in (None, start, start + 1, start + 4, 120):
                 assert store.get("a", start, end) == body[start:end], (start, end)
+
+    def test_a_range_is_read_into_its_place(self, store: ObjectStore) -> None:
+        body = bytes(range(100))
+        store.put("a/b", body)
+        for start, length in ((0, 100), (3, 20), (90, 10), (90, 11), (100, 5), (200, 5), (7, 0)):
+            buffer = bytearray(b"\xff" * 120)
+            filled = read_into(store, "a/b", start, memoryview(buffer)[10 : 10 + length])
+            assert filled == len(body[start : start + length])
+            assert buffer == (b"\xff" * 10 + body[start : start + length]).ljust(120, b"\xff")
+        for key in ("a/c", "a", "a/b/c"):
+            with pytest.raises(ObjectMissing, match=repr(key)):
+                read_into(store, key, 0, memoryview(bytearray(5)))
+        with pytest.raises(ValueError, match="byte range"):
+            read_into(store, "a/b", -1, memoryview(bytearray(5)))
 
     def test_ranges_of_an_empty_object(self, store: ObjectStore) -> None:
         store.put("a", b"")

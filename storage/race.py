@@ -1,0 +1,179 @@
+"""Writers that race to create the same keys, as threads or as processes, and the count of who won what.
+
+Shows that a store creates atomically, or where it does not. `python -m storage.race` is the side of the processes: it
+forks the writers before anything is connected. Knows nothing about what else a store must offer.
+"""
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+
+from storage.connect import connect
+from storage.store import ObjectMissing, ObjectStore, StorageError, StoreUnavailable
+
+ROOT = Path(__file__).parents[1]
+# Longer than a network packet and a disk block, so that a torn body would show.
+BODY_BYTES = 20_000
+NOBODY = -1
+BROKEN = "another writer stopped"
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What one writer was told and saw: did its create succeed, and whose whole body did it read afterwards."""
+
+    won: bool
+    seen: int
+
+
+@dataclass(frozen=True)
+class Race:
+    """`attempts[writer][n]` is that writer's attempt at `keys[n]`."""
+
+    keys: Sequence[str]
+    attempts: Sequence[Sequence[Attempt]]
+
+    def creates(self) -> int:
+        return len(self.keys) * len(self.attempts)
+
+    def faults(self) -> list[str]:
+        """One line for every key that has not one winner, or where somebody did not see the winner's whole body."""
+        return [fault for number in range(len(self.keys)) for fault in self._faults_of(number)]
+
+    def _faults_of(self, number: int) -> Iterator[str]:
+        attempts = [of_writer[number] for of_writer in self.attempts]
+        winners = [writer for writer, attempt in enumerate(attempts) if attempt.won]
+        if len(winners) != 1:
+            yield f"{len(winners)} of {len(attempts)} writers created {self.keys[number]!r}"
+            return
+        others = sum(attempt.seen != winners[0] for attempt in attempts)
+        if others:
+            yield f"{others} of {len(attempts)} writers did not read the winner's whole body at {self.keys[number]!r}"
+
+
+def race_threads(store: ObjectStore, keys: Sequence[str], writers: int) -> Race:
+    """Let `writers` threads of this process create every key at the same moment. Raises what the store raises."""
+    barrier = threading.Barrier(writers)
+
+    def run(writer: int) -> list[Attempt]:
+        with _breaking(barrier):
+            return _attempt_all(store, keys, writer, barrier.wait)
+
+    with ThreadPoolExecutor(writers) as pool, _breaking(barrier):
+        futures = [pool.submit(run, writer) for writer in range(writers)]
+        # The error of the store itself, and not that of those whom it left waiting.
+        errors = [error for error in (future.exception() for future in futures) if error is not None]
+        if errors:
+            raise min(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError))
+        return Race(keys, [future.result() for future in futures])
+
+
+def race_processes(url: str, keys: Sequence[str], writers: int) -> Race:
+    """Let `writers` new processes do so, each with a store of its own. Raises StoreUnavailable with their error."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, "-m", "storage.race", url, str(writers)]
+    with subprocess.Popen(  # noqa: S603 - this interpreter and this module
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            output, errors = process.communicate(json.dumps(list(keys)))
+        except BaseException:
+            # After Ctrl-C, too, none of them may go on to write what is being removed; the pipe is open until they end.
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+            raise
+    if process.returncode != 0:
+        raise StoreUnavailable(f"racing processes on {url}: {(errors.strip().splitlines() or ['they died'])[-1]}")
+    return Race(keys, [[Attempt(won, seen) for won, seen in of_writer] for of_writer in json.loads(output)])
+
+
+def _attempt_all(store: ObjectStore, keys: Sequence[str], writer: int, wait: Callable[[], object]) -> list[Attempt]:
+    attempts = []
+    for key in keys:
+        wait()
+        attempts.append(_attempt(store, key, writer))
+    return attempts
+
+
+def _attempt(store: ObjectStore, key: str, writer: int) -> Attempt:
+    try:
+        created = store.create(key, _body(key, writer))
+    except StoreUnavailable:
+        created = False
+    try:
+        seen = _writer_of(key, store.get(key))
+    except ObjectMissing:
+        seen = NOBODY
+    # An answer can be lost: whose body is stored has won, whatever it was told (docs/format.md algorithm C).
+    return Attempt(created or seen == writer, seen)
+
+
+def _body(key: str, writer: int) -> bytes:
+    line = f"{writer} wrote {key}\n".encode()
+    return line * (BODY_BYTES // len(line))
+
+
+def _writer_of(key: str, body: bytes) -> int:
+    """The writer of a whole body; NOBODY for anything else."""
+    name = body.split(b" ", 1)[0]
+    return int(name) if name.isdigit() and body == _body(key, int(name)) else NOBODY
+
+
+@contextmanager
+def _breaking(barrier: threading.Barrier | Barrier) -> Iterator[None]:
+    """Let nobody wait for one who has failed."""
+    try:
+        yield
+    except BaseException:
+        barrier.abort()
+        raise
+
+
+def _run_process(url: str, keys: Sequence[str], writer: int, barrier: Barrier, results: Connection) -> None:
+    try:
+        with _breaking(barrier):
+            attempts = _attempt_all(connect(url), keys, writer, barrier.wait)
+            results.send([(attempt.won, attempt.seen) for attempt in attempts])
+    except threading.BrokenBarrierError:
+        results.send(BROKEN)
+    except (StorageError, OSError) as error:
+        results.send(str(error))
+
+
+def main(url: str, writers: int) -> None:
+    """Race in forked processes for the keys on standard input, and print each one's attempts as JSON."""
+    keys: list[str] = json.load(sys.stdin)
+    # Imports what this kind of store needs, once for all.
+    connect(url)
+    context = multiprocessing.get_context("fork")
+    barrier = context.Barrier(writers)
+    pipes = [context.Pipe(duplex=False) for _ in range(writers)]
+    for writer, (_, results) in enumerate(pipes):
+        context.Process(target=_run_process, args=(url, keys, writer, barrier, results), daemon=True).start()
+    received = [receiver.recv() for receiver, _ in pipes]
+    errors = [each for each in received if isinstance(each, str)]
+    if errors:
+        sys.exit(min(errors, key=lambda error: error == BROKEN))
+    json.dump(received, sys.stdout)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

@@ -1,0 +1,168 @@
+"""Every verb of S3Store ends in time whatever the peer does, and the throttled do not come back all at once."""
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import pytest
+
+from storage import s3
+from storage.s3 import S3Store
+from storage.store import StoreUnavailable
+from tests.s3_server import point_to, scripted_server
+from tests.storage.test_s3 import VERBS
+
+DEADLINE_S = 0.6
+READS = [VERBS[2], VERBS[3]]
+WRITES = [VERBS[0], VERBS[1]]
+
+
+def silent(connection: socket.socket) -> None:
+    """Takes the request and says nothing."""
+    with suppress(OSError):
+        while connection.recv(65536):
+            pass
+
+
+def inviting(connection: socket.socket) -> None:
+    """Asks for the body, takes it, and says nothing."""
+    connection.recv(65536)
+    connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+    silent(connection)
+
+
+def deaf(connection: socket.socket) -> None:
+    """Asks for the body and does not take it."""
+    connection.recv(65536)
+    connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+    time.sleep(5 * DEADLINE_S)
+
+
+def trickling_headers(connection: socket.socket) -> None:
+    """Sends an answer that never gets through its headers."""
+    connection.recv(65536)
+    trickle(connection, b"HTTP/1.1 200 OK\r\nX-Padding: " + b"x" * 1000)
+
+
+def trickling_body(connection: socket.socket) -> None:
+    """Sends the headers at once and the body byte by byte."""
+    connection.recv(65536)
+    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
+    trickle(connection, b"<" * 1000)
+
+
+def trickle(connection: socket.socket, answer: bytes) -> None:
+    for byte in answer:
+        connection.sendall(bytes([byte]))
+        time.sleep(0.05)
+
+
+@contextmanager
+def peer(behaviour, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Store]:
+    """A store on a server of that behaviour."""
+    threads = []
+
+    def serve() -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                threads.append(threading.Thread(target=answer, args=(connection,)))
+                threads[-1].start()
+
+    def answer(connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            behaviour(connection)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        point_to(f"http://127.0.0.1:{listener.getsockname()[1]}", monkeypatch)
+        acceptor = threading.Thread(target=serve)
+        acceptor.start()
+        store = S3Store("bucket", "run", deadline_s=DEADLINE_S, attempts=2, backoff_s=0.001)
+        try:
+            yield store
+        finally:
+            store.close()
+            listener.shutdown(socket.SHUT_RDWR)
+    for thread in (acceptor, *threads):
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "verb"),
+    [
+        *((silent, verb) for verb in VERBS),
+        *((trickling_headers, verb) for verb in VERBS),
+        *((trickling_body, verb) for verb in READS),
+        *((inviting, verb) for verb in WRITES),
+    ],
+)
+def test_every_verb_gives_up_in_time(monkeypatch, behaviour, verb):
+    with peer(behaviour, monkeypatch) as store:
+        started_s = time.monotonic()
+        with pytest.raises(StoreUnavailable, match=r"s3://bucket/run/.*no answer within 0.6 s"):
+            verb(store)
+        # Each of two attempts may need a second to close what it gave up.
+        assert time.monotonic() - started_s < DEADLINE_S + 2 * s3.CLOSE_S + 5
+
+
+def test_a_body_that_nobody_takes_is_given_up_in_time(monkeypatch):
+    body = bytes(24 << 20)
+    with peer(deaf, monkeypatch) as store:
+        started_s = time.monotonic()
+        with pytest.raises(StoreUnavailable, match="cannot create"):
+            store.create("big", body)
+        assert time.monotonic() - started_s < DEADLINE_S + len(body) / s3.BYTES_PER_S_MIN + 2 * s3.CLOSE_S + 5
+
+
+def test_pauses_are_random_in_full_and_bounded(monkeypatch):
+    """A pause is anything from nothing to a bound that doubles up to 5 s."""
+    pauses, bounds = [], []
+
+    def uniform(low: float, high: float) -> float:
+        bounds.append((low, high))
+        return high / 2
+
+    with scripted_server([(503, "SlowDown", "")]) as (endpoint, seen):
+        point_to(endpoint, monkeypatch)
+        store = S3Store("bucket", "run", deadline_s=60, attempts=8, backoff_s=0.2)
+        monkeypatch.setattr(s3.random, "uniform", uniform)
+        monkeypatch.setattr(s3.time, "sleep", pauses.append)
+        with pytest.raises(StoreUnavailable, match="8 attempts, last SlowDown"):
+            store.put("a", b"x")
+        store.close()
+    assert len(seen) == 8
+    assert bounds == [(0.0, pytest.approx(bound)) for bound in (0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0)]
+    assert pauses == [pytest.approx(bound / 2) for bound in (0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0)]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("answer", [(503, "SlowDown", ""), (500, "InternalError", ""), (503, "ServiceUnavailable", "")])
+def test_every_verb_is_tried_again(monkeypatch, verb, answer):
+    nothing = "<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>"
+    with scripted_server([answer, (200, "", nothing)]) as (endpoint, seen):
+        point_to(endpoint, monkeypatch)
+        store = S3Store("bucket", "run", deadline_s=10, attempts=3, backoff_s=0.001)
+        verb(store)
+        store.close()
+    assert len(seen) == 2
+
+
+@pytest.mark.parametrize("verb", WRITES)
+def test_a_big_body_is_one_request(monkeypatch, verb):
+    """An upload in parts is not atomic everywhere: some servers ignore the condition when it is completed."""
+    body = bytes(101 << 20)
+    with scripted_server([(200, "", "")]) as (endpoint, seen):
+        point_to(endpoint, monkeypatch)
+        store = S3Store("bucket", "run")
+        (store.create if verb is VERBS[0] else store.put)("big", body)
+        store.close()
+    assert seen == ["PUT /bucket/run/big"]
+
+
+@pytest.mark.parametrize("verb", WRITES)
+def test_a_body_beyond_one_request_is_refused(monkeypatch, verb):
+    monkeypatch.setattr(s3, "BODY_BYTES_MAX", 0)
+    with pytest.raises(ValueError, match=r"body of 'a': 1 bytes; allowed: up to 0 \(5 GiB\)"):
+        verb(S3Store("bucket"))
