@@ -1,0 +1,107 @@
+"""Sessions of a small plan on the scripted engine, killed when told to; and the tokens they must end with."""
+
+import os
+
+from storage.assembly import JournalReader
+from storage.clock import ManualClock
+from storage.memory import MemoryStore
+from storage.prompt_table import PromptRow
+from storage.records import PlanRecord, SamplingParams, SlotPlan
+from tasks.planning.plan import assign_groups
+from tasks.sampling.scripted_engine import ScriptedEngine
+from tasks.sampling.session import Session, SessionConfig
+
+GENERATIONS, GROUPS, SLOTS, IN_FLIGHT = 3, 5, 2, 4
+PROMPTS = [PromptRow(str(k), (1, 2, k + 3), "p", {}) for k in range(GROUPS)]
+
+
+def a_plan() -> PlanRecord:
+    return PlanRecord(
+        iteration=0,
+        weight_version=0,
+        run_seed=3,
+        num_generations=GENERATIONS,
+        prompts_key="prompts",
+        first_prompt=0,
+        slots=tuple(
+            SlotPlan(slot=slot, pool="rollout", groups=groups)
+            for slot, groups in enumerate(assign_groups(GROUPS, SLOTS))
+        ),
+        sampling=SamplingParams(max_completion_length=40, stop_token_ids=(0,)),
+        config={},
+        created_at_s=0.0,
+    )
+
+
+class Killed(BaseException):
+    """SIGKILL: nothing of the victim runs afterwards."""
+
+
+class DiesAfter(ScriptedEngine):
+    """Its process is killed in the middle of a step."""
+
+    def __init__(self, steps: int, **given) -> None:
+        super().__init__(50, IN_FLIGHT, median_length=12, **given)
+        self.left = steps
+
+    def step(self):
+        if self.left == 0:
+            raise Killed
+        self.left -= 1
+        return super().step()
+
+
+def load(engine):
+    engine.load_weights(0, {})
+
+
+def a_session(
+    store,
+    slot,
+    *,
+    steps=10**9,
+    clock=None,
+    notice=lambda: False,
+    flush_interval_s=3.0,
+    background=False,
+    load=load,
+    idle_timeout_s=0.0,
+):
+    clock = clock or ManualClock()
+    engine = DiesAfter(steps, clock=clock, step_time_s=lambda _: 1.0)
+    config = SessionConfig(
+        slot=slot,
+        pool="rollout",
+        host="here",
+        pid=os.getpid(),
+        flush_interval_s=flush_interval_s,
+        heartbeat_interval_s=flush_interval_s,
+        claim_ttl_s=4 * flush_interval_s,
+        idle_timeout_s=idle_timeout_s,
+        background=background,
+    )
+    return Session(
+        store, a_plan(), prompts=PROMPTS, engine=engine, load=load, config=config, clock=clock, notice=notice
+    )
+
+
+def live(session):
+    return session.run()
+
+
+def responses(store):
+    reader = JournalReader(store, a_plan())
+    reader.refresh()
+    found = [reader.assemble(response) for response in range(GROUPS * GENERATIONS)]
+    assert all(response.finish.ends_response for response in found)
+    return [(r.token_ids.tolist(), r.logprobs.tolist(), r.finish) for r in found]
+
+
+def undisturbed():
+    store = MemoryStore()
+    for slot in range(SLOTS):
+        live(a_session(store, slot))
+    return responses(store)
+
+
+EXPECTED = undisturbed()

@@ -1,0 +1,127 @@
+"""Sessions that help others: take over the dead, join, hand over, wait, and stop when the iteration is closed."""
+
+import pytest
+
+from storage import layout, records
+from storage.clock import ManualClock
+from storage.memory import MemoryStore
+from storage.records import AliveRecord, ClosedRecord
+from tests.sessions import (
+    EXPECTED,
+    GENERATIONS,
+    GROUPS,
+    IN_FLIGHT,
+    SLOTS,
+    Killed,
+    a_plan,
+    a_session,
+    live,
+    load,
+    responses,
+)
+
+HELPS_S = 1e6
+
+
+def test_a_member_with_nothing_left_takes_over_the_dead_and_finishes_the_iteration_alone():
+    store, clock = MemoryStore(), ManualClock()
+    with pytest.raises(Killed):
+        live(a_session(store, 0, steps=7, flush_interval_s=2.0))
+    outcome = live(a_session(store, 1, clock=clock, flush_interval_s=2.0, idle_timeout_s=HELPS_S))
+    assert responses(store) == EXPECTED
+    assert outcome.tokens_recovered > 0
+
+
+def test_one_that_joined_works_without_any_slot_and_loads_weights_only_for_work():
+    store, clock, loads = MemoryStore(), ManualClock(), []
+    joined = a_session(
+        store, SLOTS, clock=clock, load=lambda engine: loads.append(1) or load(engine), idle_timeout_s=9.0
+    )
+    assert live(joined).responses_finished == GROUPS * GENERATIONS
+    assert responses(store) == EXPECTED
+    assert loads == [1]
+    again = a_session(store, SLOTS + 1, load=lambda _: pytest.fail("there is no work"), idle_timeout_s=HELPS_S)
+    assert live(again).responses_finished == 0
+
+
+def test_one_that_joined_leaves_when_its_time_is_up_and_loses_nothing():
+    store = MemoryStore()
+    joined = a_session(store, SLOTS, clock=ManualClock(), idle_timeout_s=HELPS_S, flush_interval_s=60.0)
+    joined._ends_s = 6.0
+    left = live(joined)
+    alive = records.read(store, AliveRecord, layout.alive(0, joined.incarnation))
+    assert (alive.state, alive.running) == ("gone", IN_FLIGHT)
+    assert alive.unfinished == IN_FLIGHT - left.responses_finished
+    outcome = live(a_session(store, 0, idle_timeout_s=HELPS_S))
+    assert responses(store) == EXPECTED
+    assert outcome.tokens_recovered + left.tokens_generated > left.tokens_generated
+
+
+def test_it_waits_for_work_no_longer_than_the_idle_timeout_once_its_own_unit_has_ended():
+    store, clock = MemoryStore(), ManualClock()
+    busy = a_session(store, 1)
+    busy.claim()
+    member = a_session(store, 0, clock=clock, flush_interval_s=1.0, idle_timeout_s=3.0)
+
+    def beats():
+        busy._announce()
+        return False
+
+    member._notice = beats  # the other one lives, and holds on to what is its own
+    busy._waiting.clear()
+    live(member)
+    assert 3.0 <= clock.monotonic() - max(len(tokens) for tokens, _, _ in EXPECTED) < 80
+    assert busy._claimant.owned() == set(a_plan().responses_of(1))
+
+
+def test_what_is_handed_over_is_continued_by_whoever_comes_without_a_wait():
+    store = MemoryStore()
+    giver = a_session(store, 0, clock=ManualClock(), flush_interval_s=1.0)
+    giver.claim()
+    for _ in range(6):
+        giver._turn()
+    given = sorted(giver._in_flight)[:2]
+    giver.hand_over(given)
+    giver.hand_over(given)
+    giver._flush()
+    giver._announce()
+    alive = records.read(store, AliveRecord, layout.alive(0, giver.incarnation))
+    assert (alive.released, alive.running) == (2, IN_FLIGHT - 2)
+    live(a_session(store, 1))
+    taker = a_session(store, SLOTS, clock=ManualClock(), idle_timeout_s=HELPS_S)
+    taker.claim()
+    assert sorted(work.response for work in taker._inbox) == given
+    assert all(work.prefix for work in taker._inbox)
+
+
+def test_what_nobody_takes_it_takes_again_itself():
+    store = MemoryStore()
+    giver = a_session(store, 0, clock=ManualClock(), flush_interval_s=1.0)
+    giver.claim()
+    for _ in range(6):
+        giver._turn()
+    giver.hand_over(list(giver._held))
+    live(giver)
+    live(a_session(store, 1))
+    assert responses(store) == EXPECTED
+
+
+@pytest.mark.parametrize("after", [0, 5])
+def test_it_stops_when_the_trainer_closes_the_iteration(after):
+    store = MemoryStore()
+    member = a_session(store, 0, clock=ManualClock(), flush_interval_s=1.0)
+
+    def closes():
+        nonlocal after
+        after -= 1
+        if after == 0:
+            store.create(layout.closed(0), records.encode(ClosedRecord(iteration=0, reason="done")))
+        return False
+
+    if after == 0:
+        closes()
+        store.create(layout.closed(0), records.encode(ClosedRecord(iteration=0, reason="done")))
+    member._notice = closes
+    outcome = live(member)
+    assert outcome.tokens_generated <= 8 * IN_FLIGHT
+    assert (outcome.tokens_generated == 0) == (not store.list("iterations/000000/claims/"))
