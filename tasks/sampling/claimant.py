@@ -6,7 +6,7 @@ thread at a time.
 
 import logging
 import random
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from storage import layout
@@ -68,8 +68,11 @@ class Claimant:
         """Whether no token of this iteration will be used any more."""
         return exists(self._store, layout.closed(self._plan.iteration))
 
-    def owned(self) -> frozenset[int]:
-        return frozenset(self._reader.book.held_by(self._incarnation))
+    def owned(self) -> dict[int, int]:
+        """The responses that are ours, with the epoch of our claim."""
+        book = self._reader.book
+        owners = {response: book.owner(response) for response in book.held_by(self._incarnation)}
+        return {response: owner.epoch for response, owner in owners.items() if owner}
 
     def probe(self, responses: Collection[int]) -> bool:
         """Read the claims that others have made on the units of `responses`; True when there were any."""
@@ -97,17 +100,18 @@ class Claimant:
         order = {response: place for place, response in enumerate(self._own_unit)}
         return self._work(sorted(held, key=lambda response: (order.get(response, len(order)), response)))
 
-    def seek(self, seeker: Seeker, known: Collection[int], released: int = 0) -> list[Work]:
+    def seek(self, seeker: Seeker, known: Mapping[int, int], released: int = 0) -> list[Work]:
         """Take what rebalancing allows, until there is no room or nothing to take; may come back empty-handed.
 
-        known: what the caller holds, has released or has ended; other responses of ours were claimed by a call that
-        failed afterwards, and are handed out now. released: how many responses this incarnation has released itself,
-        and may take again. Sets `nothing_left` when every response of the plan was seen to have ended.
+        known: what the caller holds, has released or has ended, with the epoch of its claim; other responses of ours
+        were claimed by a call that failed afterwards, and are handed out now. released: how many responses this
+        incarnation has released itself, and may take again. Sets `nothing_left` when every response of the plan was
+        seen to have ended.
         """
         book = self._reader.book
         book.refresh()
         holdings = book.holdings()
-        stray = [response for response in holdings.get(self._incarnation, ()) if response not in known]
+        stray = [response for response, epoch in self.owned().items() if known.get(response) != epoch]
         if work := self._work([response for response in stray if not self._has_ended(response)]):
             return work
         names = [

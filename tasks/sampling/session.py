@@ -122,14 +122,15 @@ class Session:
         self._held: dict[int, _Held] = {}
         self._waiting: deque[int] = deque()
         self._in_flight: set[int] = set()
-        self._released: set[int] = set()
+        # Response -> epoch of the claim under which it was released or ended.
+        self._released: dict[int, int] = {}
+        self._ended: dict[int, int] = {}
         self._state: Literal["loading", "working", "gone"] = "loading"
-        self._ended: set[int] = set()
-        self._generated = self._ends_journalled = 0
+        self._generated = self._ends = self._ends_journalled = 0
         # What the housekeeping thread hands to the decode loop.
         self._inbox: deque[Work] = deque()
-        self._owned: frozenset[int] = frozenset()
-        self._released_journalled: frozenset[int] = frozenset()
+        self._owned: dict[int, int] = {}
+        self._released_journalled: dict[int, int] = {}
         self._claimed = self._closed = self._leaving = self._own_ended = False
         self._seeking = threading.Lock()
         self._wake_interval_s = min(config.flush_interval_s, config.heartbeat_interval_s)
@@ -187,7 +188,7 @@ class Session:
             held = self._held.get(response)
             if held is not None:
                 self._writer.append(response, held.epoch, held.length, (), (), Finish.RELEASED)
-                self._released.add(response)
+                self._released[response] = held.epoch
                 del self._held[response]
         self._forget(self._released)
 
@@ -258,7 +259,7 @@ class Session:
         self._keeping.wake()
 
     def _flush(self) -> None:
-        ends, released = len(self._ended), frozenset(self._released)
+        ends, released = self._ends, dict(self._released)
         self._writer.flush()
         self._ends_journalled, self._released_journalled = ends, released
         if self._claimant.probe(self._owned):
@@ -276,8 +277,9 @@ class Session:
                 return
             per_response = self._rate.per_response(self._engine.max_responses_in_flight)
             seeker = Seeker(room=self._room(), running=len(self._in_flight), tokens_per_s=per_response)
-            known = self._ended.union(self._held, self._released)
-            work = self._claimant.seek(seeker, known, len(self._released_journalled & self._owned))
+            held = {response: held.epoch for response, held in list(self._held.items())}
+            released = self._released_journalled.items() & self._owned.items()
+            work = self._claimant.seek(seeker, {**self._ended, **self._released, **held}, len(released))
             self._owned = self._claimant.owned()
             self._inbox.extend(work)
 
@@ -299,9 +301,11 @@ class Session:
             self._failures[name] = 0
 
     def _take_in(self, work: Sequence[Work]) -> None:
+        # What was lost and won back before this thread looked is held under another claim now.
+        self._let_go([item.response for item in work if item.response in self._held])
         for item in work:
             self._held[item.response] = _Held(item.epoch, item.prefix, len(item.prefix))
-            self._released.discard(item.response)
+            self._released.pop(item.response, None)
             self._waiting.append(item.response)
 
     def _admit(self) -> None:
@@ -341,22 +345,26 @@ class Session:
         held.length += len(delta.token_ids)
         self._generated += len(delta.token_ids)
         if finish.ends_response:
-            self._ended.add(delta.response)
+            self._ended[delta.response] = held.epoch
+            self._ends += 1
             self._in_flight.discard(delta.response)
             del self._held[delta.response]
 
     def _drop_lost(self) -> None:
         """Stop extending what somebody else has claimed in the meantime: our tokens for it are void."""
         owned = self._owned
-        self._released &= owned
-        lost = self._held.keys() - owned
-        if not lost:
-            return
-        log.info("slot %d: %d responses were claimed by another member", self._config.slot, len(lost))
-        self._writer.drop(lost)
-        for response in lost:
+        for response in [r for r, epoch in self._released.items() if owned.get(r) != epoch]:
+            del self._released[response]
+        lost = [response for response, held in self._held.items() if owned.get(response) != held.epoch]
+        if lost:
+            log.info("slot %d: %d responses were claimed by another member", self._config.slot, len(lost))
+            self._let_go(lost)
+
+    def _let_go(self, responses: Collection[int]) -> None:
+        self._writer.drop(responses)
+        for response in responses:
             del self._held[response]
-        self._forget(lost)
+        self._forget(responses)
 
     def _forget(self, responses: Collection[int]) -> None:
         """Take responses out of the engine and of the queue before it."""
@@ -369,7 +377,7 @@ class Session:
         self._engine.abort(sorted(self._in_flight))
         self._keeping.stop()
         self._writer.flush()
-        self._ends_journalled = len(self._ended)
+        self._ends_journalled = self._ends
         self._state = "gone"
         self._announce()
 
@@ -380,10 +388,10 @@ class Session:
                 tokens_generated=self._generated,
                 tokens_recovered=self._claimant.tokens_recovered,
                 responses_finished=len(self._ended),
-                unfinished=len(self._held) + len(self._released) + len(self._ended) - self._ends_journalled,
+                unfinished=len(self._held) + len(self._released) + self._ends - self._ends_journalled,
                 running=len(self._in_flight),
                 waiting=len(self._waiting) + len(self._inbox),
-                released=len(self._released_journalled & self._released),
+                released=len(self._released_journalled.items() & self._released.items()),
                 plateau=self._rate.plateau(),
             )
         )

@@ -47,7 +47,7 @@ def test_a_slot_takes_its_own_unit_and_what_its_predecessors_held_elsewhere():
     Incarnation(store, PLAN, 1, "00001-before").write(2, [7, 8], Finish.RUNNING)
     elsewhere = a_claimant(store, "00001-before2")
     elsewhere.take_own_slot()
-    assert numbers(elsewhere.seek(IDLE, {2, 3, 6, 7})) == [0, 1, 4, 5]
+    assert numbers(elsewhere.seek(IDLE, elsewhere.owned())) == [0, 1, 4, 5]
     me = a_claimant(store)
     work = me.take_own_slot()
     assert numbers(work) == [2, 3, 6, 7, 0, 1, 4, 5]
@@ -60,7 +60,7 @@ def test_nobodys_responses_are_taken_at_once_and_a_slot_that_comes_later_takes_t
     store = MemoryStore()
     joined = a_claimant(store, "00002-joined", slot=2)
     assert joined.take_own_slot() == []
-    assert numbers(joined.seek(Seeker(room=3, running=0), ())) == [0, 1, 4]
+    assert numbers(joined.seek(Seeker(room=3, running=0), {})) == [0, 1, 4]
     late = a_claimant(store, "00000-late", slot=0)
     assert numbers(late.take_own_slot()) == [5]
     assert owners(store)[:2] == ["00002-joined"] * 2
@@ -73,7 +73,8 @@ def test_who_is_silent_for_the_ttl_is_succeeded_from_where_its_journal_ends():
     dead.write(1, [4, 5], Finish.RUNNING)
     say(store, "00000-dead", unfinished=3, running=3)
     me = a_claimant(store, clock=clock)
-    mine = set(numbers(me.take_own_slot()))
+    me.take_own_slot()
+    mine = me.owned()
     assert me.seek(IDLE, mine) == []
     assert not me.nothing_left
     clock.advance(TTL_S)
@@ -91,7 +92,8 @@ def test_a_beat_that_goes_on_keeps_what_is_held():
     store, clock = MemoryStore(), ManualClock()
     Incarnation(store, PLAN, 0, "00000-slow").write(0, [1], Finish.RUNNING)
     me = a_claimant(store, clock=clock)
-    mine = numbers(me.take_own_slot())
+    me.take_own_slot()
+    mine = me.owned()
     for number in range(1, 10):
         say(store, "00000-slow", number, unfinished=4, running=4)
         assert me.seek(IDLE, mine) == []
@@ -104,11 +106,12 @@ def test_gone_and_released_need_no_wait():
     leaver.write(4, [1, 2], Finish.RELEASED)
     say(store, "00000-leaver", unfinished=4, running=3, released=1)
     me = a_claimant(store)
-    mine = numbers(me.take_own_slot())
+    me.take_own_slot()
+    mine = me.owned()
     [item] = me.seek(IDLE, mine)
     assert (item.response, item.prefix) == (4, (1, 2))
     say(store, "00000-leaver", 2, state="gone", unfinished=3)
-    assert numbers(me.seek(IDLE, [*mine, 4])) == [0, 1, 5]
+    assert numbers(me.seek(IDLE, me.owned())) == [0, 1, 5]
 
 
 def test_what_it_released_itself_it_may_take_again():
@@ -116,9 +119,9 @@ def test_what_it_released_itself_it_may_take_again():
     me = Incarnation(store, PLAN, 0, "00000-me")
     me.write(0, [1, 2], Finish.RELEASED)
     claimant = a_claimant(store, "00000-me", slot=0)
-    [item] = claimant.seek(Seeker(room=1, running=0), {0, 1, 4, 5}, released=1)
+    [item] = claimant.seek(Seeker(room=1, running=0), dict.fromkeys((0, 1, 4, 5), 1), released=1)
     assert item.response in (0, 2, 3)
-    taken = claimant.seek(IDLE, {0, 1, 4, 5, item.response}, released=1)
+    taken = claimant.seek(IDLE, claimant.owned(), released=1)
     assert 0 in [item.response, *numbers(taken)]
     released = next(work for work in [item, *taken] if work.response == 0)
     assert released.prefix == (1, 2)
@@ -130,12 +133,13 @@ def test_unstarted_work_of_the_living_is_halved_and_never_taken_back():
     full.write(0, [1], Finish.RUNNING)
     say(store, "00000-full", unfinished=4, running=1, waiting=3)
     me = a_claimant(store)
-    mine = numbers(me.take_own_slot())
+    me.take_own_slot()
+    mine = me.owned()
     work = me.seek(IDLE, mine)
     assert numbers(work) == [5, 4]
     say(store, "00001-me", unfinished=4 + 2, waiting=6)
     back = a_claimant(store, "00000-full", slot=0)
-    assert set(numbers(back.seek(IDLE, {0, 1}))) <= {2, 3, 6, 7}
+    assert set(numbers(back.seek(IDLE, dict.fromkeys((0, 1), 1)))) <= {2, 3, 6, 7}
 
 
 def test_two_that_seek_at_once_never_hold_the_same_response():
@@ -144,13 +148,14 @@ def test_two_that_seek_at_once_never_hold_the_same_response():
     say(store, "00000-gone", state="gone", unfinished=4)
     first = a_claimant(store, "00001-first")
     second = a_claimant(store, "00002-second", slot=2)
-    first_mine = numbers(first.take_own_slot())
+    first.take_own_slot()
+    first_mine = first.owned()
     create, raced = store.create, []
 
     def others_first(key, body):
         if "/claims/" in key and not raced:
             raced.append(key)
-            raced.extend(numbers(second.seek(IDLE, ())))
+            raced.extend(numbers(second.seek(IDLE, {})))
         return create(key, body)
 
     store.create = others_first
@@ -177,10 +182,10 @@ def test_a_claim_whose_answer_was_lost_with_what_followed_is_found_again():
 
     store.create = cut_off
     with pytest.raises(StoreUnavailable):
-        me.seek(IDLE, ())
+        me.seek(IDLE, {})
     del store.create, store.get
     assert len(owners(store)) - owners(store).count(None) > 0
-    found = me.seek(IDLE, ())
+    found = me.seek(IDLE, {})
     assert {response for response, name in enumerate(owners(store)) if name} == set(numbers(found))
 
 
@@ -188,7 +193,8 @@ def test_nothing_is_left_when_every_holder_says_so_and_nobody_waits():
     store = MemoryStore()
     other = Incarnation(store, PLAN, 0, "00000-other")
     me = a_claimant(store)
-    mine = numbers(me.take_own_slot())
+    me.take_own_slot()
+    mine = me.owned()
     say(store, "00000-other", unfinished=1, running=1)
     assert me.seek(IDLE, mine) == []
     assert not me.nothing_left
@@ -238,6 +244,6 @@ def test_a_look_reads_a_bounded_number_of_heartbeats():
     for member in crew:
         say(store, member.name, unfinished=1, running=1)
     me = a_claimant(store, f"{slots:05d}-joined", slot=slots, plan=plan)
-    me.seek(IDLE, ())
+    me.seek(IDLE, {})
     assert store.looks == LOOKS_MAX
     assert not me.nothing_left
