@@ -4,7 +4,7 @@ The responses of a slot's first assignment are a unit; the claims of a unit are 
 Applying a unit's log in epoch order gives every response one owner and one lineage, whatever else lies in the journal.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -34,6 +34,7 @@ class ClaimBook:
         self._sealed: dict[int, list[Span]] = defaultdict(list)
         self._former: dict[int, set[str]] = defaultdict(set)
         self._moved = 0
+        self._claims: Counter[str] = Counter()
         self._incarnations: dict[str, int] = {}
 
     @property
@@ -73,6 +74,10 @@ class ClaimBook:
                 if owner is not None:
                     held.setdefault(owner.incarnation, []).append(response)
         return held
+
+    def claims_by(self, incarnation: str) -> int:
+        """How many claims an incarnation has made."""
+        return self._claims[incarnation]
 
     def unclaimed(self) -> list[int]:
         """Responses that nobody has claimed yet, unit by unit in starting order."""
@@ -136,6 +141,7 @@ class ClaimBook:
             self._owners[response] = owner
         self._epochs[claim.unit] = claim.epoch
         self._incarnations.setdefault(claim.incarnation, claim.slot)
+        self._claims[claim.incarnation] += 1
 
 
 def take_over(

@@ -74,6 +74,9 @@ class Claimant:
         owners = {response: book.owner(response) for response in book.held_by(self._incarnation)}
         return {response: owner.epoch for response, owner in owners.items() if owner}
 
+    def claims_made(self) -> int:
+        return self._reader.book.claims_by(self._incarnation)
+
     def probe(self, responses: Collection[int]) -> bool:
         """Read the claims that others have made on the units of `responses`; True when there were any."""
         units = sorted({self._unit[response] for response in responses})
@@ -156,7 +159,9 @@ class Claimant:
 
     def _holder(self, name: str, sign: Sign, held: Sequence[int]) -> Holder:
         lost, record = sign.lost(self._claim_ttl_s), sign.record
-        unfinished = len(held) if record is None else min(record.unfinished, len(held))
+        # A heartbeat older than the last claim says nothing of what that claim took.
+        current = record is not None and record.claims >= self._reader.book.claims_by(name)
+        unfinished = min(record.unfinished, len(held)) if record and current else len(held)
         if lost and held:
             self._reader.shards.advance(name)
             unfinished = sum(not self._has_ended(response) for response in held)
@@ -165,7 +170,7 @@ class Claimant:
         return Holder(
             incarnation=name,
             lost=lost,
-            idle=not lost and record is not None and record.unfinished == 0,
+            idle=not lost and current and unfinished == 0,
             unfinished=unfinished,
             running=record.running if record else 0,
             waiting=min(record.waiting, len(held)) if record else 0,
@@ -199,14 +204,16 @@ class Claimant:
         book, found = self._reader.book, []
         for response in book.holdings().get(holder, ()):
             assembled = self._reader.assemble(response)
-            if assembled.finish.ends_response:
+            owner = book.owner(response)
+            if assembled.finish.ends_response or owner is None:
                 continue
+            begun = bool(assembled.lineage) and assembled.lineage[-1].epoch == owner.epoch
             found.append(
                 Candidate(
                     response=response,
                     length=len(assembled.token_ids),
-                    begun=bool(assembled.lineage) and assembled.lineage[-1].incarnation == holder,
-                    released=assembled.finish == Finish.RELEASED,
+                    begun=begun,
+                    released=begun and assembled.finish == Finish.RELEASED,
                     held_before=self._incarnation in book.former_owners(response),
                 )
             )

@@ -41,6 +41,7 @@ class Load:
     tokens_generated: int
     tokens_recovered: int
     responses_finished: int
+    claims: int
     unfinished: int
     running: int
     waiting: int

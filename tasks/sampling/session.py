@@ -388,6 +388,7 @@ class Session:
                 tokens_generated=self._generated,
                 tokens_recovered=self._claimant.tokens_recovered,
                 responses_finished=len(self._ended),
+                claims=self._claimant.claims_made(),
                 unfinished=len(self._held) + len(self._released) + self._ends - self._ends_journalled,
                 running=len(self._in_flight),
                 waiting=len(self._waiting) + len(self._inbox),

@@ -1,6 +1,7 @@
 """Taking over, stealing and sharing, claim by claim, from journals written by hand."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -28,7 +29,7 @@ def a_claimant(store, name="00001-me", slot=1, clock=None, plan=PLAN) -> Claiman
 
 def say(store, name, number=1, **changes):
     record = beat(name, number=number)
-    store.put(layout.alive(0, name), records.encode(type(record)(**(vars(record) | changes))))
+    store.put(layout.alive(0, name), records.encode(replace(record, **({"claims": 1} | changes))))
 
 
 def owners(store, plan=PLAN):
@@ -187,6 +188,16 @@ def test_a_claim_whose_answer_was_lost_with_what_followed_is_found_again():
     assert len(owners(store)) - owners(store).count(None) > 0
     found = me.seek(IDLE, {})
     assert {response for response, name in enumerate(owners(store)) if name} == set(numbers(found))
+
+
+def test_a_heartbeat_older_than_a_claim_says_nothing_of_what_it_took():
+    store = MemoryStore()
+    say(store, "00000-new", claims=0)
+    Incarnation(store, PLAN, 0, "00000-new")
+    me = a_claimant(store)
+    me.take_own_slot()
+    assert me.seek(IDLE, me.owned()) == []
+    assert not me.nothing_left
 
 
 def test_nothing_is_left_when_every_holder_says_so_and_nobody_waits():
