@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
+from typing import NamedTuple
 
 from storage.clock import SystemClock
 from storage.weights import TensorBlock
@@ -25,44 +26,61 @@ from tasks.sampling.config import RolloutConfig
 from tasks.sampling.engine import Engine, GenerationRequest, TokenDelta
 from tasks.sampling.member import generate_slot
 
-PRELOAD = ["benchmarks.crew", "tasks.sampling.torch_engine", "tasks.plan", "examples.warm_start"]
-ROW = struct.Struct("dq")
-STEPS_MAX = 200_000
+PRELOAD = ["benchmarks.baselines", "tasks.sampling.torch_engine", "tasks.plan", "examples.warm_start"]
+HEADER = struct.Struct("qq")
+ROW = struct.Struct("ddqq")
+ROWS_MAX = 200_000
+PREFILL = -1
 POLL_INTERVAL_S = 0.001
+
+
+class Decoded(NamedTuple):
+    """Engine time: when a step ended, its share of the step's duration, for which response, how many tokens.
+
+    The response of a prefill is PREFILL.
+    """
+
+    at_s: float
+    duration_s: float
+    response: int
+    tokens: int
 
 
 class StepLog:
     """What a worker decoded and when, in a file mapped into memory: it survives SIGKILL to the last step."""
 
     def __init__(self, path: Path, *, create: bool = False) -> None:
+        size = HEADER.size + ROW.size * ROWS_MAX
         if create:
             path.write_bytes(b"")
-            os.truncate(path, ROW.size * (STEPS_MAX + 1))
-        self._file = path.open("r+b")
-        self._map = mmap.mmap(self._file.fileno(), ROW.size * (STEPS_MAX + 1))
+            os.truncate(path, size)
+        with path.open("r+b") as file:
+            self._map = mmap.mmap(file.fileno(), size)
 
-    def add(self, tokens: int) -> None:
-        steps, total = self.steps(), self.tokens()
-        ROW.pack_into(self._map, ROW.size * (steps + 1), time.monotonic(), total + tokens)
-        ROW.pack_into(self._map, 0, float(steps + 1), total + tokens)
-
-    def steps(self) -> int:
-        return int(ROW.unpack_from(self._map, 0)[0])
+    def add(self, row: Decoded) -> None:
+        count, total = HEADER.unpack_from(self._map, 0)
+        ROW.pack_into(self._map, HEADER.size + ROW.size * count, *row)
+        HEADER.pack_into(self._map, 0, count + 1, total + row.tokens)
 
     def tokens(self) -> int:
-        return int(ROW.unpack_from(self._map, 0)[1])
+        return int(HEADER.unpack_from(self._map, 0)[1])
 
-    def rows(self) -> list[tuple[float, int]]:
-        """(monotonic time, tokens decoded until then) per step."""
-        return [ROW.unpack_from(self._map, ROW.size * (step + 1)) for step in range(self.steps())]
+    def rows(self) -> list[Decoded]:
+        """Everything so far, in order; times on the machine's monotonic clock, which its processes share."""
+        count = HEADER.unpack_from(self._map, 0)[0]
+        return [Decoded(*ROW.unpack_from(self._map, HEADER.size + ROW.size * row)) for row in range(count)]
 
 
 class LoggedEngine:
-    """An engine that writes what it decoded into a StepLog."""
+    """An engine that writes what it decoded into a StepLog, and takes at least `step_time_s` per step.
 
-    def __init__(self, engine: Engine, log: StepLog) -> None:
+    The rest of a step is slept: many workers then share few cores without being faster when one of them dies.
+    """
+
+    def __init__(self, engine: Engine, log: StepLog, step_time_s: float = 0.0) -> None:
         self._engine = engine
         self._log = log
+        self._step_time_s = step_time_s
 
     @property
     def name(self) -> str:
@@ -84,11 +102,19 @@ class LoggedEngine:
         self._engine.load_weights(version, tensors)
 
     def start(self, requests: Sequence[GenerationRequest]) -> None:
+        began_s = time.monotonic()
         self._engine.start(requests)
+        now_s = time.monotonic()
+        self._log.add(Decoded(now_s, now_s - began_s, PREFILL, 0))
 
     def step(self) -> list[TokenDelta]:
+        began_s = time.monotonic()
         deltas = self._engine.step()
-        self._log.add(sum(len(delta.token_ids) for delta in deltas))
+        time.sleep(max(0.0, began_s + self._step_time_s - time.monotonic()))
+        now_s = time.monotonic()
+        share_s = (now_s - began_s) / max(1, len(deltas))
+        for delta in deltas:
+            self._log.add(Decoded(now_s, share_s, delta.response, len(delta.token_ids)))
         return deltas
 
     def abort(self, responses: Sequence[int]) -> None:
@@ -100,10 +126,15 @@ class LoggedEngine:
 
 def slot_process(run_url: str, iteration: int, slot: int, log_path: str) -> None:
     """The body of a worker: what the rollout task runs, with a logged engine."""
+    paced_slot_process(run_url, iteration, slot, 0.0, log_path)
+
+
+def paced_slot_process(run_url: str, iteration: int, slot: int, step_time_s: float, log_path: str) -> None:
+    """The same with steps that take at least `step_time_s`."""
     log = StepLog(Path(log_path))
 
     def build(config: RolloutConfig, model_dir: Path, vocab_size: int) -> Engine:
-        return LoggedEngine(build_engine(config, model_dir, vocab_size), log)
+        return LoggedEngine(build_engine(config, model_dir, vocab_size), log, step_time_s)
 
     generate_slot(run_url, iteration, slot, lambda: False, SystemClock(), build)
 
@@ -151,12 +182,12 @@ class Crew:
         started_s = time.monotonic()
         lives: dict[int, tuple[ForkServerProcess, StepLog, list[int]]] = {}
         for slot, given in enumerate(arguments):
-            lives[slot] = (*self._start(body, given), list(schedule[slot]))
+            lives[slot] = (*self.start(body, given), list(schedule[slot]))
         while lives:
             for slot, (process, log, kills) in list(lives.items()):
                 if kills and process.is_alive() and log.tokens() >= kills[0]:
                     self._kill(slot, process, log)
-                    lives[slot] = (*self._start(body, arguments[slot]), kills[1:])
+                    lives[slot] = (*self.start(body, arguments[slot]), kills[1:])
                 elif not process.is_alive():
                     process.join()
                     if process.exitcode != 0:
@@ -169,7 +200,8 @@ class Crew:
         """Tokens decoded by all process lives together."""
         return sum(StepLog(path).tokens() for path in sorted(self.folder.glob("*.steps")))
 
-    def _start(self, body: Callable[..., None], arguments: Sequence[object]) -> tuple[ForkServerProcess, StepLog]:
+    def start(self, body: Callable[..., None], arguments: Sequence[object]) -> tuple[ForkServerProcess, StepLog]:
+        """A new process of body(*arguments, log path), and its log."""
         path = self.folder / f"{self._started:05d}.steps"
         self._started += 1
         log = StepLog(path, create=True)

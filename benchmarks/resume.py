@@ -5,33 +5,30 @@ finished responses and begins the others again from the prompt, killed. Workers 
 """
 
 import argparse
-import json
-import os
 import statistics
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.crew import Crew, Killed, StepLog, cold_start_s, kill_schedule, slot_process
+from benchmarks.baselines import finished_kept_process
+from benchmarks.crew import Crew, Killed, cold_start_s, kill_schedule, slot_process
 from benchmarks.reporting import Target, finish
 from examples.warm_start import build_model, build_tokenizer
-from storage import layout, model_files, prompt_table, records
+from storage import layout, records
 from storage.assembly import Assembled, JournalReader
 from storage.clock import SystemClock
 from storage.connect import connect
 from storage.records import AliveRecord
-from storage.run import read_plan, read_run
+from storage.run import read_plan
 from storage.store import ObjectStore
-from storage.weights import pull
 from tasks.configuration.run_config import parse
 from tasks.plan import prepare
-from tasks.sampling.choose import build_engine
-from tasks.sampling.engine import GenerationRequest, noise_key
 
 SLOTS = 2
 GENERATIONS = 4
@@ -81,41 +78,6 @@ def make_run(folder: Path, model: Path, size: Size) -> str:
     return str(folder)
 
 
-def restart_process(run_url: str, slot: int, done_path: str, log_path: str) -> None:
-    """What the alternatives do at best: finished responses are kept, the others begin again from the prompt."""
-    log = StepLog(Path(log_path))
-    store = connect(run_url)
-    plan = read_plan(store, 0)
-    config = parse(plan.config)
-    prompts = prompt_table.decode_prompts(plan.prompts_key, store.get(plan.prompts_key))
-    with Path(done_path).open("a+b") as done, tempfile.TemporaryDirectory() as folder:
-        done.seek(0)
-        ended = {json.loads(line) for line in done.read().splitlines()}
-        model_files.download(store, Path(folder))
-        engine = build_engine(config.rollout, Path(folder), read_run(store).vocab_size)
-        engine.load_weights(0, pull(store, layout.weights(0))[1])
-        waiting = [response for response in plan.responses_of(slot) if response not in ended]
-        in_flight = 0
-        while waiting or in_flight:
-            now, waiting = waiting[: IN_FLIGHT - in_flight], waiting[IN_FLIGHT - in_flight :]
-            groups = [response // GENERATIONS for response in now]
-            engine.start(
-                [
-                    GenerationRequest(r, g, prompts[g].token_ids, (), noise_key(plan.run_seed, 0, r), plan.sampling)
-                    for r, g in zip(now, groups, strict=True)
-                ]
-            )
-            in_flight += len(now)
-            deltas = engine.step()
-            log.add(sum(len(delta.token_ids) for delta in deltas))
-            for delta in deltas:
-                if delta.finish_reason is not None:
-                    in_flight -= 1
-                    done.write(json.dumps(delta.response).encode() + b"\n")
-            done.flush()
-            os.fsync(done.fileno())
-
-
 def journal_of(store: ObjectStore) -> tuple[list[Assembled], int]:
     """Every response of the iteration, and the tokens in all shards, counting or void."""
     plan = read_plan(store, 0)
@@ -134,7 +96,9 @@ def lost_at(kill: Killed, store: ObjectStore) -> tuple[int, float]:
         if alive.pid == kill.pid:
             reader.shards.advance(alive.incarnation)
             kept = reader.shards.tokens(alive.incarnation)
-    lost_since_s = next((at_s for at_s, tokens in kill.log.rows() if tokens > kept), kill.at_s)
+    rows = kill.log.rows()
+    totals = accumulate(row.tokens for row in rows)
+    lost_since_s = next((row.at_s for row, tokens in zip(rows, totals, strict=True) if tokens > kept), kill.at_s)
     return kill.log.tokens() - kept, kill.at_s - lost_since_s
 
 
@@ -149,7 +113,7 @@ def run_round(number: int, folder: Path, model: Path, size: Size) -> dict[str, A
         "undisturbed": lambda: calm.run(slot_process, [(calm_url, 0, slot) for slot in slots], [[]] * SLOTS),
         "resume": lambda: storm.run(slot_process, [(storm_url, 0, slot) for slot in slots], schedule),
         "restart": lambda: again.run(
-            restart_process, [(again_url, slot, str(folder / f"done-{slot}")) for slot in slots], schedule
+            finished_kept_process, [(again_url, slot, str(folder / "done"), False, 0.0) for slot in slots], schedule
         ),
     }
     names = list(arms)[number % len(arms) :] + list(arms)[: number % len(arms)]

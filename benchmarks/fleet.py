@@ -1,0 +1,259 @@
+"""A fleet of worker processes under timed blows, killed, stopped, woken, replaced; and where its engines' time went.
+
+Knows nothing of what a worker does. Blows come from a spot trace; their times count from the start of the fleet, so
+that several designs can be struck by the same ones.
+"""
+
+import heapq
+import os
+import random
+import signal
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count, groupby
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+from benchmarks.crew import PREFILL, Crew, StepLog
+from resources.spot_trace import SpotTrace
+
+POLL_INTERVAL_S = 0.002
+LOOK_INTERVAL_S = 0.1
+LEAVE_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blow:
+    """At `at_s` the worker of a seat is killed, or stopped (`hang`); at `ready_s` its successor starts, or it wakes."""
+
+    at_s: float
+    seat: int
+    hang: bool
+    ready_s: float
+
+
+def draw_blows(trace: SpotTrace, *, cold_start_s: float, hang_share: float, seed: int) -> list[Blow]:
+    """The losses of a sub-fleet's trace, in order; a seat that is lost again before its successor starts stays down.
+
+    Spot traces know losses only: a loss is a hang instead with probability `hang_share`, for as long as the seat was
+    empty. At the end of the trace everybody is back.
+    """
+    rng = random.Random(seed)
+    blows: list[Blow] = []
+    for seat, name in enumerate(sorted({event.node for event in trace.events})):
+        struck: Blow | None = None
+        for event in trace.events:
+            if event.node != name or event.time_s == 0:
+                continue
+            if event.up and struck is not None:
+                blows.append(replace(struck, ready_s=event.time_s + (0.0 if struck.hang else cold_start_s)))
+                struck = None
+            elif not event.up and blows and blows[-1].seat == seat and event.time_s <= blows[-1].ready_s:
+                struck = blows.pop()
+            elif not event.up:
+                hang = rng.random() < hang_share
+                struck = Blow(at_s=event.time_s, seat=seat, hang=hang, ready_s=trace.span_s)
+        blows += [struck] if struck is not None else []
+    return sorted(blows, key=lambda blow: (blow.at_s, blow.seat))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetRun:
+    """What happened.
+
+    Attributes:
+        started_s: on the machine's monotonic clock.
+        duration_s: until the work was complete.
+        lives: seat and log of every process.
+        blows: those that struck somebody.
+    """
+
+    started_s: float
+    duration_s: float
+    lives: Sequence[tuple[int, StepLog]]
+    blows: Sequence[Blow]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineTime:
+    """Where the seconds of a fleet went.
+
+    Attributes:
+        up_s: seats with a running process, until the work was complete.
+        busy_s: of these, spent in engine steps and prefills.
+        prefill_s: of these, in prefills.
+        wasted_s: of busy_s, decoding tokens that are not in the result.
+        steps: of all engines together.
+        tokens: decoded.
+        tokens_again: decoded, but not in the result.
+    """
+
+    up_s: float
+    busy_s: float
+    prefill_s: float
+    wasted_s: float
+    steps: int
+    tokens: int
+    tokens_again: int
+
+    @property
+    def idle_s(self) -> float:
+        return self.up_s - self.busy_s
+
+    @property
+    def step_s(self) -> float:
+        """Mean duration of a step; longer than asked for when the machine does not keep up."""
+        return (self.busy_s - self.prefill_s) / self.steps
+
+
+class Fleet:
+    """Starts a process per seat, deals the blows, and waits until the work is complete; for one run."""
+
+    def __init__(
+        self,
+        folder: Path,
+        body: Callable[..., None],
+        arguments: Sequence[tuple[object, ...]],
+        *,
+        detect_s: float = 0.0,
+        detected: Callable[[int, int], None] = lambda _seat, _pid: None,
+    ) -> None:
+        """body(*arguments[seat], log path) is the process of a seat.
+
+        detected: called with seat and pid `detect_s` after a blow from which the worker has not come back by then.
+        """
+        self._crew = Crew(folder)
+        self._body = body
+        self._arguments = arguments
+        self._detect_s = detect_s
+        self._detected = detected
+        self._running: dict[int, ForkServerProcess] = {}
+        self._lives: list[tuple[int, StepLog]] = []
+        self._struck: list[Blow] = []
+        self._left: set[int] = set()
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = count()
+        self._started_s = 0.0
+
+    def run(self, blows: Iterable[Blow], complete: Callable[[], bool]) -> FleetRun:
+        """Deal the blows until `complete`, which is asked every LOOK_INTERVAL_S.
+
+        Raises RuntimeError when a worker fails, or all have left and the work is not complete.
+        """
+        self._started_s = time.monotonic()
+        for blow in blows:
+            self._at(blow.at_s, partial(self._strike, blow))
+        for seat in range(len(self._arguments)):
+            self._start(seat)
+        try:
+            ended_s = self._wait(complete)
+        finally:
+            self._end()
+        return FleetRun(
+            started_s=self._started_s,
+            duration_s=ended_s - self._started_s,
+            lives=self._lives,
+            blows=self._struck,
+        )
+
+    def _wait(self, complete: Callable[[], bool]) -> float:
+        next_look_s = 0.0
+        while True:
+            now_s = time.monotonic()
+            while self._due and self._due[0][0] <= now_s:
+                heapq.heappop(self._due)[2]()
+            self._collect()
+            if now_s >= next_look_s or not self._running:
+                next_look_s = now_s + LOOK_INTERVAL_S
+                if complete():
+                    return now_s
+                if not self._running and not self._due:
+                    raise RuntimeError("all workers have left and the work is not complete")
+            time.sleep(POLL_INTERVAL_S)
+
+    def _at(self, time_s: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._due, (self._started_s + time_s, next(self._order), action))
+
+    def _strike(self, blow: Blow) -> None:
+        process = self._running.get(blow.seat)
+        if process is None or process.pid is None or not process.is_alive():
+            return
+        self._struck.append(blow)
+        os.kill(process.pid, signal.SIGSTOP if blow.hang else signal.SIGKILL)
+        if blow.ready_s > blow.at_s + self._detect_s:
+            self._at(blow.at_s + self._detect_s, partial(self._detected, blow.seat, process.pid))
+        if blow.hang:
+            self._at(blow.ready_s, partial(os.kill, process.pid, signal.SIGCONT))
+        else:
+            del self._running[blow.seat]
+            process.join()
+            self._at(blow.ready_s, partial(self._start, blow.seat))
+
+    def _start(self, seat: int) -> None:
+        if seat in self._left:
+            return
+        self._running[seat], log = self._crew.start(self._body, self._arguments[seat])
+        self._lives.append((seat, log))
+
+    def _collect(self) -> None:
+        """Notice who has left by itself."""
+        ended = [seat for seat, process in self._running.items() if not process.is_alive()]
+        for seat in ended:
+            process = self._running.pop(seat)
+            process.join()
+            if process.exitcode != 0:
+                raise RuntimeError(f"the worker of seat {seat} ended with exit code {process.exitcode}")
+            self._left.add(seat)
+
+    def _end(self) -> None:
+        """Wait for those that are about to leave; whoever is stopped or stuck is killed."""
+        patience_s = time.monotonic() + LEAVE_TIMEOUT_S
+        stopped = {blow.seat for blow in self._struck if blow.hang}
+        for seat, process in self._running.items():
+            if seat not in stopped:
+                process.join(max(0.0, patience_s - time.monotonic()))
+            process.kill()
+            process.join()
+
+
+def engine_time(run: FleetRun, seats: int, lengths: Mapping[int, int]) -> EngineTime:
+    """Account for a run whose result has `lengths` tokens per response.
+
+    A response's engine time is wasted in the proportion in which its tokens were decoded in vain. Time stopped is not
+    the engine's, and seats that are empty or stopped are not up. What lies after completion does not count.
+    """
+    end_s = run.started_s + run.duration_s
+    down: dict[int, list[tuple[float, float]]] = {seat: [] for seat in range(seats)}
+    for blow in run.blows:
+        down[blow.seat].append((run.started_s + blow.at_s, run.started_s + blow.ready_s))
+    seconds: defaultdict[int, float] = defaultdict(float)
+    tokens: Counter[int] = Counter()
+    steps = 0
+    for seat, log in run.lives:
+        for at_s, step in groupby(log.rows(), key=lambda row: row.at_s):
+            rows = list(step)
+            steps += at_s <= end_s and rows[0].response != PREFILL
+            step_s = sum(row.duration_s for row in rows)
+            stopped_s = sum(_overlap_s((at_s - step_s, at_s), span) for span in down[seat])
+            for row in rows if at_s <= end_s else ():
+                seconds[row.response] += row.duration_s * (1 - stopped_s / step_s)
+                tokens[row.response] += row.tokens
+    again = {response: max(0, n - lengths.get(response, 0)) for response, n in tokens.items()}
+    wasted_s = sum(seconds[r] * again[r] / tokens[r] for r in again if tokens[r])
+    down_s = sum(_overlap_s((run.started_s, end_s), span) for spans in down.values() for span in spans)
+    return EngineTime(
+        up_s=seats * run.duration_s - down_s,
+        busy_s=sum(seconds.values()),
+        prefill_s=seconds[PREFILL],
+        wasted_s=wasted_s,
+        steps=steps,
+        tokens=tokens.total(),
+        tokens_again=sum(again.values()),
+    )
+
+
+def _overlap_s(one: tuple[float, float], other: tuple[float, float]) -> float:
+    return max(0.0, min(one[1], other[1]) - max(one[0], other[0]))

@@ -1,0 +1,304 @@
+"""Traces of interruptible machines: which of them came and went, and when.
+
+Owns the readers of the two public formats, processes that draw a trace, and scaling, cutting and sampling. Knows
+neither clocks nor prices. Availability is not preemption: a count that falls does not say which machine died; and no
+public trace of H100 losses is known, so vary the rates and say so.
+"""
+
+import heapq
+import random
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+_SECONDS_PER_HOUR = 3600.0
+
+
+class TraceError(ValueError):
+    """A trace that cannot be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpotEvent:
+    """One machine came (`up`) or was taken away, `time_s` seconds after the trace began."""
+
+    time_s: float
+    node: str
+    up: bool
+
+
+@dataclass(frozen=True)
+class SpotTrace:
+    """What happened to a fleet, in order, from second 0 to `span_s`; every node is down before its first event.
+
+    Raises TraceError when times go back or leave the span, or a node that is up comes, or one that is down is lost.
+    """
+
+    events: tuple[SpotEvent, ...]
+    span_s: float
+
+    def __post_init__(self) -> None:
+        up: set[str] = set()
+        last_s = 0.0
+        for number, event in enumerate(self.events):
+            if not last_s <= event.time_s <= self.span_s:
+                raise TraceError(
+                    f"event {number}: time_s: value {event.time_s:g}; allowed: {last_s:g} to {self.span_s:g}"
+                )
+            if event.up == (event.node in up):
+                state = "comes although it is up" if event.up else "is lost although it is not up"
+                raise TraceError(f"event {number}: node {event.node!r} {state} at {event.time_s:g} s")
+            up ^= {event.node}
+            last_s = event.time_s
+
+    @property
+    def losses(self) -> int:
+        return sum(not event.up for event in self.events)
+
+    @property
+    def up_node_s(self) -> float:
+        """Seconds up, summed over nodes."""
+        gone_s = sum(self.span_s - event.time_s if event.up else event.time_s - self.span_s for event in self.events)
+        return float(gone_s)
+
+    @property
+    def losses_per_node_h(self) -> float:
+        """Losses per hour that a node is up; 0 for a trace in which none ever is."""
+        return self.losses / (self.up_node_s / _SECONDS_PER_HOUR) if self.up_node_s else 0.0
+
+    def scaled(self, factor: float) -> "SpotTrace":
+        """The same events, `factor` times as far apart."""
+        if factor <= 0:
+            raise TraceError(f"factor: value {factor}; allowed: above 0")
+        moved = tuple(SpotEvent(event.time_s * factor, event.node, event.up) for event in self.events)
+        return SpotTrace(moved, self.span_s * factor)
+
+    def window(self, start_s: float, duration_s: float) -> "SpotTrace":
+        """The part from start_s on; nodes that are up then come at its second 0."""
+        if start_s < 0 or duration_s <= 0 or start_s + duration_s > self.span_s:
+            raise TraceError(
+                f"window: {start_s:g} s to {start_s + duration_s:g} s; allowed: within 0 to {self.span_s:g}"
+            )
+        up: dict[str, None] = {}
+        for event in self.events:
+            if event.time_s > start_s:
+                break
+            if event.up:
+                up[event.node] = None
+            else:
+                del up[event.node]
+        first = [SpotEvent(0.0, node, up=True) for node in up]
+        later = [e for e in self.events if start_s < e.time_s <= start_s + duration_s]
+        return SpotTrace((*first, *(SpotEvent(e.time_s - start_s, e.node, e.up) for e in later)), duration_s)
+
+    def sub_fleet(self, seats: int, seed: int) -> "SpotTrace":
+        """A smaller fleet with the same history: `seats` places of this one, drawn; nodes are called "seat-<k>".
+
+        Providers give a replacement a new name. A seat is what it replaces: an arriving node sits on the seat that has
+        been free longest, or on a new one. RLBoost samples its trace of nodes in the same way (arXiv 2510.19225, C).
+        """
+        seated = list(_seated(self.events))
+        known = max((seat for _, seat in seated), default=-1) + 1
+        if not 1 <= seats <= known:
+            raise TraceError(f"seats: value {seats}; allowed: 1 to {known}, the most nodes up at one time")
+        drawn = {seat: f"seat-{k}" for k, seat in enumerate(random.Random(seed).sample(range(known), seats))}
+        events = (SpotEvent(e.time_s, drawn[seat], e.up) for e, seat in seated if seat in drawn)
+        return SpotTrace(tuple(events), self.span_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossProcess:
+    """How a fleet loses machines: loss events come at random, each takes a share of what is up, all at once.
+
+    Attributes:
+        name: for reports.
+        source: where the figures were measured.
+        losses_per_node_h: machines lost per hour of one machine being up.
+        shares: (share of the machines that are up, weight); an event takes at least one machine.
+        down_s: (quantile, seconds) until a lost machine is replaced, ascending; linear between, and from (0, 0) on.
+    """
+
+    name: str
+    source: str
+    losses_per_node_h: float
+    shares: tuple[tuple[float, float], ...]
+    down_s: tuple[tuple[float, float], ...]
+
+    def lost(self, up: int, share: float) -> int:
+        """How many of `up` machines an event with this share takes."""
+        return min(up, max(1, round(share * up)))
+
+    def lost_mean(self, up: int) -> float:
+        """Mean machines taken per event."""
+        weights = sum(weight for _, weight in self.shares)
+        return sum(weight * self.lost(up, share) for share, weight in self.shares) / weights
+
+    def down_time_s(self, uniform: float) -> float:
+        """The quantile `uniform` of the time until a replacement; beyond the last point, the last."""
+        low, low_s = 0.0, 0.0
+        for quantile, time_s in self.down_s:
+            if uniform < quantile:
+                return low_s + (time_s - low_s) * (uniform - low) / (quantile - low)
+            low, low_s = quantile, time_s
+        return low_s
+
+
+# Minutes with a removal in the trace of 32 machines, of which 24 were up on average: 39 lost one, 13 two, and so on.
+AWS_P3 = LossProcess(
+    name="aws-p3",
+    source="uclasystem/bamboo, traces/p3-trace.csv at 8080929: AWS p3 in an autoscaling group, 11.4 h, 167 losses",
+    losses_per_node_h=0.61,
+    shares=((1 / 24, 39), (2 / 24, 13), (3 / 24, 15), (4 / 24, 7), (5 / 24, 1), (6 / 24, 4)),
+    down_s=((0.1, 60.0), (0.5, 540.0), (0.9, 840.0)),
+)
+# 36 % of its losses take everything; the others' share is what makes the mean loss 6.7 of about 14 that were up.
+AWS_V100_EAST = LossProcess(
+    name="aws-v100-us-east-2b",
+    source="skypilot-org/spot-traces at 221da1a: 16 V100 in us-east-2b, 11 d; down times of its 9 single V100",
+    losses_per_node_h=0.38,
+    shares=((1.0, 0.36), (0.19, 0.64)),
+    down_s=((0.5, 1764.0), (0.9, 15840.0)),
+)
+# 68 % of its losses take everything; a mean loss of 10.2 of about 15 leaves one machine for each of the others.
+AWS_V100_WEST = LossProcess(
+    name="aws-v100-us-west-2a",
+    source="skypilot-org/spot-traces at 221da1a: 16 V100 in us-west-2a, 16 d; down times of its 9 single V100",
+    losses_per_node_h=0.54,
+    shares=((1.0, 0.68), (0.0, 0.32)),
+    down_s=((0.5, 1764.0), (0.9, 15840.0)),
+)
+PROCESSES = {process.name: process for process in (AWS_P3, AWS_V100_EAST, AWS_V100_WEST)}
+
+
+def draw_trace(process: LossProcess, nodes: int, span_s: float, seed: int) -> SpotTrace:
+    """A trace of `nodes` machines that are all up at second 0, drawn from a process; the same for the same seed.
+
+    Loss events are Poisson with the rate that gives each machine `losses_per_node_h`, whatever an event takes. The real
+    gaps are burstier (AWS p3: median 4 min, 90th percentile 19; an exponential of their mean: 6 and 20).
+    """
+    if nodes < 1 or span_s <= 0:
+        raise TraceError(f"nodes: value {nodes}, span_s: value {span_s:g}; allowed: at least 1, above 0")
+    rng = random.Random(seed)
+    up = [f"node-{k}" for k in range(nodes)]
+    events = [SpotEvent(0.0, node, up=True) for node in up]
+    returns: list[tuple[float, str]] = []
+    shares, weights = zip(*process.shares, strict=True)
+    now_s = 0.0
+    while True:
+        per_s = process.losses_per_node_h * len(up) / (process.lost_mean(len(up)) * _SECONDS_PER_HOUR) if up else 0.0
+        next_s = now_s + rng.expovariate(per_s) if per_s else float("inf")
+        if returns and returns[0][0] <= next_s:
+            now_s, node = heapq.heappop(returns)
+            if now_s > span_s:
+                return SpotTrace(tuple(events), span_s)
+            up.append(node)
+            events.append(SpotEvent(now_s, node, up=True))
+            continue
+        now_s = next_s
+        if now_s > span_s:
+            return SpotTrace(tuple(events), span_s)
+        for node in rng.sample(up, process.lost(len(up), rng.choices(shares, weights)[0])):
+            up.remove(node)
+            events.append(SpotEvent(now_s, node, up=False))
+            heapq.heappush(returns, (now_s + process.down_time_s(rng.random()), node))
+
+
+def read_trace(path: Path | str, seed: int = 0) -> SpotTrace:
+    """A public trace, by its suffix.
+
+    `.csv` is Bamboo's: lines `milliseconds,add|remove,node`. `.json` is SkyPilot's:
+    `{"metadata": {"gap_seconds": g}, "data": [n, ...]}`, n machines *available* at each tick (another reading of its
+    polarity exists; it would make launches of losses). Counts name no machine: which one goes is drawn with `seed`.
+
+    Raises TraceError: the file cannot be read or is not such a trace; names the file, the line or tick, and the value.
+    """
+    path = Path(path)
+    readers = {".csv": _from_events, ".json": _from_counts}
+    if path.suffix not in readers:
+        raise TraceError(f"{path}: file type {path.suffix!r}; allowed: {', '.join(readers)}")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TraceError(f"{path}: cannot be read: {error}") from None
+    try:
+        return readers[path.suffix](text, seed)
+    except TraceError as error:
+        raise TraceError(f"{path}: {error}") from None
+
+
+@dataclass(frozen=True)
+class _Metadata:
+    __pydantic_config__ = ConfigDict(extra="ignore", strict=True)
+    gap_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True)
+class _Counts:
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
+    metadata: _Metadata
+    data: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+
+
+_COUNTS = TypeAdapter(_Counts)
+
+
+def _from_events(text: str, _seed: int) -> SpotTrace:
+    events = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        fields = [field.strip() for field in line.split(",")]
+        if len(fields) != 3 or not fields[0].isdecimal() or fields[1] not in ("add", "remove") or not fields[2]:
+            raise TraceError(f"line {number}: value {line[:80]!r}; allowed: milliseconds,add|remove,node")
+        events.append(SpotEvent(int(fields[0]) / 1000.0, fields[2], up=fields[1] == "add"))
+    if not events:
+        raise TraceError("it is empty; allowed: lines milliseconds,add|remove,node")
+    return SpotTrace(tuple(events), max(event.time_s for event in events))
+
+
+def _from_counts(text: str, seed: int) -> SpotTrace:
+    try:
+        counts = _COUNTS.validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the document"
+        raise TraceError(f"{where}: value {first['input']!r:.80}; {first['msg']}") from None
+    gap_s = counts.metadata.gap_seconds
+    rng = random.Random(seed)
+    up: list[str] = []
+    events: list[SpotEvent] = []
+    born = 0
+    for tick, count in enumerate(counts.data):
+        while len(up) > count:
+            node = up.pop(rng.randrange(len(up)))
+            events.append(SpotEvent(tick * gap_s, node, up=False))
+        while len(up) < count:
+            born += 1
+            up.append(f"node{born}")
+            events.append(SpotEvent(tick * gap_s, up[-1], up=True))
+    return SpotTrace(tuple(events), len(counts.data) * gap_s)
+
+
+def _seated(events: Iterable[SpotEvent]) -> Iterator[tuple[SpotEvent, int]]:
+    """Every event with its seat: the one that has been free longest, else a new one."""
+    free: list[int] = []
+    seat_of: dict[str, int] = {}
+    seats = 0
+    for event in events:
+        if not event.up:
+            free.append(seat_of.pop(event.node))
+            yield event, free[-1]
+            continue
+        if free:
+            seat_of[event.node] = free.pop(0)
+        else:
+            seat_of[event.node] = seats
+            seats += 1
+        yield event, seat_of[event.node]
+
+
+def lost_at_once(trace: SpotTrace) -> Sequence[int]:
+    """Machines lost per moment at which any was, in order of time."""
+    return tuple(Counter(event.time_s for event in trace.events if not event.up).values())
