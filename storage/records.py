@@ -132,10 +132,10 @@ class AliveRecord:
     """Heartbeat of an incarnation. Only its change is observed; the times are for people.
 
     claims: how many it had made when it wrote this; what it says of its load is of what it held by them. unfinished:
-    responses it holds whose end is not journalled yet; of these, `running` are being decoded, `waiting` are not begun in
-    this process, and `released` are free for anybody. tokens_per_s: of its decode loop lately, all responses together;
-    None while it was not decoding all that time. plateau: the batch size beyond which that rate no longer rises; 0 while
-    it is not known. usd_per_hour: its price if it is not its pool's.
+    responses it holds whose end is not journalled yet; of these, `running` are being decoded, `waiting` are not begun
+    in this process, and `released` are free for anybody. tokens_per_s: of its decode loop lately, all responses
+    together; None while it was not decoding all that time. plateau: the batch size beyond which that rate no longer
+    rises; 0 while it is not known. usd_per_hour: its price if it is not its pool's.
     """
 
     __pydantic_config__ = STRICT

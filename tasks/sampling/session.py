@@ -130,6 +130,7 @@ class Session:
         # What the housekeeping thread hands to the decode loop.
         self._inbox: deque[Work] = deque()
         self._owned: dict[int, int] = {}
+        self._owned_seen: dict[int, int] | None = None
         self._released_journalled: dict[int, int] = {}
         self._claimed = self._closed = self._leaving = self._own_ended = False
         self._seeking = threading.Lock()
@@ -163,8 +164,8 @@ class Session:
 
         Raises Preempted after a notice.
         """
-        if not self._claimed:
-            self.claim()
+        if not self._claimed and not self.claim() and self._closed:
+            return self.outcome()
         try:
             while not self._is_done():
                 self._turn()
@@ -262,7 +263,7 @@ class Session:
         ends, released = self._ends, dict(self._released)
         self._writer.flush()
         self._ends_journalled, self._released_journalled = ends, released
-        if self._claimant.probe(self._owned):
+        if self._claimant.probe([*self._held, *self._released]):
             self._owned = self._claimant.owned()
         self._closed = self._closed or self._claimant.closed()
 
@@ -353,6 +354,9 @@ class Session:
     def _drop_lost(self) -> None:
         """Stop extending what somebody else has claimed in the meantime: our tokens for it are void."""
         owned = self._owned
+        if owned is self._owned_seen:
+            return
+        self._owned_seen = owned
         for response in [r for r, epoch in self._released.items() if owned.get(r) != epoch]:
             del self._released[response]
         lost = [response for response, held in self._held.items() if owned.get(response) != held.epoch]
