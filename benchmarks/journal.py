@@ -29,7 +29,7 @@ from storage.records import PlanRecord, SamplingParams, SlotPlan
 from storage.responses import Response, decode_responses, encode_responses, split_planes
 from storage.shard import Finish, Logprobs, Row, TokenIds, encode_shard
 from storage.store import ObjectStore
-from tasks.planning.flush_interval import best_flush_interval_s, expected_usd_per_h, flush_usd
+from tasks.planning.flush_interval import GETS_PER_FLUSH, best_flush_interval_s, expected_usd_per_h, flush_usd
 from tasks.sampling.engine import GenerationRequest, noise_key
 
 VOCABULARY = 4096
@@ -222,7 +222,7 @@ def requests_row(interval_s: float) -> dict[str, Any]:
     all workers, at every look; a heartbeat is a PUT.
     """
     flush_count, beats, looks = (3600 / seconds for seconds in (interval_s, HEARTBEAT_INTERVAL_S, POLL_INTERVAL_S))
-    puts, gets = flush_count + beats + looks / WORKERS, flush_count + looks
+    puts, gets = flush_count + beats + looks / WORKERS, GETS_PER_FLUSH * flush_count + looks
     usd_per_h = puts * PUT_USD + gets * GET_USD
     mtok_per_h = WORKER_TOKENS_PER_S * 3600 / 1e6
     row: dict[str, Any] = {

@@ -26,7 +26,8 @@ from storage.prompt_table import PromptRow
 from storage.records import PlanRecord, SamplingParams, SlotPlan
 from tasks.sampling.batch import Batch
 from tasks.sampling.engine import GenerationRequest, noise_key
-from tasks.sampling.session import Session, SessionConfig
+from tasks.sampling.session import Session
+from tasks.sampling.session_config import SessionConfig
 from tasks.sampling.torch_engine import TorchEngine
 from tasks.sampling.weight_tensors import as_block
 

@@ -17,7 +17,8 @@ from storage.store import ObjectStore
 from storage.weight_versions import pull_version
 from tasks.configuration.run_config import parse
 from tasks.sampling.choose import build_engine
-from tasks.sampling.session import Session, SessionConfig
+from tasks.sampling.session import Session
+from tasks.sampling.session_config import SessionConfig
 
 
 def undisturbed_equals(run_url: str, iteration: int) -> tuple[int, int, float]:

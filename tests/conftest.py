@@ -2,10 +2,15 @@
 
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 
 from tests import radosgw_server
 from tests.s3_server import S3_BUCKET, SerialisedMoto, make_bucket, moto_server, point_to
+
+# How long an example takes says more about the machine's other work than about us.
+hypothesis.settings.register_profile("gleaner", deadline=None)
+hypothesis.settings.load_profile("gleaner")
 
 
 @pytest.fixture(scope="session")

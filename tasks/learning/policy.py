@@ -123,7 +123,7 @@ def _build(model_dir: Path, device: torch.device) -> Any:
     if not (model_dir / "config.json").is_file():
         raise PolicyError(f"model: {str(model_dir)!r} holds no config.json; allowed: a Hugging Face model directory")
     try:
-        config = AutoConfig.from_pretrained(str(model_dir))
+        config = AutoConfig.from_pretrained(str(model_dir), trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).splitlines()[0]
         raise PolicyError(f"model: {str(model_dir / 'config.json')!r} is not understood: {reason}") from None

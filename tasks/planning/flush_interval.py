@@ -6,14 +6,16 @@ Pure formulas; knows no prices and no store.
 import math
 
 SECONDS_PER_HOUR = 3600.0
+# The trainer reads the shard; the worker asks for claims on what it holds, and whether the iteration is closed.
+GETS_PER_FLUSH = 3
 
 
 def flush_usd(put_usd: float, get_usd: float, stall_s: float, machine_usd_per_h: float) -> float:
-    """Dollars of one flush: it is written once and read once, and decoding stands still for `stall_s`.
+    """Dollars of one flush: one PUT, GETS_PER_FLUSH GETs, and `stall_s` in which decoding stands still.
 
     A worker flushes beside its decode loop, so its stall is about 0.
     """
-    return put_usd + get_usd + stall_s * machine_usd_per_h / SECONDS_PER_HOUR
+    return put_usd + GETS_PER_FLUSH * get_usd + stall_s * machine_usd_per_h / SECONDS_PER_HOUR
 
 
 def expected_usd_per_h(interval_s: float, usd_per_flush: float, losses_per_h: float, machine_usd_per_h: float) -> float:

@@ -54,7 +54,7 @@ def read_config(model_dir: Path | str, context_length: int) -> Any:
     if not (Path(model_dir) / "config.json").is_file():
         raise EngineError(f"model_dir: no config.json in {str(model_dir)!r}")
     try:
-        config = AutoConfig.from_pretrained(str(model_dir), local_files_only=True)
+        config = AutoConfig.from_pretrained(str(model_dir), local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise EngineError(f"model_dir: cannot read {str(model_dir)!r}: {error}") from error
     _check_servable(config.get_text_config(), context_length)

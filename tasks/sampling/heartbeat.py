@@ -5,32 +5,14 @@ Others see from it that it lives, how much it holds and how fast it decodes; wha
 
 from collections import deque
 from dataclasses import asdict, dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 from storage import layout, records
 from storage.clock import Clock
 from storage.records import AliveRecord
 from storage.store import ObjectStore
 from tasks.sampling.engine import Engine
-
-
-class Identity(Protocol):
-    """What does not change in the life of an incarnation; SessionConfig has it."""
-
-    @property
-    def slot(self) -> int: ...
-    @property
-    def pool(self) -> str: ...
-    @property
-    def host(self) -> str: ...
-    @property
-    def pid(self) -> int: ...
-    @property
-    def started_at_s(self) -> float | None: ...
-    @property
-    def usd_per_hour(self) -> float | None: ...
-    @property
-    def claim_ttl_s(self) -> float: ...
+from tasks.sampling.session_config import SessionConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,15 +35,15 @@ class Heartbeat:
     """Writes AliveRecords. Not for two threads at once."""
 
     def __init__(
-        self, store: ObjectStore, iteration: int, incarnation: str, engine: Engine, identity: Identity, clock: Clock
+        self, store: ObjectStore, iteration: int, incarnation: str, engine: Engine, config: SessionConfig, clock: Clock
     ) -> None:
         self._store = store
         self._key = layout.alive(iteration, incarnation)
         self._incarnation = incarnation
         self._engine = engine
-        self._identity = identity
+        self._config = config
         self._clock = clock
-        self._started_at_s = clock.wall() if identity.started_at_s is None else identity.started_at_s
+        self._started_at_s = clock.wall() if config.started_at_s is None else config.started_at_s
         self._prefill_before = engine.prefill_tokens
         self._beats = 0
         self._decoded: deque[tuple[float, int]] = deque()
@@ -71,18 +53,18 @@ class Heartbeat:
         self._beats += 1
         record = AliveRecord(
             incarnation=self._incarnation,
-            slot=self._identity.slot,
+            slot=self._config.slot,
             beat=self._beats,
-            pool=self._identity.pool,
-            host=self._identity.host,
-            pid=self._identity.pid,
+            pool=self._config.pool,
+            host=self._config.host,
+            pid=self._config.pid,
             started_at_s=self._started_at_s,
             updated_at_s=self._clock.wall(),
             prefill_tokens=self._engine.prefill_tokens - self._prefill_before,
             engine=self._engine.name,
             batch_invariant=self._engine.batch_invariant,
             tokens_per_s=self._tokens_per_s(load),
-            usd_per_hour=self._identity.usd_per_hour,
+            usd_per_hour=self._config.usd_per_hour,
             **asdict(load),
         )
         self._store.put(self._key, records.encode(record))
@@ -95,7 +77,7 @@ class Heartbeat:
         if not load.running:
             self._decoded.clear()
             return None
-        now_s, ttl_s = self._clock.monotonic(), self._identity.claim_ttl_s
+        now_s, ttl_s = self._clock.monotonic(), self._config.claim_ttl_s
         while self._decoded and now_s - self._decoded[0][0] > ttl_s:
             self._decoded.popleft()
         self._decoded.append((now_s, load.tokens_generated))

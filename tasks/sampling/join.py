@@ -14,8 +14,9 @@ from storage.connect import connect
 from storage.records import JOINED_POOL, PlanRecord
 from storage.run import exists, next_iteration, read_plan, read_run
 from storage.store import ObjectMissing, ObjectStore
+from storage.weight_cache import open_cache
 from tasks.sampling.choose import build_engine
-from tasks.sampling.member import Build, built_engine, config_in_force, run_session, session_config, weight_cache
+from tasks.sampling.member import Build, built_engine, config_in_force, run_session, session_config
 from tasks.sampling.session import Preempted, SessionOutcome
 
 POLL_INTERVAL_S = 1.0
@@ -59,6 +60,8 @@ def join_run(
     with built_engine(store, config_in_force(store, plan).rollout, build) as engine:
         while plan is not None:
             config = config_in_force(store, plan)
+            # Never where the run says: its writers do not decide which folder of this machine is kept tidy.
+            cache = open_cache(None, config.rollout.weight_cache_bytes_max)
             left_s = None if ends_s is None else max(0.0, ends_s - clock.monotonic())
             settings = session_config(config, slot=_free_slot(store, plan), pool=JOINED_POOL)
             settings = replace(
@@ -70,7 +73,7 @@ def join_run(
                 idle_timeout_s=math.inf if limits.patience_s is None else limits.patience_s,
             )
             try:
-                report(plan, run_session(store, plan, engine, weight_cache(config), settings, notice, clock))
+                report(plan, run_session(store, plan, engine, cache, settings, notice, clock))
             except Preempted:
                 return helped + 1
             helped, paid_since_s = helped + 1, clock.wall()

@@ -21,7 +21,8 @@ from tasks.configuration.run_config import RunConfig, parse
 from tasks.sampling.choose import build_engine
 from tasks.sampling.config import RolloutConfig
 from tasks.sampling.engine import Engine, EngineError
-from tasks.sampling.session import Session, SessionConfig, SessionOutcome
+from tasks.sampling.session import Session, SessionOutcome
+from tasks.sampling.session_config import SessionConfig
 
 log = logging.getLogger(__name__)
 Build = Callable[[RolloutConfig, Path, int], Engine]

@@ -26,6 +26,7 @@ from tasks.sampling.claimant import Claimant, Work
 from tasks.sampling.engine import Engine, FinishReason, GenerationRequest, TokenDelta, noise_key
 from tasks.sampling.heartbeat import Heartbeat, Load
 from tasks.sampling.housekeeping import Housekeeping
+from tasks.sampling.session_config import SessionConfig
 
 log = logging.getLogger(__name__)
 FAILURES_MAX = 5
@@ -35,31 +36,6 @@ FINISH = {None: Finish.RUNNING, FinishReason.STOP: Finish.STOP, FinishReason.LEN
 
 class Preempted(Exception):  # noqa: N818 - not an error: the machine is wanted back, and everything is journalled
     """The notice came; all tokens are flushed and everything held may be claimed at once."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SessionConfig:
-    """Intervals and names of one incarnation; see RolloutConfig for their meaning.
-
-    slot: of the plan, or beyond: a member that joined from outside and has no work of its own.
-    started_at_s: since when its machine is paid for, on this machine's wall clock; None: since now.
-    usd_per_hour: its price, if it is not its pool's.
-    time_limit_s: after so long it leaves as if it had been given notice, but without an error; None: never.
-    background: housekeeping in a thread of its own; without, all storage is read and written between decode steps.
-    """
-
-    slot: int
-    pool: str
-    host: str
-    pid: int
-    started_at_s: float | None = None
-    usd_per_hour: float | None = None
-    flush_interval_s: float
-    heartbeat_interval_s: float
-    claim_ttl_s: float
-    idle_timeout_s: float
-    time_limit_s: float | None = None
-    background: bool = True
 
 
 @dataclass(slots=True)
