@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 from resources.prices import GET_USD, PUT_USD
 from tasks.planning.flush_interval import best_flush_interval_s, expected_usd_per_h, flush_usd
 
-REQUESTS_USD = flush_usd(PUT_USD, GET_USD, stall_s=0.0, machine_usd_per_h=24.0)
+REQUESTS_USD = PUT_USD + GET_USD
 
 
 @pytest.mark.parametrize(
     ("losses_per_h", "usd_per_h", "interval_s"),
     [(0.005, 1, 167), (0.02, 3, 48), (0.1, 8, 13), (0.1, 24, 7.6), (0.5, 24, 3.4), (2, 80, 0.9)],
 )
-def test_the_table_of_the_guide(losses_per_h, usd_per_h, interval_s):
+def test_the_optimum_of_one_write_and_one_read_per_flush(losses_per_h, usd_per_h, interval_s):
     assert best_flush_interval_s(REQUESTS_USD, losses_per_h, usd_per_h) == pytest.approx(interval_s, rel=0.05)
 
 
