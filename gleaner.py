@@ -162,14 +162,22 @@ def join(
     """
     limits = JoinLimits(iterations=iterations, time_limit_s=time_limit_s, patience_s=patience_s)
     with PreemptionNotice() as notice:
-        signal.signal(signal.SIGINT, lambda *_: notice.give())
+        signal.signal(signal.SIGINT, lambda *_: _interrupted(notice))
         try:
             helped = join_run(
                 run_url, limits, lambda: notice.given, SystemClock(), usd_per_hour=usd_per_hour, report=_tell_outcome
             )
         except (*EXPECTED, EngineError) as error:
             _refuse(error)
+        except KeyboardInterrupt:
+            sys.exit(130)
     click.echo(f"left after helping with {helped} iterations")
+
+
+def _interrupted(notice: PreemptionNotice) -> None:
+    """The first Ctrl-C asks to leave in good order, the second does not ask."""
+    notice.give()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _tell_outcome(plan: PlanRecord, outcome: SessionOutcome) -> None:

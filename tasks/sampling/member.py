@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from resources.process import started_at_s
-from storage import model_files, prompt_table
+from storage import layout, model_files, prompt_table
 from storage.clock import Clock
 from storage.connect import connect
 from storage.records import PlanRecord
-from storage.run import read_config, read_plan, read_run
-from storage.store import ObjectMissing, ObjectStore
+from storage.run import exists, read_config, read_plan, read_run
+from storage.store import CorruptObject, ObjectMissing, ObjectStore
 from storage.weight_cache import WeightCache, open_cache
 from storage.weight_versions import pull_version
 from tasks.configuration.run_config import RunConfig, parse
@@ -97,7 +97,10 @@ def run_session(
     notice: Callable[[], bool],
     clock: Clock,
 ) -> SessionOutcome:
-    """One session of one iteration on an engine; raises Preempted after a notice."""
+    """One session of one iteration on an engine; raises Preempted after a notice.
+
+    What is missing or does not fit is no error once the iteration is closed: retention has begun to delete it.
+    """
 
     def load(into: Engine) -> None:
         _, tensors = pull_version(store, plan.weight_version, cache, clock)
@@ -114,7 +117,13 @@ def run_session(
         notice=notice,
     )
     log.info("slot %d: iteration %d as %s", settings.slot, plan.iteration, session.incarnation)
-    outcome = session.run()
+    try:
+        outcome = session.run()
+    except (ObjectMissing, CorruptObject) as error:
+        if not exists(store, layout.closed(plan.iteration)):
+            raise
+        log.info("slot %d: iteration %d was closed meanwhile: %s", settings.slot, plan.iteration, error)
+        return session.outcome()
     log.info(
         "slot %d: %d tokens, %d responses ended", settings.slot, outcome.tokens_generated, outcome.responses_finished
     )

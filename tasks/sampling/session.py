@@ -71,7 +71,7 @@ class Session:
         notice: Callable[[], bool],
         incarnation: str | None = None,
     ) -> None:
-        """load: gives the engine the plan's weights; called once there is something to decode.
+        """load: gives the engine the plan's weights, or raises Preempted; called once there is something to decode.
 
         incarnation: a name that was never used before; by default a random one.
         """
@@ -249,6 +249,8 @@ class Session:
             if self._leaving:
                 return
             self._flush()
+            if self._closed:
+                return
             self._own_ended = self._own_ended or self._claimant.own_unit_ended()
             if not self._config.idle_timeout_s and (self._held or (self._own_ended and not self._released)):
                 return
@@ -287,7 +289,11 @@ class Session:
 
     def _admit(self) -> None:
         if self._waiting and self._state == "loading":
-            self._load(self._engine)
+            try:
+                self._load(self._engine)
+            except Preempted:
+                self._leave()
+                raise
             self._state = "working"
             self._next_beat_s = self._clock.monotonic()
             self._keeping.wake()

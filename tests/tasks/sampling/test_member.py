@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
-from storage import layout
+from storage import layout, records
 from storage.assembly import JournalReader
 from storage.clock import SystemClock
+from storage.records import ClosedRecord
 from storage.run import read_plan
-from storage.store import CorruptObject
+from storage.store import CorruptObject, ObjectMissing
 from tasks.sampling.choose import build_engine
 from tasks.sampling.engine import EngineError
 from tasks.sampling.member import generate_slot
@@ -176,3 +177,31 @@ def test_an_engine_that_fails_is_closed_and_says_why(store):
         generate(0, build=Broken)
     assert closed == [True]
     assert generate(0).responses_finished == 6
+
+
+def test_what_retention_has_deleted_is_no_error_once_the_iteration_is_closed(store):
+    class Late:
+        """Its weights come when the iteration is long over."""
+
+        def __init__(self, *given):
+            self._engine = build_engine(*given)
+
+        def load_weights(self, version, tensors):
+            raise ObjectMissing("weights/00000000/manifest.json")
+
+        def __getattr__(self, name):
+            return getattr(self._engine, name)
+
+    with pytest.raises(ObjectMissing):
+        generate(0, build=Late)
+    store.create(layout.closed(0), records.encode(ClosedRecord(iteration=0, reason="trained")))
+    told = iter([False])
+    get = store.get
+
+    def closed_later(key, start=0, end=None):
+        if key == layout.closed(0) and not next(told, True):
+            raise ObjectMissing(key)
+        return get(key, start, end)
+
+    store.get = closed_later
+    assert generate(0, build=Late).tokens_generated == 0

@@ -6,6 +6,7 @@ from storage import layout, records
 from storage.clock import ManualClock
 from storage.memory import MemoryStore
 from storage.records import AliveRecord, ClosedRecord
+from tasks.sampling.session import Preempted
 from tests.sessions import (
     EXPECTED,
     GENERATIONS,
@@ -125,3 +126,15 @@ def test_it_stops_when_the_trainer_closes_the_iteration(after):
     outcome = live(member)
     assert outcome.tokens_generated <= 8 * IN_FLIGHT
     assert (outcome.tokens_generated == 0) == (not store.list("iterations/000000/claims/"))
+
+
+def test_a_notice_while_weights_are_loading_is_heeded_and_hands_over():
+    def told(_):
+        raise Preempted
+
+    store = MemoryStore()
+    member = a_session(store, 0, load=told)
+    with pytest.raises(Preempted):
+        live(member)
+    alive = records.read(store, AliveRecord, layout.alive(0, member.incarnation))
+    assert (alive.state, alive.unfinished) == ("gone", len(a_plan().responses_of(0)))
