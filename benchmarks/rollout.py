@@ -210,7 +210,7 @@ def journal(engine: TorchEngine, responses: int, tokens: int, flush_interval_s: 
             plan,
             prompts=prompts,
             engine=engine,
-            load=lambda _: None,
+            load=lambda _, __: None,
             config=names,
             clock=SystemClock(),
             notice=lambda: False,

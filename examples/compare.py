@@ -60,7 +60,7 @@ def undisturbed(store: ObjectStore, plan: PlanRecord) -> JournalReader:
                 plan,
                 prompts=prompts,
                 engine=engine,
-                load=lambda into: into.load_weights(plan.weight_version, tensors),
+                load=lambda into, _: into.load_weights(plan.weight_version, tensors),
                 config=names,
                 clock=clock,
                 notice=lambda: False,

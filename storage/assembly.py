@@ -32,7 +32,7 @@ class JournalReader:
 
     def __init__(self, store: ObjectStore, plan: PlanRecord, parallel_reads: int = PARALLEL_READS) -> None:
         self._plan = plan
-        self.book = ClaimBook(store, plan)
+        self.book = ClaimBook(store, plan, parallel_reads)
         self.shards = ShardReader(store, plan.iteration, parallel_reads)
 
     def refresh(self) -> None:

@@ -6,10 +6,11 @@ Applying a unit's log in epoch order gives every response one owner and one line
 
 from collections import Counter, defaultdict
 from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from storage import layout, records
-from storage.journal import ShardReader
+from storage.journal import PARALLEL_READS, ShardReader
 from storage.records import ClaimRecord, PlanRecord, Span
 from storage.store import CorruptObject, ObjectMissing, ObjectStore, commit
 
@@ -26,8 +27,9 @@ class Owner:
 class ClaimBook:
     """The claims of an iteration as read so far, applied."""
 
-    def __init__(self, store: ObjectStore, plan: PlanRecord) -> None:
+    def __init__(self, store: ObjectStore, plan: PlanRecord, parallel_reads: int = PARALLEL_READS) -> None:
         self._store = store
+        self._parallel_reads = parallel_reads
         self._plan = plan
         self._epochs = [0] * len(plan.slots)
         self._owners: dict[int, Owner] = {}
@@ -35,6 +37,7 @@ class ClaimBook:
         self._former: dict[int, set[str]] = defaultdict(set)
         self._moved = 0
         self._claims: Counter[str] = Counter()
+        self.version = 0  # grows with every claim applied
         self._incarnations: dict[str, int] = {}
 
     @property
@@ -100,9 +103,14 @@ class ClaimBook:
                 raise CorruptObject(key, f"unit {unit}; the plan has {len(self._epochs)}")
             if epoch > self._epochs[unit]:
                 fresh[unit].append((epoch, key))
-        for unit_claims in fresh.values():
-            for _, key in sorted(unit_claims):
-                self.apply(records.read(self._store, ClaimRecord, key))
+        keys = [key for unit_claims in fresh.values() for _, key in sorted(unit_claims)]
+        if self._parallel_reads == 1 or len(keys) <= 1:
+            bodies = [self._store.get(key) for key in keys]
+        else:
+            with ThreadPoolExecutor(min(self._parallel_reads, len(keys))) as pool:
+                bodies = list(pool.map(self._store.get, keys))
+        for key, body in zip(keys, bodies, strict=True):
+            self.apply(records.decode(ClaimRecord, key, body))
         return bool(fresh)
 
     def probe(self, unit: int) -> bool:
@@ -142,6 +150,7 @@ class ClaimBook:
         self._epochs[claim.unit] = claim.epoch
         self._incarnations.setdefault(claim.incarnation, claim.slot)
         self._claims[claim.incarnation] += 1
+        self.version += 1
 
 
 def take_over(

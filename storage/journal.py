@@ -41,10 +41,6 @@ class JournalWriter:
         self._unconfirmed: tuple[bytes, int] | None = None
         self._sequence = 0
 
-    @property
-    def shards_written(self) -> int:
-        return self._sequence
-
     def append(
         self,
         response: int,

@@ -52,7 +52,7 @@ class DiesAfter(ScriptedEngine):
         return super().step()
 
 
-def load(engine):
+def load(engine, heed):
     engine.load_weights(0, {})
 
 

@@ -51,12 +51,13 @@ class Holder:
 class Seeker:
     """The member that looks for work.
 
-    room: responses it could begin now; running: those it decodes; tokens_per_s: of one response when it decodes the
-    index of responses together, as far as it has measured (empty: not yet).
+    room: responses it could begin now; running: those it decodes; loaded: whether it has the weights.
+    tokens_per_s: of one response when it decodes as many as the index says, as far as it has measured (empty: not yet).
     """
 
     room: int
     running: int
+    loaded: bool = True
     tokens_per_s: Sequence[float] = ()
 
 
@@ -103,7 +104,11 @@ def next_transfer(seeker: Seeker, holders: Sequence[Holder], unclaimed: int) -> 
     fullest = max(living, key=lambda holder: holder.waiting, default=None)
     if fullest is not None and fullest.waiting:
         count = _share(fullest.waiting, idle + 1, seeker.room)
-        return Transfer(cause=Cause.UNSTARTED, incarnation=fullest.incarnation, count=count)
+        if not seeker.loaded:
+            # The last of them stays: two that are still loading would pass it to and fro with others.
+            count = min(count, fullest.waiting // (idle + 1))
+        if count:
+            return Transfer(cause=Cause.UNSTARTED, incarnation=fullest.incarnation, count=count)
     return None if seeker.running else _running_transfer(seeker, living)
 
 

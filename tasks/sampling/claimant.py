@@ -63,6 +63,7 @@ class Claimant:
         self._settled: dict[str, int] = {}
         self.tokens_recovered = 0
         self.nothing_left = False
+        self.stopping = False
 
     def closed(self) -> bool:
         """Whether no token of this iteration will be used any more."""
@@ -73,6 +74,15 @@ class Claimant:
         book = self._reader.book
         owners = {response: book.owner(response) for response in book.held_by(self._incarnation)}
         return {response: owner.epoch for response, owner in owners.items() if owner}
+
+    @property
+    def version(self) -> int:
+        """Grows with every claim read."""
+        return self._reader.book.version
+
+    def refresh(self) -> None:
+        """Read all claims that are new."""
+        self._reader.book.refresh()
 
     def claims_made(self) -> int:
         return self._reader.book.claims_by(self._incarnation)
@@ -91,13 +101,16 @@ class Claimant:
             return []
         for unit in range(len(self._plan.slots)):
             while True:
-                mine = {owner.incarnation for owner in book.owners_of(unit) if owner.slot == self._slot}
-                unowned = unit == self._slot and (
-                    book.epoch(unit) == 0 or any(book.owner(response) is None for response in self._own_unit)
-                )
+                owners = {response: book.owner(response) for response in self._plan.responses_of(unit)}
+                mine = {
+                    response: owner.incarnation
+                    for response, owner in owners.items()
+                    if owner and owner.slot == self._slot and owner.incarnation != self._incarnation
+                }
+                unowned = unit == self._slot and (book.epoch(unit) == 0 or None in owners.values())
                 if not mine and not unowned:
                     break
-                if self._claim(unit, mine, None):
+                if self._claim(unit, set(mine.values()), None if unit == self._slot else tuple(mine)):
                     break
         held = book.held_by(self._incarnation)
         order = {response: place for place, response in enumerate(self._own_unit)}
@@ -108,12 +121,11 @@ class Claimant:
 
         known: what the caller holds, has released or has ended, with the epoch of its claim; other responses of ours
         were claimed by a call that failed afterwards, and are handed out now. released: how many responses this
-        incarnation has released itself, and may take again. Sets `nothing_left` when every response of the plan was
-        seen to have ended.
+        incarnation has released itself, and may take again. Call `refresh` before. Sets `nothing_left` when every
+        response of the plan was seen to have ended; never so while more than LOOKS_MAX members may hold some.
         """
         book = self._reader.book
-        book.refresh()
-        holdings = book.holdings()
+        holdings, unclaimed = book.holdings(), len(book.unclaimed())
         stray = [response for response, epoch in self.owned().items() if known.get(response) != epoch]
         if work := self._work([response for response in stray if not self._has_ended(response)]):
             return work
@@ -126,16 +138,18 @@ class Claimant:
         if released:
             holders[self._incarnation] = _own_released(self._incarnation, released)
         self.nothing_left = (
-            len(looked_at) == len(names)
-            and not book.unclaimed()
+            not seeker.running
+            and not unclaimed
+            and len(looked_at) == len(names)
             and all(holder.unfinished == 0 for holder in holders.values())
+            and not book.refresh()  # nor was anything claimed while we looked
         )
-        return self._take_turns(seeker, holders, len(book.unclaimed()))
+        return self._take_turns(seeker, holders, unclaimed)
 
     def _take_turns(self, seeker: Seeker, holders: dict[str, Holder], unclaimed: int) -> list[Work]:
         """One transfer from each source at most, while there is room."""
         taken: list[Work] = []
-        while transfer := next_transfer(seeker, list(holders.values()), unclaimed):
+        while not self.stopping and (transfer := next_transfer(seeker, list(holders.values()), unclaimed)):
             work = self._take(transfer)
             taken += work
             seeker = replace(seeker, room=seeker.room - len(work), running=seeker.running + len(work))
@@ -159,9 +173,12 @@ class Claimant:
 
     def _holder(self, name: str, sign: Sign, held: Sequence[int]) -> Holder:
         lost, record = sign.lost(self._claim_ttl_s), sign.record
-        # A heartbeat older than the last claim says nothing of what that claim took.
-        current = record is not None and record.claims >= self._reader.book.claims_by(name)
-        unfinished = min(record.unfinished, len(held)) if record and current else len(held)
+        # A heartbeat older than the last claim says nothing of what that claim took, one newer more than we know.
+        claims = self._reader.book.claims_by(name)
+        current = record is not None and record.claims >= claims
+        unfinished = record.unfinished if record and current else len(held)
+        if record and record.claims == claims and not held:
+            unfinished = 0
         if lost and held:
             self._reader.shards.advance(name)
             unfinished = sum(not self._has_ended(response) for response in held)
@@ -183,7 +200,10 @@ class Claimant:
         """Claim, unit by unit; what somebody else was quicker to claim is left to him."""
         book, holder = self._reader.book, transfer.incarnation
         if holder is None:
-            responses = tuple(book.unclaimed()[: transfer.count])
+            free = book.unclaimed()
+            # Not all from the same end, or all who come at once would race for the same claims.
+            start = self._rng.randrange(0, max(1, len(free)), self._plan.num_generations)
+            responses = tuple([*free[start:], *free[:start]][: transfer.count])
         else:
             self._reader.shards.advance(holder)
             responses = choose(transfer.cause, transfer.count, self._candidates(holder))

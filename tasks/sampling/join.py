@@ -97,14 +97,14 @@ def _next_plan(
         now_s = clock.monotonic()
         if ends_s is not None and now_s >= ends_s:
             return None
-        if limits.patience_s is not None and now_s - since_s >= limits.patience_s:
-            return None
         iteration = max(next_iteration(store), first)
         if not exists(store, layout.closed(iteration)):
             try:
                 return read_plan(store, iteration)
             except ObjectMissing:
                 pass
+        if limits.patience_s is not None and now_s - since_s >= limits.patience_s:
+            return None
         clock.sleep(POLL_INTERVAL_S)
     return None
 

@@ -102,8 +102,9 @@ def run_session(
     What is missing or does not fit is no error once the iteration is closed: retention has begun to delete it.
     """
 
-    def load(into: Engine) -> None:
+    def load(into: Engine, heed: Callable[[], None]) -> None:
         _, tensors = pull_version(store, plan.weight_version, cache, clock)
+        heed()
         into.load_weights(plan.weight_version, tensors)
 
     session = Session(

@@ -124,7 +124,7 @@ def test_a_member_whose_slot_was_taken_by_one_that_dies_waits_and_takes_it_back(
 def test_a_finished_slot_has_nothing_left_to_claim_and_loads_no_weights():
     store = MemoryStore()
     live(a_session(store, 0))
-    again = a_session(store, 0, load=lambda _: pytest.fail("nothing is left to generate"))
+    again = a_session(store, 0, load=lambda *_: pytest.fail("nothing is left to generate"))
     assert again.claim() == 0
     assert again.run().tokens_generated == 0
 
@@ -172,11 +172,11 @@ def test_a_flush_that_fails_now_and_then_is_made_up_for():
 def test_no_token_waits_longer_than_the_flush_interval(flush_interval_s, heartbeat_interval_s):
     store, clock, moments = MemoryStore(), ManualClock(), [0.0]
     session = a_session(store, 0, clock=clock, flush_interval_s=flush_interval_s)
-    session._config = replace(session._config, heartbeat_interval_s=heartbeat_interval_s)
-    session._wake_interval_s = min(flush_interval_s, heartbeat_interval_s)
-    session._keeping._interval_s = session._wake_interval_s
-    flush = session._writer.flush
-    session._writer.flush = lambda: moments.append(clock.monotonic()) or flush()
+    session._books._config = replace(session._books._config, heartbeat_interval_s=heartbeat_interval_s)
+    session._books.wake_interval_s = min(flush_interval_s, heartbeat_interval_s)
+    session._books.thread._interval_s = session._books.wake_interval_s
+    flush = session._books.writer.flush
+    session._books.writer.flush = lambda: moments.append(clock.monotonic()) or flush()
     live(session)
     assert max(b - a for a, b in itertools.pairwise(moments)) <= flush_interval_s + 1.0  # and one step of 1 s
 

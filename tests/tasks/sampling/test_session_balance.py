@@ -1,11 +1,16 @@
 """Sessions that help others: take over the dead, join, hand over, wait, and stop when the iteration is closed."""
 
+import threading
+import time
+
 import pytest
 
 from storage import layout, records
-from storage.clock import ManualClock
+from storage.clock import ManualClock, SystemClock
 from storage.memory import MemoryStore
 from storage.records import AliveRecord, ClosedRecord
+from storage.store import StoreUnavailable
+from tasks.sampling.engine import EngineError
 from tasks.sampling.session import Preempted
 from tests.sessions import (
     EXPECTED,
@@ -36,12 +41,12 @@ def test_a_member_with_nothing_left_takes_over_the_dead_and_finishes_the_iterati
 def test_one_that_joined_works_without_any_slot_and_loads_weights_only_for_work():
     store, clock, loads = MemoryStore(), ManualClock(), []
     joined = a_session(
-        store, SLOTS, clock=clock, load=lambda engine: loads.append(1) or load(engine), idle_timeout_s=9.0
+        store, SLOTS, clock=clock, load=lambda engine, heed: loads.append(1) or load(engine, heed), idle_timeout_s=9.0
     )
     assert live(joined).responses_finished == GROUPS * GENERATIONS
     assert responses(store) == EXPECTED
     assert loads == [1]
-    again = a_session(store, SLOTS + 1, load=lambda _: pytest.fail("there is no work"), idle_timeout_s=HELPS_S)
+    again = a_session(store, SLOTS + 1, load=lambda *_: pytest.fail("there is no work"), idle_timeout_s=HELPS_S)
     assert live(again).responses_finished == 0
 
 
@@ -65,14 +70,14 @@ def test_it_waits_for_work_no_longer_than_the_idle_timeout_once_its_own_unit_has
     member = a_session(store, 0, clock=clock, flush_interval_s=1.0, idle_timeout_s=3.0)
 
     def beats():
-        busy._announce()
+        busy._books.announce()
         return False
 
     member._notice = beats  # the other one lives, and holds on to what is its own
-    busy._waiting.clear()
+    busy._holdings.waiting.clear()
     live(member)
     assert 3.0 <= clock.monotonic() - max(len(tokens) for tokens, _, _ in EXPECTED) < 80
-    assert busy._claimant.owned().keys() == set(a_plan().responses_of(1))
+    assert busy._books._claimant.owned().keys() == set(a_plan().responses_of(1))
 
 
 def test_what_is_handed_over_is_continued_by_whoever_comes_without_a_wait():
@@ -81,18 +86,18 @@ def test_what_is_handed_over_is_continued_by_whoever_comes_without_a_wait():
     giver.claim()
     for _ in range(6):
         giver._turn()
-    given = sorted(giver._in_flight)[:2]
+    given = sorted(giver._holdings.in_flight)[:2]
     giver.hand_over(given)
     giver.hand_over(given)
-    giver._flush()
-    giver._announce()
+    giver._books.flush()
+    giver._books.announce()
     alive = records.read(store, AliveRecord, layout.alive(0, giver.incarnation))
     assert (alive.released, alive.running) == (2, IN_FLIGHT - 2)
     live(a_session(store, 1))
     taker = a_session(store, SLOTS, clock=ManualClock(), idle_timeout_s=HELPS_S)
     taker.claim()
-    assert sorted(work.response for work in taker._inbox) == given
-    assert all(work.prefix for work in taker._inbox)
+    assert sorted(taker._holdings.held) == given
+    assert all(held.prefix for held in taker._holdings.held.values())
 
 
 def test_what_nobody_takes_it_takes_again_itself():
@@ -101,7 +106,7 @@ def test_what_nobody_takes_it_takes_again_itself():
     giver.claim()
     for _ in range(6):
         giver._turn()
-    giver.hand_over(list(giver._held))
+    giver.hand_over(list(giver._holdings.held))
     live(giver)
     live(a_session(store, 1))
     assert responses(store) == EXPECTED
@@ -129,7 +134,7 @@ def test_it_stops_when_the_trainer_closes_the_iteration(after):
 
 
 def test_a_notice_while_weights_are_loading_is_heeded_and_hands_over():
-    def told(_):
+    def told(engine, heed):
         raise Preempted
 
     store = MemoryStore()
@@ -138,3 +143,95 @@ def test_a_notice_while_weights_are_loading_is_heeded_and_hands_over():
         live(member)
     alive = records.read(store, AliveRecord, layout.alive(0, member.incarnation))
     assert (alive.state, alive.unfinished) == ("gone", len(a_plan().responses_of(0)))
+
+
+def test_a_notice_before_the_claim_claims_nothing():
+    store = MemoryStore()
+    with pytest.raises(Preempted):
+        live(a_session(store, 0, notice=lambda: True))
+    assert store.list("") == []
+
+
+class Unsteady(MemoryStore):
+    """Refuses the first requests that name a claim."""
+
+    refusals = 3
+
+    def list(self, prefix: str, after: str = "") -> list[str]:
+        if "/claims/" in prefix and self.refusals:
+            self.refusals -= 1
+            raise StoreUnavailable("slow down")
+        return super().list(prefix, after)
+
+
+def test_a_store_that_is_out_for_a_moment_does_not_end_a_member_that_comes():
+    store, clock = Unsteady(), ManualClock()
+    outcome = live(a_session(store, 0, clock=clock))
+    assert outcome.responses_finished == len(a_plan().responses_of(0))
+    assert store.refusals == 0
+    store.refusals = 9
+    with pytest.raises(StoreUnavailable):
+        live(a_session(store, 1))
+
+
+def test_an_engine_that_fails_says_gone_so_that_nobody_waits():
+    store = MemoryStore()
+    victim = a_session(store, 0)
+    victim.claim()
+
+    def fails():
+        raise EngineError("out of memory")
+
+    victim._engine.step = fails
+    with pytest.raises(EngineError):
+        victim.run()
+    alive = records.read(store, AliveRecord, layout.alive(0, victim.incarnation))
+    assert (alive.state, alive.unfinished > 0) == ("gone", True)
+
+
+def test_a_slow_look_does_not_keep_a_notice_from_being_heeded():
+    """In production the look is another thread's; the decode loop must not wait for it."""
+    store, began_s = MemoryStore(), time.monotonic()
+    live(a_session(store, 0))
+    busy = a_session(store, 1)
+    busy.claim()
+    listing, told = store.list, threading.Event()
+
+    def slow(prefix, after=""):
+        if "/claims/" in prefix and told.is_set():
+            time.sleep(3.0)
+        return listing(prefix, after)
+
+    def notice():
+        if time.monotonic() - began_s > 0.6:
+            told.set()
+        return time.monotonic() - began_s > 1.0
+
+    store.list = slow
+    member = a_session(
+        store, SLOTS, clock=SystemClock(), background=True, flush_interval_s=0.1, idle_timeout_s=HELPS_S, notice=notice
+    )
+    heard = []
+    leave = member._books.leave
+    member._books.leave = lambda: heard.append(time.monotonic() - began_s) or leave()
+    with pytest.raises(Preempted):
+        live(member)
+    assert heard[0] < 2.8
+
+
+def test_closed_between_two_looks_it_leaves_no_thread_behind():
+    store = MemoryStore()
+    get, asked = store.get, []
+
+    def closed_at_second_look(key, start=0, end=None):
+        if key == layout.closed(0) and asked:
+            return b"{}"
+        asked.extend([key] if key == layout.closed(0) else [])
+        return get(key, start, end)
+
+    store.get = closed_at_second_look
+    joined = a_session(store, SLOTS, clock=SystemClock(), background=True, idle_timeout_s=HELPS_S)
+    assert live(joined).tokens_generated == 0
+    assert not [thread for thread in threading.enumerate() if thread.name == "housekeeping" and thread.is_alive()]
+    store.get = get
+    assert records.read(store, AliveRecord, layout.alive(0, joined.incarnation)).state == "gone"
