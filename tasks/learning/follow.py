@@ -4,7 +4,7 @@ Works the same while rollouts run and after they have ended. Knows nothing of re
 """
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from storage.assembly import Assembled, JournalReader
@@ -18,6 +18,10 @@ LOG_INTERVAL_S = 30.0
 
 class GroupTimeout(TimeoutError):  # noqa: N818 - reads as what happened
     """No token came for group_timeout_s while a group was unfinished; says which responses and who holds them."""
+
+
+class RecordedElsewhereError(Exception):
+    """Another attempt has recorded the micro-batch that is waited for; what it took need not end here once more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,9 +61,10 @@ class GroupFollower:
         self._finished: dict[int, Assembled] = {}
         self._next_log_s = clock.monotonic() + LOG_INTERVAL_S
 
-    def wait(self, pending: Sequence[int]) -> int:
-        """The next finished group of `pending` (in plan order); raises GroupTimeout when the journal stands still.
+    def wait(self, pending: Sequence[int], recorded: Callable[[], bool] = lambda: False) -> int:
+        """The next finished group of `pending` (in plan order).
 
+        Raises GroupTimeout when the journal stands still, RecordedElsewhereError once `recorded` says so.
         The journal of every pending group is read, whichever is waited for: any progress puts the time limit off.
         """
         seen, since_s = self._progress(), self._clock.monotonic()
@@ -75,6 +80,8 @@ class GroupFollower:
                 seen, since_s = progress, now_s
                 if any(self.is_finished(group) for group in candidates):
                     continue
+            if recorded():
+                raise RecordedElsewhereError
             if now_s - since_s > self._config.timeout_s:
                 raise GroupTimeout(self._describe(candidates))
             if now_s >= self._next_log_s:

@@ -6,6 +6,7 @@ where an undisturbed one does. Order of durable writes: batches, training record
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +16,7 @@ from storage.assembly import Assembled, JournalReader
 from storage.clock import Clock
 from storage.prompt_table import PromptRow
 from storage.records import BatchRecord, ClosedRecord, GradedResponse, PlanRecord, TrainingRecord
+from storage.run import exists
 from storage.shard import Finish
 from storage.store import CorruptObject, ObjectMissing, ObjectStore, commit
 from tasks.grading.grader import Graded, Grader
@@ -22,7 +24,7 @@ from tasks.grading.reward import GradingCase
 from tasks.learning.advantage import group_advantages
 from tasks.learning.batching import collate, padded_tokens, passes
 from tasks.learning.config import AlgorithmConfig, TrainerConfig
-from tasks.learning.follow import FollowConfig, GroupFollower
+from tasks.learning.follow import FollowConfig, GroupFollower, RecordedElsewhereError
 from tasks.learning.optimizer import PolicyOptimizer
 from tasks.learning.policy import Policy
 from tasks.learning.step import accumulate, apply
@@ -104,12 +106,7 @@ class IterationTrainer:
         number = 0
         while self._pending:
             key = layout.batch(self._plan.iteration, number)
-            try:
-                batch = records.read(self._store, BatchRecord, key)
-            except ObjectMissing:
-                batch = self._new_batch(number)
-                if not commit(self._store, key, records.encode(batch)):
-                    batch = records.read(self._store, BatchRecord, key)
+            batch = self._batch(number, key)
             groups = {graded.response // self._plan.num_generations for graded in batch.responses}
             self._pending = [group for group in self._pending if group not in groups]
             number += 1
@@ -120,8 +117,18 @@ class IterationTrainer:
             for group in groups:
                 self._follower.release(group)
 
-    def _new_batch(self, number: int) -> BatchRecord:
-        groups = self._gather()
+    def _batch(self, number: int, key: str) -> BatchRecord:
+        """The recorded one, or a new one that is recorded now; whoever records first decides."""
+        with suppress(ObjectMissing):
+            return records.read(self._store, BatchRecord, key)
+        with suppress(RecordedElsewhereError):
+            batch = self._new_batch(number, lambda: exists(self._store, key))
+            if commit(self._store, key, records.encode(batch)):
+                return batch
+        return records.read(self._store, BatchRecord, key)
+
+    def _new_batch(self, number: int, recorded: Callable[[], bool]) -> BatchRecord:
+        groups = self._gather(recorded)
         responses = [response for group in groups for response in self._follower.members(group)]
         finished = [self._follower.response(response) for response in responses]
         graded = self._grader.grade([self._case(response) for response in finished])
@@ -132,7 +139,7 @@ class IterationTrainer:
             reward_errors=tuple(error for outcome in graded for error in outcome.errors.values()),
         )
 
-    def _gather(self) -> list[int]:
+    def _gather(self, recorded: Callable[[], bool]) -> list[int]:
         """Whole finished groups that fit one micro-batch.
 
         In plan order the division depends on lengths alone, so it is the same however the rollout went: the group that
@@ -145,7 +152,7 @@ class IterationTrainer:
         while pending:
             if groups and not in_order and not any(self._follower.is_finished(group) for group in pending):
                 break
-            group = self._follower.wait(pending)
+            group = self._follower.wait(pending, recorded)
             prompt = len(self._prompts[group].token_ids)
             members = self._follower.members(group)
             extended = [*lengths, *(prompt + len(self._follower.response(r).token_ids) for r in members)]

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 
 from storage.clock import Clock
-from storage.journal import PARALLEL_READS, JournalWriter
+from storage.journal import JournalWriter
 from storage.records import PlanRecord
 from storage.store import ObjectStore, StoreUnavailable
 from tasks.planning.decode_rate import DecodeRate
@@ -52,7 +52,7 @@ class Bookkeeping:
             slot=config.slot,
             claim_ttl_s=config.claim_ttl_s,
             clock=clock,
-            parallel_reads=PARALLEL_READS if config.background else 1,
+            parallel_reads=config.parallel_reads,
         )
         self.writer = JournalWriter(store, plan.iteration, incarnation, plan.weight_version)
         self._heartbeat = Heartbeat(store, plan.iteration, incarnation, engine, config, clock)
@@ -64,6 +64,7 @@ class Bookkeeping:
         self._seeking = threading.Lock()
         self._owned_version = -1
         self._claims_handed_out = 0
+        self._looks_asked = self._looks_answered = 0
         self._ends_journalled = 0
         self._released_journalled: dict[int, int] = {}
         self.wake_interval_s = min(config.flush_interval_s, config.heartbeat_interval_s)
@@ -110,7 +111,8 @@ class Bookkeeping:
     def may_leave(self, idle_s: float) -> bool:
         """Whether a loop that has had nothing for `idle_s` may end; then no further look brings work."""
         impatient = idle_s >= self._config.idle_timeout_s and self._own_ended
-        if self._holdings.released or not (self._claimant.nothing_left or impatient):
+        looked = self._looks_answered == self._looks_asked  # and so seen that our last ends are still ours
+        if not looked or self._holdings.released or not (self._claimant.nothing_left or impatient):
             return False
         if not self._seeking.acquire(blocking=False):
             return False  # a look that is under way may still bring work
@@ -122,6 +124,7 @@ class Bookkeeping:
 
     def hasten(self) -> None:
         """Flush, beat and look now: there is news, or nothing left to do."""
+        self._looks_asked += 1
         self._next_flush_s = self._next_beat_s = self._next_look_s = self._clock.monotonic()
         self.thread.wake()
 
@@ -158,6 +161,7 @@ class Bookkeeping:
         with self._seeking:
             if self.leaving:
                 return
+            asked = self._looks_asked
             self.flush()
             if self.closed:
                 return
@@ -165,6 +169,7 @@ class Bookkeeping:
                 self._seek()
             finally:
                 self._renew_owned()
+            self._looks_answered = asked
 
     def leave(self) -> None:
         """Write everything and hand over whatever is still held: "gone" lets others claim it without waiting."""

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from storage.journal import PARALLEL_READS
+
 
 @dataclass(frozen=True, kw_only=True)
 class SessionConfig:
@@ -12,6 +14,7 @@ class SessionConfig:
     usd_per_hour: its price, if it is not its pool's.
     time_limit_s: after so long it leaves as if it had been given notice, but without an error; None: never.
     background: housekeeping in a thread of its own; without, all storage is read and written between decode steps.
+    parallel_reads: requests under way at once when much is to be read; 1 makes them one after another.
     """
 
     slot: int
@@ -26,3 +29,4 @@ class SessionConfig:
     idle_timeout_s: float
     time_limit_s: float | None = None
     background: bool = True
+    parallel_reads: int = PARALLEL_READS

@@ -10,7 +10,7 @@ from storage.clock import ManualClock
 from storage.memory import MemoryStore
 from storage.records import ClaimRecord
 from storage.shard import Finish
-from tasks.learning.follow import FollowConfig, GroupFollower, GroupTimeout
+from tasks.learning.follow import FollowConfig, GroupFollower, GroupTimeout, RecordedElsewhereError
 from tests.journals import Incarnation, a_plan
 
 PLAN = a_plan(groups=4, generations=2, slots=2)  # slot 0 has groups 0 and 2, slot 1 has 1 and 3
@@ -232,3 +232,15 @@ def test_what_comes_quickly_is_not_worth_a_line(store, crew, caplog):
     following = follower(store, Meanwhile(lambda: finish_group(crew[0], 0)))
     following.wait(EVERY)
     assert caplog.messages == []
+
+
+def test_what_another_attempt_has_recorded_is_not_waited_for():
+    """An end that a later claim made void may have been trained on by the attempt that saw it first."""
+    store, clock = MemoryStore(), ManualClock()
+    plan = a_plan(1, 1)
+    Incarnation(store, plan, 0, "00000-a")
+    config = FollowConfig(in_plan_order=True, timeout_s=1e9, poll_interval_s=1.0)
+    follower = GroupFollower(JournalReader(store, plan), plan, config, clock)
+    with pytest.raises(RecordedElsewhereError):
+        follower.wait([0], lambda: clock.monotonic() > 5)
+    assert clock.monotonic() == pytest.approx(6, abs=1.1)

@@ -1,0 +1,119 @@
+"""Claim: whatever happens to a crew, no token is lost, doubled or changed, and every iteration ends.
+
+Each seed is one simulated iteration: production session, claims, journal and rebalancing, a scripted engine, a faulty
+store in memory and a virtual clock (benchmarks/simulated_crew.py). `--seed K --trace` shows one history event by event.
+"""
+
+import argparse
+import logging
+import time
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+
+from benchmarks.histories_check import live_and_judge
+from benchmarks.reporting import Target, finish
+from benchmarks.simulated_history import draw_history
+
+CHUNK = 25
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is kept of a history."""
+
+    seed: int
+    broken: tuple[str, ...]
+    counts: Counter[str]
+    lasted_s: float
+    requests_to_bound: float
+
+
+def run_seeds(seeds: range) -> list[Verdict]:
+    """Live through the histories of these seeds, in this process."""
+    logging.disable(logging.WARNING)  # what goes wrong is made to
+    try:
+        return [_verdict(seed) for seed in seeds]
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def _verdict(seed: int) -> Verdict:
+    outcome = live_and_judge(draw_history(seed))
+    return Verdict(seed, tuple(outcome.broken), outcome.counts, outcome.ended_at_s, outcome.requests_to_bound)
+
+
+def run_parallel(seeds: range, processes: int) -> list[Verdict]:
+    """The same in several processes; the result does not depend on how many."""
+    chunks = [seeds[start : start + CHUNK] for start in range(0, len(seeds), CHUNK)]
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        return [verdict for verdicts in pool.map(run_seeds, chunks) for verdict in verdicts]
+
+
+def trace(seed: int) -> bool:
+    """Print the history of a seed, and whether every rule held."""
+    logging.disable(logging.WARNING)
+    outcome = live_and_judge(draw_history(seed))
+    for at_s, who, what in outcome.ledger.events:
+        print(f"{at_s:10.3f}  {who:22}  {what}")
+    print(f"seed {seed}: {len(outcome.broken)} rules broken; {dict(outcome.counts)}")
+    return not outcome.broken
+
+
+def report(verdicts: list[Verdict], wall_s: float, processes: int, *, as_json: bool) -> None:
+    """What happened, how often, and what must never happen."""
+    counts: Counter[str] = Counter()
+    broken: Counter[str] = Counter()
+    for verdict in verdicts:
+        counts.update(verdict.counts)
+        broken.update({rule.split(":", 1)[0] for rule in verdict.broken})
+    failed = [verdict for verdict in verdicts if verdict.broken]
+    for verdict in failed:
+        print(f"seed {verdict.seed}: {verdict.broken[0]}")
+        print(f"  replay: python -m benchmarks.histories --seed {verdict.seed} --trace")
+    histories = len(verdicts)
+    targets = [
+        Target(f"histories with something {rule}", broken[rule], "== 0") for rule in ("lost", "doubled", "changed")
+    ]
+    targets += [
+        Target("histories that did not end, or went round in circles", broken["livelock"], "== 0"),
+        Target("histories with a process that ended by an error of its own", broken["error"], "== 0"),
+    ]
+    finish(
+        "histories",
+        [{"what": name, "count": count, "per history": count / histories} for name, count in sorted(counts.items())],
+        targets,
+        as_json=as_json,
+        notes={"seeds": f"{verdicts[0].seed}..{verdicts[-1].seed}", "processes": processes},
+        results={
+            "histories": histories,
+            "failed_seeds": [verdict.seed for verdict in failed],
+            "wall_s": wall_s,
+            "process_ms_per_history": 1000 * wall_s * processes / histories,
+            "virtual_hours": sum(verdict.lasted_s for verdict in verdicts) / 3600,
+            "requests_per_response": counts["requests"] / counts["responses"],
+            "requests_to_bound_max": max(verdict.requests_to_bound for verdict in verdicts),
+        },
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=600, help="how many histories")
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--seed", type=int, help="only this one, in this process")
+    parser.add_argument("--trace", action="store_true", help="with --seed: print every event")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    if options.seed is not None and options.trace:
+        raise SystemExit(0 if trace(options.seed) else 1)
+    first, seeds = (options.first, options.seeds) if options.seed is None else (options.seed, 1)
+    began_s = time.monotonic()
+    verdicts = run_parallel(range(first, first + seeds), options.processes)
+    report(verdicts, time.monotonic() - began_s, options.processes, as_json=options.json)
+
+
+if __name__ == "__main__":
+    main()

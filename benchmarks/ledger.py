@@ -1,0 +1,168 @@
+"""Ledger: what really happened to the objects of a simulated run, in true order, and rules broken at that very moment.
+
+Stands below the faults, where the store is, and is asked by nobody but the checks. Knows keys and claims of
+iteration 0; not whether the tokens are right.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from storage import layout
+from storage.memory import MemoryStore
+from storage.store import ObjectMissing
+
+Event = tuple[float, str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """A heartbeat that reached the store."""
+
+    at_s: float
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A claim as its bytes say (docs/format.md section 5), and when it reached the store."""
+
+    at_s: float
+    unit: int
+    epoch: int
+    incarnation: str
+    responses: tuple[int, ...] | None
+    sealed: dict[str, int]
+
+
+@dataclass(slots=True)
+class Life:
+    """When a process was at the store first and last, and how often."""
+
+    first_s: float
+    last_s: float
+    calls: int = 0
+
+
+@dataclass
+class Ledger:
+    """The one true store, and who did what to it when."""
+
+    now: Callable[[], float]
+    store: MemoryStore = field(default_factory=MemoryStore)
+    events: list[Event] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)
+    calls: Counter[str] = field(default_factory=Counter)
+    claims: list[Claim] = field(default_factory=list)
+    beats: dict[str, list[Beat]] = field(default_factory=dict)
+    lives: dict[str, Life] = field(default_factory=dict)
+    created: dict[str, bytes] = field(default_factory=dict)
+    looked_in_vain: set[tuple[str, str]] = field(default_factory=set)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the trainer has marked the iteration as closed."""
+        return layout.closed(0) in self.created
+
+    def tell(self, who: str, what: str) -> None:
+        """Note an event for the trace."""
+        self.events.append((self.now(), who, what))
+
+    def breaks(self, rule: str) -> None:
+        """Note a broken rule."""
+        self.broken.append(rule)
+        self.tell("CHECK", rule)
+
+    def view(self, who: str) -> "LedgerView":
+        """The store as one process reaches it."""
+        return LedgerView(self, who)
+
+    def note_creation(self, who: str, key: str, body: bytes) -> None:
+        """A create was answered with True."""
+        if self.created.setdefault(key, body) != body:
+            self.breaks(f"doubled: {key} was created twice with different bytes")
+        if "/claims/" in key:
+            claim = self._read_claim(body)
+            self.claims.append(claim)
+            self._check_seals(who, key, claim.sealed)
+        elif "/journal/" in key:
+            self._check_order(key)
+
+    def _check_order(self, key: str) -> None:
+        """A shard is written after its predecessor was committed, or readers never come to it (algorithm J)."""
+        incarnation, name = key.split("/")[-2:]
+        number = int(name.removesuffix(".arrow"))
+        if number and layout.shard(0, incarnation, number - 1) not in self.created:
+            self.breaks(f"lost: {key} was written behind a gap")
+
+    def _read_claim(self, body: bytes) -> Claim:
+        found = json.loads(body)
+        responses = None if found["responses"] is None else tuple(found["responses"])
+        return Claim(self.now(), found["unit"], found["epoch"], found["incarnation"], responses, found["sealed"])
+
+    def _check_seals(self, who: str, key: str, sealed: dict[str, int]) -> None:
+        """A seal is the number before the first one its claimer looked for in vain (format.md, algorithms A and J)."""
+        for name, last in sealed.items():
+            following = layout.shard(0, name, last + 1)
+            if last >= 0 and layout.shard(0, name, last) not in self.created:
+                self.breaks(f"lost: {key} seals {name} at {last}, a shard that is not there")
+            if (who, following) not in self.looked_in_vain:
+                self.breaks(f"lost: {key} seals {name} at {last} without having looked for shard {last + 1}")
+
+
+class LedgerView:
+    """An ObjectStore that writes down what it does."""
+
+    def __init__(self, ledger: Ledger, who: str) -> None:
+        self._ledger = ledger
+        self._store = ledger.store
+        self._who = who
+
+    @property
+    def url(self) -> str:
+        return self._store.url
+
+    def create(self, key: str, body: bytes) -> bool:
+        fresh = self._store.create(key, body)
+        self._note("create", key, "" if fresh else " exists")
+        if fresh:
+            self._ledger.note_creation(self._who, key, body)
+        return fresh
+
+    def put(self, key: str, body: bytes) -> None:
+        self._store.put(key, body)
+        if "/alive/" in key:
+            state = json.loads(body)["state"]
+            name = key.rsplit("/", 1)[1].removesuffix(".json")
+            self._ledger.beats.setdefault(name, []).append(Beat(self._ledger.now(), state))
+            self._note("put", key, f" {state}")
+        else:
+            self._ledger.breaks(f"doubled: {self._who} overwrote {key}")
+
+    def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+        try:
+            body = self._store.get(key, start, end)
+        except ObjectMissing:
+            self._ledger.looked_in_vain.add((self._who, key))
+            self._note("get", key, " missing")
+            raise
+        self._note("get", key, "")
+        return body
+
+    def list(self, prefix: str, after: str = "") -> list[str]:
+        keys = self._store.list(prefix, after)
+        self._note("list", prefix, f" {len(keys)} keys")
+        return keys
+
+    def delete(self, key: str) -> None:
+        self._store.delete(key)
+        self._ledger.breaks(f"lost: {self._who} deleted {key}")
+
+    def _note(self, verb: str, key: str, outcome: str) -> None:
+        ledger, now_s = self._ledger, self._ledger.now()
+        life = ledger.lives.setdefault(self._who, Life(now_s, now_s))
+        life.last_s = now_s
+        life.calls += 1
+        ledger.calls[verb] += 1
+        ledger.events.append((now_s, self._who, f"{verb} {key}{outcome}"))

@@ -1,0 +1,174 @@
+"""A history before it happens: what a seed decides about a crew, its plan, and everything that will go wrong.
+
+Knows no session and no store. Of each kind of fault there is a bounded number, and after `calm_at_s` nothing more goes
+wrong, so that a history that does not end shows a fault of the protocol and not of the weather.
+"""
+
+import random
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from storage.faults import FaultRates
+from storage.records import PlanRecord, SamplingParams, SlotPlan
+from tasks.planning.plan import assign_groups
+
+VOCABULARY = 50
+STOP_TOKEN = 0
+CONTEXT = 1 << 10
+Kind = Literal["kill", "notice", "freeze", "suspend", "hang", "outage", "mass", "trainer kill", "trainer freeze"]
+LOSSES: tuple[Kind, ...] = ("kill", "notice")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strike:
+    """Something that befalls a process drawn when it happens; `duration_s` for what has one."""
+
+    at_s: float
+    kind: Kind
+    duration_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed:
+    """A machine's decode step: base_s up to `plateau` responses together, and proportionally more beyond."""
+
+    base_s: float
+    plateau: int
+
+    def step_s(self, batch: int) -> float:
+        return self.base_s * max(1.0, batch / self.plateau)
+
+
+@dataclass(frozen=True, kw_only=True)
+class History:
+    """All that is drawn in advance.
+
+    arrivals_s: first start of each member's slot; those beyond the plan's slots are joiners.
+    stays_s: after how long a member leaves of its own accord; None: it does not.
+    hand_over: probability per look at the notice, once a decode step, of handing a response over.
+    """
+
+    seed: int
+    plan: PlanRecord
+    median_length: float
+    in_flight: int
+    speeds: tuple[Speed, ...]
+    arrivals_s: tuple[float, ...]
+    stays_s: tuple[float | None, ...]
+    strikes: tuple[Strike, ...]
+    crashes: int
+    weather: FaultRates
+    calm_at_s: float
+    cold_start_s: tuple[float, float]
+    flush_interval_s: float
+    heartbeat_interval_s: float
+    claim_ttl_s: float
+    idle_timeout_s: float
+    poll_interval_s: float
+    hand_over: float
+    in_plan_order: bool
+
+    @property
+    def calm(self) -> FaultRates:
+        """The store when nothing goes wrong any more."""
+        return FaultRates(latency_s=self.weather.latency_s)
+
+    @property
+    def outage(self) -> FaultRates:
+        """The store when nothing goes right."""
+        return replace(self.calm, request_lost=0.8, throttled=0.2, timeout_s=self.weather.timeout_s)
+
+
+def draw_history(seed: int) -> History:
+    """The history of a seed; the same on every machine and in every process."""
+    rng = random.Random(f"history {seed}")
+    plan = _draw_plan(rng)
+    slots, joiners = len(plan.slots), rng.choice((0, 0, 1, 1, 2, 3))
+    ttl_s = rng.uniform(12, 30)
+    base_s = rng.choice((0.3, 0.6, 1.0))
+    calm_at_s = rng.uniform(100, 300)
+    arrivals = [rng.uniform(0, 300) if rng.random() < 0.1 else rng.uniform(0, 15) for _ in range(slots)]
+    cold_start_s = rng.uniform(1, 30)
+    return History(
+        seed=seed,
+        plan=plan,
+        median_length=rng.uniform(4, 16),
+        in_flight=rng.choice((2, 3, 4, 8)),
+        speeds=tuple(_draw_speed(rng, base_s) for _ in range(slots + joiners)),
+        arrivals_s=(*arrivals, *(rng.uniform(0, 200) for _ in range(joiners))),
+        stays_s=(*[None] * slots, *(rng.choice((None, None, rng.uniform(20, 200))) for _ in range(joiners))),
+        strikes=tuple(_draw_strikes(rng, ttl_s, calm_at_s)),
+        crashes=rng.choice((0, 0, 1, 2, 4, 8)),
+        weather=_draw_weather(rng, ttl_s),
+        calm_at_s=calm_at_s,
+        cold_start_s=(cold_start_s, 2 * cold_start_s),
+        flush_interval_s=rng.uniform(2, 8),
+        heartbeat_interval_s=ttl_s / rng.uniform(3, 6),
+        claim_ttl_s=ttl_s,
+        idle_timeout_s=rng.choice((30.0, 60.0, 120.0)),
+        poll_interval_s=rng.uniform(4, 8),
+        hand_over=rng.choice((0.0, 0.0, 0.005, 0.02)),
+        in_plan_order=rng.random() < 0.5,
+    )
+
+
+def _draw_plan(rng: random.Random) -> PlanRecord:
+    groups, slots = rng.randint(4, 10), rng.randint(2, 6)
+    return PlanRecord(
+        iteration=0,
+        weight_version=0,
+        run_seed=rng.getrandbits(32),
+        num_generations=rng.randint(2, 4),
+        prompts_key="prompts",
+        first_prompt=0,
+        slots=tuple(
+            SlotPlan(slot=slot, pool="rollout", groups=members)
+            for slot, members in enumerate(assign_groups(groups, slots))
+        ),
+        sampling=SamplingParams(max_completion_length=rng.randint(10, 50), stop_token_ids=(STOP_TOKEN,)),
+        config={},
+        created_at_s=0.0,
+    )
+
+
+def _draw_speed(rng: random.Random, base_s: float) -> Speed:
+    straggles = 10 if rng.random() < 0.12 else 1
+    return Speed(base_s=straggles * base_s * rng.uniform(0.8, 1.25), plateau=rng.randint(1, 4))
+
+
+def _draw_strikes(rng: random.Random, ttl_s: float, calm_at_s: float) -> list[Strike]:
+    """Members: single strikes, and in one of four histories most of the crew at once. The trainer: now and then."""
+    strikes = []
+    kinds: tuple[Kind, ...] = ("kill", "kill", "notice", "freeze", "suspend", "hang")
+    for _ in range(rng.choice((0, 1, 2, 4, 7))):
+        kind = rng.choice(kinds)
+        duration_s = rng.uniform(0.3, 5) * ttl_s if kind != "notice" else rng.uniform(1, 30)
+        strikes.append(Strike(at_s=rng.uniform(0, calm_at_s), kind=kind, duration_s=duration_s))
+    if rng.random() < 0.25:
+        grace_s = rng.choice((0.0, 2.0, 30.0))
+        strikes.append(Strike(at_s=rng.uniform(5, calm_at_s / 2), kind="mass", duration_s=grace_s))
+    if rng.random() < 0.15:
+        duration_s = rng.uniform(0.3, 3) * ttl_s
+        strikes.append(Strike(at_s=rng.uniform(0, calm_at_s), kind="outage", duration_s=duration_s))
+    trainer_kinds: tuple[Kind, ...] = ("trainer kill", "trainer freeze")
+    for _ in range(rng.choice((0, 0, 1, 3))):
+        kind = rng.choice(trainer_kinds)
+        strikes.append(Strike(at_s=rng.uniform(0, calm_at_s), kind=kind, duration_s=rng.uniform(20, 150)))
+    return strikes
+
+
+def _draw_weather(rng: random.Random, ttl_s: float) -> FaultRates:
+    """From a store that never fails to one that fails one call in twelve."""
+    factor = rng.choice((0.0, 0.3, 1.0, 2.0))
+    return FaultRates(
+        throttled=0.010 * factor,
+        request_lost=0.006 * factor,
+        request_late=0.004 * factor,
+        answer_lost=0.010 * factor,
+        answer_retried=0.008 * factor,
+        pause_before=0.0015 * factor,
+        pause_after=0.0015 * factor,
+        latency_s=rng.choice((0.005, 0.05, 0.2)),
+        timeout_s=rng.uniform(1, 10),
+        pause_s=(0.5 * ttl_s, 4 * ttl_s),
+    )

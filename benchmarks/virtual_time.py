@@ -1,0 +1,168 @@
+"""Virtual time: processes as greenlets that take turns where they wait, in an order that a seed decides.
+
+A whole history of many processes is one thread and a pure function of its seed. Every process has a clock of its own,
+with its own zero and its own rate, and can be killed or frozen wherever it waits. Knows nothing of stores or sessions.
+"""
+
+import heapq
+import itertools
+import random
+from collections.abc import Callable
+
+from greenlet import greenlet  # type: ignore[import-untyped]
+
+from storage.faults import Crashed
+
+
+class Timeline:
+    """True time in seconds, and what is to happen when; what falls on the same moment happens in a random order."""
+
+    def __init__(self, rng: random.Random, limit_s: float, turns_max: int) -> None:
+        self.now_s = 0.0
+        self.turns = 0
+        self._limit_s = limit_s
+        self._turns_max = turns_max
+        self._rng = rng
+        self._agenda: list[tuple[float, float, int, Callable[[], object]]] = []
+        self._numbers = itertools.count()
+
+    def at(self, when_s: float, action: Callable[[], object]) -> None:
+        """Have `action` called by the timeline itself; it must not wait."""
+        heapq.heappush(self._agenda, (max(when_s, self.now_s), self._rng.random(), next(self._numbers), action))
+
+    def after(self, delay_s: float, action: Callable[[], object]) -> None:
+        self.at(self.now_s + delay_s, action)
+
+    def skip_to(self, when_s: float) -> bool:
+        """Let time pass up to this moment, if nothing is to happen until then."""
+        if self._is_over(when_s) or (self._agenda and when_s >= self._agenda[0][0]):
+            return False
+        self.now_s = when_s
+        self.turns += 1
+        return True
+
+    def run(self) -> bool:
+        """Let everything happen; False when it did not end within the limits."""
+        while self._agenda:
+            self.now_s, _, _, action = heapq.heappop(self._agenda)
+            self.turns += 1
+            if self._is_over(self.now_s):
+                return False
+            action()
+        return True
+
+    def _is_over(self, when_s: float) -> bool:
+        return when_s > self._limit_s or self.turns > self._turns_max
+
+
+class Process:
+    """One process life: `main` runs from `start` until it returns, raises, or is killed.
+
+    It stands still only inside `sleep`. `on_end` is told what it ended with: None, or what it raised.
+    """
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        name: str,
+        main: Callable[["Process"], object],
+        on_end: Callable[["Process", BaseException | None], object],
+    ) -> None:
+        self.name = name
+        self.dead = False
+        self.frozen_until_s = 0.0
+        self.clock: ProcessClock
+        self._timeline = timeline
+        self._main = main
+        self._on_end = on_end
+        self._turn = 0
+        self._greenlet: greenlet | None = None
+
+    def start(self) -> None:
+        """Begin; called by the timeline."""
+        if not self.dead:
+            self._greenlet = greenlet(self._run)
+            self._greenlet.switch()
+
+    def sleep(self, duration_s: float) -> None:
+        """Let everybody else go on for so long in true time; called from within the process."""
+        if self.dead:
+            raise Crashed(f"{self.name} is dead")
+        wake_s = self._timeline.now_s + max(0.0, duration_s)
+        if self._timeline.skip_to(wake_s):
+            return
+        self._wake_at(wake_s)
+        greenlet.getcurrent().parent.switch()
+
+    def rest(self, duration_s: float) -> None:
+        """Sleep, unless somebody wakes it before."""
+        if self.dead:
+            raise Crashed(f"{self.name} is dead")
+        self._wake_at(self._timeline.now_s + max(0.0, duration_s))
+        greenlet.getcurrent().parent.switch()
+
+    def wake(self) -> None:
+        """End a rest."""
+        if not self.dead:
+            self._wake_at(self._timeline.now_s)
+
+    def runs_in(self, here: greenlet) -> bool:
+        return self._greenlet is here
+
+    def kill(self) -> None:
+        """End it where it stands; called by the timeline. Nothing it does on its way out reaches anybody."""
+        if self.dead:
+            return
+        self.dead = True
+        if self._greenlet is not None:
+            self._greenlet.throw(Crashed, f"{self.name} was killed")
+
+    def freeze(self, duration_s: float) -> None:
+        """Stop it where it stands; it goes on later as if nothing had been. Called by the timeline."""
+        self.frozen_until_s = max(self.frozen_until_s, self._timeline.now_s + duration_s)
+
+    def _wake_at(self, wake_s: float) -> None:
+        self._turn += 1
+        turn = self._turn
+        self._timeline.at(wake_s, lambda: self._wake(turn))
+
+    def _wake(self, turn: int) -> None:
+        if self.dead or turn != self._turn:
+            return
+        if self.frozen_until_s > self._timeline.now_s:
+            self._wake_at(self.frozen_until_s)
+        elif self._greenlet is not None:
+            self._greenlet.switch()
+
+    def _run(self) -> None:
+        ended_with: BaseException | None = None
+        try:
+            self._main(self)
+        except (Exception, Crashed) as error:  # noqa: BLE001 - whatever ends a process is for its observer to judge
+            ended_with = error
+        self.dead = True
+        self._on_end(self, ended_with)
+
+
+class ProcessClock:
+    """A machine's clocks: neither their zero nor their rate is another's."""
+
+    def __init__(self, timeline: Timeline, process: Process, rng: random.Random) -> None:
+        self._timeline = timeline
+        self._process = process
+        self._rate = rng.uniform(0.85, 1.15)
+        self._monotonic_zero_s = rng.uniform(0, 1e5)
+        self._wall_zero_s = 1.7e9 + rng.uniform(-300, 300)
+
+    def monotonic(self) -> float:
+        return self._monotonic_zero_s + self._rate * self._timeline.now_s
+
+    def wall(self) -> float:
+        return self._wall_zero_s + self._rate * self._timeline.now_s
+
+    def sleep(self, duration_s: float) -> None:
+        self._process.sleep(duration_s / self._rate)
+
+    def stop(self, duration_s: float) -> None:
+        """Stand still from now on for so long, as while a virtual machine is suspended."""
+        self._monotonic_zero_s -= self._rate * duration_s
