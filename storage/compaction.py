@@ -39,7 +39,7 @@ def read_responses(store: ObjectStore, iteration: int) -> list[Response]:
     if not exists(store, key):
         try:
             rows = list(_journalled(store, iteration))
-        except CorruptObject:
+        except (CorruptObject, ObjectMissing):
             # The journal may have been compacted and deleted while it was read.
             if not exists(store, key):
                 raise

@@ -76,6 +76,8 @@ def prove(
             lambda: _overwrites(store, f"{prefix}overwritten", OVERWRITES_PER_KEY * keys),
         ),
     ]
+    # As in the probe: nobody waits a second time for a store that does not answer.
+    store.list(prefix)
     with ExitStack() as cleanup:
         cleanup.callback(_clean, store, prefix, _missing_folders(store))
         for name, check in checks:

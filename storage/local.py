@@ -16,6 +16,8 @@ from storage.memory import check_body, check_prefix, check_range
 from storage.store import ObjectMissing, StorageError, StoreDenied, StoreUnavailable, StoreUnfit, check_key
 from storage.temporary import TEMPORARY, remove_abandoned, remove_all_abandoned, temporary_name
 
+# What an NFS client makes of a file that is deleted while somebody has it open.
+NFS_DELETED = ".nfs"
 # How often a folder may vanish below a writer's hands before that is an error.
 FOLDER_ATTEMPTS = 100
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -129,8 +131,10 @@ class LocalStore:
 
     def _path(self, key: str) -> Path:
         check_key(key)
-        if any(part.startswith(TEMPORARY) for part in key.split("/")):
-            raise ValueError(f"not a storage key: {key!r} (parts beginning {TEMPORARY!r} are temporary files)")
+        if any(part.startswith((TEMPORARY, NFS_DELETED)) for part in key.split("/")):
+            raise ValueError(
+                f"not a storage key: {key!r} (parts beginning {TEMPORARY!r} or {NFS_DELETED!r} are temporary files)"
+            )
         return self._root / key
 
     @contextmanager
@@ -157,7 +161,9 @@ class LocalStore:
         swept, kept = False, False
         with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
             for entry in entries:
-                if not entry.name.startswith(TEMPORARY):
+                if entry.name.startswith(NFS_DELETED):
+                    kept = True
+                elif not entry.name.startswith(TEMPORARY):
                     kept = True
                     yield entry.name, entry.is_dir()
                 elif remove_abandoned(entry):

@@ -11,6 +11,8 @@ def probe(store: ObjectStore) -> None:
 
     Raises StoreUnfit saying what the store lacks, or StoreDenied or StoreUnavailable when it cannot be used at all.
     """
+    # A store that does not answer is found out before there is anything to remove, for which one would wait again.
+    store.list(layout.PROBE)
     name = records.nonce()
     key = f"{layout.PROBE}{name}"
     try:

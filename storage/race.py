@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
+from typing import Any
 
 from storage.connect import connect
 from storage.store import ObjectMissing, ObjectStore, StorageError, StoreUnavailable
@@ -26,7 +27,10 @@ ROOT = Path(__file__).parents[1]
 # Longer than a network packet and a disk block, so that a torn body would show.
 BODY_BYTES = 20_000
 NOBODY = -1
-BROKEN = "another writer stopped"
+# More than a create and a read may take with all their retries.
+BARRIER_S = 120.0
+BROKEN = "a writer stopped, or took too long for one key"
+DIED = "a writer died"
 
 
 @dataclass(frozen=True)
@@ -63,8 +67,11 @@ class Race:
 
 
 def race_threads(store: ObjectStore, keys: Sequence[str], writers: int) -> Race:
-    """Let `writers` threads of this process create every key at the same moment. Raises what the store raises."""
-    barrier = threading.Barrier(writers)
+    """Let `writers` threads of this process create every key at the same moment. Raises what the store raises.
+
+    Raises StoreUnavailable, too, when a writer lets the others wait for longer than any call may take.
+    """
+    barrier = threading.Barrier(writers, timeout=BARRIER_S)
 
     def run(writer: int) -> list[Attempt]:
         with _breaking(barrier):
@@ -75,7 +82,10 @@ def race_threads(store: ObjectStore, keys: Sequence[str], writers: int) -> Race:
         # The error of the store itself, and not that of those whom it left waiting.
         errors = [error for error in (future.exception() for future in futures) if error is not None]
         if errors:
-            raise min(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError))
+            first = min(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError))
+            if isinstance(first, threading.BrokenBarrierError):
+                raise StoreUnavailable(f"racing threads on {store.url}: {BROKEN}") from first
+            raise first
         return Race(keys, [future.result() for future in futures])
 
 
@@ -164,15 +174,41 @@ def main(url: str, writers: int) -> None:
     # Imports what this kind of store needs, once for all.
     connect(url)
     context = multiprocessing.get_context("fork")
-    barrier = context.Barrier(writers)
-    pipes = [context.Pipe(duplex=False) for _ in range(writers)]
-    for writer, (_, results) in enumerate(pipes):
-        context.Process(target=_run_process, args=(url, keys, writer, barrier, results), daemon=True).start()
-    received = [receiver.recv() for receiver, _ in pipes]
+    barrier = context.Barrier(writers, timeout=BARRIER_S)
+    processes, receivers = [], []
+    for writer in range(writers):
+        receiver, results = context.Pipe(duplex=False)
+        process = context.Process(target=_run_process, args=(url, keys, writer, barrier, results), daemon=True)
+        process.start()
+        # Only the writer holds it now, so its death is the end of the pipe.
+        results.close()
+        processes.append(process)
+        receivers.append(receiver)
+    try:
+        received = _gather(receivers)
+    finally:
+        for process in processes:
+            process.kill()
     errors = [each for each in received if isinstance(each, str)]
     if errors:
         sys.exit(min(errors, key=lambda error: error == BROKEN))
     json.dump(received, sys.stdout)
+
+
+def _gather(receivers: Sequence[Connection]) -> list[Any]:
+    """What each writer sent, in their order; [DIED] as soon as one ends without a word, for the others wait for it."""
+    received: dict[Connection, Any] = {}
+    while len(received) < len(receivers):
+        # They end together, so the others need no longer than for one key.
+        pending = [each for each in receivers if each not in received]
+        ready = wait(pending, BARRIER_S if received else None)
+        if not ready:
+            return [BROKEN]
+        try:
+            received |= {each: each.recv() for each in pending if each in ready}
+        except EOFError:
+            return [DIED]
+    return [received[each] for each in receivers]
 
 
 if __name__ == "__main__":

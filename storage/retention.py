@@ -15,13 +15,14 @@ from storage.compaction import compact
 from storage.records import ClosedRecord
 from storage.retention_config import RetentionConfig
 from storage.run import next_iteration
-from storage.store import ConflictingRecord, CorruptObject, ObjectMissing, ObjectStore, commit
+from storage.store import ConflictingRecord, CorruptObject, ObjectMissing, ObjectStore, StoreDenied, commit
 from storage.weight_versions import bases
 
 log = logging.getLogger(__name__)
 THREADS = 8
-# What is wrong with one iteration or version, and no reason to leave the others as they are.
-DAMAGE = (CorruptObject, ObjectMissing, ConflictingRecord)
+# What is wrong with one iteration or version, and no reason to leave the others as they are: who may not delete can
+# still compact.
+PROBLEMS = (CorruptObject, ObjectMissing, ConflictingRecord, StoreDenied)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +37,7 @@ class Swept:
     problems: tuple[str, ...]
 
     def counts(self) -> dict[str, int]:
-        """How many objects were deleted of each kind: journal, alive, claims, weights, checkpoints, probe."""
+        """How many objects were deleted of each kind: journal, alive, claims, weights, checkpoints."""
         parts = (key.split("/") for key in self.deleted)
         return Counter(names[2] if f"{names[0]}/" == layout.ITERATIONS else names[0] for names in parts)
 
@@ -58,33 +59,33 @@ def sweep(store: ObjectStore, config: RetentionConfig, *, newest: int | None = N
     """Compact and delete as `config` says; may be repeated, or run beside another one, at any time.
 
     newest: look at so many committed iterations only, besides those whose journals are kept; None: at all of them.
-    Raises StoreUnavailable or StoreDenied when the store refuses; the next sweep goes on from there.
+    What may not be deleted, or is damaged, is among the problems. Raises StoreUnavailable when the store does not
+    answer, and StoreDenied when it shows nothing; the next sweep goes on from there.
     """
     current = next_iteration(store)
     weights, checkpoints = (list_versions(store, prefix) for prefix in (layout.WEIGHTS, layout.CHECKPOINTS))
     deletion = _Deletion(store, dry_run=dry_run)
     compacted: list[int] = []
     problems: list[str] = []
-    if current and newest is None:
-        deletion.run(store.list(layout.PROBE))
     first = 0 if newest is None else max(0, current - config.keep_journals - newest)
     # Nobody trains an iteration again when the next one can begin from what is published.
     trained = min(current, weights.newest, checkpoints.newest)
     for iteration in range(first, trained) if config.compact else ():
         try:
             keep_journal = iteration >= current - config.keep_journals
-            if _sweep_iteration(store, iteration, deletion, keep_journal=keep_journal):
-                compacted.append(iteration)
-        except DAMAGE as error:
+            _sweep_iteration(store, iteration, deletion, compacted, keep_journal=keep_journal)
+        except PROBLEMS as error:
             problems.append(f"iteration {iteration}: {error}")
     kept = {0, current, *newest_of(weights, config.keep_weights)}
     try:
         kept |= {base for version in kept & weights.complete for base in bases(store, version)}
         _sweep_versions(weights, kept, current, deletion)
-    except DAMAGE as error:
+    except PROBLEMS as error:
         problems.append(f"weights: {error}")
-    kept = {current, *newest_of(checkpoints, config.keep_checkpoints)}
-    _sweep_versions(checkpoints, kept, current, deletion)
+    try:
+        _sweep_versions(checkpoints, {current, *newest_of(checkpoints, config.keep_checkpoints)}, current, deletion)
+    except PROBLEMS as error:
+        problems.append(f"checkpoints: {error}")
     for problem in problems:
         log.warning("left as it is: %s", problem)
     return Swept(compacted=tuple(compacted), deleted=tuple(deletion.keys), problems=tuple(problems))
@@ -123,8 +124,10 @@ class _Deletion:
         self.keys += keys
 
 
-def _sweep_iteration(store: ObjectStore, iteration: int, deletion: _Deletion, *, keep_journal: bool) -> bool:
-    """Compact one committed iteration, then delete its journal; whether it had not been compacted yet.
+def _sweep_iteration(
+    store: ObjectStore, iteration: int, deletion: _Deletion, compacted: list[int], *, keep_journal: bool
+) -> None:
+    """Compact one committed iteration, and note it if it had not been so yet; then delete its journal.
 
     Claims last: while they are there, a reader who misses a shard knows that it is gone, not that it never was.
     """
@@ -133,15 +136,16 @@ def _sweep_iteration(store: ObjectStore, iteration: int, deletion: _Deletion, *,
     phases = [[key for key in keys if key.startswith(prefix)] for prefix in prefixes]
     is_new = layout.responses(iteration) not in keys
     if not any(phases) or (keep_journal and not is_new):
-        return False
+        return
     if not deletion.dry_run:
         compact(store, iteration)
         # Without claims an iteration that is not closed would look as if nobody had come yet.
         closed = ClosedRecord(iteration=iteration, reason="the iteration is committed", nonce="committed")
         commit(store, layout.closed(iteration), records.encode(closed))
+    if is_new:
+        compacted.append(iteration)
     for phase in [] if keep_journal else phases:
         deletion.run(phase)
-    return is_new
 
 
 def _sweep_versions(versions: Versions, kept: Collection[int], current: int, deletion: _Deletion) -> None:

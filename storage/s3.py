@@ -1,8 +1,8 @@
 """ObjectStore on S3 and on servers that speak its protocol, through s3fs.
 
 Owns the connection, the deadlines, the retries and the translation of errors. Every call has a deadline of its own
-because the libraries below can wait for ever on a silent peer, and retries are counted here only, so that a call
-cannot outlive its deadline. Knows nothing about what the bodies mean. Slow to import: `connect` does so on demand.
+because the libraries below can wait for ever on a silent peer, and retries are made here only, so that a call cannot
+outlive its deadline. Knows nothing about what the bodies mean. Slow to import: `connect` does so on demand.
 """
 
 import asyncio
@@ -73,6 +73,8 @@ NO_CREDENTIALS = (
     botocore.exceptions.ProfileNotFound,
 )
 TRANSIENT = (
+    # Among them that of aiohttp for a body that breaks off.
+    *s3fs.core.S3_RETRYABLE_ERRORS,
     OSError,
     EOFError,
     botocore.exceptions.ConnectionError,
@@ -86,7 +88,8 @@ TRANSIENT = (
 NOTHING: frozenset[Verdict] = frozenset()
 EXISTS: frozenset[Verdict] = frozenset({"exists"})
 MISSING: frozenset[Verdict] = frozenset({"missing", "outside"})
-Operation = Callable[["Session", float], Any]
+WRITES = frozenset({"create", "put"})
+Operation = Callable[["Session", "Budget"], Any]
 
 
 class AnswerError(Exception):
@@ -101,19 +104,16 @@ class S3Store:
     """Objects of `bucket` below `prefix` (no slash at its ends).
 
     `deadline_s` bounds a whole call with its retries and half of it one attempt; both grow by the time of the bytes at
-    8 MiB/s. Throttling, server errors and time-outs are retried, `attempts` times in all, after a random part of
-    `backoff_s` * 2^n. A body is one request, at most 5 GiB. The environment says where and as whom:
-    AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL, AWS_REGION, AWS_S3_ADDRESSING_STYLE, AWS_ACCESS_KEY_ID and what else
-    botocore reads; FLYTE_AWS_* stand in for absent ones.
+    8 MiB/s. No answer, throttling and server errors are retried until then, after a random part of `backoff_s` * 2^n,
+    or of 5 s. A body is one request, at most 5 GiB. The environment says where and as whom: AWS_ENDPOINT_URL_S3 or
+    AWS_ENDPOINT_URL, AWS_REGION, AWS_S3_ADDRESSING_STYLE, AWS_ACCESS_KEY_ID and what else botocore reads; FLYTE_AWS_*
+    stand in for absent ones.
     """
 
-    def __init__(
-        self, bucket: str, prefix: str = "", *, deadline_s: float = 20.0, attempts: int = 5, backoff_s: float = 0.2
-    ) -> None:
+    def __init__(self, bucket: str, prefix: str = "", *, deadline_s: float = 20.0, backoff_s: float = 0.2) -> None:
         self._bucket = bucket
         self._base = f"{prefix}/" if prefix else ""
         self._deadline_s = deadline_s
-        self._attempts = attempts
         self._backoff_s = backoff_s
         self._options = session_options(os.environ)
         self._sessions: dict[int, Session] = {}
@@ -125,14 +125,14 @@ class S3Store:
     def create(self, key: str, body: bytes) -> bool:
         request = self._upload(key, check_body(key, body)) | {"IfNoneMatch": "*"}
         try:
-            self._call("create", key, lambda s3, s: s3.ask("put_object", request, s), EXISTS, len(body))
+            self._call("create", key, lambda s3, budget: s3.ask("put_object", request, budget), EXISTS, len(body))
         except AnswerError:
             return False
         return True
 
     def put(self, key: str, body: bytes) -> None:
         request = self._upload(key, body)
-        self._call("put", key, lambda s3, s: s3.ask("put_object", request, s), num_bytes=len(body))
+        self._call("put", key, lambda s3, budget: s3.ask("put_object", request, budget), num_bytes=len(body))
 
     def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
         check_key(key)
@@ -142,7 +142,7 @@ class S3Store:
             # HTTP knows no empty range, which must still say whether the object is there: ask for one byte.
             request["Range"] = f"bytes={start}-" if end is None else f"bytes={start}-{max(start, end - 1)}"
         try:
-            body: bytes = self._call("get", key, lambda s3, s: s3.read(request, s), MISSING)
+            body: bytes = self._call("get", key, lambda s3, budget: s3.read(request, budget), MISSING)
         except AnswerError as answer:
             if answer.verdict == "outside":
                 return b""
@@ -156,7 +156,7 @@ class S3Store:
             request["StartAfter"] = self._base + after
         keys: list[str] = []
         while True:
-            page = self._call("list", prefix, lambda s3, s: s3.ask("list_objects_v2", request, s))
+            page = self._call("list", prefix, lambda s3, budget: s3.ask("list_objects_v2", request, budget))
             keys += [entry["Key"].removeprefix(self._base) for entry in page.get("Contents", ())]
             if not page.get("IsTruncated"):
                 return keys
@@ -166,7 +166,7 @@ class S3Store:
         check_key(key)
         request = {"Bucket": self._bucket, "Key": self._base + key}
         with suppress(AnswerError):
-            self._call("delete", key, lambda s3, s: s3.ask("delete_object", request, s), MISSING)
+            self._call("delete", key, lambda s3, budget: s3.ask("delete_object", request, budget), MISSING)
 
     def close(self) -> None:
         """Close this process's connections; the next call opens new ones. Also done when the store is dropped."""
@@ -188,17 +188,16 @@ class S3Store:
     def _call(
         self, verb: str, key: str, operation: Operation, answers: frozenset[Verdict] = NOTHING, num_bytes: int = 0
     ) -> Any:
-        """Run `operation` until it succeeds, is refused for good, or time or attempts are used up.
+        """Run `operation` until it succeeds, is refused for good, or the time is used up.
 
         Raises AnswerError for the verdicts in `answers`, else one of the errors of storage/store.py.
         """
-        transfer_s = num_bytes / BYTES_PER_S_MIN
-        give_up_at_s = time.monotonic() + self._deadline_s + transfer_s
+        budget = Budget(self._deadline_s, num_bytes)
         where = f"cannot {verb} {self.url}/{key} at {self._endpoint()}"
-        for attempt in range(self._attempts):
-            left_s = give_up_at_s - time.monotonic()
+        while True:
+            budget.begin_attempt()
             try:
-                return operation(self._session(), min(left_s, self._deadline_s / 2 + transfer_s))
+                return operation(self._session(), budget)
             except Exception as error:
                 verdict = judge(error)
                 if verdict is None:
@@ -209,13 +208,14 @@ class S3Store:
                     raise _refusal(where, verdict, error) from error
                 last = error
             # The whole pause is random, so that a crew that was throttled together does not come back together.
-            pause_s = random.uniform(0.0, min(BACKOFF_S_MAX, self._backoff_s * 2**attempt))
-            if attempt + 1 == self._attempts or time.monotonic() + pause_s >= give_up_at_s:
+            pause_s = random.uniform(0.0, min(BACKOFF_S_MAX, self._backoff_s * 2 ** (budget.attempts - 1)))
+            if pause_s >= budget.left_s:
                 break
             time.sleep(pause_s)
+        unknown = "; a write may or may not have happened" if verb in WRITES else ""
         raise StoreUnavailable(
-            f"{where}: no answer within {self._deadline_s + transfer_s:.3g} s and {attempt + 1} attempts, "
-            f"last {_name(last)}; a write may or may not have happened"
+            f"{where}: no answer within {budget.elapsed_s:.3g} s and {budget.attempts} attempts, "
+            f"last {_name(last)}{unknown}"
         ) from last
 
     def _endpoint(self) -> str:
@@ -224,10 +224,41 @@ class S3Store:
         return url.replace(f"{urlsplit(url).netloc.rpartition('@')[0]}@", "") if url else "AWS"
 
 
+class Budget:
+    """The time of one call: `deadline_s` for all attempts, half of it for one, and to both that of `num_bytes`."""
+
+    def __init__(self, deadline_s: float, num_bytes: int) -> None:
+        self.attempts = 0
+        self._deadline_s = deadline_s
+        self._transfer_s = num_bytes / BYTES_PER_S_MIN
+        self._began_s = self._attempt_began_s = time.monotonic()
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self._began_s
+
+    @property
+    def left_s(self) -> float:
+        return self._deadline_s + self._transfer_s - self.elapsed_s
+
+    @property
+    def attempt_left_s(self) -> float:
+        ends_s = self._attempt_began_s + self._deadline_s / 2 + self._transfer_s
+        return min(self.left_s, ends_s - time.monotonic())
+
+    def begin_attempt(self) -> None:
+        self.attempts += 1
+        self._attempt_began_s = time.monotonic()
+
+    def carry(self, num_bytes: int) -> None:
+        """The answer has a body of so many bytes, which only its headers tell."""
+        self._transfer_s = num_bytes / BYTES_PER_S_MIN
+
+
 class Session:
     """One process's s3fs file system on fsspec's event loop, closed when dropped and at exit.
 
-    Every method blocks, for at most `limit_s` (plus the time of the bytes it reads), then raises TimeoutError.
+    Every method blocks until the attempt's time is used up at the latest, then raises TimeoutError.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
@@ -239,14 +270,14 @@ class Session:
         self._loop = fsspec.asyn.get_loop()
         self.close = weakref.finalize(self, _close, self._filesystem, self._loop, os.getpid())
 
-    def ask(self, method: str, request: Mapping[str, Any], limit_s: float) -> Any:
-        return self._run(self._filesystem._call_s3(method, **request), limit_s)  # noqa: SLF001 - no public coroutine
+    def ask(self, method: str, request: Mapping[str, Any], budget: Budget) -> Any:
+        answer = self._filesystem._call_s3(method, **request)  # noqa: SLF001 - no public coroutine
+        return self._run(answer, budget.attempt_left_s)
 
-    def read(self, request: Mapping[str, Any], limit_s: float) -> bytes:
-        started_s = time.monotonic()
-        response = self.ask("get_object", request, limit_s)
-        left_s = max(CLOSE_S, limit_s - (time.monotonic() - started_s))
-        body: bytes = self._run(_drain(response["Body"]), left_s + response["ContentLength"] / BYTES_PER_S_MIN)
+    def read(self, request: Mapping[str, Any], budget: Budget) -> bytes:
+        response = self.ask("get_object", request, budget)
+        budget.carry(response["ContentLength"])
+        body: bytes = self._run(_drain(response["Body"]), budget.attempt_left_s)
         return body
 
     def _run(self, operation: Coroutine[Any, Any, Any], limit_s: float) -> Any:

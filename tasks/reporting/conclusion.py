@@ -25,7 +25,7 @@ from storage.records import (
 )
 from storage.run import exists, read_plan
 from storage.shard import Finish
-from storage.store import ConflictingRecord, ObjectStore, commit
+from storage.store import ConflictingRecord, ObjectStore, StorageError, commit
 from storage.weights import PUBLISHED_AT_S, read_manifest
 
 
@@ -36,7 +36,7 @@ class IntegrityError(Exception):
 def conclude_iteration(
     store: ObjectStore, iteration: int, prices_usd_per_h: Mapping[str, float], clock: Clock
 ) -> ReportRecord:
-    """Verify, measure and commit; a report that is already there is returned as it is.
+    """Verify, measure and commit; a report that is already there, or comes meanwhile, is returned as it is.
 
     prices_usd_per_h: dollars per hour by pool name, and "train" for the trainer's machine.
     Raises IntegrityError naming the first response that is missing, doubled or not what the journal holds.
@@ -44,6 +44,20 @@ def conclude_iteration(
     key = layout.report(iteration)
     if exists(store, key):
         return records.read(store, ReportRecord, key)
+    try:
+        report = _measure(store, iteration, prices_usd_per_h, clock)
+    except (StorageError, IntegrityError):
+        # Who commits the report deletes the journal that is read here.
+        if not exists(store, key):
+            raise
+    else:
+        if commit(store, key, records.encode(report)):
+            return report
+    return records.read(store, ReportRecord, key)
+
+
+def _measure(store: ObjectStore, iteration: int, prices_usd_per_h: Mapping[str, float], clock: Clock) -> ReportRecord:
+    """Read what was planned, sampled and trained; verify it, and measure it."""
     plan = read_plan(store, iteration)
     training = records.read(store, TrainingRecord, layout.training(iteration))
     published = read_manifest(store, layout.weights(training.weight_version)).metadata.get(PUBLISHED_AT_S)
@@ -64,7 +78,7 @@ def conclude_iteration(
         "reward_errors": float(sum(len(batch.reward_errors) for batch in batches)),
         "timing_s/iteration": now - plan.created_at_s,
     }
-    report = ReportRecord(
+    return ReportRecord(
         iteration=iteration,
         weight_version=training.weight_version,
         next_prompt=plan.first_prompt + plan.num_groups,
@@ -76,9 +90,6 @@ def conclude_iteration(
         train_ended_at_s=training.ended_at_s,
         created_at_s=now,
     )
-    if not commit(store, key, records.encode(report)):
-        return records.read(store, ReportRecord, key)
-    return report
 
 
 def verify(plan: PlanRecord, graded: Sequence[GradedResponse], reader: JournalReader) -> dict[str, int]:

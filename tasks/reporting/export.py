@@ -7,6 +7,7 @@ import json
 import logging
 import re
 import tempfile
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,7 +145,8 @@ def _export_iteration(store: ObjectStore, iteration: int, path: Path, decode: De
     plan = read_plan(store, iteration)
     prompts = decode_prompts(plan.prompts_key, store.get(plan.prompts_key))
     rows = read_responses(store, iteration)
-    unfinished = path.with_name(f".{path.name}.unfinished")
+    # Two exports into one folder may overlap.
+    unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}.unfinished")
     try:
         table = rollout_table(plan, prompts, rows, decode)
         # Without Arrow's own schema in it, the columns are plain Parquet lists to every reader.

@@ -167,6 +167,37 @@ def test_a_reader_whose_journal_goes_meanwhile_takes_the_object(store):
     assert [row.token_ids.tolist() for row in read_responses(Compacts(), 0)] == [TOKENS[r] for r in range(4)]
 
 
+def test_a_reader_gives_the_same_whenever_another_process_sweeps(store):
+    class SweptAt(MemoryStore):
+        """Another process compacts and deletes before the n-th read."""
+
+        def __init__(self, objects, at):
+            super().__init__()
+            self._objects.update(objects)
+            self._left = at
+
+        def _tick(self):
+            self._left -= 1
+            if self._left == 0:
+                compact(self, 0)
+                for prefix in (layout.journal, layout.alive_all, layout.claims):
+                    delete(self, prefix(0))
+
+        def get(self, key, start=0, end=None):
+            self._tick()
+            return super().get(key, start, end)
+
+        def list(self, prefix, after=""):
+            self._tick()
+            return super().list(prefix, after)
+
+    objects = {key: store.get(key) for key in store.list("")}
+    for at in range(1, 40):
+        swept = SweptAt(objects, at)
+        assert [row.token_ids.tolist() for row in read_responses(swept, 0)] == [TOKENS[r] for r in range(4)], at
+    assert swept._left > 0, "every read was disturbed once"
+
+
 def test_no_plan_no_responses(store):
     with pytest.raises(ObjectMissing, match=r"000007/plan\.json"):
         read_responses(store, 7)

@@ -256,6 +256,21 @@ def test_a_folder_removed_meanwhile_is_made_again(tmp_path):
     assert store.create("a/b", b"2")
 
 
+def test_files_that_nfs_keeps_for_others_are_no_objects(tmp_path):
+    """An NFS client renames what is deleted while somebody reads it."""
+    store = LocalStore(tmp_path, fsync=False)
+    store.put("alive/00000-a.json", b"1")
+    left = tmp_path / "alive" / ".nfs000000000123abcd00000001"
+    left.write_bytes(b"1")
+    assert store.list("") == store.list("alive/") == ["alive/00000-a.json"]
+    store.delete("alive/00000-a.json")
+    assert store.list("") == []
+    assert left.exists(), "it goes with its last reader"
+    for write in (store.create, store.put):
+        with pytest.raises(ValueError, match=r"not a storage key: 'a/\.nfs0' \(parts beginning '\.tmp-' or '\.nfs'"):
+            write("a/.nfs0", b"x")
+
+
 def test_nothing_is_made_before_the_first_write(tmp_path):
     store = LocalStore(tmp_path / "run")
     assert store.list("") == []

@@ -1,9 +1,15 @@
+import json
+import os
+import signal
 import subprocess
 import sys
+import threading
 import time
+from pathlib import Path
 
 import pytest
 
+from storage import race
 from storage.local import LocalStore
 from storage.memory import MemoryStore
 from storage.race import NOBODY, Attempt, Race, race_processes, race_threads
@@ -119,6 +125,42 @@ def test_faults_are_counted(attempts, fault):
 def test_the_stores_own_error_is_raised_and_nobody_waits():
     with pytest.raises(StoreDenied, match="refused"):
         race_threads(Failing(), KEYS, 16)
+
+
+def test_when_a_writer_dies_the_race_ends(tmp_path):
+    """The others wait for it at the barrier, and their pipes stay open."""
+    command = [sys.executable, "-m", "storage.race", str(tmp_path), "4"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=race.ROOT
+    ) as process:
+        assert process.stdin is not None
+        process.stdin.write(json.dumps([f"race/{number:06d}" for number in range(100_000)]))
+        process.stdin.close()
+        process.stdin = None
+        deadline_s = time.monotonic() + 30
+        while not list(tmp_path.glob("race/0*")):
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+        writers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        assert len(writers) == 4
+        os.kill(int(writers[2]), signal.SIGKILL)
+        output, errors = process.communicate(timeout=30)
+    assert (process.returncode, output, errors) == (1, "", "a writer died\n")
+    assert not any(Path(f"/proc/{writer}").exists() for writer in writers)
+
+
+def test_nobody_waits_for_ever_for_a_writer_that_is_stuck(monkeypatch):
+    class StuckOnce(MemoryStore):
+        entered = threading.Lock()
+
+        def create(self, key: str, body: bytes) -> bool:
+            if key == KEYS[1] and self.entered.acquire(blocking=False):
+                time.sleep(0.6)
+            return super().create(key, body)
+
+    monkeypatch.setattr(race, "BARRIER_S", 0.2)
+    with pytest.raises(StoreUnavailable, match=r"racing threads on memory://\S+: a writer stopped, or took too long"):
+        race_threads(StuckOnce("stuck"), KEYS, 4)
 
 
 def test_the_error_of_a_process_is_one_line(tmp_path):

@@ -10,9 +10,10 @@ from storage import layout
 from storage.clock import ManualClock
 from storage.compaction import read_responses
 from storage.memory import MemoryStore
+from storage.probe import probe
 from storage.retention import list_versions, newest_of, sweep
 from storage.retention_config import RetentionConfig
-from storage.store import ObjectMissing, StoreUnavailable
+from storage.store import ObjectMissing, StoreDenied, StoreUnavailable
 from storage.weight_manifest import TensorBlock
 from storage.weight_versions import bases, pull_version
 from storage.weight_versions import publish_version as publish_difference
@@ -220,12 +221,54 @@ def test_one_damaged_iteration_keeps_its_journal_and_does_not_stop_the_others():
     assert problem.startswith("iteration 1: object 'iterations/000001/journal/")
 
 
-def test_what_a_probe_left_behind_goes_but_not_before_there_is_a_run():
-    store = MemoryStore()
-    store.put("probe/x", b"x")
-    assert sweep(store, DEFAULT).deleted == ()
-    run_of(store, 1)
-    assert "probe/x" in sweep(store, DEFAULT).deleted
+def test_an_execution_may_probe_the_store_beside_a_sweep():
+    class SweptAt(MemoryStore):
+        """Sweeps before the n-th call."""
+
+        left = 0
+
+        def _tick(self):
+            self.left -= 1
+            if self.left == 0:
+                sweep(self, DEFAULT)
+
+        def create(self, key, body):
+            self._tick()
+            return super().create(key, body)
+
+        def get(self, key, start=0, end=None):
+            self._tick()
+            return super().get(key, start, end)
+
+        def list(self, prefix, after=""):
+            self._tick()
+            return super().list(prefix, after)
+
+    for at in range(1, 14):
+        store = SweptAt()
+        run_of(store, 1)
+        store.left = at
+        probe(store)
+        assert store.left > 0 or journals(store, 0) == []
+    assert store.left > 0, "every call was disturbed once"
+
+
+def test_who_may_not_delete_still_compacts_and_is_told_of_every_refusal():
+    class NoDelete(MemoryStore):
+        def delete(self, key):
+            raise StoreDenied(f"cannot delete {key}")
+
+    store = NoDelete()
+    run_of(store, 4)
+    swept = sweep(store, DEFAULT)
+    assert (swept.compacted, swept.deleted) == ((0, 1, 2, 3), ())
+    assert [problem.split(": cannot delete ")[0] for problem in swept.problems] == [
+        *(f"iteration {number}" for number in range(4)),
+        "weights",
+        "checkpoints",
+    ]
+    assert all(layout.responses(number) in store.list("") for number in range(4))
+    assert sweep(store, DEFAULT).compacted == ()
 
 
 class Dies(MemoryStore):

@@ -132,7 +132,7 @@ def test_what_cannot_be_deleted_does_not_fail_the_iteration(trained, caplog):
         keeps.put(key, body)
     memory_store("conclude-task", keeps)
     assert conclude(plan=reference, slots=SLOTS, trained=TRAINED, last=True).weight_version == 1
-    assert "not everything that is no longer needed was deleted: cannot delete iterations/000000/" in caplog.text
+    assert "left as it is: iteration 0: cannot delete iterations/000000/" in caplog.text
     assert keeps.list(layout.journal(0))
     acquire_lease(keeps, "another", 60, Impatient())
 

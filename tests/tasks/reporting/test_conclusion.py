@@ -198,6 +198,38 @@ def test_of_two_that_conclude_at_once_both_give_the_report_that_is_stored():
     assert conclude(store).created_at_s == 1.0
 
 
+def test_whatever_is_deleted_by_one_that_concludes_at_once_both_give_its_report():
+    class ConcludedAt(MemoryStore):
+        """Another process commits the report before the n-th read, and deletes the journal behind it."""
+
+        def __init__(self, objects, at):
+            super().__init__()
+            self._objects.update(objects)
+            self.left = at
+
+        def _tick(self):
+            self.left -= 1
+            if self.left == 0:
+                conclude_iteration(self, 0, PRICES, ManualClock(1.0))
+                for prefix in (layout.journal(0), layout.alive_all(0), layout.claims(0)):
+                    for key in self.list(prefix):
+                        self.delete(key)
+
+        def get(self, key, start=0, end=None):
+            self._tick()
+            return super().get(key, start, end)
+
+        def list(self, prefix, after=""):
+            self._tick()
+            return super().list(prefix, after)
+
+    objects = an_iteration()._objects
+    for at in range(1, 40):
+        store = ConcludedAt(objects, at)
+        assert conclude(store).created_at_s == (1.0 if store.left <= 0 else 1100.0), at
+    assert store.left > 0, "every read was disturbed once"
+
+
 def test_a_response_that_was_never_trained_on_is_named():
     store = an_iteration()
     commit_batches(store, [[2], [0, 1]])

@@ -116,6 +116,21 @@ def test_nothing_is_overwritten_unless_asked_for(store, tmp_path):
     assert pq.read_table(tmp_path / "iteration-000001.parquet").num_rows == 4
 
 
+def test_what_another_export_is_writing_is_left_alone(store, tmp_path):
+    other = tmp_path / ".iteration-000000.parquet.unfinished"
+    other.write_bytes(b"half of")
+    export_rollouts(store, "0", tmp_path)
+    assert other.read_bytes() == b"half of"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [other.name, "iteration-000000.parquet"]
+
+
+def test_a_file_that_cannot_be_completed_leaves_nothing(store, tmp_path):
+    (tmp_path / "iteration-000000.parquet").mkdir()
+    with pytest.raises(IsADirectoryError):
+        export_rollouts(store, "0", tmp_path, overwrite=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["iteration-000000.parquet"]
+
+
 def test_a_run_without_an_iteration(tmp_path):
     with pytest.raises(LookupError, match="memory://empty holds no iteration"):
         export_rollouts(MemoryStore("empty"), ":", tmp_path / "out")
