@@ -74,7 +74,9 @@ def _measure(store: ObjectStore, iteration: int, prices_usd_per_h: Mapping[str, 
         **response_metrics(graded, plan),
         **resume_metrics(lives),
         "balance/responses_moved": float(reader.book.moved),
-        **cost_metrics(lives, training, prices_usd_per_h, sum(response.length for response in graded)),
+        **cost_metrics(
+            lives, training, prices_usd_per_h, sum(response.length for response in graded), plan.created_at_s
+        ),
         "reward_errors": float(sum(len(batch.reward_errors) for batch in batches)),
         "timing_s/iteration": now - plan.created_at_s,
     }
@@ -184,6 +186,7 @@ def cost_metrics(
     training: TrainingRecord,
     prices_usd_per_h: Mapping[str, float],
     tokens: int,
+    planned_at_s: float,
 ) -> dict[str, float]:
     """Machine seconds and dollars at list price. A life lasts from its process's start to its last heartbeat.
 
@@ -202,7 +205,7 @@ def cost_metrics(
     train_usd = dollars(train_s, prices_usd_per_h["train"])
     started = min(life.started_at_s for life in lives)
     return {
-        "timing_s/rollout": max(life.ended_at_s for life in lives) - started,
+        "timing_s/rollout": max(life.ended_at_s for life in lives) - max(started, planned_at_s),
         "timing_s/rollout_machines": rollout_s,
         "timing_s/train": train_s,
         "cost/usd_rollout": rollout_usd,
