@@ -14,7 +14,6 @@ import stat
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from pathlib import Path
 from storage.clock import Clock
 from storage.weight_manifest import DigestAlgorithm, TensorBlock, TensorEntry, digest_of
 from storage.weight_objects import THREADS
+from storage.weight_threads import Check, in_threads
 
 log = logging.getLogger(__name__)
 PACK, TEMPORARY, LOCK = ".pack", ".part", ".lock"
@@ -30,7 +30,7 @@ HEADER_BYTES_MAX = 64 << 20
 ALIGNMENT_BYTES = 64
 LOCK_WAIT_S = 600.0
 LOCK_POLL_S = 0.1
-FREE_SHARE_MAX = 0.5  # of the file system's free space, for one pack
+FREE_SHARE_MAX = 0.5  # of what the file system has free, or would have without the packs, for all of them
 
 
 @dataclass(frozen=True)
@@ -68,15 +68,28 @@ class WeightCache:
             (p.version for p in self._packs.values() if p.run_url == run_url and p.version <= version), default=None
         )
 
-    def find(self, algorithm: DigestAlgorithm, entries: Mapping[str, TensorEntry]) -> dict[str, TensorBlock]:
+    def find(
+        self, algorithm: DigestAlgorithm, entries: Mapping[str, TensorEntry], check: Check = lambda: None
+    ) -> dict[str, TensorBlock]:
         """Those of the tensors that are here, verified, in the file's memory; what is written to it stays private."""
-        with ThreadPoolExecutor(THREADS) as pool:
-            blocks = pool.map(lambda entry: self._find(algorithm, entry), entries.values())
-            return {name: block for name, block in zip(entries, blocks, strict=True) if block is not None}
+        blocks = in_threads(THREADS, lambda entry: self._find(algorithm, entry), entries.values(), check)
+        return {name: block for name, block in zip(entries, blocks, strict=True) if block is not None}
+
+    def has_room(self, num_bytes: int) -> bool:
+        """Whether tensors of so many bytes would be kept."""
+        try:
+            return num_bytes <= self._allowed(self._by_last_use())
+        except OSError:
+            return False
 
     @contextmanager
-    def fetching(self, name: str, clock: Clock, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
-        """Let one process of this machine at a time fetch `name`; after `wait_s` seconds, let this one do so too."""
+    def fetching(
+        self, name: str, clock: Clock, check: Check = lambda: None, wait_s: float = LOCK_WAIT_S
+    ) -> Iterator[None]:
+        """Let one process of this machine at a time fetch `name`; after `wait_s` seconds, let this one do so too.
+
+        `check` is called while waiting; what it raises ends that.
+        """
         path = self._directory / f"{name}{LOCK}"
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -87,6 +100,7 @@ class WeightCache:
         try:
             give_up_at_s = clock.monotonic() + wait_s
             while not (locked := _try_lock(descriptor)) and clock.monotonic() < give_up_at_s:
+                check()
                 clock.sleep(LOCK_POLL_S)
             if not locked:
                 log.warning("%s is held for %g s; fetching without it", path, wait_s)
@@ -103,8 +117,12 @@ class WeightCache:
         version: int,
         algorithm: DigestAlgorithm,
         tensors: Mapping[str, tuple[TensorEntry, TensorBlock]],
+        check: Check = lambda: None,
     ) -> None:
-        """Keep tensors that were verified. What does not fit, or cannot be written, is not kept; that is no error."""
+        """Keep tensors that were verified. What does not fit, or cannot be written, is not kept; that is no error.
+
+        `check` is called between tensors; what it raises is raised, and nothing is kept.
+        """
         blocks = {_key(algorithm, entry.digest): block for entry, block in tensors.values() if block.num_bytes}
         if not blocks:
             return
@@ -112,22 +130,12 @@ class WeightCache:
         total = len(header) + max(end for _, end in places.values())
         temporary = self._directory / f"{uuid.uuid4().hex}{TEMPORARY}"
         try:
-            status = os.statvfs(self._directory)
-            free = status.f_bavail * status.f_frsize
-            if total > min(self._bytes_max, FREE_SHARE_MAX * free):
-                log.warning(
-                    "weight cache %s: %d bytes do not fit; allowed: %d, and half of the %d that are free",
-                    self._directory,
-                    total,
-                    self._bytes_max,
-                    free,
-                )
-                return
-            self._make_room(total)
-            _write_pack(temporary, header, places, blocks)
-            temporary.rename(temporary.with_suffix(PACK))
+            if self._make_room(total):
+                _write_pack(temporary, header, places, blocks, check)
+                temporary.rename(temporary.with_suffix(PACK))
         except OSError as error:
             log.warning("weight cache %s: %s; these weights are not kept", self._directory, error.strerror or error)
+        finally:
             temporary.unlink(missing_ok=True)
 
     def _find(self, algorithm: DigestAlgorithm, entry: TensorEntry) -> TensorBlock | None:
@@ -163,22 +171,48 @@ class WeightCache:
         with suppress(OSError):
             path.unlink()
 
-    def _make_room(self, num_bytes: int) -> None:
-        """Remove what dead writers left, then packs, the least recently used first, until `num_bytes` more fit."""
+    def _make_room(self, num_bytes: int) -> bool:
+        """Remove what dead writers left, then packs, the least recently used first, until `num_bytes` more fit.
+
+        False, and no pack is removed, when they would not even fit alone.
+        """
         for path in self._directory.glob(f"*{TEMPORARY}"):
             with suppress(OSError), path.open("rb") as file:
                 if _try_lock(file.fileno()):
                     path.unlink()
-        packs = []
-        for path in self._directory.glob(f"*{PACK}"):
-            with suppress(OSError):
-                packs.append((path.stat().st_mtime_ns, path, path.stat().st_size))
+        packs = self._by_last_use()
+        allowed = self._allowed(packs)
+        if num_bytes > allowed:
+            log.warning(
+                "weight cache %s: %d bytes do not fit; allowed: %d, of bytes_max %d and of what the disk can spare",
+                self._directory,
+                num_bytes,
+                allowed,
+                self._bytes_max,
+            )
+            return False
         held = sum(size for _, _, size in packs)
-        for _, path, size in sorted(packs):
-            if held + num_bytes <= self._bytes_max:
+        for _, path, size in packs:
+            if held + num_bytes <= allowed:
                 break
             self._forget(path)
             held -= size
+        return True
+
+    def _by_last_use(self) -> list[tuple[int, Path, int]]:
+        """When each pack was last used, the pack, and its bytes; the least recently used first."""
+        packs = []
+        for path in self._directory.glob(f"*{PACK}"):
+            with suppress(OSError):
+                status = path.stat()
+                packs.append((status.st_mtime_ns, path, status.st_size))
+        return sorted(packs)
+
+    def _allowed(self, packs: list[tuple[int, Path, int]]) -> int:
+        """Most bytes of packs, given those that are there."""
+        status = os.statvfs(self._directory)
+        free = status.f_bavail * status.f_frsize
+        return min(self._bytes_max, int(FREE_SHARE_MAX * (free + sum(size for _, _, size in packs))))
 
 
 def open_cache(directory: str | None, bytes_max: int) -> WeightCache | None:
@@ -195,6 +229,9 @@ def open_cache(directory: str | None, bytes_max: int) -> WeightCache | None:
         status = path.lstat()
     except OSError as error:
         log.warning("rollout.weight_cache_dir: %s: %s; weights are not cached", path, error.strerror)
+        return None
+    if stat.S_ISLNK(status.st_mode):
+        log.warning("rollout.weight_cache_dir: %s is a link; allowed: what it leads to; weights are not cached", path)
         return None
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
         log.warning(
@@ -234,7 +271,7 @@ def _header(run_url: str, version: int, blocks: Mapping[str, TensorBlock]) -> tu
 
 
 def _write_pack(
-    path: Path, header: bytes, places: Mapping[str, tuple[int, int]], blocks: Mapping[str, TensorBlock]
+    path: Path, header: bytes, places: Mapping[str, tuple[int, int]], blocks: Mapping[str, TensorBlock], check: Check
 ) -> None:
     """Write a pack, locked meanwhile, which shows that its writer lives.
 
@@ -245,8 +282,12 @@ def _write_pack(
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         os.posix_fallocate(descriptor, 0, len(header) + max(end for _, end in places.values()))
         _write_all(descriptor, header, 0)
-        with ThreadPoolExecutor(THREADS) as pool:
-            list(pool.map(lambda key: _write_all(descriptor, blocks[key].data, len(header) + places[key][0]), blocks))
+        in_threads(
+            THREADS,
+            lambda key: _write_all(descriptor, blocks[key].data, len(header) + places[key][0]),
+            blocks,
+            check,
+        )
     finally:
         os.close(descriptor)
 

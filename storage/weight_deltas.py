@@ -17,6 +17,7 @@ COUNT_BYTES = 4
 GAP_BYTES = 2
 
 Words = NDArray[np.unsignedinteger]
+Bytes = NDArray[np.uint8]
 
 
 def encode(base: memoryview | bytes, new: memoryview | bytes, item_bytes: int) -> bytes:
@@ -49,14 +50,14 @@ def apply(delta: memoryview | bytes, data: memoryview, item_bytes: int) -> None:
     `data` is then undefined. Whether the result is right must be told from its digest.
     """
     words = _words(data, item_bytes)
-    counts, gaps, values = _decompress(delta, len(words), item_bytes)
+    counts, gap_planes, value_planes = _decompress(delta, len(words), item_bytes)
     done = 0
     for start in range(0, len(words), CHUNK):
         count = counts[start // SEGMENT : (start + CHUNK) // SEGMENT].astype(np.int64)
         total = int(count.sum())
         if not total:
             continue
-        steps = gaps[done : done + total].astype(np.int64) + 1
+        steps = _from_planes(gap_planes[:, done : done + total]).astype(np.int64) + 1
         ends = np.cumsum(steps)
         before = np.concatenate([[0], ends])[np.cumsum(count) - count]
         shift = np.arange(len(count)) * SEGMENT - 1 - before
@@ -64,12 +65,12 @@ def apply(delta: memoryview | bytes, data: memoryview, item_bytes: int) -> None:
         chunk = words[start : start + CHUNK]
         if int(indices.max()) >= len(chunk):
             raise ValueError("a gap leads beyond the end of the tensor")
-        chunk[indices] += _unzigzag(values[done : done + total])
+        chunk[indices] += _unzigzag(_from_planes(value_planes[:, done : done + total]))
         done += total
 
 
-def _decompress(delta: memoryview | bytes, num_words: int, item_bytes: int) -> tuple[Words, Words, Words]:
-    """Changed elements per segment, gaps, and zigzag differences."""
+def _decompress(delta: memoryview | bytes, num_words: int, item_bytes: int) -> tuple[Words, Bytes, Bytes]:
+    """Changed elements per segment; planes of the gaps [2, changed] and of the zigzag differences [w, changed]."""
     num_segments = -(-num_words // SEGMENT)
     length = int.from_bytes(delta[:LENGTH_BYTES], "little")
     if length > num_segments * COUNT_BYTES + num_words * (GAP_BYTES + item_bytes):
@@ -86,7 +87,7 @@ def _decompress(delta: memoryview | bytes, num_words: int, item_bytes: int) -> t
     if len(raw) != split + total * (GAP_BYTES + item_bytes):
         raise ValueError(f"{len(raw)} bytes do not hold {total} differences")
     middle = split + total * GAP_BYTES
-    return counts, _from_planes(raw[split:middle], GAP_BYTES), _from_planes(raw[middle:], item_bytes)
+    return counts, raw[split:middle].reshape(GAP_BYTES, -1), raw[middle:].reshape(item_bytes, -1)
 
 
 def _words(data: memoryview | bytes, item_bytes: int) -> Words:
@@ -97,14 +98,13 @@ def _joined(parts: list[Words], dtype: np.dtype[np.unsignedinteger] | str) -> Wo
     return np.concatenate([np.zeros(0, dtype), *parts])
 
 
-def _planes(words: Words) -> NDArray[np.uint8]:
+def _planes(words: Words) -> Bytes:
     """The first bytes of all words, then the second, ...: bytes of equal weight are alike."""
     return np.ascontiguousarray(words.view(np.uint8).reshape(len(words), words.itemsize).T).reshape(-1)
 
 
-def _from_planes(planes: NDArray[np.uint8], item_bytes: int) -> Words:
-    rows = planes.reshape(item_bytes, -1)
-    return np.ascontiguousarray(rows.T).reshape(-1).view(f"<u{item_bytes}")
+def _from_planes(planes: Bytes) -> Words:
+    return np.ascontiguousarray(planes.T).reshape(-1).view(f"<u{len(planes)}")
 
 
 def _zigzag(differences: Words) -> Words:

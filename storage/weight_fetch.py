@@ -4,9 +4,10 @@ A way starts at bytes that are stored whole or held by this machine, and leads o
 (docs/format.md section 7, algorithm V). Does not know how versions are published, nor how the cache keeps them.
 """
 
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+import logging
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
@@ -15,6 +16,10 @@ from storage.store import CorruptObject, ObjectMissing, ObjectStore
 from storage.weight_cache import WeightCache
 from storage.weight_manifest import ITEM_BYTES, Manifest, TensorBlock, TensorEntry, digest_of, read_manifest_at
 from storage.weight_objects import THREADS, layouts, read_pieces
+from storage.weight_threads import Check, in_threads
+
+log = logging.getLogger(__name__)
+GROUP_BYTES = 128 << 20  # of differences, that are in memory at a time
 
 
 @dataclass(frozen=True)
@@ -40,29 +45,44 @@ Pieces = dict[tuple[str, str], TensorBlock]  # by manifest key and tensor name
 
 @dataclass
 class Fetch:
-    """One pull of version `version`, whose manifest was read."""
+    """One pull of version `version`, whose manifest was read. `check` is called now and then, and may end it."""
 
     store: ObjectStore
     version: int
     manifest: Manifest
     cache: WeightCache | None
+    check: Check
     _manifests: dict[int, Manifest] = field(default_factory=dict)
 
     def tensors(self, names: list[str]) -> dict[str, TensorBlock]:
-        """The named tensors, verified. Raises ObjectMissing, or CorruptObject naming what does not fit."""
-        self._manifests[self.version] = self.manifest
-        ways = self._ways(names)
-        pieces = self._read(ways)
-        with ThreadPoolExecutor(THREADS) as pool:
-            return dict(zip(ways, pool.map(lambda name: self._go(name, ways[name], pieces), ways), strict=True))
+        """The named tensors, verified. Raises ObjectMissing, or CorruptObject naming what does not fit.
 
-    def _ways(self, names: list[str]) -> dict[str, Way]:
-        """The way of fewest bytes to each tensor, found by walking back from the version wanted.
+        In memory are the tensors, at most GROUP_BYTES of differences, and of THREADS tensors what the difference is
+        unpacked.
+        """
+        self._manifests[self.version] = self.manifest
+        fetched: dict[str, TensorBlock] = {}
+        try:
+            self._fetch(names, fetched, past_whole=True)
+        except ObjectMissing as error:
+            # What lies before a version that is stored whole may be deleted at any time, also while it is read.
+            log.info("weight version %d: %s; starting at a version that is stored whole", self.version, error)
+            self._fetch([name for name in names if name not in fetched], fetched, past_whole=False)
+        return fetched
+
+    def _fetch(self, names: list[str], fetched: dict[str, TensorBlock], *, past_whole: bool) -> None:
+        """Add the named tensors to `fetched`, group by group."""
+        for group in _groups(self._ways(names, past_whole=past_whole)):
+            # What was read for a group is let go before the next is read.
+            fetched.update(in_threads(THREADS, partial(self._go, self._read(group)), group.items(), self.check))
+
+    def _ways(self, names: list[str], *, past_whole: bool) -> dict[str, Way]:
+        """The way of fewest bytes to each tensor, found by walking back from the version wanted; in the order of names.
 
         Past a version that is stored whole only what this machine holds can be cheaper, so the walk goes on only to
-        the newest version of which it holds anything.
+        the newest version of which it holds anything, and only if `past_whole`.
         """
-        held = self.cache.newest_held(self.store.url, self.version) if self.cache else None
+        held = self.cache.newest_held(self.store.url, self.version) if self.cache and past_whole else None
         best: dict[str, Way] = {}
         unfinished = {name: Way() for name in names}
         at = self.version
@@ -77,14 +97,15 @@ class Fetch:
                     unfinished[name] = longer
             settled = unfinished.keys() <= best.keys()
             if link is None or not unfinished or (settled and (held is None or at <= held)):
-                return best
+                break
             at = base_of(link.manifest, at) or 0
             try:
                 self._manifest_at(at)
             except ObjectMissing:
                 if settled:
-                    return best
+                    break
                 raise
+        return {name: best[name] for name in names}
 
     def _start_from_held(self, at: int, unfinished: dict[str, Way], best: dict[str, Way]) -> None:
         """End the ways whose tensor, as it was at version `at`, this machine holds."""
@@ -92,7 +113,7 @@ class Fetch:
             return
         manifest = self._manifest_at(at)
         entries = {name: manifest.tensors[name] for name in unfinished if name in manifest.tensors}
-        for name, block in self.cache.find(manifest.digest_algorithm, entries).items():
+        for name, block in self.cache.find(manifest.digest_algorithm, entries, self.check).items():
             best[name] = replace(unfinished.pop(name), start=block)
 
     def _step(self, at: int, name: str, way: Way, best: dict[str, Way], link: Place | None) -> Way | None:
@@ -153,7 +174,7 @@ class Fetch:
             for place, names in wanted.items()
             for each in layouts(place.manifest, place.key, layout.weights(place.version), names)
         ]
-        blocks = read_pieces(self.store, [(each, set(names)) for each, _, names in found])
+        blocks = read_pieces(self.store, [(each, set(names)) for each, _, names in found], self.check)
         return {
             (place.key, piece.name): blocks[each.key, piece.name]
             for each, place, names in found
@@ -161,14 +182,15 @@ class Fetch:
             if (each.key, piece.name) in blocks and piece.name in names
         }
 
-    def _go(self, name: str, way: Way, pieces: Pieces) -> TensorBlock:
+    def _go(self, pieces: Pieces, named: tuple[str, Way]) -> tuple[str, TensorBlock]:
         """The tensor at the end of its way; raises CorruptObject when that is not what the manifest says."""
+        name, way = named
         entry = self.manifest.tensors[name]
         start = pieces[way.start.key, name] if isinstance(way.start, Place) else way.start
         if start is None or (start.dtype, start.shape) != (entry.dtype, entry.shape):
             raise CorruptObject(_manifest_key(self.version), f"tensor {name!r} is based on one of another shape")
         if not way.differences and isinstance(way.start, Place) and self._is_result(way.start.manifest, name):
-            return start
+            return name, start
         data = memoryview(start.data)
         if way.differences and not isinstance(way.start, Place):
             # What the cache gave is everybody's in this process; what was read just now is ours to change.
@@ -182,7 +204,7 @@ class Fetch:
                 raise CorruptObject(key, f"tensor {name!r}: {error}") from None
         if digest_of(self.manifest.digest_algorithm, data) != entry.digest:
             raise CorruptObject(key, f"tensor {name!r}: its differences do not lead to the digest {entry.digest}")
-        return TensorBlock(entry.dtype, entry.shape, data)
+        return name, TensorBlock(entry.dtype, entry.shape, data)
 
     def _is_result(self, source: Manifest, name: str) -> bool:
         """Whether the digest that was verified when it was read is the one that is wanted."""
@@ -193,6 +215,20 @@ class Fetch:
         if version not in self._manifests:
             self._manifests[version] = read_manifest_at(self.store, _manifest_key(version))
         return self._manifests[version]
+
+
+def _groups(ways: Mapping[str, Way]) -> Iterator[dict[str, Way]]:
+    """The ways in groups that have at most GROUP_BYTES of differences, or a single way with more."""
+    group: dict[str, Way] = {}
+    total = 0
+    for name, way in ways.items():
+        num_bytes = sum(place.manifest.tensors[name].stored_bytes or 0 for place in way.differences)
+        if group and total + num_bytes > GROUP_BYTES:
+            yield group
+            group, total = {}, 0
+        group[name] = way
+        total += num_bytes
+    yield group
 
 
 def base_of(manifest: Manifest, version: int) -> int | None:

@@ -7,8 +7,8 @@ Ranges are read in parallel, straight into their place, and hashed as they arriv
 import json
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from storage.weight_manifest import (
     num_bytes,
     object_digest,
 )
+from storage.weight_threads import Check, in_threads
 
 RANGE_BYTES = 8 << 20
 THREADS = 8
@@ -108,12 +109,13 @@ def _layout(manifest: Manifest, manifest_key: str, key: str, object_name: str, n
 
 
 def read_pieces(
-    store: ObjectStore, wanted: Iterable[tuple[ObjectLayout, set[str]]]
+    store: ObjectStore, wanted: Iterable[tuple[ObjectLayout, set[str]]], check: Check = lambda: None
 ) -> dict[tuple[str, str], TensorBlock]:
     """The named tensors of each object, by (object key, name), every byte verified.
 
-    Tensors that lie side by side are one buffer, which their blocks share. Raises ObjectMissing, or CorruptObject
-    naming the object and the tensor; nothing is handed out then.
+    Tensors of one encoding that lie side by side are one buffer, which their blocks share. `check` is called between
+    ranges. Raises what it raises, ObjectMissing, or CorruptObject naming the object and the tensor; nothing is handed
+    out then.
     """
     runs = [run for layout, names in wanted for run in _runs(layout, names)]
     # The threads begin with different runs: then the range one has just read is the next to be hashed, still in cache.
@@ -122,29 +124,19 @@ def read_pieces(
         for number, run in enumerate(runs)
         for start in range(run.start, run.end, RANGE_BYTES)
     )
-    with ThreadPoolExecutor(THREADS) as readers:
-        reads = [readers.submit(runs[number].read, store, start) for _, start, number in order]
-        try:
-            wait(reads, return_when="FIRST_EXCEPTION")
-            for read in reads:
-                if read.done():
-                    read.result()
-        finally:
-            readers.shutdown(cancel_futures=True)
+    in_threads(THREADS, lambda part: runs[part[2]].read(store, part[1]), order, check)
     return {(run.layout.key, piece.name): run.block(piece) for run in runs for piece in run.pieces}
 
 
 def _runs(layout: ObjectLayout, names: set[str]) -> Iterator["_Run"]:
-    """Neighbours among the wanted pieces; the first takes the header along, the last looks for what is too much."""
-    group: list[Piece] = []
-    for piece in layout.pieces:
-        if piece.name in names:
-            group.append(piece)
-        elif group:
-            yield _Run(layout, group)
-            group = []
-    if group:
-        yield _Run(layout, group)
+    """Neighbours among the wanted pieces; the first takes the header along, the last looks for what is too much.
+
+    A difference is needed for a moment, and must not share the memory of a tensor that stays.
+    """
+    tensors = layout.manifest.tensors
+    for kind, pieces in groupby(layout.pieces, lambda piece: piece.name in names and tensors[piece.name].encoding):
+        if kind:
+            yield _Run(layout, list(pieces))
 
 
 class _Run:

@@ -7,6 +7,7 @@ Owns which versions are stored whole and what a reader of one may need; how to g
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,10 +26,11 @@ from storage.weight_manifest import (
     digest_of,
 )
 from storage.weight_objects import THREADS
+from storage.weight_threads import Check
 from storage.weights import ALGORITHM, Draft, digest_all, draft_set, read_manifest, same_tensors
 
 DIFFERENCE_SHARE_MAX = 0.8  # of a tensor's bytes; a difference that saves less is not worth the chain behind it
-WAIT_POLL_S = 0.5
+CHAIN_SHARE_MAX = 1.0  # of a version's bytes: what a reader of any version reads, at most, beside one that is whole
 
 
 def publish_version(
@@ -43,9 +45,10 @@ def publish_version(
     """Publish weight version `version` (1 or more); returns the manifest that is stored.
 
     `base` should be what version - 1 holds; a tensor of it that is not (its digest tells) costs bytes, never the truth.
-    Every `full_interval` versions all tensors are stored whole, and beside them the differences, for those who hold the
-    version before. Publishing the same tensors again returns what was published first. Raises ConflictingRecord when
-    other tensors are published as this version, ObjectMissing when version - 1 is not published.
+    Every `full_interval` versions, or when the differences since the last time exceed CHAIN_SHARE_MAX, all tensors are
+    stored whole, and beside them the differences, for those who hold the version before. Publishing the same tensors
+    again returns what was published first. Raises ConflictingRecord when other tensors are published as this version,
+    ObjectMissing when version - 1 is not published.
     """
     prefix = layout.weights(version)
     digests = digest_all(tensors)
@@ -53,12 +56,15 @@ def publish_version(
         return same_tensors(store, prefix, tensors, digests)
     before = read_manifest(store, layout.weights(version - 1))
     drafts = _differences(tensors, digests, before, base)
-    if version % full_interval == 0:
+    last = _last_whole(store, version - 1, before)
+    differences = [draft.payload for draft in drafts.values() if draft.payload and draft.encoding == DIFFERENCE]
+    chain_bytes = last.chain_bytes + sum(block.num_bytes for block in differences)
+    if version % full_interval == 0 or chain_bytes > CHAIN_SHARE_MAX * sum(b.num_bytes for b in tensors.values()):
         known = {name: draft for name, draft in drafts.items() if draft.encoding != "full"}
         if known:
             # Of two publishers one is first; readers compare what it leads to with the manifest.
             draft_set(known, {}, base=version - 1).write(store, prefix, layout.delta_manifest(prefix))
-        drafts = _whole(store, version - 1, tensors, digests)
+        drafts = _whole(last, tensors, digests)
     chained = any(draft.encoding != "full" for draft in drafts.values())
     drafted = draft_set(drafts, metadata, base=version - 1 if chained else None)
     if drafted.write(store, prefix, layout.manifest(prefix)):
@@ -67,26 +73,31 @@ def publish_version(
 
 
 def pull_version(
-    store: ObjectStore, version: int, cache: WeightCache | None, clock: Clock, *, wait_s: float = 0.0
+    store: ObjectStore, version: int, cache: WeightCache | None, clock: Clock, *, check: Check = lambda: None
 ) -> tuple[Manifest, dict[str, TensorBlock]]:
     """The manifest of a weight version and all its tensors, every one verified.
 
     What `cache` holds is taken from there, and what it held before is what differences are applied to; the rest comes
-    from the store by the way of fewest bytes, once per machine, and is kept in the cache. A version that is not
-    published yet is waited for, up to `wait_s` seconds. Raises ObjectMissing naming its manifest, CorruptObject.
+    from the store by the way of fewest bytes, once per machine, and is kept in the cache. `check` is called in this
+    thread, at least twice a second but for the time a single request takes. What it raises ends the pull as soon as the
+    ranges and tensors that were begun have ended. Raises ObjectMissing when the version is not published, naming its
+    manifest; CorruptObject.
     """
-    manifest = _awaited(store, version, clock, wait_s)
-    found = _held(cache, manifest, {})
+    manifest = read_manifest(store, layout.weights(version))
+    found = _held(cache, manifest, {}, check)
+    missing_bytes = sum(entry.num_bytes for name, entry in manifest.tensors.items() if name not in found)
     if len(found) < len(manifest.tensors):
-        with cache.fetching(manifest.digest, clock) if cache else nullcontext():
+        # Who will not find what we fetched has no reason to wait for it.
+        shared = cache is not None and cache.has_room(missing_bytes)
+        with cache.fetching(manifest.digest, clock, check) if cache and shared else nullcontext():
             # Whoever had the lock before us has fetched what we want.
-            found = _held(cache, manifest, found)
+            found = _held(cache, manifest, found, check)
             missing = [name for name in manifest.tensors if name not in found]
             if missing:
-                found |= (fetched := Fetch(store, version, manifest, cache).tensors(missing))
+                found |= (fetched := Fetch(store, version, manifest, cache, check).tensors(missing))
                 if cache:
                     kept = {name: (manifest.tensors[name], block) for name, block in fetched.items()}
-                    cache.store(store.url, version, manifest.digest_algorithm, kept)
+                    cache.store(store.url, version, manifest.digest_algorithm, kept, check)
     return manifest, {name: found[name] for name in manifest.tensors}
 
 
@@ -132,20 +143,32 @@ def _differences(
         return dict(zip(tensors, pool.map(draft, tensors), strict=True))
 
 
-def _whole(
-    store: ObjectStore, at: int, tensors: Mapping[str, TensorBlock], digests: Mapping[str, str]
-) -> dict[str, Draft]:
-    """Each tensor whole, or as a reference to where the last version that is stored whole holds the same."""
-    manifest = read_manifest(store, layout.weights(at))
+@dataclass(frozen=True)
+class _Whole:
+    """The last version that is stored whole, and the bytes of all differences after it."""
+
+    version: int
+    manifest: Manifest
+    chain_bytes: int
+
+
+def _last_whole(store: ObjectStore, at: int, manifest: Manifest) -> _Whole:
+    """Seen from version `at`, whose manifest is given."""
+    chain_bytes = 0
     while (earlier := base_of(manifest, at)) is not None:
-        at = earlier
-        manifest = read_manifest(store, layout.weights(at))
+        chain_bytes += sum(entry.stored_bytes or 0 for entry in manifest.tensors.values())
+        at, manifest = earlier, read_manifest(store, layout.weights(earlier))
+    return _Whole(at, manifest, chain_bytes)
+
+
+def _whole(last: _Whole, tensors: Mapping[str, TensorBlock], digests: Mapping[str, str]) -> dict[str, Draft]:
+    """Each tensor whole, or as a reference to where the last version that is stored whole holds the same."""
     drafts = {}
     for name, block in tensors.items():
-        entry = manifest.tensors.get(name)
+        entry = last.manifest.tensors.get(name)
         drafts[name] = Draft.full(block, digests[name])
-        if entry and manifest.digest_algorithm == ALGORITHM and entry.digest == digests[name]:
-            place = at if entry.version is None else entry.version
+        if entry and last.manifest.digest_algorithm == ALGORITHM and entry.digest == digests[name]:
+            place = last.version if entry.version is None else entry.version
             reference = TensorEntry(
                 dtype=block.dtype, shape=block.shape, object=entry.object, digest=digests[name], version=place
             )
@@ -153,21 +176,12 @@ def _whole(
     return drafts
 
 
-def _awaited(store: ObjectStore, version: int, clock: Clock, wait_s: float) -> Manifest:
-    give_up_at_s = clock.monotonic() + wait_s
-    while True:
-        try:
-            return read_manifest(store, layout.weights(version))
-        except ObjectMissing:
-            if clock.monotonic() >= give_up_at_s:
-                raise
-        clock.sleep(WAIT_POLL_S)
-
-
-def _held(cache: WeightCache | None, manifest: Manifest, found: dict[str, TensorBlock]) -> dict[str, TensorBlock]:
+def _held(
+    cache: WeightCache | None, manifest: Manifest, found: dict[str, TensorBlock], check: Check
+) -> dict[str, TensorBlock]:
     """`found`, and what else the cache holds of a version."""
     if cache is None:
         return found
     cache.refresh()
     missing = {name: entry for name, entry in manifest.tensors.items() if name not in found}
-    return found | cache.find(manifest.digest_algorithm, missing)
+    return found | cache.find(manifest.digest_algorithm, missing, check)

@@ -6,7 +6,7 @@ caller's business; how one version of a set follows from another is weight_versi
 """
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,10 +30,12 @@ from storage.weight_manifest import (
     sealed,
 )
 from storage.weight_objects import RANGE_BYTES, THREADS, encode_header, in_file_order, layouts, read_pieces
+from storage.weight_threads import in_threads
 
 __all__ = ["ITEM_BYTES", "PUBLISHED_AT_S", "RANGE_BYTES", "Manifest", "TensorBlock", "TensorEntry"]
 # Below 100 MiB, from where s3fs writes in parts, which it leaves behind when a deadline cuts it off.
 OBJECT_BYTES_MAX = 64 << 20
+UPLOADS = 4  # objects at a time, each of which is copied
 ALGORITHM: DigestAlgorithm = "blake3"
 
 
@@ -79,11 +81,18 @@ class DraftedSet:
     objects: dict[str, tuple[bytes, list[TensorBlock]]]
 
     def write(self, store: ObjectStore, prefix: str, key: str) -> bool:
-        """Store the objects below `prefix`, then the manifest under `key`: False when another manifest is there."""
-        for name, (header, blocks) in self.objects.items():
+        """Store the objects below `prefix`, then the manifest under `key`: False when another manifest is there.
+
+        Takes the memory of UPLOADS objects.
+        """
+
+        def upload(name: str) -> None:
+            header, blocks = self.objects[name]
             object_key = layout.tensor_object(prefix, name)
             if not commit(store, object_key, b"".join([header, *(block.data for block in blocks)])):
                 raise CorruptObject(object_key, "it holds other bytes than its name says")
+
+        in_threads(UPLOADS, upload, self.objects)
         return commit(store, key, records.encode(self.manifest))
 
 
@@ -115,26 +124,20 @@ def read_manifest(store: ObjectStore, prefix: str) -> Manifest:
     return read_manifest_at(store, layout.manifest(prefix))
 
 
-def pull(
-    store: ObjectStore, prefix: str, names: Collection[str] | None = None
-) -> tuple[Manifest, dict[str, TensorBlock]]:
-    """The manifest and the tensors `names` (all of them by default), every byte verified.
+def pull(store: ObjectStore, prefix: str) -> tuple[Manifest, dict[str, TensorBlock]]:
+    """The manifest and its tensors, every byte verified.
 
-    Raises ObjectMissing when nothing is published, CorruptObject naming the object and tensor, ValueError for names
-    that are not in the manifest, and for tensors that are not stored whole: those are weight_versions.pull_version's.
+    Raises ObjectMissing when nothing is published, CorruptObject naming the object and tensor, ValueError for tensors
+    that are not stored whole: those are weight_versions.pull_version's.
     """
     manifest = read_manifest(store, prefix)
-    wanted = list(manifest.tensors) if names is None else list(dict.fromkeys(names))
-    unknown = [name for name in wanted if name not in manifest.tensors]
-    if unknown:
-        raise ValueError(f"tensor names: {unknown[:3]} are not among the {len(manifest.tensors)} under {prefix!r}")
-    for name in wanted:
-        if manifest.tensors[name].encoding != "full" or manifest.tensors[name].version is not None:
+    for name, entry in manifest.tensors.items():
+        if entry.encoding != "full" or entry.version is not None:
             raise ValueError(f"{prefix!r} holds {name!r} as a difference to another version; use pull_version")
-    found = layouts(manifest, layout.manifest(prefix), prefix, wanted)
-    blocks = read_pieces(store, [(each, set(wanted)) for each in found])
-    places = {name: layout.tensor_object(prefix, manifest.tensors[name].object) for name in wanted}
-    return manifest, {name: blocks[places[name], name] for name in wanted}
+    found = layouts(manifest, layout.manifest(prefix), prefix, manifest.tensors)
+    blocks = read_pieces(store, [(each, set(manifest.tensors)) for each in found])
+    places = {name: layout.tensor_object(prefix, entry.object) for name, entry in manifest.tensors.items()}
+    return manifest, {name: blocks[places[name], name] for name in manifest.tensors}
 
 
 def draft_set(

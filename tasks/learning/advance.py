@@ -6,6 +6,7 @@ Whatever an earlier attempt finished is not done again: weights published, check
 import logging
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,7 +30,7 @@ from tasks.learning.checkpoint import TrainerState
 from tasks.learning.optimizer import PolicyOptimizer
 from tasks.learning.policy import Policy
 from tasks.learning.trainer import IterationTrainer, Learner
-from tasks.sampling.weight_tensors import as_block, as_torch
+from tasks.sampling.weight_tensors import DTYPES, as_block, as_torch
 
 log = logging.getLogger(__name__)
 BEATS_PER_TTL = 5
@@ -86,11 +87,9 @@ def _train_and_publish(
                 started_at_s=started_at_s,
             ).step()
         commit(store, layout.training(plan.iteration), records.encode(record))
-        state = TrainerState.capture(version, learner.optimizer)
-        try:
-            checkpoint.save(store, layout.checkpoint(version), learner.policy, learner.optimizer, state)
-        except ConflictingRecord:
-            # Another trainer was first, and on a GPU its last bits differ: the run goes on from what is stored.
+        if not _save(store, version, learner):
+            # The run goes on from what is stored. Two learners would not fit a device that was chosen for one.
+            del learner
             learner = restore_learner(store, version, config, model, clock)
     if base is None:
         _, base = pull_version(store, plan.weight_version, None, clock)
@@ -103,6 +102,16 @@ def _train_and_publish(
         full_interval=config.trainer.weights_full_interval,
     )
     log.info("published weight version %d", version)
+
+
+def _save(store: ObjectStore, version: int, learner: Learner) -> bool:
+    """Write the checkpoint: False when another trainer was first, whose last bits differ, as they do on a GPU."""
+    state = TrainerState.capture(version, learner.optimizer)
+    try:
+        checkpoint.save(store, layout.checkpoint(version), learner.policy, learner.optimizer, state)
+    except ConflictingRecord:
+        return False
+    return True
 
 
 def restore_learner(store: ObjectStore, version: int, config: RunConfig, model: Path, clock: Clock) -> Learner:
@@ -119,17 +128,24 @@ def restore_learner(store: ObjectStore, version: int, config: RunConfig, model: 
 
 
 def published_blocks(store: ObjectStore, policy: Policy, *, lasting: bool = False) -> dict[str, TensorBlock]:
-    """The policy as it is published, in the dtype in which the run's first weights were given.
+    """The policy as it is published, each tensor in the dtype in which the run's first weights give it.
 
     `lasting`: it must not change with the next step. That costs the trainer's host the bytes of one weight version, 2
     per parameter in bfloat16 beside the 16 of parameters, gradients and moments.
     """
-    first = read_manifest(store, layout.weights(0))
-    dtypes = {entry.dtype for entry in first.tensors.values()}
-    dtype = torch.float32 if "F32" in dtypes else torch.bfloat16 if "BF16" in dtypes else torch.float16
-    # Float32 tensors of a policy on the CPU are the parameters themselves.
-    copied = lasting and dtype == torch.float32
-    return {name: as_block(t.clone() if copied else t) for name, t in policy.tensors(dtype).items()}
+    state = policy.module.state_dict(keep_vars=True)
+    first = {name: DTYPES[entry.dtype] for name, entry in read_manifest(store, layout.weights(0)).tensors.items()}
+    # Tied tensors are one object under several names, any of which may be the one in the first weights.
+    given = {id(state[name]): dtype for name, dtype in first.items()}
+    usual, _ = Counter(dtype for dtype in first.values() if dtype.is_floating_point).most_common(1)[0]
+    blocks = {}
+    for name, converted in policy.tensors(usual).items():
+        dtype = first.get(name, given[id(state[name])])
+        as_usual = dtype == usual or not converted.is_floating_point()
+        tensor = converted if as_usual else state[name].detach().to("cpu", dtype)
+        # Float32 tensors of a policy on the CPU are the parameters themselves.
+        blocks[name] = as_block(tensor.clone() if lasting and tensor.dtype == torch.float32 else tensor)
+    return blocks
 
 
 @contextmanager

@@ -67,8 +67,6 @@ def save(
     policy: Policy,
     optimizer: PolicyOptimizer,
     state: TrainerState,
-    *,
-    object_bytes_max: int = weights.OBJECT_BYTES_MAX,
 ) -> weights.Manifest:
     """Write a checkpoint below `prefix` (`layout.checkpoint`); it exists once its manifest does.
 
@@ -84,7 +82,7 @@ def save(
         for kind, tensors in zip(_KINDS, sets, strict=True)
         for name, tensor in tensors.items()
     }
-    return weights.publish(store, prefix, blocks, {_STATE: asdict(state)}, object_bytes_max)
+    return weights.publish(store, prefix, blocks, {_STATE: asdict(state)})
 
 
 def read(store: ObjectStore, prefix: str) -> Checkpoint:
@@ -113,11 +111,6 @@ def restore(checkpoint: Checkpoint, policy: Policy, optimizer: PolicyOptimizer) 
     optimizer.restore(checkpoint.state.optimizer_steps, checkpoint.moments)
     torch.set_rng_state(checkpoint.state.rng_tensor())
     return checkpoint.state
-
-
-def load(store: ObjectStore, prefix: str, policy: Policy, optimizer: PolicyOptimizer) -> TrainerState:
-    """`read`, then `restore`."""
-    return restore(read(store, prefix), policy, optimizer)
 
 
 def _by_kind(key: str, blocks: Mapping[str, weights.TensorBlock]) -> dict[str, dict[str, Tensor]]:

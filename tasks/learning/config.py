@@ -100,7 +100,8 @@ class TrainerConfig:
         gradient_checkpointing: Recompute the layers' activations in the backward pass.
         group_timeout_s: How long to wait for a group that makes no progress before giving up.
         poll_interval_s: Pause between two looks at the journal.
-        weights_full_interval: Every so many versions the weights are published whole, else as differences.
+        weights_full_interval: Every so many versions the weights are published whole, and earlier when the differences
+            since then exceed a version's bytes; else as differences.
     """
 
     __pydantic_config__ = STRICT

@@ -103,8 +103,7 @@ def run_session(
     """
 
     def load(into: Engine, heed: Callable[[], None]) -> None:
-        _, tensors = pull_version(store, plan.weight_version, cache, clock)
-        heed()
+        _, tensors = pull_version(store, plan.weight_version, cache, clock, check=heed)
         into.load_weights(plan.weight_version, tensors)
 
     session = Session(

@@ -2,6 +2,7 @@ import multiprocessing
 import os
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -107,10 +108,41 @@ def test_what_is_larger_than_the_bound_is_not_kept(tmp_path, caplog):
     assert "bytes do not fit; allowed: 3000" in caplog.text
 
 
+def disk_of(directory: Path, num_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `directory` lie on a disk of its own."""
+
+    def statvfs(_: Path) -> SimpleNamespace:
+        used = sum(path.stat().st_size for path in directory.iterdir())
+        return SimpleNamespace(f_bavail=num_bytes - used, f_frsize=1)
+
+    monkeypatch.setattr("os.statvfs", statvfs)
+
+
+def test_on_a_small_disk_the_newest_versions_replace_the_oldest(tmp_path, monkeypatch):
+    disk_of(tmp_path, 10_000, monkeypatch)
+    cache = WeightCache(tmp_path, 1 << 20)
+    for version in range(6):
+        store(cache, version, version, size=2200)
+        assert held(cache, version, size=2200) == [version]
+        assert sum(path.stat().st_size for path in packs(tmp_path)) <= 5000
+    assert held(cache, 4, 5, size=2200) == [4, 5]
+
+
+def test_packs_that_fill_a_disk_are_no_room_for_more_than_half_of_it(tmp_path, monkeypatch, caplog):
+    disk_of(tmp_path, 10_000, monkeypatch)
+    cache = WeightCache(tmp_path, 1 << 20)
+    store(cache, 0, 0, size=4000)
+    assert [cache.has_room(num_bytes) for num_bytes in (5000, 5001)] == [True, False]
+    store(cache, 1, 1, size=5500)
+    assert held(cache, 0, size=4000) == [0]
+    assert "bytes do not fit; allowed: 5000" in caplog.text
+
+
 def test_a_directory_that_cannot_be_written_is_no_error(tmp_path, caplog):
     cache = WeightCache(tmp_path / "absent", 1 << 20)
     store(cache, 1, 1)
     assert held(cache, 1) == []
+    assert not cache.has_room(1)
     with cache.fetching("x", ManualClock()):
         pass
     assert "not kept" in caplog.text
@@ -149,6 +181,38 @@ def test_one_fetches_and_the_others_wait(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+class Preempted(BaseException):
+    pass
+
+
+def test_who_waits_can_be_called_away_and_who_holds_lets_go(tmp_path):
+    clock = ManualClock()
+
+    def check() -> None:
+        if clock.monotonic() > 5:
+            raise Preempted
+
+    with WeightCache(tmp_path, 1).fetching("v", clock):
+        with pytest.raises(Preempted), WeightCache(tmp_path, 1).fetching("v", clock, check):
+            pytest.fail("the lock is held")
+        assert clock.monotonic() < 5.5
+    with pytest.raises(Preempted), WeightCache(tmp_path, 1).fetching("v", clock):
+        raise Preempted
+    with WeightCache(tmp_path, 1).fetching("v", clock, check=lambda: pytest.fail("nobody holds the lock")):
+        pass
+
+
+def test_a_pack_that_was_not_finished_is_not_kept(tmp_path):
+    cache = WeightCache(tmp_path, 1 << 20)
+
+    def check() -> None:
+        raise Preempted
+
+    with pytest.raises(Preempted):
+        cache.store(RUN, 1, "blake3", {"1": tensor(1)}, check)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_nobody_waits_for_ever(tmp_path, caplog):
     clock = ManualClock()
     with WeightCache(tmp_path, 1).fetching("v", clock), WeightCache(tmp_path, 1).fetching("v", clock, wait_s=30.0):
@@ -168,6 +232,7 @@ def test_opening(tmp_path, caplog, monkeypatch):
     for name in ("file", "link", "open", "file/below"):
         assert open_cache(str(tmp_path / name), 1) is None
     assert caplog.text.count("weights are not cached") == 4
+    assert f"{tmp_path / 'link'} is a link; allowed: what it leads to" in caplog.text
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert open_cache(None, 1) is not None
     assert (tmp_path / f"gleaner-weights-{os.getuid()}").is_dir()

@@ -1,5 +1,4 @@
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,88 +12,12 @@ from storage.clock import ManualClock
 from storage.local import LocalStore
 from storage.memory import MemoryStore
 from storage.store import ConflictingRecord, CorruptObject, ObjectMissing
-from storage.weight_cache import WeightCache
-from storage.weight_manifest import ITEM_BYTES, TensorBlock, sealed
+from storage.weight_manifest import sealed
 from storage.weight_versions import bases, publish_version, pull_version
 from storage.weights import publish, pull, read_manifest
+from tests.weight_chains import Counting, block, cache_at, chain, contents, everything, first, pulled, stepped
 
 V1 = Path(__file__).parents[1] / "data" / "v1"
-Tensors = dict[str, TensorBlock]
-
-
-def block(dtype: str, shape: tuple[int, ...], seed: int) -> TensorBlock:
-    size = ITEM_BYTES[dtype] * math.prod(shape)
-    return TensorBlock(dtype, shape, np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8).tobytes())
-
-
-def first() -> Tensors:
-    return {
-        "embed": block("BF16", (64, 32), 1),
-        "frozen": block("BF16", (50, 40), 2),
-        "norm": block("F32", (512,), 3),
-        "nothing": block("F32", (0,), 4),
-    }
-
-
-def stepped(tensors: Tensors, seed: int, share: float = 0.02, *, far: bool = False) -> Tensors:
-    """After an optimizer step: some elements of all but `frozen` are one unit away, or `far`."""
-    new = dict(tensors)
-    for name in ("embed", "norm"):
-        size = ITEM_BYTES[tensors[name].dtype]
-        words = np.frombuffer(bytearray(tensors[name].data), f"<u{size}")
-        rng = np.random.default_rng(seed)
-        words += ((rng.random(len(words)) < share) * (rng.integers(1, 1 << 6 * size, len(words)) if far else 1)).astype(
-            words.dtype
-        )
-        new[name] = replace(tensors[name], data=words.tobytes())
-    return new
-
-
-def chain(
-    store: MemoryStore, last: int, full_interval: int = 4, share: float = 0.02, *, far: bool = False
-) -> list[Tensors]:
-    """Versions 0 to `last`, published; what they hold."""
-    versions = [first()]
-    publish(store, layout.weights(0), versions[0], {})
-    for version in range(1, last + 1):
-        versions.append(stepped(versions[-1], version, share, far=far))
-        publish_version(store, version, versions[-1], {}, base=versions[-2], full_interval=full_interval)
-    return versions
-
-
-def contents(tensors: Tensors) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
-    return {name: (tensor.dtype, tensor.shape, bytes(tensor.data)) for name, tensor in tensors.items()}
-
-
-def pulled(store: MemoryStore, version: int, cache: WeightCache | None = None) -> dict[str, object]:
-    manifest, tensors = pull_version(store, version, cache, ManualClock())
-    assert list(tensors) == list(manifest.tensors)
-    return contents(tensors)
-
-
-def cache_at(path: Path) -> WeightCache:
-    path.mkdir(exist_ok=True)
-    return WeightCache(path, 1 << 24)
-
-
-class Counting(MemoryStore):
-    """Notes the keys that are read."""
-
-    def __init__(self, objects: dict[str, bytes]) -> None:
-        super().__init__("run")
-        self._objects.update(objects)
-        self.read: list[str] = []
-
-    def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
-        self.read.append(key)
-        return super().get(key, start, end)
-
-    def tensor_bytes(self) -> int:
-        return sum(len(self._objects[key]) for key in set(self.read) if key.endswith(".safetensors"))
-
-
-def everything(store: MemoryStore) -> dict[str, bytes]:
-    return {key: store.get(key) for key in store.list("")}
 
 
 def test_every_version_is_pulled_as_it_was_published():
@@ -137,54 +60,6 @@ def test_bases_are_all_that_a_reader_needs():
         needed = tuple(layout.weights(each) for each in bases(store, version))
         kept = Counting({key: body for key, body in everything(store).items() if key.startswith(needed)})
         assert pulled(kept, version) == contents(tensors)
-
-
-def test_a_machine_that_holds_the_version_before_reads_only_differences(tmp_path):
-    store = MemoryStore("run")
-    versions = chain(store, 9)
-    whole = sum(tensor.num_bytes for tensor in versions[0].values())
-    cache = cache_at(tmp_path / "cache")
-    for version, tensors in enumerate(versions):
-        counting = Counting(everything(store))
-        assert pulled(counting, version, cache) == contents(tensors)
-        assert version == 0 or counting.tensor_bytes() < 0.2 * whole
-    counting = Counting(everything(store))
-    assert pulled(counting, 9, cache_at(tmp_path / "cache")) == contents(versions[9])
-    assert counting.read == [layout.manifest(layout.weights(9))]
-
-
-def test_the_way_of_fewest_bytes_is_taken(tmp_path):
-    store = MemoryStore("run")
-    few, many = MemoryStore("run"), MemoryStore("run")
-    chain(few, 6)
-    chain(many, 6, share=0.6, far=True)
-    for store, anchor_is_read in ((few, False), (many, True)):
-        cache = cache_at(tmp_path / f"{anchor_is_read}")
-        pulled(store, 1, cache)
-        counting = Counting(everything(store))
-        pulled(counting, 6, cache)
-        whole = set(read_manifest(store, layout.weights(4)).objects)
-        assert any(key.split("/")[-1].split(".")[0] in whole for key in counting.read) == anchor_is_read
-        assert any(key.endswith("delta.json") for key in counting.read)
-
-
-def test_a_machine_without_cache_starts_at_the_nearest_whole_version():
-    store = MemoryStore("run")
-    versions = chain(store, 9)
-    counting = Counting(everything(store))
-    assert pulled(counting, 9) == contents(versions[9])
-    assert {key.split("/")[1] for key in counting.read} == {"00000009", "00000008", "00000000"}
-    assert not [key for key in counting.read if key.endswith("delta.json")]
-
-
-def test_differences_that_are_gone_are_replaced_by_a_whole_version(tmp_path):
-    store = MemoryStore("run")
-    versions = chain(store, 9)
-    cache = cache_at(tmp_path / "cache")
-    pulled(store, 5, cache)
-    for key in store.list(layout.weights(7)) + store.list(layout.weights(6)):
-        store.delete(key)
-    assert pulled(store, 9, cache) == contents(versions[9])
 
 
 def test_tensors_that_changed_completely_or_in_kind_are_sent_whole():
@@ -289,29 +164,25 @@ def test_of_two_publishers_at_once_the_first_manifest_counts():
     }
 
 
-def test_a_version_is_waited_for_and_then_missing_by_name():
-    class LateStore(MemoryStore):
-        def __init__(self, clock: ManualClock, at_s: float) -> None:
-            super().__init__("run")
-            self.clock, self.at_s = clock, at_s
-
-        def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
-            if self.clock.monotonic() < self.at_s:
-                raise ObjectMissing(key)
-            return super().get(key, start, end)
-
-    clock = ManualClock()
-    store = LateStore(clock, at_s=3.0)
-    publish(MemoryStore(), layout.weights(0), first(), {})
-    store.put("x", b"x")
+def test_a_version_that_is_not_published_is_missing_by_name():
     with pytest.raises(ObjectMissing, match=r"weights/00000000/manifest\.json"):
-        pull_version(store, 0, None, clock, wait_s=2.0)
-    assert 2.0 <= clock.monotonic() < 3.0
-    clock.advance(10)
-    publish(store, layout.weights(0), first(), {})
-    store.at_s = clock.monotonic() + 5
-    assert contents(pull_version(store, 0, None, clock, wait_s=60.0)[1]) == contents(first())
-    assert store.at_s <= clock.monotonic() < store.at_s + 2
+        pull_version(MemoryStore("run"), 0, None, ManualClock())
+
+
+def test_differences_do_not_add_up_to_more_than_a_version():
+    """Also long before the interval says so; and who holds the version before still reads differences only."""
+    store = MemoryStore("run")
+    versions = chain(store, 12, full_interval=100, share=0.5, far=True)
+    manifests = [read_manifest(store, layout.weights(version)) for version in range(13)]
+    changed_bytes, size = 0, manifests[0].num_bytes
+    for version, manifest in enumerate(manifests):
+        changed_bytes += sum(entry.stored_bytes or 0 for entry in manifest.tensors.values())
+        changed_bytes *= manifest.base is not None
+        assert changed_bytes <= size
+        is_whole = version > 0 and manifest.base is None
+        assert (layout.delta_manifest(layout.weights(version)) in store.list("")) == is_whole
+        assert pulled(store, version) == contents(versions[version])
+    assert 2 <= sum(manifest.base is None for manifest in manifests) <= 7
 
 
 @given(data=st.data())

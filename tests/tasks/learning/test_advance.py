@@ -1,11 +1,13 @@
 """Advancing a run by one weight version, killed wherever it writes, against the same step undisturbed."""
 
+import gc
 import time
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
 from storage import layout, model_files, prompt_table, records, weights
 from storage.clock import ManualClock
@@ -16,10 +18,12 @@ from storage.store import CorruptObject, StoreUnavailable
 from storage.weight_versions import pull_version
 from tasks.configuration.run_config import parse
 from tasks.grading.grader import Grader
+from tasks.learning import checkpoint
 from tasks.learning.advance import keep_lease, restore_learner
 from tasks.learning.follow import GroupTimeout
+from tasks.learning.policy import Policy
 from tasks.learning.trainer import IterationTrainer
-from tasks.sampling.weight_tensors import as_torch
+from tasks.sampling.weight_tensors import as_block, as_torch
 from tests.small_run import (
     EXECUTION,
     commit_iteration,
@@ -233,6 +237,70 @@ def test_weights_are_published_in_the_dtype_of_the_first(tmp_path):
     assert {entry.encoding for entry in published.tensors.values()} <= {"same", "diff-zstd", "full"}
     saved = weights.read_manifest(store, layout.checkpoint(1))
     assert {entry.dtype for entry in saved.tensors.values()} == {"F32"}
+
+
+def test_every_tensor_is_published_in_the_dtype_of_the_first(tmp_path):
+    """One norm in float32 makes nothing else so, and of a tied tensor either name may be the one that is stored."""
+    model = tiny_model(tiny_config(hidden_size=32, intermediate_size=48)).to(torch.bfloat16)
+    directory = save_tiny_model(tmp_path, model)
+    file = directory / "model.safetensors"
+    tensors = load_file(file)
+    tensors["model.norm.weight"] = tensors["model.norm.weight"].float() + 1e-5
+    tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight").float()
+    save_file(tensors, file)
+    store = memory_store("advance")
+    plan_iteration(config(URL, directory, optimizer={"learning_rate": 1e-6}))
+    roll_out(URL, 0)
+    train_iteration(URL, 0)
+    published = weights.read_manifest(store, layout.weights(1)).tensors
+    assert {name for name, entry in published.items() if entry.dtype == "F32"} == {
+        "model.norm.weight",
+        "model.embed_tokens.weight",
+    }
+    assert {entry.dtype for entry in published.values()} == {"F32", "BF16"}
+    saved = checkpoint.read(store, layout.checkpoint(1)).parameters
+    assert all(torch.equal(value, saved[name].to(value.dtype)) for name, value in version(store, 1).items())
+    assert not torch.equal(version(store, 1)["model.norm.weight"], version(store, 0)["model.norm.weight"])
+    assert published["model.norm.weight"].encoding == "diff-zstd"
+
+
+def living(kind):
+    return sum(type(each) is kind for each in gc.get_objects())  # torch warns when some are asked what they are
+
+
+def test_who_comes_second_goes_on_from_the_first_and_holds_one_learner_at_a_time(rolled_out, undisturbed):
+    """Another trainer's checkpoint, with other last bits, is there just before ours."""
+    first = checkpoint.read(undisturbed, layout.checkpoint(1))
+    blocks = {f"parameter.{name}": as_block(value * (1 + 1e-6)) for name, value in first.parameters.items()}
+    for kind, moments in (("exp_avg", first.moments.exp_avg), ("exp_avg_sq", first.moments.exp_avg_sq)):
+        blocks |= {f"{kind}.{name}": as_block(value) for name, value in moments.items()}
+    other = MemoryStore()
+    metadata = weights.read_manifest(undisturbed, layout.checkpoint(1)).metadata
+    weights.publish(other, layout.checkpoint(1), blocks, metadata)
+    theirs = everything(other)
+
+    class Overtaken(DiesAtWrite):
+        policies = ()
+
+        def create(self, key, body):
+            if key == layout.manifest(layout.checkpoint(1)):
+                self._objects.update(theirs)
+            return super().create(key, body)
+
+        def get(self, key, start=0, end=None):
+            if key in theirs and key.endswith(".safetensors"):
+                self.policies = (*self.policies, living(Policy) - before)
+            return super().get(key, start, end)
+
+    store = memory_store("advance", Overtaken(rolled_out))
+    gc.collect()
+    before = living(Policy)
+    train_iteration(URL, 0)
+    assert store.policies
+    assert set(store.policies) == {0}
+    saved = checkpoint.read(store, layout.checkpoint(1)).parameters
+    assert all(torch.equal(value, saved[name]) for name, value in version(store, 1).items())
+    assert not same(version(store, 1), version(undisturbed, 1))
 
 
 def test_a_small_step_is_published_as_a_difference_to_what_the_policy_was(tmp_path):

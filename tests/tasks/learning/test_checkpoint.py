@@ -60,7 +60,7 @@ def test_resumed_training_is_bit_equal_to_uninterrupted(build, ragged, saved_aft
         for parameter in policy.parameters().values():
             parameter.zero_()
     torch.manual_seed(99)
-    assert checkpoint.load(store, PREFIX, policy, optimizer) == state
+    assert checkpoint.restore(checkpoint.read(store, PREFIX), policy, optimizer) == state
     assert optimizer.steps == saved_after
     after = train(policy, optimizer, ragged, range(saved_after, 5))
     assert before + after == straight
@@ -73,7 +73,7 @@ def test_a_policy_can_be_built_from_a_checkpoint(build, model, ragged):
     policy, optimizer = new_trainer(build)
     train(policy, optimizer, ragged, range(1))
     store = MemoryStore()
-    checkpoint.save(store, PREFIX, policy, optimizer, TrainerState.capture(1, optimizer), object_bytes_max=4096)
+    checkpoint.save(store, PREFIX, policy, optimizer, TrainerState.capture(1, optimizer))
     again = Policy(model[0], checkpoint.read(store, PREFIX).parameters, TrainerConfig(device="cpu"))
     assert all(torch.equal(value, again.tensors()[name]) for name, value in policy.tensors().items())
 
@@ -89,7 +89,7 @@ def test_a_damaged_or_missing_checkpoint_is_never_used(build):
     body[-1] ^= 1
     store.put(key, bytes(body))
     with pytest.raises(CorruptObject, match="safetensors"):
-        checkpoint.load(store, PREFIX, policy, optimizer)
+        checkpoint.read(store, PREFIX)
 
 
 @pytest.mark.parametrize(
@@ -118,4 +118,4 @@ def test_the_checkpoint_of_another_model_is_refused(build, tmp_path):
     (tmp_path / "untied").mkdir()
     other = Policy(tmp_path / "untied", write_model(tmp_path / "untied", tied=False), TrainerConfig(device="cpu"))
     with pytest.raises(ValueError, match=r"missing 'lm_head\.weight'"):
-        checkpoint.load(store, PREFIX, other, PolicyOptimizer(other.parameters(), CONFIG))
+        checkpoint.restore(checkpoint.read(store, PREFIX), other, PolicyOptimizer(other.parameters(), CONFIG))

@@ -6,7 +6,7 @@ import pytest
 from storage import layout, records
 from storage.assembly import JournalReader
 from storage.clock import SystemClock
-from storage.records import ClosedRecord
+from storage.records import AliveRecord, ClosedRecord
 from storage.run import read_plan
 from storage.store import CorruptObject, ObjectMissing
 from tasks.sampling.choose import build_engine
@@ -205,3 +205,35 @@ def test_what_retention_has_deleted_is_no_error_once_the_iteration_is_closed(sto
 
     store.get = closed_later
     assert generate(0, build=Late).tokens_generated == 0
+
+
+def test_a_notice_is_heeded_while_weights_are_pulled(store):
+    """The session is told before the engine has any weights, and hands everything over."""
+    told = []
+
+    def notice():
+        return bool(told)
+
+    class Noticing:
+        def __init__(self, *given):
+            self._engine = build_engine(*given)
+
+        def load_weights(self, version, tensors):
+            pytest.fail("it was told to leave before")
+
+        def __getattr__(self, name):
+            return getattr(self._engine, name)
+
+    get = store.get
+
+    def get_slowly(key, start=0, end=None):
+        if key.endswith(".safetensors"):
+            told.append(key)
+        return get(key, start, end)
+
+    store.get = get_slowly
+    with pytest.raises(Preempted):
+        generate(0, notice=notice, build=Noticing)
+    assert told
+    [key] = store.list(layout.alive_all(0))
+    assert records.read(store, AliveRecord, key).state == "gone"
