@@ -52,30 +52,42 @@ def make_model(directory: Path) -> None:
     build_tokenizer().save_pretrained(directory)
 
 
-def make_run(folder: Path, model: Path, size: Size) -> str:
-    """A fresh run with one planned iteration; all arms and rounds plan the same."""
+def make_run(folder: Path, model: Path, *, prompts: int, length: int, slots: int, **rollout: float) -> str:
+    """A fresh run with one planned iteration; all arms and rounds plan the same. `rollout`: fields of that section."""
     document = {
         "run": {
             "url": str(folder),
             "seed": 11,
-            "num_prompts_per_step": size.prompts,
+            "num_prompts_per_step": prompts,
             "num_generations": GENERATIONS,
         },
         "policy": {"path": str(model)},
-        "data": {"source": "arithmetic", "size": size.prompts},
+        "data": {"source": "arithmetic", "size": prompts},
         "rewards": [{"function": "arithmetic"}],
-        "sampling": {"max_completion_length": size.length},
+        "sampling": {"max_completion_length": length},
         "rollout": {
             "engine": "torch",
-            "context_length": size.length + 64,
-            "max_responses_in_flight": IN_FLIGHT,
-            "flush_interval_s": size.flush_interval_s,
-            "heartbeat_interval_s": size.flush_interval_s,
+            "context_length": length + 64,
+            **rollout,
         },
-        "pools": {"rollout": {"count": SLOTS, "interruptible": True}},
+        "pools": {"rollout": {"count": slots, "interruptible": True}},
     }
     prepare(parse(document), "benchmark", SystemClock())
     return str(folder)
+
+
+def plan_run(folder: Path, model: Path, size: Size) -> str:
+    """The run of one arm."""
+    return make_run(
+        folder,
+        model,
+        prompts=size.prompts,
+        length=size.length,
+        slots=SLOTS,
+        max_responses_in_flight=IN_FLIGHT,
+        flush_interval_s=size.flush_interval_s,
+        heartbeat_interval_s=size.flush_interval_s,
+    )
 
 
 def journal_of(store: ObjectStore) -> tuple[list[Assembled], int]:
@@ -107,7 +119,7 @@ def run_round(number: int, folder: Path, model: Path, size: Size) -> dict[str, A
     per_kill = size.prompts * GENERATIONS * size.length // max(1, size.kills)
     schedule = kill_schedule(number, SLOTS, size.kills, per_kill // 4, per_kill)
     calm, storm, again = (Crew(folder / f"{name}-logs") for name in ("calm", "storm", "restart"))
-    calm_url, storm_url, again_url = (make_run(folder / n, model, size) for n in ("calm", "storm", "restart"))
+    calm_url, storm_url, again_url = (plan_run(folder / n, model, size) for n in ("calm", "storm", "restart"))
     slots = range(SLOTS)
     arms: dict[str, Callable[[], float]] = {
         "undisturbed": lambda: calm.run(slot_process, [(calm_url, 0, slot) for slot in slots], [[]] * SLOTS),

@@ -24,16 +24,12 @@ from benchmarks.baselines import finished_kept_process, release, results, whole_
 from benchmarks.crew import Crew, paced_slot_process
 from benchmarks.fleet import Blow, EngineTime, Fleet, FleetRun, draw_blows, engine_time
 from benchmarks.reporting import Target, finish
-from benchmarks.resume import make_model
+from benchmarks.resume import GENERATIONS, make_model, make_run
 from resources.spot_trace import AWS_P3, PROCESSES, draw_trace, read_trace
 from storage.assembly import JournalReader
-from storage.clock import SystemClock
 from storage.connect import connect
 from storage.run import read_plan
-from tasks.configuration.run_config import parse
-from tasks.plan import prepare
 
-GENERATIONS = 4
 IN_FLIGHT = 4
 HOUR_S = 3600.0
 TRACE_H = 40.0
@@ -63,32 +59,20 @@ class Size:
 FULL = Size(seats=12, prompts=36, length=320, rounds=5, hour_s=12.0)
 
 
-def make_run(folder: Path, model: Path, size: Size) -> str:
-    """A fresh run with one planned iteration; all arms and rounds plan the same."""
-    document = {
-        "run": {
-            "url": str(folder),
-            "seed": 11,
-            "num_prompts_per_step": size.prompts,
-            "num_generations": GENERATIONS,
-        },
-        "policy": {"path": str(model)},
-        "data": {"source": "arithmetic", "size": size.prompts},
-        "rewards": [{"function": "arithmetic"}],
-        "sampling": {"max_completion_length": size.length},
-        "rollout": {
-            "engine": "torch",
-            "context_length": size.length + 64,
-            "max_responses_in_flight": IN_FLIGHT,
-            "flush_interval_s": size.flush_interval_s,
-            "heartbeat_interval_s": size.flush_interval_s,
-            "claim_ttl_s": size.claim_ttl_s,
-            "idle_timeout_s": 60.0,
-        },
-        "pools": {"rollout": {"count": size.seats, "interruptible": True}},
-    }
-    prepare(parse(document), "benchmark", SystemClock())
-    return str(folder)
+def plan_run(folder: Path, model: Path, size: Size) -> str:
+    """A fresh run with one planned iteration."""
+    return make_run(
+        folder,
+        model,
+        prompts=size.prompts,
+        length=size.length,
+        slots=size.seats,
+        max_responses_in_flight=IN_FLIGHT,
+        flush_interval_s=size.flush_interval_s,
+        heartbeat_interval_s=size.flush_interval_s,
+        claim_ttl_s=size.claim_ttl_s,
+        idle_timeout_s=60.0,
+    )
 
 
 class Journal:
@@ -112,7 +96,7 @@ class Journal:
 
 def run_journal(folder: Path, model: Path, size: Size, blows: list[Blow]) -> tuple[FleetRun, dict[int, list[int]]]:
     """Gleaner's arm, and the undisturbed one without blows."""
-    url = make_run(folder / "run", model, size)
+    url = plan_run(folder / "run", model, size)
     journal = Journal(url)
     arguments = [(url, 0, slot, size.step_time_s) for slot in range(size.seats)]
     run = Fleet(folder / "logs", paced_slot_process, arguments).run(blows, journal.complete)
@@ -121,7 +105,7 @@ def run_journal(folder: Path, model: Path, size: Size, blows: list[Blow]) -> tup
 
 def run_whole_batch(folder: Path, model: Path, size: Size, blows: list[Blow]) -> tuple[FleetRun, dict[int, list[int]]]:
     """Nothing of a worker's batch is kept until all of it is there; whoever hangs is waited for."""
-    url, kept = make_run(folder / "run", model, size), folder / "kept"
+    url, kept = plan_run(folder / "run", model, size), folder / "kept"
     kept.mkdir()
     arguments = [(url, slot, str(kept), size.step_time_s) for slot in range(size.seats)]
     fleet = Fleet(folder / "logs", whole_batch_process, arguments)
@@ -132,7 +116,7 @@ def run_finished_kept(
     folder: Path, model: Path, size: Size, blows: list[Blow]
 ) -> tuple[FleetRun, dict[int, list[int]]]:
     """Finished responses are kept; the dead's and the hung's others are free again after the same time as Gleaner's."""
-    url, kept = make_run(folder / "run", model, size), folder / "kept"
+    url, kept = plan_run(folder / "run", model, size), folder / "kept"
     kept.mkdir()
     arguments = [(url, slot, str(kept), True, size.step_time_s) for slot in range(size.seats)]
     fleet = Fleet(
