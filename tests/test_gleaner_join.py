@@ -1,0 +1,82 @@
+"""`gleaner join` as a process: it works, leaves on SIGTERM and Ctrl-C without loss, and says what is wrong."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from storage import layout, records
+from storage.assembly import JournalReader
+from storage.connect import connect
+from storage.records import AliveRecord
+from storage.run import read_plan
+from tests.small_run import config, model_directory, plan_iteration, roll_out
+
+ROOT = Path(__file__).parents[1]
+LIMIT_S = 120
+
+
+def join(url: str, *options: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "gleaner.py", "join", url, *options]
+    return subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def planned(folder: Path) -> str:
+    rollout = {"engine": "torch", "device": "cpu", "max_responses_in_flight": 2, "flush_interval_s": 0.1}
+    settings = config(
+        str(folder / "run"),
+        model_directory(folder / "model"),
+        rollout=rollout | {"heartbeat_interval_s": 0.1},
+        sampling={"max_completion_length": 90},
+    )
+    plan_iteration(settings)
+    return settings.run.url
+
+
+def responses(url: str):
+    plan = read_plan(connect(url), 0)
+    reader = JournalReader(connect(url), plan)
+    reader.refresh()
+    return [reader.assemble(response) for response in range(plan.num_responses)]
+
+
+@pytest.mark.parametrize("word", [signal.SIGTERM, signal.SIGINT])
+def test_told_to_leave_it_ends_well_and_another_machine_goes_on(tmp_path, word):
+    url = planned(tmp_path)
+    first = join(url)
+    deadline_s = time.monotonic() + LIMIT_S
+    while not any("/journal/" in key for key in connect(url).list("iterations/")):
+        assert first.poll() is None, first.communicate()
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+    first.send_signal(word)
+    told, errors = first.communicate(timeout=LIMIT_S)
+    assert first.returncode == 0, errors
+    assert "left after helping with 1 iterations" in told
+    [alive] = [records.read(connect(url), AliveRecord, key) for key in connect(url).list(layout.alive_all(0))]
+    assert alive.state == "gone"
+    assert alive.tokens_generated == sum(len(response.token_ids) for response in responses(url)) > 0
+
+    second = join(url, "--iterations", "1", "--usd-per-hour", "0.5")
+    told, errors = second.communicate(timeout=LIMIT_S)
+    assert second.returncode == 0, errors
+    assert "iteration 0:" in told
+    (tmp_path / "alone").mkdir()
+    other = planned(tmp_path / "alone")
+    roll_out(other, 0)
+    for joined, alone in zip(responses(url), responses(other), strict=True):
+        assert joined.finish.ends_response
+        assert np.array_equal(joined.token_ids, alone.token_ids)
+
+
+def test_it_says_in_one_line_where_there_is_no_run(tmp_path):
+    done = join(str(tmp_path / "nothing"))
+    _, errors = done.communicate(timeout=LIMIT_S)
+    assert done.returncode == 1
+    assert errors.startswith("gleaner: ")
+    assert "run.json" in errors
+    assert errors.count("\n") == 1
