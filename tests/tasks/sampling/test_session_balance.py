@@ -56,7 +56,7 @@ def test_one_that_joined_leaves_when_its_time_is_up_and_loses_nothing():
     joined._ends_s = 6.0
     left = live(joined)
     alive = records.read(store, AliveRecord, layout.alive(0, joined.incarnation))
-    assert (alive.state, alive.running) == ("gone", IN_FLIGHT)
+    assert (alive.state, alive.running) == ("gone", IN_FLIGHT - left.responses_finished)
     assert alive.unfinished == IN_FLIGHT - left.responses_finished
     outcome = live(a_session(store, 0, idle_timeout_s=HELPS_S))
     assert responses(store) == EXPECTED
