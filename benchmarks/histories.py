@@ -100,7 +100,7 @@ def report(verdicts: list[Verdict], wall_s: float, processes: int, *, as_json: b
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=600, help="how many histories")
+    parser.add_argument("--seeds", type=int, default=400, help="how many histories")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--seed", type=int, help="only this one, in this process")

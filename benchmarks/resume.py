@@ -87,6 +87,7 @@ def plan_run(folder: Path, model: Path, size: Size) -> str:
         max_responses_in_flight=IN_FLIGHT,
         flush_interval_s=size.flush_interval_s,
         heartbeat_interval_s=size.flush_interval_s,
+        idle_timeout_s=0.0,  # slots resume their own work; that they help each other is benchmarks/storm.py's subject
     )
 
 

@@ -27,7 +27,7 @@ from tasks.sampling.session_config import SessionConfig
 
 TRAINER, OBSERVER = "trainer", "observer"
 RELAUNCH_AFTER_S = 300.0
-TURNS_MAX = 200_000
+TURNS_MAX = 50_000
 LOAD_PARTS = 4
 MOMENTS: tuple[Literal["before", "after", "later"], ...] = ("before", "after", "later")
 
