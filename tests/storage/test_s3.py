@@ -179,7 +179,8 @@ def test_retries_are_bounded_and_the_outcome_is_called_unknown(server):
         )
         assert told is not None
         assert 0 < float(told[1]) < 2
-        assert int(told[2]) >= max(2, len(seen))
+        # One that the last verb had given up on may arrive late.
+        assert int(told[2]) >= max(2, len(seen) - 1)
         assert bool(told[3]) is (verb in VERBS[:2]), "only a write can have happened"
 
 
