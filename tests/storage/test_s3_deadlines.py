@@ -209,7 +209,6 @@ def test_a_body_that_breaks_off_late_is_asked_for_again(monkeypatch):
     with peer(breaking_off_once, monkeypatch, deadline_s=4) as store:
         assert store.get("a") == body
     assert len(requests) == 2
-    assert requests[1] - requests[0] > 4
 
 
 @pytest.mark.parametrize("verb", VERBS)
