@@ -4,6 +4,7 @@ import difflib
 import functools
 import hashlib
 import json
+import operator
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
@@ -34,7 +35,20 @@ OPERATIONAL = {
         "idle_timeout_s",
         "weight_cache_dir",
         "weight_cache_bytes_max",
+        "engine_restarts_max",
         "device",
+    },
+    "rollout.vllm": {
+        "process",
+        "gpu_memory_utilization",
+        "kv_cache_memory_bytes",
+        "tensor_parallel_size",
+        "enforce_eager",
+        "max_num_batched_tokens",
+        "block_size",
+        "start_timeout_s",
+        "load_timeout_s",
+        "step_timeout_s",
     },
     "trainer": {
         "device",
@@ -100,6 +114,14 @@ class RunConfig:
     pools: PoolsConfig = field(default_factory=PoolsConfig)
     retention: RetentionConfig = field(default_factory=RetentionConfig)
 
+    def __post_init__(self) -> None:
+        sampler, temperature = self.rollout.vllm.sampler, self.sampling.temperature
+        if sampler != "keyed" and temperature not in (0.0, 1.0):
+            raise ValueError(
+                f"sampling.temperature: value {temperature}; allowed with rollout.vllm.sampler {sampler!r}: 0 or 1, "
+                "because vLLM's own sampler reports log-probs at temperature 1"
+            )
+
 
 def load(path: str | Path) -> RunConfig:
     """Read a YAML or JSON file; ConfigError names the file and every field that is wrong."""
@@ -163,11 +185,13 @@ def dump(config: RunConfig) -> dict[str, Any]:
 def identity(config: RunConfig) -> dict[str, Any]:
     """The part of the configuration that decides what is learned; equal for all iterations of a run."""
     resolved = dump(config)
-    for section, names in OPERATIONAL.items():
+    for path, names in OPERATIONAL.items():
+        *parents, section = path.split(".")
+        parent = functools.reduce(operator.getitem, parents, resolved)
         if names is None:
-            del resolved[section]
+            del parent[section]
         else:
-            resolved[section] = {name: value for name, value in resolved[section].items() if name not in names}
+            parent[section] = {name: value for name, value in parent[section].items() if name not in names}
     return resolved
 
 

@@ -1,6 +1,6 @@
 """What a user may set about rollouts and sampling. Imports neither torch nor any engine."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
@@ -33,11 +33,51 @@ class SamplingConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class VllmConfig:
+    """What only vLLM can be told; what it does not set is vLLM's own choice.
+
+    Attributes:
+        process: "own" keeps the engine in a process of its own, whose death the worker survives; "same" starts in
+            seconds and takes less memory, for many small workers on one machine.
+        sampler: "keyed" draws with tasks/sampling/keyed_noise.py, as every other engine here; "seeded" with vLLM's own
+            noise, which depends on a seed and the position (on a GPU only, with other tokens than our other engines
+            draw); "unkeyed" with noise that nobody can repeat: a resumed response is a correct sample, but another.
+        batch_invariant: ask for vLLM's batch-invariant kernels where it has them; costs speed on a GPU.
+        gpu_memory_utilization: share of the GPU's memory for weights, activations and cache.
+        kv_cache_memory_bytes: of the key-value cache instead; None on a CPU is 1 GiB.
+        tensor_parallel_size: GPUs of this worker; more responses at once are had by more slots, not here.
+        quantization: vLLM's name of a method, such as "fp8".
+        enforce_eager: no compiled graphs.
+        max_num_batched_tokens: most tokens of one forward pass.
+        block_size: tokens of a cache block, the grain at which prompts are shared.
+        start_timeout_s: until it serves; beyond, it counts as dead. So do the next two.
+        load_timeout_s: until new weights are in place.
+        step_timeout_s: until the next token of anything in flight.
+    """
+
+    __pydantic_config__ = STRICT
+    process: Literal["own", "same"] = "own"
+    sampler: Literal["keyed", "seeded", "unkeyed"] = "keyed"
+    batch_invariant: bool = True
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
+    kv_cache_memory_bytes: Annotated[int, Field(ge=1 << 20)] | None = None
+    tensor_parallel_size: Annotated[int, Field(ge=1)] = 1
+    quantization: Annotated[str, Field(min_length=1)] | None = None
+    enforce_eager: bool = False
+    max_num_batched_tokens: Annotated[int, Field(ge=1)] | None = None
+    block_size: Annotated[int, Field(ge=1)] | None = None
+    start_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 900.0
+    load_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 600.0
+    step_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 120.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class RolloutConfig:
     """The engine of a rollout worker and how often it reports.
 
     Attributes:
-        engine: "auto" takes the best engine that is installed; "scripted" has no model and is for tests.
+        engine: "auto" takes vLLM where it is installed and sees a GPU, else our own engine in PyTorch; "scripted" has
+            no model and is for tests.
         dtype: of the engine's weights, activations and cache; float32 on a CPU makes resumed responses identical.
         device: "auto" takes CUDA where there is one.
         max_responses_in_flight: how many responses one worker decodes together.
@@ -49,10 +89,13 @@ class RolloutConfig:
         weight_cache_dir: where the processes of a machine share the weights they pulled; None takes a directory of this
             user below the system's temporary directory.
         weight_cache_bytes_max: most bytes there; 0 keeps none.
+        engine_restarts_max: how often a worker starts an engine that died again, in one iteration, before it gives its
+            responses to others and fails.
+        vllm: see VllmConfig.
     """
 
     __pydantic_config__ = STRICT
-    engine: Literal["auto", "torch", "scripted"] = "auto"
+    engine: Literal["auto", "torch", "vllm", "scripted"] = "auto"
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     max_responses_in_flight: Annotated[int, Field(ge=1)] = 64
@@ -63,6 +106,8 @@ class RolloutConfig:
     idle_timeout_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 120.0
     weight_cache_dir: Annotated[str, Field(min_length=1)] | None = None
     weight_cache_bytes_max: Annotated[int, Field(ge=0)] = 32 << 30
+    engine_restarts_max: Annotated[int, Field(ge=0)] = 2
+    vllm: VllmConfig = field(default_factory=VllmConfig)
 
     def __post_init__(self) -> None:
         if self.claim_ttl_s < HEARTBEATS_PER_TTL_MIN * self.heartbeat_interval_s:

@@ -53,8 +53,15 @@ class EngineError(Exception):
     """The engine cannot do what was asked: bad request, wrong weights, or a failure of its own."""
 
 
+class EngineDied(EngineError):  # noqa: N818 - reads as what happened
+    """The engine broke down or does not answer: its memory, device or process, not what was asked of it.
+
+    Tokens that `step` has returned are good. Until `restart`, nothing else may be called but `close`.
+    """
+
+
 class Engine(Protocol):
-    """A continuous-batching decoder. Used by one thread."""
+    """A continuous-batching decoder. Used by one thread; every call ends, with EngineDied if nothing else."""
 
     @property
     def name(self) -> str:
@@ -71,7 +78,7 @@ class Engine(Protocol):
 
     @property
     def prefill_tokens(self) -> int:
-        """Prompt and prefix tokens computed so far."""
+        """Prompt and prefix tokens computed so far, for responses whose first token was returned."""
         ...
 
     def load_weights(self, version: int, tensors: Mapping[str, TensorBlock]) -> None:
@@ -86,11 +93,18 @@ class Engine(Protocol):
         ...
 
     def step(self) -> list[TokenDelta]:
-        """Decode once for every response in flight. A finished response leaves the engine with its last delta."""
+        """Wait for new tokens of the responses in flight, and return them: at most one delta of each response.
+
+        A finished response leaves the engine with its last delta. Empty only when nothing is in flight.
+        """
         ...
 
     def abort(self, responses: Sequence[int]) -> None:
         """Forget responses in flight; those that are not are no error."""
+        ...
+
+    def restart(self) -> None:
+        """After EngineDied: begin anew, without weights and with nothing in flight. EngineDied if that fails too."""
         ...
 
     def close(self) -> None:

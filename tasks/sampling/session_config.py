@@ -14,6 +14,7 @@ class SessionConfig:
     usd_per_hour: its price, if it is not its pool's.
     time_limit_s: after so long it leaves as if it had been given notice, but without an error; None: never.
     background: housekeeping in a thread of its own; without, all storage is read and written between decode steps.
+    engine_restarts_max: how often an engine that died is started again before the incarnation gives up.
     parallel_reads: requests under way at once when much is to be read; 1 makes them one after another.
     """
 
@@ -28,5 +29,6 @@ class SessionConfig:
     claim_ttl_s: float
     idle_timeout_s: float
     time_limit_s: float | None = None
+    engine_restarts_max: int = 0
     background: bool = True
     parallel_reads: int = PARALLEL_READS
