@@ -235,7 +235,8 @@ class SlotLife:
     """One process life on the iteration's time line.
 
     state: "gone" when it left with nothing unfinished, "left" when it handed work over, "lost" when it fell silent.
-    usd_per_hour: its price if it is not its pool's.
+    prefill_tokens: as its last heartbeat told; 0 in reports from before they were counted. usd_per_hour: its price if
+    it is not its pool's.
     """
 
     __pydantic_config__ = STRICT
@@ -248,6 +249,7 @@ class SlotLife:
     tokens_kept: int
     tokens_recovered: int
     tokens_regenerated: int
+    prefill_tokens: int = 0
     usd_per_hour: float | None = None
 
 

@@ -14,6 +14,7 @@ from storage import layout, records
 from storage.assembly import JournalReader
 from storage.clock import Clock
 from storage.compaction import read_batches
+from storage.prompt_table import decode_prompts
 from storage.records import (
     JOINED_POOL,
     AliveRecord,
@@ -27,6 +28,7 @@ from storage.run import exists, read_plan
 from storage.shard import Finish
 from storage.store import ConflictingRecord, ObjectStore, StorageError, commit
 from storage.weights import PUBLISHED_AT_S, read_manifest
+from tasks.reporting.prefill import prefill_metrics
 
 
 class IntegrityError(Exception):
@@ -67,12 +69,14 @@ def _measure(store: ObjectStore, iteration: int, prices_usd_per_h: Mapping[str, 
     reader = JournalReader(store, plan)
     reader.refresh()
     kept = verify(plan, graded, reader)
+    prompts = decode_prompts(plan.prompts_key, store.get(plan.prompts_key))
     lives = slot_lives(store, plan, reader, kept)
     now = clock.wall()
     metrics = {
         **training.metrics,
         **response_metrics(graded, plan),
         **resume_metrics(lives),
+        **prefill_metrics(lives, plan, prompts, reader),
         "balance/responses_moved": float(reader.book.moved),
         **cost_metrics(
             lives, training, prices_usd_per_h, sum(response.length for response in graded), plan.created_at_s
@@ -145,6 +149,7 @@ def slot_lives(store: ObjectStore, plan: PlanRecord, reader: JournalReader, kept
                 tokens_kept=kept.get(incarnation, 0),
                 tokens_recovered=alive.tokens_recovered,
                 tokens_regenerated=decoded - kept.get(incarnation, 0),
+                prefill_tokens=alive.prefill_tokens,
                 usd_per_hour=alive.usd_per_hour,
             ),
         )

@@ -23,6 +23,7 @@ _KEY_METRICS = (
     ("preempt/count", "processes lost", ""),
     ("resume/tokens_recovered", "tokens recovered from the journal", "tokens"),
     ("resume/tokens_regenerated", "tokens generated again", "tokens"),
+    ("rollout/prefill_share", "prefill computed, of what it takes without sharing", "%"),
     ("timing_s/rollout", "rollout", "s"),
     ("timing_s/train", "training", "s"),
     ("timing_s/iteration", "iteration", "s"),
@@ -108,7 +109,19 @@ def _slots(report: ReportRecord) -> list[str]:
         f"{recovered:,} tokens from the journal and generated {regenerated:,} again."
     )
     drawing = timeline(report.lives, report.train_started_at_s, report.train_ended_at_s, "Slots of the iteration")
-    return [f"<p>{summary}</p>", drawing]
+    return [f"<p>{summary}</p>", *_prefill(report.metrics), drawing]
+
+
+def _prefill(metrics: Mapping[str, float]) -> list[str]:
+    if "rollout/prefill_share" not in metrics:
+        return []
+    computed, naive = metrics["rollout/prefill_tokens"], metrics["rollout/prefill_tokens_naive"]
+    summary = (
+        f"Prefill: {computed:,.0f} tokens computed, of {naive:,.0f} without sharing: "
+        f"{_shown(metrics['rollout/prefill_share'], '%')}. With long prompts and nothing lost, the best is one part in "
+        "num_generations."
+    )
+    return [f"<p>{summary}</p>"]
 
 
 def _cost(report: ReportRecord, reports: Sequence[ReportRecord]) -> list[str]:

@@ -4,7 +4,7 @@ import pytest
 
 from storage import records
 from storage.memory import MemoryStore
-from storage.records import BatchRecord, ClaimRecord, GradedResponse, LeaseRecord, Span
+from storage.records import BatchRecord, ClaimRecord, GradedResponse, LeaseRecord, SlotLife, Span
 from storage.store import CorruptObject, ObjectMissing
 
 BATCH = BatchRecord(
@@ -46,6 +46,24 @@ def test_what_is_not_understood_is_refused_by_name(change, where):
     body = json.dumps({**json.loads(records.encode(claim)), **change}).encode()
     with pytest.raises(CorruptObject, match=f"'claims/x' is corrupt: {where}"):
         records.decode(ClaimRecord, "claims/x", body)
+
+
+def test_a_life_from_before_prefill_was_counted_has_none():
+    fields = {
+        "slot": 0,
+        "incarnation": "00000-a",
+        "pool": "rollout",
+        "started_at_s": 1.0,
+        "ended_at_s": 2.0,
+        "state": "gone",
+        "tokens_kept": 3,
+        "tokens_recovered": 0,
+        "tokens_regenerated": 0,
+        "usd_per_hour": None,
+    }
+    assert records.decode(SlotLife, "k", json.dumps(fields).encode()).prefill_tokens == 0
+    counted = json.dumps(fields | {"prefill_tokens": 7}).encode()
+    assert records.decode(SlotLife, "k", counted).prefill_tokens == 7
 
 
 def test_a_truncated_record_is_refused():

@@ -9,7 +9,8 @@ from storage.assembly import JournalReader
 from storage.clock import ManualClock
 from storage.compaction import read_batches
 from storage.memory import MemoryStore
-from storage.records import BatchRecord, GradedResponse, ReportRecord, SlotLife, TrainingRecord
+from storage.prompt_table import PromptRow, encode_prompts
+from storage.records import AliveRecord, BatchRecord, GradedResponse, ReportRecord, SlotLife, TrainingRecord
 from storage.shard import Finish
 from storage.store import ConflictingRecord, CorruptObject, ObjectMissing
 from storage.weights import PUBLISHED_AT_S, TensorBlock, publish
@@ -19,6 +20,8 @@ from tests.journals import Incarnation, a_plan
 PLAN = a_plan(groups=2, generations=2, slots=2, first_prompt=6, created_at_s=1000.0)
 PRICES = {"rollout": 3.6, "train": 36.0}
 REWARDS = {0: 1.0, 1: 0.0, 2: 0.5, 3: 0.5}
+PROMPTS = [PromptRow("p0", (1,) * 10, "", {}), PromptRow("p1", (1,) * 20, "", {})]
+PREFILLED = {"00000-a": 10, "00000-b": 13, "00001-c": 20}
 
 
 def an_iteration():
@@ -27,6 +30,7 @@ def an_iteration():
     Responses 1, 2 and 3 have 4, 6 and 1 tokens; 3 was cut at the limit.
     """
     store = MemoryStore()
+    store.create(PLAN.prompts_key, encode_prompts(PROMPTS))
     store.create(layout.plan(0), records.encode(PLAN))
     victim = Incarnation(store, PLAN, 0, "00000-a")
     victim.write(0, [11, 12, 13], Finish.RUNNING)
@@ -41,6 +45,10 @@ def an_iteration():
     victim.announce(started_at_s=1010, updated_at_s=1020, tokens_generated=7, gone=False)
     successor.announce(started_at_s=1025, updated_at_s=1065, tokens_generated=6, gone=True)
     other.announce(started_at_s=1012, updated_at_s=1062, tokens_generated=7, gone=True)
+    for name, tokens in PREFILLED.items():
+        key = layout.alive(0, name)
+        told = records.read(store, AliveRecord, key)
+        store.put(key, records.encode(replace(told, prefill_tokens=tokens)))
     commit_batches(store, [[2, 3], [0, 1]])
     training = TrainingRecord(
         iteration=0,
@@ -110,6 +118,10 @@ def test_the_report_is_that_of_the_hand_made_case():
             "preempt/count": 1,
             "resume/tokens_recovered": 3,
             "resume/tokens_regenerated": 4,
+            # Response 0 was begun at 0 and at 3 tokens, 1 at 0, with 10 of the prompt each; 2 and 3 with 20 each.
+            "rollout/prefill_tokens": 43,
+            "rollout/prefill_tokens_naive": 10 + 13 + 10 + 20 + 20,
+            "rollout/prefill_share": 43 / 73,
             "timing_s/rollout": 55,
             "timing_s/rollout_machines": 100,
             "timing_s/train": 60,
@@ -137,6 +149,7 @@ def test_lives_tell_what_a_killed_slot_kept_and_lost():
             tokens_kept=3,
             tokens_recovered=0,
             tokens_regenerated=4,
+            prefill_tokens=10,
         ),
         SlotLife(
             slot=0,
@@ -148,6 +161,7 @@ def test_lives_tell_what_a_killed_slot_kept_and_lost():
             tokens_kept=6,
             tokens_recovered=3,
             tokens_regenerated=0,
+            prefill_tokens=13,
         ),
         SlotLife(
             slot=1,
@@ -159,6 +173,7 @@ def test_lives_tell_what_a_killed_slot_kept_and_lost():
             tokens_kept=7,
             tokens_recovered=0,
             tokens_regenerated=0,
+            prefill_tokens=20,
         ),
     )
     assert sum(life.tokens_kept for life in lives) == 16
@@ -288,7 +303,15 @@ def test_a_token_of_another_weight_version_is_found_out():
 
 
 @pytest.mark.parametrize(
-    "key", [layout.plan(0), layout.training(0), layout.batch(0, 1), layout.alive(0, "00000-b"), layout.claim(0, 0, 2)]
+    "key",
+    [
+        layout.plan(0),
+        PLAN.prompts_key,
+        layout.training(0),
+        layout.batch(0, 1),
+        layout.alive(0, "00000-b"),
+        layout.claim(0, 0, 2),
+    ],
 )
 def test_a_damaged_record_is_named_and_nothing_is_committed(key):
     store = an_iteration()

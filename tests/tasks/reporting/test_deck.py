@@ -13,6 +13,9 @@ METRICS = {
     "num_tokens": 12345.0,
     "resume/tokens_recovered": 1234.0,
     "resume/tokens_regenerated": 37.0,
+    "rollout/prefill_tokens": 1300.0,
+    "rollout/prefill_tokens_naive": 5000.0,
+    "rollout/prefill_share": 0.26,
     "timing_s/rollout": 21.5,
     "timing_s/train": 12.0,
     "timing_s/iteration": 25.25,
@@ -89,7 +92,9 @@ def test_tabs_and_what_the_overview_tells():
     assert ["iteration", "25.25 s", "25.25 s"] in rows
     assert ["cost of the iteration", "$0.0123", "$0.0123"] in rows
     assert ["groups without a learning signal", "25.0 %", "25.0 %"] in rows
+    assert ["prefill computed, of what it takes without sharing", "26.0 %", "26.0 %"] in rows
     assert "1 processes on 1 slots; 1 lost" in tabs["Slots"]
+    assert "Prefill: 1,300 tokens computed, of 5,000 without sharing: 26.0 %." in tabs["Slots"]
 
 
 def test_reward_curve_has_every_iteration_once_in_order():
@@ -115,6 +120,7 @@ def test_missing_and_strange_metrics():
     assert ["<script>", "1"] in overview.rows
     assert not any(row and row[0] == "mean reward" for row in overview.rows)
     assert "no data" in tabs["Cost"]
+    assert "Prefill" not in tabs["Slots"]
 
 
 def test_pages_are_self_contained_small_and_well_formed():

@@ -1,0 +1,48 @@
+"""Prefill: what the engines computed of prompts and prefixes, over what it takes without any sharing.
+
+Pure functions of what was planned, journalled and announced; reads nothing.
+"""
+
+from collections.abc import Sequence
+
+from storage.assembly import JournalReader
+from storage.prompt_table import PromptRow
+from storage.records import PlanRecord, SlotLife
+
+
+def prefill_metrics(
+    lives: Sequence[SlotLife], plan: PlanRecord, prompts: Sequence[PromptRow], reader: JournalReader
+) -> dict[str, float]:
+    """Tokens computed, tokens without sharing, and their quotient, which is absent when the second is 0.
+
+    The first is a lower bound where a life died after its last heartbeat. prompts: one row per group of the plan.
+    """
+    computed = sum(life.prefill_tokens for life in lives)
+    naive = naive_prefill_tokens(plan, prompts, reader)
+    metrics = {"rollout/prefill_tokens": float(computed), "rollout/prefill_tokens_naive": float(naive)}
+    return metrics | ({"rollout/prefill_share": computed / naive} if naive else {})
+
+
+def naive_prefill_tokens(plan: PlanRecord, prompts: Sequence[PromptRow], reader: JournalReader) -> int:
+    """What engines without any sharing compute: the prompt and the recovered prefix, whenever a response was begun.
+
+    Begun is, under each claim on it, what has tokens in the journal, whether they count or are void.
+    """
+    return sum(
+        len(prompts[response // plan.num_generations].token_ids) + start
+        for response in range(plan.num_responses)
+        for start in _starts(response, reader)
+    )
+
+
+def _starts(response: int, reader: JournalReader) -> list[int]:
+    """How many tokens a response had each time that it was begun."""
+    owner = reader.book.owner(response)
+    claims = [(span.incarnation, span.epoch) for span in reader.book.sealed(response)]
+    claims += [] if owner is None else [(owner.incarnation, owner.epoch)]
+    # Who releases what it never began writes a row without tokens.
+    firsts = (
+        next((row.start for _, row in reader.shards.rows(incarnation, epoch, response) if len(row.token_ids)), None)
+        for incarnation, epoch in claims
+    )
+    return [start for start in firsts if start is not None]
