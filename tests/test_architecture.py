@@ -42,12 +42,13 @@ LIBRARIES_ALLOWED = {
 _FLYTE_MODULES = r"resources\.(pools|images)|tasks\.\w+|workflows(\.\w+)?"
 CONFINED = {
     "torch": r"tasks\.learning\.(?!config$)\w+"
-    r"|tasks\.sampling\.(torch_engine|\w*decoder|batch|kv_cache|slot_table|tied_names|keyed_noise|weight_tensors)",
+    r"|tasks\.sampling\.(torch_engine|\w*decoder|batch|kv_cache|slot_table|tied_names|keyed_noise\w*|weight_tensors)",
+    "triton": r"tasks\.sampling\.keyed_noise_triton",
     "vllm": r"tasks\.sampling\.vllm_engine",
 } | dict.fromkeys(FLYTE, _FLYTE_MODULES)
 
 # Libraries that take long to import, and the modules that can be imported without waiting for them.
-HEAVY = {"torch", "transformers", "datasets", "vllm", "s3fs", "math_verify", "flytekit"}
+HEAVY = {"torch", "triton", "transformers", "datasets", "vllm", "s3fs", "math_verify", "flytekit"}
 LIGHT = re.compile(
     r"storage\.(?!s3$)\w+|resources\.\w+|tasks\.(configuration|planning|prompts|reporting)\.\w+|tasks\.\w+\.config"
 )

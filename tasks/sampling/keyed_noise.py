@@ -12,8 +12,11 @@ wrap around, with `mix64` of tasks/sampling/engine.py and G = 0x9E3779B97F4A7C15
 
 The token is the one that maximises log softmax(logits / temperature) + g. `v` is small where a token wins, and float32
 holds small numbers to 24 bits: a vocabulary of 150,000 tokens loses no resolution.
+
+Written in torch, for every device; on a GPU keyed_noise_triton.py does the same in two kernels where it can.
 """
 
+from collections.abc import Callable
 from functools import lru_cache
 
 import torch
@@ -80,13 +83,19 @@ def sample(
         temperature: float32 [B]; 0 takes the most probable token.
         top_p: float32 [B] in (0, 1]; 1 is off.
         top_k: int64 [B]; 0 is off.
-        truncated: whether any row has top_p or top_k on. None looks, which waits for an accelerator.
+        truncated: whether any row has top_p or top_k on. None looks, which waits for an accelerator. False lets a
+            GPU draw with keyed_noise_triton.py; the first such call compiles, compares and waits.
         greedy: whether any row has temperature 0. None looks.
 
     Returns:
         Token ids int64 [B], and their log-probs float32 [B]: natural log, under softmax(logits / temperature) of the
         whole vocabulary (temperature 0: of softmax(logits)), whatever top_p and top_k cut away.
     """
+    if truncated is False and logits.is_cuda:
+        fused = _fused_draw(logits.device, logits.dtype)
+        if fused is not None:
+            token_ids, logprobs, _ = fused(logits, keys, positions, temperature)
+            return token_ids, logprobs
     if truncated is None:
         truncated = bool(((top_p < 1.0) | (top_k > 0)).any())
     if greedy is None:
@@ -101,6 +110,18 @@ def sample(
         scores = torch.where((temperature == 0).unsqueeze(1), logits, scores)
     token_ids = scores.argmax(dim=-1)
     return token_ids, logprobs.gather(1, token_ids.unsqueeze(1)).squeeze(1)
+
+
+@lru_cache(maxsize=32)
+def _fused_draw(
+    device: torch.device, dtype: torch.dtype
+) -> Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]] | None:
+    """`keyed_noise_triton.draw`, or None where Triton is missing or was found to differ from the passes here."""
+    try:
+        from tasks.sampling.keyed_noise_triton import checked_draw  # noqa: PLC0415 - Triton exists beside GPUs only
+    except ImportError:
+        return None
+    return checked_draw(gumbel, device, dtype)
 
 
 def _support(logprobs: Tensor, top_p: Tensor, top_k: Tensor) -> Tensor:

@@ -1,4 +1,5 @@
 import math
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.sampling.engine import mix64, noise_key
-from tasks.sampling.keyed_noise import gumbel, sample, signed64
+from tasks.sampling.keyed_noise import _fused_draw, gumbel, sample, signed64
 
 GAMMA = 0x9E3779B97F4A7C15
 MASK = (1 << 64) - 1
@@ -161,3 +162,8 @@ def test_half_precision_logits_and_one_token_vocabularies():
     assert token_ids.tolist() == [0, 0, 0]
     assert logprobs.tolist() == [0.0, 0.0, 0.0]
     assert logprobs.dtype == torch.float32
+
+
+@pytest.mark.skipif(find_spec("triton") is not None, reason="Triton is installed")
+def test_nothing_is_fused_without_triton():
+    assert _fused_draw(torch.device("cuda", 0), torch.float32) is None
