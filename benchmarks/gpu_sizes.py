@@ -1,0 +1,117 @@
+"""How much benchmarks.gpu does: the shape of its random model and the numbers of each part. Imports no torch.
+
+The full sizes are for one GPU and some minutes; the small ones run the same code on a CPU, and say nothing about speed.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """A Qwen2 with tied embeddings."""
+
+    hidden: int
+    layers: int
+    heads: int
+    key_value_heads: int
+    intermediate: int
+    vocab_size: int
+
+    @property
+    def head_width(self) -> int:
+        return self.hidden // self.heads
+
+    @property
+    def products(self) -> list[tuple[int, int]]:
+        """(outputs, inputs) of the matrix products of one layer, as engines fuse them."""
+        attention = self.heads * self.head_width
+        return [
+            (attention + 2 * self.key_value_heads * self.head_width, self.hidden),
+            (self.hidden, attention),
+            (2 * self.intermediate, self.hidden),
+            (self.hidden, self.intermediate),
+        ]
+
+    @property
+    def weights(self) -> int:
+        """Parameters in matrices, the tied embedding once."""
+        return self.layers * sum(outputs * inputs for outputs, inputs in self.products) + self.vocab_size * self.hidden
+
+
+SHAPES = {
+    "0.5b": ModelShape(
+        hidden=896, layers=24, heads=14, key_value_heads=2, intermediate=4864, vocab_size=151_936
+    ),  # as Qwen2.5-0.5B
+    "1.5b": ModelShape(
+        hidden=1536, layers=28, heads=12, key_value_heads=2, intermediate=8960, vocab_size=151_936
+    ),  # as Qwen2.5-1.5B
+}
+SMALL_SHAPE = ModelShape(hidden=64, layers=2, heads=2, key_value_heads=1, intermediate=128, vocab_size=2000)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """What is measured, and how often.
+
+    Attributes:
+        device: "cuda" or "cpu".
+        small: Whether these are the small numbers.
+        shape: Of the model.
+        batches: Rows of logits of the noise part.
+        steps: Sampling steps per timing.
+        rounds: Timings of each way to sample.
+        responses: Decoded together by every engine; a multiple of 8.
+        tokens: Of each of them.
+        engine_rounds: Decodings by every engine after the first, which does not count.
+        journal_tokens: Of each response when a session that journals is compared with the bare loop: few, then many.
+        flush_interval_s: Of that journal.
+        prompts: Of the optimizer step.
+        generations: Sequences per prompt.
+        prompt_tokens: Of each sequence.
+        completion_tokens: Of each sequence.
+        micro_batch_tokens_max: As in TrainerConfig.
+        optimizer_steps: Timed, after one that is not.
+    """
+
+    device: str
+    small: bool
+    shape: ModelShape
+    batches: tuple[int, ...] = (32, 256)
+    steps: int = 10
+    rounds: int = 21
+    responses: int = 256
+    tokens: int = 512
+    engine_rounds: int = 3
+    journal_tokens: tuple[int, int] = (256, 1280)
+    flush_interval_s: float = 2.0
+    prompts: int = 8
+    generations: int = 8
+    prompt_tokens: int = 256
+    completion_tokens: int = 768
+    micro_batch_tokens_max: int = 16_384
+    optimizer_steps: int = 5
+
+
+def size_for(device: str, model: str, *, small: bool) -> Size:
+    """The numbers of a run; `model` is a key of SHAPES and has no effect on a small one."""
+    if not small:
+        return Size(device=device, small=False, shape=SHAPES[model])
+    return Size(
+        device=device,
+        small=True,
+        shape=SMALL_SHAPE,
+        batches=(4, 8),
+        steps=3,
+        rounds=5,
+        responses=8,
+        tokens=16,
+        engine_rounds=2,
+        journal_tokens=(16, 64),
+        flush_interval_s=0.2,
+        prompts=2,
+        generations=4,
+        prompt_tokens=8,
+        completion_tokens=24,
+        micro_batch_tokens_max=128,
+        optimizer_steps=2,
+    )

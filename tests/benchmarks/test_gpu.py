@@ -1,0 +1,171 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.gpu_engines import journalling_costs
+from benchmarks.gpu_noise import SAMPLERS, agreement, random_logits
+from benchmarks.gpu_part import Outcome, measure, run_part
+from benchmarks.gpu_report import decode_share, rows, targets, taxes
+from benchmarks.gpu_sizes import SHAPES, size_for
+
+ROOT = Path(__file__).parents[2]
+SMALL = size_for("cpu", "0.5b", small=True)
+FIGURES = {
+    "noise": {
+        "batches": [
+            {
+                "batch": 4,
+                "step_us": {"keyed": 30.0, "exponential": 20.0, "products": 90.0},
+                "call_us": {"keyed": 31.0, "exponential": 21.0, "products": 91.0},
+                "keyed_share": 0.25,
+                "fused": False,
+                "tokens_equal_to_cpu": 1.0,
+                "logprob_difference_max": 1e-6,
+            },
+            {
+                "batch": 8,
+                "step_us": {"keyed": 30.0, "exponential": 40.0, "products": 90.0},
+                "call_us": {"keyed": 31.0, "exponential": 41.0, "products": 91.0},
+                "keyed_share": 0.25,
+                "fused": True,
+                "tokens_equal_to_cpu": 0.5,
+                "logprob_difference_max": 1e-3,
+            },
+        ]
+    },
+    "engines": {
+        "responses": 8,
+        "tokens_per_s": {"vllm_bare": 2000.0, "vllm_keyed": 1600.0, "vllm_unkeyed": 1800.0},
+        "journalling_tax_percent": 0.5,
+        "session_seconds": 0.2,
+        "skipped": {"vllm_seeded": "no such runner"},
+    },
+    "invariant": {"tokens_per_s": {"vllm_keyed_invariant": 1000.0}, "warnings": ["no such kernels"]},
+    "trainer": {
+        "arms": [
+            {"gradient_checkpointing": False, "out_of_memory": "CUDA out of memory"},
+            {
+                "gradient_checkpointing": True,
+                "tokens_per_s": 5000.0,
+                "peak_memory_bytes": 3 << 30,
+                "model_flops_per_s": 2e12,
+                "mfu": 0.4,
+            },
+        ]
+    },
+}
+
+
+def test_small_run_ends_with_the_figures_of_its_parts_and_the_reason_of_what_was_skipped():
+    command = [sys.executable, "-m", "benchmarks.gpu", "--small", "--device", "cpu", "--json"]
+    parts = [f"--part={part}" for part in ("noise", "trainer", "invariant")]
+    ended = subprocess.run([*command, *parts], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0, ended.stderr
+    lines = ended.stdout.splitlines()
+    summary = json.loads(lines[-1])
+    assert (summary["benchmark"], summary["targets"], summary["failed"]) == ("gpu", {}, {})
+    assert summary["conditions"]["model"] == "small"
+    assert summary["skipped"] == {"invariant": "vLLM has batch-invariant kernels for GPUs only"}
+    assert any("invariant" in line and "skipped: vLLM has batch-invariant" in line for line in lines[:-1])
+    assert summary["noise"]["vocab_size"] == SMALL.shape.vocab_size
+    assert [batch["batch"] for batch in summary["noise"]["batches"]] == list(SMALL.batches)
+    assert summary["noise"]["warnings"] == summary["trainer"]["warnings"] == []
+    for batch in summary["noise"]["batches"]:
+        assert set(batch["step_us"]) == set(batch["call_us"]) == {*SAMPLERS, "products"}
+        assert min(*batch["step_us"].values(), *batch["call_us"].values()) > 0
+        assert (batch["tokens_equal_to_cpu"], batch["logprob_difference_max"]) == (1.0, 0.0)
+    assert [arm["gradient_checkpointing"] for arm in summary["trainer"]["arms"]] == [False, True]
+    for arm in summary["trainer"]["arms"]:
+        assert arm["tokens_per_s"] == pytest.approx(2 * 4 * (8 + 24) / arm["step_s"])
+        assert arm["model_flops_per_s"] == pytest.approx(6 * summary["trainer"]["parameters"] * arm["tokens_per_s"])
+        assert arm["peak_memory_bytes"] is None
+    # Norms and biases are not in `weights`.
+    assert summary["trainer"]["parameters"] == pytest.approx(SMALL.shape.weights, rel=0.01)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_without_a_gpu_the_full_size_is_skipped_and_not_begun_on_the_cpu():
+    found = measure("noise", size_for("cuda", "0.5b", small=False))
+    assert found == Outcome("skipped", {}, "PyTorch sees no GPU; --device cpu --small tries the code without one")
+
+
+def test_full_size_on_a_cpu_is_refused():
+    command = [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu"]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 2
+    assert "--device cpu: the full size is for a GPU; allowed: with --small" in ended.stderr
+
+
+def test_part_that_takes_too_long_or_breaks_down_has_failed_and_says_why():
+    assert run_part("noise", SMALL, "0.5b", 0.01) == Outcome("failed", {}, "not done after 0.01 s: it printed nothing")
+    broken = run_part("noise", SMALL, "no such model", 60.0)
+    assert broken.status == "failed"
+    assert broken.reason.startswith("exit status 2: ")
+    assert "no such model" in broken.reason
+
+
+def test_all_samplers_return_tokens_with_their_log_probs():
+    logits = random_logits(16, 500, "cpu")
+    logprobs = torch.log_softmax(logits.values.float(), dim=-1)
+    drawn = {name: sampler(logits) for name, sampler in SAMPLERS.items()}
+    for token_ids, found in drawn.values():
+        assert torch.equal(found, logprobs.gather(1, token_ids.unsqueeze(1)).squeeze(1))
+    assert torch.equal(drawn["keyed"][0], drawn["keyed_unfused"][0])
+    assert not torch.equal(drawn["keyed"][0], drawn["exponential"][0])
+    assert agreement(logits) == {"tokens_equal_to_cpu": 1.0, "logprob_difference_max": 0.0}
+
+
+def test_shapes_have_the_weights_of_the_models_they_are_named_after():
+    # Qwen2.5's own figures, which count norms and biases, too: 494,032,768 and 1,543,714,304.
+    assert SHAPES["0.5b"].weights == pytest.approx(494_032_768, rel=1e-3)
+    assert SHAPES["1.5b"].weights == pytest.approx(1_543_714_304, rel=1e-3)
+
+
+def test_journalling_is_what_many_tokens_take_longer_and_a_session_s_own_seconds_are_apart():
+    few, many = SMALL.journal_tokens
+    durations_s = {}
+    for tokens in (few, many):
+        durations_s[f"bare {tokens}"] = 0.1 + 0.02 * tokens
+        durations_s[f"journalled {tokens}"] = 0.1 + 0.3 + 0.021 * tokens
+    found = journalling_costs(durations_s, SMALL)
+    assert found["journalling_tax_percent"] == pytest.approx(5.0)
+    assert found["session_seconds"] == pytest.approx(0.3)
+    assert found["journalled_tokens_per_s"] == pytest.approx(SMALL.responses / 0.021)
+
+
+def test_taxes_and_shares_worked_out_by_hand():
+    assert taxes(FIGURES) == {
+        "keyed noise": pytest.approx(-25.0),
+        "keyed sampling": pytest.approx(12.5),
+        "journalling": 0.5,
+    }
+    # 8 tokens take 8 / 1600 s on vLLM, of which 30 us are noise.
+    assert decode_share(FIGURES) == pytest.approx(30e-6 / 5e-3)
+    assert (taxes({}), decode_share({})) == ({}, None)
+
+
+def test_targets_are_of_what_was_measured():
+    assert {target.name: target.met for target in targets(FIGURES)} == {
+        "keyed_tokens_equal_to_cpu": False,
+        "keyed_logprob_difference_to_cpu": False,
+        "keyed_noise_tax_percent": True,
+        "keyed_sampling_tax_percent": False,
+        "journalling_tax_percent": True,
+        "engine_over_bare_vllm": False,
+    }
+    assert targets({"trainer": FIGURES["trainer"]}) == []
+
+
+def test_table_shows_every_part_and_what_did_not_fit():
+    table = {row["measure"]: row for row in rows(FIGURES)}
+    assert table["engine vllm_keyed_invariant, tokens/s"]["of bare vLLM"] == 0.5
+    assert table["engine vllm_seeded"]["value"] == "skipped: no such runner"
+    assert table["trainer"]["value"] == "out of memory: CUDA out of memory"
+    assert table["trainer, gradient checkpointing, peak GiB"]["value"] == 3.0
+    assert table["keyed noise fused, batch 4"]["value"] is False
+    assert table["invariant warns"]["value"] == "no such kernels"
+    assert rows({}) == []
