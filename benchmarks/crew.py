@@ -120,6 +120,9 @@ class LoggedEngine:
     def abort(self, responses: Sequence[int]) -> None:
         self._engine.abort(responses)
 
+    def restart(self) -> None:
+        self._engine.restart()
+
     def close(self) -> None:
         self._engine.close()
 

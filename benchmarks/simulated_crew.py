@@ -21,7 +21,7 @@ from benchmarks.virtual_time import ProcessClock, Timeline
 from storage.assembly import JournalReader
 from storage.faults import Crashed, CrashingStore, FaultRates, FaultyStore
 from storage.store import CorruptObject, ObjectStore, StoreUnavailable
-from tasks.sampling.engine import Engine
+from tasks.sampling.engine import Engine, EngineDied
 from tasks.sampling.session import Preempted, Session
 from tasks.sampling.session_config import SessionConfig
 
@@ -29,6 +29,7 @@ TRAINER, OBSERVER = "trainer", "observer"
 RELAUNCH_AFTER_S = 300.0
 TURNS_MAX = 50_000
 LOAD_PARTS = 4
+EXPECTED = (Preempted, StoreUnavailable, EngineDied)
 MOMENTS: tuple[Literal["before", "after", "later"], ...] = ("before", "after", "later")
 
 
@@ -136,7 +137,7 @@ class SimulatedCrew:
             self._behind_faults(process),
             history.plan,
             prompts=[prompt(group) for group in range(history.plan.num_groups)],
-            engine=self._new_engine(member, process.clock),
+            engine=self._new_engine(process, member),
             load=load,
             config=self._session_config(process, member),
             clock=process.clock,
@@ -159,8 +160,17 @@ class SimulatedCrew:
         if left:
             self._ledger.breaks(f"livelock: {process.name} left although {left} of its own unit had not ended")
 
-    def _new_engine(self, member: int, clock: ProcessClock) -> HangingEngine:
-        engine = self._engines[member] = HangingEngine(self._history, member, clock)
+    def _new_engine(self, process: Machine, member: int) -> HangingEngine:
+        rng = random.Random(f"engine {self._history.seed} {process.name}")
+
+        def dies(probability: float) -> bool:
+            if rng.random() >= probability or self._timeline.now_s >= self._history.calm_at_s:
+                return False
+            self._counts["engine deaths"] += 1
+            self._ledger.tell(process.name, "its engine dies")
+            return True
+
+        engine = self._engines[member] = HangingEngine(self._history, member, process.clock, dies)
         return engine
 
     def _session_config(self, process: Machine, member: int) -> SessionConfig:
@@ -176,6 +186,7 @@ class SimulatedCrew:
             claim_ttl_s=history.claim_ttl_s,
             idle_timeout_s=history.idle_timeout_s,
             time_limit_s=history.stays_s[member],
+            engine_restarts_max=2,
             parallel_reads=1,
         )
 
@@ -336,5 +347,5 @@ class SimulatedCrew:
         if isinstance(error, Crashed) and crashing is not None and crashing.last_call is not None:
             verb, key = crashing.last_call.split(" ", 1)
             self._counts[f"crash: {crashing.moment} {verb} {key.split('/')[2]}"] += 1
-        if isinstance(error, Exception) and not isinstance(error, (Preempted, StoreUnavailable)):
+        if isinstance(error, Exception) and not isinstance(error, EXPECTED):
             self._ledger.breaks(f"error: {process.name} ended with {error!r}")

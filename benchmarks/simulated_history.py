@@ -46,6 +46,7 @@ class History:
     arrivals_s: first start of each member's slot; those beyond the plan's slots are joiners.
     stays_s: after how long a member leaves of its own accord; None: it does not.
     hand_over: probability per look at the notice, once a decode step, of handing a response over.
+    engine_dies: probability per decode step, until the calm, that the engine dies in it.
     """
 
     seed: int
@@ -67,6 +68,7 @@ class History:
     poll_interval_s: float
     hand_over: float
     in_plan_order: bool
+    engine_dies: float
 
     @property
     def calm(self) -> FaultRates:
@@ -109,6 +111,7 @@ def draw_history(seed: int) -> History:
         poll_interval_s=rng.uniform(4, 8),
         hand_over=rng.choice((0.0, 0.0, 0.005, 0.02)),
         in_plan_order=rng.random() < 0.5,
+        engine_dies=rng.choice((0.0, 0.0, 0.005, 0.03)),
     )
 
 

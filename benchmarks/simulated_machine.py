@@ -1,22 +1,29 @@
-"""What a simulated member runs on: an engine that takes time, straggles and hangs.
+"""What a simulated member runs on: an engine that takes time, straggles, hangs and dies.
 
 Knows no claims and no faults of the store.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from benchmarks.simulated_history import CONTEXT, VOCABULARY, History
 from storage import journal
 from storage.clock import Clock
 from storage.shard import Row, decode_shard, encode_shard
+from storage.weights import TensorBlock
+from tasks.sampling.engine import EngineDied, EngineError, GenerationRequest, TokenDelta
 from tasks.sampling.scripted_engine import ScriptedEngine
+
+RESTART_FAILS = 0.2
 
 
 class HangingEngine(ScriptedEngine):
-    """A scripted engine that stands still in its next step for `hang_s`."""
+    """A scripted engine that stands still in its next step for `hang_s`, and dies where `dies` says so.
 
-    def __init__(self, history: History, member: int, clock: Clock) -> None:
+    It is asked with a probability, after every step and every restart, which takes as long as a cold start.
+    """
+
+    def __init__(self, history: History, member: int, clock: Clock, dies: Callable[[float], bool]) -> None:
         super().__init__(
             VOCABULARY,
             history.in_flight,
@@ -26,6 +33,43 @@ class HangingEngine(ScriptedEngine):
             step_time_s=lambda batch: history.speeds[member].step_s(batch) + self._hang(),
         )
         self.hang_s = 0.0
+        self._history = history
+        self._machine_clock = clock
+        self._dies = dies
+        self._dead = False
+
+    def load_weights(self, version: int, tensors: Mapping[str, TensorBlock]) -> None:
+        self._check_alive()
+        super().load_weights(version, tensors)
+
+    def start(self, requests: Sequence[GenerationRequest]) -> None:
+        self._check_alive()
+        super().start(requests)
+
+    def step(self) -> list[TokenDelta]:
+        self._check_alive()
+        deltas = super().step()
+        self._survive(self._history.engine_dies)
+        return deltas
+
+    def abort(self, responses: Sequence[int]) -> None:
+        self._check_alive()
+        super().abort(responses)
+
+    def restart(self) -> None:
+        self._machine_clock.sleep(self._history.cold_start_s[0])
+        self._survive(RESTART_FAILS)
+        self._dead = False
+        super().restart()
+
+    def _survive(self, probability: float) -> None:
+        if self._dies(probability):
+            self._dead = True
+            raise EngineDied("simulated")
+
+    def _check_alive(self) -> None:
+        if self._dead:
+            raise EngineError("a dead engine was asked for more than to restart")
 
     def _hang(self) -> float:
         hang_s, self.hang_s = self.hang_s, 0.0

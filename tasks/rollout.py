@@ -10,6 +10,7 @@ from resources.pools import PoolConfig, pod_template
 from storage.clock import SystemClock
 from storage.store import StoreUnavailable
 from tasks.configuration.references import PlanReference, SlotOutcome
+from tasks.sampling.engine import EngineDied
 from tasks.sampling.member import generate_slot
 from tasks.sampling.session import Preempted
 
@@ -28,7 +29,8 @@ def rollout(slot: int, plan: PlanReference) -> SlotOutcome:
             outcome = generate_slot(plan.run_url, plan.iteration, slot, lambda: notice.given, SystemClock())
         except Preempted:
             os._exit(EXIT_CODE)
-        except StoreUnavailable as error:
+        except (StoreUnavailable, EngineDied) as error:
+            # The next attempt may meet a better store or, where an engine died, a better machine.
             # Anything else than this exception would fail the whole map at once, whatever `retries` says.
             raise FlyteRecoverableException(str(error)) from error
     return SlotOutcome(

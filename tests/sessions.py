@@ -67,9 +67,11 @@ def a_session(
     background=False,
     load=load,
     idle_timeout_s=0.0,
+    engine=DiesAfter,
+    engine_restarts_max=0,
 ):
     clock = clock or ManualClock()
-    engine = DiesAfter(steps, clock=clock, step_time_s=lambda _: 1.0)
+    engine = engine(steps, clock=clock, step_time_s=lambda _: 1.0)
     config = SessionConfig(
         slot=slot,
         pool="rollout",
@@ -79,6 +81,7 @@ def a_session(
         heartbeat_interval_s=flush_interval_s,
         claim_ttl_s=4 * flush_interval_s,
         idle_timeout_s=idle_timeout_s,
+        engine_restarts_max=engine_restarts_max,
         background=background,
     )
     return Session(

@@ -18,6 +18,17 @@ from tests.small_run import config, model_directory, plan_iteration, roll_out
 
 ROOT = Path(__file__).parents[1]
 LIMIT_S = 120
+DYING_ENGINE = """
+from gleaner import main
+from tasks.sampling.engine import EngineDied
+from tasks.sampling.scripted_engine import ScriptedEngine
+
+def dies(engine):
+    raise EngineDied("CUDA error: unspecified launch failure\\nCompile with TORCH_USE_CUDA_DSA")
+
+ScriptedEngine.step = dies
+main()
+"""
 
 
 def join(url: str, *options: str) -> "subprocess.Popen[str]":
@@ -80,3 +91,19 @@ def test_it_says_in_one_line_where_there_is_no_run(tmp_path):
     assert errors.startswith("gleaner: ")
     assert "run.json" in errors
     assert errors.count("\n") == 1
+
+
+def test_an_engine_that_dies_for_good_is_said_in_one_line_and_holds_nothing_back(tmp_path):
+    settings = config(str(tmp_path / "run"), model_directory(tmp_path / "model"))
+    plan_iteration(settings)
+    url = settings.run.url
+    command = [sys.executable, "-c", DYING_ENGINE, "join", url, "--iterations", "1"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert done.returncode == 1
+    [line] = [line for line in done.stderr.splitlines() if line.startswith("gleaner: ")]
+    assert line.startswith("gleaner: the engine died, 2 of 2 restarts tried: CUDA error: unspecified launch failure")
+    assert "Traceback" not in done.stderr
+    [alive] = [records.read(connect(url), AliveRecord, key) for key in connect(url).list(layout.alive_all(0))]
+    assert alive.state == "gone"
+    roll_out(url, 0)
+    assert all(response.finish.ends_response for response in responses(url))

@@ -13,16 +13,18 @@ from tasks.sampling.claimant import Work
 
 @dataclass(slots=True)
 class Held:
-    """A response to extend: under which claim, the tokens it had when it was taken, and how many it has now."""
+    """A response to extend: under which claim, and its tokens so far, journalled or not."""
 
     epoch: int
-    prefix: tuple[int, ...]
-    length: int
+    token_ids: list[int]
 
 
 @dataclass(slots=True)
 class Holdings:
-    """`waiting` and `in_flight` divide `held`. `released` and `ended` name the claim under which it was that."""
+    """`waiting` and `in_flight` divide `held`, which is in the order of taking.
+
+    `released` and `ended` name the claim under which it was that.
+    """
 
     state: Literal["loading", "working", "gone"] = "loading"
     held: dict[int, Held] = field(default_factory=dict)
@@ -34,9 +36,15 @@ class Holdings:
     generated: int = 0
 
     def take(self, work: Work) -> None:
-        self.held[work.response] = Held(work.epoch, work.prefix, len(work.prefix))
+        self.held[work.response] = Held(work.epoch, list(work.prefix))
         self.released.pop(work.response, None)
         self.waiting.append(work.response)
+
+    def begin_again(self) -> None:
+        """The engine knows nothing any more: weights are to be loaded, and what was in flight waits before the rest."""
+        self.state = "loading"
+        self.waiting = deque(self.held)
+        self.in_flight.clear()
 
     def end(self, response: int) -> None:
         self.ended[response] = self.held[response].epoch

@@ -47,7 +47,8 @@ def join_run(
 ) -> int:
     """Help with the run's iterations until a limit or a notice; how many it helped with.
 
-    Raises ObjectMissing when there is no run at `run_url`. After a notice everything is flushed and free for others.
+    Raises ObjectMissing when there is no run at `run_url`, and EngineDied when the engine cannot be kept alive here.
+    After a notice, and when the engine died, everything is flushed and free for others.
     """
     store = connect(run_url)
     read_run(store)
@@ -73,13 +74,16 @@ def join_run(
                 idle_timeout_s=math.inf if limits.patience_s is None else limits.patience_s,
             )
             try:
-                report(plan, run_session(store, plan, engine, cache, settings, notice, clock))
+                outcome = run_session(store, plan, engine, cache, settings, notice, clock)
             except Preempted:
                 return helped + 1
+            report(plan, outcome)
             helped, paid_since_s = helped + 1, clock.wall()
             if helped == limits.iterations:
                 break
             plan = _next_plan(store, plan.iteration + 1, limits, ends_s, notice, clock)
+            if plan is not None and outcome.engine_died:
+                engine.restart()
     return helped
 
 

@@ -38,7 +38,7 @@ def generate_slot(
 ) -> SessionOutcome:
     """Generate what the plan gives to a slot, from where the journal stands, and help others.
 
-    Raises Preempted after a notice.
+    Raises Preempted after a notice, EngineDied when the engine cannot be kept alive here.
     """
     store = connect(run_url)
     try:
@@ -68,6 +68,7 @@ def session_config(config: RunConfig, *, slot: int, pool: str) -> SessionConfig:
         heartbeat_interval_s=config.rollout.heartbeat_interval_s,
         claim_ttl_s=config.rollout.claim_ttl_s,
         idle_timeout_s=config.rollout.idle_timeout_s,
+        engine_restarts_max=config.rollout.engine_restarts_max,
     )
 
 
@@ -97,7 +98,7 @@ def run_session(
     notice: Callable[[], bool],
     clock: Clock,
 ) -> SessionOutcome:
-    """One session of one iteration on an engine; raises Preempted after a notice.
+    """One session of one iteration on an engine; raises Preempted after a notice, and EngineDied.
 
     What is missing or does not fit is no error once the iteration is closed: retention has begun to delete it.
     """

@@ -106,6 +106,9 @@ class ScriptedEngine:
             if response in rows:
                 self._table.leave(rows[response])
 
+    def restart(self) -> None:
+        self.close()
+
     def close(self) -> None:
         self._table = SlotTable(self._max_in_flight)
         self._version = None

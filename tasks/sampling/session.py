@@ -1,7 +1,8 @@
 """Session: one incarnation of one slot, from its first claim to its last flush.
 
 Claims its slot's responses, resumes each at the token where the journal ends, decodes, and takes over others' work when
-it has none; storage is bookkeeping's. Knows nothing of Flyte, of the engine's insides, or of what the tokens are for.
+it has none; an engine that dies is begun anew, and every response goes on where it stopped. Storage is bookkeeping's.
+Knows nothing of Flyte, of the engine's insides, or of what the tokens are for.
 """
 
 import logging
@@ -18,7 +19,7 @@ from storage.store import ObjectStore, StorageError, StoreUnavailable
 from tasks.planning.decode_rate import DecodeRate
 from tasks.sampling.bookkeeping import FAILURES_MAX, Bookkeeping
 from tasks.sampling.claimant import Work
-from tasks.sampling.engine import Engine, FinishReason, GenerationRequest, TokenDelta, noise_key
+from tasks.sampling.engine import Engine, EngineDied, FinishReason, GenerationRequest, TokenDelta, noise_key
 from tasks.sampling.holdings import Holdings
 from tasks.sampling.session_config import SessionConfig
 
@@ -38,10 +39,13 @@ class _Closed(Exception):  # noqa: N818
 
 @dataclass(frozen=True, kw_only=True)
 class SessionOutcome:
+    """What an incarnation did; engine_died: the engine is dead and must be restarted before it is used again."""
+
     incarnation: str
     tokens_generated: int
     tokens_recovered: int
     responses_finished: int
+    engine_died: bool = False
 
 
 class Session:
@@ -79,6 +83,8 @@ class Session:
         self._owned_seen: dict[int, int] | None = None
         self._claimed = False
         self._idle_since_s: float | None = None
+        self._death: str | None = None  # why the engine is dead, in words: an exception would keep its frames' memory
+        self._restarts = 0
         self._ends_s = None if config.time_limit_s is None else clock.monotonic() + config.time_limit_s
 
     def claim(self) -> int:
@@ -109,7 +115,7 @@ class Session:
     def run(self) -> SessionOutcome:
         """Claim the slot's work, decode it, then help others; leave when nothing is left, or the iteration is closed.
 
-        Raises Preempted after a notice.
+        Raises Preempted after a notice, and EngineDied when engine_restarts_max restarts did not help.
         """
         try:
             if not self._claimed:
@@ -135,8 +141,8 @@ class Session:
         for response in responses:
             held = self._holdings.held.get(response)
             if held is not None:
-                self._engine.abort([response] if response in self._holdings.in_flight else [])
-                self._books.writer.append(response, held.epoch, held.length, (), (), Finish.RELEASED)
+                self._abort([response])
+                self._books.writer.append(response, held.epoch, len(held.token_ids), (), (), Finish.RELEASED)
                 self._holdings.release(response)
 
     def outcome(self) -> SessionOutcome:
@@ -145,6 +151,7 @@ class Session:
             tokens_generated=self._holdings.generated,
             tokens_recovered=self._books.tokens_recovered,
             responses_finished=len(self._holdings.ended),
+            engine_died=self._death is not None,
         )
 
     def _turn(self) -> None:
@@ -153,12 +160,15 @@ class Session:
             self._preempted()
         self._drop_lost()
         self._take_in()
-        if self._holdings.waiting:
-            self._admit()
-        if self._holdings.in_flight:
-            self._decode()
-        else:
-            self._clock.sleep(min(IDLE_POLL_S_MAX, self._books.wake_interval_s))
+        try:
+            if self._holdings.waiting:
+                self._admit()
+            if self._holdings.in_flight:
+                self._decode()
+            else:
+                self._clock.sleep(min(IDLE_POLL_S_MAX, self._books.wake_interval_s))
+        except EngineDied as error:
+            self._begin_again(error)
         self._books.thread.tick()
 
     def _is_done(self) -> bool:
@@ -184,6 +194,10 @@ class Session:
 
     def _admit(self) -> None:
         holdings = self._holdings
+        if self._death is not None:
+            self._restarts += 1
+            self._engine.restart()
+            self._death = None
         if holdings.state == "loading":
             try:
                 self._load(self._engine, self._heed)
@@ -211,7 +225,7 @@ class Session:
             response,
             group,
             self._prompts[group].token_ids,
-            self._holdings.held[response].prefix,
+            tuple(self._holdings.held[response].token_ids),
             noise_key(self._plan.run_seed, self._plan.iteration, response),
             self._plan.sampling,
         )
@@ -219,15 +233,19 @@ class Session:
     def _decode(self) -> None:
         batch, began_s = len(self._holdings.in_flight), self._clock.monotonic()
         deltas = self._engine.step()
-        self._rate.record(batch, self._clock.monotonic() - began_s)
+        # An engine may return several tokens of a response at once, or tokens of some responses only.
+        tokens = sum(len(delta.token_ids) for delta in deltas)
+        if tokens:
+            self._rate.record(batch, (self._clock.monotonic() - began_s) * batch / tokens)
         for delta in deltas:
             self._record(delta)
 
     def _record(self, delta: TokenDelta) -> None:
         held = self._holdings.held[delta.response]
         finish = FINISH[delta.finish_reason]
-        self._books.writer.append(delta.response, held.epoch, held.length, delta.token_ids, delta.logprobs, finish)
-        held.length += len(delta.token_ids)
+        start = len(held.token_ids)
+        self._books.writer.append(delta.response, held.epoch, start, delta.token_ids, delta.logprobs, finish)
+        held.token_ids += delta.token_ids
         self._holdings.generated += len(delta.token_ids)
         if finish.ends_response:
             self._holdings.end(delta.response)
@@ -248,8 +266,27 @@ class Session:
     def _let_go(self, responses: Collection[int]) -> None:
         if responses:
             self._books.writer.drop(responses)
-            self._engine.abort(sorted(self._holdings.in_flight.intersection(responses)))
+            self._abort(responses)
             self._holdings.let_go(responses)
+
+    def _abort(self, responses: Collection[int]) -> None:
+        """Have the engine forget those in flight; a dead one has none."""
+        in_flight = sorted(self._holdings.in_flight.intersection(responses))
+        if in_flight:
+            try:
+                self._engine.abort(in_flight)
+            except EngineDied as error:
+                self._begin_again(error)
+
+    def _begin_again(self, error: EngineDied) -> None:
+        """The engine is dead: put back what it had. Raises EngineDied when it was restarted often enough."""
+        self._death = " ".join(str(error).split())
+        self._holdings.begin_again()
+        tried = f"{self._restarts} of {self._config.engine_restarts_max} restarts tried"
+        log.warning("slot %d: the engine died, %s: %s", self._config.slot, tried, self._death)
+        if self._restarts >= self._config.engine_restarts_max:
+            raise EngineDied(f"the engine died, {tried}: {self._death}") from error
+        self._books.hasten()
 
     def _preempted(self) -> None:
         """Give everything back and raise Preempted, whatever the store says to it: the machine goes in any case."""
@@ -260,8 +297,9 @@ class Session:
         raise Preempted
 
     def _leave(self) -> None:
-        self._engine.abort(sorted(self._holdings.in_flight))
-        if self._books.closed:
-            self._books.inbox.clear()
-            self._let_go(list(self._holdings.held))
+        with suppress(EngineDied):
+            self._abort(self._holdings.in_flight)
+            if self._books.closed:
+                self._books.inbox.clear()
+                self._let_go(list(self._holdings.held))
         self._books.leave()

@@ -6,7 +6,10 @@ next. A response resumed from the journal therefore meets the same computation a
 """
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -17,7 +20,7 @@ from storage.weights import TensorBlock
 from tasks.sampling.admission import check_requests, finish_reason
 from tasks.sampling.batch import Batch, batch_of
 from tasks.sampling.decoder import Decoder, build_decoder, matched_weights, read_config
-from tasks.sampling.engine import EngineError, GenerationRequest, TokenDelta
+from tasks.sampling.engine import EngineDied, EngineError, GenerationRequest, TokenDelta
 from tasks.sampling.keyed_noise import sample
 from tasks.sampling.kv_cache import KeyValueCache
 from tasks.sampling.slot_table import Placement, Slot, SlotTable
@@ -27,6 +30,22 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 # Limits of one prefill pass: tokens of one row, and tokens in all. They bound the mask and the activations.
 _PREFILL_LENGTH = 512
 _PREFILL_TOKENS = 8192
+# What PyTorch says where it has no exception class: a failing device, or no memory on the host.
+_BREAKDOWN = re.compile(r"CUDA error|CUDA driver error|CUBLAS_STATUS|cuDNN error|DefaultCPUAllocator")
+
+
+@contextmanager
+def _breakdowns() -> Iterator[None]:
+    """Name what no request can be blamed for: no memory, a failing device. A decoder may have wrapped it."""
+    try:
+        yield
+    except Exception as error:
+        cause = error.__cause__ if isinstance(error, EngineError) else error
+        known = isinstance(cause, (torch.OutOfMemoryError, torch.AcceleratorError, MemoryError))
+        if not known and not (isinstance(cause, RuntimeError) and _BREAKDOWN.search(str(cause))):
+            raise
+        reason = str(cause).partition("\n")[0]
+        raise EngineDied(f"{type(cause).__name__}: {reason}") from error
 
 
 class TorchEngine:
@@ -65,15 +84,18 @@ class TorchEngine:
         self._context_length = context_length
         self._max_in_flight = max_responses_in_flight
         config = read_config(model_dir, context_length)
-        self._decoder: Decoder = build_decoder(
-            config, dtype=self._dtype, device=self._device, context_length=context_length
+        self._build: Callable[[], Decoder] = partial(
+            build_decoder, config, dtype=self._dtype, device=self._device, context_length=context_length
         )
+        self._decoder: Decoder | None = None
         self._vocab_size: int = config.get_text_config().vocab_size
         self._table = SlotTable(max_responses_in_flight)
         self._cache: KeyValueCache | None = None
         self._batch: Batch | None = None
         self._prefill_tokens = 0
         self._name = f"torch {dtype} {self._device.type}"
+        with _breakdowns():
+            self._decoder = self._build()
 
     @property
     def name(self) -> str:
@@ -93,6 +115,7 @@ class TorchEngine:
         """Prompt and prefix tokens computed so far, without the last of each response, which its first step feeds."""
         return self._prefill_tokens
 
+    @_breakdowns()
     @torch.inference_mode()
     def load_weights(self, version: int, tensors: Mapping[str, TensorBlock]) -> None:
         """See `Engine`. Tied names may be given once or twice; the stored dtype is converted to the engine's."""
@@ -104,6 +127,8 @@ class TorchEngine:
             given = {name: as_torch(block) for name, block in tensors.items()}
         except ValueError as error:
             raise EngineError(f"weights {version}: {error}") from error
+        if self._decoder is None:
+            self._decoder = self._build()
         self._decoder.load(matched_weights(self._decoder, given))
         self._table.forget_prompts()
         if self._cache is None:
@@ -114,10 +139,11 @@ class TorchEngine:
                 device=self._device,
             )
 
+    @_breakdowns()
     @torch.inference_mode()
     def start(self, requests: Sequence[GenerationRequest]) -> None:
         """See `Engine`. When computing fails, none of the requests is in flight."""
-        cache = self._loaded()
+        decoder, cache = self._loaded()
         check_requests(
             requests,
             self._table.responses,
@@ -128,17 +154,18 @@ class TorchEngine:
         self._batch = None
         placements = self._table.place(requests)
         try:
-            self._fill(cache, placements)
+            self._fill(decoder, cache, placements)
         except BaseException:
             for placement in placements:
                 self._table.leave(placement.row)
             self._table.forget_prompts()
             raise
 
+    @_breakdowns()
     @torch.inference_mode()
     def step(self) -> list[TokenDelta]:
         """See `Engine`. Waits for the device once, for the sampled tokens and their log-probs."""
-        cache = self._loaded()
+        decoder, cache = self._loaded()
         if self._batch is None:
             self._settle(cache)
         live = [slot for slot in self._table.slots if slot is not None]
@@ -146,7 +173,7 @@ class TorchEngine:
         if batch is None or not live:
             return []
         window = cache.window(batch.cached, 1, max(slot.cached for slot in live) + 1)
-        logits = self._decoder.logits(batch.token_ids.unsqueeze(1), window, cache)
+        logits = decoder.logits(batch.token_ids.unsqueeze(1), window, cache)
         token_ids, logprobs = self._draw(logits, batch)
         batch.advance(token_ids)
         # one transfer; float64 holds ids and float32 log-probs exactly
@@ -160,14 +187,25 @@ class TorchEngine:
                 self._table.leave(rows[response])
                 self._batch = None
 
-    def close(self) -> None:
-        """Drop the cache and the weights; the engine cannot be used afterwards."""
-        self._cache = None
-        self._batch = None
-        self._table = SlotTable(self._max_in_flight)
-        del self._decoder
+    @_breakdowns()
+    def restart(self) -> None:
+        """See `Engine`. EngineDied when the device fails again: some errors spoil it for the rest of the process."""
+        self._forget()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
+        torch.zeros(1, device=self._device).add_(1).item()
+
+    def close(self) -> None:
+        """Drop the cache and the weights; the engine cannot be used afterwards."""
+        self._forget()
+        if self._device.type == "cuda":
+            with suppress(RuntimeError):  # after a breakdown it raises at every call, and there is nothing to save
+                torch.cuda.empty_cache()
+
+    def _forget(self) -> None:
+        """Drop everything that takes memory; what has been counted stays."""
+        self._decoder = self._cache = self._batch = None
+        self._table = SlotTable(self._max_in_flight)
 
     def _draw(self, logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Token ids int64 [n] and log-probs float32 [n]; a benchmark exchanges it."""
@@ -182,10 +220,10 @@ class TorchEngine:
             greedy=batch.greedy,
         )
 
-    def _loaded(self) -> KeyValueCache:
-        if self._cache is None:
+    def _loaded(self) -> tuple[Decoder, KeyValueCache]:
+        if self._decoder is None or self._cache is None:
             raise EngineError("no weights are loaded; call load_weights first")
-        return self._cache
+        return self._decoder, self._cache
 
     def _settle(self, cache: KeyValueCache) -> None:
         """After responses have come or gone: close the gaps and rebuild what the device knows of the batch."""
@@ -211,10 +249,10 @@ class TorchEngine:
             self._batch = None
         return TokenDelta(request.response, (token,), (logprob,), reason)
 
-    def _fill(self, cache: KeyValueCache, placements: Sequence[Placement]) -> None:
+    def _fill(self, decoder: Decoder, cache: KeyValueCache, placements: Sequence[Placement]) -> None:
         """Make the cache of new rows hold all but the last of their tokens."""
         prompts = [(p.row, 0, p.request.prompt_ids[:-1]) for p in placements if p.computes_prompt]
-        self._prefill(cache, prompts)
+        self._prefill(decoder, cache, prompts)
         copies = [p for p in placements if p.source is not None]
         cache.copy_rows(
             [p.source for p in copies if p.source is not None],
@@ -223,6 +261,7 @@ class TorchEngine:
         )
         resumed = [p for p in placements if p.request.generated_ids]
         self._prefill(
+            decoder,
             cache,
             [
                 (p.row, len(p.request.prompt_ids) - 1, p.request.prompt_ids[-1:] + p.request.generated_ids[:-1])
@@ -230,7 +269,9 @@ class TorchEngine:
             ],
         )
 
-    def _prefill(self, cache: KeyValueCache, pieces: Sequence[tuple[int, int, tuple[int, ...]]]) -> None:
+    def _prefill(
+        self, decoder: Decoder, cache: KeyValueCache, pieces: Sequence[tuple[int, int, tuple[int, ...]]]
+    ) -> None:
         """Compute pieces (row, first position, tokens), similar lengths together, long ones in several passes."""
         waiting = [piece for piece in pieces if piece[2]]
         while waiting:
@@ -238,15 +279,17 @@ class TorchEngine:
             length = min(len(waiting[-1][2]), _PREFILL_LENGTH)
             passed = [piece for piece in waiting if 2 * len(piece[2]) >= length][-max(1, _PREFILL_TOKENS // length) :]
             del waiting[-len(passed) :]
-            self._forward(cache, [(row, first, tokens[:length]) for row, first, tokens in passed], length)
+            self._forward(decoder, cache, [(row, first, tokens[:length]) for row, first, tokens in passed], length)
             waiting += [(row, first + length, tokens[length:]) for row, first, tokens in passed if len(tokens) > length]
 
-    def _forward(self, cache: KeyValueCache, pieces: Sequence[tuple[int, int, tuple[int, ...]]], length: int) -> None:
+    def _forward(
+        self, decoder: Decoder, cache: KeyValueCache, pieces: Sequence[tuple[int, int, tuple[int, ...]]], length: int
+    ) -> None:
         token_ids = torch.tensor([tokens + (0,) * (length - len(tokens)) for _, _, tokens in pieces])
         rows, first = (torch.tensor([piece[i] for piece in pieces], device=self._device) for i in (0, 1))
         reach = max(position + length for _, position, _ in pieces)
         window = cache.window(first, length, reach, rows)
-        self._decoder.prefill(token_ids.to(self._device), window, cache)
+        decoder.prefill(token_ids.to(self._device), window, cache)
         self._prefill_tokens += sum(len(tokens) for _, _, tokens in pieces)
 
 

@@ -57,6 +57,8 @@ def test_the_histories_are_eventful(verdicts):
         assert counts[f"strike: {kind}"] > 3, kind
     for what in ("joins", "preemptions", "ended: Crashed", "ended: Preempted", "rows void", "rows released"):
         assert counts[what] > 5, what
+    assert counts["engine deaths"] > 20
+    assert counts["ended: EngineDied"] > 0
     assert counts["responses moved"] > counts["responses"] / 5
     assert counts["responses moved from the living"] > 20
 
@@ -150,7 +152,7 @@ def test_a_thief_that_does_not_read_its_victims_shards_is_found(monkeypatch, sig
     )
     if sight is CountedShards:
         monkeypatch.setattr(JournalReader, "_reach", reads_nothing)
-    assert broken_by(range(2))[rule] == 2
+    assert broken_by(range(4))[rule] >= 3
 
 
 def test_a_writer_that_leaves_a_gap_is_found(monkeypatch):

@@ -10,10 +10,11 @@ from storage.weights import TensorBlock
 from tasks.sampling.engine import Engine, EngineError, FinishReason, GenerationRequest, noise_key
 
 VOCAB_SIZE = 96
-CONTEXT_LENGTH = 160
+CONTEXT_LENGTH = 256
 STOPS = (2, 11, 12)
 SAMPLING = SamplingParams(max_completion_length=40, stop_token_ids=STOPS)
 ENDLESS = SamplingParams(max_completion_length=24)
+LONG = SamplingParams(max_completion_length=100)
 
 
 @dataclass
@@ -33,6 +34,12 @@ def request(response: int, sampling: SamplingParams = SAMPLING, group_size: int 
 
 def resumed(original: GenerationRequest, token_ids: Sequence[int]) -> GenerationRequest:
     return replace(original, generated_ids=tuple(token_ids))
+
+
+def long_request(response: int, prompt_length: int) -> GenerationRequest:
+    """Of one group with all others of this length, whose prompt no `request` begins with."""
+    prompt = tuple((11 * k) % 80 + 5 for k in range(prompt_length))
+    return replace(request(response, ENDLESS), group=99, prompt_ids=prompt)
 
 
 def drain(engine: Engine, results: dict[int, Result], max_steps: int = 10_000) -> dict[int, Result]:
@@ -58,8 +65,22 @@ def run(engine: Engine, requests: Sequence[GenerationRequest]) -> dict[int, Resu
     return drain(engine, {item.response: Result() for item in requests})
 
 
+def assert_same(found: Mapping[int, Result], wanted: Mapping[int, Result]) -> None:
+    """Of the same responses the same tokens and ends; sums, and so log-probs, may differ in their last bits."""
+    assert found.keys() == wanted.keys()
+    for response, result in found.items():
+        assert result.token_ids == wanted[response].token_ids
+        assert result.finish_reason == wanted[response].finish_reason
+        assert result.logprobs == pytest.approx(wanted[response].logprobs, abs=1e-4)
+
+
 class EngineContract:
-    """`engine_factory(max_responses_in_flight)` makes an engine of VOCAB_SIZE and CONTEXT_LENGTH with weights 0."""
+    """`engine_factory(max_responses_in_flight)` makes an engine of VOCAB_SIZE and CONTEXT_LENGTH with weights 0.
+
+    It may give an engine to several tests, in which nothing is in flight then, and whose `release` does not close it.
+    """
+
+    prefill_block = 1  # tokens; what the responses of a group share of their prompt is a multiple of it
 
     @pytest.fixture
     def engine_factory(self) -> Callable[[int], Engine]:
@@ -69,47 +90,57 @@ class EngineContract:
         """Weights of a version, different for each."""
         raise NotImplementedError
 
-    @pytest.fixture
-    def engine(self, engine_factory):
-        engine = engine_factory(8)
-        yield engine
+    def release(self, engine: Engine) -> None:
+        """A test is done with an engine."""
         engine.close()
 
-    def test_two_engines_agree(self, engine_factory):
+    @pytest.fixture
+    def new_engine(self, engine_factory):
+        made = {}
+
+        def make(max_responses_in_flight: int) -> Engine:
+            engine = engine_factory(max_responses_in_flight)
+            made[id(engine)] = engine
+            return engine
+
+        yield make
+        for engine in made.values():
+            self.release(engine)
+
+    @pytest.fixture
+    def engine(self, new_engine):
+        return new_engine(8)
+
+    def test_two_engines_agree(self, new_engine):
         requests = [request(r) for r in range(8)]
-        assert run(engine_factory(8), requests) == run(engine_factory(8), requests)
+        assert_same(run(new_engine(8), requests), run(new_engine(8), requests))
 
     def test_batch_mates_and_order_do_not_matter(self, engine):
         requests = [request(r) for r in range(8)]
         together = run(engine, requests)
-        backwards = run(engine, requests[::-1])
+        assert_same(run(engine, requests[::-1]), together)
         for item in requests:
-            alone = run(engine, [item])[item.response]
-            for other in (backwards[item.response], alone):
-                assert other.token_ids == together[item.response].token_ids
-                assert other.logprobs == pytest.approx(together[item.response].logprobs, abs=1e-4)
+            assert_same(run(engine, [item]), {item.response: together[item.response]})
 
     def test_responses_differ_within_a_group(self, engine):
         results = run(engine, [request(r, ENDLESS) for r in range(4)])
         assert len({tuple(result.token_ids) for result in results.values()}) == 4
 
-    def test_refilled_slots_change_nothing(self, engine_factory):
+    def test_refilled_slots_change_nothing(self, engine, new_engine):
         requests = [request(r) for r in range(12)]
         wanted = {}
         for item in requests:
-            wanted |= run(engine_factory(1), [item])
-        engine = engine_factory(3)
+            wanted |= run(engine, [item])
+        small = new_engine(3)
         results = {item.response: Result() for item in requests}
         waiting = list(requests)
-        while waiting or any(result.finish_reason is None for result in results.values()):
-            started = len(results) - len(waiting)
-            room = 3 - (started - sum(result.finish_reason is not None for result in results.values()))
-            engine.start(waiting[:room])
+        while any(result.finish_reason is None for result in results.values()):
+            finished = sum(result.finish_reason is not None for result in results.values())
+            room = 3 - (len(results) - len(waiting) - finished)
+            small.start(waiting[:room])
             del waiting[:room]
-            drain(engine, results, max_steps=1)
-        assert {r: result.token_ids for r, result in results.items()} == {
-            r: result.token_ids for r, result in wanted.items()
-        }
+            drain(small, results, max_steps=1)
+        assert_same(results, wanted)
 
     def test_resumed_anywhere_is_uninterrupted(self, engine):
         requests = [request(r) for r in range(8)]
@@ -143,9 +174,9 @@ class EngineContract:
 
     def test_context_ends_a_response(self, engine):
         sampling = SamplingParams(max_completion_length=10_000)
-        item = replace(request(0, sampling), prompt_ids=tuple(range(4, 64)))
+        item = replace(long_request(0, CONTEXT_LENGTH - 100), sampling=sampling)
         result = run(engine, [item])[0]
-        assert len(result.token_ids) == CONTEXT_LENGTH - 60
+        assert len(result.token_ids) == 100
         assert result.finish_reason is FinishReason.LENGTH
         rest = run(engine, [resumed(item, result.token_ids[:70])])[0]
         assert rest.token_ids == result.token_ids[70:]
@@ -155,37 +186,39 @@ class EngineContract:
             assert all(-50 < logprob <= 0 for logprob in result.logprobs)
 
     def test_aborted_response_is_silent_and_can_start_again(self, engine):
-        whole = run(engine, [request(r, ENDLESS) for r in range(4)])
-        engine.start([request(r, ENDLESS) for r in range(4)])
+        requests = [request(r, LONG) for r in range(4)]
+        whole = run(engine, requests)
+        engine.start(requests)
         results = drain(engine, {r: Result() for r in range(4)}, max_steps=7)
+        aborted = [r for r in (1, 3) if results[r].finish_reason is None]
+        assert aborted, "so few steps gave whole responses"
         engine.abort([1, 3, 99])
+        before = {r: len(results[r].token_ids) for r in (1, 3)}
         drain(engine, results, max_steps=2)
-        assert [len(results[r].token_ids) for r in range(4)] == [9, 7, 9, 7]
-        engine.start([resumed(request(r, ENDLESS), results[r].token_ids) for r in (1, 3)])
-        drain(engine, results)
-        assert {r: result.token_ids for r, result in results.items()} == {
-            r: result.token_ids for r, result in whole.items()
-        }
+        assert {r: len(results[r].token_ids) for r in (1, 3)} == before
+        engine.start([resumed(requests[r], results[r].token_ids) for r in aborted])
+        assert_same(drain(engine, results), whole)
 
     def test_nothing_in_flight_gives_nothing(self, engine):
         assert engine.step() == []
         engine.start([])
         assert engine.step() == []
 
-    def test_never_more_than_the_maximum_in_flight(self, engine_factory):
-        engine = engine_factory(3)
+    def test_never_more_than_the_maximum_in_flight(self, new_engine):
+        engine = new_engine(3)
         assert engine.max_responses_in_flight == 3
         engine.start([request(r, ENDLESS) for r in range(2)])
         with pytest.raises(EngineError, match="response 41"):
             engine.start([request(40, ENDLESS), request(41, ENDLESS)])
         engine.start([request(40, ENDLESS)])
-        assert {delta.response for delta in engine.step()} == {0, 1, 40}
+        results = drain(engine, {r: Result() for r in (0, 1, 40)})
+        assert [len(result.token_ids) for result in results.values()] == [24, 24, 24]
 
     @pytest.mark.parametrize(
         ("changes", "message"),
         [
             ({"prompt_ids": ()}, "response 5: prompt_ids is empty"),
-            ({"prompt_ids": tuple([4] * CONTEXT_LENGTH)}, "response 5: prompt of 160 tokens"),
+            ({"prompt_ids": tuple([4] * CONTEXT_LENGTH)}, f"response 5: prompt of {CONTEXT_LENGTH} tokens"),
             ({"prompt_ids": (4, VOCAB_SIZE)}, "response 5: prompt_ids has token id 96; allowed: 0..95"),
             ({"generated_ids": (4, -1)}, "response 5: generated_ids has token id -1"),
             ({"generated_ids": (4, 2)}, "response 5: its 2 generated tokens end it already"),
@@ -202,7 +235,7 @@ class EngineContract:
         with pytest.raises(EngineError, match=message.replace(".", r"\.")):
             engine.start([request(4), replace(request(5), **changes)])
         results = drain(engine, {0: Result()})
-        assert results == run(engine, [request(0)])
+        assert_same(results, run(engine, [request(0)]))
 
     def test_weights_are_not_replaced_under_responses_in_flight(self, engine):
         engine.start([request(0, ENDLESS)])
@@ -214,26 +247,66 @@ class EngineContract:
     def test_new_weights_take_effect_and_old_ones_come_back(self, engine):
         old = run(engine, [request(0, ENDLESS)])
         engine.load_weights(1, self.weights(1))
-        assert run(engine, [request(0, ENDLESS)]) != old
+        assert run(engine, [request(0, ENDLESS)])[0].token_ids != old[0].token_ids
         engine.load_weights(0, self.weights(0))
-        assert run(engine, [request(0, ENDLESS)]) == old
+        assert_same(run(engine, [request(0, ENDLESS)]), old)
 
-    def test_prompt_is_computed_once_per_group(self, engine_factory):
-        engine = engine_factory(8)
-        engine.start([request(0, ENDLESS)])
-        one = engine.prefill_tokens
-        assert 0 < one <= len(request(0).prompt_ids)
-        engine.start([request(r, ENDLESS) for r in (1, 2)])
-        drain(engine, {r: Result() for r in range(3)})
-        engine.start([request(3, ENDLESS)])
-        assert engine.prefill_tokens == one
+    def forget_prompts(self, engine: Engine) -> int:
+        """Drop the cache, as new weights do; the engine's prefill_tokens then."""
+        engine.load_weights(0, self.weights(0))
+        return engine.prefill_tokens
+
+    def test_prompt_is_computed_once_per_group(self, engine):
+        length, before = 3 * self.prefill_block + 5, self.forget_prompts(engine)
+        items = [long_request(r, length) for r in range(4)]
+        results = {r: Result() for r in range(4)}
+        engine.start(items[:1])
+        while not results[0].token_ids:
+            drain(engine, results, max_steps=1)
+        one = engine.prefill_tokens - before
+        assert length - 1 <= one <= length
+        engine.start(items[1:3])  # beside it, and then after all the others have left
+        drain(engine, results)
+        engine.start(items[3:])
+        drain(engine, results)
+        assert engine.prefill_tokens - before - one <= 3 * (self.prefill_block + 1)
 
     def test_prefix_is_counted_as_prefill(self, engine):
         original = request(0, ENDLESS)
         token_ids = run(engine, [original])[0].token_ids
+        before = self.forget_prompts(engine)
+        run(engine, [resumed(original, token_ids[:20])])
+        assert 19 <= engine.prefill_tokens - before - len(original.prompt_ids) <= 20
+
+    def test_resumed_beside_its_group_only_the_prefix_is_computed(self, engine):
+        mate, original = (long_request(r, 3 * self.prefill_block + 5) for r in (0, 1))
+        token_ids = run(engine, [original])[1].token_ids
+        self.forget_prompts(engine)
+        run(engine, [mate])
         before = engine.prefill_tokens
-        engine.start([resumed(original, token_ids[:20])])
-        assert 19 <= engine.prefill_tokens - before <= 20 + len(original.prompt_ids)
+        run(engine, [resumed(original, token_ids[:20])])
+        assert 19 <= engine.prefill_tokens - before <= 20 + self.prefill_block + 1
+
+    def test_restarted_it_knows_nothing_and_goes_on_as_before_after_new_weights(self, engine):
+        requests = [request(r, LONG) for r in range(4)]
+        whole = run(engine, requests)
+        engine.start(requests)
+        results = drain(engine, {r: Result() for r in range(4)}, max_steps=3)
+        before = engine.prefill_tokens
+        engine.restart()
+        assert engine.prefill_tokens >= before
+        with pytest.raises(EngineError, match="load_weights"):
+            engine.start(requests[:1])
+        engine.load_weights(0, self.weights(0))
+        assert engine.step() == []
+        stopped = [resumed(requests[r], result.token_ids) for r, result in results.items() if not result.finish_reason]
+        assert stopped, "so few steps gave whole responses"
+        engine.start(stopped)
+        assert_same(drain(engine, results), whole)
+        engine.restart()
+        engine.load_weights(1, self.weights(1))
+        engine.load_weights(0, self.weights(0))
+        assert_same(run(engine, requests), whole)
 
     def test_says_what_it_is(self, engine):
         assert engine.name

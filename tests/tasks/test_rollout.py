@@ -13,7 +13,8 @@ from storage.connect import connect
 from storage.records import AliveRecord
 from tasks.configuration.references import PlanReference
 from tasks.rollout import rollout
-from tasks.sampling.engine import EngineError
+from tasks.sampling.engine import EngineDied, EngineError
+from tasks.sampling.scripted_engine import ScriptedEngine
 from tests.small_run import (
     Unreachable,
     config,
@@ -86,6 +87,38 @@ def test_a_plan_that_is_not_there_is_named():
     memory_store("rollout-task")
     reference = PlanReference(run_url=URL, iteration=3, weight_version=3, execution="e")
     with pytest.raises(EngineError, match="does not see iteration 3 of the run at memory://rollout-task"):
+        rollout(slot=0, plan=reference)
+
+
+def test_an_engine_that_dies_again_and_again_is_worth_another_attempt_elsewhere(model, monkeypatch):
+    store = memory_store("rollout-task")
+    reference = plan_iteration(config(URL, model, rollout={"engine_restarts_max": 1}))
+    step, steps = ScriptedEngine.step, []
+
+    def dies(engine):
+        steps.append(engine)
+        if len(steps) > 5:
+            raise EngineDied("CUDA error: unspecified launch failure")
+        return step(engine)
+
+    monkeypatch.setattr(ScriptedEngine, "step", dies)
+    with pytest.raises(FlyteRecoverableException, match=r"1 of 1 restarts tried: CUDA error: unspecified launch"):
+        rollout(slot=0, plan=reference)
+    monkeypatch.undo()
+    [victim] = [records.read(store, AliveRecord, key) for key in store.list(layout.alive_all(0))]
+    assert (victim.state, len(steps)) == ("gone", 7)
+    assert rollout(slot=0, plan=reference).tokens_recovered == victim.tokens_generated > 0
+
+
+def test_an_engine_that_cannot_do_it_anywhere_fails_at_once(model, monkeypatch):
+    memory_store("rollout-task")
+    reference = plan_iteration(config(URL, model))
+
+    def refuses(engine):
+        raise EngineError("log-prob nan at token 3; weights bad?")
+
+    monkeypatch.setattr(ScriptedEngine, "step", refuses)
+    with pytest.raises(EngineError, match="weights bad"):
         rollout(slot=0, plan=reference)
 
 

@@ -1,6 +1,7 @@
 """A machine that joins a run: takes free work, goes on with the next iteration, leaves without loss."""
 
 import threading
+import time
 
 import pytest
 
@@ -11,7 +12,9 @@ from storage.connect import connect
 from storage.records import JOINED_POOL, AliveRecord
 from storage.run import read_plan
 from storage.store import ObjectMissing
+from tasks.sampling.engine import EngineDied
 from tasks.sampling.join import JoinLimits, join_run
+from tasks.sampling.scripted_engine import ScriptedEngine
 from tests.small_run import (
     commit_iteration,
     config,
@@ -114,6 +117,58 @@ def test_told_to_leave_it_leaves_its_tokens_to_the_crew(settings):
     assert all_ended()
     train_iteration(URL, 0)
     assert commit_iteration(URL, 0).metrics["balance/responses_moved"] > 0
+
+
+class Dies(ScriptedEngine):
+    """Does `before` in its k-th step and dies of it."""
+
+    def __init__(self, config, vocab_size, before, steps):
+        super().__init__(vocab_size, config.max_responses_in_flight)
+        self.before, self.steps, self.restarts = before, steps, 0
+
+    def step(self):
+        self.steps -= 1
+        if self.steps == 0:
+            self.before()
+            raise EngineDied("CUDA error: unspecified launch failure")
+        return super().step()
+
+    def restart(self):
+        self.restarts += 1
+        super().restart()
+
+
+def test_an_engine_that_dies_for_good_leaves_its_tokens_to_the_crew(model):
+    memory_store("join")
+    plan_iteration(config(URL, model, rollout={"engine_restarts_max": 0}))
+    with pytest.raises(EngineDied, match="0 of 0 restarts tried: CUDA error"):
+        join(build=lambda config, _, vocab_size: Dies(config, vocab_size, lambda: None, 5))
+    [alive] = beats()
+    assert (alive.state, alive.unfinished > 0, alive.tokens_generated) == ("gone", True, 4 * 12)
+    roll_out(URL, 0)
+    assert all_ended()
+    train_iteration(URL, 0)
+    assert commit_iteration(URL, 0).metrics["resume/tokens_recovered"] == alive.tokens_generated
+
+
+def test_an_engine_that_is_dead_when_the_iteration_is_closed_is_restarted_for_the_next(settings):
+    plan_iteration(settings)
+    engines = []
+
+    def others_finish():
+        roll_out(URL, 0)
+        train_iteration(URL, 0)
+        commit_iteration(URL, 0)
+        plan_iteration(settings)
+        time.sleep(0.5)  # ten flushes, at which it learns that the iteration is closed
+
+    def build(config, _, vocab_size):
+        engines.append(Dies(config, vocab_size, others_finish, 3))
+        return engines[0]
+
+    assert join(JoinLimits(iterations=2), build=build) == 2
+    assert engines[0].restarts == 1
+    assert [alive.responses_finished for alive in beats(1)] == [12]
 
 
 def test_it_leaves_in_time_and_when_nothing_is_planned(settings):

@@ -97,7 +97,7 @@ def test_what_is_handed_over_is_continued_by_whoever_comes_without_a_wait():
     taker = a_session(store, SLOTS, clock=ManualClock(), idle_timeout_s=HELPS_S)
     taker.claim()
     assert sorted(taker._holdings.held) == given
-    assert all(held.prefix for held in taker._holdings.held.values())
+    assert all(held.token_ids for held in taker._holdings.held.values())
 
 
 def test_what_nobody_takes_it_takes_again_itself():
