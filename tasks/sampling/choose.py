@@ -3,32 +3,68 @@
 import json
 import logging
 from pathlib import Path
+from typing import Literal
 
 from tasks.sampling.config import RolloutConfig
 from tasks.sampling.engine import Engine, EngineError
+from tasks.sampling.vllm_names import installed_version
 
 log = logging.getLogger(__name__)
 
 
 def build_engine(config: RolloutConfig, model_dir: Path, vocab_size: int) -> Engine:
-    """An engine without weights. Imports torch only for an engine that needs it."""
+    """An engine without weights. Imports torch and vLLM only for an engine that needs them."""
     if config.engine == "scripted":
         from tasks.sampling.scripted_engine import ScriptedEngine  # noqa: PLC0415 - keeps torch out of other paths
 
         return ScriptedEngine(vocab_size=vocab_size, max_responses_in_flight=config.max_responses_in_flight)
-    if config.engine in ("auto", "torch"):
-        from tasks.sampling.torch_engine import TorchEngine  # noqa: PLC0415
+    if config.engine not in ("auto", "torch", "vllm"):
+        raise EngineError(f"rollout.engine: {config.engine!r} is not known; allowed: auto, torch, vllm, scripted")
+    chosen, reason = best_engine(config) if config.engine == "auto" else (config.engine, "as configured")
+    engine = _vllm(config, model_dir, vocab_size) if chosen == "vllm" else _torch(config, model_dir)
+    log.info("engine %s: %s; %s", config.engine, engine.name, reason)
+    return engine
 
-        engine = TorchEngine(
-            model_dir,
-            dtype=config.dtype,
-            device=config.device,
-            max_responses_in_flight=config.max_responses_in_flight,
-            context_length=context_length(config, model_dir),
-        )
-        log.info("engine %s: %s", config.engine, engine.name)
-        return engine
-    raise EngineError(f"rollout.engine: {config.engine!r} is not known; allowed: auto, torch, scripted")
+
+def best_engine(config: RolloutConfig) -> tuple[Literal["torch", "vllm"], str]:
+    """What "auto" means on this machine, and why: vLLM where it is installed and serves the GPU."""
+    version = installed_version()
+    if version is None:
+        return "torch", "vLLM is not installed"
+    if config.device == "cpu":
+        return "torch", "rollout.device is cpu"
+    from tasks.sampling.vllm_settings import prepare_environment  # noqa: PLC0415 - it imports vLLM: seconds
+
+    device = prepare_environment(config.vllm)
+    if device in ("", "cpu"):
+        return "torch", f"vLLM {version} finds no GPU here"
+    return "vllm", f"vLLM {version} finds a GPU: {device}"
+
+
+def _torch(config: RolloutConfig, model_dir: Path) -> Engine:
+    from tasks.sampling.torch_engine import TorchEngine  # noqa: PLC0415
+
+    return TorchEngine(
+        model_dir,
+        dtype=config.dtype,
+        device=config.device,
+        max_responses_in_flight=config.max_responses_in_flight,
+        context_length=context_length(config, model_dir),
+    )
+
+
+def _vllm(config: RolloutConfig, model_dir: Path, vocab_size: int) -> Engine:
+    from tasks.sampling.vllm_engine import VllmEngine  # noqa: PLC0415
+
+    return VllmEngine(
+        model_dir,
+        vocab_size=vocab_size,
+        dtype=config.dtype,
+        device=config.device,
+        max_responses_in_flight=config.max_responses_in_flight,
+        context_length=context_length(config, model_dir),
+        config=config.vllm,
+    )
 
 
 def context_length(config: RolloutConfig, model_dir: Path) -> int:

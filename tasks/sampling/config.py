@@ -44,10 +44,10 @@ class VllmConfig:
             draw); "unkeyed" with noise that nobody can repeat: a resumed response is a correct sample, but another.
         batch_invariant: ask for vLLM's batch-invariant kernels where it has them; costs speed on a GPU.
         gpu_memory_utilization: share of the GPU's memory for weights, activations and cache.
-        kv_cache_memory_bytes: of the key-value cache instead; None on a CPU is 1 GiB.
+        kv_cache_memory_bytes: of the key-value cache instead; None on a CPU: enough for all responses, up to 4 GiB.
         tensor_parallel_size: GPUs of this worker; more responses at once are had by more slots, not here.
         quantization: vLLM's name of a method, such as "fp8".
-        enforce_eager: no compiled graphs.
+        enforce_eager: no compiled graphs; None: none on a CPU.
         max_num_batched_tokens: most tokens of one forward pass.
         block_size: tokens of a cache block, the grain at which prompts are shared.
         start_timeout_s: until it serves; beyond, it counts as dead. So do the next two.
@@ -63,7 +63,7 @@ class VllmConfig:
     kv_cache_memory_bytes: Annotated[int, Field(ge=1 << 20)] | None = None
     tensor_parallel_size: Annotated[int, Field(ge=1)] = 1
     quantization: Annotated[str, Field(min_length=1)] | None = None
-    enforce_eager: bool = False
+    enforce_eager: bool | None = None
     max_num_batched_tokens: Annotated[int, Field(ge=1)] | None = None
     block_size: Annotated[int, Field(ge=1)] | None = None
     start_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 900.0

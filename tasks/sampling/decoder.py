@@ -17,8 +17,8 @@ from tasks.sampling.kv_cache import KeyValueCache, Window
 _ATTENTION_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
-class Decoder(Protocol):
-    """A model without its weights until `load`."""
+class Parameters(Protocol):
+    """The names of a model's parameters."""
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -29,6 +29,10 @@ class Decoder(Protocol):
     def aliases(self) -> Mapping[str, str]:
         """Further names of tied parameters, and the name in `shapes` each stands for."""
         ...
+
+
+class Decoder(Parameters, Protocol):
+    """A model without its weights until `load`."""
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Replace all parameters; the names and shapes are those of `shapes`, the dtypes may differ."""
@@ -43,20 +47,21 @@ class Decoder(Protocol):
         ...
 
 
-def read_config(model_dir: Path | str, context_length: int) -> Any:
-    """The Hugging Face configuration of a model directory.
-
-    Raises:
-        EngineError: there is none, it cannot be read, or the cache cannot serve such a model.
-    """
+def model_config(model_dir: Path | str) -> Any:
+    """The Hugging Face configuration of a model directory; EngineError if there is none or it cannot be read."""
     from transformers import AutoConfig  # noqa: PLC0415 - seconds to import, and not needed to import the engine
 
     if not (Path(model_dir) / "config.json").is_file():
         raise EngineError(f"model_dir: no config.json in {str(model_dir)!r}")
     try:
-        config = AutoConfig.from_pretrained(str(model_dir), local_files_only=True, trust_remote_code=False)
+        return AutoConfig.from_pretrained(str(model_dir), local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise EngineError(f"model_dir: cannot read {str(model_dir)!r}: {error}") from error
+
+
+def read_config(model_dir: Path | str, context_length: int) -> Any:
+    """`model_config`, if our cache can serve such a model; EngineError otherwise."""
+    config = model_config(model_dir)
     _check_servable(config.get_text_config(), context_length)
     return config
 
@@ -71,18 +76,18 @@ def build_decoder(config: Any, *, dtype: torch.dtype, device: torch.device, cont
     return HuggingFaceDecoder(config, dtype=dtype, device=device)
 
 
-def matched_weights(decoder: Decoder, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors by the names of `decoder.shapes`; raises EngineError if a name or shape is missing or too many."""
-    unknown = sorted(name for name in tensors if name not in decoder.shapes and name not in decoder.aliases)
-    matched = {name: tensor for name, tensor in tensors.items() if name in decoder.shapes}
-    for alias in sorted(set(tensors) & set(decoder.aliases)):
-        known = matched.setdefault(decoder.aliases[alias], tensors[alias])
+def matched_weights(model: Parameters, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors by the names of `model.shapes`; raises EngineError if a name or shape is missing or too many."""
+    unknown = sorted(name for name in tensors if name not in model.shapes and name not in model.aliases)
+    matched = {name: tensor for name, tensor in tensors.items() if name in model.shapes}
+    for alias in sorted(set(tensors) & set(model.aliases)):
+        known = matched.setdefault(model.aliases[alias], tensors[alias])
         if known.shape != tensors[alias].shape or not torch.equal(known, tensors[alias]):
-            raise EngineError(f"weights: {alias!r} differs from {decoder.aliases[alias]!r}, to which the model ties it")
-    missing = sorted(set(decoder.shapes) - set(matched))
+            raise EngineError(f"weights: {alias!r} differs from {model.aliases[alias]!r}, to which the model ties it")
+    missing = sorted(set(model.shapes) - set(matched))
     if unknown or missing:
         raise EngineError(f"weights: missing {_few(missing)}; unknown {_few(unknown)}; allowed: the model's own names")
-    for name, shape in decoder.shapes.items():
+    for name, shape in model.shapes.items():
         if tuple(matched[name].shape) != tuple(shape):
             raise EngineError(f"weights: {name!r} has shape {tuple(matched[name].shape)}; allowed: {tuple(shape)}")
     return matched

@@ -1,0 +1,268 @@
+"""vLLM behind one small surface, in a process of its own or in ours: requests in, outputs out, weights loaded, closed.
+
+Every wait has a limit, and whatever goes wrong in vLLM is EngineDied; only a request that vLLM refuses is EngineError.
+"""
+
+import asyncio
+import functools
+import gc
+import logging
+import multiprocessing
+import os
+import queue
+import threading
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import CancelledError
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from tasks.sampling.config import VllmConfig
+from tasks.sampling.engine import EngineDied, EngineError
+from tasks.sampling.vllm_names import resolve
+
+log = logging.getLogger(__name__)
+LOAD, END_WITH = "gleaner_load_weights", "gleaner_end_with"
+CLOSE_TIMEOUT_S = 20.0
+CACHE_RESETS_MAX = 50
+CACHE_RESET_INTERVAL_S = 0.02
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class CoreRequest:
+    """name: never used before. params: vLLM's SamplingParams. salt: prompts share their cache within one only."""
+
+    name: str
+    token_ids: list[int]
+    params: Any
+    salt: str
+
+
+class Core(Protocol):
+    """Used by one thread. After EngineDied only `close` may be called."""
+
+    def start(self, requests: Sequence[CoreRequest]) -> None:
+        """Hand requests over, all or none; EngineError if vLLM refuses one."""
+        ...
+
+    def outputs(self) -> list[Any]:
+        """Wait for vLLM's next RequestOutputs and return all there are; may be empty."""
+        ...
+
+    def abort(self, names: Sequence[str]) -> None: ...
+
+    def load(self, path: str, version: str) -> float:
+        """Replace the weights and forget what was computed with the old ones; seconds it took."""
+        ...
+
+    def close(self) -> None:
+        """End everything, the dead too."""
+        ...
+
+
+class SameProcess:
+    """The engine in this process: in seconds there, but an engine that hangs or crashes takes the worker along."""
+
+    def __init__(self, vllm_config: Any) -> None:
+        try:
+            self._engine = resolve("LLMEngine").from_vllm_config(vllm_config, disable_log_stats=True)
+        except Exception as error:
+            raise died("does not start", error) from error
+
+    def start(self, requests: Sequence[CoreRequest]) -> None:
+        tokens_input, names = resolve("tokens_input"), [request.name for request in requests]
+        try:
+            for request in requests:
+                prompt = tokens_input(request.token_ids, cache_salt=request.salt)
+                self._engine.add_request(request.name, prompt, request.params)
+        except ValueError as error:
+            self.abort(names)
+            raise EngineError(f"vLLM refuses a request: {error}") from error
+        except Exception as error:
+            raise died("does not take requests", error) from error
+
+    def outputs(self) -> list[Any]:
+        try:
+            found: list[Any] = self._engine.step()
+        except Exception as error:
+            raise died("failed in a step", error) from error
+        return found
+
+    def abort(self, names: Sequence[str]) -> None:
+        try:
+            self._engine.abort_request(list(names))
+        except Exception as error:
+            raise died("does not abort", error) from error
+
+    def load(self, path: str, version: str) -> float:
+        try:
+            taken_s = float(max(self._engine.collective_rpc(LOAD, args=(path,))))
+            self._engine.set_weight_version(version)
+            reset = any(self._engine.reset_prefix_cache() for _ in range(CACHE_RESETS_MAX))
+        except Exception as error:
+            raise died("failed to load weights", error) from error
+        return loaded(taken_s, reset)
+
+    def close(self) -> None:
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            try:
+                engine.engine_core.shutdown()
+            except Exception as error:  # noqa: BLE001 - it is being given up
+                log.warning("vLLM did not shut down cleanly: %s", error)
+        del engine
+        gc.collect()
+
+
+class OwnProcess:
+    """The asynchronous engine: vLLM decodes in processes of its own, a thread here listens to it."""
+
+    def __init__(self, vllm_config: Any, limits: VllmConfig) -> None:
+        self._limits = limits
+        self._arrived: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
+        self._burst: list[Any] = []
+        self._followers: dict[str, asyncio.Task[None]] = {}
+        self._engine: Any = None
+        self._others = set(multiprocessing.active_children())
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="vllm", daemon=True)
+        self._thread.start()
+        try:
+            self._engine = self._wait(self._build(vllm_config), limits.start_timeout_s, "starting")
+        except BaseException:
+            self.close()
+            raise
+
+    def start(self, requests: Sequence[CoreRequest]) -> None:
+        self._wait(self._start(requests), self._limits.step_timeout_s, "taking requests")
+
+    def outputs(self) -> list[Any]:
+        limit_s = self._limits.step_timeout_s
+        try:
+            found = self._arrived.get(timeout=limit_s)
+        except queue.Empty:
+            raise EngineDied(f"vLLM has sent no token for {limit_s:g} s (rollout.vllm.step_timeout_s)") from None
+        while not self._arrived.empty():
+            found += self._arrived.get()
+        for item in found:
+            if isinstance(item, BaseException):
+                raise died("failed while decoding", item) from item
+        return found
+
+    def abort(self, names: Sequence[str]) -> None:
+        self._wait(self._abort(names), self._limits.step_timeout_s, "aborting")
+
+    def load(self, path: str, version: str) -> float:
+        return self._wait(self._load(path, version), self._limits.load_timeout_s, "loading weights")
+
+    def close(self) -> None:
+        """End vLLM's processes, with force where they do not end by themselves, and the thread."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            stopper = threading.Thread(target=engine.shutdown, daemon=True)
+            stopper.start()
+            stopper.join(CLOSE_TIMEOUT_S)
+        for child in set(multiprocessing.active_children()) - self._others:
+            child.kill()
+            child.join(CLOSE_TIMEOUT_S)
+        self._loop.call_soon_threadsafe(self._stop)
+        self._thread.join(CLOSE_TIMEOUT_S)
+        if not self._thread.is_alive() and not self._loop.is_closed():
+            self._loop.close()
+
+    async def _build(self, vllm_config: Any) -> Any:
+        engine = resolve("AsyncLLM").from_vllm_config(vllm_config, disable_log_stats=True)
+        await engine.collective_rpc(END_WITH, args=(os.getpid(),))
+        return engine
+
+    async def _start(self, requests: Sequence[CoreRequest]) -> None:
+        tokens_input, begun = resolve("tokens_input"), []
+        try:
+            for request in requests:
+                prompt = tokens_input(request.token_ids, cache_salt=request.salt)
+                collector = await self._engine.add_request(request.name, prompt, request.params)
+                begun.append((request.name, collector))
+        except ValueError as error:
+            await self._engine.abort([name for name, _ in begun])
+            raise EngineError(f"vLLM refuses a request: {error}") from error
+        for name, collector in begun:
+            follower = self._loop.create_task(self._follow(name, collector))
+            self._followers[name] = follower
+            follower.add_done_callback(functools.partial(self._forget, name))
+
+    def _forget(self, name: str, _: asyncio.Task[None]) -> None:
+        self._followers.pop(name, None)
+
+    async def _follow(self, name: str, collector: Any) -> None:
+        """Bring every output of one request to the queue; what had to wait comes in one piece."""
+        try:
+            while True:
+                output = collector.get_nowait() or await collector.get()
+                self._deliver(output)
+                if output.finished:
+                    return
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:  # noqa: BLE001 - told to the thread that waits for tokens
+            log.debug("request %s: %s", name, error)
+            self._deliver(error)
+
+    def _deliver(self, item: Any) -> None:
+        # vLLM wakes all followers of one step together: what is scheduled now runs after the last of them.
+        if not self._burst:
+            self._loop.call_soon(self._pass_on)
+        self._burst.append(item)
+
+    def _pass_on(self) -> None:
+        burst, self._burst = self._burst, []
+        self._arrived.put(burst)
+
+    async def _abort(self, names: Sequence[str]) -> None:
+        for name in names:
+            follower = self._followers.pop(name, None)
+            if follower is not None:
+                follower.cancel()
+        await self._engine.abort(list(names))
+
+    async def _load(self, path: str, version: str) -> float:
+        taken_s = float(max(await self._engine.collective_rpc(LOAD, args=(path,))))
+        await self._engine.update_weight_version(version)
+        # What was aborted a moment ago may still hold blocks; vLLM frees them in its next turn.
+        for _ in range(CACHE_RESETS_MAX):
+            if await self._engine.reset_prefix_cache():
+                return loaded(taken_s, True)
+            await asyncio.sleep(CACHE_RESET_INTERVAL_S)
+        return loaded(taken_s, False)
+
+    def _wait(self, coroutine: Coroutine[Any, Any, Result], limit_s: float, what: str) -> Result:
+        """Run it in the loop's thread, and wait for no longer than the limit, even when that thread is stuck."""
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result(limit_s)
+        except EngineError:
+            raise
+        except TimeoutError as error:
+            future.cancel()
+            if future.done() and not future.cancelled():
+                raise died(f"failed {what}", error) from error
+            raise EngineDied(f"vLLM was still {what} after {limit_s:g} s") from error
+        except (Exception, CancelledError) as error:
+            raise died(f"failed {what}", error) from error
+
+    def _stop(self) -> None:
+        for task in asyncio.all_tasks(self._loop):
+            task.cancel()
+        # Once more round, so that they see it.
+        self._loop.call_soon(self._loop.stop)
+
+
+def died(what: str, error: BaseException) -> EngineDied:
+    """An EngineDied that says the cause in one line."""
+    return EngineDied(f"vLLM {what}: {type(error).__name__}: {' '.join(str(error).split()) or 'no further word'}")
+
+
+def loaded(taken_s: float, reset: bool) -> float:
+    """The seconds, if the cache of the old weights is gone."""
+    if not reset:
+        raise EngineDied("vLLM keeps its cache of the old weights: something is still in flight there")
+    return taken_s

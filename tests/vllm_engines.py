@@ -1,0 +1,66 @@
+"""VLLM engines for tests: made once, because starting one takes seconds, and given out with nothing in flight."""
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from tasks.sampling.config import VllmConfig
+from tasks.sampling.vllm_engine import VllmEngine
+from tasks.sampling.vllm_names import installed_version
+from tests.contracts.engine_contract import CONTEXT_LENGTH
+from tests.tiny_model import VOCAB_SIZE, tiny_config, tiny_model, weight_blocks
+
+WHY_NOT = "vLLM is not installed: make test-vllm"
+MISSING = installed_version() is None
+
+
+def vllm_tiny_config(model_type: str = "qwen2", **changes: Any) -> Any:
+    """The tiny model with heads that vLLM's CPU attention has a kernel for: 32 wide."""
+    return tiny_config(model_type, **({"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32} | changes))
+
+
+class EnginePool:
+    """Engines of one model by their number of rows. All live until `close`.
+
+    vLLM in this process has global state, which the first engine that ends takes from all others.
+    """
+
+    def __init__(self, model_dir: Path, config: VllmConfig) -> None:
+        self.model = tiny_model(vllm_tiny_config())
+        self._model_dir = model_dir
+        self._config = config
+        self._free: dict[int, list[VllmEngine]] = defaultdict(list)
+        self._rows: dict[int, int] = {}
+        self._all: list[VllmEngine] = []
+
+    def take(self, rows: int) -> VllmEngine:
+        """An engine with weights 0 and nothing in flight."""
+        engine = (
+            self._free[rows].pop() if self._free[rows] else self.make(self._model_dir, self.model, rows, self._config)
+        )
+        engine.load_weights(0, weight_blocks(self.model))
+        self._rows[id(engine)] = rows
+        return engine
+
+    def give_back(self, engine: VllmEngine) -> None:
+        engine.abort(range(1000))
+        self._free[self._rows.pop(id(engine))].append(engine)
+
+    def make(self, model_dir: Path, model: Any, rows: int, config: VllmConfig) -> VllmEngine:
+        """Another engine, with the model's weights."""
+        model.config.save_pretrained(model_dir)
+        engine = VllmEngine(
+            model_dir,
+            vocab_size=VOCAB_SIZE,
+            dtype="float32",
+            max_responses_in_flight=rows,
+            context_length=CONTEXT_LENGTH,
+            config=config,
+        )
+        self._all.append(engine)
+        engine.load_weights(0, weight_blocks(model))
+        return engine
+
+    def close(self) -> None:
+        for engine in self._all:
+            engine.close()
