@@ -25,7 +25,7 @@ from storage.local import LocalStore
 from storage.prompt_table import PromptRow
 from storage.records import PlanRecord, SamplingParams, SlotPlan
 from tasks.sampling.batch import Batch
-from tasks.sampling.engine import GenerationRequest, noise_key
+from tasks.sampling.engine import Engine, GenerationRequest, noise_key
 from tasks.sampling.session import Session
 from tasks.sampling.session_config import SessionConfig
 from tasks.sampling.torch_engine import TorchEngine
@@ -81,7 +81,7 @@ def engine_for(
     return engine
 
 
-def decode(engine: TorchEngine, responses: int, tokens: int) -> float:
+def decode(engine: Engine, responses: int, tokens: int) -> float:
     """Tokens per second of `responses` responses of `tokens` tokens, prefill included."""
     sampling = SamplingParams(max_completion_length=tokens)
     requests = [
@@ -177,7 +177,7 @@ def sampling_tax_row(vocab_size: int, tokens: int, rounds: int) -> dict[str, Any
     }
 
 
-def journal(engine: TorchEngine, responses: int, tokens: int, flush_interval_s: float) -> float:
+def journal(engine: Engine, responses: int, tokens: int, flush_interval_s: float) -> float:
     """Tokens per second of the same work done by a session that journals to a local disk."""
     groups = responses // GROUP_SIZE
     plan = PlanRecord(
@@ -268,17 +268,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     parser.add_argument("--full", action="store_true", help="128 tokens per response and more rounds: some minutes")
+    parser.add_argument("--engine", choices=["torch", "vllm"], default="torch")
     options = parser.parse_args()
     torch.set_num_threads(1)
     transformers_logging.set_verbosity_error()
     logging.getLogger("ContinuousBatchingLogger").setLevel(logging.ERROR)
-    sizes = [(1, 128, 9), (32, 128, 9), (128, 128, 5)] if options.full else [(1, 48, 3), (32, 64, 5), (128, 16, 3)]
+    if options.engine == "vllm":
+        from benchmarks.rollout_vllm import vllm_rows  # noqa: PLC0415 - it imports this module
+
+        rows, targets = vllm_rows(full=options.full)
+        finish("rollout_vllm", rows, targets, as_json=options.json, notes={})
+    else:
+        report_torch(full=options.full, as_json=options.json)
+
+
+def report_torch(*, full: bool, as_json: bool) -> None:
+    """Everything about our own engine."""
+    sizes = [(1, 128, 9), (32, 128, 9), (128, 128, 5)] if full else [(1, 48, 3), (32, 64, 5), (128, 16, 3)]
     speed = speed_rows(sizes)
     rows = [
         *speed,
-        sampling_tax_row(512, 128 if options.full else 48, 15 if options.full else 7),
-        sampling_tax_row(LARGE_VOCABULARY, 64 if options.full else 16, 7 if options.full else 3),
-        journalling_tax_row(900 if options.full else 400, 9 if options.full else 3, 2.0),
+        sampling_tax_row(512, 128 if full else 48, 15 if full else 7),
+        sampling_tax_row(LARGE_VOCABULARY, 64 if full else 16, 7 if full else 3),
+        journalling_tax_row(900 if full else 400, 9 if full else 3, 2.0),
     ]
     targets = [
         Target("torch_engine_over_continuous_batching_32", speed[1]["ratio"], ">= 4"),
@@ -286,7 +298,7 @@ def main() -> None:
         Target("keyed_sampling_tax_percent_32768", rows[-2]["keyed sampling tax %"], "< 3"),
         Target("journalling_tax_percent_at_2_s", rows[-1]["journalling tax %"], "< 1"),
     ]
-    finish("rollout", rows, targets, as_json=options.json, notes={"responses_tokens_rounds": sizes})
+    finish("rollout", rows, targets, as_json=as_json, notes={"responses_tokens_rounds": sizes})
 
 
 if __name__ == "__main__":

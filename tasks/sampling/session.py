@@ -24,7 +24,7 @@ from tasks.sampling.holdings import Holdings
 from tasks.sampling.session_config import SessionConfig
 
 log = logging.getLogger(__name__)
-IDLE_POLL_S_MAX = 0.25
+IDLE_POLL_S_MIN, IDLE_POLL_S_MAX = 0.01, 0.25
 FINISH = {None: Finish.RUNNING, FinishReason.STOP: Finish.STOP, FinishReason.LENGTH: Finish.LENGTH}
 Load = Callable[[Engine, Callable[[], None]], None]
 
@@ -82,6 +82,7 @@ class Session:
         self._books = Bookkeeping(store, plan, self.incarnation, engine, self._holdings, self._rate, config, clock)
         self._owned_seen: dict[int, int] | None = None
         self._claimed = False
+        self._pause_s = IDLE_POLL_S_MIN
         self._idle_since_s: float | None = None
         self._death: str | None = None  # why the engine is dead, in words: an exception would keep its frames' memory
         self._restarts = 0
@@ -164,9 +165,12 @@ class Session:
             if self._holdings.waiting:
                 self._admit()
             if self._holdings.in_flight:
+                self._pause_s = IDLE_POLL_S_MIN
                 self._decode()
             else:
-                self._clock.sleep(min(IDLE_POLL_S_MAX, self._books.wake_interval_s))
+                # Short at first: the answer to the last look is mostly there at once, and the slot may leave.
+                self._clock.sleep(min(self._pause_s, self._books.wake_interval_s))
+                self._pause_s = min(2 * self._pause_s, IDLE_POLL_S_MAX)
         except EngineDied as error:
             self._begin_again(error)
         self._books.thread.tick()

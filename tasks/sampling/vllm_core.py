@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import queue
 import threading
+import time
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from tasks.sampling.vllm_names import resolve
 log = logging.getLogger(__name__)
 LOAD, END_WITH = "gleaner_load_weights", "gleaner_end_with"
 CLOSE_TIMEOUT_S = 20.0
+GIVE_UP_INTERVAL_S = 0.2
 CACHE_RESETS_MAX = 50
 CACHE_RESET_INTERVAL_S = 0.02
 Result = TypeVar("Result")
@@ -123,15 +125,17 @@ class OwnProcess:
         self._burst: list[Any] = []
         self._followers: dict[str, asyncio.Task[None]] = {}
         self._engine: Any = None
-        self._others = set(multiprocessing.active_children())
+        self._children: set[Any] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="vllm", daemon=True)
         self._thread.start()
+        others = set(multiprocessing.active_children())
         try:
             self._engine = self._wait(self._build(vllm_config), limits.start_timeout_s, "starting")
         except BaseException:
-            self.close()
+            self._give_up(others)
             raise
+        self._children = set(multiprocessing.active_children()) - others
 
     def start(self, requests: Sequence[CoreRequest]) -> None:
         self._wait(self._start(requests), self._limits.step_timeout_s, "taking requests")
@@ -162,13 +166,29 @@ class OwnProcess:
             stopper = threading.Thread(target=engine.shutdown, daemon=True)
             stopper.start()
             stopper.join(CLOSE_TIMEOUT_S)
-        for child in set(multiprocessing.active_children()) - self._others:
+        for child in self._children:
             child.kill()
             child.join(CLOSE_TIMEOUT_S)
-        self._loop.call_soon_threadsafe(self._stop)
-        self._thread.join(CLOSE_TIMEOUT_S)
-        if not self._thread.is_alive() and not self._loop.is_closed():
-            self._loop.close()
+        self._end_thread(CLOSE_TIMEOUT_S)
+
+    def _give_up(self, others: set[Any]) -> None:
+        """After a start that failed or takes too long: kill what it has begun, and what it still begins meanwhile."""
+        deadline_s = time.monotonic() + CLOSE_TIMEOUT_S
+        while True:
+            for child in set(multiprocessing.active_children()) - others:
+                child.kill()
+                child.join(CLOSE_TIMEOUT_S)
+            if self._end_thread(GIVE_UP_INTERVAL_S) or time.monotonic() > deadline_s:
+                return
+
+    def _end_thread(self, limit_s: float) -> bool:
+        """Whether the loop's thread ends within the limit; then the loop is closed too."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._stop)
+            self._thread.join(limit_s)
+            if not self._thread.is_alive():
+                self._loop.close()
+        return not self._thread.is_alive()
 
     async def _build(self, vllm_config: Any) -> Any:
         engine = resolve("AsyncLLM").from_vllm_config(vllm_config, disable_log_stats=True)

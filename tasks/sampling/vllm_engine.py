@@ -294,6 +294,7 @@ class VllmEngine:
         """What vLLM's outputs say of responses in flight, in one delta each."""
         tokens: dict[int, list[int]] = {}
         logprobs: dict[int, list[float]] = {}
+        ended: list[int] = []
         for output in outputs:
             response = self._responses.get(output.request_id)
             if response is None:
@@ -306,7 +307,11 @@ class VllmEngine:
             logprobs.setdefault(response, []).extend(completion.logprobs.logprobs if completion.logprobs else ())
             if output.finished:
                 self._check_end(item, completion, version)
-        return [self._delta(response, ids, logprobs[response]) for response, ids in tokens.items() if ids]
+                ended.append(response)
+        deltas = [self._delta(response, ids, logprobs[response]) for response, ids in tokens.items() if ids]
+        if left := [response for response in ended if response in self._in_flight]:
+            raise self._dead(EngineDied(f"vLLM ended responses {left} before their end"))
+        return deltas
 
     def _delta(self, response: int, token_ids: list[int], logprobs: list[float]) -> TokenDelta:
         item = self._in_flight[response]
