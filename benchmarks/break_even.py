@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.rollout import GROUP_SIZE, PROMPT, SAMPLING_RESPONSES, decode, engine_for, probe_model
+from benchmarks.equal_work import GROUP_SIZE, PROMPT, decode, probe_model
+from benchmarks.rollout import SAMPLING_RESPONSES, engine_for
 from storage.assembly import JournalReader
 from storage.claims import ClaimBook, take_over
 from storage.journal import JournalWriter, ShardReader

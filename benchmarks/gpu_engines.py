@@ -18,10 +18,10 @@ from typing import Any, Literal
 
 import torch
 
+from benchmarks.equal_work import PROMPT, decode, journal
 from benchmarks.gpu_model import write_model
 from benchmarks.gpu_sizes import Size
 from benchmarks.reporting import interleave, medians
-from benchmarks.rollout import PROMPT, decode, journal
 from storage.weights import TensorBlock
 from tasks.learning.pretrained import read_tensors
 from tasks.sampling.config import VllmConfig

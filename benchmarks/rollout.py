@@ -1,4 +1,4 @@
-"""Decoding speed of TorchEngine against transformers on the same model; what keyed sampling and journalling cost.
+"""Decoding speed of TorchEngine against transformers, or of vLLM under us against vLLM alone; what our part costs.
 
 `python -m benchmarks.rollout --json`. One thread, arms interleaved, medians. The model is a random Qwen2 of 3.3 million
 parameters; every response has the same prompt length and number of tokens, so that all arms do equal work. All arms
@@ -16,43 +16,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
+from transformers import ContinuousBatchingConfig, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
+from benchmarks.equal_work import PROMPT, decode, journal, probe_model
 from benchmarks.reporting import Target, finish, interleave, medians
-from storage.clock import SystemClock
-from storage.local import LocalStore
-from storage.prompt_table import PromptRow
-from storage.records import PlanRecord, SamplingParams, SlotPlan
+from benchmarks.rollout_vllm import vllm_rows
 from tasks.sampling.batch import Batch
-from tasks.sampling.engine import Engine, GenerationRequest, noise_key
-from tasks.sampling.session import Session
-from tasks.sampling.session_config import SessionConfig
 from tasks.sampling.torch_engine import TorchEngine
 from tasks.sampling.weight_tensors import as_block
 
-PROMPT = tuple(range(3, 19))
-GROUP_SIZE = 8
 SAMPLING_RESPONSES = 32
 LARGE_VOCABULARY = 32_768
-
-
-def probe_model(vocab_size: int) -> Any:
-    """A random Qwen2: hidden 256, 4 layers, 4 heads of 64, 2 key-value heads."""
-    config = AutoConfig.for_model(
-        "qwen2",
-        vocab_size=vocab_size,
-        hidden_size=256,
-        intermediate_size=768,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=1024,
-        tie_word_embeddings=True,
-        pad_token_id=0,
-    )
-    torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
 
 
 class MultinomialEngine(TorchEngine):
@@ -79,20 +54,6 @@ def engine_for(
         )
     engine.load_weights(0, {name: as_block(tensor) for name, tensor in model.named_parameters()})
     return engine
-
-
-def decode(engine: Engine, responses: int, tokens: int) -> float:
-    """Tokens per second of `responses` responses of `tokens` tokens, prefill included."""
-    sampling = SamplingParams(max_completion_length=tokens)
-    requests = [
-        GenerationRequest(index, index // GROUP_SIZE, PROMPT, (), noise_key(0, 0, index), sampling)
-        for index in range(responses)
-    ]
-    started_s = time.perf_counter()
-    engine.start(requests)
-    while engine.step():
-        pass
-    return responses * tokens / (time.perf_counter() - started_s)
 
 
 def generate(model: Any, responses: int, tokens: int) -> float:
@@ -177,50 +138,6 @@ def sampling_tax_row(vocab_size: int, tokens: int, rounds: int) -> dict[str, Any
     }
 
 
-def journal(engine: Engine, responses: int, tokens: int, flush_interval_s: float) -> float:
-    """Tokens per second of the same work done by a session that journals to a local disk."""
-    groups = responses // GROUP_SIZE
-    plan = PlanRecord(
-        iteration=0,
-        weight_version=0,
-        run_seed=0,
-        num_generations=GROUP_SIZE,
-        prompts_key="prompts",
-        first_prompt=0,
-        slots=(SlotPlan(slot=0, pool="rollout", groups=tuple(range(groups))),),
-        sampling=SamplingParams(max_completion_length=tokens),
-        config={},
-        created_at_s=0.0,
-    )
-    names = SessionConfig(
-        slot=0,
-        pool="rollout",
-        host="here",
-        pid=0,
-        flush_interval_s=flush_interval_s,
-        heartbeat_interval_s=flush_interval_s,
-        claim_ttl_s=3 * flush_interval_s,
-        idle_timeout_s=0.0,
-    )
-    prompts = [PromptRow(str(group), PROMPT, "", {}) for group in range(groups)]
-    with tempfile.TemporaryDirectory() as folder:
-        store = LocalStore(Path(folder))
-        session = Session(
-            store,
-            plan,
-            prompts=prompts,
-            engine=engine,
-            load=lambda _, __: None,
-            config=names,
-            clock=SystemClock(),
-            notice=lambda: False,
-        )
-        session.claim()
-        started_s = time.perf_counter()
-        session.run()
-        return responses * tokens / (time.perf_counter() - started_s)
-
-
 def journalling_tax_row(tokens: int, rounds: int, flush_interval_s: float) -> dict[str, Any]:
     """Per cent more processor time per token when every token is journalled than in the bare loop of the same engine.
 
@@ -274,8 +191,6 @@ def main() -> None:
     transformers_logging.set_verbosity_error()
     logging.getLogger("ContinuousBatchingLogger").setLevel(logging.ERROR)
     if options.engine == "vllm":
-        from benchmarks.rollout_vllm import vllm_rows  # noqa: PLC0415 - it imports this module
-
         rows, targets = vllm_rows(full=options.full)
         finish("rollout_vllm", rows, targets, as_json=options.json, notes={})
     else:

@@ -12,8 +12,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
 
+from benchmarks.equal_work import PROMPT, decode, journal, probe_model
 from benchmarks.reporting import Target, interleave
-from benchmarks.rollout import PROMPT, decode, journal, probe_model
 from tasks.sampling.config import VllmConfig
 from tasks.sampling.engine import Engine
 from tasks.sampling.vllm_engine import VllmEngine

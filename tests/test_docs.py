@@ -90,9 +90,9 @@ def missing_paths(path: Path, text: str) -> Iterator[str]:
 
 def unknown_commands(path: Path, text: str) -> Iterator[str]:
     """Commands of make and gleaner that do not exist."""
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
+    targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
     for kind, known in (("make", targets), ("gleaner", set(gleaner.main.commands))):
-        for command in re.findall(rf"(?:`|^|/){kind} ([a-z]+)", text, flags=re.MULTILINE):
+        for command in re.findall(rf"(?:`|^|/){kind} ([a-z][a-z-]*)", text, flags=re.MULTILINE):
             if command not in known:
                 yield f"{path.name}: {kind} {command}"
 
@@ -118,6 +118,7 @@ def test_documents_name_what_exists(rule: Callable[[Path, str], Iterator[str]], 
         (missing_paths, "`nothing.py` does it", "nothing.py"),
         (missing_paths, "python -m benchmarks.nothing", "python -m benchmarks.nothing"),
         (unknown_commands, "run `make coffee`", "make coffee"),
+        (unknown_commands, "run `make test-coffee`", "make test-coffee"),
         (unknown_commands, "```\ngleaner forget runs/a\n```", "gleaner forget"),
     ],
 )
@@ -148,7 +149,9 @@ def sections() -> dict[str, type]:
 def expected_rows(section: str, kind: type) -> dict[str, list[str]]:
     """By field: type, default, allowed values, whether it may change; as the tables must show them."""
     hints = typing.get_type_hints(kind, include_extras=True)
-    free = OPERATIONAL.get(section.split(".", maxsplit=1)[0], set())
+    # A section without an entry of its own is free with the one around it, or not at all.
+    around = OPERATIONAL.get(section.split(".", maxsplit=1)[0], set())
+    free = OPERATIONAL.get(section, None if around is None else set())
     return {
         f.name: [kind_of, _default(f), allowed, "yes" if free is None or f.name in free else "no"]
         for f in dataclasses.fields(kind)
@@ -184,7 +187,8 @@ def _bounds(notes: list[FieldInfo]) -> Iterator[str]:
         for attribute, sign in (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<")):
             if hasattr(note, attribute):
                 bound = getattr(note, attribute)
-                yield f"{sign} {'2^63' if bound == 1 << 63 else f'{bound:g}'}"
+                is_power = isinstance(bound, int) and bound >= 1 << 20 and bound.bit_count() == 1
+                yield f"{sign} {f'2^{bound.bit_length() - 1}' if is_power else f'{bound:g}'}"
 
 
 def documented_rows() -> dict[str, dict[str, list[str]]]:

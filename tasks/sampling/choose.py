@@ -22,7 +22,9 @@ def build_engine(config: RolloutConfig, model_dir: Path, vocab_size: int) -> Eng
         raise EngineError(f"rollout.engine: {config.engine!r} is not known; allowed: auto, torch, vllm, scripted")
     chosen, reason = best_engine(config) if config.engine == "auto" else (config.engine, "as configured")
     engine = _vllm(config, model_dir, vocab_size) if chosen == "vllm" else _torch(config, model_dir)
-    log.info("engine %s: %s; %s", config.engine, engine.name, reason)
+    # A GPU that our own engine serves would be served faster by vLLM: that is worth more than a note.
+    level = logging.WARNING if config.engine == "auto" and engine.name.endswith("cuda") else logging.INFO
+    log.log(level, "engine %s: %s; %s", config.engine, engine.name, reason)
     return engine
 
 

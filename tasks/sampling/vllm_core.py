@@ -1,6 +1,7 @@
 """vLLM behind one small surface, in a process of its own or in ours: requests in, outputs out, weights loaded, closed.
 
-Every wait has a limit, and whatever goes wrong in vLLM is EngineDied; only a request that vLLM refuses is EngineError.
+Whatever goes wrong in vLLM is EngineDied; only a request that it refuses is EngineError. Every wait for a process of its
+own has a limit; what hangs in our process, nobody in it can end.
 """
 
 import asyncio

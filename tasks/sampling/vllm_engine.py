@@ -150,6 +150,8 @@ class VllmEngine:
             save_file(_under_every_name(matched, self._parameters.aliases), path)
             written_s = time.monotonic() - began_s
             taken_s = self._guarded(lambda: core.load(str(path), str(version)))
+        except OSError as error:
+            raise self._dead(EngineDied(f"weights {version}: {path} cannot be written: {error}")) from error
         finally:
             path.unlink(missing_ok=True)
         self._version = version
@@ -224,7 +226,7 @@ class VllmEngine:
         )
         core = SameProcess(settings) if self._config.process == "same" else OwnProcess(settings, self._config)
         runner = "V2" if settings.use_v2_model_runner else "V1"
-        kernels = os.environ.get("VLLM_BATCH_INVARIANT") == "1"
+        kernels = self._device != "cpu" and os.environ.get("VLLM_BATCH_INVARIANT") == "1"
         self._batch_invariant = kernels or (self._device == "cpu" and self._dtype == "float32")
         self._name = (
             f"vllm {installed_version()} {self._dtype} {self._device}, {self._config.sampler} "
