@@ -1,0 +1,301 @@
+"""Whether engines agree: vLLM against TorchEngine against a plain Hugging Face forward pass, with interruptions.
+
+`python -m benchmarks.engine_parity --json`; needs vLLM. 28 groups of 8 responses with mixed sampling on a small random
+model: each engine alone, each with every response taken away at random tokens and resumed among others, responses that
+change engines half-way, new weights, and, with --full, vLLM's process killed while it decodes. Keyed noise makes all
+draw the same tokens as long as their logits agree. That is demanded in float32 on a CPU; on a GPU it is demanded of an
+engine with itself, if it says that it is batch-invariant, and reported otherwise.
+"""
+
+import argparse
+import multiprocessing
+import os
+import random
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from benchmarks.parity_work import (
+    Decoding,
+    ForwardPass,
+    Size,
+    compare,
+    random_cuts,
+    random_model,
+    requests_for,
+    stop_tokens,
+    weight_versions,
+)
+from benchmarks.reporting import Target, finish
+from storage.weights import TensorBlock
+from tasks.sampling.config import VllmConfig
+from tasks.sampling.decoder import model_config
+from tasks.sampling.engine import Engine, EngineDied, EngineError, GenerationRequest
+from tasks.sampling.torch_engine import TorchEngine
+from tasks.sampling.vllm_engine import VllmEngine
+from tasks.sampling.vllm_names import installed_version
+
+DEFAULT = Size(groups=28, tokens=96, in_flight=32)
+SMALL = Size(groups=2, tokens=24, in_flight=8)
+TORCH, VLLM = "torch", "vllm"
+NEW_WEIGHTS = ", new weights"
+Dtype = Literal["float32", "bfloat16", "float16"]
+# vLLM's; TorchEngine and the model beside it take what they need.
+_GPU_MEMORY_SHARE = 0.4
+_ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "VLLM_LOGGING_STREAM": "ext://sys.stderr"}
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to decode all responses.
+
+    Attributes:
+        against: the arm whose answers it should have; "" for the first.
+        engines: names of those that took part.
+        prefill_over_naive: tokens of prompts and prefixes that they computed, over what they were given.
+    """
+
+    name: str
+    against: str
+    version: int
+    engines: tuple[str, ...]
+    decoding: Decoding
+    prefill_over_naive: float
+
+
+class Parity:
+    """Two engines and what they have decoded so far."""
+
+    def __init__(
+        self,
+        engines: Mapping[str, Engine],
+        requests: Sequence[GenerationRequest],
+        weights: Sequence[Mapping[str, TensorBlock]],
+    ) -> None:
+        """engines: as TORCH and VLLM. weights: by version."""
+        self.engines = engines
+        self.requests = requests
+        self.arms: dict[str, Arm] = {}
+        self._weights = weights
+
+    def decode_alive(self) -> None:
+        """Every arm in which no engine dies."""
+        on_torch, on_vllm = (partial(_run, engine=self.engines[name]) for name in (TORCH, VLLM))
+        self._decode("torch", on_torch, TORCH)
+        self._decode("vllm", on_vllm, VLLM, against="torch")
+        cuts = random_cuts(self.arms["torch"].decoding.answers, random.Random(3))
+        self._decode("torch, interrupted", on_torch, TORCH, against="torch", cuts=cuts)
+        self._decode("vllm, interrupted", on_vllm, VLLM, against="vllm", cuts=cuts)
+        for first, second in [(TORCH, VLLM), (VLLM, TORCH)]:
+            move = partial(_move, first=self.engines[first], second=self.engines[second])
+            self._decode(f"{first}, then {second}", move, first, second, against="torch", cuts=cuts)
+        self._decode("torch" + NEW_WEIGHTS, on_torch, TORCH, version=1)
+        self._decode("vllm" + NEW_WEIGHTS, on_vllm, VLLM, against="torch" + NEW_WEIGHTS, version=1)
+
+    def decode_killed(self, kill: Callable[[], None]) -> None:
+        """vLLM, which `kill` kills when half of all tokens are there; it is restarted and finishes.
+
+        Raises:
+            EngineDied: it died otherwise, too.
+            RuntimeError: it did not die.
+        """
+        engine, half, deaths = self.engines[VLLM], self.arms["vllm"].decoding.tokens // 2, 0
+
+        def run(decoding: Decoding) -> None:
+            nonlocal deaths
+            try:
+                decoding.run(engine, after_step=lambda: kill() if decoding.tokens >= half else None)
+            except EngineDied:
+                deaths += 1
+                engine.restart()
+                engine.load_weights(0, self._weights[0])
+                decoding.run(engine)
+
+        self._decode("vllm, killed", run, VLLM, against="vllm")
+        if not deaths:
+            raise RuntimeError("vllm, killed: the engine finished as if its process were alive")
+
+    def _decode(
+        self,
+        name: str,
+        run: Callable[[Decoding], None],
+        *engines: str,
+        against: str = "",
+        version: int = 0,
+        cuts: Mapping[int, Sequence[int]] | None = None,
+    ) -> None:
+        """Add an arm, which begins with empty caches."""
+        for engine in engines:
+            self.engines[engine].load_weights(version, self._weights[version])
+        before = self._prefill_tokens(engines)
+        decoding = Decoding(self.requests, cuts, random.Random(2) if cuts else None)
+        run(decoding)
+        share = (self._prefill_tokens(engines) - before) / decoding.prefill_naive
+        self.arms[name] = Arm(name, against, version, engines, decoding, share)
+
+    def _prefill_tokens(self, engines: Sequence[str]) -> int:
+        return sum(self.engines[engine].prefill_tokens for engine in engines)
+
+
+def _run(decoding: Decoding, engine: Engine) -> None:
+    decoding.run(engine)
+
+
+def _move(decoding: Decoding, first: Engine, second: Engine) -> None:
+    decoding.run(first, resume=False)
+    decoding.run(second)
+
+
+def rows(
+    parity: Parity, model: Any, weights: Sequence[Mapping[str, TensorBlock]], *, exact: bool
+) -> list[dict[str, Any]]:
+    """A row per arm; `exact`: different engines, too, must agree."""
+    forward_pass, found = ForwardPass(model, weights), []
+    for arm in parity.arms.values():
+        answers = arm.decoding.answers
+        row = {
+            "arm": arm.name,
+            "against": arm.against,
+            "responses": len(answers),
+            "interrupted": len(arm.decoding.interrupted),
+            "tokens": arm.decoding.tokens,
+        }
+        if arm.against:
+            other = parity.arms[arm.against]
+            agreement = compare(answers, other.decoding.answers)
+            involved = {*arm.engines, *other.engines}
+            faithful = all(parity.engines[engine].batch_invariant for engine in involved)
+            row |= {
+                "demanded": faithful and (exact or len(involved) == 1),
+                "identical": agreement.identical,
+                "log-prob difference": agreement.logprob_difference_max,
+            }
+        plain = forward_pass.agreement(arm.version, parity.requests, answers)
+        found.append(
+            row
+            | {
+                "identical to a forward pass": plain.identical,
+                "log-prob difference to it": plain.logprob_difference_max,
+                "prefill over naive": arm.prefill_over_naive,
+            }
+        )
+    return found
+
+
+def targets(found: Sequence[Mapping[str, Any]], unchanged: float, *, exact: bool, small: bool) -> list[Target]:
+    """unchanged: share of responses that new weights left as they were, which tells whether they were used."""
+    demanded = [row for row in found if row.get("demanded")]
+    claims = [Target("unchanged_by_new_weights", unchanged, "<= 0.1")]
+    if demanded:
+        difference = max(row["log-prob difference"] for row in demanded)
+        claims += [
+            Target("identical_share", min(row["identical"] for row in demanded), ">= 1"),
+            Target("logprob_difference_max", difference, "<= 1e-4"),
+        ]
+    if exact:
+        difference = max(row["log-prob difference to it"] for row in found)
+        claims += [
+            Target("identical_to_forward_pass_share", min(row["identical to a forward pass"] for row in found), ">= 1"),
+            Target("logprob_difference_to_forward_pass_max", difference, "<= 1e-4"),
+        ]
+    if not small:
+        interrupted = min(row["interrupted"] for row in found if "interrupted" in row["arm"] or "then" in row["arm"])
+        claims.append(Target("interrupted_responses", interrupted, ">= 200"))
+    return claims
+
+
+@contextmanager
+def engines_for(
+    model_dir: Path, vocab_size: int, size: Size, dtype: Dtype, process: Literal["own", "same"]
+) -> Iterator[dict[str, Engine]]:
+    """Both engines, without weights; closed at the end."""
+    device: Literal["cuda", "cpu"] = "cuda" if torch.cuda.is_available() else "cpu"
+    with ExitStack() as closing:
+        of_torch = TorchEngine(
+            model_dir,
+            dtype=dtype,
+            device=device,
+            max_responses_in_flight=size.in_flight,
+            context_length=size.context_length,
+        )
+        closing.callback(of_torch.close)
+        of_vllm = VllmEngine(
+            model_dir,
+            vocab_size=vocab_size,
+            dtype=dtype,
+            device=device,
+            max_responses_in_flight=size.in_flight,
+            context_length=size.context_length,
+            config=VllmConfig(process=process, gpu_memory_utilization=_GPU_MEMORY_SHARE),
+        )
+        closing.callback(of_vllm.close)
+        yield {TORCH: of_torch, VLLM: of_vllm}
+
+
+def kill_children() -> None:
+    """SIGKILL to every process that this one has started with multiprocessing: vLLM's."""
+    for child in multiprocessing.active_children():
+        child.kill()
+
+
+def measure(model: Any, model_dir: Path, size: Size, dtype: Dtype, *, full: bool, as_json: bool) -> None:
+    """Decode, compare and report."""
+    on_gpu = torch.cuda.is_available()
+    exact = dtype == "float32" and not on_gpu
+    config, weights = model.config.get_text_config(), weight_versions(model)
+    requests = requests_for(size, config.vocab_size, stop_tokens(config))
+    with engines_for(model_dir, config.vocab_size, size, dtype, "own" if full or on_gpu else "same") as engines:
+        parity = Parity(engines, requests, weights)
+        parity.decode_alive()
+        if full:
+            parity.decode_killed(kill_children)
+        found = rows(parity, model.to("cuda" if on_gpu else "cpu"), weights, exact=exact)
+        names = ", ".join(engine.name for engine in engines.values())
+    new, old = (parity.arms[name].decoding.answers for name in ("torch" + NEW_WEIGHTS, "torch"))
+    finish(
+        "engine_parity",
+        found,
+        targets(found, compare(new, old).identical, exact=exact, small=size == SMALL),
+        as_json=as_json,
+        notes={"engines": names, "in_flight": size.in_flight, "tokens_max": size.tokens, "dtype": dtype},
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--json", action="store_true", help="end with one JSON object")
+    parser.add_argument("--full", action="store_true", help="vLLM in a process of its own, which is killed once, too")
+    parser.add_argument("--small", action="store_true", help="few responses, to try the code")
+    parser.add_argument("--model", type=Path, metavar="DIR", help="a Hugging Face model instead of a small random one")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
+    options = parser.parse_args()
+    if installed_version() is None:
+        parser.error("vLLM is not installed, and there is nothing to compare; see docs/guide/install.md")
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    torch.set_num_threads(1)
+    size = SMALL if options.small else DEFAULT
+    with tempfile.TemporaryDirectory() as folder:
+        model_dir = options.model or Path(folder)
+        try:
+            if options.model:
+                model_config(model_dir)  # for its errors
+                given = {"dtype": getattr(torch, options.dtype), "local_files_only": True}
+                model = AutoModelForCausalLM.from_pretrained(model_dir, **given).eval()
+            else:
+                model = random_model().to(getattr(torch, options.dtype))
+                model.config.save_pretrained(model_dir)
+            measure(model, model_dir, size, options.dtype, full=options.full, as_json=options.json)
+        except EngineError as error:
+            parser.exit(1, f"{parser.prog}: {error}\n")
+
+
+if __name__ == "__main__":
+    main()

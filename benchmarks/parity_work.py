@@ -1,0 +1,293 @@
+"""What benchmarks.engine_parity gives its engines: a model, responses, interruptions; and how their answers compare.
+
+Knows the `Engine` protocol and Hugging Face models; knows neither vLLM nor TorchEngine.
+"""
+
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from storage.records import SamplingParams
+from storage.weights import TensorBlock
+from tasks.sampling.engine import Engine, EngineDied, FinishReason, GenerationRequest, noise_key
+from tasks.sampling.keyed_noise import sample, signed64
+from tasks.sampling.weight_tensors import as_block, as_torch
+
+PROMPT_LENGTHS = (8, 60)
+TWICE_CUT = 3  # every third response
+_STOP_TOKENS = list(range(2, 512, 42))
+_WEIGHT_CHANGE = 0.2  # of a matrix's standard deviation
+# Of the responses of a group, in one batch with each other: half at temperature 1, the rest in all other ways.
+_PLAIN = SamplingParams()
+KINDS = (
+    _PLAIN,
+    SamplingParams(temperature=0.7),
+    _PLAIN,
+    SamplingParams(top_p=0.9),
+    _PLAIN,
+    SamplingParams(top_k=50),
+    _PLAIN,
+    SamplingParams(temperature=0.0),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """groups: of a response of each of KINDS. tokens: most of a response. in_flight: responses decoded together."""
+
+    groups: int
+    tokens: int
+    in_flight: int
+
+    @property
+    def context_length(self) -> int:
+        return PROMPT_LENGTHS[1] + self.tokens
+
+
+@dataclass(slots=True)
+class Answer:
+    """What engines have said about one response."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """identical: share of responses with equal tokens and ends. logprob_difference_max: up to the first difference."""
+
+    identical: float
+    logprob_difference_max: float
+
+
+class Decoding:
+    """Responses on their way through one engine or several: what they have so far, and where they are cut.
+
+    A response is taken away from its engine at each of its cuts, with the tokens up to there, and waits for its next
+    turn. With `order`, who begins or goes on next is drawn from it; without, the first that waits.
+    """
+
+    def __init__(
+        self,
+        requests: Sequence[GenerationRequest],
+        cuts: Mapping[int, Sequence[int]] | None = None,
+        order: random.Random | None = None,
+    ) -> None:
+        self.answers = {request.response: Answer() for request in requests}
+        self.interrupted: set[int] = set()
+        self.prefill_naive = 0
+        self._requests = {request.response: request for request in requests}
+        self._cuts = {response: list(at) for response, at in (cuts or {}).items()}
+        self._order = order
+        self._waiting = list(self._requests)
+        self._in_flight: set[int] = set()
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all answers so far."""
+        return sum(len(answer.token_ids) for answer in self.answers.values())
+
+    def run(self, engine: Engine, *, resume: bool = True, after_step: Callable[[], None] | None = None) -> None:
+        """Decode until all have ended; without `resume`, until each has ended or come to its first cut.
+
+        Raises:
+            EngineDied: what was in flight counts as interrupted, and waits.
+        """
+        aside: list[int] = []
+        try:
+            while self._waiting or self._in_flight:
+                engine.start(self._next(engine.max_responses_in_flight - len(self._in_flight)))
+                cut = self._take(engine)
+                (self._waiting if resume else aside).extend(cut)
+                engine.abort(cut)
+                if after_step is not None:
+                    after_step()
+        except EngineDied:
+            self._interrupt(sorted(self._in_flight))
+            self._waiting += [*aside, *sorted(self._in_flight)]
+            self._in_flight.clear()
+            raise
+        self._waiting = aside
+
+    def _next(self, room: int) -> list[GenerationRequest]:
+        """As many of the waiting as there is room for, now in flight."""
+        chosen: list[GenerationRequest] = []
+        while self._waiting and len(chosen) < room:
+            index = self._order.randrange(len(self._waiting)) if self._order else 0
+            response = self._waiting.pop(index)
+            chosen.append(replace(self._requests[response], generated_ids=tuple(self.answers[response].token_ids)))
+        self._in_flight.update(request.response for request in chosen)
+        self.prefill_naive += sum(len(request.prompt_ids) + len(request.generated_ids) for request in chosen)
+        return chosen
+
+    def _take(self, engine: Engine) -> list[int]:
+        """Add a step's tokens to the answers; the responses that have come to a cut, with nothing beyond it."""
+        cut = []
+        for delta in engine.step():
+            answer, cuts = self.answers[delta.response], self._cuts.get(delta.response)
+            answer.token_ids += delta.token_ids
+            answer.logprobs += delta.logprobs
+            answer.finish_reason = delta.finish_reason
+            if cuts and len(answer.token_ids) >= cuts[0]:
+                # An engine in a process of its own may be some tokens further; a journal would not have them either.
+                kept = cuts.pop(0)
+                del answer.token_ids[kept:], answer.logprobs[kept:]
+                answer.finish_reason = None
+                cut.append(delta.response)
+                self._in_flight.remove(delta.response)
+            elif answer.finish_reason is not None:
+                self._in_flight.remove(delta.response)
+        self._interrupt(cut)
+        return cut
+
+    def _interrupt(self, responses: Iterable[int]) -> None:
+        self.interrupted.update(response for response in responses if self.answers[response].token_ids)
+
+
+class ForwardPass:
+    """The model as Hugging Face computes it: every response with its prompt in one pass, without any cache."""
+
+    def __init__(self, model: Any, weights: Sequence[Mapping[str, TensorBlock]]) -> None:
+        """weights: by version; one that is loaded into the model when it is asked for."""
+        self._model = model
+        self._weights = weights
+        self._version: int | None = None
+        self._known: dict[tuple[int, int, tuple[int, ...]], tuple[list[int], list[float]]] = {}
+
+    def agreement(
+        self, version: int, requests: Sequence[GenerationRequest], answers: Mapping[int, Answer]
+    ) -> Agreement:
+        """Of answers with what keyed noise draws from the model's logits after the same tokens.
+
+        Log-probs are those of the answers' tokens, whether or not the model would have drawn them.
+        """
+        differences, identical = [0.0], 0
+        for request in requests:
+            answer = answers[request.response]
+            drawn, logprobs = self._of(version, request, tuple(answer.token_ids))
+            identical += drawn == answer.token_ids
+            differences += [abs(a - b) for a, b in zip(answer.logprobs, logprobs, strict=True)]
+        return Agreement(identical / len(requests), max(differences))
+
+    @torch.inference_mode()
+    def _of(
+        self, version: int, request: GenerationRequest, token_ids: tuple[int, ...]
+    ) -> tuple[list[int], list[float]]:
+        """What is drawn after each token but the last, and the log-probs of the tokens that stand there."""
+        known = self._known.get((version, request.response, token_ids))
+        if known is not None:
+            return known
+        if self._version != version:
+            for name, parameter in self._model.named_parameters():
+                parameter.copy_(as_torch(self._weights[version][name]))
+            self._version = version
+        sampling, count, device = request.sampling, len(token_ids), self._model.device
+        known_ids = torch.tensor([[*request.prompt_ids, *token_ids]], device=device)
+        logits = self._model(known_ids, use_cache=False).logits[0, len(request.prompt_ids) - 1 : -1].float()
+        drawn, _ = sample(
+            logits,
+            torch.full((count,), signed64(request.noise_key), device=device),
+            torch.arange(count, device=device),
+            torch.full((count,), sampling.temperature, device=device),
+            torch.full((count,), sampling.top_p, device=device),
+            torch.full((count,), sampling.top_k, dtype=torch.int64, device=device),
+        )
+        logprobs = torch.log_softmax(logits / (sampling.temperature or 1.0), dim=-1)
+        of_tokens = logprobs.gather(1, known_ids[0, -count:].unsqueeze(1)).squeeze(1)
+        found = self._known[version, request.response, token_ids] = (drawn.tolist(), of_tokens.tolist())
+        return found
+
+
+def compare(found: Mapping[int, Answer], wanted: Mapping[int, Answer]) -> Agreement:
+    """Of two sets of answers to the same requests; ValueError if they are not the same."""
+    if found.keys() != wanted.keys():
+        raise ValueError(f"answers to {sorted(found.keys() ^ wanted.keys())} are on one side only")
+    differences, identical = [0.0], 0
+    for response, answer in found.items():
+        other = wanted[response]
+        identical += answer.token_ids == other.token_ids and answer.finish_reason == other.finish_reason
+        for here, there, a, b in zip(answer.token_ids, other.token_ids, answer.logprobs, other.logprobs, strict=False):
+            if here != there:
+                break
+            differences.append(abs(a - b))
+    return Agreement(identical / len(found), max(differences))
+
+
+def requests_for(size: Size, vocab_size: int, stop_token_ids: tuple[int, ...]) -> list[GenerationRequest]:
+    """size.groups groups of random prompts, the same every time."""
+    rnd = random.Random(0)
+    requests: list[GenerationRequest] = []
+    for group in range(size.groups):
+        prompt = tuple(rnd.randrange(vocab_size) for _ in range(rnd.randint(*PROMPT_LENGTHS)))
+        for kind in KINDS:
+            response = len(requests)
+            sampling = replace(kind, max_completion_length=size.tokens, stop_token_ids=stop_token_ids)
+            requests.append(GenerationRequest(response, group, prompt, (), noise_key(1, 0, response), sampling))
+    return requests
+
+
+def random_cuts(answers: Mapping[int, Answer], rnd: random.Random) -> dict[int, list[int]]:
+    """Tokens after which each response is cut: at a random one, of some at two, of one token never."""
+    cuts = {}
+    for response, answer in answers.items():
+        places = range(1, len(answer.token_ids))
+        cuts[response] = sorted(rnd.sample(places, min(len(places), 2 if response % TWICE_CUT == 0 else 1)))
+    return cuts
+
+
+def random_model() -> Any:
+    """A Qwen2 of 0.9 million parameters whose distributions are neither flat nor certain, in float32 on the CPU.
+
+    Heads are 64 wide because vLLM has CPU kernels for few widths.
+    """
+    config = AutoConfig.for_model(
+        "qwen2",
+        vocab_size=512,
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=4,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=_STOP_TOKENS,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if parameter.ndim == 2:
+                    parameter.normal_(0.0, 0.2 if "embed" in name else 0.08)
+                elif "bias" in name:
+                    parameter.normal_(0.0, 0.1)
+                else:
+                    parameter.uniform_(0.8, 1.2)
+    return model
+
+
+def stop_tokens(config: Any) -> tuple[int, ...]:
+    """Of a Hugging Face configuration; may be none."""
+    ids = config.get_text_config().eos_token_id
+    return tuple(ids) if isinstance(ids, list) else () if ids is None else (ids,)
+
+
+def weight_versions(model: Any) -> list[dict[str, TensorBlock]]:
+    """The model's parameters, tied ones once; and the same with noise in every matrix, as version 1."""
+    generator = torch.Generator().manual_seed(1)
+    first, second = {}, {}
+    for name, parameter in model.named_parameters():
+        tensor = parameter.detach().to("cpu", copy=True)
+        first[name] = as_block(tensor)
+        if tensor.ndim == 2:
+            noise = torch.randn(tensor.shape, generator=generator) * tensor.float().std() * _WEIGHT_CHANGE
+            tensor = (tensor.float() + noise).to(tensor.dtype)
+        second[name] = as_block(tensor)
+    return [first, second]
