@@ -58,6 +58,7 @@ def join_run(
     if plan is None:
         return 0
     paid_since_s = started_at_s()
+    died = False
     with built_engine(store, config_in_force(store, plan).rollout, build) as engine:
         while plan is not None:
             config = config_in_force(store, plan)
@@ -74,16 +75,15 @@ def join_run(
                 idle_timeout_s=math.inf if limits.patience_s is None else limits.patience_s,
             )
             try:
-                outcome = run_session(store, plan, engine, cache, settings, notice, clock)
+                outcome = run_session(store, plan, engine, cache, settings, notice, clock, engine_died=died)
             except Preempted:
                 return helped + 1
             report(plan, outcome)
+            died = outcome.engine_died
             helped, paid_since_s = helped + 1, clock.wall()
             if helped == limits.iterations:
                 break
             plan = _next_plan(store, plan.iteration + 1, limits, ends_s, notice, clock)
-            if plan is not None and outcome.engine_died:
-                engine.restart()
     return helped
 
 

@@ -105,7 +105,10 @@ def sample(
     logprobs = torch.log_softmax(logits / divisor.unsqueeze(1), dim=-1)
     scores = gumbel(keys, positions, logits.shape[1]).add_(logprobs)
     if truncated:
-        scores.masked_fill_(~_support(logprobs, top_p, top_k), -torch.inf)
+        # Sorting takes five times the memory of what is sorted.
+        height = max(1, _BLOCK_ACCELERATOR // logits.shape[1])
+        for rows in map(slice, range(0, len(logits), height), range(height, len(logits) + height, height)):
+            scores[rows].masked_fill_(~_support(logprobs[rows], top_p[rows], top_k[rows]), -torch.inf)
     if greedy:
         scores = torch.where((temperature == 0).unsqueeze(1), logits, scores)
     token_ids = scores.argmax(dim=-1)

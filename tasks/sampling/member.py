@@ -97,6 +97,8 @@ def run_session(
     settings: SessionConfig,
     notice: Callable[[], bool],
     clock: Clock,
+    *,
+    engine_died: bool = False,
 ) -> SessionOutcome:
     """One session of one iteration on an engine; raises Preempted after a notice, and EngineDied.
 
@@ -116,6 +118,7 @@ def run_session(
         config=settings,
         clock=clock,
         notice=notice,
+        engine_died=engine_died,
     )
     log.info("slot %d: iteration %d as %s", settings.slot, plan.iteration, session.incarnation)
     try:

@@ -63,11 +63,13 @@ class Session:
         clock: Clock,
         notice: Callable[[], bool],
         incarnation: str | None = None,
+        engine_died: bool = False,
     ) -> None:
         """load: gives the engine the plan's weights, once there is something to decode.
 
         It is given a function to call now and then while it waits, which raises when there is no more use in waiting.
         incarnation: a name that was never used before; by default a random one.
+        engine_died: the engine must be restarted before it is used.
         """
         self.incarnation = incarnation or f"{config.slot:05d}-{uuid.uuid4().hex[:16]}"
         self._plan = plan
@@ -84,7 +86,9 @@ class Session:
         self._claimed = False
         self._pause_s = IDLE_POLL_S_MIN
         self._idle_since_s: float | None = None
-        self._death: str | None = None  # why the engine is dead, in words: an exception would keep its frames' memory
+        self._death = (
+            "in an earlier iteration" if engine_died else None
+        )  # why the engine is dead, in words: an exception would keep its frames' memory
         self._restarts = 0
         self._ends_s = None if config.time_limit_s is None else clock.monotonic() + config.time_limit_s
 
@@ -127,6 +131,9 @@ class Session:
             raise
         except Exception:
             # An engine that failed has still decoded what it handed over; only the store's own failure loses that.
+            # Whoever uses it for the next iteration must find nothing in flight.
+            with suppress(EngineDied):
+                self._abort(self._holdings.in_flight)
             self._books.thread.abandon()
             with suppress(StorageError):
                 self._books.leave()
@@ -303,7 +310,8 @@ class Session:
     def _leave(self) -> None:
         with suppress(EngineDied):
             self._abort(self._holdings.in_flight)
-            if self._books.closed:
-                self._books.inbox.clear()
+        if self._books.closed:
+            self._books.inbox.clear()
+            with suppress(EngineDied):
                 self._let_go(list(self._holdings.held))
         self._books.leave()

@@ -1,7 +1,7 @@
 """vLLM behind one small surface, in a process of its own or in ours: requests in, outputs out, weights loaded, closed.
 
-Whatever goes wrong in vLLM is EngineDied; only a request that it refuses is EngineError. Every wait for a process of its
-own has a limit; what hangs in our process, nobody in it can end.
+Whatever goes wrong in vLLM is EngineDied; only a request that it refuses is EngineError. Every wait for a process of
+its own has a limit; what hangs in our process, nobody in it can end.
 """
 
 import asyncio
@@ -9,7 +9,6 @@ import functools
 import gc
 import logging
 import multiprocessing
-import os
 import queue
 import threading
 import time
@@ -23,7 +22,7 @@ from tasks.sampling.engine import EngineDied, EngineError
 from tasks.sampling.vllm_names import resolve
 
 log = logging.getLogger(__name__)
-LOAD, END_WITH = "gleaner_load_weights", "gleaner_end_with"
+LOAD = "gleaner_load_weights"
 CLOSE_TIMEOUT_S = 20.0
 GIVE_UP_INTERVAL_S = 0.2
 CACHE_RESETS_MAX = 50
@@ -78,7 +77,7 @@ class SameProcess:
             for request in requests:
                 prompt = tokens_input(request.token_ids, cache_salt=request.salt)
                 self._engine.add_request(request.name, prompt, request.params)
-        except ValueError as error:
+        except (ValueError, resolve("VLLMClientError")) as error:
             self.abort(names)
             raise EngineError(f"vLLM refuses a request: {error}") from error
         except Exception as error:
@@ -192,9 +191,7 @@ class OwnProcess:
         return not self._thread.is_alive()
 
     async def _build(self, vllm_config: Any) -> Any:
-        engine = resolve("AsyncLLM").from_vllm_config(vllm_config, disable_log_stats=True)
-        await engine.collective_rpc(END_WITH, args=(os.getpid(),))
-        return engine
+        return resolve("AsyncLLM").from_vllm_config(vllm_config, disable_log_stats=True)
 
     async def _start(self, requests: Sequence[CoreRequest]) -> None:
         tokens_input, begun = resolve("tokens_input"), []
@@ -203,7 +200,7 @@ class OwnProcess:
                 prompt = tokens_input(request.token_ids, cache_salt=request.salt)
                 collector = await self._engine.add_request(request.name, prompt, request.params)
                 begun.append((request.name, collector))
-        except ValueError as error:
+        except (ValueError, resolve("VLLMClientError")) as error:
             await self._engine.abort([name for name, _ in begun])
             raise EngineError(f"vLLM refuses a request: {error}") from error
         for name, collector in begun:
@@ -268,7 +265,7 @@ class OwnProcess:
                 raise died(f"failed {what}", error) from error
             raise EngineDied(f"vLLM was still {what} after {limit_s:g} s") from error
         except (Exception, CancelledError) as error:
-            raise died(f"failed {what}", error) from error
+            raise died(f"failed {what} (its own log says more)", error) from error
 
     def _stop(self) -> None:
         for task in asyncio.all_tasks(self._loop):

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -147,15 +148,21 @@ class VllmEngine:
         path = Path(self._folder.name) / "weights.safetensors"
         self._version = None
         try:
-            save_file(_under_every_name(matched, self._parameters.aliases), path)
+            self._write(matched, version, path)
             written_s = time.monotonic() - began_s
             taken_s = self._guarded(lambda: core.load(str(path), str(version)))
-        except OSError as error:
-            raise self._dead(EngineDied(f"weights {version}: {path} cannot be written: {error}")) from error
         finally:
             path.unlink(missing_ok=True)
         self._version = version
         log.info("weights %d in vLLM: %.2f s to write, %.2f s to load", version, written_s, taken_s)
+
+    def _write(self, tensors: dict[str, Tensor], version: int, path: Path) -> None:
+        """Write weights for vLLM's workers to a file, tied parameters under all their names, each on its own."""
+        try:
+            copies = {alias: tensors[name].clone() for alias, name in self._parameters.aliases.items()}
+            save_file(tensors | copies, path)
+        except (OSError, MemoryError, SafetensorError) as error:
+            raise self._dead(EngineDied(f"weights {version}: {path} cannot be written: {error}")) from error
 
     def start(self, requests: Sequence[GenerationRequest]) -> None:
         """See `Engine`. vLLM computes the prompts in its next turns; a group's prompt, in whole blocks, once."""
@@ -170,15 +177,10 @@ class VllmEngine:
         if not requests:
             return
         new = [_InFlight(request, next(self._names), len(request.generated_ids)) for request in requests]
-        asked = [
-            CoreRequest(
-                item.name,
-                [*item.request.prompt_ids, *item.request.generated_ids],
-                self._params(item.request),
-                str(version),
-            )
-            for item in new
-        ]
+        try:
+            asked = [self._core_request(item, version) for item in new]
+        except (ValueError, resolve("VLLMClientError")) as error:
+            raise EngineError(f"vLLM refuses a request: {error}") from error
         self._guarded(lambda: core.start(asked))
         self._in_flight |= {item.request.response: item for item in new}
         self._responses |= {item.name: item.request.response for item in new}
@@ -206,7 +208,13 @@ class VllmEngine:
     def restart(self) -> None:
         """See `Engine`. Ends what is left of the old vLLM first, with force if need be."""
         self._end()
-        self._core = self._started()
+        try:
+            self._core = self._started()
+        except EngineDied:
+            raise
+        except EngineError as error:
+            # What this process has accepted before is no refusal: the machine has changed.
+            raise EngineDied(str(error)) from error
 
     def close(self) -> None:
         """End vLLM; the engine cannot be used afterwards."""
@@ -262,6 +270,10 @@ class VllmEngine:
     def _dead(self, error: EngineDied) -> EngineDied:
         self._end()
         return error
+
+    def _core_request(self, item: _InFlight, version: int) -> CoreRequest:
+        token_ids = [*item.request.prompt_ids, *item.request.generated_ids]
+        return CoreRequest(item.name, token_ids, self._params(item.request), str(version))
 
     def _params(self, request: GenerationRequest) -> Any:
         """What vLLM is told of a request: its SamplingParams."""
@@ -342,8 +354,3 @@ def _parameters(model_dir: Path) -> _Parameters:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     return _Parameters(type(model).__name__, *tied_names(model))
-
-
-def _under_every_name(tensors: dict[str, Tensor], aliases: Mapping[str, str]) -> dict[str, Tensor]:
-    """With tied parameters under all their names; a file holds each of them on its own."""
-    return tensors | {alias: tensors[name].clone() for alias, name in aliases.items()}

@@ -15,14 +15,27 @@ NAMES = {
     "EngineArgs": ("vllm.engine.arg_utils", "settings of an engine"),
     "AsyncLLM": ("vllm.v1.engine.async_llm", "the engine in a process of its own"),
     "LLMEngine": ("vllm.v1.engine.llm_engine", "the engine in this process"),
-    "EngineDeadError": ("vllm.v1.engine.exceptions", "the engine's process is gone"),
+    "VLLMClientError": ("vllm.exceptions", "a request that is refused"),
     "SamplingParams": ("vllm", "what a request asks for"),
     "RequestOutputKind": ("vllm.sampling_params", "new tokens instead of all so far"),
     "tokens_input": ("vllm.inputs.engine", "a prompt of token ids, with the salt of its cache"),
+    "VllmConfig": ("vllm.config", "which model runner it will use"),
+    "RequestOutputCollector": ("vllm.v1.engine.output_processor", "the outputs of one request"),
+    "Worker": ("vllm.v1.worker.gpu_worker", "what holds the weights"),
     "current_platform": ("vllm.platforms", "whether it runs on a CPU or a GPU"),
     "BatchRowsProcessor": ("vllm.v1.sample.logits_processor:LogitsProcessor", "keyed sampling, model runner V1"),
     "MoveDirectionality": ("vllm.v1.sample.logits_processor", "rows that change places, model runner V1"),
     "SlotProcessor": ("vllm.v1.worker.gpu.sample.logits_processor:LogitsProcessor", "keyed sampling, model runner V2"),
+}
+
+# And the members of them that we call or read.
+MEMBERS = {
+    "AsyncLLM": "from_vllm_config add_request abort collective_rpc reset_prefix_cache update_weight_version shutdown",
+    "LLMEngine": "from_vllm_config add_request step abort_request collective_rpc reset_prefix_cache set_weight_version",
+    "EngineArgs": "create_engine_config",
+    "VllmConfig": "use_v2_model_runner",
+    "RequestOutputCollector": "get get_nowait",
+    "Worker": "reload_weights",
 }
 
 

@@ -34,6 +34,9 @@ class Draw:
         return self.top_p < 1.0 or self.top_k > 0
 
 
+NOBODYS = Draw(key=0, origin=0, temperature=0.0, top_p=1.0, top_k=0)
+
+
 def encode_draw(noise_key: int, origin: int, sampling: SamplingParams) -> dict[str, Any]:
     """`extra_args` of a vLLM request."""
     return {ARGUMENT: [signed64(noise_key), origin, sampling.temperature, sampling.top_p, sampling.top_k]}
@@ -151,7 +154,7 @@ class KeyedSlots(resolve("SlotProcessor")):  # type: ignore[misc]
 
     def __init__(self, vllm_config: Any, req_states: Any) -> None:  # noqa: ARG002
         self._device = req_states.device
-        self._draws = [Draw(0, 0, 0.0, 1.0, 0)] * req_states.max_num_reqs
+        self._draws = [NOBODYS] * req_states.max_num_reqs
         self._truncated = np.zeros(req_states.max_num_reqs, dtype=bool)
         self._greedy = np.ones(req_states.max_num_reqs, dtype=bool)
         self._rows: Rows | None = None
@@ -161,11 +164,13 @@ class KeyedSlots(resolve("SlotProcessor")):  # type: ignore[misc]
         decode_draw(sampling_params)
 
     def add_request(self, req_idx: int, sampling_params: Any) -> bool:
-        draw = decode_draw(sampling_params)
+        # vLLM warms its kernels up with requests of its own, which only have to pass.
+        ours = ARGUMENT in (sampling_params.extra_args or {})
+        draw = decode_draw(sampling_params) if ours else NOBODYS
         self._draws[req_idx] = draw
         self._truncated[req_idx], self._greedy[req_idx] = draw.truncated, draw.temperature == 0
         self._rows = None
-        return True
+        return ours
 
     def apply_staged_writes(self) -> None:
         if self._rows is None:

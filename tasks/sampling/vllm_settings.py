@@ -17,6 +17,7 @@ CPU_BLOCK_SIZE = 32
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _KV_BYTES_MAX_CPU = 4 << 30
 _BATCH_INVARIANT_CAPABILITY = 80
+OWNER = "GLEANER_VLLM_OWNER"  # with which vLLM's workers end, see vllm_worker
 _SAMPLERS = {True: "KeyedSlots", False: "KeyedBatchRows"}
 
 
@@ -35,6 +36,7 @@ def prepare_environment(config: VllmConfig) -> str:
             "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         }
     )
+    os.environ[OWNER] = str(os.getpid())
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0" if config.process == "same" else "1"
     platform = resolve("current_platform")
     if platform.is_cpu():
@@ -98,17 +100,18 @@ def build_vllm_config(
             given["distributed_executor_backend"] = "uni"
     try:
         built = resolve("EngineArgs")(**given).create_engine_config()
+        v2 = bool(built.use_v2_model_runner)
     except Exception as error:
         raise EngineError(
             f"vLLM {installed_version()} refuses this model or rollout.vllm: {' '.join(str(error).split())}"
         ) from error
-    if config.sampler == "seeded" and not built.use_v2_model_runner:
+    if config.sampler == "seeded" and not v2:
         raise EngineError(
             "rollout.vllm.sampler: value 'seeded', and vLLM uses its model runner V1 here, whose noise does not depend "
             "on the position; allowed here: 'keyed', 'unkeyed'"
         )
     if keyed:
-        built.model_config.logits_processors = [f"tasks.sampling.vllm_sampler:{_SAMPLERS[built.use_v2_model_runner]}"]
+        built.model_config.logits_processors = [f"tasks.sampling.vllm_sampler:{_SAMPLERS[v2]}"]
     return built
 
 

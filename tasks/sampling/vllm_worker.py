@@ -8,9 +8,12 @@ import select
 import signal
 import threading
 import time
+from contextlib import suppress
 from typing import Any
 
 from safetensors import safe_open
+
+OWNER = "GLEANER_VLLM_OWNER"
 
 
 class WorkerExtension:
@@ -30,23 +33,26 @@ class WorkerExtension:
             self.reload_weights(weights_iterator=((name, file.get_tensor(name)) for name in file.keys()))  # noqa: SIM118
         return time.perf_counter() - began_s
 
-    def gleaner_end_with(self, owner: int) -> None:
-        """Kill this process, and the engine's between, as soon as process `owner` has ended.
 
-        By itself vLLM goes on for ever when the process that started it is killed, and keeps the GPU's memory.
-        """
-        between = os.getppid()
-        if os.getpid() != owner:
-            doomed = [os.getpid()] if between == owner else [between, os.getpid()]
-            threading.Thread(target=_kill_after, args=(owner, doomed), name="gleaner-owner", daemon=True).start()
+def end_with_owner(owner: int) -> None:
+    """Kill this process, and vLLM's between, as soon as process `owner` has ended; and this one when that one has.
+
+    By itself vLLM goes on for ever when the process that started it is killed, and keeps the GPU's memory.
+    """
+    if os.getpid() != owner:
+        watched = {owner, os.getppid()}
+        threading.Thread(target=_kill_after_any, args=(watched, owner), name="gleaner-owner", daemon=True).start()
 
 
-def _kill_after(owner: int, doomed: list[int]) -> None:
-    try:
-        handle = os.pidfd_open(owner)
-    except ProcessLookupError:
-        pass
-    else:
-        select.select([handle], [], [])
-    for pid in doomed:
-        os.kill(pid, signal.SIGKILL)
+def _kill_after_any(watched: set[int], owner: int) -> None:
+    with suppress(ProcessLookupError):
+        select.select([os.pidfd_open(pid) for pid in watched], [], [])
+    for pid in watched - {owner}:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+# Now, and not when we are called: the model that is loaded first takes minutes.
+if OWNER in os.environ:
+    end_with_owner(int(os.environ[OWNER]))
