@@ -1,6 +1,6 @@
 # The image that tasks run in on a cluster. Not built in CI.
 #   docker build -t ghcr.io/example/gleaner:0.1.0 .
-# Other extras: docker build --build-arg EXTRAS=train-gpu,vllm ...
+# With vLLM, for rollouts on GPUs: docker build --build-arg EXTRAS=train-gpu,vllm ...
 FROM python:3.11-slim
 
 ARG EXTRAS=train-gpu
@@ -9,6 +9,9 @@ ENV PYTHONPATH=/root \
     PYTHONUNBUFFERED=1 \
     HF_HUB_DISABLE_TELEMETRY=1 \
     DO_NOT_TRACK=1
+
+# Triton, by which vLLM and our sampling run on a GPU, compiles its launchers with it.
+RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
 
 # Dependencies first, so that a change of the code does not install them again.
 COPY pyproject.toml constraints.txt README.md LICENSE gleaner.py /root/

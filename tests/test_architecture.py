@@ -42,15 +42,17 @@ LIBRARIES_ALLOWED = {
 _FLYTE_MODULES = r"resources\.(pools|images)|tasks\.\w+|workflows(\.\w+)?"
 CONFINED = {
     "torch": r"tasks\.learning\.(?!config$)\w+"
-    r"|tasks\.sampling\.(torch_engine|\w*decoder|batch|kv_cache|slot_table|tied_names|keyed_noise\w*|weight_tensors)",
+    r"|tasks\.sampling\.(torch_engine|\w*decoder|batch|kv_cache|slot_table|tied_names|keyed_noise\w*|weight_tensors)"
+    r"|tasks\.sampling\.vllm_(engine|sampler)",
     "triton": r"tasks\.sampling\.keyed_noise_triton",
-    "vllm": r"tasks\.sampling\.vllm_engine",
+    "vllm": r"tasks\.sampling\.vllm_names",
 } | dict.fromkeys(FLYTE, _FLYTE_MODULES)
 
 # Libraries that take long to import, and the modules that can be imported without waiting for them.
 HEAVY = {"torch", "triton", "transformers", "datasets", "vllm", "s3fs", "math_verify", "flytekit"}
 LIGHT = re.compile(
     r"storage\.(?!s3$)\w+|resources\.\w+|tasks\.(configuration|planning|prompts|reporting)\.\w+|tasks\.\w+\.config"
+    r"|tasks\.sampling\.(choose|vllm_names|vllm_settings)"
 )
 
 
@@ -100,6 +102,8 @@ def _imported(node: ast.AST) -> list[str]:
     if isinstance(node, ast.ImportFrom):
         module = "." * node.level + (node.module or "")
         return [f"{module}.{alias.name}" for alias in node.names]
+    if isinstance(node, ast.Call) and ast.unparse(node.func) in ("importlib.import_module", "import_module"):
+        return [name.value for name in node.args[:1] if isinstance(name, ast.Constant)]
     return []
 
 
@@ -302,7 +306,9 @@ BROKEN = [
     (forbidden_imports, {"tasks/planning/a.py": "import torch.nn as nn"}, "must not import torch.nn"),
     (forbidden_imports, {"tasks/learning/config.py": "import torch"}, "must not import torch"),
     (forbidden_imports, {"tasks/sampling/session.py": "import torch"}, "must not import torch"),
-    (forbidden_imports, {"tasks/sampling/torch_engine.py": "import vllm"}, "must not import vllm"),
+    (forbidden_imports, {"tasks/sampling/vllm_engine.py": "from vllm import LLM"}, "must not import vllm.LLM"),
+    (forbidden_imports, {"tasks/sampling/vllm_core.py": "importlib.import_module('vllm.v1')"}, "not import vllm.v1"),
+    (forbidden_imports, {"tasks/sampling/vllm_core.py": "import torch"}, "must not import torch"),
     (forbidden_imports, {"tasks/plan.py": "import torch"}, "must not import torch"),
     (forbidden_imports, {"tasks/plan.py": "import workflows.training"}, "workflows.training"),
     (forbidden_imports, {"tasks/plan.py": "from tests.x import Y"}, "must not import tests.x.Y"),
@@ -312,6 +318,11 @@ BROKEN = [
         slow_imports,
         {"tasks/learning/config.py": "from tasks.learning import loss", "tasks/learning/loss.py": "import torch"},
         "tasks.learning.config -> tasks.learning.loss -> torch",
+    ),
+    (
+        slow_imports,
+        {"tasks/sampling/choose.py": "import tasks.sampling.keyed", "tasks/sampling/keyed.py": "import torch"},
+        "tasks.sampling.choose -> tasks.sampling.keyed -> torch",
     ),
     (slow_imports, {"tasks/prompts/a.py": "try:\n    import datasets\nexcept ImportError: pass"}, "-> datasets"),
     (
@@ -354,6 +365,9 @@ SOUND_TASKS = {
     "tasks/planning/dispatch.py": "import storage.a\nfrom tasks.sampling.engine import Engine\nimport numpy",
     "tasks/sampling/engine.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import resources.prices",
     "tasks/sampling/torch_engine.py": "import torch\nfrom tasks.learning import loss",
+    "tasks/sampling/vllm_engine.py": "import torch\nimport safetensors.torch",
+    "tasks/sampling/vllm_names.py": "def resolve():\n    import vllm",
+    "tasks/sampling/choose.py": "def build():\n    from tasks.sampling.vllm_engine import VllmEngine",
     "tasks/learning/loss.py": "import torch",
     "workflows/a.py": "import datetime\nimport flytekit\nfrom tasks import plan\nfrom resources import pools",
     "resources/pools.py": "import flytekit",

@@ -1,12 +1,14 @@
 import copy
 import json
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.configuration.run_config import ConfigError, differences, digest, dump, identity, load, parse
+from tasks.configuration.run_config import OPERATIONAL, ConfigError, differences, digest, dump, identity, load, parse
+from tasks.sampling.config import VllmConfig
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.yaml"))
 MINIMAL = {
@@ -51,6 +53,10 @@ def test_examples_are_valid_and_survive_a_round_trip(file):
         ("pools.train", {"interruptible": True}, "pools.train.interruptible: true given; allowed: false"),
         ("pools.rollout", {"memory": "lots"}, 'pools.rollout.memory: "lots" given'),
         ("policy.path", None, "policy.path: null given"),
+        ("rollout.vllm.sampler", "seed", "rollout.vllm.sampler: \"seed\" given; input should be 'keyed', 'seeded' or"),
+        ("rollout.vllm.gpu_memory_utilization", 1.5, "rollout.vllm.gpu_memory_utilization: 1.5 given"),
+        ("rollout.vllm.kv_cache_memory_bytes", 1000, "rollout.vllm.kv_cache_memory_bytes: 1000 given"),
+        ("rollout.vllm.tensor_parallel", 2, "unknown field; did you mean 'tensor_parallel_size'?"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_path_and_what_is_allowed(path, value, message):
@@ -103,6 +109,44 @@ def test_identity_ignores_where_and_how_fast_but_not_what_is_learned():
         assert digest(parse(with_value(path, value))) == base
     for path, value in (("run.seed", 1), ("algorithm.clip_ratio_low", 0.1), ("rollout.dtype", "bfloat16")):
         assert digest(parse(with_value(path, value))) != base
+
+
+OTHER_VLLM_VALUES = {
+    "process": "same",
+    "sampler": "unkeyed",
+    "batch_invariant": False,
+    "gpu_memory_utilization": 0.5,
+    "kv_cache_memory_bytes": 1 << 30,
+    "tensor_parallel_size": 2,
+    "quantization": "fp8",
+    "enforce_eager": True,
+    "max_num_batched_tokens": 4096,
+    "block_size": 64,
+    "start_timeout_s": 60.0,
+    "load_timeout_s": 60.0,
+    "step_timeout_s": 60.0,
+}
+
+
+@pytest.mark.parametrize("name", [item.name for item in fields(VllmConfig)])
+def test_identity_holds_of_vllm_what_changes_the_tokens(name):
+    other = parse(with_value(f"rollout.vllm.{name}", OTHER_VLLM_VALUES[name]))
+    assert getattr(other.rollout.vllm, name) == OTHER_VLLM_VALUES[name]
+    changes = digest(other) != digest(parse(MINIMAL))
+    assert changes == (name in {"sampler", "batch_invariant", "quantization"})
+    assert changes == (name not in OPERATIONAL["rollout.vllm"])
+
+
+@pytest.mark.parametrize("sampler", ["seeded", "unkeyed"])
+def test_samplers_of_vllm_are_refused_at_temperatures_whose_log_probs_they_do_not_report(sampler):
+    document = with_value("rollout.vllm", {"sampler": sampler})
+    for temperature in (0, 1.0):
+        assert parse(document | {"sampling": {"temperature": temperature}}).rollout.vllm.sampler == sampler
+    with pytest.raises(ConfigError) as caught:
+        parse(document | {"sampling": {"temperature": 0.5}})
+    wanted = f"sampling.temperature: value 0.5; allowed with rollout.vllm.sampler '{sampler}': 0 or 1, because"
+    assert any(problem.startswith(wanted) for problem in caught.value.problems), caught.value.problems
+    assert parse(MINIMAL | {"sampling": {"temperature": 0.5}}).rollout.vllm.sampler == "keyed"
 
 
 def test_differences_name_each_field():

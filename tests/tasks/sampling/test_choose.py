@@ -3,12 +3,20 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
-from tasks.sampling.choose import build_engine, context_length
-from tasks.sampling.config import RolloutConfig
+from tasks.sampling.choose import best_engine, build_engine, context_length
+from tasks.sampling.config import RolloutConfig, VllmConfig
 from tasks.sampling.engine import EngineError
 from tasks.sampling.scripted_engine import ScriptedEngine
-from tests.tiny_model import tiny_config
+from tasks.sampling.vllm_engine import VllmEngine
+from tasks.sampling.vllm_names import installed_version
+from tests.tiny_model import VOCAB_SIZE, tiny_config
+from tests.vllm_engines import MISSING, WHY_NOT, vllm_tiny_config
+
+needs_vllm = pytest.mark.skipif(MISSING, reason=WHY_NOT)
+# vLLM and its libraries warn while they are imported.
+imports_vllm = pytest.mark.filterwarnings("default")
 
 
 @pytest.fixture
@@ -28,13 +36,56 @@ def test_the_torch_engine_is_made_as_configured(model_dir, name):
 def test_it_says_what_was_chosen(model_dir, caplog):
     with caplog.at_level("INFO"):
         build_engine(RolloutConfig(engine="auto", device="cpu"), model_dir, 96)
-    assert "engine auto: torch float32 cpu" in caplog.text
+    reason = "vLLM is not installed" if MISSING else "rollout.device is cpu"
+    assert f"engine auto: torch float32 cpu; {reason}" in caplog.text
+
+
+@pytest.mark.skipif(not MISSING, reason="vLLM is installed")
+def test_without_vllm_auto_is_torch_and_vllm_is_refused_in_words(model_dir):
+    assert best_engine(RolloutConfig()) == ("torch", "vLLM is not installed")
+    with pytest.raises(EngineError, match=r"rollout\.engine: vLLM is not installed; see docs/guide/install\.md"):
+        build_engine(RolloutConfig(engine="vllm"), model_dir, 96)
+
+
+@needs_vllm
+@imports_vllm
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_with_vllm_and_without_a_gpu_auto_is_torch():
+    assert best_engine(RolloutConfig()) == ("torch", f"vLLM {installed_version()} finds no GPU here")
+
+
+@needs_vllm
+@imports_vllm
+def test_vllm_is_made_as_configured(tmp_path, caplog):
+    vllm_tiny_config().save_pretrained(tmp_path)
+    config = RolloutConfig(engine="vllm", max_responses_in_flight=7, vllm=VllmConfig(process="same"))
+    with caplog.at_level("INFO"):
+        engine = build_engine(config, tmp_path, VOCAB_SIZE)
+    try:
+        assert isinstance(engine, VllmEngine)
+        assert engine.name == f"vllm {installed_version()} float32 cpu, keyed sampling in runner V1"
+        assert engine.max_responses_in_flight == 7
+        assert engine.batch_invariant
+        assert f"engine vllm: {engine.name}; as configured" in caplog.text
+    finally:
+        engine.close()
 
 
 def test_a_dtype_that_rounds_makes_no_promise(model_dir):
     engine = build_engine(RolloutConfig(engine="torch", dtype="bfloat16", device="cpu"), model_dir, 96)
     assert engine.name == "torch bfloat16 cpu"
     assert not engine.batch_invariant
+
+
+def test_the_choice_alone_imports_neither_torch_nor_vllm():
+    code = "import sys, tasks.sampling.choose; print(sorted({'torch', 'transformers', 'vllm'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "[]\n"
+
+
+def test_an_engine_that_nobody_knows_is_refused_with_those_that_are_known(tmp_path):
+    with pytest.raises(EngineError, match=r"'sglang' is not known; allowed: auto, torch, vllm, scripted"):
+        build_engine(RolloutConfig(engine="sglang"), tmp_path, 96)
 
 
 def test_the_scripted_engine_needs_neither_a_model_nor_torch(tmp_path):
