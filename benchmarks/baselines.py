@@ -21,13 +21,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from benchmarks.crew import LoggedEngine, StepLog
+from benchmarks.crew import StepLog, logged_engine
 from storage import layout, model_files, prompt_table
 from storage.connect import connect
 from storage.run import read_config, read_plan, read_run
 from storage.weights import pull
 from tasks.configuration.run_config import parse
-from tasks.sampling.choose import build_engine
 from tasks.sampling.engine import GenerationRequest, noise_key
 
 LOOK_INTERVAL_S = 0.05
@@ -159,8 +158,8 @@ def _work_off(work: Work, run_url: str, step_time_s: float, log_path: str) -> No
     prompts = prompt_table.decode_prompts(plan.prompts_key, store.get(plan.prompts_key))
     with tempfile.TemporaryDirectory() as folder:
         model_files.download(store, Path(folder))
-        inner = build_engine(config.rollout, Path(folder), read_run(store).vocab_size)
-    engine = LoggedEngine(inner, StepLog(Path(log_path)), step_time_s)
+        vocab_size = read_run(store).vocab_size
+        engine = logged_engine(config.rollout, Path(folder), vocab_size, StepLog(Path(log_path)), step_time_s)
     engine.load_weights(0, pull(store, layout.weights(0))[1])
     held: dict[int, list[int]] = {}
     while held or not work.complete():
@@ -184,6 +183,7 @@ def _work_off(work: Work, run_url: str, step_time_s: float, log_path: str) -> No
             held[delta.response] += delta.token_ids
             if delta.finish_reason is not None:
                 work.put(delta.response, held.pop(delta.response))
+    engine.close()
 
 
 def _write_durably(path: Path, tokens: dict[int, list[int]]) -> None:

@@ -1,9 +1,11 @@
 """A crew of real processes on this machine that can be killed, without Flyte around them.
 
 Workers are forked from a server that has imported everything and computed nothing, so a benchmark measures the work and
-not Python's imports; the time a new process really takes to start is a separate figure (`cold_start_s`).
+not Python's imports; the time a new process really takes to start is a separate figure (`cold_start_s`). vLLM is
+imported there, too, but starts in the worker: seconds of every process life.
 """
 
+import gc
 import mmap
 import multiprocessing
 import os
@@ -17,16 +19,27 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from storage.clock import SystemClock
 from storage.weights import TensorBlock
 from tasks.sampling.choose import build_engine
-from tasks.sampling.config import RolloutConfig
+from tasks.sampling.config import RolloutConfig, VllmConfig
 from tasks.sampling.engine import Engine, GenerationRequest, TokenDelta
 from tasks.sampling.member import generate_slot
+from tasks.sampling.vllm_names import NAMES
+from tasks.sampling.vllm_settings import prepare_environment
 
 PRELOAD = ["benchmarks.baselines", "tasks.sampling.torch_engine", "tasks.plan", "examples.warm_start"]
+# The sampler's import is most of vLLM's model code.
+VLLM_PRELOAD = ["tasks.sampling.vllm_engine", "tasks.sampling.vllm_sampler"]
+# A fleet of vLLMs says the same few lines at every start.
+VLLM_QUIET = {
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+    "TORCH_LOGS": "-all",
+    "PYTHONWARNINGS": "ignore::FutureWarning,ignore:resource_tracker:UserWarning",
+}
 HEADER = struct.Struct("qq")
 ROW = struct.Struct("ddqq")
 ROWS_MAX = 200_000
@@ -127,6 +140,16 @@ class LoggedEngine:
         self._engine.close()
 
 
+def logged_engine(
+    config: RolloutConfig, model_dir: Path, vocab_size: int, log: StepLog, step_time_s: float
+) -> LoggedEngine:
+    """The engine of a worker, started."""
+    if config.engine == "vllm":
+        # vLLM collects garbage when it starts, which looks at all that was imported: half of its time here.
+        gc.freeze()
+    return LoggedEngine(build_engine(config, model_dir, vocab_size), log, step_time_s)
+
+
 def slot_process(run_url: str, iteration: int, slot: int, log_path: str) -> None:
     """The body of a worker: what the rollout task runs, with a logged engine."""
     paced_slot_process(run_url, iteration, slot, 0.0, log_path)
@@ -137,7 +160,7 @@ def paced_slot_process(run_url: str, iteration: int, slot: int, step_time_s: flo
     log = StepLog(Path(log_path))
 
     def build(config: RolloutConfig, model_dir: Path, vocab_size: int) -> Engine:
-        return LoggedEngine(build_engine(config, model_dir, vocab_size), log, step_time_s)
+        return logged_engine(config, model_dir, vocab_size, log, step_time_s)
 
     generate_slot(run_url, iteration, slot, lambda: False, SystemClock(), build)
 
@@ -165,8 +188,18 @@ class Crew:
         self._context.set_forkserver_preload(PRELOAD)
         self.folder.mkdir(parents=True, exist_ok=True)
 
-    def warm_up(self) -> None:
-        """Start the server that workers are forked from, so that its imports are nobody's time."""
+    def warm_up(self, engine: Literal["torch", "vllm"] = "torch") -> None:
+        """Start the server that workers are forked from, so that its imports are nobody's time.
+
+        All crews of this process share it. Raises EngineError when vLLM is wanted and missing.
+        """
+        if engine == "vllm":
+            # vLLM reads its environment where it is imported; the server inherits ours.
+            for name, value in VLLM_QUIET.items():
+                os.environ.setdefault(name, value)
+            prepare_environment(VllmConfig(process="same"))
+            places = dict.fromkeys(place.partition(":")[0] for place, _ in NAMES.values())
+            self._context.set_forkserver_preload([*PRELOAD, *VLLM_PRELOAD, *places])
         process = self._context.Process(target=os.getpid)
         process.start()
         process.join()

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -52,8 +52,20 @@ def make_model(directory: Path) -> None:
     build_tokenizer().save_pretrained(directory)
 
 
-def make_run(folder: Path, model: Path, *, prompts: int, length: int, slots: int, **rollout: float) -> str:
-    """A fresh run with one planned iteration; all arms and rounds plan the same. `rollout`: fields of that section."""
+def make_run(
+    folder: Path,
+    model: Path,
+    *,
+    prompts: int,
+    length: int,
+    slots: int,
+    engine: Literal["torch", "vllm"] = "torch",
+    **rollout: float,
+) -> str:
+    """A fresh run with one planned iteration; all arms and rounds plan the same. `rollout`: fields of that section.
+
+    vLLM runs within the workers, so that what strikes them strikes it.
+    """
     document = {
         "run": {
             "url": str(folder),
@@ -66,7 +78,8 @@ def make_run(folder: Path, model: Path, *, prompts: int, length: int, slots: int
         "rewards": [{"function": "arithmetic"}],
         "sampling": {"max_completion_length": length},
         "rollout": {
-            "engine": "torch",
+            "engine": engine,
+            "vllm": {"process": "same"},
             "context_length": length + 64,
             **rollout,
         },

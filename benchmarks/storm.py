@@ -5,7 +5,8 @@ an hour of it passes in seconds. Four arms take turns on one plan and the same b
 whole batch of a killed worker (what benchmarks/baselines.py says the peers do on a cold restart); finished responses
 kept and the others begun again by whoever has room; and Gleaner, whose members take over dead and hung ones' responses
 at the last token. Successors start after a scaled cold start. Steps are stretched by sleeping to a fixed time, so that
-many workers do not fight for two cores and a lost worker is lost capacity.
+many workers do not fight for two cores and a lost worker is lost capacity. With `--engine vllm` every worker runs vLLM,
+whose start is the cold start, and everything is slower by three to four times.
 
 The rates are far above any cloud's, relative to a response's length: a storm shows that it works. What it is worth at
 real rates is the second table, a formula (tasks/planning/resume_value.py) fed with what is measured here.
@@ -18,7 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from benchmarks.baselines import finished_kept_process, release, results, whole_batch_process
 from benchmarks.crew import Crew, paced_slot_process
@@ -44,6 +45,7 @@ class Size:
     hang_share: of the trace's losses, those that become hangs.
     """
 
+    engine: Literal["torch", "vllm"] = "torch"
     seats: int = 8
     prompts: int = 16
     length: int = 56
@@ -57,6 +59,16 @@ class Size:
 
 
 FULL = Size(seats=12, prompts=36, length=320, rounds=5, hour_s=12.0)
+# A successor is a vLLM that starts, for seconds on cores that eight share: nothing is added to that.
+VLLM = Size(
+    engine="vllm",
+    length=64,
+    step_time_s=0.1,
+    hour_s=12.0,
+    cold_start_h=0.0,
+    flush_interval_s=0.4,
+    claim_ttl_s=4.0,
+)
 
 
 def plan_run(folder: Path, model: Path, size: Size) -> str:
@@ -67,6 +79,7 @@ def plan_run(folder: Path, model: Path, size: Size) -> str:
         prompts=size.prompts,
         length=size.length,
         slots=size.seats,
+        engine=size.engine,
         max_responses_in_flight=IN_FLIGHT,
         flush_interval_s=size.flush_interval_s,
         heartbeat_interval_s=size.flush_interval_s,
@@ -197,16 +210,19 @@ def blows_for(number: int, size: Size, trace: Path | None, process: str) -> list
 
 
 def report(rounds: list[dict[str, Any]], size: Size, source: str, *, as_json: bool) -> None:
-    """Both tables, targets, JSON."""
+    """Both tables, or for vLLM the first, whose costs the second does not measure; targets, JSON."""
     rows = arm_rows(rounds)
     by_arm = {row["arm"]: row for row in rows}
     ours, response_level = by_arm["Gleaner"], by_arm["unfinished responses again"]
-    # Not above: every worker imports this module, and these imports are seconds.
-    from benchmarks.break_even import break_even_rows, engines, print_savings  # noqa: PLC0415
+    found: dict[str, Any] = {"rounds": rounds}
+    if size.engine == "torch":
+        # Not above: every worker imports this module, and these imports are seconds.
+        from benchmarks.break_even import break_even_rows, engines, print_savings  # noqa: PLC0415
 
-    costs = engines()
-    savings = break_even_rows(costs)
-    print_savings(savings)
+        costs = engines()
+        savings = break_even_rows(costs)
+        print_savings(savings)
+        found |= {"break_even": savings, "engines": {name: asdict(each) for name, each in costs.items()}}
     targets = [
         Target("seats", size.seats, ">= 8"),
         Target("responses_changed", sum(row["responses changed"] for row in rows), "<= 0"),
@@ -216,7 +232,6 @@ def report(rounds: list[dict[str, Any]], size: Size, source: str, *, as_json: bo
         Target("tokens_again_over_response_level", ours["tokens again"] / response_level["tokens again"], "< 1"),
         Target("wall_clock_over_response_level", ours["wall clock"] / response_level["wall clock"], "< 1"),
     ]
-    found = {"rounds": rounds, "break_even": savings, "engines": {name: asdict(each) for name, each in costs.items()}}
     finish("storm", rows, targets, as_json=as_json, notes=asdict(size) | {"trace": source}, results=found)
 
 
@@ -224,19 +239,22 @@ def main() -> None:
     """Parse, run, report."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--engine", choices=("torch", "vllm"), default="torch")
     parser.add_argument("--full", action="store_true", help="12 workers, 320 tokens, 5 rounds: some 20 minutes")
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--trace", type=Path, help="a public trace: Bamboo's .csv or SkyPilot's .json")
     parser.add_argument("--process", choices=sorted(PROCESSES), default=AWS_P3.name, help="to draw from without one")
     given = parser.parse_args()
-    size = FULL if given.full else Size()
+    if given.full and given.engine == "vllm":
+        parser.error("--full: not with --engine vllm")
+    size = VLLM if given.engine == "vllm" else FULL if given.full else Size()
     if given.rounds is not None:
         size = Size(**{**asdict(size), "rounds": given.rounds})
     strike = partial(blows_for, size=size, trace=given.trace, process=given.process)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         make_model(folder / "model")
-        Crew(folder / "none").warm_up()
+        Crew(folder / "none").warm_up(size.engine)
         rounds = [
             run_round(number, folder / str(number), folder / "model", size, strike(number))
             for number in range(size.rounds)

@@ -1,7 +1,9 @@
 """Comparing a disturbed iteration with an undisturbed rollout of the same plan, response by response."""
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -21,11 +23,16 @@ from tasks.sampling.session import Session
 from tasks.sampling.session_config import SessionConfig
 
 
-def undisturbed_equals(run_url: str, iteration: int) -> tuple[int, int, float]:
-    """(responses token-identical, responses, largest difference of log-probs) of an iteration and a fresh rollout."""
+def undisturbed_equals(
+    run_url: str, iteration: int, engine: Literal["torch", "vllm"] | None = None
+) -> tuple[int, int, float]:
+    """(responses token-identical, responses, largest difference of log-probs) of an iteration and a fresh rollout.
+
+    engine: of the fresh rollout; None for the one that the run names.
+    """
     store = connect(run_url)
     plan = read_plan(store, iteration)
-    fresh = undisturbed(store, plan)
+    fresh = undisturbed(store, plan, engine)
     identical, difference = 0, 0.0
     for kept in read_responses(store, iteration):
         again = fresh.assemble(kept.response)
@@ -35,16 +42,17 @@ def undisturbed_equals(run_url: str, iteration: int) -> tuple[int, int, float]:
     return identical, plan.num_responses, difference
 
 
-def undisturbed(store: ObjectStore, plan: PlanRecord) -> JournalReader:
+def undisturbed(store: ObjectStore, plan: PlanRecord, engine: Literal["torch", "vllm"] | None = None) -> JournalReader:
     """The plan's responses, generated again in memory by one session per slot that nobody disturbs."""
-    config = parse(plan.config)
+    rollout = parse(plan.config).rollout
+    rollout = replace(rollout, engine=engine or rollout.engine)
     prompts = prompt_table.decode_prompts(plan.prompts_key, store.get(plan.prompts_key))
     _, tensors = pull_version(store, plan.weight_version, None, SystemClock())
     memory, clock = MemoryStore(), SystemClock()
     with tempfile.TemporaryDirectory() as folder:
         model_files.download(store, Path(folder))
+        fresh = build_engine(rollout, Path(folder), read_run(store).vocab_size)
         for slot in plan.slots:
-            engine = build_engine(config.rollout, Path(folder), read_run(store).vocab_size)
             names = SessionConfig(
                 slot=slot.slot,
                 pool=slot.pool,
@@ -59,13 +67,13 @@ def undisturbed(store: ObjectStore, plan: PlanRecord) -> JournalReader:
                 memory,
                 plan,
                 prompts=prompts,
-                engine=engine,
+                engine=fresh,
                 load=lambda into, _: into.load_weights(plan.weight_version, tensors),
                 config=names,
                 clock=clock,
                 notice=lambda: False,
             ).run()
-            engine.close()
+        fresh.close()
     reader = JournalReader(memory, plan)
     reader.refresh()
     return reader

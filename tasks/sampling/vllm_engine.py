@@ -159,8 +159,8 @@ class VllmEngine:
     def _write(self, tensors: dict[str, Tensor], version: int, path: Path) -> None:
         """Write weights for vLLM's workers to a file, tied parameters under all their names, each on its own."""
         try:
-            copies = {alias: tensors[name].clone() for alias, name in self._parameters.aliases.items()}
-            save_file(tensors | copies, path)
+            tied = {alias: tensors[name] for alias, name in self._parameters.aliases.items()}
+            save_file(_apart(tensors | tied), path)
         except (OSError, MemoryError, SafetensorError) as error:
             raise self._dead(EngineDied(f"weights {version}: {path} cannot be written: {error}")) from error
 
@@ -354,3 +354,14 @@ def _parameters(model_dir: Path) -> _Parameters:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     return _Parameters(type(model).__name__, *tied_names(model))
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same, each in memory of its own, as a file wants them: tied ones share it, and equal ones of one pull."""
+    found: dict[str, Tensor] = {}
+    memory: set[int] = set()
+    for name, tensor in tensors.items():
+        address = tensor.untyped_storage().data_ptr()
+        found[name] = tensor.clone() if address in memory else tensor
+        memory.add(address)
+    return found

@@ -7,8 +7,12 @@ import pytest
 from benchmarks.baselines import SharedQueue, WholeBatch, release, results
 from benchmarks.crew import PREFILL, Decoded, StepLog
 from benchmarks.fleet import Blow, Fleet, FleetRun, draw_blows, engine_time
-from benchmarks.storm import ARMS, Size, arm_rows, blows_for
+from benchmarks.resume import make_model
+from benchmarks.storm import ARMS, VLLM, Size, arm_rows, blows_for, plan_run
 from resources.spot_trace import SpotEvent, SpotTrace
+from storage.connect import connect
+from storage.run import read_config, read_plan
+from tasks.configuration.run_config import parse
 
 
 def seat_events(*times: tuple[float, bool], node: str = "seat-0") -> list[SpotEvent]:
@@ -45,6 +49,17 @@ def test_blows_of_all_seats_are_in_order_and_repeatable():
     assert {blow.seat for blow in found} == set(range(size.seats))
     hangs = sum(blow.hang for blow in found) / len(found)
     assert abs(hangs - size.hang_share) < 0.15
+
+
+@pytest.mark.parametrize("size", [Size(), VLLM], ids=lambda size: size.engine)
+def test_runs_differ_in_the_engine_alone(tmp_path: Path, size: Size):
+    make_model(tmp_path / "model")
+    store = connect(plan_run(tmp_path / "run", tmp_path / "model", size))
+    plan = read_plan(store, 0)
+    rollout = parse(read_config(store, plan)).rollout
+    assert (rollout.engine, rollout.vllm.process) == (size.engine, "same")
+    assert (plan.num_responses, len(plan.slots)) == (64, 8)
+    assert (plan.run_seed, plan.sampling.max_completion_length) == (11, size.length)
 
 
 def make_log(path: Path, *rows: Decoded) -> StepLog:

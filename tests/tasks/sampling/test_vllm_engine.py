@@ -247,6 +247,13 @@ def test_a_device_that_is_not_there_is_refused(tmp_path, same_process):
         )
 
 
+def test_equal_tensors_may_share_memory_as_they_do_after_a_pull(engine, same_process):
+    blocks = weight_blocks(same_process.model)
+    first, second = (f"model.layers.{layer}.input_layernorm.weight" for layer in (0, 1))
+    engine.load_weights(1, blocks | {second: blocks[first]})
+    assert run(engine, [request(0)])[0].token_ids
+
+
 def test_weights_of_another_model_are_refused_and_nothing_is_loaded(engine):
     wrong = weight_blocks(tiny_model(vllm_tiny_config(hidden_size=32)))
     with pytest.raises(EngineError, match="has shape"):
