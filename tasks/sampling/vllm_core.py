@@ -5,7 +5,6 @@ its own has a limit; what hangs in our process, nobody in it can end.
 """
 
 import asyncio
-import functools
 import gc
 import logging
 import multiprocessing
@@ -122,8 +121,8 @@ class OwnProcess:
     def __init__(self, vllm_config: Any, limits: VllmConfig) -> None:
         self._limits = limits
         self._arrived: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
-        self._burst: list[Any] = []
-        self._followers: dict[str, asyncio.Task[None]] = {}
+        self._collectors: dict[str, Any] = {}
+        self._ready = asyncio.Event()
         self._engine: Any = None
         self._children: set[Any] = set()
         self._loop = asyncio.new_event_loop()
@@ -191,6 +190,7 @@ class OwnProcess:
         return not self._thread.is_alive()
 
     async def _build(self, vllm_config: Any) -> Any:
+        self._listener = self._loop.create_task(self._listen())
         return resolve("AsyncLLM").from_vllm_config(vllm_config, disable_log_stats=True)
 
     async def _start(self, requests: Sequence[CoreRequest]) -> None:
@@ -204,42 +204,34 @@ class OwnProcess:
             await self._engine.abort([name for name, _ in begun])
             raise EngineError(f"vLLM refuses a request: {error}") from error
         for name, collector in begun:
-            follower = self._loop.create_task(self._follow(name, collector))
-            self._followers[name] = follower
-            follower.add_done_callback(functools.partial(self._forget, name))
+            # One event for all: a task per request costs more than the rest of the listening together.
+            collector.ready = self._ready
+            self._collectors[name] = collector
+        self._ready.set()
 
-    def _forget(self, name: str, _: asyncio.Task[None]) -> None:
-        self._followers.pop(name, None)
+    async def _listen(self) -> None:
+        """Bring what vLLM has put down, all requests' of one turn together, to the thread that waits for tokens."""
+        while True:
+            await self._ready.wait()
+            self._ready.clear()
+            found = [item for item in map(self._take, list(self._collectors.items())) if item is not None]
+            if found:
+                self._arrived.put(found)
 
-    async def _follow(self, name: str, collector: Any) -> None:
-        """Bring every output of one request to the queue; what had to wait comes in one piece."""
+    def _take(self, entry: tuple[str, Any]) -> Any:
+        """The output or the error of one request, or None."""
+        name, collector = entry
         try:
-            while True:
-                output = collector.get_nowait() or await collector.get()
-                self._deliver(output)
-                if output.finished:
-                    return
-        except asyncio.CancelledError:
-            raise
-        except Exception as error:  # noqa: BLE001 - told to the thread that waits for tokens
-            log.debug("request %s: %s", name, error)
-            self._deliver(error)
-
-    def _deliver(self, item: Any) -> None:
-        # vLLM wakes all followers of one step together: what is scheduled now runs after the last of them.
-        if not self._burst:
-            self._loop.call_soon(self._pass_on)
-        self._burst.append(item)
-
-    def _pass_on(self) -> None:
-        burst, self._burst = self._burst, []
-        self._arrived.put(burst)
+            output = collector.get_nowait()
+        except Exception as error:  # noqa: BLE001 - raised where tokens are waited for
+            output = error
+        if isinstance(output, Exception) or (output is not None and output.finished):
+            del self._collectors[name]
+        return output
 
     async def _abort(self, names: Sequence[str]) -> None:
         for name in names:
-            follower = self._followers.pop(name, None)
-            if follower is not None:
-                follower.cancel()
+            self._collectors.pop(name, None)
         await self._engine.abort(list(names))
 
     async def _load(self, path: str, version: str) -> float:

@@ -34,7 +34,7 @@ MEMBERS = {
     "LLMEngine": "from_vllm_config add_request step abort_request collective_rpc reset_prefix_cache set_weight_version",
     "EngineArgs": "create_engine_config",
     "VllmConfig": "use_v2_model_runner",
-    "RequestOutputCollector": "get get_nowait",
+    "RequestOutputCollector": "put get_nowait",
     "Worker": "reload_weights",
 }
 

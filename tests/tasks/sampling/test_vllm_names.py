@@ -30,6 +30,18 @@ def test_the_installed_releases_classes_have_the_members_we_call(name):
 
 
 @needs_vllm
+def test_a_request_says_by_an_event_that_it_has_outputs():
+    """Ours puts one event in the place of all."""
+    collector = resolve("RequestOutputCollector")(resolve("RequestOutputKind").DELTA, "r0")
+    collector.put(ValueError("an output"))
+    assert collector.ready.is_set()
+    with pytest.raises(ValueError, match="an output"):
+        collector.get_nowait()
+    assert not collector.ready.is_set()
+    assert collector.get_nowait() is None
+
+
+@needs_vllm
 def test_the_installed_release_was_tried():
     found = installed_version()
     assert found in TRIED, f"vLLM {found} is new here: when `make test-vllm` passes otherwise, add it to TRIED"
