@@ -71,7 +71,7 @@ def rows(tmp_path, *documents, name="rows.jsonl"):
         ({"run": {"num_generations": 1}}, "  run.num_generations: 1 given; input should be greater than or equal to 2"),
         ({"sampling": {"temperature": "hot"}}, '  sampling.temperature: "hot" given; input should be a valid number'),
         ({"rewards": []}, "  rewards: [] given;"),
-        ({"rollout": {"engine": "vlm"}}, "  rollout.engine: \"vlm\" given; input should be 'auto', 'torch' or"),
+        ({"rollout": {"engine": "vlm"}}, "  rollout.engine: \"vlm\" given; input should be 'auto', 'torch', 'vllm' or"),
         ({"optimizer": {"schedule": "cosine"}}, "  optimizer.total_steps: value null; allowed: an integer >= 1 with"),
     ],
 )
