@@ -1,24 +1,63 @@
-"""Advantages: from the rewards of groups to one number per response. Pure functions of tensors.
+"""Advantages: from rewards to one number per response, or per token for REINFORCE++. Pure functions of tensors.
 
-Does not know where rewards come from, nor the loss that uses the result.
+Does not know where rewards come from, nor the loss that uses the result. Estimators that normalise over the batch give
+other numbers for a part of it: they need the whole step's rewards at once, before its first micro-batch is trained.
 """
 
 import torch
 from torch import Tensor
 
-from tasks.learning.config import RewardScale
+from tasks.learning.config import AlgorithmConfig, RewardScale
+from tasks.learning.returns import discounted_returns, normalised
+
+# Estimators whose advantages are right only when they are given all responses of the step; so is "batch" scaling.
+NEEDS_WHOLE_BATCH = {"reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae"}
+
+
+def needs_whole_batch(algorithm: AlgorithmConfig) -> bool:
+    """Whether advantages depend on every response of the step, and not on their own group alone."""
+    return algorithm.advantage_estimator in NEEDS_WHOLE_BATCH or algorithm.scale_rewards == "batch"
+
+
+def response_advantages(rewards: Tensor, lengths: Tensor, num_generations: int, algorithm: AlgorithmConfig) -> Tensor:
+    """One advantage per response, by the configured estimator.
+
+    Args:
+        rewards: [B] or [groups, num_generations], floating; all of the step when `needs_whole_batch` says so.
+        lengths: Trained tokens per response, in the shape of `rewards`; used by "reinforce_plus_plus_baseline".
+        num_generations: Responses per group, at least 2.
+        algorithm: advantage_estimator, scale_rewards and advantage_eps are used.
+
+    Returns:
+        The advantages, in the shape and dtype of `rewards`.
+
+    Raises:
+        ValueError: As the estimator raises; or it gives advantages per token, not per response.
+    """
+    if algorithm.advantage_estimator == "grpo":
+        return group_advantages(rewards, num_generations, algorithm.scale_rewards, algorithm.advantage_eps)
+    if algorithm.advantage_estimator == "rloo":
+        return leave_one_out_advantages(rewards, num_generations)
+    if algorithm.advantage_estimator == "reinforce_plus_plus_baseline":
+        return reinforce_plus_plus_baseline_advantages(rewards, lengths, num_generations, algorithm.advantage_eps)
+    raise ValueError(
+        f"advantage_estimator: value {algorithm.advantage_estimator!r}; "
+        "allowed: 'grpo', 'rloo', 'reinforce_plus_plus_baseline' for advantages per response"
+    )
 
 
 def group_advantages(rewards: Tensor, num_generations: int, scale: RewardScale, eps: float) -> Tensor:
     """Group-relative advantages: (reward - mean of the group) / (standard deviation of the group + eps).
 
     The standard deviation is the unbiased one (divisor num_generations - 1). A group whose rewards are all equal gets
-    exact zeros. GRPO (arXiv 2402.03300, section 4.1.2); without the division, Dr.GRPO (arXiv 2503.20783, section 3.2).
+    exact zeros. GRPO (arXiv 2402.03300, section 4.1.2); without the division, Dr.GRPO (arXiv 2503.20783, section 3.2);
+    divided by the standard deviation of all rewards of the batch instead, Lite PPO (arXiv 2508.08221).
 
     Args:
         rewards: [groups * num_generations] or [groups, num_generations], floating; responses of a group are adjacent.
         num_generations: Responses per group, at least 2.
-        scale: "group" divides by the standard deviation, "none" does not.
+        scale: "group" divides by the group's standard deviation, "batch" by that of all rewards given (which must be
+            the whole step's), "none" by nothing.
         eps: Added to the standard deviation.
 
     Returns:
@@ -29,19 +68,89 @@ def group_advantages(rewards: Tensor, num_generations: int, scale: RewardScale, 
     """
     grouped = _grouped(rewards, num_generations)
     # Group by group: reductions over a matrix round differently as it grows, and a group's advantages are its own.
-    return torch.cat([_advantages(group, scale, eps) for group in grouped]).reshape(rewards.shape)
+    spread = grouped.std(unbiased=True) if scale == "batch" else None
+    return torch.cat([_advantages(group, scale, eps, spread) for group in grouped]).reshape(rewards.shape)
+
+
+def leave_one_out_advantages(rewards: Tensor, num_generations: int) -> Tensor:
+    """RLOO: the reward minus the mean reward of the group's other responses.
+
+    That is num_generations / (num_generations - 1) times the reward minus the group's mean (arXiv 2402.14740).
+    Arguments, result and errors as of `group_advantages`; a group of equal rewards gets exact zeros.
+    """
+    factor = num_generations / (num_generations - 1) if num_generations > 1 else 1.0
+    return group_advantages(rewards, num_generations, "none", 0.0) * factor
+
+
+def reinforce_plus_plus_advantages(
+    token_rewards: Tensor, response_mask: Tensor, gamma: float, eps: float
+) -> tuple[Tensor, Tensor]:
+    """REINFORCE++: discounted returns of each token, normalised over all tokens of the batch.
+
+    arXiv 2501.03262: the reward, given with the last token, minus the KL penalties from each token on (the paper's
+    gamma is 1; `tasks.learning.returns.token_rewards` makes such rewards), minus the batch's mean, over its standard
+    deviation. Long responses count more, as in verl and OpenRLHF. Responses of the paper's first form, one number each,
+    are a batch with T = 1.
+
+    Args:
+        token_rewards: [B, T], of the whole step.
+        response_mask: [B, T] bool.
+        gamma: Discount per token.
+        eps: Added to the standard deviation.
+
+    Returns:
+        Advantages and returns before normalisation, both [B, T], zero outside the mask.
+
+    Raises:
+        ValueError: Fewer than two tokens.
+    """
+    returns = discounted_returns(token_rewards, response_mask, gamma)
+    return normalised(returns, response_mask, eps), returns
+
+
+def reinforce_plus_plus_baseline_advantages(
+    rewards: Tensor, lengths: Tensor, num_generations: int, eps: float
+) -> Tensor:
+    """REINFORCE++ with baseline: the group's mean is subtracted, then the batch is normalised.
+
+    arXiv 2501.03262, "REINFORCE++ w/ Baseline". The mean and the deviation of the batch are over tokens, as in verl and
+    OpenRLHF: a response counts `lengths` times. With lengths of one, each response counts once.
+
+    Args:
+        rewards: [groups * num_generations] or [groups, num_generations], floating, of the whole step.
+        lengths: Tokens per response, in the same shape.
+        num_generations: Responses per group, at least 2.
+        eps: Added to the standard deviation.
+
+    Returns:
+        The advantages, in the shape and dtype of `rewards`.
+
+    Raises:
+        ValueError: As `group_advantages` raises.
+    """
+    return normalised(group_advantages(rewards, num_generations, "none", 0.0), lengths, eps)
+
+
+def constant_groups(rewards: Tensor, num_generations: int) -> Tensor:
+    """[groups] bool: whether all rewards of a group are equal, which DAPO's dynamic sampling leaves out.
+
+    arXiv 2503.14476, section 3.2. Arguments and errors as of `group_advantages`.
+    """
+    return _is_constant(_grouped(rewards, num_generations))
 
 
 def frac_reward_zero_std(rewards: Tensor, num_generations: int) -> float:
     """The fraction of groups whose rewards are all equal and which therefore teach nothing; shapes as above."""
-    return float(_is_constant(_grouped(rewards, num_generations)).double().mean())
+    return float(constant_groups(rewards, num_generations).double().mean())
 
 
-def _advantages(group: Tensor, scale: RewardScale, eps: float) -> Tensor:
+def _advantages(group: Tensor, scale: RewardScale, eps: float, batch_spread: Tensor | None) -> Tensor:
     # The mean of equal floats may be off by a rounding error, which a small eps would blow up.
     if bool(_is_constant(group[None])):
         return torch.zeros_like(group)
     centred = group - group.mean()
+    if batch_spread is not None:
+        return centred / (batch_spread + eps)
     return centred / (group.std(unbiased=True) + eps) if scale == "group" else centred
 
 

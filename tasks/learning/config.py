@@ -1,35 +1,91 @@
 """Configuration of learning: the algorithm, the optimizer, and how the train task runs.
 
-Owns names, ranges and defaults; knows no tensors. Every value is checked here, before anything is created.
+Owns names, ranges, defaults, and what goes together; knows no tensors. Every value is checked here, before anything is
+created.
 """
 
-from dataclasses import dataclass
-from typing import Annotated, Literal
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, model_validator
+
+from tasks.learning.presets import with_preset
 
 STRICT = ConfigDict(extra="forbid", strict=True)
 
-AdvantageEstimator = Literal["grpo"]
-RewardScale = Literal["group", "none"]
+AdvantageEstimator = Literal["grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae"]
+RewardScale = Literal["group", "batch", "none"]
+PolicyObjective = Literal["clip", "gspo", "cispo", "reinforce"]
+ImportanceSampling = Literal["none", "token", "sequence-mask", "auto"]
 LossAggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
 KlEstimator = Literal["k1", "k2", "k3"]
 LearningRateSchedule = Literal["constant", "linear", "cosine"]
 
 
+# What the trainer honours today, as (field, value). A field with pairs here is refused with any other value; a field
+# without a pair is honoured whole. Something is switched on by adding its pair, or by taking out a field's only one.
+WIRED: set[tuple[str, object]] = {
+    ("advantage_estimator", "grpo"),
+    ("scale_rewards", "group"),
+    ("scale_rewards", "none"),
+    ("kl_in", "loss"),
+    ("value_clip", None),
+    ("overlong_buffer_length", None),
+    ("mask_truncated", False),
+    ("filter_groups", False),
+    ("importance_sampling", "none"),
+}
+
+# Fields that only some choices read: field -> (the field that chooses, the choices that read it).
+READ_WITH: dict[str, tuple[str, set[str]]] = {
+    "scale_rewards": ("advantage_estimator", {"grpo"}),
+    "advantage_eps": ("advantage_estimator", {"grpo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae"}),
+    "gamma": ("advantage_estimator", {"reinforce_plus_plus", "gae"}),
+    "gae_lambda": ("advantage_estimator", {"gae"}),
+    "value_clip": ("advantage_estimator", {"gae"}),
+    "clip_ratio_low": ("policy_loss", {"clip", "gspo", "cispo"}),
+    "clip_ratio_high": ("policy_loss", {"clip", "gspo", "cispo"}),
+    "clip_ratio_c": ("policy_loss", {"clip"}),
+    "importance_sampling_cap": ("importance_sampling", {"token", "sequence-mask", "auto"}),
+}
+# Estimators under which a group of equal rewards teaches nothing, so that it may be filtered out.
+GROUP_RELATIVE = {"grpo", "rloo", "reinforce_plus_plus_baseline"}
+
+
 @dataclass(frozen=True, kw_only=True)
 class AlgorithmConfig:
-    """Which policy-gradient estimator is used.
+    """Which policy-gradient estimator is used; docs/guide/algorithms.md says which paper chose what.
+
+    When it is read from a document, `preset` names a paper whose values replace the defaults below; fields that are
+    given win over it (`tasks.learning.presets`). What is impossible together, has no effect, or is not in WIRED raises
+    ValueError.
 
     Attributes:
-        advantage_estimator: "grpo": reward minus the mean reward of the group (arXiv 2402.03300).
-        scale_rewards: "group" divides by the group's standard deviation, "none" does not (Dr.GRPO, arXiv 2503.20783).
+        advantage_estimator: See `tasks.learning.advantage`, and `tasks.learning.returns` for "gae".
+        scale_rewards: Divides "grpo" advantages by the standard deviation of the "group", of the whole "batch", or
+            by nothing.
         advantage_eps: Added to the standard deviation.
+        gamma: Discount per token, of "reinforce_plus_plus" and "gae".
+        gae_lambda: Of "gae": 0 trusts the critic, 1 the rewards.
+        policy_loss: "clip", "gspo", "cispo" or "reinforce"; see `tasks.learning.loss`.
         clip_ratio_low: The probability ratio is clipped below at 1 - clip_ratio_low.
         clip_ratio_high: The probability ratio is clipped above at 1 + clip_ratio_high.
+        clip_ratio_c: Dual clip of "clip": bounds the ratio of negative advantages; None does not.
+        value_clip: How far a value may move from the old one in the critic's loss; None does not bound it.
         loss_agg_mode: How token losses become one number; see `tasks.learning.loss.token_weights`.
-        kl_coef: Weight of the KL to the reference policy in the loss; 0 needs no reference policy.
+        kl_coef: Weight of the KL to the reference policy; 0 needs no reference policy.
         kl_estimator: See `tasks.learning.loss.kl_penalty`.
+        kl_in: "loss" adds the KL to the loss, "reward" takes it from every token's reward.
+        overlong_buffer_length: Last tokens before max_completion_length in which the reward falls; None: none.
+        overlong_penalty_factor: By how much it has fallen at max_completion_length.
+        mask_truncated: Responses that were cut at max_completion_length are not trained.
+        filter_groups: Groups whose rewards are all equal are not trained, and others are sampled instead.
+        importance_sampling: Weights for the sampler not being the trainer's policy; see `tasks.learning.importance`.
+            "auto": "sequence-mask" where the engine's log-probs may differ from the trainer's, else "none"; "none"
+            with old_logprobs "sampler".
+        importance_sampling_cap: The largest weight.
         old_logprobs: Denominator of the ratio: "trainer" recomputes it (ratio 1 in the single step of an iteration),
             "sampler" takes what the engine recorded.
         micro_batch_order: "plan" trains groups in the order of the plan (bit-reproducible), "arrival" as they finish.
@@ -39,13 +95,85 @@ class AlgorithmConfig:
     advantage_estimator: AdvantageEstimator = "grpo"
     scale_rewards: RewardScale = "group"
     advantage_eps: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1e-6
+    gamma: Annotated[float, Field(gt=0, le=1)] = 1.0
+    gae_lambda: Annotated[float, Field(ge=0, le=1)] = 0.95
+    policy_loss: PolicyObjective = "clip"
     clip_ratio_low: Annotated[float, Field(ge=0, le=1)] = 0.2
     clip_ratio_high: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.28
+    clip_ratio_c: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
+    value_clip: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     loss_agg_mode: LossAggregation = "token-mean"
     kl_coef: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     kl_estimator: KlEstimator = "k3"
+    kl_in: Literal["loss", "reward"] = "loss"
+    overlong_buffer_length: Annotated[int, Field(ge=1)] | None = None
+    overlong_penalty_factor: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    mask_truncated: bool = False
+    filter_groups: bool = False
+    importance_sampling: ImportanceSampling = "none"
+    importance_sampling_cap: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 3.0
     old_logprobs: Literal["trainer", "sampler"] = "trainer"
     micro_batch_order: Literal["plan", "arrival"] = "plan"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_preset(cls, document: Any) -> Any:
+        return with_preset(document) if isinstance(document, dict) else document
+
+    def __post_init__(self) -> None:
+        problems = [*_impossible(self), *_without_effect(self), *_not_there_yet(self)]
+        if problems:
+            raise ValueError("; ".join(problems))
+
+
+def _impossible(config: AlgorithmConfig) -> Iterator[str]:
+    if config.policy_loss == "gspo" and config.loss_agg_mode != "seq-mean-token-mean":
+        yield (
+            f"loss_agg_mode: value {config.loss_agg_mode!r}; allowed with policy_loss 'gspo': 'seq-mean-token-mean', "
+            "because its objective is a mean over responses"
+        )
+    if config.kl_in == "reward" and config.kl_coef == 0:
+        yield "kl_in: value 'reward'; allowed with kl_coef 0: 'loss'"
+    if config.filter_groups and config.advantage_estimator not in GROUP_RELATIVE:
+        yield (
+            f"filter_groups: value true; allowed with advantage_estimator {config.advantage_estimator!r}: false, "
+            "because a group of equal rewards teaches it something"
+        )
+    if config.old_logprobs == "sampler" and config.importance_sampling in ("token", "sequence-mask"):
+        yield (
+            f"importance_sampling: value {config.importance_sampling!r}; allowed with old_logprobs 'sampler': 'none' "
+            "or 'auto', because the ratio of the loss is then to the sampler already"
+        )
+
+
+def _without_effect(config: AlgorithmConfig) -> Iterator[str]:
+    defaults = {item.name: item.default for item in fields(config)}
+    for name, (chooser, choices) in READ_WITH.items():
+        chosen, value = getattr(config, chooser), getattr(config, name)
+        if chosen not in choices and value != defaults[name]:
+            yield (
+                f"{name}: value {_shown(value)}; allowed with {chooser} {chosen!r}: {_shown(defaults[name])}, "
+                "because nothing reads it"
+            )
+    name = "overlong_penalty_factor"
+    if config.overlong_buffer_length is None and config.overlong_penalty_factor != defaults[name]:
+        yield (
+            f"{name}: value {config.overlong_penalty_factor!r}; allowed without overlong_buffer_length: "
+            f"{_shown(defaults[name])}, because nothing reads it"
+        )
+
+
+def _not_there_yet(config: AlgorithmConfig) -> Iterator[str]:
+    for name in (item.name for item in fields(config)):
+        honoured = sorted((value for field, value in WIRED if field == name), key=str)
+        value = getattr(config, name)
+        if honoured and value not in honoured:
+            yield f"{name}: value {_shown(value)} is not there yet; allowed: {', '.join(map(_shown, honoured))}"
+
+
+def _shown(value: object) -> str:
+    """A value as it is written in a configuration."""
+    return repr(value) if isinstance(value, str) else json.dumps(value)
 
 
 @dataclass(frozen=True, kw_only=True)

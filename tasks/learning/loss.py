@@ -4,7 +4,7 @@ Aggregation is in two parts so that splitting a step into micro-batches never ch
 on a response alone, and one denominator for the whole step, applied to the accumulated gradient at its end.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -20,9 +20,10 @@ class PolicyLoss:
 
     Attributes:
         loss: To be minimised; differentiable.
-        ratio: pi(token) / pi_old(token), detached.
-        clipped_low: True where the lower clip took the gradient away (negative advantage).
-        clipped_high: True where the upper clip took it away (positive advantage).
+        ratio: pi(token) / pi_old(token), detached; for "gspo" that of the whole response.
+        clipped_low: True where the lower clip took the gradient away (negative advantage); for "cispo" made it larger.
+        clipped_high: True where the upper clip took it away (positive advantage, or negative under the dual clip); for
+            "cispo" made it smaller.
     """
 
     loss: Tensor
@@ -36,7 +37,7 @@ class TokenLosses:
     """What a micro-batch costs, token by token; all [B, T], zero (False) outside the response mask.
 
     Attributes:
-        loss: policy.loss + kl_coef * kl; differentiable.
+        loss: policy.loss, plus kl_coef * kl unless kl_in is "reward"; differentiable.
         policy: The policy objective alone.
         kl: The KL estimate to the reference policy, detached; zeros without one.
     """
@@ -47,31 +48,149 @@ class TokenLosses:
 
 
 def clipped_policy_loss(
-    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip_ratio_low: float, clip_ratio_high: float
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    clip_ratio_low: float,
+    clip_ratio_high: float,
+    clip_ratio_c: float | None = None,
 ) -> PolicyLoss:
     """PPO's clipped surrogate, per token: -min(r A, clip(r, 1 - low, 1 + high) A), r = exp(logprobs - old_logprobs).
 
-    PPO (arXiv 1707.06347, equation 7); separate bounds: DAPO (arXiv 2503.14476, section 3.1). There is no second clip
-    for negative advantages. Log ratios are limited to +-20, where exp would soon overflow.
+    PPO (arXiv 1707.06347, equation 7); separate bounds: DAPO (arXiv 2503.14476, section 3.1). A second bound for
+    negative advantages, c |A| on the loss, is the dual clip (arXiv 1912.09729, equation 5); verl always has it, with
+    c = 3. Log ratios are limited to +-20, where exp would soon overflow.
 
     Args:
         logprobs: [B, T], with gradient.
         old_logprobs: [B, T]; detached here.
-        advantages: [B], one per response.
+        advantages: [B], one per response, or [B, T].
         clip_ratio_low: Below which the ratio is clipped, as a distance from 1.
         clip_ratio_high: Above which it is clipped, as a distance from 1.
+        clip_ratio_c: c, above 1; None for no second bound.
     """
     ratio = (logprobs - old_logprobs.detach()).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX).exp()
-    advantage = advantages[:, None].to(ratio.dtype)
+    return _clipped_surrogate(ratio, advantages, clip_ratio_low, clip_ratio_high, clip_ratio_c)
+
+
+def gspo_policy_loss(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    response_mask: Tensor,
+    clip_ratio_low: float,
+    clip_ratio_high: float,
+) -> PolicyLoss:
+    """GSPO: the clipped surrogate with the ratio of the whole response, (pi(y) / pi_old(y)) ^ (1 / length).
+
+    arXiv 2507.18071, equations 5 and 7, in the form per token of equations 13 and 14 (GSPO-token): the ratio of a
+    token has the response's value and the gradient of its own log-prob. With one advantage per response, and the same
+    weight for its tokens, loss and gradient are those of equation 5; with advantages per token, GSPO-token's.
+
+    Args:
+        logprobs: [B, T], with gradient.
+        old_logprobs: [B, T]; detached here.
+        advantages: [B], one per response, or [B, T].
+        response_mask: [B, T] bool.
+        clip_ratio_low: As a distance from 1; the paper's is 3e-4.
+        clip_ratio_high: As a distance from 1; the paper's is 4e-4.
+    """
+    lengths = response_mask.sum(dim=1, keepdim=True).clamp(min=1)
+    difference = (logprobs.detach() - old_logprobs.detach()).masked_fill(~response_mask, 0.0)
+    log_ratio = (difference.sum(dim=1, keepdim=True) / lengths).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX)
+    ratio = (log_ratio + (logprobs - logprobs.detach())).exp()
+    return _clipped_surrogate(ratio, advantages, clip_ratio_low, clip_ratio_high, None)
+
+
+def cispo_policy_loss(
+    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip_ratio_low: float, clip_ratio_high: float
+) -> PolicyLoss:
+    """CISPO: -sg(clip(r, 1 - low, 1 + high)) A log pi, so that no token loses its gradient.
+
+    arXiv 2506.13585, equations 4 and 5; the paper has no lower bound (clip_ratio_low 1). Bounds are distances from 1,
+    as everywhere here and in verl. TRL's `epsilon_high` is for this loss the largest ratio itself: its 5.0 is 4.0 here.
+
+    Args:
+        logprobs: [B, T], with gradient.
+        old_logprobs: [B, T]; detached here.
+        advantages: [B], one per response, or [B, T].
+        clip_ratio_low: As a distance from 1.
+        clip_ratio_high: As a distance from 1.
+    """
+    ratio = (logprobs.detach() - old_logprobs.detach()).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX).exp()
+    advantage = _per_token(advantages, ratio)
+    return PolicyLoss(
+        loss=-ratio.clamp(1 - clip_ratio_low, 1 + clip_ratio_high) * advantage * logprobs,
+        ratio=ratio,
+        clipped_low=ratio < 1 - clip_ratio_low,
+        clipped_high=ratio > 1 + clip_ratio_high,
+    )
+
+
+def reinforce_policy_loss(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor) -> PolicyLoss:
+    """REINFORCE: -A log pi (Williams, 1992). The ratio is only measured. Shapes as of `cispo_policy_loss`."""
+    ratio = (logprobs.detach() - old_logprobs.detach()).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX).exp()
+    never = torch.zeros_like(ratio, dtype=torch.bool)
+    loss = -_per_token(advantages, ratio) * logprobs
+    return PolicyLoss(loss=loss, ratio=ratio, clipped_low=never, clipped_high=never)
+
+
+def policy_loss(
+    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, response_mask: Tensor, algorithm: AlgorithmConfig
+) -> PolicyLoss:
+    """The configured objective: policy_loss, clip_ratio_low, clip_ratio_high and clip_ratio_c are used."""
+    low, high = algorithm.clip_ratio_low, algorithm.clip_ratio_high
+    if algorithm.policy_loss == "gspo":
+        return gspo_policy_loss(logprobs, old_logprobs, advantages, response_mask, low, high)
+    if algorithm.policy_loss == "cispo":
+        return cispo_policy_loss(logprobs, old_logprobs, advantages, low, high)
+    if algorithm.policy_loss == "reinforce":
+        return reinforce_policy_loss(logprobs, old_logprobs, advantages)
+    return clipped_policy_loss(logprobs, old_logprobs, advantages, low, high, algorithm.clip_ratio_c)
+
+
+def clipped_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, value_clip: float | None) -> Tensor:
+    """The critic's loss per token, [B, T]: max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2) / 2.
+
+    As in OpenAI's implementation of PPO, and in verl and TRL; without a clip, (V - R)^2 / 2.
+
+    Args:
+        values: [B, T], with gradient.
+        old_values: [B, T], from before the update; detached here.
+        returns: [B, T], of `tasks.learning.returns.gae`; detached here.
+        value_clip: c, above 0, in units of the reward; None for no clip.
+    """
+    returns = returns.detach()
+    loss = (values - returns).square()
+    if value_clip is not None:
+        old = old_values.detach()
+        near = torch.maximum(torch.minimum(values, old + value_clip), old - value_clip)
+        loss = torch.maximum(loss, (near - returns).square())
+    return loss / 2
+
+
+def _clipped_surrogate(
+    ratio: Tensor, advantages: Tensor, clip_ratio_low: float, clip_ratio_high: float, clip_ratio_c: float | None
+) -> PolicyLoss:
+    advantage = _per_token(advantages, ratio)
     clipped = ratio.clamp(1 - clip_ratio_low, 1 + clip_ratio_high)
     loss = -torch.minimum(ratio * advantage, clipped * advantage)
     ratio = ratio.detach()
+    clipped_high = (ratio > 1 + clip_ratio_high) & (advantage > 0)
+    if clip_ratio_c is not None:
+        loss = torch.where(advantage < 0, torch.minimum(loss, -clip_ratio_c * advantage), loss)
+        clipped_high |= (ratio > clip_ratio_c) & (advantage < 0)
     return PolicyLoss(
         loss=loss,
         ratio=ratio,
         clipped_low=(ratio < 1 - clip_ratio_low) & (advantage < 0),
-        clipped_high=(ratio > 1 + clip_ratio_high) & (advantage > 0),
+        clipped_high=clipped_high,
     )
+
+
+def _per_token(advantages: Tensor, like: Tensor) -> Tensor:
+    """Advantages [B] or [B, T] so that they multiply [B, T], in its dtype."""
+    return (advantages[:, None] if advantages.dim() == 1 else advantages).to(like.dtype)
 
 
 def kl_penalty(logprobs: Tensor, reference_logprobs: Tensor, estimator: KlEstimator) -> Tensor:
@@ -102,28 +221,31 @@ def token_losses(
     *,
     algorithm: AlgorithmConfig,
     reference_logprobs: Tensor | None = None,
+    importance_weights: Tensor | None = None,
 ) -> TokenLosses:
     """The loss of each token before aggregation.
 
     Args:
         logprobs: [B, T] of the policy being trained, with gradient.
         old_logprobs: [B, T] of the policy the ratio is taken to.
-        advantages: [B].
+        advantages: [B], or [B, T].
         response_mask: [B, T] bool, True on the tokens that are trained.
-        algorithm: Clip bounds, kl_coef and kl_estimator are used.
+        algorithm: The policy loss with its clip bounds, kl_coef, kl_estimator and kl_in are used.
         reference_logprobs: [B, T]; needed when kl_coef > 0.
+        importance_weights: [B, T], multiply the policy loss and not the KL; see `tasks.learning.importance`.
 
     Raises:
         ValueError: kl_coef > 0 without reference_logprobs.
     """
-    policy = clipped_policy_loss(
-        logprobs, old_logprobs, advantages, algorithm.clip_ratio_low, algorithm.clip_ratio_high
-    )
+    policy = policy_loss(logprobs, old_logprobs, advantages, response_mask, algorithm)
+    if importance_weights is not None:
+        policy = replace(policy, loss=policy.loss * importance_weights.detach())
     outside = ~response_mask
     loss, kl = policy.loss, torch.zeros_like(policy.ratio)
     if reference_logprobs is not None:
         penalty = kl_penalty(logprobs, reference_logprobs, algorithm.kl_estimator)
-        loss, kl = loss + algorithm.kl_coef * penalty, penalty.detach()
+        kl = penalty.detach()
+        loss = loss + algorithm.kl_coef * penalty if algorithm.kl_in == "loss" else loss
     elif algorithm.kl_coef > 0:
         raise ValueError(f"kl_coef: value {algorithm.kl_coef}; allowed: 0 without a reference policy")
     return TokenLosses(
@@ -151,7 +273,7 @@ def token_weights(lengths: Tensor, mode: LossAggregation, max_completion_length:
     | seq-mean-token-sum-norm | 1 / max_completion_length | responses of the step | Dr.GRPO (arXiv 2503.20783) |
 
     Args:
-        lengths: [B] integer, trained tokens per response, at least 1.
+        lengths: [B] integer, trained tokens per response; one without any has no weight.
         mode: The aggregation.
         max_completion_length: The run's limit, not the batch's maximum.
 
@@ -159,7 +281,7 @@ def token_weights(lengths: Tensor, mode: LossAggregation, max_completion_length:
         [B] float64.
     """
     if mode == "seq-mean-token-mean":
-        return lengths.double().reciprocal()
+        return lengths.double().reciprocal().masked_fill(lengths == 0, 0.0)
     weight = 1.0 / max_completion_length if mode == "seq-mean-token-sum-norm" else 1.0
     return torch.full_like(lengths, weight, dtype=torch.float64)
 

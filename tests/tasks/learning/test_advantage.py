@@ -3,7 +3,23 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.learning.advantage import frac_reward_zero_std, group_advantages
+from tasks.learning.advantage import (
+    constant_groups,
+    frac_reward_zero_std,
+    group_advantages,
+    leave_one_out_advantages,
+    needs_whole_batch,
+    reinforce_plus_plus_advantages,
+    reinforce_plus_plus_baseline_advantages,
+    response_advantages,
+)
+from tasks.learning.config import AlgorithmConfig
+
+REWARDS = st.lists(st.lists(st.floats(-1e3, 1e3), min_size=4, max_size=4), min_size=1, max_size=5)
+
+
+def f64(values):
+    return torch.tensor(values, dtype=torch.float64)
 
 
 def test_hand_computed_groups():
@@ -62,3 +78,92 @@ def test_advantages_sum_to_zero_and_keep_the_order_of_rewards(rewards, scale):
 def test_refuses_rewards_that_are_not_whole_finite_groups(rewards, count, message):
     with pytest.raises(ValueError, match=message):
         group_advantages(rewards, count, "group", 1e-6)
+
+
+def test_batch_scaling_by_hand():
+    rewards = f64([[1.0, 3.0], [0.0, 0.0]])
+    # Deviation of all four around their mean 1: sqrt((0 + 4 + 1 + 1) / 3).
+    expected = f64([[-1.0, 1.0], [0.0, 0.0]]) / 2**0.5
+    torch.testing.assert_close(group_advantages(rewards, 2, "batch", 0.0), expected, rtol=0, atol=1e-15)
+    torch.testing.assert_close(
+        group_advantages(rewards, 2, "batch", 0.5), expected * 2**0.5 / (2**0.5 + 0.5), rtol=0, atol=1e-15
+    )
+    assert group_advantages(torch.ones(2, 2), 2, "batch", 0.0).tolist() == [[0.0, 0.0]] * 2
+
+
+@given(REWARDS)
+def test_batch_scaling_is_no_scaling_over_one_deviation(rewards):
+    tensor = f64(rewards)
+    expected = group_advantages(tensor, 4, "none", 0.0) / (tensor.std() + 1e-3)
+    torch.testing.assert_close(group_advantages(tensor, 4, "batch", 1e-3), expected, rtol=1e-12, atol=1e-12)
+
+
+@given(REWARDS)
+def test_leave_one_out_is_the_reward_minus_the_mean_of_the_others(rewards):
+    tensor = f64(rewards)
+    others = torch.stack([tensor[:, [j for j in range(4) if j != i]].mean(dim=1) for i in range(4)], dim=1)
+    torch.testing.assert_close(leave_one_out_advantages(tensor, 4), tensor - others, rtol=1e-12, atol=1e-9)
+    assert leave_one_out_advantages(tensor.flatten(), 4).shape == (tensor.numel(),)
+
+
+def test_leave_one_out_by_hand():
+    assert leave_one_out_advantages(f64([1.0, 2.0, 6.0]), 3).tolist() == pytest.approx([-3.0, -1.5, 4.5], abs=1e-15)
+    assert leave_one_out_advantages(f64([0.1] * 7), 7).tolist() == [0.0] * 7
+    with pytest.raises(ValueError, match="num_generations: value 1"):
+        leave_one_out_advantages(torch.zeros(4), 1)
+
+
+def test_reinforce_plus_plus_by_hand():
+    mask = torch.tensor([[True, True], [True, False]])
+    # Rewards to go 0.5 * 2 - 1 = 0, 2 and 4: over tokens mean 2, deviation sqrt((4 + 0 + 4) / 2) = 2.
+    advantages, returns = reinforce_plus_plus_advantages(f64([[-1.0, 2.0], [4.0, 9.0]]), mask, 0.5, 0.0)
+    assert returns.tolist() == [[0.0, 2.0], [4.0, 0.0]]
+    assert advantages.tolist() == [[-1.0, 0.0], [1.0, 0.0]]
+
+
+def test_reinforce_plus_plus_of_one_number_per_response_counts_each_once():
+    rewards = f64([0.0, 1.0, 1.0, 4.0])
+    advantages, _ = reinforce_plus_plus_advantages(rewards[:, None], torch.ones(4, 1, dtype=torch.bool), 1.0, 1e-6)
+    expected = (rewards - rewards.mean()) / (rewards.std() + 1e-6)
+    torch.testing.assert_close(advantages[:, 0], expected, rtol=0, atol=1e-15)
+
+
+@given(REWARDS, st.lists(st.integers(1, 9), min_size=20, max_size=20))
+def test_reinforce_plus_plus_baseline_is_normalised_over_tokens_and_centred_in_groups(rewards, lengths):
+    tensor = f64(rewards)
+    counts = torch.tensor(lengths[: tensor.numel()]).reshape(tensor.shape)
+    advantages = reinforce_plus_plus_baseline_advantages(tensor, counts, 4, 1e-3)
+    centred = (tensor - tensor.mean(dim=1, keepdim=True)).flatten()
+    tokens = centred.repeat_interleave(counts.flatten())
+    expected = (centred - tokens.mean()) / (tokens.std() + 1e-3)
+    torch.testing.assert_close(advantages.flatten(), expected, rtol=1e-8, atol=1e-8)
+
+
+def test_constant_groups_are_those_that_teach_nothing():
+    rewards = f64([[1.0, 1.0], [0.0, 1.0], [0.0, 0.0]])
+    assert constant_groups(rewards, 2).tolist() == [True, False, True]
+    assert frac_reward_zero_std(rewards, 2) == pytest.approx(2 / 3)
+
+
+def test_the_configured_estimator_is_used(monkeypatch):
+    monkeypatch.setattr("tasks.learning.config.WIRED", set())
+    rewards, lengths = f64([[0.0, 1.0], [1.0, 5.0]]), torch.tensor([[1, 2], [3, 4]])
+    cases = [
+        (AlgorithmConfig(), group_advantages(rewards, 2, "group", 1e-6), False),
+        (AlgorithmConfig(scale_rewards="batch"), group_advantages(rewards, 2, "batch", 1e-6), True),
+        (AlgorithmConfig(advantage_estimator="rloo"), leave_one_out_advantages(rewards, 2), False),
+        (
+            AlgorithmConfig(advantage_estimator="reinforce_plus_plus_baseline", advantage_eps=0.1),
+            reinforce_plus_plus_baseline_advantages(rewards, lengths, 2, 0.1),
+            True,
+        ),
+    ]
+    for algorithm, expected, whole in cases:
+        assert torch.equal(response_advantages(rewards, lengths, 2, algorithm), expected)
+        assert needs_whole_batch(algorithm) == whole
+
+
+def test_estimators_per_token_are_not_mistaken_for_estimators_per_response(monkeypatch):
+    monkeypatch.setattr("tasks.learning.config.WIRED", set())
+    with pytest.raises(ValueError, match="advantage_estimator: value 'gae'; allowed: 'grpo', 'rloo'"):
+        response_advantages(torch.zeros(2), torch.ones(2), 2, AlgorithmConfig(advantage_estimator="gae"))

@@ -1,12 +1,16 @@
+import dataclasses
 import json
+import re
 import subprocess
 import sys
+import typing
 from dataclasses import FrozenInstanceError
 
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from tasks.learning.config import AlgorithmConfig, OptimizerConfig, TrainerConfig
+from tasks.learning import config as learning_config
+from tasks.learning.config import READ_WITH, WIRED, AlgorithmConfig, OptimizerConfig, TrainerConfig
 
 CONFIGS = [AlgorithmConfig, OptimizerConfig, TrainerConfig]
 
@@ -22,7 +26,14 @@ def test_defaults_pass_their_own_checks_and_are_frozen(config):
 @pytest.mark.parametrize(
     ("config", "field", "value"),
     [
-        (AlgorithmConfig, "advantage_estimator", "gae"),
+        (AlgorithmConfig, "advantage_estimator", "td"),
+        (AlgorithmConfig, "scale_rewards", "all"),
+        (AlgorithmConfig, "policy_loss", "ppo"),
+        (AlgorithmConfig, "clip_ratio_c", 1.0),
+        (AlgorithmConfig, "gamma", 0.0),
+        (AlgorithmConfig, "gae_lambda", 1.1),
+        (AlgorithmConfig, "importance_sampling_cap", 0.5),
+        (AlgorithmConfig, "overlong_buffer_length", 0),
         (AlgorithmConfig, "clip_ratio_low", 1.5),
         (AlgorithmConfig, "clip_ratio_high", -0.1),
         (AlgorithmConfig, "kl_coef", "0.1"),
@@ -51,6 +62,86 @@ def test_a_falling_schedule_needs_total_steps_after_the_warm_up(schedule):
     with pytest.raises(ValueError, match="warmup_steps: value 5; allowed: less than total_steps"):
         OptimizerConfig(schedule=schedule, total_steps=5, warmup_steps=5)
     OptimizerConfig(schedule=schedule, total_steps=6, warmup_steps=5)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"policy_loss": "gspo"}, "loss_agg_mode: value 'token-mean'; allowed with policy_loss 'gspo': 'seq-mean-"),
+        ({"kl_in": "reward"}, "kl_in: value 'reward'; allowed with kl_coef 0: 'loss'"),
+        (
+            {"filter_groups": True, "advantage_estimator": "gae"},
+            "filter_groups: value true; allowed with advantage_estimator 'gae': false",
+        ),
+        (
+            {"importance_sampling": "token", "old_logprobs": "sampler"},
+            "importance_sampling: value 'token'; allowed with old_logprobs 'sampler': 'none' or 'auto'",
+        ),
+        ({"scale_rewards": "none", "advantage_estimator": "rloo"}, "scale_rewards: value 'none'; allowed with adv"),
+        ({"advantage_eps": 1e-4, "advantage_estimator": "rloo"}, "advantage_eps: value 0.0001; allowed with adv"),
+        ({"gamma": 0.9}, "gamma: value 0.9; allowed with advantage_estimator 'grpo': 1.0, because nothing reads it"),
+        ({"gae_lambda": 1.0}, "gae_lambda: value 1.0; allowed with advantage_estimator 'grpo': 0.95"),
+        ({"value_clip": 0.2}, "value_clip: value 0.2; allowed with advantage_estimator 'grpo': null"),
+        ({"clip_ratio_low": 0.1, "policy_loss": "reinforce"}, "clip_ratio_low: value 0.1; allowed with policy_loss"),
+        ({"clip_ratio_high": 0.1, "policy_loss": "reinforce"}, "clip_ratio_high: value 0.1; allowed with policy_loss"),
+        ({"clip_ratio_c": 3.0, "policy_loss": "cispo"}, "clip_ratio_c: value 3.0; allowed with policy_loss 'cispo'"),
+        ({"importance_sampling_cap": 2.0}, "importance_sampling_cap: value 2.0; allowed with importance_sampling"),
+        ({"overlong_penalty_factor": 0.5}, "overlong_penalty_factor: value 0.5; allowed without overlong_buffer_leng"),
+    ],
+)
+def test_refuses_what_is_impossible_together_or_has_no_effect(given, message, monkeypatch):
+    monkeypatch.setattr(learning_config, "WIRED", set())
+    with pytest.raises(ValueError, match=re.escape(message)):
+        AlgorithmConfig(**given)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "others"),
+    [
+        ("advantage_estimator", "rloo", {}),
+        ("advantage_estimator", "reinforce_plus_plus", {}),
+        ("advantage_estimator", "reinforce_plus_plus_baseline", {}),
+        ("advantage_estimator", "gae", {}),
+        ("scale_rewards", "batch", {}),
+        ("kl_in", "reward", {"kl_coef": 0.1}),
+        ("overlong_buffer_length", 8, {}),
+        ("mask_truncated", True, {}),
+        ("filter_groups", True, {}),
+        ("importance_sampling", "token", {}),
+        ("importance_sampling", "sequence-mask", {}),
+        ("importance_sampling", "auto", {"old_logprobs": "sampler"}),
+    ],
+)
+def test_refuses_what_the_trainer_does_not_honour_until_it_is_wired(field, value, others, monkeypatch):
+    if field in {name for name, _ in WIRED} and (field, value) not in WIRED:
+        message = (
+            rf"^{field}: value {re.escape(json.dumps(value)).replace(chr(34), chr(39))} is not there yet; allowed: "
+        )
+        with pytest.raises(ValueError, match=message):
+            AlgorithmConfig(**{field: value}, **others)
+    monkeypatch.setattr(learning_config, "WIRED", set())
+    assert getattr(AlgorithmConfig(**{field: value}, **others), field) == value
+
+
+def test_all_problems_of_an_algorithm_are_told_at_once():
+    with pytest.raises(ValueError, match=r"gamma: .*; filter_groups: value true is not there yet; allowed: false$"):
+        AlgorithmConfig(gamma=0.5, filter_groups=True)
+
+
+def test_losses_are_honoured_with_their_own_bounds():
+    AlgorithmConfig(clip_ratio_c=3.0)
+    AlgorithmConfig(policy_loss="gspo", loss_agg_mode="seq-mean-token-mean", clip_ratio_low=3e-4)
+    AlgorithmConfig(policy_loss="cispo", clip_ratio_low=1.0, clip_ratio_high=4.0)
+    AlgorithmConfig(policy_loss="reinforce")
+
+
+def test_the_tables_of_the_configuration_name_fields_that_exist():
+    names = {item.name for item in dataclasses.fields(AlgorithmConfig)}
+    assert {name for name, _ in WIRED} <= names
+    assert set(READ_WITH) | {chooser for chooser, _ in READ_WITH.values()} <= names
+    hints = typing.get_type_hints(AlgorithmConfig)
+    for chooser, choices in READ_WITH.values():
+        assert choices < set(typing.get_args(hints[chooser]))
 
 
 def test_configuration_needs_no_torch():

@@ -2,9 +2,25 @@ import math
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from tasks.learning import config
+from tasks.learning.batching import collate
 from tasks.learning.config import AlgorithmConfig
-from tasks.learning.loss import clipped_policy_loss, denominator, kl_penalty, token_losses, token_weights
+from tasks.learning.loss import (
+    cispo_policy_loss,
+    clipped_policy_loss,
+    clipped_value_loss,
+    denominator,
+    gspo_policy_loss,
+    kl_penalty,
+    policy_loss,
+    reinforce_policy_loss,
+    token_losses,
+    token_weights,
+)
+from tasks.learning.step import accumulate
 
 MODES = ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
 LIMIT = 20
@@ -147,3 +163,188 @@ def test_kl_needs_a_reference():
     mask = torch.arange(7)[None] < lengths[:, None]
     with pytest.raises(ValueError, match=r"kl_coef: value 0\.1"):
         token_losses(new, old, advantages, mask, algorithm=AlgorithmConfig(kl_coef=0.1))
+
+
+OBJECTIVES = {
+    "clip": AlgorithmConfig(loss_agg_mode="seq-mean-token-mean"),
+    "dual clip": AlgorithmConfig(loss_agg_mode="seq-mean-token-mean", clip_ratio_c=1.5),
+    "gspo": AlgorithmConfig(policy_loss="gspo", loss_agg_mode="seq-mean-token-mean", clip_ratio_high=0.05),
+    "cispo": AlgorithmConfig(policy_loss="cispo", clip_ratio_low=1.0),
+    "reinforce": AlgorithmConfig(policy_loss="reinforce"),
+}
+
+
+def gradient(objective, new, *args):
+    """The objective's PolicyLoss, and the gradient of the sum of its token losses."""
+    leaf = new.clone().requires_grad_()
+    result = objective(leaf, *args)
+    result.loss.sum().backward()
+    return result, leaf.grad
+
+
+def test_dual_clip_by_hand():
+    # Ratios 0.5, 1.1, 2, 5 under advantage -2: the loss is max(0.8, r) * 2, at most 3 * 2.
+    new, old = f64([[0.5, 1.1, 2.0, 5.0]]).log(), torch.zeros(1, 4, dtype=torch.float64)
+    result, grad = gradient(clipped_policy_loss, new, old, f64([-2.0]), 0.2, 0.28, 3.0)
+    torch.testing.assert_close(result.loss.detach(), f64([[1.6, 2.2, 4.0, 6.0]]), rtol=0, atol=1e-14)
+    torch.testing.assert_close(grad, f64([[0.0, 2.2, 4.0, 0.0]]), rtol=0, atol=1e-14)
+    assert result.clipped_low.tolist() == [[True, False, False, False]]
+    assert result.clipped_high.tolist() == [[False, False, False, True]]
+    positive, _ = gradient(clipped_policy_loss, new, old, f64([2.0]), 0.2, 0.28, 3.0)
+    assert torch.equal(positive.loss, clipped_policy_loss(new, old, f64([2.0]), 0.2, 0.28).loss)
+
+
+def test_gspo_by_hand():
+    # Log ratios log 4 and 0 over two tokens: the response's ratio is 2, that of the third token is not looked at.
+    new, old = f64([[4.0, 1.0, 9.0]]).log(), torch.zeros(1, 3, dtype=torch.float64)
+    mask = torch.tensor([[True, True, False]])
+    result, grad = gradient(gspo_policy_loss, new, old, f64([-3.0]), mask, 0.2, 0.28)
+    torch.testing.assert_close(result.ratio, f64([[2.0, 2.0, 2.0]]), rtol=0, atol=1e-14)
+    torch.testing.assert_close(result.loss.detach(), f64([[6.0, 6.0, 6.0]]), rtol=0, atol=1e-14)
+    torch.testing.assert_close(grad, f64([[6.0, 6.0, 6.0]]), rtol=0, atol=1e-14)
+    clipped, grad = gradient(gspo_policy_loss, new, old, f64([3.0]), mask, 0.2, 0.28)
+    torch.testing.assert_close(clipped.loss.detach(), f64([[-3.84] * 3]), rtol=0, atol=1e-14)
+    assert clipped.clipped_high.tolist() == [[True] * 3]
+    assert grad.abs().max() == 0
+
+
+@given(st.integers(0, 10_000))
+def test_gspo_of_single_tokens_is_the_clipped_surrogate(seed):
+    generator = torch.Generator().manual_seed(seed)
+    new, old = (torch.randn(6, 1, generator=generator, dtype=torch.float64) for _ in range(2))
+    advantages = torch.randn(6, generator=generator, dtype=torch.float64)
+    ours, ours_grad = gradient(gspo_policy_loss, new, old, advantages, torch.ones(6, 1, dtype=torch.bool), 0.2, 0.28)
+    clip, clip_grad = gradient(clipped_policy_loss, new, old, advantages, 0.2, 0.28)
+    for name in ("loss", "ratio", "clipped_low", "clipped_high"):
+        assert torch.equal(getattr(ours, name), getattr(clip, name))
+    assert torch.equal(ours_grad, clip_grad)
+
+
+@given(st.integers(0, 10_000))
+def test_gspo_has_the_loss_and_gradient_of_the_papers_sequence_objective(seed):
+    new, old, _, lengths, advantages = random_case(seed)
+    mask = torch.arange(7)[None] < lengths[:, None]
+    ours = new.clone().requires_grad_()
+    loss = gspo_policy_loss(ours, old, advantages, mask, 0.05, 0.1).loss.masked_fill(~mask, 0.0)
+    loss = (loss * token_weights(lengths, "seq-mean-token-mean", LIMIT)[:, None]).sum() / len(lengths)
+    loss.backward()
+
+    theirs = new.clone().requires_grad_()
+    terms = []
+    for row, length in enumerate(lengths.tolist()):
+        ratio = ((theirs[row, :length] - old[row, :length]).sum() / length).exp()
+        terms.append(torch.min(ratio * advantages[row], ratio.clip(0.95, 1.1) * advantages[row]))
+    expected = -sum(terms) / len(terms)
+    expected.backward()
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-12)
+    torch.testing.assert_close(ours.grad, theirs.grad, rtol=0, atol=1e-12)
+
+
+@given(st.integers(0, 10_000))
+def test_gradient_of_cispo_is_the_cut_ratio_times_advantage_for_every_token(seed):
+    new, old, _, _, advantages = random_case(seed)
+    result, grad = gradient(cispo_policy_loss, new, old, advantages, 0.3, 0.28)
+    ratio = (new - old).exp()
+    assert torch.equal(result.ratio, ratio)
+    torch.testing.assert_close(grad, -ratio.clip(0.7, 1.28) * advantages[:, None], rtol=0, atol=1e-12)
+    assert torch.equal(result.clipped_high, ratio > 1.28)
+    assert torch.equal(result.clipped_low, ratio < 0.7)
+    assert torch.equal(cispo_policy_loss(new, old, advantages, 1.0, 4.0).clipped_low, torch.zeros(5, 7).bool())
+
+
+def test_gradient_of_reinforce_is_minus_the_advantage_whatever_the_ratio():
+    new, old, _, _, advantages = random_case()
+    result, grad = gradient(reinforce_policy_loss, new, old, advantages)
+    assert torch.equal(grad, -advantages[:, None].expand(5, 7))
+    assert torch.equal(result.loss.detach(), -advantages[:, None] * new)
+    assert torch.equal(result.ratio, (new - old).exp())
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_on_policy_all_objectives_have_the_gradient_of_reinforce(name):
+    new, _, _, lengths, advantages = random_case()
+    mask = torch.arange(7)[None] < lengths[:, None]
+    result, grad = gradient(policy_loss, new, new, advantages, mask, OBJECTIVES[name])
+    torch.testing.assert_close(grad, -advantages[:, None].expand(5, 7), rtol=0, atol=1e-14)
+    assert torch.equal(result.ratio, torch.ones(5, 7, dtype=torch.float64).expand(result.ratio.shape))
+    assert not (result.clipped_low | result.clipped_high).any()
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_advantages_per_token_may_be_the_responses(name):
+    new, old, _, lengths, advantages = random_case()
+    mask = torch.arange(7)[None] < lengths[:, None]
+    per_response = gradient(policy_loss, new, old, advantages, mask, OBJECTIVES[name])
+    per_token = gradient(policy_loss, new, old, advantages[:, None].expand(5, 7), mask, OBJECTIVES[name])
+    assert torch.equal(per_response[0].loss, per_token[0].loss)
+    assert torch.equal(per_response[1], per_token[1])
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_objectives_do_not_depend_on_the_split_into_micro_batches(name, build, ragged):
+    policy, rows, advantages = build(double=True), ragged(6), torch.randn(6)
+    algorithm = OBJECTIVES[name]
+    # Log-probs of the policy itself, moved a little, so that some ratios are clipped and some are not.
+    logprobs = policy.logprobs(collate(*rows), 1.0)[0].detach()
+    offsets = 0.6 * torch.randn(logprobs.shape, generator=torch.Generator().manual_seed(3))
+    recorded = [
+        (row + offset)[: len(ids)].tolist() for row, offset, ids in zip(logprobs, offsets, rows[2], strict=True)
+    ]
+    algorithm = AlgorithmConfig(**{**vars(algorithm), "old_logprobs": "sampler"})
+
+    def train(parts):
+        policy.module.zero_grad()
+        for part in parts:
+            chosen = [[column[i] for i in part] for column in (*rows[:3], recorded)]
+            totals = accumulate(
+                policy, collate(*chosen), advantages[list(part)], algorithm, temperature=1.0, max_completion_length=12
+            )
+        return [parameter.grad.clone() for parameter in policy.parameters().values()], totals
+
+    whole, totals = train([range(6)])
+    split, _ = train([range(2), range(2, 3), range(3, 6)])
+    assert max(float(grad.abs().max()) for grad in whole) > 1e-3
+    assert name == "reinforce" or totals.clipped_low + totals.clipped_high > 0
+    for a, b in zip(whole, split, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+def test_kl_in_the_reward_is_measured_and_not_in_the_loss(monkeypatch):
+    monkeypatch.setattr(config, "WIRED", set())
+    new, old, reference, lengths, advantages = random_case()
+    mask = torch.arange(7)[None] < lengths[:, None]
+    inside = AlgorithmConfig(kl_coef=0.5)
+    outside = AlgorithmConfig(kl_coef=0.5, kl_in="reward")
+    a, b = (
+        token_losses(new, old, advantages, mask, algorithm=algorithm, reference_logprobs=reference)
+        for algorithm in (inside, outside)
+    )
+    assert torch.equal(a.kl, b.kl)
+    assert torch.equal(b.loss, b.policy.loss)
+    torch.testing.assert_close(a.loss, b.loss + 0.5 * b.kl)
+
+
+def test_importance_weights_multiply_the_policy_loss_alone():
+    new, old, reference, lengths, advantages = random_case()
+    mask = torch.arange(7)[None] < lengths[:, None]
+    weights = torch.rand(5, 7, dtype=torch.float64).requires_grad_()
+    algorithm, leaf = AlgorithmConfig(kl_coef=0.5), new.clone().requires_grad_()
+    plain = token_losses(new, old, advantages, mask, algorithm=algorithm, reference_logprobs=reference)
+    weighted = token_losses(
+        leaf, old, advantages, mask, algorithm=algorithm, reference_logprobs=reference, importance_weights=weights
+    )
+    torch.testing.assert_close(weighted.policy.loss, plain.policy.loss * weights.detach())
+    torch.testing.assert_close(weighted.loss.detach(), plain.policy.loss * weights.detach() + 0.5 * plain.kl)
+    weighted.loss.sum().backward()
+    assert weights.grad is None
+
+
+def test_value_loss_by_hand():
+    # Old values 0, clip 0.5: value 1 counts as 0.5 where that is worse (return 2), and as itself where not (return 0).
+    values = f64([[1.0, 1.0, 0.2]]).requires_grad_()
+    loss = clipped_value_loss(values, torch.zeros(1, 3), f64([[2.0, 0.0, 1.0]]), 0.5)
+    torch.testing.assert_close(loss.detach(), f64([[1.125, 0.5, 0.32]]), rtol=0, atol=1e-15)
+    loss.sum().backward()
+    torch.testing.assert_close(values.grad, f64([[0.0, 1.0, -0.8]]), rtol=0, atol=1e-15)
+    free = clipped_value_loss(values.detach(), torch.zeros(1, 3), f64([[2.0, 0.0, 1.0]]), None)
+    torch.testing.assert_close(free, f64([[0.5, 0.5, 0.32]]), rtol=0, atol=1e-15)

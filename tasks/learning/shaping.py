@@ -1,0 +1,44 @@
+"""Shaping: what the length of a response does to its reward, and whether it is trained at all. Pure functions.
+
+Knows neither graders nor advantages. A penalty is added to the reward before advantages are computed.
+"""
+
+import torch
+from torch import Tensor
+
+
+def overlong_penalties(lengths: Tensor, max_completion_length: int, buffer_length: int, factor: float) -> Tensor:
+    """DAPO's soft punishment of long responses, to be added to their rewards; [B] float64, from -factor to 0.
+
+    Zero up to max_completion_length - buffer_length tokens, then falling linearly to -factor at
+    max_completion_length. arXiv 2503.14476, section 3.4, equation 13, whose factor is 1.
+
+    Args:
+        lengths: [B] integer, tokens per response.
+        max_completion_length: The run's limit.
+        buffer_length: Tokens in which the reward falls: from 1 to max_completion_length.
+        factor: The penalty at the limit.
+
+    Raises:
+        ValueError: A buffer that is not within the limit.
+    """
+    if not 1 <= buffer_length <= max_completion_length:
+        raise ValueError(
+            f"overlong_buffer_length: value {buffer_length}; "
+            f"allowed: 1 to max_completion_length ({max_completion_length})"
+        )
+    excess = lengths.double() - (max_completion_length - buffer_length)
+    return -factor * (excess / buffer_length).clamp(0.0, 1.0)
+
+
+def without_truncated(response_mask: Tensor, truncated: Tensor) -> Tensor:
+    """DAPO's overlong filtering: the mask with no token of the truncated responses; arXiv 2503.14476, section 3.4.
+
+    Their rewards still count in the mean of their group. In the denominator of the step they count neither as
+    responses nor as tokens, as in verl; TRL's `grpo` loss does count them.
+
+    Args:
+        response_mask: [B, T] bool.
+        truncated: [B] bool, True where the length limit and not the model ended the response.
+    """
+    return response_mask & ~truncated.to(torch.bool)[:, None]
