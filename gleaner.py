@@ -29,6 +29,7 @@ from tasks.prompts.loading import load_prompts
 from tasks.prompts.prompt import PromptError
 from tasks.reporting.crew_view import RunView
 from tasks.reporting.export import export_rollouts
+from tasks.reporting.export_model import DTYPES, STORED, export_model
 from tasks.reporting.watch import Watcher
 from tasks.reporting.watch_screen import screen
 from tasks.sampling.engine import EngineError
@@ -190,19 +191,39 @@ def _tell_outcome(plan: PlanRecord, outcome: SessionOutcome) -> None:
 @main.command()
 @click.argument("run_url")
 @click.option("--rollouts", is_flag=True, help="The responses, with tokens, log-probs and rewards, as Parquet files.")
-@click.option("--iterations", default=":", show_default="all", help="a:b (without b), a:, :b, or a.")
+@click.option("--model", is_flag=True, help="A weight version, as a Hugging Face model directory.")
 @click.option("--to", "folder", type=click.Path(path_type=Path), required=True, help="The folder to write to.")
-@click.option("--overwrite", is_flag=True, help="Replace files that are there.")
-def export(run_url: str, rollouts: bool, iterations: str, folder: Path, overwrite: bool) -> None:
+@click.option("--iterations", help="Of --rollouts: a:b (without b), a:, :b, or a; default: all.")
+@click.option("--overwrite", is_flag=True, help="Of --rollouts: replace files that are there.")
+@click.option("--version", type=click.IntRange(min=0), help="Of --model: the weight version; default: the newest.")
+@click.option(
+    "--dtype", type=click.Choice([STORED, *DTYPES]), help="Of --model: convert to; default: stored, as it is."
+)
+def export(
+    run_url: str,
+    rollouts: bool,
+    model: bool,
+    folder: Path,
+    iterations: str | None,
+    overwrite: bool,
+    version: int | None,
+    dtype: str | None,
+) -> None:
     """Copy what a run has produced into files for other tools; the run is only read."""
     try:
-        if not rollouts:
-            raise ValueError("export: nothing to export was named; allowed: --rollouts")
-        written = export_rollouts(connect(run_url), iterations, folder, overwrite=overwrite)
+        if rollouts and not model and version is None and dtype is None:
+            chosen = ":" if iterations is None else iterations
+            for file in export_rollouts(connect(run_url), chosen, folder, overwrite=overwrite):
+                click.echo(f"{file.path}: {file.responses} of {file.planned} responses of iteration {file.iteration}")
+        elif model and not rollouts and iterations is None and not overwrite:
+            done = export_model(connect(run_url), folder, SystemClock(), version=version, dtype=dtype or STORED)
+            size = f"{done.num_bytes} bytes of {done.dtype} in {done.files} file{'s' * (done.files > 1)}"
+            click.echo(f"{done.path}: weight version {done.version}, {done.tensors} tensors, {size}")
+        else:
+            allowed = "--rollouts [--iterations a:b] [--overwrite], or --model [--version N] [--dtype D]"
+            raise ValueError(f"export: allowed: {allowed}")
     except (*EXPECTED, OSError) as error:
         _refuse(error)
-    for file in written:
-        click.echo(f"{file.path}: {file.responses} of {file.planned} responses of iteration {file.iteration}")
 
 
 @main.command()

@@ -3,6 +3,7 @@
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
+from safetensors.numpy import load_file
 
 from gleaner import main
 from storage import layout, records
@@ -57,9 +58,6 @@ def test_export_says_what_it_wrote(run, tmp_path):
 
 def test_what_export_cannot_do_is_one_line(run, tmp_path):
     out = tmp_path / "out"
-    assert refused(gleaner("export", run, "--to", out)) == (
-        "gleaner: export: nothing to export was named; allowed: --rollouts"
-    )
     assert refused(gleaner("export", "--rollouts", run, "--iterations", "7", "--to", out)) == (
         "gleaner: iterations: value '7'; allowed: the run has 0 to 2"
     )
@@ -73,6 +71,58 @@ def test_what_export_cannot_do_is_one_line(run, tmp_path):
     assert refused(gleaner("export", "--rollouts", run, "--to", file)).startswith(
         f"gleaner: {file} is a file; allowed: "
     )
+
+
+MIXED = [
+    (),
+    ("--rollouts", "--model"),
+    ("--rollouts", "--version", 0),
+    ("--rollouts", "--dtype", "stored"),
+    ("--model", "--iterations", ":"),
+    ("--model", "--overwrite"),
+]
+
+
+@pytest.mark.parametrize("options", MIXED, ids=str)
+def test_export_is_of_rollouts_or_of_a_model(run, tmp_path, options):
+    assert refused(gleaner("export", run, *options, "--to", tmp_path / "out")) == (
+        "gleaner: export: allowed: --rollouts [--iterations a:b] [--overwrite], or --model [--version N] [--dtype D]"
+    )
+    assert not (tmp_path / "out").exists()
+
+
+def test_export_of_a_model_says_what_it_wrote(run, tmp_path):
+    connect(run).put(layout.model_file("config.json"), b'{"architectures": ["X"]}')
+    for options, version, size in [((), 3, "12 bytes of float32"), (("--version", 1), 1, "12 bytes of float32")]:
+        out = tmp_path / f"{version}"
+        result = gleaner("export", "--model", run, "--to", out, *options)
+        assert (result.exit_code, result.stderr) == (0, "")
+        assert result.stdout == f"{out}: weight version {version}, 3 tensors, {size} in 1 file\n"
+        assert [tensor.tobytes()[0] for tensor in load_file(out / "model.safetensors").values()] == [version] * 3
+    converted = gleaner("export", "--model", run, "--to", tmp_path / "half", "--dtype", "bfloat16")
+    assert "3 tensors, 6 bytes of bfloat16" in converted.stdout
+
+
+def test_what_the_export_of_a_model_cannot_do_is_one_line(run, tmp_path):
+    out, empty = tmp_path / "out", tmp_path / "empty"
+    assert refused(gleaner("export", "--model", empty, "--to", out)) == f"gleaner: {empty} holds no run"
+    assert refused(gleaner("export", "--model", run, "--to", out)) == (
+        f"gleaner: {run} holds no 'model/config.json', without which weights are no model"
+    )
+    assert gleaner("sweep", run).exit_code == 0
+    assert refused(gleaner("export", "--model", run, "--to", out, "--version", 1)) == (
+        "gleaner: version: weight version 1 was deleted by the run's retention; allowed: 0, 2, 3"
+    )
+    assert refused(gleaner("export", "--model", run, "--to", run)) == (
+        f"gleaner: {run} is not empty; allowed: an empty folder, or one that is made"
+    )
+    connect(run).put(layout.model_file("config.json"), b"{}")
+    key = next(key for key in connect(run).list(layout.weights(3)) if key.endswith(".safetensors"))
+    connect(run).put(key, connect(run).get(key)[:-1])
+    assert refused(gleaner("export", "--model", run, "--to", out)).startswith(f"gleaner: object '{key}' is corrupt: ")
+    unknown = gleaner("export", "--model", run, "--to", out, "--dtype", "int8")
+    assert (unknown.exit_code, "'stored', 'bfloat16', 'float32', 'float16'" in unknown.stderr) == (2, True)
+    assert not out.exists()
 
 
 def test_sweep_first_tells_then_does(run):

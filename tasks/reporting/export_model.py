@@ -1,0 +1,297 @@
+"""Export: a weight version of a run as a Hugging Face model directory, for transformers, vLLM and whoever reads those.
+
+Owns which version it is, how tensors are divided into files, and that a directory appears whole or not at all. Every
+tensor was verified before it is written. Without a conversion no torch is needed.
+"""
+
+import json
+import shutil
+import uuid
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import groupby
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from storage import layout, model_files
+from storage.clock import Clock
+from storage.retention import list_versions
+from storage.run import exists
+from storage.store import CorruptObject, ObjectMissing, ObjectStore
+from storage.weight_manifest import PUBLISHED_AT_S, Manifest, TensorBlock, num_bytes
+from storage.weight_objects import Described, encode_header, in_file_order
+from storage.weight_versions import pull_version
+from storage.weights import read_manifest
+
+# Of tensors in a file; with its header, whatever that is, it stays below 4 GiB.
+SHARD_BYTES_MAX = 4_000_000_000
+STORED = "stored"
+DTYPES = {"bfloat16": "BF16", "float32": "F32", "float16": "F16"}
+DTYPE_NAMES = {code: name for name, code in DTYPES.items()} | {"F64": "float64"}
+CONFIG, INDEX, CARD = "config.json", "model.safetensors.index.json", "README.md"
+TIED_HEAD = "lm_head.weight"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportedModel:
+    """What was written: `dtype` is that of most weights, `num_bytes` of all tensors, `files` those that hold them."""
+
+    path: Path
+    version: int
+    dtype: str
+    tensors: int
+    num_bytes: int
+    files: int
+
+
+def export_model(
+    store: ObjectStore,
+    folder: Path,
+    clock: Clock,
+    *,
+    version: int | None = None,
+    dtype: str = STORED,
+    shard_bytes_max: int = SHARD_BYTES_MAX,
+) -> ExportedModel:
+    """Write a weight version (default: the newest) as the model directory `folder`, which must be empty or missing.
+
+    `dtype` converts the floating tensors; STORED leaves every bit as it is. A file holds at most `shard_bytes_max`
+    bytes of tensors, or a single larger one. Takes the memory of the whole version. Raises LookupError when there is
+    no run or no such version, naming those there are, FileExistsError, NotADirectoryError, ValueError for a folder that
+    cannot be put in place, or a dtype that does not hold the values, and what reading raises: then nothing is left.
+    """
+    if dtype not in (STORED, *DTYPES):
+        raise ValueError(f"dtype: value {dtype!r}; allowed: {', '.join((STORED, *DTYPES))}")
+    chosen = choose_version(store, version)
+    target = _free_folder(folder)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = target.with_name(f".{target.name}.{uuid.uuid4().hex}.unfinished")
+    try:
+        unfinished.mkdir()
+        model_files.download(store, unfinished)
+        config = _read_config(store, unfinished)
+        manifest, tensors = _pull(store, chosen, clock)
+        for name in _tied(config, manifest):
+            del tensors[name]
+        described = {name: (_code(block.dtype, dtype), block.shape) for name, block in tensors.items()}
+        usual = _usual_dtype(described)
+        files = _write_weights(unfinished, tensors, described, shard_bytes_max)
+        _write_json(unfinished / CONFIG, _with_dtype(_with_architecture(config), usual))
+        exported = ExportedModel(
+            path=folder,
+            version=chosen,
+            dtype=usual,
+            tensors=len(described),
+            num_bytes=sum(num_bytes(*each) for each in described.values()),
+            files=files,
+        )
+        card = model_card(exported, store.url, _base_model(store), manifest, clock.wall())
+        (unfinished / CARD).write_text(card, encoding="utf-8")
+        _put_in_place(unfinished, target)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return exported
+
+
+def choose_version(store: ObjectStore, version: int | None) -> int:
+    """`version`, or the newest that is published; raises LookupError naming those there are."""
+    if not exists(store, layout.RUN):
+        raise LookupError(f"{store.url} holds no run")
+    published = sorted(list_versions(store, layout.WEIGHTS).complete)
+    if not published:
+        raise LookupError(f"{store.url} holds no weight version yet")
+    if version is None:
+        return published[-1]
+    if version not in published:
+        why = "was deleted by the run's retention" if 0 <= version < published[-1] else "is not published"
+        raise LookupError(f"version: weight version {version} {why}; allowed: {_ranges(published)}")
+    return version
+
+
+def divide(sizes: Mapping[str, int], bytes_max: int) -> list[list[str]]:
+    """Names of the tensors of each file, in their order: at most `bytes_max` bytes, or a single larger tensor."""
+    groups: list[list[str]] = [[]]
+    total = 0
+    for name, size in sizes.items():
+        if groups[-1] and total + size > bytes_max:
+            groups.append([])
+            total = 0
+        groups[-1].append(name)
+        total += size
+    return groups
+
+
+def model_card(exported: ExportedModel, run_url: str, base: str | None, manifest: Manifest, now_s: float) -> str:
+    """The directory's README.md. `base` is the name of the pretrained model's directory, if that is known."""
+    published_s = manifest.metadata.get(PUBLISHED_AT_S)
+    rows = {
+        "run": f"`{run_url}`",
+        "weight version": f"{exported.version}, the policy after so many iterations",
+        "base model": f"`{base}`" if base else None,
+        "weights": f"{exported.dtype}, {exported.num_bytes} bytes",
+        "published": _day(published_s) if isinstance(published_s, int | float) else None,
+        "exported": _day(now_s),
+    }
+    table = "\n".join(f"| {name} | {value} |" for name, value in rows.items() if value)
+    return (
+        "---\nlibrary_name: transformers\npipeline_tag: text-generation\n---\n\n"
+        f"# {base or 'A policy'}, weight version {exported.version}\n\n"
+        f"From a run of Gleaner, reinforcement-learning post-training.\n\n| | |\n|---|---|\n{table}\n"
+    )
+
+
+def _free_folder(folder: Path) -> Path:
+    """Where `folder` leads to; raises when it is not empty, or cannot be replaced by a rename."""
+    target = folder.expanduser().resolve()
+    if target.exists() and not target.is_dir():
+        raise NotADirectoryError(f"{folder} is a file; allowed: a folder, which is made if it is missing")
+    if target.exists() and any(target.iterdir()):
+        raise FileExistsError(f"{folder} is not empty; allowed: an empty folder, or one that is made")
+    if target == Path.cwd() or target.is_mount():
+        raise ValueError(f"{folder} is a mount point or the working directory; allowed: a folder below it")
+    return target
+
+
+def _pull(store: ObjectStore, version: int, clock: Clock) -> tuple[Manifest, dict[str, TensorBlock]]:
+    try:
+        return pull_version(store, version, None, clock)
+    except ObjectMissing:
+        choose_version(store, version)  # says it, if retention has come while we read
+        raise
+
+
+def _write_weights(folder: Path, tensors: dict[str, TensorBlock], described: Described, shard_bytes_max: int) -> int:
+    """Write the tensors, and the index if they are several files; how many. Lets go of what is written."""
+    sizes = {name: num_bytes(*each) for name, each in described.items()}
+    groups = divide(sizes, shard_bytes_max)
+    places: dict[str, str] = {}
+    for number, group in enumerate(groups, start=1):
+        several = f"model-{number:05d}-of-{len(groups):05d}.safetensors"
+        name = several if len(groups) > 1 else "model.safetensors"
+        places |= dict.fromkeys(group, name)
+        _write_file(folder / name, tensors, {tensor: described[tensor] for tensor in group})
+    if len(groups) > 1:
+        _write_json(folder / INDEX, {"metadata": {"total_size": sum(sizes.values())}, "weight_map": places})
+    return len(groups)
+
+
+def _write_file(path: Path, tensors: dict[str, TensorBlock], described: Described) -> None:
+    with path.open("wb") as file:
+        file.write(encode_header(described))
+        for name in in_file_order(described):
+            file.write(_converted(name, tensors.pop(name), described[name][0]).data)
+
+
+def _converted(name: str, block: TensorBlock, code: str) -> TensorBlock:
+    if block.dtype == code:
+        return block
+    from tasks.sampling.weight_tensors import DTYPES as TORCH_DTYPES  # noqa: PLC0415 - torch takes seconds
+    from tasks.sampling.weight_tensors import as_block, as_torch  # noqa: PLC0415
+
+    values = as_torch(block)
+    converted = values.to(TORCH_DTYPES[code])
+    if bool((values.isfinite() & ~converted.isfinite()).any()):
+        raise ValueError(
+            f"dtype: {DTYPE_NAMES[code]} does not hold the values of tensor {name!r}; allowed: a wider one"
+        )
+    return as_block(converted)
+
+
+def _code(stored: str, dtype: str) -> str:
+    """What a tensor is written as, in the spelling of safetensors."""
+    return DTYPES[dtype] if dtype != STORED and stored in DTYPE_NAMES else stored
+
+
+def _usual_dtype(described: Described) -> str:
+    """Of most elements among the floating tensors, as torch spells it."""
+    elements: Counter[str] = Counter()
+    for code, shape in described.values():
+        if code in DTYPE_NAMES:
+            elements[code] += prod(shape)
+    if not elements:
+        raise ValueError(f"no tensor of the dtypes {', '.join(DTYPE_NAMES.values())}; other weights cannot be exported")
+    return DTYPE_NAMES[elements.most_common(1)[0][0]]
+
+
+def _tied(config: Mapping[str, Any], manifest: Manifest) -> list[str]:
+    """The head, where a pretrained model's files hold it beside the embedding it is tied to: readers tie it again."""
+    head = manifest.tensors.get(TIED_HEAD)
+    if head is None or not config.get("tie_word_embeddings"):
+        return []
+    others = [entry for name, entry in manifest.tensors.items() if name != TIED_HEAD]
+    same = any((each.dtype, each.shape, each.digest) == (head.dtype, head.shape, head.digest) for each in others)
+    return [TIED_HEAD] if same else []
+
+
+def _read_config(store: ObjectStore, folder: Path) -> dict[str, Any]:
+    key = layout.model_file(CONFIG)
+    try:
+        config = json.loads((folder / CONFIG).read_bytes())
+    except FileNotFoundError:
+        raise LookupError(f"{store.url} holds no {key!r}, without which weights are no model") from None
+    except ValueError as error:
+        raise CorruptObject(key, f"not JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise CorruptObject(key, "not a JSON object")
+    return config
+
+
+def _with_architecture(config: dict[str, Any]) -> dict[str, Any]:
+    """With the model's class, which a configuration written without its model lacks and vLLM asks for."""
+    if config.get("architectures"):
+        return config
+    from transformers.models.auto.modeling_auto import (  # noqa: PLC0415 - costs seconds
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    )
+
+    architecture = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.get("model_type"))
+    return config | ({"architectures": [architecture]} if isinstance(architecture, str) else {})
+
+
+def _with_dtype(config: Mapping[str, Any], dtype: str) -> dict[str, Any]:
+    """With `dtype`, and its older name `torch_dtype`; in the parts of a composed configuration where they say one."""
+    changed = {
+        name: _with_dtype(part, dtype)
+        if isinstance(part, dict) and name.endswith("_config") and {"dtype", "torch_dtype"} & part.keys()
+        else part
+        for name, part in config.items()
+    }
+    return changed | {"dtype": dtype, "torch_dtype": dtype}
+
+
+def _base_model(store: ObjectStore) -> str | None:
+    """Name of the directory that the run's first weights were read from."""
+    try:
+        source = read_manifest(store, layout.weights(0)).metadata.get("source")
+    except ObjectMissing:
+        return None
+    return source if isinstance(source, str) else None
+
+
+def _put_in_place(unfinished: Path, target: Path) -> None:
+    try:
+        unfinished.rename(target)  # in the place of an empty folder, too
+    except OSError as error:
+        if not (target.is_dir() and any(target.iterdir())):
+            raise
+        raise FileExistsError(f"{target} was filled by somebody else meanwhile; nothing was written to it") from error
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _ranges(versions: Iterable[int]) -> str:
+    """Ascending numbers, as "0, 3, 7 to 9"."""
+    shown = []
+    for _, group in groupby(enumerate(versions), lambda pair: pair[1] - pair[0]):
+        run = [version for _, version in group]
+        shown.append(f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)))
+    return ", ".join(shown)
+
+
+def _day(at_s: float) -> str:
+    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d")
