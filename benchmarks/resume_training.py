@@ -1,0 +1,400 @@
+"""Claim: a trainer killed at random moments ends with the bits it would have had, and publishes nothing twice.
+
+One run is rolled out and trained without a kill; copies of it are trained again, by turns undisturbed and killed, so
+that all train on the same journal. Train processes do what the train task does, kills are SIGKILL. They are forked from
+a server that has imported everything; a new Python would pay its start besides, once per kill.
+"""
+
+import argparse
+import logging
+import multiprocessing
+import os
+import random
+import re
+import shutil
+import signal
+import statistics
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from benchmarks.reporting import Target, finish
+from examples.warm_start import WarmStart, warm_start
+from storage import layout, records, weights
+from storage.clock import SystemClock
+from storage.compaction import read_batches
+from storage.connect import connect
+from storage.records import TrainingRecord
+from storage.run import exists
+from storage.store import ObjectStore
+from storage.temporary import TEMPORARY
+from storage.weight_manifest import TensorBlock, read_manifest_at
+from storage.weight_versions import pull_version
+from tasks.configuration.run_config import RunConfig, parse
+from tasks.learning.advance import advance
+from tasks.plan import prepare
+from tasks.prompts.config import ArithmeticConfig
+from tasks.reporting.conclusion import conclude_iteration
+from tasks.sampling.member import generate_slot
+
+EXECUTION = "benchmark"
+PRELOAD = ["tasks.plan", "tasks.learning.advance", "tasks.sampling.torch_engine", "examples.warm_start"]
+POLL_INTERVAL_S = 0.001
+SEED = 7  # of the kills; run k is killed by SEED + k
+# Sums modulo 2 are half learned in so few steps: groups are mixed, so that gradients are not zero.
+TASK = ArithmeticConfig(items_max=5, base=2)
+WARM_START = WarmStart(steps=120, batch=16, learning_rate=3e-3, task=TASK)
+# The step depends on all that a checkpoint holds: moments and the schedule's position.
+OPTIMIZER = {"learning_rate": 1e-3, "weight_decay": 0.01, "warmup_steps": 2, "schedule": "linear", "total_steps": 8}
+BEGUN = re.compile(r"^micro-batch (\d+): ", re.MULTILINE)
+PUBLISHED = re.compile(r"^published weight version \d+$", re.MULTILINE)
+# A life in "publication" finds its checkpoint complete or has completed it; in "exit" the weights are published.
+PHASES = ("start", "micro-batches", "optimizer step", "checkpoint", "publication", "exit")
+ARMS = ("undisturbed", "killed")
+
+
+@dataclass(frozen=True)
+class Pace:
+    """A life without a kill: seconds until each micro-batch began, the checkpoint began, the weights were published."""
+
+    begun_s: tuple[float, ...]
+    saving_s: float
+    published_s: float
+
+
+@dataclass(frozen=True)
+class Kill:
+    """At `share` of the time until publication, or of its end, in which the checkpoint is written, too."""
+
+    at_end: bool
+    share: float
+
+
+@dataclass(frozen=True)
+class Life:
+    """One process life: how long, the micro-batches it trained on, those of them recorded before, and where it ended.
+
+    published: how often it says that it did. phase: one of PHASES, None if it was not killed.
+    """
+
+    duration_s: float
+    trained: int
+    replayed: int
+    published: int
+    phase: str | None
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The run that copies are made of, trained to its end; `snapshots[k]` adds iteration k to a copy, rolled out."""
+
+    store: ObjectStore
+    snapshots: list[Path]
+
+
+def train_process(run_url: str, iteration: int, log_path: str) -> None:
+    """The body of a train process: what the train task runs, with its log in a file that survives it."""
+    # What the killed leave of their copies of the model is deleted with the benchmark's folder.
+    tempfile.tempdir = str(Path(log_path).parent)
+    logger = logging.getLogger("tasks.learning")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(logging.FileHandler(log_path))
+    advance(run_url, iteration, EXECUTION, SystemClock())
+
+
+def draw_kills(rng: random.Random, kills: int) -> list[Kill]:
+    """Uniform moments for one iteration's lives, in random order; one in three is for the end of the step."""
+    drawn = [Kill(at_end=number % 3 == 0, share=rng.random()) for number in range(kills)]
+    rng.shuffle(drawn)
+    return drawn
+
+
+def due_s(kill: Kill, expected: Pace, begun_s: Sequence[float]) -> float | None:
+    """Seconds after its start at which a life is killed whose micro-batches began at `begun_s`; None: not known yet."""
+    if not kill.at_end:
+        return kill.share * expected.published_s
+    if len(begun_s) < len(expected.begun_s):
+        return None
+    late_s = begun_s[-1] - expected.begun_s[-1]
+    return late_s + expected.saving_s + kill.share * (expected.published_s - expected.saving_s)
+
+
+class Trainers:
+    """Starts train processes, one at a time, and kills some."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._folder.mkdir()
+        self._started = 0
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(PRELOAD)
+        # So that the server's imports are nobody's time.
+        process = self._context.Process(target=os.getpid)
+        process.start()
+        process.join()
+
+    def live(self, run: Path, iteration: int, kill: Kill | None, expected: Pace | None) -> tuple[Life, Pace]:
+        """One life, killed unless it ends before, and its pace; raises RuntimeError when it ends otherwise."""
+        recorded = len(read_batches(connect(str(run)), iteration))
+        folder = run / layout.checkpoint(iteration + 1)
+        saved = files_below(folder)
+        log = self._folder / f"{self._started:05d}.log"
+        log.touch()
+        self._started += 1
+        process = self._context.Process(target=train_process, args=(str(run), iteration, str(log)))
+        begun_s: list[float] = []
+        saving_s, published_s, alive, at_s = 0.0, 0.0, True, None
+        started_s = time.monotonic()
+        process.start()
+        while alive:
+            alive = process.is_alive()
+            text, now_s = log.read_text(), time.monotonic() - started_s
+            begun_s += [now_s] * (len(BEGUN.findall(text)) - len(begun_s))
+            saving_s = saving_s or now_s * folder.exists()
+            published_s = published_s or now_s * bool(PUBLISHED.search(text))
+            at_s = due_s(kill, expected, begun_s) if kill and expected else None
+            if at_s is not None and now_s >= at_s:
+                process.kill()
+                process.join()
+            time.sleep(POLL_INTERVAL_S if alive else 0.0)
+        process.join()
+        duration_s, phase = time.monotonic() - started_s, None
+        if process.exitcode == -signal.SIGKILL and at_s is not None and expected:
+            phase = phase_of(run, iteration, len(begun_s) / len(expected.begun_s), saved)
+        elif process.exitcode != 0:
+            raise RuntimeError(f"training of iteration {iteration} ended with exit code {process.exitcode}")
+        numbers = [int(number) for number in BEGUN.findall(text)]
+        replayed = sum(number < recorded for number in numbers)
+        life = Life(duration_s, len(numbers), replayed, len(PUBLISHED.findall(text)), phase)
+        return life, Pace(tuple(begun_s), saving_s, published_s)
+
+
+def phase_of(run: Path, iteration: int, begun_share: float, saved: set[str]) -> str:
+    """Where a life was killed that began so many micro-batches; `saved`: the checkpoint's files before that life."""
+    store, version = connect(str(run)), iteration + 1
+    # Files before keys: a listing removes what the dead have left.
+    files = files_below(run / layout.checkpoint(version))
+    if exists(store, layout.manifest(layout.weights(version))):
+        return "exit"
+    if exists(store, layout.manifest(layout.checkpoint(version))):
+        return "publication"
+    if files != saved:
+        return "checkpoint"
+    if begun_share == 1:
+        return "optimizer step"
+    return "micro-batches" if begun_share else "start"
+
+
+def make_config(folder: Path, model: Path, prompts: int) -> RunConfig:
+    """A run of small micro-batches, with a reference beside the policy."""
+    document = {
+        "run": {"url": str(folder), "seed": 11, "num_prompts_per_step": prompts, "num_generations": 4},
+        "policy": {"path": str(model)},
+        "data": {"source": "arithmetic", "arithmetic": {"items_max": TASK.items_max, "base": TASK.base}},
+        "rewards": [{"function": "arithmetic"}],
+        "sampling": {"max_completion_length": 64},
+        "rollout": {"engine": "torch", "context_length": 96, "idle_timeout_s": 0.0},
+        "algorithm": {"kl_coef": 0.02},
+        "optimizer": OPTIMIZER,
+        "trainer": {"poll_interval_s": 0.01, "group_timeout_s": 60.0, "micro_batch_tokens_max": 256},
+        "pools": {"rollout": {"count": 1, "interruptible": True}},
+    }
+    return parse(document)
+
+
+def make_origin(folder: Path, config: RunConfig, trainers: Trainers, iterations: int) -> tuple[Origin, list[Pace]]:
+    """Plan, roll out in this process, train in another and conclude, iteration by iteration; and the pace of each."""
+    run, clock = Path(config.run.url), SystemClock()
+    origin = Origin(connect(config.run.url), [folder / f"snapshot-{k}" for k in range(iterations)])
+    paces = []
+    for iteration, snapshot in enumerate(origin.snapshots):
+        for slot in prepare(config, EXECUTION, clock)[1]:
+            generate_slot(config.run.url, iteration, slot, lambda: False, clock)
+        added = layout.iteration(iteration) if iteration else ""
+        shutil.copytree(run / added, snapshot / added)
+        paces.append(trainers.live(run, iteration, None, None)[1])
+        conclude_iteration(origin.store, iteration, {"rollout": 0.0, "train": 0.0}, clock)
+    return origin, paces
+
+
+def train_copy(
+    trainers: Trainers, origin: Origin, run: Path, kills: Sequence[Sequence[Kill]], paces: list[Pace]
+) -> dict[str, Any]:
+    """Train a copy made at `run`, the lives of iteration k killed as kills[k] says, and compare it with the origin.
+
+    paces: what is expected of each iteration; replaced by what is seen of one without kills. At the end of an iteration
+    comes an attempt that is late, and must not write.
+    """
+    lives: list[Life] = []
+    written_again: list[str] = []
+    published_twice = 0
+    for iteration, snapshot in enumerate(origin.snapshots):
+        shutil.copytree(snapshot, run, dirs_exist_ok=True)
+        before, first = stamps(run), len(lives)
+        for kill in [*kills[iteration], None]:
+            life, pace = trainers.live(run, iteration, kill, paces[iteration])
+            lives.append(life)
+            after = stamps(run)
+            written_again += [key for key, stamp in before.items() if after.get(key) != stamp]
+            before = after
+            if life.phase is None:
+                break
+        if not kills[iteration]:
+            paces[iteration] = pace
+        advance(str(run), iteration, EXECUTION, SystemClock())
+        written_again += [key for key, _ in stamps(run).items() ^ before.items()]
+        published_twice += max(0, sum(life.published for life in lives[first:]) - 1)
+    return {
+        "seconds": sum(life.duration_s for life in lives),
+        "kills": [life.phase for life in lives if life.phase is not None],
+        "trained": sum(life.trained for life in lives),
+        "replayed": sum(life.replayed for life in lives),
+        "published_twice": published_twice,
+        "written_again": written_again,
+        **likeness(connect(str(run)), origin.store, len(origin.snapshots)),
+    }
+
+
+def files_below(folder: Path) -> set[str]:
+    """The files below a folder, temporary ones included; none when it is not there."""
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def stamps(run: Path) -> dict[str, tuple[int, int]]:
+    """By key of each object in a run's directory, the lease's aside: its file's inode and when that was written."""
+    keys = [key for key in files_below(run) if TEMPORARY not in key and not key.startswith(layout.LEASE)]
+    return {key: ((status := (run / key).stat()).st_ino, status.st_mtime_ns) for key in keys}
+
+
+def unnamed_objects(store: ObjectStore, version: int) -> list[str]:
+    """Objects of a version's weights and checkpoint that no manifest names: who wrote them had other tensors."""
+    found: list[str] = []
+    for prefix in (layout.weights(version), layout.checkpoint(version)):
+        keys = set(store.list(prefix))
+        manifests = keys & {layout.manifest(prefix), layout.delta_manifest(prefix)}
+        objects = [name for key in manifests for name in read_manifest_at(store, key).objects]
+        found += sorted(keys - manifests - {layout.tensor_object(prefix, name) for name in objects})
+    return found
+
+
+def tensors_of(store: ObjectStore, version: int) -> dict[str, TensorBlock]:
+    """The weights of a version; parameters in float32 and moments, from its checkpoint."""
+    _, published = pull_version(store, version, None, SystemClock())
+    _, saved = weights.pull(store, layout.checkpoint(version))
+    return {f"published.{name}": block for name, block in published.items()} | saved
+
+
+def records_of(store: ObjectStore, iteration: int) -> list[Any]:
+    """What must be the same of the records: micro-batches, metrics, and the trainer's state beside its tensors."""
+    return [
+        *(replace(batch, nonce="") for batch in read_batches(store, iteration)),
+        records.read(store, TrainingRecord, layout.training(iteration)).metrics,
+        weights.read_manifest(store, layout.checkpoint(iteration + 1)).metadata,
+    ]
+
+
+def equal_tensors(left: dict[str, TensorBlock], right: dict[str, TensorBlock]) -> int:
+    """How many tensors both hold with the same bits."""
+    both = [(left[name], right[name]) for name in left.keys() & right.keys()]
+    return sum((a.dtype, a.shape, bytes(a.data)) == (b.dtype, b.shape, bytes(b.data)) for a, b in both)
+
+
+def likeness(store: ObjectStore, origin: ObjectStore, iterations: int) -> dict[str, Any]:
+    """A copy against the run it was made of: all that the trainer made of every iteration."""
+    pairs = [(tensors_of(origin, k), tensors_of(store, k)) for k in range(1, iterations + 1)]
+    return {
+        "tensors": sum(len(expected.keys() | found.keys()) for expected, found in pairs),
+        "equal": sum(equal_tensors(expected, found) for expected, found in pairs),
+        "records_equal": all(records_of(origin, k) == records_of(store, k) for k in range(iterations)),
+        "unnamed": [key for version in range(1, iterations + 1) for key in unnamed_objects(store, version)],
+    }
+
+
+def moved_share(store: ObjectStore, iterations: int) -> float:
+    """Of the weights' tensors, those that a step changed."""
+    versions = [pull_version(store, version, None, SystemClock())[1] for version in range(iterations + 1)]
+    return 1 - sum(equal_tensors(old, new) for old, new in pairwise(versions)) / (iterations * len(versions[0]))
+
+
+def report(rounds: list[dict[str, dict[str, Any]]], moved: float, notes: dict[str, int], *, as_json: bool) -> None:
+    """Table, targets, JSON. moved: share of tensors that the steps changed."""
+    calm, killed = ([one[arm] for one in rounds] for arm in ARMS)
+    both = [*calm, *killed]
+
+    def same(copies: list[dict[str, Any]]) -> int:
+        return sum(one["equal"] == one["tensors"] and one["records_equal"] for one in copies)
+
+    phases = Counter(phase for one in killed for phase in one["kills"])
+    ratios = [b["seconds"] / a["seconds"] for a, b in zip(calm, killed, strict=True)]
+    lost = sum(ratio - 1 for ratio in ratios) * notes["iterations"] / max(1, phases.total())
+    rows = [
+        {
+            "arm": arm,
+            "runs bit-equal": f"{same(copies)} of {len(copies)}",
+            "tensors bit-equal": f"{sum(one['equal'] for one in copies)} of {sum(one['tensors'] for one in copies)}",
+            "wall clock / undisturbed": statistics.median(ratio),
+            "kills": sum(len(one["kills"]) for one in copies),
+            "micro-batches trained": sum(one["trained"] for one in copies),
+            "replayed from records": sum(one["replayed"] for one in copies),
+        }
+        for arm, copies, ratio in zip(ARMS, (calm, killed), ([1.0], ratios), strict=True)
+    ]
+    targets = [
+        Target("killed_runs_bit_equal", same(killed), f">= {len(rounds)}"),
+        Target("undisturbed_runs_bit_equal", same(calm), f">= {len(rounds)}"),
+        Target("published_twice", sum(one["published_twice"] for one in both), "<= 0"),
+        Target("objects_written_again", sum(len(one["written_again"]) for one in both), "<= 0"),
+        Target("objects_that_no_manifest_names", sum(len(one["unnamed"]) for one in both), "<= 0"),
+        Target("kills", phases.total(), f">= {len(rounds)}"),
+        Target("kills_at_checkpoint_or_publication", phases["checkpoint"] + phases["publication"], ">= 1"),
+        Target("share_of_tensors_changed_by_the_steps", moved, ">= 1"),
+    ]
+    results = {
+        "kills_by_phase": {phase: phases[phase] for phase in PHASES},
+        "iterations_lost_per_kill": round(lost, 3),
+        "wall_clock_ratios": [round(ratio, 3) for ratio in ratios],
+        "undisturbed_s": round(statistics.median(one["seconds"] for one in calm), 3),
+        "faults": {name: sorted({key for one in both for key in one[name]}) for name in ("written_again", "unnamed")},
+    }
+    print("kills at: " + ", ".join(f"{phase} {phases[phase]}" for phase in PHASES))
+    print(f"a kill costs {lost:.2f} of an iteration's training")
+    finish("resume_training", rows, targets, as_json=as_json, notes=notes, results=results)
+
+
+def main() -> None:
+    """Parse, run, report."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--runs", type=int, default=10)
+    parser.add_argument("--iterations", type=int, default=2)
+    parser.add_argument("--kills", type=int, default=3, help="per iteration, at most")
+    parser.add_argument("--prompts", type=int, default=16)
+    given = parser.parse_args()
+    rounds: list[dict[str, dict[str, Any]]] = []
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        warm_start(folder / "model", WARM_START, lambda _step, _loss: None)
+        trainers = Trainers(folder / "logs")
+        config = make_config(folder / "origin", folder / "model", given.prompts)
+        origin, paces = make_origin(folder, config, trainers, given.iterations)
+        batches = sum(len(pace.begun_s) for pace in paces)
+        for number in range(given.runs):
+            rng, copies = random.Random(SEED + number), {}
+            counts = {"undisturbed": 0, "killed": given.kills}
+            kills = {arm: [draw_kills(rng, counts[arm]) for _ in range(given.iterations)] for arm in ARMS}
+            # By turns the one and the other first.
+            for arm in ARMS if number % 2 == 0 else ARMS[::-1]:
+                copies[arm] = train_copy(trainers, origin, folder / f"{number}-{arm}", kills[arm], paces)
+            rounds.append(copies)
+        moved = moved_share(origin.store, given.iterations)
+    notes = {"iterations": given.iterations, "kills_per_iteration_max": given.kills, "micro_batches": batches}
+    report(rounds, moved, notes, as_json=given.json)
+
+
+if __name__ == "__main__":
+    main()
