@@ -78,6 +78,7 @@ def _check_config(config: Path, *, resolved: bool, files: bool) -> None:
     try:
         settings = load(config)
         prices = [pool.price_usd_per_h for pool in (settings.pools.rollout, settings.pools.train)]
+        settings.tracking.check_libraries()
         if files:
             _check_files(settings)
     except EXPECTED as error:

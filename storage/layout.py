@@ -1,6 +1,8 @@
 """The only place that joins keys. Numbers are zero-padded: key order is numeric order (docs/format.md section 2)."""
 
 RUN = "run.json"
+# Derived from the reports for people and their tools; nothing of Gleaner reads it.
+METRICS = "metrics.jsonl"
 MODEL = "model/"
 WEIGHTS = "weights/"
 CHECKPOINTS = "checkpoints/"

@@ -8,14 +8,17 @@ from flytekit.exceptions.user import FlyteRecoverableException
 from storage import layout
 from storage.clock import SystemClock
 from storage.connect import connect
+from storage.records import ReportRecord
 from storage.retention import sweep
 from storage.retention_config import RetentionConfig
-from storage.run import read_config, read_plan, release_lease, reports
+from storage.run import read_config, read_plan, read_run, release_lease, reports
 from storage.store import ObjectStore, StoreUnavailable
 from tasks.configuration.references import IterationOutcome, PlanReference, SlotOutcome, TrainOutcome
-from tasks.configuration.run_config import parse
+from tasks.configuration.run_config import RunConfig, parse
 from tasks.reporting.conclusion import conclude_iteration
 from tasks.reporting.deck import page, render
+from tasks.reporting.metrics_lines import metrics_lines
+from tasks.reporting.tracking import TRACKERS, track, tracked_iteration
 
 log = logging.getLogger(__name__)
 # How far back a conclusion looks for what an interrupted deletion or a zombie left; `gleaner sweep` looks at all.
@@ -42,13 +45,16 @@ def commit_and_show(plan: PlanReference, *, last: bool) -> IterationOutcome:
     pools = config.pools
     prices = {"rollout": pools.rollout.price_usd_per_h, "train": pools.train.price_usd_per_h}
     report = conclude_iteration(store, plan.iteration, prices, SystemClock())
-    tabs = render(report, reports(store))
+    history = reports(store)
+    store.put(layout.METRICS, metrics_lines(history))
+    tabs = render(report, history)
     for name, tab in tabs.items():
         Deck(name, tab)
     store.put(layout.deck(plan.iteration), page(f"Gleaner, iteration {plan.iteration}", tabs).encode())
     if last:
         release_lease(store, plan.execution)
     tidy(store, config.retention)
+    tell_trackers(store, config, report)
     return IterationOutcome(
         run_url=plan.run_url,
         iteration=plan.iteration,
@@ -68,3 +74,11 @@ def tidy(store: ObjectStore, config: RetentionConfig) -> None:
         log.warning("not everything that is no longer needed was deleted: %s", error)
     else:
         log.info("compacted %d iterations, deleted %d objects", len(swept.compacted), len(swept.deleted))
+
+
+def tell_trackers(store: ObjectStore, config: RunConfig, report: ReportRecord) -> None:
+    """Log the iteration where the section `tracking` says; a tracker that fails or hangs is told, and left behind."""
+    if not config.tracking.backends:
+        return
+    entry = tracked_iteration(report, config.tracking, run_id=read_run(store).nonce, run_url=store.url)
+    track(entry, {backend: TRACKERS[backend] for backend in config.tracking.backends})

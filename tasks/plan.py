@@ -52,6 +52,7 @@ def plan(config: dict, after: int) -> tuple[PlanReference, list[int]]:  # type: 
 def prepare(config: RunConfig, execution: str, clock: Clock) -> tuple[PlanReference, list[int]]:
     """The plain function behind the task."""
     config.pools.check_prices()
+    config.tracking.check_libraries()
     store = connect(config.run.url)
     is_new = not exists(store, layout.RUN)
     prompts = load_prompts(config.data, check_rows=is_new)

@@ -172,6 +172,8 @@ def _type_and_range(hint: typing.Any) -> tuple[str, str]:
         name, allowed = _type_and_range(inner)
         return f"{name} or null", allowed
     kind, *notes = typing.get_args(hint) if typing.get_origin(hint) is typing.Annotated else (hint,)
+    if typing.get_origin(kind) is tuple and typing.get_origin(typing.get_args(kind)[0]) is typing.Literal:
+        return "list of names", _type_and_range(typing.get_args(kind)[0])[1]
     if typing.get_origin(kind) is typing.Literal:
         return "name", ", ".join(f"`{value}`" for value in typing.get_args(kind))
     names = {int: "integer", float: "number", str: "text", bool: "boolean", dict: "mapping", tuple: "list of mappings"}

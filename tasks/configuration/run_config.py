@@ -19,6 +19,7 @@ from storage.retention_config import RetentionConfig
 from tasks.grading.config import RewardConfig
 from tasks.learning.config import AlgorithmConfig, OptimizerConfig, TrainerConfig
 from tasks.prompts.config import DataConfig
+from tasks.reporting.config import TrackingConfig
 from tasks.sampling.config import RolloutConfig, SamplingConfig
 
 EXPONENT = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+")
@@ -60,6 +61,7 @@ OPERATIONAL = {
     },
     "pools": None,
     "retention": None,
+    "tracking": None,
 }
 
 
@@ -113,6 +115,7 @@ class RunConfig:
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     pools: PoolsConfig = field(default_factory=PoolsConfig)
     retention: RetentionConfig = field(default_factory=RetentionConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
     def __post_init__(self) -> None:
         sampler, temperature = self.rollout.vllm.sampler, self.sampling.temperature
@@ -120,6 +123,12 @@ class RunConfig:
             raise ValueError(
                 f"sampling.temperature: value {temperature}; allowed with rollout.vllm.sampler {sampler!r}: 0 or 1, "
                 "because vLLM's own sampler reports log-probs at temperature 1"
+            )
+        buffer, limit = self.algorithm.overlong_buffer_length, self.sampling.max_completion_length
+        if buffer is not None and buffer > limit:
+            raise ValueError(
+                f"algorithm.overlong_buffer_length: value {buffer}; "
+                f"allowed: null, or 1 to sampling.max_completion_length ({limit})"
             )
 
 

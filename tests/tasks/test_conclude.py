@@ -1,16 +1,20 @@
-"""The conclude task as Flyte calls it: report, Deck, lease."""
+"""The conclude task as Flyte calls it: report, metrics, Deck, lease."""
+
+import json
 
 import pytest
 from flytekit.exceptions.user import FlyteRecoverableException
 
-from storage import layout
+from storage import layout, records
 from storage.compaction import read_responses
 from storage.memory import MemoryStore
+from storage.records import SettingsRecord
 from storage.retention import list_versions
-from storage.run import acquire_lease, next_iteration, read_report
+from storage.run import acquire_lease, next_iteration, read_report, read_run
 from storage.store import ObjectMissing, StoreDenied
 from tasks.conclude import conclude
 from tasks.configuration.references import PlanReference, SlotOutcome, TrainOutcome
+from tasks.configuration.run_config import dump
 from tasks.reporting.conclusion import IntegrityError
 from tests.small_run import (
     EXECUTION,
@@ -106,6 +110,57 @@ def test_the_run_goes_on_from_what_is_kept(model):
     assert list_versions(store, layout.WEIGHTS).newest == 4
     assert list_versions(store, layout.CHECKPOINTS).complete == {4}
     assert [len(read_responses(store, iteration)) for iteration in range(4)] == [12] * 4
+
+
+def test_every_iteration_is_a_line_of_metrics_whatever_became_of_the_lines_before(model):
+    store = memory_store("conclude-task")
+    mishaps = [
+        lambda: store.delete(layout.METRICS),  # a conclusion died between its report and its line
+        lambda: store.put(layout.METRICS, b'{"iteration": 7}\n{"iter'),  # a zombie, or a hand
+        lambda: None,
+    ]
+    for iteration, mishap in enumerate(mishaps):
+        reference = plan_iteration(config(URL, model))
+        roll_out(URL, iteration)
+        train_iteration(URL, iteration)
+        conclude(plan=reference, slots=SLOTS, trained=TRAINED, last=False)
+        lines = [json.loads(line) for line in store.get(layout.METRICS).splitlines()]
+        assert [line["iteration"] for line in lines] == list(range(iteration + 1))
+        mishap()
+    for line in lines:
+        report = read_report(store, line["iteration"])
+        assert line == report.metrics | {
+            "iteration": report.iteration,
+            "weight_version": report.iteration + 1,
+            "time_s": report.created_at_s,
+        }
+
+
+def test_a_tracker_that_fails_does_not_fail_the_iteration(trained, model, caplog, monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    store, reference = trained
+    told = config(URL, model, tracking={"backends": ["mlflow"]})
+    store.put(layout.settings(0), records.encode(SettingsRecord(config=dump(told))))
+    assert conclude(plan=reference, slots=SLOTS, trained=TRAINED, last=True).weight_version == 1
+    assert next_iteration(store) == 1
+    assert "mlflow may lack iteration 0: LookupError" in caplog.text
+
+
+def test_trackers_get_the_reports_metrics(trained, model, tmp_path):
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # noqa: PLC0415
+
+    store, reference = trained
+    told = config(URL, model, tracking={"backends": ["tensorboard"], "directory": str(tmp_path)})
+    store.put(layout.settings(0), records.encode(SettingsRecord(config=dump(told))))
+    conclude(plan=reference, slots=SLOTS, trained=TRAINED, last=True)
+    [folder] = (tmp_path / "tensorboard").iterdir()
+    assert folder.name == f"conclude-task-{read_run(store).nonce[:8]}"
+    shown = EventAccumulator(str(folder))
+    shown.Reload()
+    metrics = read_report(store, 0).metrics
+    assert sorted(shown.Tags()["scalars"]) == sorted(metrics)
+    assert shown.Scalars("reward")[0].value == pytest.approx(metrics["reward"])
 
 
 def test_a_journal_is_kept_on_request(model):

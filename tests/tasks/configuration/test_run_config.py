@@ -164,3 +164,12 @@ def test_differences_name_each_field():
 def test_garbage_is_a_config_error_and_nothing_else(document):
     with pytest.raises(ConfigError):
         parse(document)
+
+
+def test_the_overlong_buffer_is_within_the_length_of_responses():
+    document = MINIMAL | {"algorithm": {"overlong_buffer_length": 9}}
+    assert parse(document | {"sampling": {"max_completion_length": 9}}).algorithm.overlong_buffer_length == 9
+    with pytest.raises(ConfigError) as caught:
+        parse(document | {"sampling": {"max_completion_length": 8}})
+    wanted = "algorithm.overlong_buffer_length: value 9; allowed: null, or 1 to sampling.max_completion_length (8)"
+    assert caught.value.problems == [wanted]

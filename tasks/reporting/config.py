@@ -1,0 +1,43 @@
+"""Where else a run's metrics go. Imports nothing heavy, and of a tracker's library only whether it is there."""
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field
+
+# The name of a backend is that of its module; what pip calls it is not always the same.
+DISTRIBUTIONS = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow-skinny"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackingConfig:
+    """Which trackers get every iteration's metrics; who may write to them is told by the environment alone.
+
+    Attributes:
+        backends: none, one or several, each once.
+        project: W&B's project, MLflow's experiment.
+        name: what the trackers call the run. None: the last part of the run's url.
+        directory: local folder for TensorBoard's event files and W&B's own files.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
+    backends: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
+    project: Annotated[str, Field(min_length=1)] = "gleaner"
+    name: Annotated[str, Field(min_length=1)] | None = None
+    directory: Annotated[str, Field(min_length=1)] = "tracking"
+
+    def __post_init__(self) -> None:
+        if len(set(self.backends)) < len(self.backends):
+            raise ValueError(f"backends: value {list(self.backends)}; allowed: each at most once")
+
+    def check_libraries(self) -> None:
+        """Raises ValueError naming the first backend whose library this environment lacks, and how to install it."""
+        for backend in self.backends:
+            spec = find_spec(backend)
+            # A folder without __init__.py is found, too: W&B leaves one called wandb where it worked.
+            if spec is None or spec.origin is None:
+                raise ValueError(
+                    f"tracking.backends: value {backend!r}; its library is not installed here: "
+                    f"pip install {DISTRIBUTIONS[backend]}"
+                )
