@@ -4,11 +4,14 @@ Does not know where rewards come from, nor the loss that uses the result. Estima
 other numbers for a part of it: they need the whole step's rewards at once, before its first micro-batch is trained.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from tasks.learning.config import AlgorithmConfig, RewardScale
-from tasks.learning.returns import discounted_returns, normalised
+from tasks.learning.returns import discounted_returns, normalised, token_rewards
 
 # Estimators whose advantages are right only when they are given all responses of the step; so is "batch" scaling.
 NEEDS_WHOLE_BATCH = {"reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae"}
@@ -17,6 +20,39 @@ NEEDS_WHOLE_BATCH = {"reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae
 def needs_whole_batch(algorithm: AlgorithmConfig) -> bool:
     """Whether advantages depend on every response of the step, and not on their own group alone."""
     return algorithm.advantage_estimator in NEEDS_WHOLE_BATCH or algorithm.scale_rewards == "batch"
+
+
+def advantages_of(
+    rewards: Tensor,
+    lengths: Tensor,
+    num_generations: int,
+    algorithm: AlgorithmConfig,
+    kl: Sequence[Tensor] | None = None,
+) -> list[Tensor]:
+    """The advantages of each response: one number [], or one per trained token [length] with "reinforce_plus_plus".
+
+    Args:
+        rewards: [B] float64; whole groups, and all of the step when `needs_whole_batch` says so.
+        lengths: [B] integer, trained tokens per response; 0 for those that are not trained, whose rewards count in the
+            mean of their group all the same.
+        num_generations: Responses per group.
+        algorithm: The estimator, kl_in and kl_coef are used.
+        kl: With kl_in "reward", the KL to the reference with every token of each response, [its tokens].
+
+    Returns:
+        B tensors. Zeros where an estimator normalises over tokens and fewer than two are trained.
+
+    Raises:
+        ValueError: As the estimator raises.
+    """
+    per_token = algorithm.advantage_estimator == "reinforce_plus_plus"
+    if algorithm.advantage_estimator in NEEDS_WHOLE_BATCH and int(lengths.sum()) < 2:
+        return [rewards.new_zeros((length,) if per_token else ()) for length in lengths.tolist()]
+    if per_token:
+        return _token_advantages(rewards, lengths, algorithm, kl)
+    if kl is not None:
+        rewards = rewards - algorithm.kl_coef * torch.stack([row.sum() for row in kl])
+    return list(response_advantages(rewards, lengths, num_generations, algorithm))
 
 
 def response_advantages(rewards: Tensor, lengths: Tensor, num_generations: int, algorithm: AlgorithmConfig) -> Tensor:
@@ -142,6 +178,22 @@ def constant_groups(rewards: Tensor, num_generations: int) -> Tensor:
 def frac_reward_zero_std(rewards: Tensor, num_generations: int) -> float:
     """The fraction of groups whose rewards are all equal and which therefore teach nothing; shapes as above."""
     return float(constant_groups(rewards, num_generations).double().mean())
+
+
+def _token_advantages(
+    rewards: Tensor, lengths: Tensor, algorithm: AlgorithmConfig, kl: Sequence[Tensor] | None
+) -> list[Tensor]:
+    """REINFORCE++ over the trained responses alone, [length] each; [0] for the others."""
+    trained = lengths > 0
+    counts = lengths[trained]
+    mask = torch.arange(int(counts.max()))[None, :] < counts[:, None]
+    penalties = None
+    if kl is not None:
+        penalties = pad_sequence([kl[index] for index in trained.nonzero().flatten().tolist()], batch_first=True)
+    placed = token_rewards(rewards[trained], mask, penalties, algorithm.kl_coef)
+    padded, _ = reinforce_plus_plus_advantages(placed, mask, algorithm.gamma, algorithm.advantage_eps)
+    rows = iter(padded)
+    return [next(rows)[:length] if length else rewards.new_zeros(0) for length in lengths.tolist()]
 
 
 def _advantages(group: Tensor, scale: RewardScale, eps: float, batch_spread: Tensor | None) -> Tensor:

@@ -28,14 +28,11 @@ LearningRateSchedule = Literal["constant", "linear", "cosine"]
 # without a pair is honoured whole. Something is switched on by adding its pair, or by taking out a field's only one.
 WIRED: set[tuple[str, object]] = {
     ("advantage_estimator", "grpo"),
-    ("scale_rewards", "group"),
-    ("scale_rewards", "none"),
-    ("kl_in", "loss"),
+    ("advantage_estimator", "rloo"),
+    ("advantage_estimator", "reinforce_plus_plus"),
+    ("advantage_estimator", "reinforce_plus_plus_baseline"),
     ("value_clip", None),
-    ("overlong_buffer_length", None),
-    ("mask_truncated", False),
     ("filter_groups", False),
-    ("importance_sampling", "none"),
 }
 
 # Fields that only some choices read: field -> (the field that chooses, the choices that read it).
@@ -77,14 +74,14 @@ class AlgorithmConfig:
         loss_agg_mode: How token losses become one number; see `tasks.learning.loss.token_weights`.
         kl_coef: Weight of the KL to the reference policy; 0 needs no reference policy.
         kl_estimator: See `tasks.learning.loss.kl_penalty`.
-        kl_in: "loss" adds the KL to the loss, "reward" takes it from every token's reward.
+        kl_in: "loss" adds the KL to the loss, "reward" takes it from every token's reward; estimators that give one
+            number per response take the sum.
         overlong_buffer_length: Last tokens before max_completion_length in which the reward falls; None: none.
         overlong_penalty_factor: By how much it has fallen at max_completion_length.
         mask_truncated: Responses that were cut at max_completion_length are not trained.
         filter_groups: Groups whose rewards are all equal are not trained, and others are sampled instead.
         importance_sampling: Weights for the sampler not being the trainer's policy; see `tasks.learning.importance`.
-            "auto": "sequence-mask" where the engine's log-probs may differ from the trainer's, else "none"; "none"
-            with old_logprobs "sampler".
+            "auto": "token" with old_logprobs "trainer", "none" with "sampler".
         importance_sampling_cap: The largest weight.
         old_logprobs: Denominator of the ratio: "trainer" recomputes it (ratio 1 in the single step of an iteration),
             "sampler" takes what the engine recorded.

@@ -5,13 +5,14 @@ more when the weights do. Pure functions of tensors; weights carry no gradient a
 """
 
 import math
-from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-QUANTILES = (0.01, 0.5, 0.99)
+from tasks.learning.config import AlgorithmConfig
+
+ImportanceMode = Literal["token", "sequence-mask"]
 
 
 def log_ratios(logprobs: Tensor, sampler_logprobs: Tensor, response_mask: Tensor) -> Tensor:
@@ -45,7 +46,7 @@ def masked_sequence_weights(ratios: Tensor, cap: float, floor: float = 0.0) -> T
     """The probability ratio of the whole response for each of its tokens, or 0 where it leaves [floor, cap].
 
     With floor 0, TRL's "sequence_mask"; with floor 1 / cap, bounds that treat both policies alike. A ratio of products
-    strays from 1 as responses grow, so long ones are dropped more often: watch `importance_metrics`.
+    strays from 1 as responses grow, so long ones are dropped more often: watch importance/clipped_frac.
 
     Args:
         ratios: [B, T], `log_ratios`.
@@ -61,50 +62,42 @@ def masked_sequence_weights(ratios: Tensor, cap: float, floor: float = 0.0) -> T
     return torch.where(kept, log_ratio, -math.inf).exp().expand_as(ratios)
 
 
-def importance_weights(mode: Literal["token", "sequence-mask"], ratios: Tensor, cap: float) -> Tensor:
+def importance_mode(algorithm: AlgorithmConfig) -> ImportanceMode | None:
+    """How responses are weighted: `importance_sampling`, where "auto" is "token" if old_logprobs is "trainer".
+
+    The trainer cannot know whether an engine's log-probs differ from its own; where they do not, weights are 1. With
+    old_logprobs "sampler" the ratio of the loss corrects already: None.
+    """
+    if algorithm.old_logprobs == "sampler" or algorithm.importance_sampling == "none":
+        return None
+    return "token" if algorithm.importance_sampling == "auto" else algorithm.importance_sampling
+
+
+def importance_weights(mode: ImportanceMode, ratios: Tensor, cap: float) -> Tensor:
     """The weights [B, T] of `truncated_token_weights` or, with floor 0, of `masked_sequence_weights`."""
     return truncated_token_weights(ratios, cap) if mode == "token" else masked_sequence_weights(ratios, cap)
 
 
-def effective_sample_size(weights: Tensor) -> float:
+def over_cap(mode: ImportanceMode, ratios: Tensor, cap: float) -> Tensor:
+    """[B, T] bool: where `importance_weights` is not the ratio, of the token or of its response, but the cap or 0."""
+    log_ratio = ratios if mode == "token" else ratios.sum(dim=1, keepdim=True).expand_as(ratios)
+    return log_ratio > math.log(cap)
+
+
+def effective_sample_size(count: int, total: float, squares: float) -> float:
     """Kish's effective sample size as a fraction of the samples: (sum w)^2 / (n * sum w^2).
 
-    1 when all weights are equal, 1 / n when one has everything, 0 when all are zero.
+    1 when all weights are equal, 1 / n when one has everything, 0 when all are zero. Of sums, because the sizes of
+    parts do not add up to that of the step.
 
     Args:
-        weights: [n], not negative; all of the step's, of tokens or of responses.
+        count: n, all of the step's, tokens or responses.
+        total: The sum of their weights, which are not negative.
+        squares: The sum of their squares.
 
     Raises:
         ValueError: No weights.
     """
-    if weights.numel() == 0:
+    if count < 1:
         raise ValueError("weights: none; allowed: at least one")
-    weights = weights.double()
-    squares = weights.square().sum()
-    return float(weights.sum().square() / (weights.numel() * squares)) if bool(squares > 0) else 0.0
-
-
-def importance_metrics(
-    ratios: Tensor, weights: Tensor, response_mask: Tensor, quantiles: Sequence[float] = QUANTILES
-) -> dict[str, float]:
-    """How far the sampler was from the trainer, and what the weights leave of the step.
-
-    Quantiles and sample sizes of parts do not add up to those of the step: give all of its responses.
-
-    Args:
-        ratios: [B, T], `log_ratios`.
-        weights: [B, T].
-        response_mask: [B, T] bool, at least one token.
-        quantiles: Of the token ratios, from 0 to 1.
-
-    Returns:
-        importance_sampling/ratio_q01 (and so on; _min and _max), /ess (of tokens), /frac_masked (tokens of weight 0).
-    """
-    ratio = ratios[response_mask].double().exp()
-    trained = weights[response_mask].double()
-    # Sorted by hand: torch.quantile refuses more than 2^24 elements.
-    ordered = ratio.sort().values
-    found = {f"ratio_q{round(100 * q):02d}": float(ordered[round(q * (len(ordered) - 1))]) for q in quantiles}
-    found |= {"ratio_min": float(ordered[0]), "ratio_max": float(ordered[-1])}
-    found |= {"ess": effective_sample_size(trained), "frac_masked": float((trained == 0).double().mean())}
-    return {f"importance_sampling/{name}": value for name, value in found.items()}
+    return total**2 / (count * squares) if squares > 0 else 0.0

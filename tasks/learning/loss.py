@@ -231,11 +231,11 @@ def token_losses(
         advantages: [B], or [B, T].
         response_mask: [B, T] bool, True on the tokens that are trained.
         algorithm: The policy loss with its clip bounds, kl_coef, kl_estimator and kl_in are used.
-        reference_logprobs: [B, T]; needed when kl_coef > 0.
+        reference_logprobs: [B, T]; needed when kl_coef > 0 and kl_in is "loss".
         importance_weights: [B, T], multiply the policy loss and not the KL; see `tasks.learning.importance`.
 
     Raises:
-        ValueError: kl_coef > 0 without reference_logprobs.
+        ValueError: A KL in the loss without reference_logprobs.
     """
     policy = policy_loss(logprobs, old_logprobs, advantages, response_mask, algorithm)
     if importance_weights is not None:
@@ -246,7 +246,7 @@ def token_losses(
         penalty = kl_penalty(logprobs, reference_logprobs, algorithm.kl_estimator)
         kl = penalty.detach()
         loss = loss + algorithm.kl_coef * penalty if algorithm.kl_in == "loss" else loss
-    elif algorithm.kl_coef > 0:
+    elif algorithm.kl_coef > 0 and algorithm.kl_in == "loss":
         raise ValueError(f"kl_coef: value {algorithm.kl_coef}; allowed: 0 without a reference policy")
     return TokenLosses(
         loss=loss.masked_fill(outside, 0.0),

@@ -3,8 +3,11 @@
 Knows neither graders nor advantages. A penalty is added to the reward before advantages are computed.
 """
 
-import torch
+from collections.abc import Sequence
+
 from torch import Tensor
+
+from tasks.learning.config import AlgorithmConfig
 
 
 def overlong_penalties(lengths: Tensor, max_completion_length: int, buffer_length: int, factor: float) -> Tensor:
@@ -31,14 +34,17 @@ def overlong_penalties(lengths: Tensor, max_completion_length: int, buffer_lengt
     return -factor * (excess / buffer_length).clamp(0.0, 1.0)
 
 
-def without_truncated(response_mask: Tensor, truncated: Tensor) -> Tensor:
-    """DAPO's overlong filtering: the mask with no token of the truncated responses; arXiv 2503.14476, section 3.4.
+def trained_responses(finish_reasons: Sequence[str], algorithm: AlgorithmConfig) -> list[int]:
+    """The indices of the responses that are trained: all, or with mask_truncated those that the model itself ended.
 
-    Their rewards still count in the mean of their group. In the denominator of the step they count neither as
-    responses nor as tokens, as in verl; TRL's `grpo` loss does count them.
+    DAPO's overlong filtering; arXiv 2503.14476, section 3.4. The rewards of the others still count in the mean of their
+    group. In the denominator of the step they count neither as responses nor as tokens, as in verl; TRL's `grpo` loss
+    does count them.
 
     Args:
-        response_mask: [B, T] bool.
-        truncated: [B] bool, True where the length limit and not the model ended the response.
+        finish_reasons: "length" where the length limit and not the model ended the response.
+        algorithm: mask_truncated is used.
     """
-    return response_mask & ~truncated.to(torch.bool)[:, None]
+    return [
+        index for index, reason in enumerate(finish_reasons) if not (algorithm.mask_truncated and reason == "length")
+    ]

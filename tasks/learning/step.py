@@ -11,10 +11,11 @@ from torch import Tensor
 
 from tasks.learning.batching import TokenBatch
 from tasks.learning.config import AlgorithmConfig
-from tasks.learning.loss import TokenLosses, token_losses, token_weights
+from tasks.learning.importance import importance_mode, importance_weights, log_ratios, over_cap
+from tasks.learning.loss import TokenLosses, kl_penalty, token_losses, token_weights
 from tasks.learning.optimizer import NonFiniteGradient, PolicyOptimizer
 from tasks.learning.policy import Policy
-from tasks.learning.totals import StepTotals, measure
+from tasks.learning.totals import StepTotals, measure, measure_importance
 
 
 def accumulate(
@@ -30,27 +31,31 @@ def accumulate(
     """Add one micro-batch's gradient to the policy's.
 
     With old_logprobs "trainer" the ratio is to this very forward pass, so it is exactly 1: right while an iteration has
-    one optimizer step, and independent of the sampler's rounding.
+    one optimizer step, and independent of the sampler's rounding. With importance sampling, the policy loss of
+    each token is weighted by the ratio of this pass to the sampler's; see `tasks.learning.importance`.
 
     Args:
         policy: Its gradients are added to.
         batch: B responses.
-        advantages: [B].
+        advantages: [B], or [B, T].
         algorithm: The loss.
         temperature: The one the responses were sampled with.
         max_completion_length: The run's limit; used by "seq-mean-token-sum-norm".
-        reference: The reference policy; needed when kl_coef > 0, and else only measured.
+        reference: The reference policy; needed when kl_coef > 0 and kl_in is "loss", and else only measured.
 
     Raises:
         NonFiniteGradient: The loss is not finite; names the responses whose loss it is. All gradients are dropped.
-        ValueError: Advantages of another number than responses; kl_coef > 0 without a reference.
+        ValueError: Advantages of another shape; a KL in the loss without a reference.
     """
-    if advantages.shape != (len(batch.responses),):
-        raise ValueError(f"advantages: shape {tuple(advantages.shape)}; allowed: [{len(batch.responses)}]")
+    if advantages.shape not in (batch.response_mask.shape[:1], batch.response_mask.shape):
+        number, longest = batch.response_mask.shape
+        raise ValueError(f"advantages: shape {tuple(advantages.shape)}; allowed: [{number}] or [{number}, {longest}]")
     batch = batch.to(policy.device)
     logprobs, entropy = policy.logprobs(batch, temperature)
     sampler_logprobs = batch.sampler_logprobs.to(logprobs.dtype)
     old_logprobs = logprobs.detach() if algorithm.old_logprobs == "trainer" else sampler_logprobs
+    mode, ratios = importance_mode(algorithm), log_ratios(logprobs, sampler_logprobs, batch.response_mask)
+    corrections = None if mode is None else importance_weights(mode, ratios, algorithm.importance_sampling_cap)
     losses = token_losses(
         logprobs,
         old_logprobs,
@@ -58,6 +63,7 @@ def accumulate(
         batch.response_mask,
         algorithm=algorithm,
         reference_logprobs=_reference_logprobs(reference, batch, temperature),
+        importance_weights=corrections,
     )
     weights = token_weights(batch.lengths, algorithm.loss_agg_mode, max_completion_length)[:, None].to(logprobs.dtype)
     (losses.loss * weights).sum().backward()  # type: ignore[no-untyped-call]
@@ -74,7 +80,37 @@ def accumulate(
     if not math.isfinite(totals.loss):
         policy.module.zero_grad(set_to_none=True)
         raise NonFiniteGradient("loss", _non_finite_responses(batch, losses))
+    if mode is not None and corrections is not None:
+        clipped = over_cap(mode, ratios, algorithm.importance_sampling_cap)
+        totals += measure_importance(corrections, clipped, batch.response_mask)
     return totals
+
+
+def leave_out(policy: Policy, number: int) -> StepTotals:
+    """Add nothing to the policy's gradient for `number` responses that are not trained; zeros where there is none yet.
+
+    So a step whose responses are all left out is one with a gradient of zero, as it is when all rewards are equal.
+    """
+    for parameter in policy.parameters().values():
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    return StepTotals(left_out=number)
+
+
+@torch.no_grad()
+def reference_kl(
+    policy: Policy, reference: Policy, batch: TokenBatch, algorithm: AlgorithmConfig, *, temperature: float
+) -> list[Tensor]:
+    """The KL to the reference with each token of each response, for the reward; [length] float64 on the CPU.
+
+    Of the policy that the ratio is taken to: with old_logprobs "sampler", the one the engine recorded, which saves a
+    forward pass. Its estimator is kl_estimator.
+    """
+    batch = batch.to(policy.device)
+    trainers = algorithm.old_logprobs == "trainer"
+    logprobs = policy.logprobs(batch, temperature)[0] if trainers else batch.sampler_logprobs
+    penalty = kl_penalty(logprobs, reference.logprobs(batch, temperature)[0], algorithm.kl_estimator).double().cpu()
+    return [row[:length] for row, length in zip(penalty, batch.lengths.tolist(), strict=True)]
 
 
 def apply(optimizer: PolicyOptimizer, totals: StepTotals, algorithm: AlgorithmConfig) -> dict[str, float]:

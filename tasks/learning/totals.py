@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tasks.learning.config import LossAggregation
+from tasks.learning.importance import effective_sample_size
 from tasks.learning.loss import TokenLosses, denominator, kl_penalty
 
 
@@ -19,7 +20,8 @@ class StepTotals:
     """Sums over trained tokens, unless said otherwise.
 
     Attributes:
-        responses: The ids of the responses, in training order.
+        responses: The ids of the trained responses, in training order.
+        left_out: How many responses of the step are not trained (mask_truncated).
         tokens: Their number of tokens.
         loss: Weighted as the aggregation says; divided by the step's denominator it is the loss.
         policy_loss: Likewise, without the KL term.
@@ -29,10 +31,15 @@ class StepTotals:
         mismatch_kl: k3 of the sampler's distribution to the trainer's, from both log-probs of each token.
         clipped_low: Tokens whose gradient the lower clip took away.
         clipped_high: Tokens whose gradient the upper clip took away.
+        importance_tokens: Tokens that have an importance weight: all, or none where nothing is corrected.
+        importance: Their weights.
+        importance_square: The squares of these.
+        importance_clipped: Tokens whose weight is not their ratio: the cap instead, or 0 above it.
         ratio_max: The largest probability ratio (a maximum, not a sum).
     """
 
     responses: tuple[int, ...] = ()
+    left_out: int = 0
     tokens: int = 0
     loss: float = 0.0
     policy_loss: float = 0.0
@@ -42,11 +49,16 @@ class StepTotals:
     mismatch_kl: float = 0.0
     clipped_low: float = 0.0
     clipped_high: float = 0.0
+    importance_tokens: int = 0
+    importance: float = 0.0
+    importance_square: float = 0.0
+    importance_clipped: float = 0.0
     ratio_max: float = 0.0
 
     def __add__(self, other: "StepTotals") -> "StepTotals":
         return StepTotals(
             responses=self.responses + other.responses,
+            left_out=self.left_out + other.left_out,
             tokens=self.tokens + other.tokens,
             loss=self.loss + other.loss,
             policy_loss=self.policy_loss + other.policy_loss,
@@ -56,28 +68,51 @@ class StepTotals:
             mismatch_kl=self.mismatch_kl + other.mismatch_kl,
             clipped_low=self.clipped_low + other.clipped_low,
             clipped_high=self.clipped_high + other.clipped_high,
+            importance_tokens=self.importance_tokens + other.importance_tokens,
+            importance=self.importance + other.importance,
+            importance_square=self.importance_square + other.importance_square,
+            importance_clipped=self.importance_clipped + other.importance_clipped,
             ratio_max=max(self.ratio_max, other.ratio_max),
         )
 
     def denominator(self, mode: LossAggregation) -> float:
-        """What the step's accumulated gradient is divided by; ValueError for an empty step."""
+        """What the step's accumulated gradient is divided by; ValueError for an empty step.
+
+        A step whose responses are all left out has no gradient, and 1 for a denominator.
+        """
+        if self.left_out and not self.tokens:
+            return 1.0
         return denominator(mode, self.tokens, len(self.responses))
 
     def metrics(self, mode: LossAggregation) -> dict[str, float]:
-        """The step's metrics under the names of TRL and verl; ValueError for an empty step."""
-        divisor = self.denominator(mode)
+        """The step's metrics under the names of TRL and verl; ValueError for an empty step.
+
+        importance/... only where tokens are weighted. All are 0 where every response is left out.
+        """
+        divisor, tokens = self.denominator(mode), max(1, self.tokens)
         return {
             "loss": self.loss / divisor,
             "actor/pg_loss": self.policy_loss / divisor,
-            "kl": self.kl / self.tokens,
-            "entropy": self.entropy / self.tokens,
-            "actor/ppo_kl": self.ppo_kl / self.tokens,
-            "mismatch_kl": self.mismatch_kl / self.tokens,
-            "clip_ratio/low_mean": self.clipped_low / self.tokens,
-            "clip_ratio/high_mean": self.clipped_high / self.tokens,
-            "clip_ratio/region_mean": (self.clipped_low + self.clipped_high) / self.tokens,
+            "kl": self.kl / tokens,
+            "entropy": self.entropy / tokens,
+            "actor/ppo_kl": self.ppo_kl / tokens,
+            "mismatch_kl": self.mismatch_kl / tokens,
+            "clip_ratio/low_mean": self.clipped_low / tokens,
+            "clip_ratio/high_mean": self.clipped_high / tokens,
+            "clip_ratio/region_mean": (self.clipped_low + self.clipped_high) / tokens,
             "ratio_max": self.ratio_max,
             "num_tokens": float(self.tokens),
+            **self._importance_metrics(),
+        }
+
+    def _importance_metrics(self) -> dict[str, float]:
+        count = self.importance_tokens
+        if not count:
+            return {}
+        return {
+            "importance/ess": effective_sample_size(count, self.importance, self.importance_square),
+            "importance/weight_mean": self.importance / count,
+            "importance/clipped_frac": self.importance_clipped / count,
         }
 
 
@@ -116,3 +151,15 @@ def measure(
     )
     values = dict(zip([*sums, "ratio_max"], stacked.tolist(), strict=True))
     return StepTotals(responses=responses, tokens=int(values.pop("tokens")), **values)
+
+
+@torch.no_grad()
+def measure_importance(weights: Tensor, over_cap: Tensor, response_mask: Tensor) -> StepTotals:
+    """What is added to the totals of a micro-batch whose tokens are weighted; all [B, T]."""
+    inside = weights.double().masked_fill(~response_mask, 0.0)
+    clipped = over_cap & response_mask
+    sums = torch.stack([value.sum(dtype=torch.float64) for value in (inside, inside.square(), clipped, response_mask)])
+    total, squares, number, tokens = sums.tolist()
+    return StepTotals(
+        importance_tokens=int(tokens), importance=total, importance_square=squares, importance_clipped=number
+    )

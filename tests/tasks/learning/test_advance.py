@@ -129,6 +129,36 @@ def test_killed_at_any_write_the_next_attempt_ends_with_the_same_bits(rolled_out
             assert pair[0] == pair[1], (writes, prefix)
 
 
+PRESETS = {
+    "rloo": {"importance_sampling": "auto"},
+    "reinforce_plus_plus": {"mask_truncated": True, "overlong_buffer_length": 20},
+}
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_with_another_algorithm_a_kill_changes_as_little(model, preset):
+    """Two iterations, in the second of which the policy has left its reference; killed around the recording."""
+    algorithm = {"preset": preset, "kl_coef": 0.05, **PRESETS[preset]}
+    store = memory_store("advance", DiesAtWrite({}))
+    for iteration in range(2):
+        plan_iteration(config(URL, model, algorithm=algorithm))
+        roll_out(URL, iteration)
+        if iteration == 0:
+            train_iteration(URL, 0)
+            commit_iteration(URL, 0)
+    begun, store.written = everything(store), []
+    metrics = train_iteration(URL, 1).metrics
+    assert metrics["kl"] != 0
+    assert metrics["actor/grad_norm"] > 0
+    for writes in range(sum("batches/" in key for key in store.written) + 2):
+        killed = memory_store("advance", DiesAtWrite(begun, writes))
+        with pytest.raises(Killed):
+            train_iteration(URL, 1)
+        killed.left = 1 << 30
+        assert train_iteration(URL, 1).metrics == metrics
+        assert same(version(killed, 2), version(store, 2))
+
+
 @settings(deadline=None, max_examples=4)
 @given(st.lists(st.integers(0, 12), min_size=2, max_size=4))
 def test_killed_again_and_again_it_ends_with_the_same_bits(rolled_out, undisturbed, kills):

@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.learning.advantage import (
+    advantages_of,
     constant_groups,
     frac_reward_zero_std,
     group_advantages,
@@ -145,8 +146,7 @@ def test_constant_groups_are_those_that_teach_nothing():
     assert frac_reward_zero_std(rewards, 2) == pytest.approx(2 / 3)
 
 
-def test_the_configured_estimator_is_used(monkeypatch):
-    monkeypatch.setattr("tasks.learning.config.WIRED", set())
+def test_the_configured_estimator_is_used():
     rewards, lengths = f64([[0.0, 1.0], [1.0, 5.0]]), torch.tensor([[1, 2], [3, 4]])
     cases = [
         (AlgorithmConfig(), group_advantages(rewards, 2, "group", 1e-6), False),
@@ -167,3 +167,39 @@ def test_estimators_per_token_are_not_mistaken_for_estimators_per_response(monke
     monkeypatch.setattr("tasks.learning.config.WIRED", set())
     with pytest.raises(ValueError, match="advantage_estimator: value 'gae'; allowed: 'grpo', 'rloo'"):
         response_advantages(torch.zeros(2), torch.ones(2), 2, AlgorithmConfig(advantage_estimator="gae"))
+
+
+def test_advantages_of_responses_that_are_not_trained():
+    """The second has no trained token; its reward counts in its group, and not in what is normalised over tokens."""
+    rewards, lengths = f64([1.0, 0.0, 4.0, 2.0]), torch.tensor([2, 0, 1, 3])
+    algorithm = AlgorithmConfig(advantage_estimator="reinforce_plus_plus_baseline", advantage_eps=0.0)
+    tokens = f64([0.5, 0.5, 1.0, -1.0, -1.0, -1.0])
+    expected = (f64([0.5, 1.0, -1.0]) - tokens.mean()) / tokens.std()
+    found = advantages_of(rewards, lengths, 2, algorithm)
+    torch.testing.assert_close(torch.stack([found[0], *found[2:]]), expected)
+    algorithm = AlgorithmConfig(advantage_estimator="reinforce_plus_plus", advantage_eps=0.0)
+    tokens = f64([1.0, 1.0, 4.0, 2.0, 2.0, 2.0])
+    found = advantages_of(rewards, lengths, 2, algorithm)
+    assert [len(row) for row in found] == [2, 0, 1, 3]
+    torch.testing.assert_close(torch.cat(found), (tokens - tokens.mean()) / tokens.std())
+
+
+@pytest.mark.parametrize("lengths", [[0, 0], [0, 1]])
+def test_too_few_tokens_to_normalise_over_teach_nothing(lengths):
+    for estimator in ("reinforce_plus_plus", "reinforce_plus_plus_baseline"):
+        algorithm = AlgorithmConfig(advantage_estimator=estimator)
+        found = advantages_of(f64([0.0, 1.0]), torch.tensor(lengths), 2, algorithm)
+        assert not any(row.any() for row in found)
+        assert [row.numel() for row in found] == (lengths if estimator == "reinforce_plus_plus" else [1, 1])
+
+
+def test_the_kl_in_the_reward_is_taken_before_the_advantages():
+    kl = [f64([0.5, 0.5]), f64([0.0]), f64([1.0, 1.0, 1.0]), f64([2.0])]
+    rewards, lengths = f64([1.0, 0.0, 4.0, 2.0]), torch.tensor([2, 1, 3, 1])
+    algorithm = AlgorithmConfig(advantage_estimator="rloo", kl_in="reward", kl_coef=0.5)
+    expected = leave_one_out_advantages(f64([0.5, 0.0, 2.5, 1.0]), 2)
+    assert torch.equal(torch.stack(advantages_of(rewards, lengths, 2, algorithm, kl)), expected)
+    algorithm = AlgorithmConfig(advantage_estimator="reinforce_plus_plus", kl_in="reward", kl_coef=0.5, advantage_eps=0)
+    tokens = f64([0.5, 0.75, 0.0, 2.5, 3.0, 3.5, 1.0])
+    found = torch.cat(advantages_of(rewards, lengths, 2, algorithm, kl))
+    torch.testing.assert_close(found, (tokens - tokens.mean()) / tokens.std())

@@ -1,16 +1,16 @@
-import math
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tasks.learning.config import AlgorithmConfig
 from tasks.learning.importance import (
     effective_sample_size,
-    importance_metrics,
+    importance_mode,
     importance_weights,
     log_ratios,
     masked_sequence_weights,
+    over_cap,
     truncated_token_weights,
 )
 
@@ -77,34 +77,43 @@ def test_a_response_that_is_far_off_does_not_overflow():
     assert truncated_token_weights(ratios * 100, 3.0).unique().tolist() == pytest.approx([3.0])
 
 
+@pytest.mark.parametrize("mode", ["token", "sequence-mask"])
+def test_over_the_cap_is_where_the_weight_is_not_the_ratio(mode):
+    ratios = random_ratios(1)
+    whole = ratios if mode == "token" else ratios.sum(dim=1, keepdim=True).expand_as(ratios)
+    over = over_cap(mode, ratios, 1.5)
+    assert 0 < over.sum() < over.numel()
+    assert torch.equal(over, (importance_weights(mode, ratios, 1.5) - whole.exp()).abs() > 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("given", "old", "mode"),
+    [
+        ("none", "trainer", None),
+        ("token", "trainer", "token"),
+        ("sequence-mask", "trainer", "sequence-mask"),
+        ("auto", "trainer", "token"),
+        ("auto", "sampler", None),
+    ],
+)
+def test_auto_corrects_where_the_ratio_of_the_loss_does_not(given, old, mode):
+    assert importance_mode(AlgorithmConfig(importance_sampling=given, old_logprobs=old)) == mode
+
+
+def size(weights):
+    return effective_sample_size(len(weights), sum(weights), sum(weight**2 for weight in weights))
+
+
 @given(st.lists(st.floats(0.01, 100.0), min_size=1, max_size=20))
 def test_effective_sample_size_is_a_fraction_that_scaling_does_not_change(weights):
-    tensor = f64(weights)
-    size = effective_sample_size(tensor)
-    assert 1 / len(weights) - 1e-9 <= size <= 1 + 1e-9
-    assert effective_sample_size(7 * tensor) == pytest.approx(size)
+    assert 1 / len(weights) - 1e-9 <= size(weights) <= 1 + 1e-9
+    assert size([7 * weight for weight in weights]) == pytest.approx(size(weights))
 
 
 def test_effective_sample_size_by_hand():
-    assert effective_sample_size(torch.full((5,), 0.3)) == pytest.approx(1.0)
-    assert effective_sample_size(f64([1.0, 0.0, 0.0, 0.0])) == 0.25
-    assert effective_sample_size(f64([3.0, 1.0])) == 0.8
-    assert effective_sample_size(torch.zeros(3)) == 0.0
+    assert size([0.3] * 5) == pytest.approx(1.0)
+    assert size([1.0, 0.0, 0.0, 0.0]) == 0.25
+    assert size([3.0, 1.0]) == 0.8
+    assert size([0.0] * 3) == 0.0
     with pytest.raises(ValueError, match="weights: none"):
-        effective_sample_size(torch.zeros(0))
-
-
-def test_metrics_by_hand():
-    ratios = f64([[4.0, 0.5], [0.1, math.e**9]]).log()
-    metrics = importance_metrics(ratios, f64([[3.0, 1.0], [0.0, 9.0]]), MASK)
-    assert metrics == pytest.approx(
-        {
-            "importance_sampling/ratio_q01": 0.1,
-            "importance_sampling/ratio_q50": 0.5,
-            "importance_sampling/ratio_q99": 4.0,
-            "importance_sampling/ratio_min": 0.1,
-            "importance_sampling/ratio_max": 4.0,
-            "importance_sampling/ess": 16 / 30,
-            "importance_sampling/frac_masked": 1 / 3,
-        }
-    )
+        size([])

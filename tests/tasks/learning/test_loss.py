@@ -5,7 +5,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.learning import config
 from tasks.learning.batching import collate
 from tasks.learning.config import AlgorithmConfig
 from tasks.learning.loss import (
@@ -309,8 +308,7 @@ def test_objectives_do_not_depend_on_the_split_into_micro_batches(name, build, r
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
 
 
-def test_kl_in_the_reward_is_measured_and_not_in_the_loss(monkeypatch):
-    monkeypatch.setattr(config, "WIRED", set())
+def test_kl_in_the_reward_is_measured_and_not_in_the_loss():
     new, old, reference, lengths, advantages = random_case()
     mask = torch.arange(7)[None] < lengths[:, None]
     inside = AlgorithmConfig(kl_coef=0.5)
@@ -322,6 +320,9 @@ def test_kl_in_the_reward_is_measured_and_not_in_the_loss(monkeypatch):
     assert torch.equal(a.kl, b.kl)
     assert torch.equal(b.loss, b.policy.loss)
     torch.testing.assert_close(a.loss, b.loss + 0.5 * b.kl)
+    without = token_losses(new, old, advantages, mask, algorithm=outside)
+    assert torch.equal(without.loss, b.loss)
+    assert not without.kl.any()
 
 
 def test_importance_weights_multiply_the_policy_loss_alone():

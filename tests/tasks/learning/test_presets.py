@@ -11,7 +11,7 @@ from tasks.learning import config
 from tasks.learning.config import AlgorithmConfig
 from tasks.learning.presets import PRESETS, with_preset
 
-TODAY = ("grpo", "dr_grpo", "gspo", "cispo")
+TODAY = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "gspo", "cispo")
 
 
 def read(document):
@@ -41,8 +41,8 @@ def test_presets_that_it_does_not_are_refused_and_say_why(name):
 
 
 def test_what_is_left_of_dapo_can_be_had_today():
-    found = read({"preset": "dapo", "filter_groups": False, "overlong_buffer_length": None})
-    assert found == AlgorithmConfig()
+    found = read({"preset": "dapo", "filter_groups": False})
+    assert found == AlgorithmConfig(overlong_buffer_length=4096)
 
 
 def test_fields_that_are_given_win():

@@ -3,8 +3,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.learning.loss import token_weights
-from tasks.learning.shaping import overlong_penalties, without_truncated
+from tasks.learning.config import AlgorithmConfig
+from tasks.learning.shaping import overlong_penalties, trained_responses
 
 
 def test_overlong_penalties_by_hand():
@@ -26,8 +26,8 @@ def test_penalties_fall_with_length_between_their_bounds(limit, data, factor):
     assert (penalties[limit:] == -factor).all()
 
 
-def test_truncated_responses_have_no_token_and_no_weight():
-    mask = torch.tensor([[True, True], [True, False]])
-    kept = without_truncated(mask, torch.tensor([False, True]))
-    assert kept.tolist() == [[True, True], [False, False]]
-    assert token_weights(kept.sum(dim=1), "seq-mean-token-mean", 10).tolist() == [0.5, 0.0]
+def test_truncated_responses_are_trained_unless_they_are_masked():
+    reasons = ["stop", "length", "stop", "length"]
+    assert trained_responses(reasons, AlgorithmConfig(mask_truncated=True)) == [0, 2]
+    assert trained_responses(["length"], AlgorithmConfig(mask_truncated=True)) == []
+    assert trained_responses(reasons, AlgorithmConfig()) == [0, 1, 2, 3]

@@ -5,7 +5,7 @@ from tasks.learning.advantage import group_advantages
 from tasks.learning.batching import collate
 from tasks.learning.config import AlgorithmConfig, OptimizerConfig
 from tasks.learning.optimizer import NonFiniteGradient, PolicyOptimizer
-from tasks.learning.step import accumulate, apply
+from tasks.learning.step import accumulate, apply, leave_out, reference_kl
 from tasks.learning.totals import StepTotals, combined
 from tests.tasks.learning.tiny_model import VOCABULARY
 
@@ -28,10 +28,11 @@ def accumulate_split(policy, rows, advantages, algorithm, *, split, reference=No
     return {name: gradient / divisor for name, gradient in gradients(policy).items()}, total
 
 
+@pytest.mark.parametrize("sampling", [{"old_logprobs": "sampler"}, {"importance_sampling": "token"}])
 @pytest.mark.parametrize("mode", MODES)
-def test_any_split_into_micro_batches_gives_the_same_gradient_and_metrics(build, ragged, mode):
+def test_any_split_into_micro_batches_gives_the_same_gradient_and_metrics(build, ragged, mode, sampling):
     rows, advantages = ragged(6), torch.randn(6, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    algorithm = AlgorithmConfig(loss_agg_mode=mode, old_logprobs="sampler", kl_coef=0.1)
+    algorithm = AlgorithmConfig(loss_agg_mode=mode, kl_coef=0.1, **sampling)
     reference = build(trainable=False, double=True)
     with torch.no_grad():
         for parameter in reference.parameters().values():
@@ -99,6 +100,110 @@ def test_metrics_by_hand(build, ragged):
     assert totals.responses == (0, 1, 2)
 
 
+CAP = 1.5
+
+
+@pytest.mark.parametrize("sampling", ["token", "sequence-mask"])
+def test_importance_weights_multiply_the_policy_loss_of_their_tokens(build, ragged, sampling):
+    """The gradient is that of the advantages times the weights, and the step's sums say what the weights were."""
+    rows, advantages = near(build, ragged(6)), torch.tensor([1.0, -1.0, 0.5, -0.5, 2.0, -2.0], dtype=torch.float64)
+    algorithm = AlgorithmConfig(importance_sampling=sampling, importance_sampling_cap=CAP)
+    batch = collate(*rows)
+    with torch.no_grad():
+        ratio = (build(double=True).logprobs(batch, 1.0)[0] - batch.sampler_logprobs.double()).exp()
+    mask = batch.response_mask
+    if sampling == "token":
+        over, weights = ratio > CAP, ratio.clamp(max=CAP)
+    else:
+        whole = ratio.where(mask, 1.0).prod(dim=1, keepdim=True).expand_as(ratio)
+        over, weights = whole > CAP, whole.where(whole <= CAP, 0.0)
+    assert 0 < over[mask].sum() < mask.sum()
+    policy, by_hand = build(double=True), build(double=True)
+    totals = accumulate(policy, batch, advantages, algorithm, **LIMITS)
+    plain = accumulate(by_hand, batch, advantages[:, None] * weights, AlgorithmConfig(), **LIMITS)
+    for name, gradient in gradients(by_hand).items():
+        torch.testing.assert_close(gradients(policy)[name], gradient, rtol=0, atol=1e-12)
+    trained = weights[mask]
+    assert totals.metrics("token-mean") == pytest.approx(
+        plain.metrics("token-mean")
+        | {
+            "importance/ess": float(trained.sum() ** 2 / (len(trained) * trained.square().sum())),
+            "importance/weight_mean": float(trained.mean()),
+            "importance/clipped_frac": float(over[mask].double().mean()),
+        }
+    )
+
+
+def near(build, rows):
+    """The rows with log-probs as of a sampler that differs a little from the policy."""
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        logprobs = build(double=True).logprobs(collate(*rows), 1.0)[0]
+    noise = torch.randn(logprobs.shape, generator=generator, dtype=torch.float64) * 0.4
+    return (*rows[:3], [row[: len(ids)].tolist() for row, ids in zip(logprobs + noise, rows[2], strict=True)])
+
+
+def test_importance_weights_of_equal_policies_change_nothing(build, ragged):
+    rows, advantages = ragged(4), torch.tensor([1.0, -1.0, 0.5, -0.5])
+    policy, weighted = build(), build()
+    with torch.no_grad():
+        logprobs = policy.logprobs(collate(*rows), 1.0)[0]
+    rows = (*rows[:3], [row[: len(ids)].tolist() for row, ids in zip(logprobs, rows[2], strict=True)])
+    accumulate(policy, collate(*rows), advantages, AlgorithmConfig(), **LIMITS)
+    totals = accumulate(weighted, collate(*rows), advantages, AlgorithmConfig(importance_sampling="auto"), **LIMITS)
+    assert all(torch.equal(gradient, gradients(weighted)[name]) for name, gradient in gradients(policy).items())
+    metrics = totals.metrics("token-mean")
+    assert (metrics["importance/ess"], metrics["importance/weight_mean"], metrics["importance/clipped_frac"]) == (
+        1,
+        1,
+        0,
+    )
+
+
+def test_advantages_per_token_that_are_equal_are_those_of_the_response(build, ragged):
+    batch, advantages = collate(*ragged(4)), torch.tensor([1.0, -1.0, 0.5, -0.5])
+    results = []
+    for given in (advantages, advantages[:, None].expand(batch.response_mask.shape)):
+        policy = build()
+        results.append((accumulate(policy, batch, given, AlgorithmConfig(), **LIMITS), gradients(policy)))
+    assert results[0][0] == results[1][0]
+    assert all(torch.equal(gradient, results[1][1][name]) for name, gradient in results[0][1].items())
+
+
+def test_what_is_left_out_adds_nothing_and_alone_has_a_gradient_of_zero(build, ragged):
+    policy, advantages = build(), torch.tensor([1.0, -1.0])
+    before = {name: value.clone() for name, value in policy.tensors().items()}
+    alone = leave_out(policy, 3)
+    assert not any(gradient.any() for gradient in gradients(policy).values())
+    optimizer = PolicyOptimizer(policy.parameters(), OptimizerConfig(learning_rate=1e-3))
+    metrics = apply(optimizer, alone, AlgorithmConfig())
+    assert metrics["actor/grad_norm"] == metrics["loss"] == metrics["entropy"] == 0
+    assert all(torch.equal(value, before[name]) for name, value in policy.tensors().items())
+    with_it, without = build(), build()
+    totals = [
+        accumulate(each, collate(*ragged(2)), advantages, AlgorithmConfig(), **LIMITS) for each in (with_it, without)
+    ]
+    totals[0] += leave_out(with_it, 3)
+    for mode in MODES:
+        assert totals[0].metrics(mode) == totals[1].metrics(mode)
+    assert all(torch.equal(gradient, gradients(without)[name]) for name, gradient in gradients(with_it).items())
+
+
+@pytest.mark.parametrize("old", ["trainer", "sampler"])
+def test_the_kl_for_the_reward_is_of_the_policy_that_the_ratio_is_taken_to(build, ragged, old):
+    policy, reference, batch = build(double=True), build(trainable=False, double=True), collate(*ragged(5))
+    with torch.no_grad():
+        for parameter in reference.parameters().values():
+            parameter.mul_(1.1)
+        expected = policy.logprobs(batch, 1.0)[0] if old == "trainer" else batch.sampler_logprobs.double()
+        expected = expected - reference.logprobs(batch, 1.0)[0]
+    algorithm = AlgorithmConfig(kl_in="reward", kl_coef=1.0, kl_estimator="k1", old_logprobs=old)
+    found = reference_kl(policy, reference, batch, algorithm, temperature=1.0)
+    assert [len(row) for row in found] == batch.lengths.tolist()
+    torch.testing.assert_close(torch.cat(found), expected[batch.response_mask], rtol=0, atol=1e-12)
+    assert all(parameter.grad is None for parameter in policy.parameters().values())
+
+
 def test_the_first_kl_gradient_of_an_identical_reference_is_zero(build, ragged):
     policy, reference = build(double=True), build(trainable=False, double=True)
     algorithm = AlgorithmConfig(kl_coef=1.0)
@@ -126,7 +231,7 @@ def test_a_non_finite_loss_names_its_responses_and_leaves_no_gradient(build, rag
     with pytest.raises(NonFiniteGradient, match=r"non-finite loss; responses 1, 3$"):
         accumulate(policy, collate(*ragged(4)), advantages, AlgorithmConfig(), **LIMITS)
     assert all(p.grad is None for p in policy.parameters().values())
-    with pytest.raises(ValueError, match=r"advantages: shape \(4,\); allowed: \[2\]"):
+    with pytest.raises(ValueError, match=r"advantages: shape \(4,\); allowed: \[2\] or \[2, "):
         accumulate(policy, collate(*ragged(2)), advantages, AlgorithmConfig(), **LIMITS)
 
 

@@ -26,6 +26,27 @@ def test_totals_add_up_and_divide_by_hand():
     assert total.metrics("seq-mean-token-mean")["loss"] == pytest.approx(2 / 3)
 
 
+def test_importance_is_of_the_whole_step_and_only_where_there_is_some():
+    """Weights 3 and 1 in the first micro-batch, 2, 1 and 0 in the second."""
+    first = StepTotals(responses=(1,), tokens=2, importance_tokens=2, importance=4.0, importance_square=10.0)
+    second = StepTotals(responses=(2,), tokens=3, importance_tokens=3, importance=3.0, importance_square=5.0)
+    second += StepTotals(importance_clipped=2.0)
+    metrics = combined([first, second]).metrics("token-mean")
+    found = {name: value for name, value in metrics.items() if name.startswith("importance/")}
+    assert found == pytest.approx(
+        {"importance/ess": 49 / 75, "importance/weight_mean": 1.4, "importance/clipped_frac": 0.4}
+    )
+    assert not [name for name in StepTotals(responses=(1,), tokens=1).metrics("token-mean") if "importance" in name]
+
+
+def test_what_is_left_out_counts_only_where_nothing_else_is():
+    trained, left = StepTotals(responses=(1, 2), tokens=5, loss=1.0), StepTotals(left_out=3)
+    for mode, divisor in (("token-mean", 5.0), ("seq-mean-token-mean", 2.0)):
+        assert combined([trained, left]).denominator(mode) == divisor
+        assert combined([left, left]).denominator(mode) == 1.0
+        assert set(combined([left]).metrics(mode).values()) == {0.0}
+
+
 def test_an_empty_step_has_no_metrics():
     assert combined([]) == StepTotals()
     with pytest.raises(ValueError, match="0 responses with 0 tokens"):
