@@ -39,6 +39,7 @@ LIBRARIES_ALLOWED = {
     "resources": {"numpy", "pydantic", "yaml"} | FLYTE,
     "workflows": FLYTE,
 }
+TRACKERS = {"tensorboard", "wandb", "mlflow"}
 _FLYTE_MODULES = r"resources\.(pools|images)|tasks\.\w+|workflows(\.\w+)?"
 CONFINED = {
     "torch": r"tasks\.learning\.(?!config$)\w+"
@@ -46,10 +47,12 @@ CONFINED = {
     r"|tasks\.sampling\.vllm_(engine|sampler)",
     "triton": r"tasks\.sampling\.keyed_noise_triton",
     "vllm": r"tasks\.sampling\.vllm_names",
-} | dict.fromkeys(FLYTE, _FLYTE_MODULES)
+    **dict.fromkeys(TRACKERS, r"tasks\.reporting\.tracking"),
+    **dict.fromkeys(FLYTE, _FLYTE_MODULES),
+}
 
 # Libraries that take long to import, and the modules that can be imported without waiting for them.
-HEAVY = {"torch", "triton", "transformers", "datasets", "vllm", "s3fs", "math_verify", "flytekit"}
+HEAVY = {"torch", "triton", "transformers", "datasets", "vllm", "s3fs", "math_verify", "flytekit"} | TRACKERS
 LIGHT = re.compile(
     r"storage\.(?!s3$)\w+|resources\.\w+|tasks\.(configuration|planning|prompts|reporting)\.\w+|tasks\.\w+\.config"
     r"|tasks\.sampling\.(choose|vllm_names|vllm_settings)"
