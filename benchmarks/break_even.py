@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from benchmarks.equal_work import GROUP_SIZE, PROMPT, decode, probe_model
+from benchmarks.equal_work import GROUP_SIZE, PROMPT, decode, one_slot_plan, probe_model
 from benchmarks.rollout import SAMPLING_RESPONSES, engine_for
 from storage.assembly import JournalReader
 from storage.claims import ClaimBook, take_over
 from storage.journal import JournalWriter, ShardReader
 from storage.local import LocalStore
-from storage.records import PlanRecord, SamplingParams, SlotPlan
+from storage.records import SamplingParams
 from storage.shard import Finish
 from storage.store import ObjectStore
 from tasks.planning.resume_value import EngineCosts, break_even_losses_per_h, resume_costs
@@ -89,18 +89,7 @@ def journal_s_per_token(steps: int = 400) -> float:
 
 def takeover_s() -> float:
     """Seconds from an empty reader to the prefixes of a dead worker's responses under one's own claim."""
-    plan = PlanRecord(
-        iteration=0,
-        weight_version=0,
-        run_seed=0,
-        num_generations=GROUP_SIZE,
-        prompts_key="prompts",
-        first_prompt=0,
-        slots=(SlotPlan(slot=0, pool="rollout", groups=tuple(range(SAMPLING_RESPONSES // GROUP_SIZE))),),
-        sampling=SamplingParams(max_completion_length=2 * PREFIX),
-        config={},
-        created_at_s=0.0,
-    )
+    plan = one_slot_plan(SAMPLING_RESPONSES // GROUP_SIZE, 2 * PREFIX)
     dead, successor = "00000-0000000000000000", "00000-1111111111111111"
     with tempfile.TemporaryDirectory() as folder:
         store: ObjectStore = LocalStore(Path(folder))

@@ -52,10 +52,9 @@ def decode(engine: Engine, responses: int, tokens: int) -> float:
     return responses * tokens / (time.perf_counter() - started_s)
 
 
-def journal(engine: Engine, responses: int, tokens: int, flush_interval_s: float) -> float:
-    """Tokens per second of the same work done by a session that journals to a local disk."""
-    groups = responses // GROUP_SIZE
-    plan = PlanRecord(
+def one_slot_plan(groups: int, tokens: int) -> PlanRecord:
+    """All groups in one slot, responses of at most `tokens` tokens."""
+    return PlanRecord(
         iteration=0,
         weight_version=0,
         run_seed=0,
@@ -67,6 +66,12 @@ def journal(engine: Engine, responses: int, tokens: int, flush_interval_s: float
         config={},
         created_at_s=0.0,
     )
+
+
+def journal(engine: Engine, responses: int, tokens: int, flush_interval_s: float) -> float:
+    """Tokens per second of the same work done by a session that journals to a local disk."""
+    groups = responses // GROUP_SIZE
+    plan = one_slot_plan(groups, tokens)
     names = SessionConfig(
         slot=0,
         pool="rollout",

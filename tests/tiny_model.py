@@ -1,5 +1,6 @@
 """Tiny random language models and a character tokenizer, made in memory: nothing is downloaded."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from storage.weights import TensorBlock
+from tasks.sampling.engine import GenerationRequest
 from tasks.sampling.weight_tensors import as_block
 
 VOCAB_SIZE = 96
@@ -74,3 +76,14 @@ def save_tiny_model(model_dir: Path, model: Any) -> Path:
 def weight_blocks(model: Any) -> dict[str, TensorBlock]:
     """The model's parameters by name, tied ones once."""
     return {name: as_block(parameter) for name, parameter in model.named_parameters()}
+
+
+def plain_logprobs(
+    model: Any, item: GenerationRequest, token_ids: Sequence[int], temperature: float = 1.0
+) -> list[float]:
+    """Of the response's tokens, by one forward pass of the Hugging Face model, without a cache."""
+    with torch.no_grad():
+        logits = model(torch.tensor([[*item.prompt_ids, *token_ids]])).logits[0]
+    logprobs = torch.log_softmax(logits[len(item.prompt_ids) - 1 : -1].float() / temperature, -1)
+    found: list[float] = logprobs[torch.arange(len(token_ids)), torch.tensor(token_ids)].tolist()
+    return found

@@ -69,7 +69,7 @@ def clipped_policy_loss(
         clip_ratio_high: Above which it is clipped, as a distance from 1.
         clip_ratio_c: c, above 1; None for no second bound.
     """
-    ratio = (logprobs - old_logprobs.detach()).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX).exp()
+    ratio = _ratio(logprobs, old_logprobs)
     return _clipped_surrogate(ratio, advantages, clip_ratio_low, clip_ratio_high, clip_ratio_c)
 
 
@@ -117,7 +117,7 @@ def cispo_policy_loss(
         clip_ratio_low: As a distance from 1.
         clip_ratio_high: As a distance from 1.
     """
-    ratio = (logprobs.detach() - old_logprobs.detach()).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX).exp()
+    ratio = _ratio(logprobs.detach(), old_logprobs)
     advantage = _per_token(advantages, ratio)
     return PolicyLoss(
         loss=-ratio.clamp(1 - clip_ratio_low, 1 + clip_ratio_high) * advantage * logprobs,
@@ -129,7 +129,7 @@ def cispo_policy_loss(
 
 def reinforce_policy_loss(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor) -> PolicyLoss:
     """REINFORCE: -A log pi (Williams, 1992). The ratio is only measured. Shapes as of `cispo_policy_loss`."""
-    ratio = (logprobs.detach() - old_logprobs.detach()).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX).exp()
+    ratio = _ratio(logprobs.detach(), old_logprobs)
     never = torch.zeros_like(ratio, dtype=torch.bool)
     loss = -_per_token(advantages, ratio) * logprobs
     return PolicyLoss(loss=loss, ratio=ratio, clipped_low=never, clipped_high=never)
@@ -167,6 +167,11 @@ def clipped_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, valu
         near = torch.maximum(torch.minimum(values, old + value_clip), old - value_clip)
         loss = torch.maximum(loss, (near - returns).square())
     return loss / 2
+
+
+def _ratio(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
+    """Pi / pi_old of each token, [B, T], with the gradient of `logprobs` only."""
+    return (logprobs - old_logprobs.detach()).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX).exp()
 
 
 def _clipped_surrogate(

@@ -1,4 +1,4 @@
-"""What every engine refuses before it touches anything: one clear EngineError that names the response.
+"""What every engine refuses before it touches anything: one clear EngineError that names the field or the response.
 
 Shared by the engines, so that a bad request reads the same everywhere. Knows no tensors.
 """
@@ -6,6 +6,25 @@ Shared by the engines, so that a bad request reads the same everywhere. Knows no
 from collections.abc import Collection, Sequence
 
 from tasks.sampling.engine import EngineError, FinishReason, GenerationRequest
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def check_sizes(dtype: str, max_responses_in_flight: int, context_length: int) -> None:
+    """Raise EngineError for what no engine can be made with."""
+    if dtype not in DTYPES:
+        raise EngineError(f"dtype: value {dtype!r}; allowed: {', '.join(DTYPES)}")
+    if max_responses_in_flight < 1 or context_length < 2:
+        raise EngineError(
+            f"max_responses_in_flight: value {max_responses_in_flight}, context_length: value {context_length}; "
+            "allowed: at least 1 and at least 2"
+        )
+
+
+def check_idle(version: int, in_flight: Collection[int]) -> None:
+    """Raise EngineError if weights of `version` would be loaded under responses in flight."""
+    if in_flight:
+        raise EngineError(f"weights {version}: {len(in_flight)} responses in flight; allowed: none while loading")
 
 
 def check_requests(

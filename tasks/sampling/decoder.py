@@ -11,8 +11,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from storage.weights import TensorBlock
 from tasks.sampling.engine import EngineError
 from tasks.sampling.kv_cache import KeyValueCache, Window
+from tasks.sampling.weight_tensors import as_torch
 
 _ATTENTION_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
 
@@ -74,6 +76,14 @@ def build_decoder(config: Any, *, dtype: torch.dtype, device: torch.device, cont
     if fuses(config):
         return FusedDecoder(config, dtype=dtype, device=device, context_length=context_length)
     return HuggingFaceDecoder(config, dtype=dtype, device=device)
+
+
+def torch_weights(version: int, blocks: Mapping[str, TensorBlock]) -> dict[str, Tensor]:
+    """Stored tensors as torch's, without copying; EngineError names the version whose dtype is unknown."""
+    try:
+        return {name: as_torch(block) for name, block in blocks.items()}
+    except ValueError as error:
+        raise EngineError(f"weights {version}: {error}") from error
 
 
 def matched_weights(model: Parameters, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

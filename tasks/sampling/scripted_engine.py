@@ -11,7 +11,7 @@ from statistics import NormalDist
 
 from storage.clock import Clock
 from storage.weights import TensorBlock
-from tasks.sampling.admission import check_requests, finish_reason
+from tasks.sampling.admission import check_idle, check_requests, finish_reason
 from tasks.sampling.engine import EngineError, GenerationRequest, TokenDelta, mix64
 from tasks.sampling.slot_table import Slot, SlotTable
 
@@ -73,10 +73,7 @@ class ScriptedEngine:
         return self._prefill_tokens
 
     def load_weights(self, version: int, tensors: Mapping[str, TensorBlock]) -> None:  # noqa: ARG002 - no model
-        if self._table.responses:
-            raise EngineError(
-                f"weights {version}: {len(self._table.responses)} responses in flight; allowed: none while loading"
-            )
+        check_idle(version, self._table.responses)
         self._version = version
         self._table.forget_prompts()
 

@@ -17,14 +17,13 @@ import torch
 from torch import Tensor
 
 from storage.weights import TensorBlock
-from tasks.sampling.admission import check_requests, finish_reason
+from tasks.sampling.admission import check_idle, check_requests, check_sizes, finish_reason
 from tasks.sampling.batch import Batch, batch_of
-from tasks.sampling.decoder import Decoder, build_decoder, matched_weights, read_config
+from tasks.sampling.decoder import Decoder, build_decoder, matched_weights, read_config, torch_weights
 from tasks.sampling.engine import EngineDied, EngineError, GenerationRequest, TokenDelta
 from tasks.sampling.keyed_noise import sample
 from tasks.sampling.kv_cache import KeyValueCache
 from tasks.sampling.slot_table import Placement, Slot, SlotTable
-from tasks.sampling.weight_tensors import as_torch
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # Limits of one prefill pass: tokens of one row, and tokens in all. They bound the mask and the activations.
@@ -72,13 +71,7 @@ class TorchEngine:
         Raises:
             EngineError: the model cannot be served, or a value is out of range.
         """
-        if dtype not in _DTYPES:
-            raise EngineError(f"dtype: value {dtype!r}; allowed: {', '.join(_DTYPES)}")
-        if max_responses_in_flight < 1 or context_length < 2:
-            raise EngineError(
-                f"max_responses_in_flight: value {max_responses_in_flight}, context_length: value {context_length}; "
-                "allowed: at least 1 and at least 2"
-            )
+        check_sizes(dtype, max_responses_in_flight, context_length)
         self._device = _device(device)
         self._dtype = _DTYPES[dtype]
         self._context_length = context_length
@@ -119,14 +112,8 @@ class TorchEngine:
     @torch.inference_mode()
     def load_weights(self, version: int, tensors: Mapping[str, TensorBlock]) -> None:
         """See `Engine`. Tied names may be given once or twice; the stored dtype is converted to the engine's."""
-        if self._table.responses:
-            raise EngineError(
-                f"weights {version}: {len(self._table.responses)} responses in flight; allowed: none while loading"
-            )
-        try:
-            given = {name: as_torch(block) for name, block in tensors.items()}
-        except ValueError as error:
-            raise EngineError(f"weights {version}: {error}") from error
+        check_idle(version, self._table.responses)
+        given = torch_weights(version, tensors)
         if self._decoder is None:
             self._decoder = self._build()
         self._decoder.load(matched_weights(self._decoder, given))

@@ -99,7 +99,7 @@ class SameProcess:
         try:
             taken_s = float(max(self._engine.collective_rpc(LOAD, args=(path,))))
             self._engine.set_weight_version(version)
-            reset = any(self._engine.reset_prefix_cache() for _ in range(CACHE_RESETS_MAX))
+            reset = bool(self._engine.reset_prefix_cache())  # an abort here has freed its blocks already
         except Exception as error:
             raise died("failed to load weights", error) from error
         return loaded(taken_s, reset)

@@ -21,18 +21,16 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from storage.weights import TensorBlock
-from tasks.sampling.admission import check_requests, finish_reason
+from tasks.sampling.admission import check_idle, check_requests, check_sizes, finish_reason
 from tasks.sampling.config import VllmConfig
-from tasks.sampling.decoder import matched_weights, model_config
+from tasks.sampling.decoder import matched_weights, model_config, torch_weights
 from tasks.sampling.engine import EngineDied, EngineError, FinishReason, GenerationRequest, TokenDelta
 from tasks.sampling.tied_names import tied_names
 from tasks.sampling.vllm_core import Core, CoreRequest, OwnProcess, SameProcess
 from tasks.sampling.vllm_names import installed_version, resolve
 from tasks.sampling.vllm_settings import build_vllm_config, prepare_environment
-from tasks.sampling.weight_tensors import as_torch
 
 log = logging.getLogger(__name__)
-_DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclass(slots=True)
@@ -83,13 +81,7 @@ class VllmEngine:
             EngineError: vLLM is missing, or refuses the model or a setting.
             EngineDied: it does not start.
         """
-        if dtype not in _DTYPES:
-            raise EngineError(f"dtype: value {dtype!r}; allowed: {', '.join(_DTYPES)}")
-        if max_responses_in_flight < 1 or context_length < 2:
-            raise EngineError(
-                f"max_responses_in_flight: value {max_responses_in_flight}, context_length: value {context_length}; "
-                "allowed: at least 1 and at least 2"
-            )
+        check_sizes(dtype, max_responses_in_flight, context_length)
         self._config = config or VllmConfig()
         self._vocab_size = vocab_size
         self._context_length = context_length
@@ -135,15 +127,8 @@ class VllmEngine:
     def load_weights(self, version: int, tensors: Mapping[str, TensorBlock]) -> None:
         """See `Engine`. Tied names may be given once or twice; the stored dtype is converted to the engine's."""
         core = self._alive()
-        if self._in_flight:
-            raise EngineError(
-                f"weights {version}: {len(self._in_flight)} responses in flight; allowed: none while loading"
-            )
-        try:
-            given = {name: as_torch(block) for name, block in tensors.items()}
-        except ValueError as error:
-            raise EngineError(f"weights {version}: {error}") from error
-        matched = matched_weights(self._parameters, given)
+        check_idle(version, self._in_flight)
+        matched = matched_weights(self._parameters, torch_weights(version, tensors))
         began_s = time.monotonic()
         path = Path(self._folder.name) / "weights.safetensors"
         self._version = None
@@ -264,8 +249,9 @@ class VllmEngine:
         """What a core's call returns; when it dies, nothing is in flight any more."""
         try:
             return call()
-        except EngineDied as error:
-            raise self._dead(error) from error
+        except EngineDied:
+            self._end()
+            raise
 
     def _dead(self, error: EngineDied) -> EngineDied:
         self._end()

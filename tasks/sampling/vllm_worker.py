@@ -13,7 +13,7 @@ from typing import Any
 
 from safetensors import safe_open
 
-OWNER = "GLEANER_VLLM_OWNER"
+from tasks.sampling.vllm_settings import OWNER
 
 
 class WorkerExtension:

@@ -20,7 +20,7 @@ from tests.contracts.engine_contract import (
     resumed,
     run,
 )
-from tests.tiny_model import VOCAB_SIZE, tiny_config, tiny_model, weight_blocks
+from tests.tiny_model import VOCAB_SIZE, plain_logprobs, tiny_config, tiny_model, weight_blocks
 
 FAMILIES = {
     "qwen2": ("qwen2", {}, FusedDecoder),
@@ -56,14 +56,6 @@ def make_engine(model_dir, model, *, rows=8, context_length=CONTEXT_LENGTH, dtyp
     )
     engine.load_weights(0, weight_blocks(model))
     return engine
-
-
-def plain_logprobs(model, item, token_ids, temperature=1.0):
-    """Of the response's tokens, by one forward pass without a cache."""
-    with torch.no_grad():
-        logits = model(torch.tensor([[*item.prompt_ids, *token_ids]])).logits[0]
-    logprobs = torch.log_softmax(logits[len(item.prompt_ids) - 1 : -1].float() / temperature, -1)
-    return logprobs[torch.arange(len(token_ids)), torch.tensor(token_ids)].tolist()
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from tests.contracts.engine_contract import (
     resumed,
     run,
 )
-from tests.tiny_model import VOCAB_SIZE, tiny_model, weight_blocks
+from tests.tiny_model import VOCAB_SIZE, plain_logprobs, tiny_model, weight_blocks
 from tests.vllm_engines import MISSING, WHY_NOT, EnginePool, vllm_tiny_config
 
 # vLLM and its libraries warn while they are imported, and leave sockets to the garbage collector.
@@ -36,14 +36,6 @@ FAMILIES = {
     "llama": ("llama", {"tie_word_embeddings": False}),
     "mistral": ("mistral", {"sliding_window": None, "tie_word_embeddings": False}),
 }
-
-
-def plain_logprobs(model, item, token_ids, temperature=1.0):
-    """Of the response's tokens, by one forward pass of the Hugging Face model."""
-    with torch.no_grad():
-        logits = model(torch.tensor([[*item.prompt_ids, *token_ids]])).logits[0]
-    logprobs = torch.log_softmax(logits[len(item.prompt_ids) - 1 : -1].float() / temperature, -1)
-    return logprobs[torch.arange(len(token_ids)), torch.tensor(token_ids)].tolist()
 
 
 @pytest.fixture(scope="module")
