@@ -1,0 +1,53 @@
+"""Scoring: what a model says about the tokens of a batch, as modules whose forward pass is the whole computation.
+
+Everything that reads a parameter happens inside `forward`, so that parameters may be sharded over ranks. Knows batches;
+not losses, names or storage.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tasks.learning.batching import TokenBatch
+from tasks.learning.token_logprobs import token_logprobs
+
+
+class Scorer(nn.Module):
+    """Log-probs of completion tokens under a causal language model with a linear head.
+
+    Args:
+        model: A Hugging Face causal language model.
+        compute_dtype: Of the matrix products; None: that of the parameters.
+    """
+
+    def __init__(self, model: Any, compute_dtype: torch.dtype | None) -> None:
+        super().__init__()
+        self.model = model
+        self.compute_dtype = compute_dtype
+
+    def forward(self, batch: TokenBatch, temperature: float) -> tuple[Tensor, Tensor]:
+        """Log-probs and entropies as of `tasks.learning.policy.Policy.logprobs`; the batch is on the model's device."""
+        picked = completion_hidden(self.model.base_model, batch, self.compute_dtype)
+        head = self.model.get_output_embeddings()
+        targets = batch.completion_ids[batch.response_mask]
+        flat = token_logprobs(picked, head.weight, head.bias, targets, temperature=temperature or 1.0)
+        logprobs, entropy = (per_token(value, batch.response_mask) for value in flat)
+        return logprobs, entropy
+
+
+def completion_hidden(base_model: Any, batch: TokenBatch, compute_dtype: torch.dtype | None) -> Tensor:
+    """The last hidden state before each completion token, [tokens, H], in the order of the response mask."""
+    # Padding is on the right of a causal model: no token that is read sees it, so no attention mask is needed.
+    with torch.autocast(batch.input_ids.device.type, dtype=compute_dtype, enabled=compute_dtype is not None):
+        hidden = base_model(input_ids=batch.input_ids, use_cache=False).last_hidden_state
+    rows, columns = batch.response_mask.nonzero(as_tuple=True)
+    # The token at prompt_length + t is predicted by the position before it.
+    positions = rows * batch.input_ids.shape[1] + batch.prompt_lengths[rows] + columns - 1
+    picked: Tensor = hidden.flatten(0, 1).index_select(0, positions).to(compute_dtype or hidden.dtype)
+    return picked
+
+
+def per_token(values: Tensor, response_mask: Tensor) -> Tensor:
+    """[tokens] in the order of the response mask as [B, T], 0 on padding."""
+    return values.new_zeros(response_mask.shape).masked_scatter(response_mask, values)
