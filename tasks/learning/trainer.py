@@ -6,7 +6,6 @@ where an undisturbed one does. Order of durable writes: batches, training record
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -14,22 +13,18 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from storage import layout, records
-from storage.assembly import Assembled, JournalReader
 from storage.clock import Clock
 from storage.prompt_table import PromptRow
-from storage.records import BatchRecord, ClosedRecord, GradedResponse, PlanRecord, TrainingRecord
-from storage.run import exists
-from storage.shard import Finish
-from storage.store import CorruptObject, ObjectMissing, ObjectStore, commit
-from tasks.grading.grader import Graded, Grader
-from tasks.grading.reward import GradingCase
+from storage.records import BatchRecord, GradedResponse, PlanRecord, TrainingRecord
+from storage.store import ObjectStore
+from tasks.grading.grader import Grader
 from tasks.learning.advantage import advantages_of, needs_whole_batch
-from tasks.learning.batching import TokenBatch, collate, padded_tokens, passes
+from tasks.learning.batching import TokenBatch, collate, passes
 from tasks.learning.config import AlgorithmConfig, TrainerConfig
-from tasks.learning.follow import FollowConfig, GroupFollower, RecordedElsewhereError
+from tasks.learning.follow import FollowConfig
 from tasks.learning.optimizer import PolicyOptimizer
 from tasks.learning.policy import Policy
+from tasks.learning.recorded_batches import RecordedBatches
 from tasks.learning.shaping import overlong_penalties, trained_responses
 from tasks.learning.step import accumulate, apply, leave_out, reference_kl
 from tasks.learning.totals import StepTotals, combined
@@ -63,24 +58,27 @@ class IterationTrainer:
         clock: Clock,
         started_at_s: float | None = None,
     ) -> None:
-        self._store = store
         self._plan = plan
         self._prompts = prompts
         self._learner = learner
-        self._grader = grader
-        self._decode = decode
         self._algorithm = algorithm
         self._tokens_max = trainer.micro_batch_tokens_max
         self._clock = clock
         self._started_at_s = clock.wall() if started_at_s is None else started_at_s
-        self._reader = JournalReader(store, plan)
-        follow = FollowConfig(
-            in_plan_order=algorithm.micro_batch_order == "plan",
-            timeout_s=trainer.group_timeout_s,
-            poll_interval_s=trainer.poll_interval_s,
+        self._batches = RecordedBatches(
+            store,
+            plan,
+            prompts=prompts,
+            grader=grader,
+            decode=decode,
+            follow=FollowConfig(
+                in_plan_order=algorithm.micro_batch_order == "plan",
+                timeout_s=trainer.group_timeout_s,
+                poll_interval_s=trainer.poll_interval_s,
+            ),
+            tokens_max=trainer.micro_batch_tokens_max,
+            clock=clock,
         )
-        self._follower = GroupFollower(self._reader, plan, follow, clock)
-        self._pending = list(range(plan.num_groups))
 
     def step(self) -> TrainingRecord:
         """Train on every group of the plan and take the optimizer step; what was measured, not yet stored.
@@ -110,84 +108,9 @@ class IterationTrainer:
     def _together(self) -> Iterator[list[BatchRecord]]:
         """The micro-batches whose advantages depend on each other: each alone, or all, recorded before the first."""
         if needs_whole_batch(self._algorithm):
-            yield list(self._batches())
+            yield list(self._batches)
         else:
-            yield from ([batch] for batch in self._batches())
-
-    def _batches(self) -> Iterator[BatchRecord]:
-        """Recorded batches first, in order; then new ones, each recorded before it is handed out."""
-        number = 0
-        while self._pending:
-            key = layout.batch(self._plan.iteration, number)
-            batch = self._batch(number, key)
-            groups = {graded.response // self._plan.num_generations for graded in batch.responses}
-            self._pending = [group for group in self._pending if group not in groups]
-            number += 1
-            if not self._pending:
-                closed = ClosedRecord(iteration=self._plan.iteration, reason="every response is in a recorded batch")
-                commit(self._store, layout.closed(self._plan.iteration), records.encode(closed))
-            yield batch
-            for group in groups:
-                self._follower.release(group)
-
-    def _batch(self, number: int, key: str) -> BatchRecord:
-        """The recorded one, or a new one that is recorded now; whoever records first decides."""
-        with suppress(ObjectMissing):
-            return records.read(self._store, BatchRecord, key)
-        with suppress(RecordedElsewhereError):
-            batch = self._new_batch(number, lambda: exists(self._store, key))
-            if commit(self._store, key, records.encode(batch)):
-                return batch
-        return records.read(self._store, BatchRecord, key)
-
-    def _new_batch(self, number: int, recorded: Callable[[], bool]) -> BatchRecord:
-        groups = self._gather(recorded)
-        responses = [response for group in groups for response in self._follower.members(group)]
-        finished = [self._follower.response(response) for response in responses]
-        graded = self._grader.grade([self._case(response) for response in finished])
-        return BatchRecord(
-            iteration=self._plan.iteration,
-            number=number,
-            responses=tuple(_graded(a, b) for a, b in zip(finished, graded, strict=True)),
-            reward_errors=tuple(error for outcome in graded for error in outcome.errors.values()),
-        )
-
-    def _gather(self, recorded: Callable[[], bool]) -> list[int]:
-        """Whole finished groups that fit one micro-batch.
-
-        In plan order the division depends on lengths alone, so it is the same however the rollout went: the group that
-        no longer fits is waited for too. In order of arrival, nothing is waited for once there is a group.
-        """
-        groups: list[int] = []
-        lengths: list[int] = []
-        pending = list(self._pending)
-        in_order = self._algorithm.micro_batch_order == "plan"
-        while pending:
-            if groups and not in_order and not any(self._follower.is_finished(group) for group in pending):
-                break
-            group = self._follower.wait(pending, recorded)
-            prompt = len(self._prompts[group].token_ids)
-            members = self._follower.members(group)
-            extended = [*lengths, *(prompt + len(self._follower.response(r).token_ids) for r in members)]
-            if groups and padded_tokens(extended) > self._tokens_max:
-                break
-            groups.append(group)
-            pending.remove(group)
-            lengths = extended
-        return groups
-
-    def _case(self, response: Assembled) -> GradingCase:
-        prompt = self._prompts[response.response // self._plan.num_generations]
-        ids = tuple(int(token) for token in response.token_ids)
-        return GradingCase(response.response, prompt.prompt, self._decode(ids), ids, prompt.columns)
-
-    def _follow(self, graded: GradedResponse) -> Assembled:
-        """A response as its batch recorded it; raises CorruptObject when the journal no longer holds that."""
-        response = self._reader.follow(graded.response, graded.lineage)
-        if len(response.token_ids) != graded.length or not response.finish.ends_response:
-            reason = f"response {graded.response} has {len(response.token_ids)} tokens left of {graded.length}"
-            raise CorruptObject(layout.journal(self._plan.iteration), reason)
-        return response
+            yield from ([batch] for batch in self._batches)
 
     def _train(self, batches: Sequence[BatchRecord]) -> Iterator[StepTotals]:
         """Accumulate the gradient of micro-batches whose advantages are computed together."""
@@ -259,7 +182,7 @@ class IterationTrainer:
         """The responses of a batch at `indices`, in forward passes: which ones, and their tokens."""
         if not indices:
             return
-        tokens = {index: self._follow(batch.responses[index]) for index in indices}
+        tokens = {index: self._batches.tokens(batch.responses[index]) for index in indices}
         prompts = {
             i: self._prompts[each.response // self._plan.num_generations].token_ids for i, each in tokens.items()
         }
@@ -275,14 +198,3 @@ class IterationTrainer:
                     [tokens[index].logprobs.tolist() for index in chosen],
                 ),
             )
-
-
-def _graded(response: Assembled, outcome: Graded) -> GradedResponse:
-    return GradedResponse(
-        response=response.response,
-        length=len(response.token_ids),
-        finish_reason="stop" if response.finish == Finish.STOP else "length",
-        lineage=response.lineage,
-        reward=outcome.reward,
-        rewards=outcome.values,
-    )

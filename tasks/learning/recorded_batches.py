@@ -1,0 +1,132 @@
+"""Recorded batches: an iteration's finished groups, graded, in micro-batches that are recorded before they are used.
+
+Whoever records a micro-batch first decides; everybody else replays it. Knows neither advantages nor gradients.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+
+from storage import layout, records
+from storage.assembly import Assembled, JournalReader
+from storage.clock import Clock
+from storage.prompt_table import PromptRow
+from storage.records import BatchRecord, ClosedRecord, GradedResponse, PlanRecord
+from storage.run import exists
+from storage.shard import Finish
+from storage.store import CorruptObject, ObjectMissing, ObjectStore, commit
+from tasks.grading.grader import Graded, Grader
+from tasks.grading.reward import GradingCase
+from tasks.learning.batching import padded_tokens
+from tasks.learning.follow import FollowConfig, GroupFollower, RecordedElsewhereError
+
+
+class RecordedBatches:
+    """Follows an iteration's journal and grades what ends. `tokens_max` bounds a micro-batch's padded tokens."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        plan: PlanRecord,
+        *,
+        prompts: Sequence[PromptRow],
+        grader: Grader,
+        decode: Callable[[Sequence[int]], str],
+        follow: FollowConfig,
+        tokens_max: int,
+        clock: Clock,
+    ) -> None:
+        self._store = store
+        self._plan = plan
+        self._prompts = prompts
+        self._grader = grader
+        self._decode = decode
+        self._in_order = follow.in_plan_order
+        self._tokens_max = tokens_max
+        self._reader = JournalReader(store, plan)
+        self._follower = GroupFollower(self._reader, plan, follow, clock)
+        self._pending = list(range(plan.num_groups))
+
+    def __iter__(self) -> Iterator[BatchRecord]:
+        """Recorded batches first, in order; then new ones, each recorded before it is handed out."""
+        number = 0
+        while self._pending:
+            key = layout.batch(self._plan.iteration, number)
+            batch = self._batch(number, key)
+            groups = {graded.response // self._plan.num_generations for graded in batch.responses}
+            self._pending = [group for group in self._pending if group not in groups]
+            number += 1
+            if not self._pending:
+                closed = ClosedRecord(iteration=self._plan.iteration, reason="every response is in a recorded batch")
+                commit(self._store, layout.closed(self._plan.iteration), records.encode(closed))
+            yield batch
+            for group in groups:
+                self._follower.release(group)
+
+    def _batch(self, number: int, key: str) -> BatchRecord:
+        """The recorded one, or a new one that is recorded now; whoever records first decides."""
+        with suppress(ObjectMissing):
+            return records.read(self._store, BatchRecord, key)
+        with suppress(RecordedElsewhereError):
+            batch = self._new_batch(number, lambda: exists(self._store, key))
+            if commit(self._store, key, records.encode(batch)):
+                return batch
+        return records.read(self._store, BatchRecord, key)
+
+    def _new_batch(self, number: int, recorded: Callable[[], bool]) -> BatchRecord:
+        groups = self._gather(recorded)
+        responses = [response for group in groups for response in self._follower.members(group)]
+        finished = [self._follower.response(response) for response in responses]
+        graded = self._grader.grade([self._case(response) for response in finished])
+        return BatchRecord(
+            iteration=self._plan.iteration,
+            number=number,
+            responses=tuple(_graded(a, b) for a, b in zip(finished, graded, strict=True)),
+            reward_errors=tuple(error for outcome in graded for error in outcome.errors.values()),
+        )
+
+    def _gather(self, recorded: Callable[[], bool]) -> list[int]:
+        """Whole finished groups that fit one micro-batch.
+
+        In plan order the division depends on lengths alone, so it is the same however the rollout went: the group that
+        no longer fits is waited for too. In order of arrival, nothing is waited for once there is a group.
+        """
+        groups: list[int] = []
+        lengths: list[int] = []
+        pending = list(self._pending)
+        while pending:
+            if groups and not self._in_order and not any(self._follower.is_finished(group) for group in pending):
+                break
+            group = self._follower.wait(pending, recorded)
+            prompt = len(self._prompts[group].token_ids)
+            members = self._follower.members(group)
+            extended = [*lengths, *(prompt + len(self._follower.response(r).token_ids) for r in members)]
+            if groups and padded_tokens(extended) > self._tokens_max:
+                break
+            groups.append(group)
+            pending.remove(group)
+            lengths = extended
+        return groups
+
+    def _case(self, response: Assembled) -> GradingCase:
+        prompt = self._prompts[response.response // self._plan.num_generations]
+        ids = tuple(int(token) for token in response.token_ids)
+        return GradingCase(response.response, prompt.prompt, self._decode(ids), ids, prompt.columns)
+
+    def tokens(self, graded: GradedResponse) -> Assembled:
+        """A response as its batch recorded it; raises CorruptObject when the journal no longer holds that."""
+        response = self._reader.follow(graded.response, graded.lineage)
+        if len(response.token_ids) != graded.length or not response.finish.ends_response:
+            reason = f"response {graded.response} has {len(response.token_ids)} tokens left of {graded.length}"
+            raise CorruptObject(layout.journal(self._plan.iteration), reason)
+        return response
+
+
+def _graded(response: Assembled, outcome: Graded) -> GradedResponse:
+    return GradedResponse(
+        response=response.response,
+        length=len(response.token_ids),
+        finish_reason="stop" if response.finish == Finish.STOP else "length",
+        lineage=response.lineage,
+        reward=outcome.reward,
+        rewards=outcome.values,
+    )
