@@ -26,6 +26,11 @@ def checkpoint(version: int) -> str:
     return f"{CHECKPOINTS}{version:08d}/"
 
 
+def critic_checkpoint(version: int) -> str:
+    """Prefix of the critic's state, of runs that have one; complete before the checkpoint it belongs to."""
+    return f"{checkpoint(version)}critic/"
+
+
 def manifest(prefix: str) -> str:
     """The object that completes a set of tensors; written last."""
     return f"{prefix}manifest.json"

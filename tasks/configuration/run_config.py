@@ -18,6 +18,7 @@ from resources.pools import PoolsConfig
 from storage.retention_config import RetentionConfig
 from tasks.grading.config import RewardConfig
 from tasks.learning.config import AlgorithmConfig, OptimizerConfig, TrainerConfig
+from tasks.learning.critic_config import CriticConfig
 from tasks.prompts.config import DataConfig
 from tasks.reporting.config import TrackingConfig
 from tasks.sampling.config import RolloutConfig, SamplingConfig
@@ -112,6 +113,7 @@ class RunConfig:
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    critic: CriticConfig = field(default_factory=CriticConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     pools: PoolsConfig = field(default_factory=PoolsConfig)
     retention: RetentionConfig = field(default_factory=RetentionConfig)
@@ -129,6 +131,16 @@ class RunConfig:
             raise ValueError(
                 f"algorithm.overlong_buffer_length: value {buffer}; "
                 f"allowed: null, or 1 to sampling.max_completion_length ({limit})"
+            )
+        parts, prompts = self.algorithm.num_mini_batches, self.run.num_prompts_per_step
+        if parts > prompts:
+            raise ValueError(
+                f"algorithm.num_mini_batches: value {parts}; allowed: 1 to run.num_prompts_per_step ({prompts})"
+            )
+        if self.critic != CriticConfig() and self.algorithm.advantage_estimator != "gae":
+            raise ValueError(
+                "critic: given; allowed with algorithm.advantage_estimator "
+                f"{self.algorithm.advantage_estimator!r}: nothing, because there is no critic"
             )
 
 

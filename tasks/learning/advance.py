@@ -8,7 +8,7 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,11 @@ from tasks.configuration.run_config import RunConfig, parse
 from tasks.grading.grader import Grader
 from tasks.learning import checkpoint
 from tasks.learning.checkpoint import TrainerState
+from tasks.learning.critic import Critic
+from tasks.learning.learner import CriticLearner, Learner
 from tasks.learning.optimizer import PolicyOptimizer
 from tasks.learning.policy import Policy
-from tasks.learning.trainer import IterationTrainer, Learner
+from tasks.learning.trainer import IterationTrainer
 from tasks.sampling.weight_tensors import DTYPES, as_block, as_torch
 
 log = logging.getLogger(__name__)
@@ -105,7 +107,15 @@ def _train_and_publish(
 
 
 def _save(store: ObjectStore, version: int, learner: Learner) -> bool:
-    """Write the checkpoint: False when another trainer was first, whose last bits differ, as they do on a GPU."""
+    """Write the checkpoint: False when another trainer was first, whose last bits differ, as they do on a GPU.
+
+    The critic's comes first, and may be another trainer's even when the policy's is ours: both learned from the same.
+    """
+    if learner.critic is not None:
+        with suppress(ConflictingRecord):
+            critic, optimizer = learner.critic.critic, learner.critic.optimizer
+            state = TrainerState.capture(version, optimizer)
+            checkpoint.save(store, layout.critic_checkpoint(version), critic, optimizer, state)
     state = TrainerState.capture(version, learner.optimizer)
     try:
         checkpoint.save(store, layout.checkpoint(version), learner.policy, learner.optimizer, state)
@@ -115,7 +125,7 @@ def _save(store: ObjectStore, version: int, learner: Learner) -> bool:
 
 
 def restore_learner(store: ObjectStore, version: int, config: RunConfig, model: Path, clock: Clock) -> Learner:
-    """Policy and optimizer as they were after `version` optimizer steps, and the reference if the loss needs it."""
+    """Policy and optimizer as they were at `version`, and the reference and the critic if the algorithm needs them."""
     saved = checkpoint.read(store, layout.checkpoint(version)) if version else None
     policy = Policy(model, saved.parameters if saved else _pull_tensors(store, version, clock), config.trainer)
     optimizer = PolicyOptimizer(policy.parameters(), config.optimizer)
@@ -124,7 +134,23 @@ def restore_learner(store: ObjectStore, version: int, config: RunConfig, model: 
     reference = None
     if config.algorithm.kl_coef > 0:
         reference = Policy(model, _pull_tensors(store, REFERENCE_VERSION, clock), config.trainer, trainable=False)
-    return Learner(policy, optimizer, reference)
+    critic = None
+    if config.algorithm.advantage_estimator == "gae":
+        critic = _restore_critic(store, version, config, model, clock)
+    return Learner(policy, optimizer, reference, critic)
+
+
+def _restore_critic(store: ObjectStore, version: int, config: RunConfig, model: Path, clock: Clock) -> CriticLearner:
+    settings = config.critic
+    if not version:
+        critic = Critic.of_policy(model, _pull_tensors(store, version, clock), config.trainer)
+        optimizer = PolicyOptimizer(critic.parameters(), settings.optimizer)
+        return CriticLearner(critic, optimizer, settings.warmup_iterations)
+    saved = checkpoint.read(store, layout.critic_checkpoint(version))
+    critic = Critic(model, saved.parameters, config.trainer)
+    optimizer = PolicyOptimizer(critic.parameters(), settings.optimizer)
+    checkpoint.restore(saved, critic, optimizer)
+    return CriticLearner(critic, optimizer, settings.warmup_iterations)
 
 
 def published_blocks(store: ObjectStore, policy: Policy, *, lasting: bool = False) -> dict[str, TensorBlock]:

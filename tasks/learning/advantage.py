@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from tasks.learning.config import AlgorithmConfig, RewardScale
-from tasks.learning.returns import discounted_returns, normalised, token_rewards
+from tasks.learning.returns import discounted_returns, gae, normalised, token_rewards
 
 # Estimators whose advantages are right only when they are given all responses of the step; so is "batch" scaling.
 NEEDS_WHOLE_BATCH = {"reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae"}
@@ -180,20 +180,63 @@ def frac_reward_zero_std(rewards: Tensor, num_generations: int) -> float:
     return float(constant_groups(rewards, num_generations).double().mean())
 
 
+def critic_advantages(
+    rewards: Tensor,
+    lengths: Tensor,
+    values: Sequence[Tensor],
+    algorithm: AlgorithmConfig,
+    kl: Sequence[Tensor] | None = None,
+) -> tuple[list[Tensor], list[Tensor]]:
+    """PPO's advantages per token, normalised over all tokens of the step, and what the critic is to learn.
+
+    `tasks.learning.returns.gae`, then `normalised`, as in verl, TRL and arXiv 2403.17031.
+
+    Args:
+        rewards: [B] float64, of the whole step.
+        lengths: [B] integer, trained tokens per response; 0 for those that are not trained.
+        values: Of each response [its trained tokens], the critic's before the step.
+        algorithm: gamma, gae_lambda, advantage_eps and kl_coef are used.
+        kl: With kl_in "reward", the KL to the reference with every token of each response, [its tokens].
+
+    Returns:
+        Advantages and returns of each response, [its trained tokens] float64 each.
+    """
+    if int(lengths.sum()) < 2:
+        empty = [rewards.new_zeros(length) for length in lengths.tolist()]
+        return empty, empty
+    placed, mask = _placed_rewards(rewards, lengths, algorithm, kl)
+    old = pad_sequence([row.to(rewards.dtype) for row in values if len(row)], batch_first=True)
+    advantages, returns = gae(placed, old, mask, gamma=algorithm.gamma, gae_lambda=algorithm.gae_lambda)
+    advantages = normalised(advantages, mask, algorithm.advantage_eps)
+    return _by_response(advantages, lengths), _by_response(returns, lengths)
+
+
 def _token_advantages(
     rewards: Tensor, lengths: Tensor, algorithm: AlgorithmConfig, kl: Sequence[Tensor] | None
 ) -> list[Tensor]:
     """REINFORCE++ over the trained responses alone, [length] each; [0] for the others."""
+    placed, mask = _placed_rewards(rewards, lengths, algorithm, kl)
+    padded, _ = reinforce_plus_plus_advantages(placed, mask, algorithm.gamma, algorithm.advantage_eps)
+    return _by_response(padded, lengths)
+
+
+def _placed_rewards(
+    rewards: Tensor, lengths: Tensor, algorithm: AlgorithmConfig, kl: Sequence[Tensor] | None
+) -> tuple[Tensor, Tensor]:
+    """Rewards per token of the responses that are trained, and their mask; both [trained, longest]."""
     trained = lengths > 0
     counts = lengths[trained]
     mask = torch.arange(int(counts.max()))[None, :] < counts[:, None]
     penalties = None
     if kl is not None:
         penalties = pad_sequence([kl[index] for index in trained.nonzero().flatten().tolist()], batch_first=True)
-    placed = token_rewards(rewards[trained], mask, penalties, algorithm.kl_coef)
-    padded, _ = reinforce_plus_plus_advantages(placed, mask, algorithm.gamma, algorithm.advantage_eps)
+    return token_rewards(rewards[trained], mask, penalties, algorithm.kl_coef), mask
+
+
+def _by_response(padded: Tensor, lengths: Tensor) -> list[Tensor]:
+    """The rows of the trained responses, each as long as it is, and empty ones for the others."""
     rows = iter(padded)
-    return [next(rows)[:length] if length else rewards.new_zeros(0) for length in lengths.tolist()]
+    return [next(rows)[:length] if length else padded.new_zeros(0) for length in lengths.tolist()]
 
 
 def _advantages(group: Tensor, scale: RewardScale, eps: float, batch_spread: Tensor | None) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 from storage import layout, records, weights
 from storage.store import CorruptObject, ObjectStore
 from tasks.learning.optimizer import Moments, PolicyOptimizer
-from tasks.learning.policy import Policy
+from tasks.learning.trained_model import TrainedModel
 from tasks.sampling.weight_tensors import as_block, as_torch
 
 _STATE = "trainer_state"
@@ -64,7 +64,7 @@ class Checkpoint:
 def save(
     store: ObjectStore,
     prefix: str,
-    policy: Policy,
+    model: TrainedModel,
     optimizer: PolicyOptimizer,
     state: TrainerState,
 ) -> weights.Manifest:
@@ -76,7 +76,7 @@ def save(
         StorageError: As `storage.weights.publish`.
     """
     moments = optimizer.moments()
-    sets = (policy.tensors(), moments.exp_avg, moments.exp_avg_sq)
+    sets = (model.tensors(), moments.exp_avg, moments.exp_avg_sq)
     blocks = {
         f"{kind}.{name}": as_block(tensor)
         for kind, tensors in zip(_KINDS, sets, strict=True)
@@ -101,13 +101,13 @@ def read(store: ObjectStore, prefix: str) -> Checkpoint:
     return Checkpoint(state, sets["parameter"], Moments(sets["exp_avg"], sets["exp_avg_sq"]))
 
 
-def restore(checkpoint: Checkpoint, policy: Policy, optimizer: PolicyOptimizer) -> TrainerState:
-    """Make policy, optimizer and torch's CPU generator what they were when `checkpoint` was taken.
+def restore(checkpoint: Checkpoint, model: TrainedModel, optimizer: PolicyOptimizer) -> TrainerState:
+    """Make model, optimizer and torch's CPU generator what they were when `checkpoint` was taken.
 
     Raises:
         ValueError: The checkpoint is of another model (PolicyError for its parameters).
     """
-    policy.load_tensors(checkpoint.parameters)
+    model.load_tensors(checkpoint.parameters)
     optimizer.restore(checkpoint.state.optimizer_steps, checkpoint.moments)
     torch.set_rng_state(checkpoint.state.rng_tensor())
     return checkpoint.state

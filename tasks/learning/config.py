@@ -31,7 +31,7 @@ WIRED: set[tuple[str, object]] = {
     ("advantage_estimator", "rloo"),
     ("advantage_estimator", "reinforce_plus_plus"),
     ("advantage_estimator", "reinforce_plus_plus_baseline"),
-    ("value_clip", None),
+    ("advantage_estimator", "gae"),
     ("filter_groups", False),
 }
 
@@ -110,6 +110,8 @@ class AlgorithmConfig:
     importance_sampling: ImportanceSampling = "none"
     importance_sampling_cap: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 3.0
     old_logprobs: Literal["trainer", "sampler"] = "trainer"
+    num_mini_batches: Annotated[int, Field(ge=1)] = 1
+    num_epochs: Annotated[int, Field(ge=1)] = 1
     micro_batch_order: Literal["plan", "arrival"] = "plan"
 
     @model_validator(mode="before")

@@ -36,6 +36,32 @@ class Scorer(nn.Module):
         return logprobs, entropy
 
 
+class Valuer(nn.Module):
+    """Values of completion tokens: a Hugging Face model without a head, and one linear output in float32.
+
+    Args:
+        model: The body.
+        compute_dtype: Of the body's matrix products; None: that of the parameters.
+    """
+
+    def __init__(self, model: Any, compute_dtype: torch.dtype | None) -> None:
+        super().__init__()
+        self.model = model
+        weight = model.get_input_embeddings().weight
+        self.value_head = nn.Linear(weight.shape[1], 1, device=weight.device, dtype=weight.dtype)
+        self.compute_dtype = compute_dtype
+
+    def forward(self, batch: TokenBatch) -> Tensor:
+        """[B, T] in the dtype of the parameters, 0 on padding; the batch is on the model's device."""
+        picked = completion_hidden(self.model, batch, self.compute_dtype)
+        values = self.value_head(picked.to(self.value_head.weight.dtype))[:, 0]
+        return per_token(values, batch.response_mask)
+
+    def gradient_checkpointing_enable(self, **settings: Any) -> None:
+        """As of the model."""
+        self.model.gradient_checkpointing_enable(**settings)
+
+
 def completion_hidden(base_model: Any, batch: TokenBatch, compute_dtype: torch.dtype | None) -> Tensor:
     """The last hidden state before each completion token, [tokens, H], in the order of the response mask."""
     # Padding is on the right of a causal model: no token that is read sees it, so no attention mask is needed.

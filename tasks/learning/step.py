@@ -27,12 +27,14 @@ def accumulate(
     temperature: float,
     max_completion_length: int,
     reference: Policy | None = None,
+    first_logprobs: Tensor | None = None,
 ) -> StepTotals:
     """Add one micro-batch's gradient to the policy's.
 
-    With old_logprobs "trainer" the ratio is to this very forward pass, so it is exactly 1: right while an iteration has
-    one optimizer step, and independent of the sampler's rounding. With importance sampling, the policy loss of
-    each token is weighted by the ratio of this pass to the sampler's; see `tasks.learning.importance`.
+    With old_logprobs "trainer" the ratio is to the policy before the iteration's first optimizer step. In that step it
+    is this very forward pass, so the ratio is exactly 1, and independent of the sampler's rounding. With importance
+    sampling, the policy loss of each token is weighted by the ratio of that policy to the sampler's; see
+    `tasks.learning.importance`.
 
     Args:
         policy: Its gradients are added to.
@@ -42,6 +44,7 @@ def accumulate(
         temperature: The one the responses were sampled with.
         max_completion_length: The run's limit; used by "seq-mean-token-sum-norm".
         reference: The reference policy; needed when kl_coef > 0 and kl_in is "loss", and else only measured.
+        first_logprobs: [B, T] float32 of the policy before the iteration's first optimizer step; None in that step.
 
     Raises:
         NonFiniteGradient: The loss is not finite; names the responses whose loss it is. All gradients are dropped.
@@ -53,8 +56,9 @@ def accumulate(
     batch = batch.to(policy.device)
     logprobs, entropy = policy.logprobs(batch, temperature)
     sampler_logprobs = batch.sampler_logprobs.to(logprobs.dtype)
-    old_logprobs = logprobs.detach() if algorithm.old_logprobs == "trainer" else sampler_logprobs
-    mode, ratios = importance_mode(algorithm), log_ratios(logprobs, sampler_logprobs, batch.response_mask)
+    first = logprobs.detach() if first_logprobs is None else first_logprobs.to(policy.device, logprobs.dtype)
+    old_logprobs = first if algorithm.old_logprobs == "trainer" else sampler_logprobs
+    mode, ratios = importance_mode(algorithm), log_ratios(first, sampler_logprobs, batch.response_mask)
     corrections = None if mode is None else importance_weights(mode, ratios, algorithm.importance_sampling_cap)
     losses = token_losses(
         logprobs,
@@ -72,6 +76,7 @@ def accumulate(
         losses=losses,
         weights=weights,
         logprobs=logprobs.detach(),
+        first_logprobs=first,
         old_logprobs=old_logprobs,
         sampler_logprobs=sampler_logprobs,
         entropy=entropy,

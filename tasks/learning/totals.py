@@ -128,13 +128,14 @@ def measure(
     losses: TokenLosses,
     weights: Tensor,
     logprobs: Tensor,
+    first_logprobs: Tensor,
     old_logprobs: Tensor,
     sampler_logprobs: Tensor,
     entropy: Tensor,
     response_mask: Tensor,
 ) -> StepTotals:
     """The totals of one micro-batch; one transfer from the device. `weights` is [B, 1], the other tensors [B, T]."""
-    mismatch = kl_penalty(sampler_logprobs, logprobs, "k3")
+    mismatch = kl_penalty(sampler_logprobs, first_logprobs, "k3")
     sums = {
         "tokens": response_mask,
         "loss": losses.loss * weights,

@@ -5,40 +5,28 @@ where an undisturbed one does. Order of durable writes: batches, training record
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import islice
-
-import torch
-from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from storage.clock import Clock
 from storage.prompt_table import PromptRow
 from storage.records import BatchRecord, GradedResponse, PlanRecord, TrainingRecord
 from storage.store import ObjectStore
 from tasks.grading.grader import Grader
-from tasks.learning.advantage import advantages_of, needs_whole_batch
+from tasks.learning.advantage import needs_whole_batch
 from tasks.learning.batching import TokenBatch, collate, passes
 from tasks.learning.config import AlgorithmConfig, TrainerConfig
+from tasks.learning.estimates import Estimates, estimate, first_logprobs, length_penalties, padded, trained
 from tasks.learning.follow import FollowConfig
-from tasks.learning.optimizer import PolicyOptimizer
-from tasks.learning.policy import Policy
+from tasks.learning.learner import CriticLearner, Learner
+from tasks.learning.mini_batches import mini_batches
 from tasks.learning.recorded_batches import RecordedBatches
-from tasks.learning.shaping import overlong_penalties, trained_responses
-from tasks.learning.step import accumulate, apply, leave_out, reference_kl
+from tasks.learning.step import accumulate, apply, leave_out
 from tasks.learning.totals import StepTotals, combined
+from tasks.learning.value_step import ValueTotals, accumulate_values, apply_values
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Learner:
-    """What is trained: the policy with its optimizer, and the reference policy where the loss has a KL term."""
-
-    policy: Policy
-    optimizer: PolicyOptimizer
-    reference: Policy | None
 
 
 class IterationTrainer:
@@ -81,120 +69,138 @@ class IterationTrainer:
         )
 
     def step(self) -> TrainingRecord:
-        """Train on every group of the plan and take the optimizer step; what was measured, not yet stored.
+        """Train on every group of the plan; what was measured, not yet stored.
 
-        Raises GroupTimeout, GradingError, NonFiniteGradient or CorruptObject; the learner's weights are then untouched.
+        Raises GroupTimeout, GradingError, NonFiniteGradient or CorruptObject; the learner is not to be used then.
         """
-        totals: list[StepTotals] = []
-        errors: list[str] = []
-        responses: list[GradedResponse] = []
-        for batches in self._together():
-            errors += [error for batch in batches for error in batch.reward_errors]
-            responses += [graded for batch in batches for graded in batch.responses]
-            totals += self._train(batches)
-        metrics = apply(self._learner.optimizer, combined(totals), self._algorithm)
+        recorded: list[BatchRecord] = []
+        metrics = self._streamed(recorded) if self._streams else self._in_steps(recorded)
+        responses = [graded for batch in recorded for graded in batch.responses]
         if self._algorithm.overlong_buffer_length is not None:
-            metrics["overlong_penalty"] = float(self._penalties(responses).mean())
+            penalties = length_penalties(responses, self._algorithm, self._plan.sampling)
+            metrics["overlong_penalty"] = float(penalties.mean())
         ended_at_s = self._clock.wall()
         return TrainingRecord(
             iteration=self._plan.iteration,
             weight_version=self._plan.weight_version + 1,
             metrics={**metrics, "reward": sum(graded.reward for graded in responses) / len(responses)},
-            reward_errors=tuple(errors),
+            reward_errors=tuple(error for batch in recorded for error in batch.reward_errors),
             started_at_s=self._started_at_s,
             ended_at_s=ended_at_s,
         )
 
-    def _together(self) -> Iterator[list[BatchRecord]]:
-        """The micro-batches whose advantages depend on each other: each alone, or all, recorded before the first."""
-        if needs_whole_batch(self._algorithm):
-            yield list(self._batches)
-        else:
-            yield from ([batch] for batch in self._batches)
+    @property
+    def _streams(self) -> bool:
+        """Whether the gradient can be accumulated while other responses are still generated."""
+        one_step = self._algorithm.num_mini_batches * self._algorithm.num_epochs == 1
+        return one_step and not needs_whole_batch(self._algorithm)
 
-    def _train(self, batches: Sequence[BatchRecord]) -> Iterator[StepTotals]:
-        """Accumulate the gradient of micro-batches whose advantages are computed together."""
-        kl = [self._reference_kl(batch) for batch in batches] if self._algorithm.kl_in == "reward" else None
-        advantages = iter(self._advantages(batches, None if kl is None else [row for rows in kl for row in rows]))
-        for index, batch in enumerate(batches):
-            totals = self._train_batch(batch, list(islice(advantages, len(batch.responses))))
-            if kl is not None:
-                # Measured where it is taken from the reward: the loss knows no reference then.
-                totals = replace(totals, kl=sum(float(kl[index][row].sum()) for row in self._trained(batch)))
-            yield totals
+    def _streamed(self, recorded: list[BatchRecord]) -> dict[str, float]:
+        """One optimizer step, whose micro-batches are trained as they are recorded."""
+        totals = []
+        for batch in self._batches:
+            log.info("micro-batch %d: %d responses", batch.number, len(batch.responses))
+            recorded.append(batch)
+            totals.append(self._accumulate(batch.responses, self._estimate(batch.responses)))
+        return apply(self._learner.optimizer, combined(totals), self._algorithm)
 
-    def _advantages(self, batches: Sequence[BatchRecord], kl: Sequence[Tensor] | None) -> list[Tensor]:
-        """Of each response of the batches, [] or [its trained tokens], float64."""
-        responses = [graded for batch in batches for graded in batch.responses]
-        rewards = torch.tensor([graded.reward for graded in responses], dtype=torch.float64)
-        lengths = torch.tensor([graded.length for graded in responses])
-        trained = torch.zeros_like(lengths)
-        kept = trained_responses([graded.finish_reason for graded in responses], self._algorithm)
-        trained[kept] = lengths[kept]
-        rewards = rewards + self._penalties(responses)
-        return advantages_of(rewards, trained, self._plan.num_generations, self._algorithm, kl)
+    def _in_steps(self, recorded: list[BatchRecord]) -> dict[str, float]:
+        """Record all micro-batches, then train on them: num_epochs times num_mini_batches optimizer steps."""
+        recorded += self._batches
+        responses = [graded for batch in recorded for graded in batch.responses]
+        estimates = self._estimate(responses)
+        groups = self._groups(responses)
+        parts = mini_batches(groups, self._algorithm.num_mini_batches) * self._algorithm.num_epochs
+        if len(parts) > 1 and self._algorithm.old_logprobs == "trainer":
+            kept = trained(responses, self._algorithm)
+            rows = first_logprobs(kept, self._learner, self._plan.sampling.temperature, self._passes)
+            estimates = replace(estimates, first_logprobs=rows)
+        steps = [self._optimizer_step([graded for group in part for graded in group], estimates) for part in parts]
+        return step_metrics(steps, self._algorithm.num_epochs)
 
-    def _penalties(self, responses: Sequence[GradedResponse]) -> Tensor:
-        """What long responses cost, [B] float64, at most 0."""
-        lengths = torch.tensor([graded.length for graded in responses])
-        buffer = self._algorithm.overlong_buffer_length
-        if buffer is None:
-            return torch.zeros(len(responses), dtype=torch.float64)
-        limit = self._plan.sampling.max_completion_length
-        return overlong_penalties(lengths, limit, buffer, self._algorithm.overlong_penalty_factor)
+    def _optimizer_step(self, responses: Sequence[GradedResponse], estimates: Estimates) -> dict[str, float]:
+        """Of the policy, unless the critic still warms up, and of the critic, if there is one."""
+        critic, metrics = self._learner.critic, {}
+        if critic is None or self._plan.iteration >= critic.warmup_iterations:
+            totals = self._accumulate(responses, estimates)
+            metrics = apply(self._learner.optimizer, totals, self._algorithm)
+        return metrics if critic is None else metrics | self._critic_step(critic, responses, estimates)
 
-    def _reference_kl(self, batch: BatchRecord) -> list[Tensor]:
-        """With each token of each response, also of those that are not trained: they count in their group's mean."""
-        policy, reference = self._learner.policy, self._learner.reference
-        if reference is None:
-            raise ValueError("kl_in: value 'reward'; allowed: 'loss' without a reference policy")
-        temperature = self._plan.sampling.temperature
-        return [
-            row
-            for _, collated in self._passes(batch, range(len(batch.responses)))
-            for row in reference_kl(policy, reference, collated, self._algorithm, temperature=temperature)
-        ]
+    def _critic_step(
+        self, critic: CriticLearner, responses: Sequence[GradedResponse], estimates: Estimates
+    ) -> dict[str, float]:
+        """Nothing when no response is trained: then there are no returns."""
+        if estimates.values is None or estimates.returns is None:
+            raise ValueError("critic: one is given; allowed: none, with an advantage_estimator other than 'gae'")
+        kept = trained(responses, self._algorithm)
+        totals = ValueTotals()
+        for batch in self._passes(kept):
+            values, returns = padded(estimates.values, batch), padded(estimates.returns, batch)
+            totals += accumulate_values(critic.critic, batch, values, returns, self._algorithm.value_clip)
+        if not kept:
+            return {}
+        return apply_values(critic.optimizer, totals, tuple(graded.response for graded in kept))
 
-    def _trained(self, batch: BatchRecord) -> list[int]:
-        return trained_responses([graded.finish_reason for graded in batch.responses], self._algorithm)
+    def _estimate(self, responses: Sequence[GradedResponse]) -> Estimates:
+        sampling, generations = self._plan.sampling, self._plan.num_generations
+        return estimate(responses, self._learner, self._algorithm, sampling, generations, self._passes)
 
-    def _train_batch(self, batch: BatchRecord, advantages: Sequence[Tensor]) -> StepTotals:
-        trained = self._trained(batch)
-        log.info("micro-batch %d: %d responses", batch.number, len(trained))
-        left_out = len(batch.responses) - len(trained)
+    def _groups(self, responses: Sequence[GradedResponse]) -> list[Sequence[GradedResponse]]:
+        size = self._plan.num_generations
+        return [responses[start : start + size] for start in range(0, len(responses), size)]
+
+    def _accumulate(self, responses: Sequence[GradedResponse], estimates: Estimates) -> StepTotals:
+        """Add the gradient of responses to the policy's."""
+        kept = trained(responses, self._algorithm)
+        left_out = len(responses) - len(kept)
         totals = [leave_out(self._learner.policy, left_out)] if left_out else []
-        for part, collated in self._passes(batch, trained):
-            rows = [advantages[index].to(torch.float32) for index in part]
-            totals.append(
-                accumulate(
-                    self._learner.policy,
-                    collated,
-                    pad_sequence(rows, batch_first=True) if rows[0].dim() else torch.stack(rows),
-                    self._algorithm,
-                    temperature=self._plan.sampling.temperature,
-                    max_completion_length=self._plan.sampling.max_completion_length,
-                    reference=self._learner.reference if self._algorithm.kl_in == "loss" else None,
-                )
+        first = estimates.first_logprobs
+        for batch in self._passes(kept):
+            part = accumulate(
+                self._learner.policy,
+                batch,
+                padded(estimates.advantages, batch),
+                self._algorithm,
+                temperature=self._plan.sampling.temperature,
+                max_completion_length=self._plan.sampling.max_completion_length,
+                reference=self._learner.reference if self._algorithm.kl_in == "loss" else None,
+                first_logprobs=None if first is None else padded(first, batch),
             )
+            if estimates.kl is not None:
+                # Measured where it is taken from the reward: the loss knows no reference then.
+                part = replace(part, kl=sum(float(estimates.kl[response].sum()) for response in batch.responses))
+            totals.append(part)
         return combined(totals)
 
-    def _passes(self, batch: BatchRecord, indices: Sequence[int]) -> Iterator[tuple[list[int], TokenBatch]]:
-        """The responses of a batch at `indices`, in forward passes: which ones, and their tokens."""
-        if not indices:
+    def _passes(self, responses: Sequence[GradedResponse]) -> Iterator[TokenBatch]:
+        """Responses in forward passes."""
+        if not responses:
             return
-        tokens = {index: self._batches.tokens(batch.responses[index]) for index in indices}
-        prompts = {
-            i: self._prompts[each.response // self._plan.num_generations].token_ids for i, each in tokens.items()
-        }
-        lengths = [len(prompts[index]) + batch.responses[index].length for index in indices]
+        tokens = [self._batches.tokens(graded) for graded in responses]
+        prompts = [self._prompts[graded.response // self._plan.num_generations].token_ids for graded in responses]
+        lengths = [len(prompt) + graded.length for prompt, graded in zip(prompts, responses, strict=True)]
         for part in passes(lengths, self._tokens_max):
-            chosen = [indices[position] for position in part]
-            yield (
-                chosen,
-                collate(
-                    [tokens[index].response for index in chosen],
-                    [prompts[index] for index in chosen],
-                    [tokens[index].token_ids.tolist() for index in chosen],
-                    [tokens[index].logprobs.tolist() for index in chosen],
-                ),
+            yield collate(
+                [tokens[index].response for index in part],
+                [prompts[index] for index in part],
+                [tokens[index].token_ids.tolist() for index in part],
+                [tokens[index].logprobs.tolist() for index in part],
             )
+
+
+def step_metrics(steps: Sequence[Mapping[str, float]], num_epochs: int) -> dict[str, float]:
+    """The metrics of an iteration from those of its optimizer steps: their mean, except for what is counted or bounds.
+
+    num_tokens are those of one epoch, ratio_max is the largest, learning rates are the last.
+    """
+    names = dict.fromkeys(name for step in steps for name in step)
+    metrics = {}
+    for name in names:
+        values = [step[name] for step in steps if name in step]
+        if name == "num_tokens":
+            metrics[name] = sum(values) / num_epochs
+        elif name == "ratio_max":
+            metrics[name] = max(values)
+        else:
+            metrics[name] = values[-1] if name.endswith("/lr") else statistics.fmean(values)
+    return metrics

@@ -1,3 +1,5 @@
+import statistics
+
 import pytest
 import torch
 from hypothesis import given
@@ -6,6 +8,7 @@ from hypothesis import strategies as st
 from tasks.learning.advantage import (
     advantages_of,
     constant_groups,
+    critic_advantages,
     frac_reward_zero_std,
     group_advantages,
     leave_one_out_advantages,
@@ -203,3 +206,44 @@ def test_the_kl_in_the_reward_is_taken_before_the_advantages():
     tokens = f64([0.5, 0.75, 0.0, 2.5, 3.0, 3.5, 1.0])
     found = torch.cat(advantages_of(rewards, lengths, 2, algorithm, kl))
     torch.testing.assert_close(found, (tokens - tokens.mean()) / tokens.std())
+
+
+def ppo(**fields):
+    return AlgorithmConfig(advantage_estimator="gae", gae_lambda=0.9, gamma=0.98, advantage_eps=1e-6, **fields)
+
+
+def test_ppo_advantages_are_gae_of_the_trained_responses_normalised_over_their_tokens():
+    algorithm = ppo(kl_coef=0.1, kl_in="reward")
+    rewards = torch.tensor([1.0, 0.0, 0.5], dtype=torch.float64)
+    lengths = torch.tensor([3, 0, 2])
+    values = [torch.tensor([0.1, 0.2, 0.4]), torch.zeros(0), torch.tensor([0.3, -0.1])]
+    kl = [torch.tensor([0.01, 0.02, 0.03]), torch.tensor([9.0] * 5), torch.tensor([0.2, 0.1])]
+    advantages, returns = critic_advantages(rewards, lengths, values, algorithm, [row.double() for row in kl])
+    expected = []
+    for index in (0, 2):
+        penalties, value = kl[index].tolist(), [*values[index].tolist(), 0.0]
+        token_rewards = [-0.1 * penalty for penalty in penalties]
+        token_rewards[-1] += float(rewards[index])
+        running, row = 0.0, []
+        for t in reversed(range(len(token_rewards))):
+            delta = token_rewards[t] + 0.98 * value[t + 1] - value[t]
+            running = delta + 0.98 * 0.9 * running
+            row.append(running)
+        expected.append(row[::-1])
+    everything = [each for row in expected for each in row]
+    mean, spread = statistics.mean(everything), statistics.stdev(everything)
+    for index, row in zip((0, 2), expected, strict=True):
+        normal = [(each - mean) / (spread + 1e-6) for each in row]
+        assert advantages[index].tolist() == pytest.approx(normal, abs=1e-6)
+        assert returns[index].tolist() == pytest.approx(
+            [a + v for a, v in zip(row, values[index].tolist(), strict=True)], abs=1e-6
+        )
+    assert len(advantages[1]) == len(returns[1]) == 0
+
+
+@pytest.mark.parametrize("lengths", [(0, 0), (1, 0)])
+def test_ppo_has_no_advantages_where_there_is_nothing_to_normalise_over(lengths):
+    values = [torch.zeros(length) for length in lengths]
+    advantages, returns = critic_advantages(torch.ones(2).double(), torch.tensor(lengths), values, ppo())
+    assert [len(row) for row in advantages] == [len(row) for row in returns] == list(lengths)
+    assert not any(row.any() for row in advantages)

@@ -11,7 +11,7 @@ from tasks.learning import config
 from tasks.learning.config import AlgorithmConfig
 from tasks.learning.presets import PRESETS, with_preset
 
-TODAY = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "gspo", "cispo")
+TODAY = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "gspo", "cispo", "ppo")
 
 
 def read(document):

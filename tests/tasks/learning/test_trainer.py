@@ -19,8 +19,9 @@ from tasks.grading.grader import Grader
 from tasks.grading.reward import GradingError
 from tasks.learning.config import AlgorithmConfig, OptimizerConfig, TrainerConfig
 from tasks.learning.follow import GroupTimeout
+from tasks.learning.learner import Learner
 from tasks.learning.optimizer import PolicyOptimizer
-from tasks.learning.trainer import IterationTrainer, Learner
+from tasks.learning.trainer import IterationTrainer
 from tests.journals import Incarnation, a_plan
 from tests.tasks.learning.tiny_model import VOCABULARY
 

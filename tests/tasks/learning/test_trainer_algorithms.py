@@ -17,8 +17,9 @@ from tasks.grading.config import RewardConfig
 from tasks.grading.grader import Grader
 from tasks.learning.batching import collate
 from tasks.learning.config import AlgorithmConfig, OptimizerConfig, TrainerConfig
+from tasks.learning.learner import Learner
 from tasks.learning.optimizer import PolicyOptimizer
-from tasks.learning.trainer import IterationTrainer, Learner
+from tasks.learning.trainer import IterationTrainer
 from tests.journals import LOGPROB, Incarnation, a_plan
 from tests.tasks.learning.tiny_model import VOCABULARY
 

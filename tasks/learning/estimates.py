@@ -1,0 +1,143 @@
+"""Estimates: what is computed of each response before it is trained, from rewards and without gradient.
+
+Everything is kept by response, on the CPU, so that it fits any division into forward passes. Does not know the journal.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from storage.records import GradedResponse, SamplingParams
+from tasks.learning.advantage import advantages_of, critic_advantages
+from tasks.learning.batching import TokenBatch
+from tasks.learning.config import AlgorithmConfig
+from tasks.learning.learner import Learner
+from tasks.learning.shaping import overlong_penalties, trained_responses
+from tasks.learning.step import reference_kl
+
+ByResponse = dict[int, Tensor]
+Passes = Callable[[Sequence[GradedResponse]], Iterator[TokenBatch]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimates:
+    """By response number; only of responses that are trained, except where said otherwise.
+
+    Attributes:
+        advantages: [] or [its tokens], float64; also of responses that are not trained.
+        kl: With kl_in "reward": to the reference with every token, [its tokens]; also of those that are not trained.
+        values: With a critic: its values before the first optimizer step, [its tokens] float32.
+        returns: With a critic: what it is to learn, [its tokens] float64.
+        first_logprobs: Of the policy before the first optimizer step, [its tokens]; None where there is one step only.
+    """
+
+    advantages: ByResponse
+    kl: ByResponse | None = None
+    values: ByResponse | None = None
+    returns: ByResponse | None = None
+    first_logprobs: ByResponse | None = None
+
+
+def trained(responses: Sequence[GradedResponse], algorithm: AlgorithmConfig) -> list[GradedResponse]:
+    """Those of the responses that are trained, in order."""
+    kept = trained_responses([graded.finish_reason for graded in responses], algorithm)
+    return [responses[index] for index in kept]
+
+
+def estimate(
+    responses: Sequence[GradedResponse],
+    learner: Learner,
+    algorithm: AlgorithmConfig,
+    sampling: SamplingParams,
+    num_generations: int,
+    passes: Passes,
+) -> Estimates:
+    """The estimates of responses whose advantages are computed together: whole groups, or all of the step.
+
+    Raises:
+        ValueError: kl_in "reward" without a reference policy, "gae" without a critic; as the estimator raises.
+    """
+    kl = _reference_kl(responses, learner, algorithm, sampling, passes) if algorithm.kl_in == "reward" else None
+    kl_rows = None if kl is None else [kl[graded.response] for graded in responses]
+    rewards = torch.tensor([graded.reward for graded in responses], dtype=torch.float64)
+    rewards = rewards + length_penalties(responses, algorithm, sampling)
+    kept = {graded.response for graded in trained(responses, algorithm)}
+    lengths = torch.tensor([graded.length if graded.response in kept else 0 for graded in responses])
+    names = [graded.response for graded in responses]
+    if algorithm.advantage_estimator != "gae":
+        rows = advantages_of(rewards, lengths, num_generations, algorithm, kl_rows)
+        return Estimates(advantages=dict(zip(names, rows, strict=True)), kl=kl)
+    values = _values(trained(responses, algorithm), learner, passes)
+    by_row = [values.get(name, torch.zeros(0)) for name in names]
+    rows, returns = critic_advantages(rewards, lengths, by_row, algorithm, kl_rows)
+    return Estimates(
+        advantages=dict(zip(names, rows, strict=True)),
+        kl=kl,
+        values=values,
+        returns=dict(zip(names, returns, strict=True)),
+    )
+
+
+def length_penalties(
+    responses: Sequence[GradedResponse], algorithm: AlgorithmConfig, sampling: SamplingParams
+) -> Tensor:
+    """What long responses cost (DAPO's overlong shaping), [B] float64, at most 0."""
+    lengths = torch.tensor([graded.length for graded in responses])
+    buffer = algorithm.overlong_buffer_length
+    if buffer is None:
+        return torch.zeros(len(responses), dtype=torch.float64)
+    return overlong_penalties(lengths, sampling.max_completion_length, buffer, algorithm.overlong_penalty_factor)
+
+
+@torch.no_grad()
+def first_logprobs(
+    responses: Sequence[GradedResponse], learner: Learner, temperature: float, passes: Passes
+) -> ByResponse:
+    """Log-probs of every token under the policy as it is now, [its tokens] float32 each."""
+    found: ByResponse = {}
+    for batch in passes(responses):
+        found |= by_response(learner.policy.logprobs(batch, temperature)[0], batch)
+    return found
+
+
+def padded(rows: Mapping[int, Tensor], batch: TokenBatch) -> Tensor:
+    """The rows of a batch's responses as the loss takes them, float32: [B, T], or [B] for numbers."""
+    chosen = [rows[response].to(torch.float32) for response in batch.responses]
+    return pad_sequence(chosen, batch_first=True) if chosen[0].dim() else torch.stack(chosen)
+
+
+def by_response(values: Tensor, batch: TokenBatch) -> ByResponse:
+    """[B, T] as one row per response, without its padding, on the CPU."""
+    rows = values.detach().cpu()
+    lengths = batch.lengths.tolist()
+    return {name: row[:length] for name, row, length in zip(batch.responses, rows, lengths, strict=True)}
+
+
+def _reference_kl(
+    responses: Sequence[GradedResponse],
+    learner: Learner,
+    algorithm: AlgorithmConfig,
+    sampling: SamplingParams,
+    passes: Passes,
+) -> ByResponse:
+    """With each token of each response, also of those that are not trained: they count in their group's mean."""
+    if learner.reference is None:
+        raise ValueError("kl_in: value 'reward'; allowed: 'loss' without a reference policy")
+    found: ByResponse = {}
+    for batch in passes(responses):
+        rows = reference_kl(learner.policy, learner.reference, batch, algorithm, temperature=sampling.temperature)
+        found |= dict(zip(batch.responses, rows, strict=True))
+    return found
+
+
+@torch.no_grad()
+def _values(responses: Sequence[GradedResponse], learner: Learner, passes: Passes) -> ByResponse:
+    if learner.critic is None:
+        raise ValueError("advantage_estimator: value 'gae'; allowed: others without a critic")
+    found: ByResponse = {}
+    for batch in passes(responses):
+        found |= by_response(learner.critic.critic.values(batch), batch)
+    return found

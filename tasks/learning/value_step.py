@@ -1,0 +1,95 @@
+"""One optimizer step of the critic: accumulate the gradient of its loss, as `tasks.learning.step` does the policy's.
+
+Totals are sums over tokens, so they add up however the step was divided.
+"""
+
+import math
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from tasks.learning.batching import TokenBatch
+from tasks.learning.critic import Critic
+from tasks.learning.loss import clipped_value_loss
+from tasks.learning.optimizer import NonFiniteGradient, PolicyOptimizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValueTotals:
+    """Sums over trained tokens: of the loss, of tokens whose value is clipped, and of what explains the variance."""
+
+    tokens: int = 0
+    loss: float = 0.0
+    clipped: float = 0.0
+    values: float = 0.0
+    returns: float = 0.0
+    returns_square: float = 0.0
+    errors: float = 0.0
+    errors_square: float = 0.0
+
+    def __add__(self, other: "ValueTotals") -> "ValueTotals":
+        return ValueTotals(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
+
+    def metrics(self) -> dict[str, float]:
+        """Under verl's names; the explained variance is 1 - Var(returns - values) / Var(returns), 0 where that is 0."""
+        count = max(1, self.tokens)
+        spread = self.returns_square / count - (self.returns / count) ** 2
+        left = self.errors_square / count - (self.errors / count) ** 2
+        return {
+            "critic/vf_loss": self.loss / count,
+            "critic/vf_clipfrac": self.clipped / count,
+            "critic/vpred_mean": self.values / count,
+            "critic/returns/mean": self.returns / count,
+            "critic/vf_explained_var": 1 - left / spread if spread > 0 else 0.0,
+        }
+
+
+def accumulate_values(
+    critic: Critic, batch: TokenBatch, old_values: Tensor, returns: Tensor, value_clip: float | None
+) -> ValueTotals:
+    """Add one micro-batch's gradient to the critic's: the sum of `clipped_value_loss` over its tokens.
+
+    Args:
+        critic: Its gradients are added to.
+        batch: B responses.
+        old_values: [B, T] float32, the critic's before the iteration's first optimizer step.
+        returns: [B, T] float32.
+        value_clip: As of `clipped_value_loss`.
+
+    Raises:
+        NonFiniteGradient: The loss is not finite; names the responses. All gradients are dropped.
+    """
+    batch = batch.to(critic.device)
+    old_values, returns = old_values.to(critic.device), returns.to(critic.device)
+    values = critic.values(batch)
+    losses = clipped_value_loss(values, old_values, returns, value_clip).masked_fill(~batch.response_mask, 0.0)
+    losses.sum().backward()  # type: ignore[no-untyped-call]
+    totals = _measure(values.detach(), losses.detach(), old_values, returns, batch.response_mask, value_clip)
+    if not math.isfinite(totals.loss):
+        critic.module.zero_grad(set_to_none=True)
+        finite = torch.isfinite(losses).all(dim=1).tolist()
+        guilty = [response for response, is_finite in zip(batch.responses, finite, strict=True) if not is_finite]
+        raise NonFiniteGradient("loss of the critic", guilty)
+    return totals
+
+
+def apply_values(optimizer: PolicyOptimizer, totals: ValueTotals, responses: tuple[int, ...]) -> dict[str, float]:
+    """Take the critic's optimizer step, on the mean over tokens, and return its metrics; errors as of `step.apply`."""
+    outcome = optimizer.step(float(totals.tokens), responses)
+    return totals.metrics() | {"critic/grad_norm": outcome.grad_norm, "critic/lr": outcome.learning_rate}
+
+
+def _measure(
+    values: Tensor, losses: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, value_clip: float | None
+) -> ValueTotals:
+    moved = (values - old_values).abs()
+    clipped = moved > value_clip if value_clip is not None else torch.zeros_like(mask)
+    errors = returns - values
+    sums = [
+        each.masked_fill(~mask, 0).sum(dtype=torch.float64)
+        for each in (mask, losses, clipped, values, returns, returns.square(), errors, errors.square())
+    ]
+    tokens, *others = torch.stack(sums).tolist()
+    names = [f.name for f in fields(ValueTotals)][1:]
+    return ValueTotals(tokens=int(tokens), **dict(zip(names, others, strict=True)))
