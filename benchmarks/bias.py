@@ -36,7 +36,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.interruption import POLICIES, Circumstances, Policy, draw_losses, trained_on
-from benchmarks.learning import TASK, WARM_START
+from benchmarks.learning_run import TASK, WARM_START
 from benchmarks.reporting import Target, finish
 from examples.warm_start import warm_start
 from storage.records import SamplingParams
