@@ -21,3 +21,8 @@ def no_multiples_of_three(completion_ids: list[list[int]], **_columns: Any) -> l
     if any(len(ids) % 3 == 0 for ids in completion_ids):
         raise RuntimeError("three is too many")
     return even_length(completion_ids)
+
+
+def only_even_length(completion_ids: list[list[int]], **_columns: Any) -> list[float | None]:
+    """1 for completions of even length, and no opinion on others."""
+    return [1.0 if len(ids) % 2 == 0 else None for ids in completion_ids]

@@ -146,6 +146,14 @@ def test_a_reward_function_that_cannot_be_loaded(model, store, function):
     refused(GradingError, function.replace(".", r"\."), config(URL, model, rewards=[{"function": function}]))
 
 
+def test_a_reward_model_that_gives_no_reward(model, store):
+    judge = {"function": "reward_model", "name": "judge", "model": str(model)}
+    reason = r"^reward 'judge': model: value '.*' lacks the weights score\.weight, with which it would give a reward; "
+    refused(GradingError, reason, config(URL, model, rewards=[judge | {"label": 0}]))
+    with pytest.raises(ConfigError, match=r"rewards\.0\.model: missing; the function 'reward_model' cannot do without"):
+        config(URL, model, rewards=[{"function": "reward_model"}])
+
+
 def test_duplicate_prompt_ids(model, store, tmp_path):
     source = rows(tmp_path, {"prompt": "1", "uid": "a"}, {"prompt": "2", "uid": "b"}, {"prompt": "3", "uid": "a"})
     settings = config(URL, model, data={"source": source, "id_column": "uid"})

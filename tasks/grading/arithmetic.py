@@ -11,8 +11,10 @@ from tasks.grading.reward import GradingCase, Needs, RewardOutcome
 class ArithmeticReward:
     """1.0 when the completion is the column "worked" to the letter, else 0.0."""
 
-    name = "arithmetic"
     needs: Needs = (("worked",),)
+
+    def __init__(self, name: str = "arithmetic") -> None:
+        self.name = name
 
     def grade(self, batch: Sequence[GradingCase]) -> list[RewardOutcome]:
         return [RewardOutcome(1.0 if case.completion == case.columns["worked"] else 0.0) for case in batch]

@@ -25,17 +25,23 @@ FORMS = (
 )
 
 
+class ProcessSpoiled(Exception):  # noqa: N818 - reads as what happened
+    """Raised by a call after which its process is of no use, as after an error of CUDA."""
+
+
 @dataclass(frozen=True, slots=True)
 class BoundFunction:
     """A reward function with a uniform call.
 
     `call` takes cases, one at a time unless `batched`, and returns what the function returned (an awaitable where it
-    is a coroutine function): a sequence of values when `batched`, else a value.
+    is a coroutine function): a sequence of values when `batched`, else a value. `prepare`, where there is one, does
+    what is too costly for a mere look at the function, once before the first call.
     """
 
     needs: Needs
     batched: bool
     call: Callable[[Sequence[GradingCase]], Any]
+    prepare: Callable[[], None] | None = None
 
 
 def bind(function: Callable[..., Any], name: str) -> BoundFunction:

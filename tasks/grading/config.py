@@ -1,34 +1,65 @@
-"""What the user says about rewards: which functions, their weights and time limits, and what a failure counts.
+"""What the user says about rewards: which functions, their settings, weights and time limits, what a failure counts.
 
 Imports no reward function: that happens in the process that runs it.
 """
 
 import re
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-BUILT_IN = ("arithmetic", "math")
+BUILT_IN = ("arithmetic", "format", "length", "math", "reward_model")
+# Settings of one built-in function only, and those of them that it cannot do without.
+SETTINGS: dict[str, tuple[str, ...]] = {
+    "format": ("pattern",),
+    "length": ("free_tokens", "scale_tokens"),
+    "reward_model": ("model", "label", "device", "dtype", "batch_tokens_max", "max_length"),
+}
+REQUIRED = {"format": ("pattern",), "length": ("free_tokens", "scale_tokens"), "reward_model": ("model",)}
 _USER_FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+# It becomes part of metrics' names and of storage keys.
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RewardConfig:
     """One reward function of a run.
 
-    `function` is "arithmetic", "math", or "package.module:function" with TRL's or verl's signature. `time_limit_s`
-    bounds one call: a whole batch for TRL's signature, one response otherwise; `load_time_limit_s` bounds the import.
-    A response whose reward raised or ran out of time counts as `failure_reward`, or ends grading with an error.
+    `function` is one of BUILT_IN, or "package.module:function" with TRL's or verl's signature. `name` is what it is
+    called in metrics and records; None takes the function's own. `time_limit_s` bounds one call: a whole batch for
+    TRL's signature and a reward model, one response otherwise; `load_time_limit_s` bounds the import, and once more the
+    loading of a model's weights. A response whose reward raised or ran out of time counts as `failure_reward`, or ends
+    grading with an error.
+
+    pattern: of "format", a regular expression that must match the whole completion; "." matches line ends, too.
+    free_tokens, scale_tokens: of "length": -max(0, tokens - free_tokens) / scale_tokens, -1 at least.
+    model: of "reward_model": a Hugging Face directory with a sequence classification model.
+    label: index of the logit that is the reward; None where the model has one only.
+    device: "auto" takes the trainer's. dtype: of the reward model's weights and activations.
+    batch_tokens_max: padded tokens of one forward pass of the reward model; a longer input has one of its own.
+    max_length: most tokens of prompt and completion in the reward model's own tokens; None takes the model's.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
     function: str
+    name: str | None = None
     weight: Annotated[float, Field(allow_inf_nan=False)] = 1.0
     time_limit_s: Annotated[float, Field(gt=0, le=86_400)] = 10.0
     load_time_limit_s: Annotated[float, Field(gt=0, le=86_400)] = 120.0
     failure_reward: Annotated[float, Field(allow_inf_nan=False)] = 0.0
     on_failure: Literal["use_failure_reward", "stop"] = "use_failure_reward"
+    pattern: str | None = None
+    free_tokens: Annotated[int, Field(ge=0)] | None = None
+    scale_tokens: Annotated[int, Field(ge=1)] | None = None
+    model: Annotated[str, Field(min_length=1)] | None = None
+    label: Annotated[int, Field(ge=0)] | None = None
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    batch_tokens_max: Annotated[int, Field(ge=1)] = 16_384
+    max_length: Annotated[int, Field(ge=1)] | None = None
 
     def __post_init__(self) -> None:
         if self.function not in BUILT_IN and not _USER_FUNCTION.fullmatch(self.function):
@@ -36,3 +67,45 @@ class RewardConfig:
                 f"function: value {self.function!r}; allowed: {', '.join(map(repr, BUILT_IN))}, "
                 f"or 'package.module:function'"
             )
+        if self.name is not None and not _NAME.fullmatch(self.name):
+            raise ValueError(
+                f"name: value {self.name!r}; allowed: null, or up to 64 letters, digits and _, the first no digit"
+            )
+        defaults = {item.name: item.default for item in fields(self)}
+        for owner, names in SETTINGS.items():
+            for name in names:
+                value = getattr(self, name)
+                if owner != self.function and value != defaults[name]:
+                    raise ValueError(f"{name}: value {value!r}; allowed: nothing, unless the function is {owner!r}")
+        for name in REQUIRED.get(self.function, ()):
+            if getattr(self, name) is None:
+                raise ValueError(f"{name}: missing; the function {self.function!r} cannot do without it")
+        if self.pattern is not None:
+            try:
+                re.compile(self.pattern, re.DOTALL)
+            except (re.error, OverflowError, RecursionError) as error:
+                raise ValueError(f"pattern: value {self.pattern!r}; allowed: a regular expression: {error}") from None
+
+
+def reward_names(configs: Sequence[RewardConfig]) -> list[str]:
+    """What each function is called in metrics and records, in order.
+
+    Its `name`; else the part after the colon where nothing else is called so, and the whole of it elsewhere. Raises
+    ValueError when two would be called the same.
+    """
+    unnamed = Counter(config.function for config in configs if config.name is None)
+    repeated = [function for function, count in unnamed.items() if count > 1]
+    if repeated:
+        raise ValueError(
+            f"rewards: {repeated[0]!r} is configured twice; allowed: once, with the sum of the weights, "
+            "or each with a name of its own"
+        )
+    short = Counter(config.name or config.function.rpartition(":")[2] for config in configs)
+    names = []
+    for config in configs:
+        own = config.function.rpartition(":")[2]
+        names.append(config.name or (own if short[own] == 1 else config.function))
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise ValueError(f"rewards: {count} functions are called {name!r}; allowed: each a name of its own")
+    return names

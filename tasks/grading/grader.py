@@ -4,18 +4,21 @@ Knows nothing of groups or advantages, and nothing of how a function is run.
 """
 
 import logging
-from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Any, Self
 
 from tasks.grading.arithmetic import ArithmeticReward
-from tasks.grading.config import RewardConfig
+from tasks.grading.config import RewardConfig, reward_names
 from tasks.grading.isolation import IsolatedReward
+from tasks.grading.length import LengthReward
 from tasks.grading.reward import GradingCase, GradingError, Reward, RewardOutcome
 
 _LOG = logging.getLogger(__name__)
+_NO_FOLDERS: Mapping[str, Path] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +37,19 @@ class Graded:
 class Grader:
     """All reward functions of a run, loaded once. Used by one thread; close it, or use it in a with statement."""
 
-    def __init__(self, configs: Sequence[RewardConfig]) -> None:
-        """Load every function; raises GradingError for the first that cannot be used."""
-        if not configs:
-            raise GradingError("rewards: no function is configured; allowed: one or more")
+    def __init__(
+        self, configs: Sequence[RewardConfig], *, folders: Mapping[str, Path] = _NO_FOLDERS, device: str = "auto"
+    ) -> None:
+        """Load every function; raises GradingError for the first that cannot be used.
+
+        folders: where the reward models of these names are, instead of at their `model`. Their weights are loaded when
+        the first response is graded. device: of those whose device is "auto".
+        """
         self._configs = tuple(configs)
         self._rewards: list[Reward] = []
         try:
             for name, config in zip(_names(configs), configs, strict=True):
-                self._rewards.append(_open_reward(name, config))
+                self._rewards.append(_open_reward(name, config, folders, device))
         except BaseException:
             self.close()
             raise
@@ -57,17 +64,13 @@ class Grader:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The functions' names in order, as in metrics: the part after the colon where that is unambiguous."""
+        """The functions' names in order, as in metrics and records."""
         return tuple(reward.name for reward in self._rewards)
 
     def check_columns(self, columns: Collection[str]) -> None:
         """Raise GradingError when a function needs a column that the prompts do not have."""
         for reward in self._rewards:
-            for alternatives in reward.needs:
-                if not set(alternatives) & set(columns):
-                    wanted = " or ".join(map(repr, alternatives))
-                    there = ", ".join(map(repr, sorted(columns))) or "none"
-                    raise GradingError(f"missing reward column: {reward.name} needs {wanted}; there are: {there}")
+            _check_needs(reward, columns)
 
     def grade(self, cases: Sequence[GradingCase]) -> list[Graded]:
         """Grade finished responses, in order.
@@ -105,16 +108,52 @@ class Grader:
         return Graded(case.response, total, values, errors)
 
 
-def _open_reward(name: str, config: RewardConfig) -> Reward:
-    if config.function == ArithmeticReward.name:
-        return ArithmeticReward()
-    return IsolatedReward(name, config.function, config.time_limit_s, config.load_time_limit_s)
+def check_rewards(
+    configs: Sequence[RewardConfig], columns: Collection[str], held: Collection[str] = frozenset()
+) -> None:
+    """Raise GradingError for the first function that cannot be used, or needs a column that is not in `columns`.
+
+    Every function is loaded, but for the reward models named in `held`, which have passed before.
+    """
+    with ExitStack() as stack:
+        for name, config in zip(_names(configs), configs, strict=True):
+            if name not in held:
+                _check_needs(stack.enter_context(closing(_open_reward(name, config, _NO_FOLDERS, "auto"))), columns)
+
+
+def _check_needs(reward: Reward, columns: Collection[str]) -> None:
+    for alternatives in reward.needs:
+        if not set(alternatives) & set(columns):
+            wanted = " or ".join(map(repr, alternatives))
+            there = ", ".join(map(repr, sorted(columns))) or "none"
+            raise GradingError(f"missing reward column: {reward.name} needs {wanted}; there are: {there}")
+
+
+def _open_reward(name: str, config: RewardConfig, folders: Mapping[str, Path], device: str) -> Reward:
+    if config.function == "arithmetic":
+        return ArithmeticReward(name)
+    if config.free_tokens is not None and config.scale_tokens is not None:
+        return LengthReward(name, config.free_tokens, config.scale_tokens)
+    settings: dict[str, Any] = {}
+    if config.pattern is not None:
+        settings = {"pattern": config.pattern, "time_limit_s": config.time_limit_s}
+    if config.model is not None:
+        settings = {
+            "name": name,
+            "folder": str(folders.get(name, Path(config.model).expanduser())),
+            "label": config.label,
+            "device": device if config.device == "auto" else config.device,
+            "dtype": config.dtype,
+            "batch_tokens_max": config.batch_tokens_max,
+            "max_length": config.max_length,
+        }
+    return IsolatedReward(name, config.function, config.time_limit_s, config.load_time_limit_s, settings)
 
 
 def _names(configs: Sequence[RewardConfig]) -> list[str]:
-    functions = [config.function for config in configs]
-    repeated = [function for function, count in Counter(functions).items() if count > 1]
-    if repeated:
-        raise GradingError(f"rewards: {repeated[0]!r} is configured twice; allowed: once, with the sum of the weights")
-    short = [function.rpartition(":")[2] for function in functions]
-    return [name if short.count(name) == 1 else function for name, function in zip(short, functions, strict=True)]
+    if not configs:
+        raise GradingError("rewards: no function is configured; allowed: one or more")
+    try:
+        return reward_names(configs)
+    except ValueError as error:
+        raise GradingError(str(error)) from None

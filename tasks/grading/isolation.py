@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,33 +30,52 @@ class CallFailed(Exception):  # noqa: N818 - reads as what happened
 class WorkerProcess:
     """The child that has loaded one function; started when first needed and again after a kill."""
 
-    def __init__(self, function: str, load_time_limit_s: float) -> None:
+    def __init__(self, function: str, load_time_limit_s: float, settings: Mapping[str, Any]) -> None:
         self._function = function
+        self._settings = dict(settings)
         self._load_time_limit_s = load_time_limit_s
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_prepared = False
 
     def load(self) -> dict[str, Any]:
         """Start a child, in place of one that runs; what it says of the function. Raises GradingError."""
         self.kill()
         self._process = _start_child()
         try:
-            reply = self._exchange({"load": self._function}, self._load_time_limit_s)
+            reply = self._exchange({"load": self._function, "settings": self._settings}, self._load_time_limit_s)
         except CallFailed as error:
             raise GradingError(f"reward {self._function!r} cannot be loaded: it {error}") from None
         if "error" in reply:
             self.kill()
             raise GradingError(reply["error"])
+        self._is_prepared = not reply["prepares"]
         return reply
+
+    def prepare(self) -> None:
+        """Have the child do what its function wants done before the first call, once. Raises GradingError."""
+        if self._process is None:
+            self.load()
+        if self._is_prepared:
+            return
+        try:
+            reply = self._exchange({"prepare": True}, self._load_time_limit_s)
+        except CallFailed as error:
+            raise GradingError(f"reward {self._function!r} cannot be prepared: it {error}") from None
+        if "error" in reply:
+            self.kill()
+            raise GradingError(reply["error"])
+        self._is_prepared = True
 
     def grade(self, cases: Sequence[GradingCase], time_limit_s: float) -> list[RewardOutcome]:
         """Outcomes of one call of the function; raises CallFailed."""
-        if self._process is None:
-            try:
-                self.load()
-            except GradingError as error:
-                raise CallFailed(f"could not be started again: {error}") from None
+        try:
+            self.prepare()
+        except GradingError as error:
+            raise CallFailed(f"could not be started again: {error}") from None
         rows = [(c.response, c.prompt, c.completion, c.completion_ids, c.columns) for c in cases]
         reply = self._exchange({"grade": rows}, time_limit_s)
+        if reply.get("spoiled"):
+            self.kill()
         if "raised" in reply:
             raise CallFailed(f"raised {reply['raised']}")
         return [RewardOutcome(*outcome) for outcome in reply["outcomes"]]
@@ -119,16 +138,31 @@ class IsolatedReward:
     A batch whose call raised, ran out of time or ended the process is graded again one response at a time.
     """
 
-    def __init__(self, name: str, function: str, time_limit_s: float, load_time_limit_s: float) -> None:
-        """Start the child and load `function`; raises GradingError when it cannot be used."""
+    def __init__(
+        self,
+        name: str,
+        function: str,
+        time_limit_s: float,
+        load_time_limit_s: float,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Start the child and load `function`, with the `settings` of a built-in one.
+
+        Raises GradingError when it cannot be used.
+        """
         self.name = name
         self._time_limit_s = time_limit_s
-        self._worker = WorkerProcess(function, load_time_limit_s)
+        self._worker = WorkerProcess(function, load_time_limit_s, settings or {})
+        self._has_begun = False
         description = self._worker.load()
         self.needs: Needs = tuple(tuple(alternatives) for alternatives in description["needs"])
         self._batched = bool(description["batched"])
 
     def grade(self, batch: Sequence[GradingCase]) -> list[RewardOutcome]:
+        """As Reward.grade; raises GradingError when the function cannot be prepared for its first call."""
+        if batch and not self._has_begun:
+            self._worker.prepare()
+            self._has_begun = True
         if self._batched and len(batch) > 1:
             try:
                 outcomes = self._worker.grade(batch, self._time_limit_s)

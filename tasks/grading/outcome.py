@@ -27,7 +27,12 @@ def batch_outcomes(returned: Any, count: int) -> list[RewardOutcome]:
 
 
 def value_outcome(value: Any) -> RewardOutcome:
-    """A finite number, None (not applicable), or verl's dict whose "score" is one of these; else an error."""
+    """A finite number, None (not applicable), or verl's dict whose "score" is one of these; else an error.
+
+    An outcome with an error stays what it is.
+    """
+    if isinstance(value, RewardOutcome) and value.error is not None:
+        return value
     if isinstance(value, Mapping):
         if "score" not in value:
             return RewardOutcome(None, f"returned {_shown(value)}; allowed: a dict with 'score'")

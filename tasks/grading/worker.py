@@ -1,7 +1,7 @@
 """The child process in which reward functions run: `python -m tasks.grading.worker`, driven by isolation.py.
 
-It answers one "load" message, then "grade" messages. Whatever user code prints goes to standard error; when the parent
-is gone the process ends, whatever it is doing. A time limit is the parent's business: it kills.
+It answers one "load" message, then "prepare" and "grade" messages. Whatever user code prints goes to standard error;
+when the parent is gone the process ends, whatever it is doing. A time limit is the parent's business: it kills.
 """
 
 import importlib
@@ -16,7 +16,8 @@ from functools import partial
 from typing import Any, BinaryIO
 
 from tasks.grading import math_answer
-from tasks.grading.binding import BoundFunction, bind
+from tasks.grading.binding import BoundFunction, ProcessSpoiled, bind
+from tasks.grading.completion_format import FormatVerifier
 from tasks.grading.outcome import batch_outcomes, value_outcome
 from tasks.grading.reward import GradingCase, GradingError
 from tasks.grading.wire import pack, read_message
@@ -29,11 +30,15 @@ def main() -> None:
     requests, replies = _take_standard_streams()
     inbox: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
     threading.Thread(target=_read_requests, args=(requests, inbox), daemon=True).start()
-    bound, reply = _load(inbox.get()["load"])
+    request = inbox.get()
+    bound, reply = _load(request["load"], request["settings"])
     _answer(replies, reply)
     while bound is not None:
-        cases = [GradingCase(*case) for case in inbox.get()["grade"]]
-        _answer(replies, _grade(bound, cases))
+        request = inbox.get()
+        if "prepare" in request:
+            _answer(replies, _prepare(bound))
+        else:
+            _answer(replies, _grade(bound, [GradingCase(*case) for case in request["grade"]]))
 
 
 def _answer(replies: BinaryIO, message: dict[str, Any]) -> None:
@@ -60,20 +65,28 @@ def _read_requests(requests: BinaryIO, inbox: queue.SimpleQueue[dict[str, Any]])
     os._exit(0)
 
 
-def _load(spec: str) -> tuple[BoundFunction | None, dict[str, Any]]:
+def _load(spec: str, settings: dict[str, Any]) -> tuple[BoundFunction | None, dict[str, Any]]:
     try:
-        bound = _bound(spec)
+        bound = _bound(spec, settings)
     except GradingError as error:
         return None, {"error": str(error)}
     except BaseException as error:  # noqa: BLE001 - an import may raise anything, sys.exit included
         return None, {"error": f"reward {spec!r} cannot be loaded: {_describe(error)}"}
-    return bound, {"needs": bound.needs, "batched": bound.batched}
+    return bound, {"needs": bound.needs, "batched": bound.batched, "prepares": bound.prepare is not None}
 
 
-def _bound(spec: str) -> BoundFunction:
+def _bound(spec: str, settings: dict[str, Any]) -> BoundFunction:
     if spec == "math":
         importlib.import_module("math_verify")  # here, so that the first response does not pay for it
         return BoundFunction(math_answer.NEEDS, False, lambda cases: math_answer.grade_mathematics(cases[0]))
+    if spec == "format":
+        verifier = FormatVerifier(**settings)
+        return BoundFunction((), False, lambda cases: verifier.grade(cases[0].completion))
+    if spec == "reward_model":
+        from tasks.grading.reward_model import RewardModel, RewardModelSettings  # noqa: PLC0415 - imports torch
+
+        model = RewardModel(RewardModelSettings(**settings))
+        return BoundFunction((), True, model.score, model.load)
     module_name, _, path = spec.partition(":")
     found: Any = importlib.import_module(module_name)
     for part in path.split("."):
@@ -86,12 +99,23 @@ def _bound(spec: str) -> BoundFunction:
     return bind(found, spec)
 
 
+def _prepare(bound: BoundFunction) -> dict[str, Any]:
+    try:
+        if bound.prepare is not None:
+            bound.prepare()
+    except GradingError as error:
+        return {"error": str(error)}
+    except BaseException as error:  # noqa: BLE001 - whatever a model's files make of the library that reads them
+        return {"error": f"a reward cannot be prepared: {_describe(error)}"}
+    return {}
+
+
 def _grade(bound: BoundFunction, cases: list[GradingCase]) -> dict[str, Any]:
     try:
         returned = _awaited(partial(bound.call, cases))
         outcomes = batch_outcomes(returned, len(cases)) if bound.batched else [value_outcome(returned)]
     except BaseException as error:  # noqa: BLE001 - a reward function may raise anything, sys.exit included
-        return {"raised": _describe(error)}
+        return {"raised": _describe(error), "spoiled": isinstance(error, ProcessSpoiled)}
     return {"outcomes": [[outcome.value, outcome.error] for outcome in outcomes]}
 
 

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from tasks.grading.config import RewardConfig
+from tasks.grading.config import RewardConfig, reward_names
 
 
 def read(values: dict[str, Any]) -> RewardConfig:
@@ -18,7 +18,7 @@ def test_functions_are_built_in_or_named_by_module(function: str):
 
 @pytest.mark.parametrize("function", ["", "maths", "rewards:f:g", "rewards", "rewards:", ":f", "a b:f", "rewards:f()"])
 def test_other_functions_are_refused(function: str):
-    with pytest.raises(ValidationError, match=r"function: value .*allowed: 'arithmetic', 'math', or 'package.module:"):
+    with pytest.raises(ValidationError, match=r"function: value .*allowed: 'arithmetic', .*, or 'package.module:"):
         read({"function": function})
 
 
@@ -37,3 +37,72 @@ def test_bad_values_are_refused_by_the_name_of_their_field(field: str, value: An
     with pytest.raises(ValidationError) as caught:
         read({"function": "math", field: value})
     assert caught.value.errors()[0]["loc"] == (field,)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"function": "format", "pattern": r"<answer>.*</answer>"},
+        {"function": "length", "free_tokens": 0, "scale_tokens": 1},
+        {"function": "reward_model", "model": "models/judge", "name": "judge_2", "label": 1, "max_length": 9},
+    ],
+)
+def test_built_in_functions_have_settings_of_their_own(values: dict[str, Any]):
+    assert read(values) == RewardConfig(**values)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"function": "format"}, "pattern: missing; the function 'format' cannot do without it"),
+        ({"function": "format", "pattern": "(a"}, "pattern: value '(a'; allowed: a regular expression: missing ), unt"),
+        ({"function": "length", "free_tokens": 9}, "scale_tokens: missing; the function 'length' cannot do without"),
+        ({"function": "reward_model"}, "model: missing; the function 'reward_model' cannot do without it"),
+        ({"function": "math", "pattern": "a"}, "pattern: value 'a'; allowed: nothing, unless the function is 'format'"),
+        (
+            {"function": "a:f", "dtype": "bfloat16"},
+            "dtype: value 'bfloat16'; allowed: nothing, unless the function is 'reward_model'",
+        ),
+        ({"function": "math", "name": "a/b"}, "name: value 'a/b'; allowed: null, or up to 64 letters, digits and _"),
+        ({"function": "math", "name": ""}, "name: value ''; allowed: null, or up to 64 letters, digits and _"),
+    ],
+)
+def test_settings_that_are_missing_bad_or_of_another_function_are_refused(values: dict[str, Any], message: str):
+    with pytest.raises(ValidationError) as caught:
+        read(values)
+    assert caught.value.errors()[0]["msg"].startswith(f"Value error, {message}")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("free_tokens", -1), ("scale_tokens", 0), ("batch_tokens_max", 0), ("max_length", 0), ("device", "tpu")],
+)
+def test_numbers_and_choices_have_bounds(field: str, value: Any):
+    with pytest.raises(ValidationError) as caught:
+        read({"function": "math", field: value})
+    assert caught.value.errors()[0]["loc"] == (field,)
+
+
+def named(*functions: tuple[str, str | None]) -> list[str]:
+    return reward_names([RewardConfig(function=function, name=name) for function, name in functions])
+
+
+def test_a_function_is_called_by_its_name_else_as_shortly_as_is_clear():
+    assert named(("math", None), ("a:f", None), ("b:g", "style")) == ["math", "f", "style"]
+    assert named(("a:f", None), ("b:f", None)) == ["a:f", "b:f"]
+    assert named(("a:math", None), ("math", "strict")) == ["math", "strict"]
+    assert named(("a:f", None), ("b:g", "f")) == ["a:f", "f"]
+    assert named(("a:f", "one"), ("a:f", "two"), ("a:f", None)) == ["one", "two", "f"]
+
+
+@pytest.mark.parametrize(
+    ("functions", "message"),
+    [
+        ((("a:f", None), ("a:f", None)), "'a:f' is configured twice; allowed: once, with the sum of the weights, or"),
+        ((("a:f", "g"), ("a:h", "g")), "2 functions are called 'g'; allowed: each a name of its own"),
+        ((("math", None), ("a:h", "math")), "2 functions are called 'math'; allowed: each a name of its own"),
+    ],
+)
+def test_no_two_functions_are_called_the_same(functions: tuple[tuple[str, str | None], ...], message: str):
+    with pytest.raises(ValueError, match=message):
+        named(*functions)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tasks.grading.config import RewardConfig
-from tasks.grading.grader import Graded, Grader
+from tasks.grading.grader import Graded, Grader, check_rewards
 from tasks.grading.reward import GradingCase, GradingError
 
 REWARDS = """
@@ -46,6 +46,21 @@ def test_the_reward_is_the_weighted_sum():
         assert grader.grade([case(7, "#1"), case(8, "abc")]) == [
             Graded(7, 1.0, {"arithmetic": 1.0, "length": 2.0}, {}),
             Graded(8, -1.5, {"arithmetic": 0.0, "length": 3.0}, {}),
+        ]
+
+
+def test_a_function_may_be_there_twice_under_names_of_its_own():
+    brief = [
+        RewardConfig(function="length", name="soft", free_tokens=1, scale_tokens=4),
+        RewardConfig(function="length", name="hard", free_tokens=2, scale_tokens=1, weight=3.0),
+        RewardConfig(function="format", pattern="a|b+"),
+    ]
+    with Grader([*brief, config("length")]) as grader:
+        assert grader.names == ("soft", "hard", "format", "length")
+        cases = [GradingCase(0, "p", "bbb", (1, 2), {}), GradingCase(1, "p", "a\n", (1, 2, 3, 4, 5), {})]
+        assert grader.grade(cases) == [
+            Graded(0, 3.75, {"soft": -0.25, "hard": 0.0, "format": 1.0, "length": 3.0}, {}),
+            Graded(1, -2.0, {"soft": -1.0, "hard": -1.0, "format": 0.0, "length": 2.0}, {}),
         ]
 
 
@@ -98,6 +113,17 @@ def test_missing_columns_are_found_before_anything_is_generated():
             grader.grade([case(0, "a")])
 
 
+def test_checking_opens_every_function_but_the_models_that_are_known(tmp_path: Path):
+    absent = RewardConfig(function="reward_model", name="judge", model=str(tmp_path / "nowhere"))
+    check_rewards([config("explicit"), absent], {"target"}, {"judge"})
+    with pytest.raises(GradingError, match="missing reward column: explicit needs 'target'; there are: none"):
+        check_rewards([config("explicit"), absent], (), {"judge"})
+    with pytest.raises(GradingError, match=r"^reward 'judge': model: value '.*nowhere' does not exist; allowed: a Hug"):
+        check_rewards([absent], ())
+    with pytest.raises(GradingError, match="no function is configured"):
+        check_rewards([], ())
+
+
 def test_mathematics_needs_one_of_several_columns():
     with Grader([RewardConfig(function="math")]) as grader:
         grader.check_columns({"solution"})
@@ -118,6 +144,7 @@ def test_names_that_would_collide_are_written_out():
     [
         ([], "rewards: no function is configured"),
         ([config("length"), config("length")], "rewards: 'graded_rewards:length' is configured twice"),
+        ([config("length", name="a"), config("only_long", name="a")], "rewards: 2 functions are called 'a'"),
         ([config("length"), config("lenght")], "graded_rewards has no 'lenght'"),
     ],
 )

@@ -17,6 +17,7 @@ from tasks.grading.reward import GradingCase, GradingError, RewardOutcome
 
 REWARDS = '''
 import asyncio, os, subprocess, sys, time
+from tasks.grading.binding import ProcessSpoiled
 
 def length(completions, **columns):
     return [float(len(text)) for text in completions]
@@ -67,6 +68,11 @@ def odd(completions, **columns):
 
 def endless(completions, **columns):
     return ([0.0] * 1_000_000 for _ in iter(int, 1))
+
+def spoiling(completions, **columns):
+    if "spoil" in completions:
+        raise ProcessSpoiled("the device is gone")
+    return [float(os.getpid())] * len(completions)
 
 def parent(completions, **columns):
     child = subprocess.Popen(["sleep", "60"])
@@ -236,6 +242,22 @@ def test_mathematics_is_graded_in_the_same_way(rewards: Open):
     assert "reward math of response 2 raised ValueError: the ground truth '' is no mathematics" in str(
         outcomes[2].error
     )
+
+
+def test_a_process_that_a_call_has_spoiled_serves_no_other_call(rewards: Open):
+    first, spoiled, last = rewards("odd_rewards:spoiling").grade(cases("a", "spoil", "b"))
+    assert str(spoiled.error).startswith("reward spoiling of response 101 raised ProcessSpoiled: the device is gone")
+    assert first.value is not None
+    assert last.value is not None
+    assert first.value != last.value
+
+
+def test_an_expression_that_takes_for_ever_is_killed_and_the_rest_graded():
+    settings = {"pattern": "(a+)+b", "time_limit_s": 0.7}
+    with closing(IsolatedReward("format", "format", 0.7, 60.0, settings)) as reward:
+        outcomes = reward.grade(cases("aab", "a" * 60, "aa"))
+    assert [outcome.value for outcome in outcomes] == [1.0, None, 0.0]
+    assert outcomes[1].error == "reward format of response 101 did not answer within 0.7 s"
 
 
 def test_the_worker_ends_when_its_parent_is_killed(rewards: Open, tmp_path: Path):

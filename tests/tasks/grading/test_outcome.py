@@ -85,3 +85,9 @@ def test_a_wrong_batch_is_an_error_of_every_completion(returned: Any, error: str
     outcomes = batch_outcomes(returned, 2)
     assert len(outcomes) == 2
     assert all(outcome.value is None and error in str(outcome.error) for outcome in outcomes)
+
+
+def test_an_outcome_with_an_error_stays_what_it_is_and_another_is_no_value():
+    outcomes = batch_outcomes([RewardOutcome(None, "is too long"), 1, RewardOutcome(2.0)], 3)
+    assert outcomes[:2] == [RewardOutcome(None, "is too long"), RewardOutcome(1.0)]
+    assert "allowed: float or None" in str(outcomes[2].error)

@@ -1,0 +1,173 @@
+"""Reward models from the plan's machine to the trainer's: copied once, compared, fetched, and used in a real run."""
+
+import os
+import shutil
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage import layout
+from storage.clock import ManualClock
+from storage.compaction import read_batches
+from storage.memory import MemoryStore
+from storage.store import ConflictingRecord, ObjectMissing
+from tasks.configuration.run_config import digest
+from tasks.grading.config import RewardConfig
+from tasks.grading.reward import GradingError
+from tasks.grading.run_rewards import held_models, open_grader, publish_models
+from tasks.plan import prepare
+from tests.small_run import (
+    commit_iteration,
+    config,
+    everything,
+    memory_store,
+    model_directory,
+    plan_iteration,
+    roll_out,
+    train_iteration,
+)
+from tests.tasks.grading.tiny_reward_model import case, plain_score, save_reward_model
+
+URL = "memory://rewards"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return save_reward_model(tmp_path / "judge")
+
+
+def judge(folder: Path, **settings: Any) -> RewardConfig:
+    fields = {"function": "reward_model", "name": "judge", "model": str(folder), "time_limit_s": 60.0}
+    return RewardConfig(**(fields | settings))
+
+
+def test_a_model_is_copied_once_and_then_compared(folder: Path, tmp_path: Path):
+    store, configs = MemoryStore(), [judge(folder), RewardConfig(function="math")]
+    assert held_models(store, configs) == set()
+    publish_models(store, configs)
+    before = everything(store)
+    publish_models(store, configs)
+    assert everything(store) == before
+    assert held_models(store, configs) == {"judge"}
+    moved = folder.rename(tmp_path / "moved")
+    assert held_models(store, configs) == {"judge"}  # it is nowhere to be compared with, and not needed
+    (moved / "config.json").write_text("{}")
+    with pytest.raises(ConflictingRecord, match=r"'judge' than '.*moved'; the first file to differ is 'config\.json'"):
+        held_models(store, [judge(moved)])
+
+
+def test_a_grader_is_opened_from_the_run_alone_and_survives_the_death_of_its_model(folder: Path):
+    store = MemoryStore()
+    publish_models(store, [judge(folder)])
+    wanted = [plain_score(folder, f"1+1={text}") for text in ("2", "two", "3")]
+    shutil.rmtree(folder)
+    cases = [case(number, text) for number, text in enumerate(("2", "two", "3"))]
+    with open_grader(store, [judge(folder, weight=2.0)], "cpu") as grader:
+        assert [graded.reward for graded in grader.grade(cases)] == pytest.approx([2 * w for w in wanted], abs=1e-5)
+        # Stopped, so that it dies in the middle of the next call and of no other.
+        process = grader._rewards[0]._worker._process
+        os.kill(process.pid, signal.SIGSTOP)
+        killer = threading.Timer(0.5, os.kill, (process.pid, signal.SIGKILL))
+        killer.start()
+        again = grader.grade([*cases, case(9, "1" * 300)])
+        killer.join()
+        assert process.returncode == -signal.SIGKILL
+    assert [graded.values["judge"] for graded in again[:3]] == pytest.approx(wanted, abs=1e-5)
+    assert again[3].errors == {
+        "judge": "reward judge of response 9 has 304 tokens for its reward model; allowed: 256 (max_length)"
+    }
+    assert again[3].reward == 0.0
+
+
+def test_scores_that_are_no_numbers_are_errors_of_their_responses(folder: Path):
+    from safetensors.torch import load_file, save_file  # noqa: PLC0415 - imports torch
+
+    tensors = load_file(folder / "model.safetensors")
+    tensors["score.weight"].fill_(float("nan"))
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    store = MemoryStore()
+    configs = [judge(folder, failure_reward=-1.0)]
+    publish_models(store, configs)
+    with open_grader(store, configs, "cpu") as grader:
+        [graded] = grader.grade([case(4, "2")])
+    assert (graded.reward, graded.values) == (-1.0, {"judge": -1.0})
+    assert graded.errors == {"judge": "reward judge of response 4 returned nan; allowed: a finite number or None"}
+
+
+def test_weights_that_cannot_be_loaded_end_grading_and_are_no_failure_of_a_response(folder: Path):
+    from safetensors.torch import load_file, save_file  # noqa: PLC0415 - imports torch
+
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.norm.weight"]
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    store = MemoryStore()
+    publish_models(store, [judge(folder)])
+    with open_grader(store, [judge(folder)], "cpu") as grader:
+        for _ in range(2):
+            with pytest.raises(GradingError, match=r"reward 'judge': model: value .* lacks the weights model\.norm\.w"):
+                grader.grade([case(0, "2")])
+
+
+def test_a_model_that_the_run_does_not_hold_is_missed(folder: Path):
+    with pytest.raises(ObjectMissing), open_grader(MemoryStore(), [judge(folder)], "cpu"):
+        pass
+
+
+def several(folder: Path) -> list[dict[str, Any]]:
+    return [
+        {"function": "reward_model", "name": "judge", "model": str(folder), "time_limit_s": 60.0, "weight": 0.5},
+        {"function": "format", "pattern": r"\d.*"},
+        {"function": "length", "free_tokens": 2, "scale_tokens": 50, "weight": 2.0},
+        {"function": "tests.reward_functions:only_even_length", "name": "even"},
+    ]
+
+
+def test_a_run_of_several_weighted_rewards_end_to_end(folder: Path, tmp_path: Path):
+    store = memory_store("rewards")
+    settings = config(URL, model_directory(tmp_path / "policy"), rewards=several(folder))
+    plan_iteration(settings)
+    assert store.list(layout.reward_model("judge")) == [layout.reward_model("judge")]
+    shutil.rmtree(folder)
+    roll_out(URL, 0)
+    train_iteration(URL, 0)
+    graded = [response for batch in read_batches(store, 0) for response in batch.responses]
+    assert len(graded) == 12
+    for response in graded:
+        judged, form, length, even = (response.rewards[name] for name in ("judge", "format", "length", "even"))
+        assert length == max(-1.0, -max(0, response.length - 2) / 50)
+        assert form in (0.0, 1.0)
+        assert even == (1.0 if response.length % 2 == 0 else None)
+        assert response.reward == pytest.approx(0.5 * judged + form + 2.0 * length + (even or 0.0))
+    assert len({response.rewards["judge"] for response in graded}) > 6
+    metrics = commit_iteration(URL, 0).metrics
+    judged = [response.rewards["judge"] for response in graded]
+    mean = sum(judged) / 12
+    assert metrics["rewards/judge/mean"] == pytest.approx(mean)
+    assert metrics["rewards/judge/std"] == pytest.approx((sum((value - mean) ** 2 for value in judged) / 11) ** 0.5)
+    assert metrics["reward_errors"] == 0
+    assert {f"rewards/{name}/{kind}" for name in ("format", "length") for kind in ("mean", "std")} <= metrics.keys()
+    # The next iteration finds the model in the run.
+    plan_iteration(settings)
+    roll_out(URL, 1)
+    train_iteration(URL, 1)
+
+
+def test_another_model_under_the_name_of_a_runs_own_is_refused(folder: Path, tmp_path: Path):
+    store = memory_store("rewards")
+    policy = model_directory(tmp_path / "policy")
+    settings = config(URL, policy, rewards=several(folder))
+    plan_iteration(settings)
+    before = everything(store)
+    other = save_reward_model(tmp_path / "other", num_hidden_layers=1)
+    changed = config(URL, policy, rewards=several(other))
+    assert digest(changed) == digest(settings)  # a path is not what is learned; what lies there is
+    with pytest.raises(
+        ConflictingRecord, match=r"holds another reward model as 'judge' than '.*other'; the first file"
+    ):
+        prepare(changed, "test", ManualClock())
+    assert everything(store) == before
+    shorter = [*several(folder)[:2], several(folder)[2] | {"free_tokens": 3}, several(folder)[3]]
+    assert digest(config(URL, policy, rewards=shorter)) != digest(settings)
