@@ -6,7 +6,7 @@ caller's business; how one version of a set follows from another is weight_versi
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -37,6 +37,7 @@ __all__ = ["ITEM_BYTES", "PUBLISHED_AT_S", "RANGE_BYTES", "Manifest", "TensorBlo
 OBJECT_BYTES_MAX = 64 << 20
 UPLOADS = 4  # objects at a time, each of which is copied
 ALGORITHM: DigestAlgorithm = "blake3"
+_Content = tuple[str, tuple[int, ...], str]  # dtype, shape, digest
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,11 @@ class DraftedSet:
 
         Takes the memory of UPLOADS objects.
         """
+        self.write_objects(store, prefix)
+        return commit(store, key, records.encode(self.manifest))
+
+    def write_objects(self, store: ObjectStore, prefix: str) -> None:
+        """Store the objects below `prefix`, which nobody reads before there is a manifest that names them."""
 
         def upload(name: str) -> None:
             header, blocks = self.objects[name]
@@ -93,7 +99,6 @@ class DraftedSet:
                 raise CorruptObject(object_key, "it holds other bytes than its name says")
 
         in_threads(UPLOADS, upload, self.objects)
-        return commit(store, key, records.encode(self.manifest))
 
 
 def publish(
@@ -117,6 +122,47 @@ def publish(
     if drafted.write(store, prefix, layout.manifest(prefix)):
         return drafted.manifest
     return same_tensors(store, prefix, tensors, digests)
+
+
+def objects_of(sizes: Mapping[str, int], object_bytes_max: int = OBJECT_BYTES_MAX) -> list[list[str]]:
+    """The names of the tensors in each object that `publish` would make of tensors of these `sizes` in bytes."""
+    return list(_split(sizes, object_bytes_max))
+
+
+def write_object(
+    store: ObjectStore, prefix: str, tensors: Mapping[str, TensorBlock], *, upload: bool = True
+) -> Manifest:
+    """Store one object below `prefix`; the part of a manifest that names it, for `write_manifest`.
+
+    `upload`: False only describes it. Raises CorruptObject when other bytes are stored under its name.
+    """
+    digests = digest_all(tensors)
+    full = {name: Draft.full(block, digests[name]) for name, block in tensors.items()}
+    drafted = draft_set(full, {}, object_bytes_max=max(1, sum(block.num_bytes for block in tensors.values())))
+    if upload:
+        drafted.write_objects(store, prefix)
+    return drafted.manifest
+
+
+def write_manifest(store: ObjectStore, prefix: str, parts: Iterable[Manifest], metadata: Mapping[str, Any]) -> Manifest:
+    """Publish objects that `write_object` stored, in the order of `parts`; returns the manifest that is stored.
+
+    It is the one that `publish` writes for the same tensors in the same order. Raises as `publish`.
+    """
+    tensors: dict[str, TensorEntry] = {}
+    objects: dict[str, ObjectEntry] = {}
+    for part in parts:
+        tensors |= part.tensors
+        objects |= part.objects
+    manifest = Manifest(
+        tensors=tensors, objects=objects, metadata=_as_json(metadata), base=None, digest_algorithm=ALGORITHM
+    )
+    manifest = sealed(manifest)
+    if commit(store, layout.manifest(prefix), records.encode(manifest)):
+        return manifest
+    stored = read_manifest(store, prefix)
+    _check_same(store, prefix, stored, _contents(tensors))
+    return stored
 
 
 def read_manifest(store: ObjectStore, prefix: str) -> Manifest:
@@ -154,7 +200,7 @@ def draft_set(
     objects: dict[str, tuple[bytes, list[TensorBlock]]] = {}
     sizes: dict[str, ObjectEntry] = {}
     places: dict[str, str] = {}
-    for names in _split(payloads, object_bytes_max):
+    for names in _split({name: block.num_bytes for name, block in payloads.items()}, object_bytes_max):
         described = {name: (payloads[name].dtype, payloads[name].shape) for name in names}
         header, ordered = encode_header(described), in_file_order(described)
         digest = object_digest(ALGORITHM, header, (drafts[name].payload_digest for name in ordered))
@@ -189,28 +235,36 @@ def same_tensors(
     if stored.digest_algorithm != ALGORITHM:
         digests = digest_all(tensors, stored.digest_algorithm)
     ours = {name: (block.dtype, block.shape, digests[name]) for name, block in tensors.items()}
-    theirs = {name: (entry.dtype, entry.shape, entry.digest) for name, entry in stored.tensors.items()}
+    _check_same(store, prefix, stored, ours)
+    return stored
+
+
+def _contents(tensors: Mapping[str, TensorEntry]) -> dict[str, _Content]:
+    return {name: (entry.dtype, entry.shape, entry.digest) for name, entry in tensors.items()}
+
+
+def _check_same(store: ObjectStore, prefix: str, stored: Manifest, ours: Mapping[str, _Content]) -> None:
+    theirs = _contents(stored.tensors)
     for name in [*theirs, *ours]:
         if ours.get(name) != theirs.get(name):
             where = f"{store.url}/{layout.manifest(prefix)}"
             raise ConflictingRecord(
                 f"{where}: other tensors are already published there; the first to differ is {name!r}"
             )
-    return stored
 
 
-def _split(payloads: Mapping[str, TensorBlock], object_bytes_max: int) -> Iterator[list[str]]:
+def _split(sizes: Mapping[str, int], object_bytes_max: int) -> Iterator[list[str]]:
     """Names of the tensors of each object."""
     if object_bytes_max < 1:
         raise ValueError(f"object_bytes_max: value {object_bytes_max}; allowed: 1 or more")
     group: list[str] = []
     total = 0
-    for name, block in payloads.items():
-        if group and total + block.num_bytes > object_bytes_max:
+    for name, num_bytes in sizes.items():
+        if group and total + num_bytes > object_bytes_max:
             yield group
             group, total = [], 0
         group.append(name)
-        total += block.num_bytes
+        total += num_bytes
     if group:
         yield group
 

@@ -15,6 +15,11 @@ DEFAULT_POOL = PoolConfig()
 @task(interruptible=False, retries=DEFAULT_POOL.retries, pod_template=pod_template(DEFAULT_POOL))
 def train(plan: PlanReference) -> TrainOutcome:
     """Train on the iteration's responses as their groups finish, checkpoint, and publish the next weight version."""
+    return trained(plan)
+
+
+def trained(plan: PlanReference) -> TrainOutcome:
+    """The body of the task; raises FlyteRecoverableException where another attempt may help."""
     try:
         record = advance(plan.run_url, plan.iteration, plan.execution, SystemClock())
     except StoreUnavailable as error:

@@ -1,22 +1,29 @@
 """Checkpoint: everything the trainer needs to go on bit for bit, as named tensors and a small JSON state. No pickle.
 
 Tensors are called parameter.<name>, exp_avg.<name> and exp_avg_sq.<name>, all float32. They are written by
-`storage.weights`, whose manifest comes last: a checkpoint without one does not exist. Does not know which checkpoint is
-the newest, nor how long one is kept.
+`storage.weights`, whose manifest comes last: a checkpoint without one does not exist. What is stored are whole tensors,
+so it does not depend on how many ranks wrote it, nor on how many will read it; torch.distributed.checkpoint, which
+stores shards, keeps its own metadata as a pickle. Does not know which one is the newest, nor how long it is kept.
 """
 
 import base64
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
+from itertools import islice
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from storage import layout, records, weights
-from storage.store import CorruptObject, ObjectStore
+from storage.run import exists
+from storage.store import ConflictingRecord, CorruptObject, ObjectStore
 from tasks.learning.optimizer import Moments, PolicyOptimizer
+from tasks.learning.ranks import Ranks
+from tasks.learning.sharded import whole
 from tasks.learning.trained_model import TrainedModel
 from tasks.sampling.weight_tensors import as_block, as_torch
 
@@ -61,28 +68,113 @@ class Checkpoint:
     moments: Moments
 
 
+class Saving:
+    """A checkpoint that is being written: objects in the background, the manifest by `finish`.
+
+    The model and the optimizer must not change in between: what they have on the CPU is written from where it lies.
+    """
+
+    def __init__(self, store: ObjectStore, prefix: str, state: TrainerState, ranks: Ranks) -> None:
+        self._store = store
+        self._prefix = prefix
+        self._state = state
+        self._ranks = ranks
+        # Who saves again what is stored already only needs to know that it is the same.
+        self._upload = not ranks.broadcast(ranks.is_first and exists(store, layout.manifest(prefix)))
+        self._pool = ThreadPoolExecutor(weights.UPLOADS, "checkpoint")
+        self._parts: dict[int, Future[weights.Manifest]] = {}
+
+    def add(self, number: int, tensors: Mapping[str, weights.TensorBlock]) -> None:
+        """Write object `number` of the checkpoint, once fewer than UPLOADS are on their way. Raises nothing."""
+        running = [part for part in self._parts.values() if not part.done()]
+        if len(running) >= weights.UPLOADS:
+            wait(running, return_when=FIRST_COMPLETED)
+        self._parts[number] = self._pool.submit(
+            weights.write_object, self._store, self._prefix, tensors, upload=self._upload
+        )
+
+    def finish(self) -> weights.Manifest:
+        """Wait for the objects of all ranks, then let the first write the manifest; every rank must call it.
+
+        Returns what is stored. Raises StorageError on every rank if it is raised on one: ConflictingRecord as it is,
+        others as RankError on those where it did not happen.
+        """
+        with self._pool, self._ranks.failing_together():
+            own = {number: records.encode(part.result()).decode() for number, part in self._parts.items()}
+        encoded = {int(number): part for parts in self._ranks.gather(own) for number, part in parts.items()}
+        key = layout.manifest(self._prefix)
+        parts = [records.decode(weights.Manifest, key, encoded[number].encode()) for number in sorted(encoded)]
+        conflict = None
+        with self._ranks.failing_together():
+            if self._ranks.is_first:
+                try:
+                    weights.write_manifest(self._store, self._prefix, parts, {_STATE: asdict(self._state)})
+                except ConflictingRecord as error:
+                    conflict = str(error)
+        if conflict := self._ranks.broadcast(conflict):
+            raise ConflictingRecord(conflict)
+        return weights.read_manifest(self._store, self._prefix)
+
+
+def begin(
+    store: ObjectStore,
+    prefix: str,
+    model: TrainedModel,
+    optimizer: PolicyOptimizer,
+    state: TrainerState,
+    ranks: Ranks | None = None,
+    object_bytes_max: int = weights.OBJECT_BYTES_MAX,
+) -> Saving:
+    """Begin to write a checkpoint below `prefix` (`layout.checkpoint`); it exists once `finish` has returned.
+
+    With several ranks, all must call it: they gather tensor by tensor, and object i is written by rank i % world_size,
+    so that none holds more than what it is writing. The first rank's `state` is stored.
+
+    Raises:
+        StorageError: The store cannot be asked whether it is there already.
+    """
+    ranks = ranks or Ranks()
+    saving = Saving(store, prefix, state, ranks)
+    moments = optimizer.moments()
+    shapes = {f"{_KINDS[0]}.{name}": shape for name, shape in model.shapes().items()}
+    for kind, tensors in zip(_KINDS[1:], (moments.exp_avg, moments.exp_avg_sq), strict=True):
+        shapes |= {f"{kind}.{name}": tuple(tensor.shape) for name, tensor in tensors.items()}
+    source = _whole_tensors(model, moments)
+    sizes = {name: math.prod(shape) * torch.float32.itemsize for name, shape in shapes.items()}
+    for number, names in enumerate(weights.objects_of(sizes, object_bytes_max)):
+        writes = number % ranks.world_size == ranks.rank
+        blocks = {name: as_block(tensor) for name, tensor in islice(source, len(names)) if writes}
+        if writes:
+            saving.add(number, blocks)
+    return saving
+
+
 def save(
     store: ObjectStore,
     prefix: str,
     model: TrainedModel,
     optimizer: PolicyOptimizer,
     state: TrainerState,
+    ranks: Ranks | None = None,
+    object_bytes_max: int = weights.OBJECT_BYTES_MAX,
 ) -> weights.Manifest:
-    """Write a checkpoint below `prefix` (`layout.checkpoint`); it exists once its manifest does.
+    """Write a checkpoint below `prefix`, and wait until it exists; as `begin` and `Saving.finish`.
 
     The same state may be saved again; another one under the same prefix is refused.
 
     Raises:
         StorageError: As `storage.weights.publish`.
     """
-    moments = optimizer.moments()
-    sets = (model.tensors(), moments.exp_avg, moments.exp_avg_sq)
-    blocks = {
-        f"{kind}.{name}": as_block(tensor)
-        for kind, tensors in zip(_KINDS, sets, strict=True)
-        for name, tensor in tensors.items()
-    }
-    return weights.publish(store, prefix, blocks, {_STATE: asdict(state)})
+    return begin(store, prefix, model, optimizer, state, ranks, object_bytes_max).finish()
+
+
+def _whole_tensors(model: TrainedModel, moments: Moments) -> Iterator[tuple[str, Tensor]]:
+    """Everything a checkpoint holds, gathered one after the other."""
+    for name, tensor in model.each_tensor():
+        yield f"{_KINDS[0]}.{name}", tensor
+    for kind, tensors in zip(_KINDS[1:], (moments.exp_avg, moments.exp_avg_sq), strict=True):
+        for name, tensor in tensors.items():
+            yield f"{kind}.{name}", whole(tensor)
 
 
 def read(store: ObjectStore, prefix: str) -> Checkpoint:

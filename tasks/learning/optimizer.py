@@ -1,5 +1,7 @@
 """The optimizer of a policy: AdamW with its schedule, applied to a gradient that was accumulated undivided.
 
+Parameters may be divided among ranks: each then updates its part, after clipping by the norm of the whole.
+
 Owns the moments and the number of steps taken; does not know losses or storage.
 """
 
@@ -11,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tasks.learning.config import OptimizerConfig
+from tasks.learning.sharded import copy_whole, whole
 
 _CLIP_EPS = 1e-6
 _RESPONSES_SHOWN = 16
@@ -116,7 +119,7 @@ class PolicyOptimizer:
         gradients = [p.grad for p in self._parameters.values() if p.grad is not None]
         if not gradients:
             raise ValueError("optimizer step: no parameter has a gradient")
-        norm = float(torch.nn.utils.get_total_norm(gradients)) / denominator
+        norm = float(whole(torch.nn.utils.get_total_norm(gradients))) / denominator
         if not math.isfinite(norm):
             self.drop_gradient()
             raise NonFiniteGradient("gradient", responses)
@@ -136,7 +139,7 @@ class PolicyOptimizer:
             parameter.grad = None
 
     def moments(self) -> Moments:
-        """The running means; the tensors are the optimizer's own, not copies."""
+        """The running means; the tensors are the optimizer's own, not copies, and sharded where the parameters are."""
         states = {name: self._adamw.state[p] for name, p in self._parameters.items()}
         return Moments(
             exp_avg={name: state["exp_avg"] for name, state in states.items()},
@@ -144,7 +147,10 @@ class PolicyOptimizer:
         )
 
     def restore(self, steps: int, moments: Moments) -> None:
-        """Continue after `steps` steps with `moments`; ValueError, with nothing changed, if names or shapes differ."""
+        """Continue after `steps` steps with `moments`, given whole, of which a rank takes its part.
+
+        ValueError, with nothing changed, if names or shapes differ.
+        """
         pairs: list[tuple[Tensor, Tensor]] = []
         own = self.moments()
         for kind, mine, theirs in (
@@ -161,7 +167,7 @@ class PolicyOptimizer:
                 pairs.append((tensor, theirs[name]))
         with torch.no_grad():
             for tensor, value in pairs:
-                tensor.copy_(value)
+                copy_whole(tensor, value)
             for parameter in self._parameters.values():
                 self._adamw.state[parameter]["step"].fill_(steps)
         self._steps = steps

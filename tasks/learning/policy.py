@@ -10,33 +10,45 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 
 from tasks.learning.batching import TokenBatch
 from tasks.learning.config import TrainerConfig
+from tasks.learning.ranks import Ranks
 from tasks.learning.scoring import Scorer
-from tasks.learning.trained_model import PolicyError, TrainedModel, read_model_config, training_device
+from tasks.learning.sharded import skeleton
+from tasks.learning.trained_model import PolicyError, TrainedModel, compute_dtype, read_model_config, training_device
 
 
 class Policy(TrainedModel):
-    """A causal language model on one device. Not thread-safe.
+    """A causal language model on one device, or divided among ranks. Not thread-safe.
 
     Args:
         model_dir: A directory with the model's config.json.
         tensors: Name -> values, Hugging Face names; a tied tensor may be given under any of its names.
         config: dtype, device and gradient_checkpointing are used.
         trainable: False for a reference policy, which then holds no gradients.
+        ranks: Who trains it; default: this process alone, on the device of the configuration.
 
     Raises:
         PolicyError: No such model, a head that is not a plain linear layer, or tensors of other names or shapes.
     """
 
     def __init__(
-        self, model_dir: str | Path, tensors: Mapping[str, Tensor], config: TrainerConfig, *, trainable: bool = True
+        self,
+        model_dir: str | Path,
+        tensors: Mapping[str, Tensor],
+        config: TrainerConfig,
+        *,
+        trainable: bool = True,
+        ranks: Ranks | None = None,
     ) -> None:
-        module = _build(Path(model_dir), training_device(config.device))
-        super().__init__(module, tensors, config, trainable=trainable)
-        _check_head(module)
-        self._scorer = Scorer(module, torch.bfloat16 if config.dtype == "bfloat16" else None)
+        ranks = ranks or Ranks(device=training_device(config.device))
+        module = _build(Path(model_dir), ranks)
+        self._scorer = _CheckedScorer(module, compute_dtype(config))
+        super().__init__(module, tensors, config, trainable=trainable, root=self._scorer, ranks=ranks)
+        register_fsdp_forward_method(self._scorer, "logits_of_head")
+        _check_head(self._scorer, self.device)
 
     def logprobs(self, batch: TokenBatch, temperature: float) -> tuple[Tensor, Tensor]:
         """Log-probs of the completion tokens under softmax(logits / temperature), and entropies.
@@ -54,22 +66,34 @@ class Policy(TrainedModel):
         return logprobs, entropy
 
 
-def _build(model_dir: Path, device: torch.device) -> Any:
+class _CheckedScorer(Scorer):
+    """A scorer that can also compute logits as the model does, for `_check_head`."""
+
+    def logits_of_head(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """The model's logits, and those of its head alone; both [B, L, V]."""
+        hidden = self.model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
+        logits: Tensor = self.model(input_ids=input_ids, use_cache=False).logits
+        return logits, self.model.get_output_embeddings()(hidden)
+
+
+def _build(model_dir: Path, ranks: Ranks) -> Any:
     config = read_model_config(model_dir)
     from transformers import AutoModelForCausalLM  # noqa: PLC0415 - costs seconds, and only here
 
-    with torch.device(device):
+    with skeleton(ranks):
         return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
 
-def _check_head(module: Any) -> None:
+def _check_head(scorer: _CheckedScorer, device: torch.device) -> None:
     """Refuse models that do more than a linear layer after the last hidden state: their log-probs would be wrong."""
-    head = module.get_output_embeddings()
+    model: Any = scorer.model
+    head = model.get_output_embeddings()
     if not isinstance(head, nn.Linear):
-        raise PolicyError(f"model: {type(module).__name__} has no linear head; allowed: causal language models")
-    ids = torch.arange(min(4, head.weight.shape[0]), device=head.weight.device)[None, :]
+        raise PolicyError(f"model: {type(model).__name__} has no linear head; allowed: causal language models")
+    ids = torch.arange(min(4, head.weight.shape[0]), device=device)[None, :]
     with torch.no_grad():
-        expected = module(input_ids=ids, use_cache=False).logits
-        actual = head(module.base_model(input_ids=ids, use_cache=False).last_hidden_state)
+        expected, actual = scorer.logits_of_head(ids)
+    if isinstance(scorer, FSDPModule):
+        scorer.reshard()
     if expected.shape != actual.shape or not torch.allclose(expected, actual, rtol=1e-4, atol=1e-4):
-        raise PolicyError(f"model: {type(module).__name__} transforms its logits; allowed: models with a linear head")
+        raise PolicyError(f"model: {type(model).__name__} transforms its logits; allowed: models with a linear head")

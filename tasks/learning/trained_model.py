@@ -1,9 +1,9 @@
-"""TrainedModel: a Hugging Face model on one device with float32 parameters, and its tensors by published name.
+"""TrainedModel: a Hugging Face model with float32 parameters, whole or sharded, and its tensors by published name.
 
 Owns tied names, and that tensors given are this model's; does not know what the model computes, losses or storage.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from tasks.learning.config import TrainerConfig
+from tasks.learning.ranks import Ranks
+from tasks.learning.sharded import copy_whole, shard, whole
 
 _NAMES_SHOWN = 5
 
@@ -26,6 +28,11 @@ def training_device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(name)
+
+
+def compute_dtype(config: TrainerConfig) -> torch.dtype | None:
+    """Of the matrix products; None: that of the parameters."""
+    return torch.bfloat16 if config.dtype == "bfloat16" else None
 
 
 def read_model_config(model_dir: Path) -> Any:
@@ -50,23 +57,34 @@ class TrainedModel:
     """A module whose tensors have published names. Not thread-safe.
 
     Args:
-        module: On its device, float32.
+        module: Float32; on its device, or for several ranks as made in `tasks.learning.sharded.skeleton`.
         tensors: Name -> values, Hugging Face names; a tied tensor may be given under any of its names.
         config: gradient_checkpointing is used.
         trainable: False for one that is only evaluated, which then holds no gradients.
+        root: The module whose `forward` is all that reads a parameter, `module` itself or around it; default: `module`.
+        ranks: Who trains it; several hold a part of every tensor each.
 
     Raises:
         PolicyError: Tensors of other names or shapes.
     """
 
     def __init__(
-        self, module: Any, tensors: Mapping[str, Tensor], config: TrainerConfig, *, trainable: bool = True
+        self,
+        module: Any,
+        tensors: Mapping[str, Tensor],
+        config: TrainerConfig,
+        *,
+        trainable: bool = True,
+        root: nn.Module | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self.module = module
-        self.device: torch.device = next(module.parameters()).device
         self._canonical = _canonical_names(module)
-        self.load_tensors(tensors)
         module.requires_grad_(trainable)
+        if ranks is not None and ranks.world_size > 1:
+            shard(root or module, ranks, compute_dtype(config))
+        self.device: torch.device = next(module.parameters()).device
+        self.load_tensors(tensors)
         # Layers recompute their activations in training mode only; no dropout is left, so that mode changes nothing.
         module.train()
         if config.gradient_checkpointing and trainable:
@@ -77,10 +95,27 @@ class TrainedModel:
         return dict(self.module.named_parameters())
 
     def tensors(self, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-        """Name -> values for publishing, on the CPU, floating ones as `dtype`; tied tensors once. May share memory."""
+        """Name -> values for publishing, on the CPU, floating ones as `dtype`; tied tensors once. May share memory.
+
+        Every rank must call it, and gets all; a rank that does not need them goes through `each_tensor` instead.
+        """
+        return dict(self.each_tensor(dtype))
+
+    def each_tensor(self, dtype: torch.dtype = torch.float32) -> Iterator[tuple[str, Tensor]]:
+        """`tensors()` one after the other, in the same order on every rank, each gathered when it is asked for.
+
+        Every rank must go through all of them, at the same time.
+        """
         state = self.module.state_dict()
-        values = {name: state[name].detach() for name in dict.fromkeys(self._canonical.values())}
-        return {name: t.to("cpu", dtype if t.is_floating_point() else t.dtype) for name, t in values.items()}
+        for name in dict.fromkeys(self._canonical.values()):
+            value = state[name].detach()
+            # Cast before it is gathered: fewer bytes between ranks.
+            yield name, whole(value.to(dtype) if value.is_floating_point() else value).to("cpu")
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of `tensors()`, in their order, without gathering any."""
+        state = self.module.state_dict()
+        return {name: tuple(state[name].shape) for name in dict.fromkeys(self._canonical.values())}
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Replace all values in place; raises PolicyError, with nothing changed, if names or shapes differ."""
@@ -99,7 +134,7 @@ class TrainedModel:
                 )
         with torch.no_grad():
             for name, tensor in given.items():
-                state[name].copy_(tensor)
+                copy_whole(state[name], tensor)
 
 
 def _canonical_names(module: nn.Module) -> dict[str, str]:

@@ -10,7 +10,7 @@ import safetensors.numpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage import layout, records
+from storage import layout, records, weights
 from storage.local import LocalStore
 from storage.memory import MemoryStore
 from storage.store import ConflictingRecord, CorruptObject, ObjectMissing, StoreUnavailable
@@ -369,3 +369,19 @@ def test_metadata_is_returned_as_it_will_be_read():
     published = publish(store, PREFIX, {}, {"shape": (1, 2), "by": {10: "a", 9: "b"}, "worst": float("inf")})
     assert published.metadata == {"shape": [1, 2], "by": {"10": "a", "9": "b"}, "worst": float("inf")}
     assert read_manifest(store, PREFIX) == published
+
+
+@pytest.mark.parametrize("object_bytes_max", [1, 30, 1000])
+def test_objects_and_manifest_written_apart_are_what_publish_writes(object_bytes_max):
+    tensors = {f"t{n}": weights.TensorBlock("U8", (n,), bytes(range(n))) for n in range(1, 20)}
+    whole, apart = MemoryStore(), MemoryStore()
+    published = weights.publish(whole, "set/", tensors, {"a": 1}, object_bytes_max)
+    groups = weights.objects_of({name: block.num_bytes for name, block in tensors.items()}, object_bytes_max)
+    parts = [weights.write_object(apart, "set/", {name: tensors[name] for name in group}) for group in groups]
+    assert not any(key.endswith("manifest.json") for key in apart.list(""))
+    assert weights.write_manifest(apart, "set/", parts, {"a": 1}) == published
+    assert {key: apart.get(key) for key in apart.list("")} == {key: whole.get(key) for key in whole.list("")}
+    assert weights.write_manifest(apart, "set/", parts, {"a": 2}) == published
+    other = weights.write_object(apart, "set/", {"t1": weights.TensorBlock("U8", (1,), b"x")}, upload=False)
+    with pytest.raises(ConflictingRecord, match="other tensors are already published there; the first to differ"):
+        weights.write_manifest(apart, "set/", [other], {"a": 1})

@@ -1,0 +1,54 @@
+"""Dealing: which rank trains which responses of a micro-batch. Pure functions.
+
+Ranks gather a layer's parameters together, so all make the same number of passes; who has none left makes an idle one,
+which adds nothing. Nothing here depends on time, so a replay deals the same.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from tasks.learning.batching import TokenBatch, collate, passes
+
+
+def deal(lengths: Sequence[int], world_size: int) -> list[list[int]]:
+    """The positions of responses that each rank trains, ascending; every position once.
+
+    Balanced by length: the longest first, each to the rank with the fewest tokens so far, the first of equals
+    (LPT, Graham 1969: at most 4/3 of the best possible). One rank gets all, in order.
+
+    Args:
+        lengths: Tokens of each response, prompt included.
+        world_size: How many ranks.
+
+    Raises:
+        ValueError: Fewer than one rank.
+    """
+    if world_size < 1:
+        raise ValueError(f"world_size: value {world_size}; allowed: 1 or more")
+    hands: list[list[int]] = [[] for _ in range(world_size)]
+    tokens = [0] * world_size
+    for position in sorted(range(len(lengths)), key=lambda position: (-lengths[position], position)):
+        rank = min(range(world_size), key=lambda rank: (tokens[rank], len(hands[rank]), rank))
+        hands[rank].append(position)
+        tokens[rank] += lengths[position]
+    return [sorted(hand) for hand in hands]
+
+
+def dealt_passes(lengths: Sequence[int], tokens_max: int, world_size: int) -> list[list[list[int]]]:
+    """The forward passes of every rank: [rank][pass] is the positions in it, [] for an idle pass.
+
+    All ranks have the same number of passes, each of at most `tokens_max` padded tokens as
+    `tasks.learning.batching.passes` divides them. With one rank, exactly its passes.
+    """
+    divided = []
+    for hand in deal(lengths, world_size):
+        parts = passes([lengths[position] for position in hand], tokens_max) if hand else []
+        divided.append([[hand[index] for index in part] for part in parts])
+    most = max(len(parts) for parts in divided)
+    return [parts + [[]] * (most - len(parts)) for parts in divided]
+
+
+def idle_batch(device: torch.device) -> TokenBatch:
+    """One response of one token, for a pass that only takes part: its loss is to be multiplied by 0."""
+    return collate([-1], [[0]], [[0]], [[0.0]]).to(device)

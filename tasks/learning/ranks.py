@@ -1,0 +1,208 @@
+"""Ranks: the processes that train one model together, and the little they say to each other beside gradients.
+
+One process alone is the usual case: its collectives give back what they are given. Several are what torchrun, or
+Flyte's Elastic task, starts: it names them in the environment. Values between ranks travel as JSON, never as pickles.
+Does not know models; sharding is `tasks.learning.sharded`'s.
+"""
+
+import json
+import logging
+import os
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
+
+log = logging.getLogger(__name__)
+# Longer than the slowest upload of a tensor, and than another node's model takes to load.
+COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+# The first rank waits for a rollout meanwhile; if it dies, its store goes with it and ends the wait.
+BROADCAST_TIMEOUT = timedelta(days=2)
+
+LAST_TENSORS_S = 0.2
+
+
+class RankError(RuntimeError):
+    """Another rank failed; its own message says which and why."""
+
+
+@dataclass(frozen=True)
+class _Gang:
+    """What several ranks have and one has not: devices in a row, a store of small values, a counter of broadcasts."""
+
+    mesh: DeviceMesh
+    store: Store
+    broadcasts: list[int]
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among those that train together. Not thread-safe: all ranks call its methods in the same order.
+
+    Attributes:
+        rank: From 0.
+        world_size: How many there are.
+        device: Of this rank's parameters.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    device: torch.device = torch.device("cpu")  # noqa: RUF009 - immutable
+    gang: _Gang | None = None
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank follows the journal, records and publishes."""
+        return self.rank == 0
+
+    @property
+    def mesh(self) -> DeviceMesh:
+        """All ranks in one dimension; ValueError for one rank."""
+        return self._gang().mesh
+
+    def barrier(self) -> None:
+        """Return when every rank has come here."""
+        self.all_sum([0.0])
+
+    def all_sum(self, values: Sequence[float]) -> list[float]:
+        """The sums over all ranks of as many values on each, in float64 and the same on every rank."""
+        if self.world_size == 1:
+            return list(values)
+        sums = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(sums)
+        return sums.tolist()
+
+    def broadcast(self, document: Any = None) -> Any:
+        """The first rank's `document`, on every rank; what the others give is ignored.
+
+        Others wait for the first, which may take its time (BROADCAST_TIMEOUT), without occupying their device. For
+        small documents that JSON can hold: they go through the store of the first rank's node.
+        """
+        if self.world_size == 1:
+            return document
+        gang = self._gang()
+        gang.broadcasts[0] += 1
+        key = f"broadcast/{gang.broadcasts[0]}"
+        if self.is_first:
+            gang.store.set(key, json.dumps(document))
+            return document
+        gang.store.wait([key], BROADCAST_TIMEOUT)
+        return json.loads(gang.store.get(key))
+
+    def gather(self, document: Any) -> list[Any]:
+        """Every rank's document, in the order of ranks, on every rank; anything that JSON can hold."""
+        if self.world_size == 1:
+            return [document]
+        own = torch.frombuffer(bytearray(json.dumps(document).encode()), dtype=torch.uint8)
+        lengths = [int(length) for length in self._all_gather(torch.tensor([len(own)]))]
+        padded = torch.zeros(max(lengths), dtype=torch.uint8)
+        padded[: len(own)] = own
+        rows = zip(lengths, self._all_gather(padded), strict=True)
+        return [json.loads(row[:length].numpy().tobytes()) for length, row in rows]
+
+    @contextmanager
+    def failing_together(self) -> Iterator[None]:
+        """Make what one rank raises inside raise on all, at the end of the block.
+
+        The others raise RankError; without this they would wait for the one in their next collective. Inside, ranks
+        must not wait for each other after a failure: a block begins and ends between collectives, or holds whole ones.
+        """
+        failure: Exception | None = None
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - raised again below, after the others know
+            failure = error
+        told = None if failure is None else f"rank {self.rank} of {self.world_size}: {_line(failure)}"
+        others = [message for message in self.gather(told) if message is not None]
+        if failure is not None:
+            raise failure
+        if others:
+            raise RankError("; ".join(others))
+
+    def _all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        gathered = [torch.empty_like(tensor) for _ in range(self.world_size)]
+        dist.all_gather(gathered, tensor)
+        return gathered
+
+    def _gang(self) -> _Gang:
+        if self.gang is None:
+            raise ValueError("world_size: value 1; allowed: 2 or more, started by torchrun or an Elastic task")
+        return self.gang
+
+
+@contextmanager
+def joined(device: torch.device) -> Iterator[Ranks]:
+    """The ranks this process was started among, until the end of the block; alone unless WORLD_SIZE says otherwise.
+
+    What ends the block early is logged with the rank it happened on: a launcher reports whichever failure it saw first,
+    which is often another rank's complaint that this one is gone.
+
+    Args:
+        device: The kind of device; on "cuda", that of LOCAL_RANK is taken.
+
+    Raises:
+        ValueError: RANK, WORLD_SIZE or LOCAL_RANK is missing or no such number.
+    """
+    world_size = _number("WORLD_SIZE", 1, None) if "WORLD_SIZE" in os.environ else 1
+    if world_size == 1:
+        yield Ranks(device=device)
+        return
+    rank = _number("RANK", 0, world_size - 1)
+    store, _, _ = next(rendezvous("env://", rank, world_size, timeout=COLLECTIVE_TIMEOUT))
+    ranks = _join(rank, world_size, device, store)
+    try:
+        yield ranks
+        _leave(world_size, store)
+    except BaseException as error:
+        log.error("rank %d of %d failed: %s\n%s", rank, world_size, _line(error), traceback.format_exc())  # noqa: TRY400 - in one record
+        raise
+
+
+def _join(rank: int, world_size: int, device: torch.device, store: Store) -> Ranks:
+    backend = "gloo"
+    if device.type == "cuda":
+        local = _number("LOCAL_RANK", 0, torch.cuda.device_count() - 1)
+        device = torch.device("cuda", local)
+        torch.cuda.set_device(device)
+        backend = "cpu:gloo,cuda:nccl"
+    dist.init_process_group(
+        backend,
+        store=PrefixStore("process_group", store),
+        rank=rank,
+        world_size=world_size,
+        timeout=COLLECTIVE_TIMEOUT,
+    )
+    mesh = init_device_mesh(device.type, (world_size,))
+    return Ranks(rank, world_size, device, _Gang(mesh, PrefixStore("ranks", store), [0]))
+
+
+def _leave(world_size: int, store: Store) -> None:
+    """Wait until all are here: a rank that leaves early takes the connections of the others with it."""
+    if store.add("leaving", 1) == world_size:
+        store.set("left", "")
+    store.wait(["left"], COLLECTIVE_TIMEOUT)
+    dist.destroy_process_group()
+    # Gloo's thread needs the interpreter to let go of the last collective's tensors. At exit it would not get it, and
+    # abort the process after its work was done.
+    time.sleep(LAST_TENSORS_S)
+
+
+def _number(name: str, low: int, high: int | None) -> int:
+    value = os.environ.get(name, "")
+    allowed = f"{low} or more" if high is None else f"{low} to {high}"
+    if not value.isdecimal() or int(value) < low or (high is not None and int(value) > high):
+        raise ValueError(f"{name}: value {value!r} in the environment; allowed: {allowed}, as torchrun sets it")
+    return int(value)
+
+
+def _line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

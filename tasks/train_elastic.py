@@ -1,0 +1,79 @@
+"""The train task on several ranks: the same step, in the processes that torch's elastic launcher starts.
+
+On one node they are a pod of the usual kind; on more, a PyTorchJob, which needs Kubeflow's training operator in the
+cluster. Imported only where several ranks are configured, because the plugin is an extra (train-gpu).
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from flytekit import task
+from flytekit.exceptions.user import FlyteRecoverableException
+from flytekit.extend import TaskPlugins
+from flytekitplugins.kfpytorch import Elastic
+from flytekitplugins.kfpytorch.task import PytorchElasticFunctionTask
+
+from resources.pools import pod_template
+from storage.connect import connect
+from storage.run import read_config, read_plan
+from storage.store import StoreUnavailable
+from tasks.configuration.references import PlanReference, TrainOutcome
+from tasks.configuration.run_config import parse
+from tasks.train import DEFAULT_POOL, trained
+
+ROOT = Path(__file__).parents[1]
+
+
+class Gang(Elastic):  # type: ignore[misc]  # the plugin has no types
+    """Elastic whose size is the run's configuration, which nobody knows when the task is declared."""
+
+
+class GangTask(PytorchElasticFunctionTask):  # type: ignore[misc]
+    """An elastic task that takes its size from the configuration of the plan it is given."""
+
+    def resize(self, nnodes: int, nproc_per_node: int) -> None:
+        """Declare, or run, this many processes on this many nodes from now on."""
+        # No restarts: a new attempt of the task replays the recorded batches. Processes are spawned and not forked,
+        # because threads of the parent (the object store's) and CUDA do not survive a fork.
+        self._task_config = gang(nnodes, nproc_per_node)
+        self.min_nodes = self.max_nodes = nnodes
+        kind = self._ELASTIC_TASK_TYPE_STANDALONE if nnodes == 1 else self._ELASTIC_TASK_TYPE
+        self._task_type = kind
+
+    def _execute(self, **kwargs: Any) -> Any:
+        plan: PlanReference = kwargs["plan"]
+        try:
+            store = connect(plan.run_url)
+            config = parse(read_config(store, read_plan(store, plan.iteration))).trainer
+        except StoreUnavailable as error:
+            raise FlyteRecoverableException(str(error)) from error
+        self.resize(config.nnodes, config.nproc_per_node)
+        # Spawned processes find `tasks` where this one does.
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        return super()._execute(**kwargs)
+
+
+TaskPlugins.register_pythontask_plugin(Gang, GangTask)
+
+
+def gang(nnodes: int, nproc_per_node: int) -> Gang:
+    """What the launcher is told."""
+    return Gang(nnodes=nnodes, nproc_per_node=nproc_per_node, max_restarts=0, increase_shared_mem=False)
+
+
+@task(
+    task_config=gang(1, 1),
+    interruptible=False,
+    retries=DEFAULT_POOL.retries,
+    pod_template=pod_template(DEFAULT_POOL),
+)
+def train_elastic(plan: PlanReference) -> TrainOutcome:
+    """As the train task, on every rank; the first one's outcome counts."""
+    return trained(plan)
+
+
+def elastic_trainer(nnodes: int, nproc_per_node: int) -> Any:
+    """`train_elastic` as it is to be declared for a configuration; several nodes make it a PyTorchJob."""
+    train_elastic.resize(nnodes, nproc_per_node)
+    return train_elastic

@@ -1,0 +1,193 @@
+"""What the tests of several ranks run: a program that torchrun starts, `python rank_programs.py <what> <directory>`.
+
+Results are left in the directory, as files that the test compares with what one rank computes.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from transformers import AutoModel
+
+from storage.local import LocalStore
+from tasks.learning import checkpoint
+from tasks.learning.batching import collate
+from tasks.learning.checkpoint import TrainerState
+from tasks.learning.config import AlgorithmConfig, OptimizerConfig, TrainerConfig
+from tasks.learning.dealing import dealt_passes, idle_batch
+from tasks.learning.optimizer import PolicyOptimizer
+from tasks.learning.policy import Policy
+from tasks.learning.ranks import RankError, joined
+from tasks.learning.scoring import Valuer
+from tasks.learning.sharded import add_nothing, skeleton
+from tasks.learning.step import accumulate
+from tasks.learning.trained_model import TrainedModel, compute_dtype, read_model_config
+from tests.tasks.learning.tiny_model import VOCABULARY, write_model
+
+ROOT = Path(__file__).parents[3]
+# A large eps: Adam's step is otherwise the sign of a gradient, also of one that is nothing but rounding.
+OPTIMIZER = OptimizerConfig(learning_rate=1e-3, weight_decay=0.01, eps=1e-4)
+ALGORITHM = AlgorithmConfig()
+LENGTHS = ((3, 9), (1, 2), (5, 4), (2, 11), (6, 1))  # prompt and completion of five responses: not a multiple of 2
+TOKENS_MAX = 24
+
+
+def rows(step):
+    generator = torch.Generator().manual_seed(step)
+    draw = [
+        torch.randint(0, VOCABULARY, (length,), generator=generator).tolist() for pair in LENGTHS for length in pair
+    ]
+    return draw[::2], draw[1::2]
+
+
+def micro_batch(step, positions):
+    prompts, completions = rows(step)
+    return collate(
+        positions,
+        [prompts[i] for i in positions],
+        [completions[i] for i in positions],
+        [[-1.0] * len(completions[i]) for i in positions],
+    )
+
+
+def passes_of(ranks):
+    return dealt_passes([sum(pair) for pair in LENGTHS], TOKENS_MAX, ranks.world_size)[ranks.rank]
+
+
+def train(policy, optimizer, ranks, steps):
+    """Optimizer steps over all responses, each on one of the ranks; the loss and the gradient's norm of each."""
+    measured = []
+    for step in steps:
+        loss = 0.0
+        for positions in passes_of(ranks):
+            if not positions:
+                add_nothing(policy.logprobs(idle_batch(policy.device), 1.0)[0])
+                continue
+            advantages = torch.tensor([0.5 - (position % 3) for position in positions])
+            batch = micro_batch(step, positions)
+            loss += accumulate(policy, batch, advantages, ALGORITHM, temperature=1.0, max_completion_length=12).loss
+        tokens = float(sum(completion for _, completion in LENGTHS))
+        outcome = optimizer.step(tokens)
+        measured.append([ranks.all_sum([loss])[0] / tokens, outcome.grad_norm])
+    return measured
+
+
+def new_policy(directory, ranks, *, tied=True, trainable=True, **config):
+    model = directory / f"model{ranks.rank}{tied}"
+    model.mkdir(exist_ok=True)
+    tensors = write_model(model, tied=tied)
+    return Policy(model, tensors, TrainerConfig(device="cpu", **config), trainable=trainable, ranks=ranks)
+
+
+def values(directory, ranks, **config):
+    """The norm of a value model's gradient, for the sum of all values."""
+    model = directory / f"model{ranks.rank}True"
+    with skeleton(ranks):
+        body = AutoModel.from_config(read_model_config(model), dtype=torch.float32)
+    tensors = {name: tensor for name, tensor in write_model(model).items() if name != "lm_head.weight"}
+    tensors |= {"value_head.weight": torch.ones(1, 32), "value_head.bias": torch.zeros(1)}
+    settings = TrainerConfig(device="cpu", **config)
+    critic = TrainedModel(Valuer(body, compute_dtype(settings)), tensors, settings, ranks=ranks)
+    for positions in passes_of(ranks):
+        if positions:
+            critic.module(micro_batch(0, positions)).sum().backward()
+        else:
+            add_nothing(critic.module(idle_batch(critic.device)))
+    outcome = PolicyOptimizer(critic.parameters(), OPTIMIZER).step(1.0)
+    return outcome.grad_norm
+
+
+def save(store, prefix, policy, optimizer, ranks):
+    torch.manual_seed(0)  # How many numbers were drawn for a model that was thrown away is not the subject.
+    state = TrainerState.capture(optimizer.steps, optimizer)
+    manifest = checkpoint.save(store, prefix, policy, optimizer, state, ranks, object_bytes_max=20_000)
+    return list(manifest.objects)
+
+
+def everything(directory, ranks):
+    """Steps and checkpoints of each kind of model; what is not in the store is returned."""
+    store = LocalStore(directory / "store")
+    found = {}
+    for tied in (True, False):
+        policy = new_policy(directory, ranks, tied=tied, gradient_checkpointing=not tied)
+        optimizer = PolicyOptimizer(policy.parameters(), OPTIMIZER)
+        found[f"objects {tied}"] = save(store, f"{ranks.world_size}/{tied}/0/", policy, optimizer, ranks)
+        with torch.no_grad():
+            found[f"logprobs {tied}"] = policy.logprobs(micro_batch(0, [0, 1]), 1.0)[0].tolist()
+        found[f"steps {tied}"] = train(policy, optimizer, ranks, range(2))
+        save(store, f"{ranks.world_size}/{tied}/", policy, optimizer, ranks)
+    half = new_policy(directory, ranks, dtype="bfloat16")
+    optimizer = PolicyOptimizer(half.parameters(), OPTIMIZER)
+    found["bfloat16"] = train(half, optimizer, ranks, range(1))
+    held = [*half.parameters().values(), *optimizer.moments().exp_avg.values()]
+    found["dtypes"] = sorted({str(tensor.dtype) for tensor in held})
+    found["local"] = sum(getattr(tensor, "_local_tensor", tensor).numel() for tensor in half.parameters().values())
+    reference = new_policy(directory, ranks, trainable=False)
+    found["reference"] = reference.logprobs(micro_batch(0, [0, 1]), 1.0)[0].tolist()
+    found["values"] = values(directory, ranks)
+    found["values bfloat16"] = values(directory, ranks, dtype="bfloat16")
+    return found
+
+
+def resumed(directory, ranks, source):
+    """One more step from the checkpoint below `source`, saved below "<source>then<world_size>/"."""
+    store = LocalStore(directory / "store")
+    policy = new_policy(directory, ranks)
+    optimizer = PolicyOptimizer(policy.parameters(), OPTIMIZER)
+    checkpoint.restore(checkpoint.read(store, source), policy, optimizer)
+    measured = train(policy, optimizer, ranks, range(2, 3))
+    save(store, f"{source}then{ranks.world_size}/", policy, optimizer, ranks)
+    return measured
+
+
+def fail_on(ranks, rank):
+    if ranks.rank == rank:
+        raise ArithmeticError("response 7")
+
+
+def talk(ranks):
+    """What ranks hear from each other; "failures" are what is raised when only the last one raises."""
+    heard = {
+        "sum": ranks.all_sum([1.5, float(ranks.rank)]),
+        "broadcasts": [ranks.broadcast({"batch": n, "from": ranks.rank}) for n in range(2)],
+        "gathered": ranks.gather({"rank": ranks.rank, "text": "é" * (1 + 9 * ranks.rank)}),
+    }
+    try:
+        with ranks.failing_together():
+            fail_on(ranks, ranks.world_size - 1)
+    except (ArithmeticError, RankError) as error:
+        heard["failure"] = f"{type(error).__name__}: {error}"
+    with ranks.failing_together():
+        heard["afterwards"] = ranks.all_sum([1.0])
+    return heard
+
+
+def main(what, directory):
+    with joined(torch.device("cpu")) as ranks:
+        found = talk(ranks) if what == "talk" else everything(directory, ranks)
+        if what == "everything":
+            found["resumed"] = resumed(directory, ranks, "1/True/")
+        (directory / f"{what}{ranks.rank}.json").write_text(json.dumps(found))
+        if what == "talk" and ranks.rank == 1:
+            raise LookupError("the second rank is unhappy")
+        if what == "talk":
+            ranks.barrier()
+
+
+def launch(what, directory, count):
+    """Run this program on `count` ranks on this machine: the finished process, and what each rank found."""
+    command = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
+    command += ["-m", "tests.tasks.learning.rank_programs", what, str(directory)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200, check=False
+    )
+    files = [directory / f"{what}{rank}.json" for rank in range(count)]
+    return done, [json.loads(file.read_text()) for file in files if file.is_file()]
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

@@ -1,0 +1,59 @@
+"""Ranks alone, and two of them as torchrun starts them."""
+
+import pytest
+import torch
+
+from tasks.learning.ranks import Ranks, joined
+from tests.tasks.learning.rank_programs import launch, talk
+
+CPU = torch.device("cpu")
+
+
+def test_alone_everything_comes_back(monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with joined(CPU) as ranks:
+        assert ranks == Ranks()
+        assert ranks.is_first
+        ranks.barrier()
+        assert talk(ranks) == {
+            "sum": [1.5, 0.0],
+            "broadcasts": [{"batch": 0, "from": 0}, {"batch": 1, "from": 0}],
+            "gathered": [{"rank": 0, "text": "é"}],
+            "failure": "ArithmeticError: response 7",
+            "afterwards": [1.0],
+        }
+        with pytest.raises(ValueError, match="world_size: value 1; allowed: 2 or more"):
+            _ = ranks.mesh
+
+
+def test_two_ranks_hear_each_other_and_a_failure_has_a_rank(tmp_path):
+    done, found = launch("talk", tmp_path, 2)
+    assert [heard.pop("failure") for heard in found] == [
+        "RankError: rank 1 of 2: ArithmeticError: response 7",
+        "ArithmeticError: response 7",
+    ]
+    expected = {
+        "sum": [3.0, 1.0],
+        "broadcasts": [{"batch": 0, "from": 0}, {"batch": 1, "from": 0}],
+        "gathered": [{"rank": 0, "text": "é"}, {"rank": 1, "text": "é" * 10}],
+        "afterwards": [2.0],
+    }
+    assert found == [expected, expected]
+    assert done.returncode != 0
+    assert "rank 1 of 2 failed: LookupError: the second rank is unhappy" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE: value 'two' in the environment; allowed: 1 or more"),
+        ({"WORLD_SIZE": "2"}, "RANK: value '' in the environment; allowed: 0 to 1, as torchrun sets it"),
+        ({"WORLD_SIZE": "2", "RANK": "2"}, "RANK: value '2' in the environment; allowed: 0 to 1"),
+    ],
+)
+def test_a_wrong_environment_is_named(monkeypatch, environment, message):
+    monkeypatch.delenv("RANK", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=message), joined(CPU):
+        pass

@@ -1,0 +1,92 @@
+"""One model on two ranks against the same model on one: losses, gradients, weights, checkpoints."""
+
+import pytest
+import torch
+
+from storage import layout
+from storage.local import LocalStore
+from tasks.learning import checkpoint
+from tasks.learning.ranks import Ranks
+from tasks.learning.sharded import copy_whole, skeleton, whole
+from tests.tasks.learning.rank_programs import everything, launch, resumed
+
+TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """(directory, what one rank found, what each of two found)."""
+    directory = tmp_path_factory.mktemp("sharded")
+    alone = everything(directory, Ranks())
+    alone["resumed"] = resumed(directory, Ranks(), "1/True/")
+    done, found = launch("everything", directory, 2)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return directory, alone, found
+
+
+@pytest.mark.parametrize(
+    "what", ["logprobs True", "logprobs False", "steps True", "steps False", "reference", "values"]
+)
+def test_two_ranks_find_what_one_finds(results, what):
+    _, alone, found = results
+    for each in found:
+        torch.testing.assert_close(torch.tensor(each[what]), torch.tensor(alone[what]), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_same_weights_are_the_same_checkpoint_whoever_writes_it(results, tied):
+    directory, alone, found = results
+    store = LocalStore(directory / "store")
+    one, two = (store.get(layout.manifest(f"{ranks}/{tied}/0/")) for ranks in (1, 2))
+    assert one == two
+    assert [each[f"objects {tied}"] for each in found] == [alone[f"objects {tied}"]] * 2
+    assert len(alone[f"objects {tied}"]) > 2
+    assert checkpoint.read(store, f"2/{tied}/0/").state.optimizer_steps == 0
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_weights_and_moments_are_equal_after_two_steps(results, tied):
+    store = LocalStore(results[0] / "store")
+    one, two = (checkpoint.read(store, f"{ranks}/{tied}/") for ranks in (1, 2))
+    assert one.state == two.state
+    assert list(one.parameters) == list(two.parameters)
+    for mine, theirs in (
+        (two.parameters, one.parameters),
+        (two.moments.exp_avg, one.moments.exp_avg),
+        (two.moments.exp_avg_sq, one.moments.exp_avg_sq),
+    ):
+        for name, tensor in theirs.items():
+            torch.testing.assert_close(mine[name], tensor, **TOLERANCE)
+
+
+def test_a_checkpoint_goes_on_with_another_number_of_ranks(results):
+    directory, alone, found = results
+    store = LocalStore(directory / "store")
+    back = resumed(directory, Ranks(), "2/True/")
+    for measured in (*(each["resumed"] for each in found), back):
+        torch.testing.assert_close(torch.tensor(measured), torch.tensor(alone["resumed"]), **TOLERANCE)
+    one, *others = (checkpoint.read(store, path) for path in ("1/True/then1/", "1/True/then2/", "2/True/then1/"))
+    for other in others:
+        assert other.state == one.state
+        for name, tensor in one.parameters.items():
+            torch.testing.assert_close(other.parameters[name], tensor, **TOLERANCE)
+
+
+def test_bfloat16_keeps_float32_parameters_in_parts(results):
+    _, alone, found = results
+    for each in found:
+        assert each["dtypes"] == ["torch.float32"]
+        for what in ("bfloat16", "values bfloat16"):
+            torch.testing.assert_close(torch.tensor(each[what]), torch.tensor(alone[what]), rtol=0.02, atol=0.02)
+    assert sum(each["local"] for each in found) == alone["local"]
+    assert max(each["local"] for each in found) < 0.6 * alone["local"]
+
+
+def test_one_rank_has_whole_tensors(tmp_path):
+    with skeleton(Ranks()):
+        layer = torch.nn.Linear(3, 2)
+    assert not layer.weight.is_meta
+    with torch.no_grad():
+        copy_whole(layer.weight, torch.ones(2, 3))
+    assert whole(layer.weight) is layer.weight
+    assert layer.weight.sum() == 6
