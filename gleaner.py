@@ -16,20 +16,24 @@ from rich.table import Table
 from resources.notice import PreemptionNotice
 from storage.clock import SystemClock
 from storage.connect import connect
+from storage.evaluations import evaluations
 from storage.fitness import Finding, prove
 from storage.records import PlanRecord, ReportRecord
 from storage.retention import sweep as sweep_run
 from storage.run import next_iteration, read_config, read_plan, reports
 from storage.store import StorageError
 from tasks.configuration.run_config import ConfigError, RunConfig, dump, load, parse
+from tasks.evaluation.held_out import load_held_out
 from tasks.grading.grader import Grader
 from tasks.grading.reward import GradingError
 from tasks.learning.pretrained import ModelError, check_model
 from tasks.prompts.loading import load_prompts
 from tasks.prompts.prompt import PromptError
 from tasks.reporting.crew_view import RunView
+from tasks.reporting.evaluation_tab import evaluation_line
 from tasks.reporting.export import export_rollouts
 from tasks.reporting.export_model import DTYPES, STORED, export_model
+from tasks.reporting.nonfinite import nonfinite_line
 from tasks.reporting.watch import Watcher
 from tasks.reporting.watch_screen import screen
 from tasks.sampling.engine import EngineError
@@ -114,15 +118,20 @@ def _check_store(url: str, keys: int, *, as_json: bool) -> None:
 @main.command()
 @click.argument("run_url")
 def status(run_url: str) -> None:
-    """Show the committed iterations of a run."""
+    """Show the committed iterations and evaluations of a run, and what stopped the training of the one after them."""
     try:
-        history = reports(connect(run_url))
+        store = connect(run_url)
+        history, evaluated, stopped = reports(store), evaluations(store), nonfinite_line(store)
     except EXPECTED as error:
         _refuse(error)
-    if not history:
+    if history:
+        Console(width=None if sys.stdout.isatty() else 120).print(table(history))
+    else:
         click.echo(f"{run_url} holds no committed iteration")
-        return
-    Console(width=None if sys.stdout.isatty() else 120).print(table(history))
+    for record in evaluated:
+        click.echo(evaluation_line(record))
+    if stopped is not None:
+        click.echo(stopped)
 
 
 @main.command()
@@ -269,6 +278,8 @@ def _check_files(settings: RunConfig) -> None:
     prompts = load_prompts(settings.data)
     with Grader(settings.rewards) as grader:
         grader.check_columns(prompts.columns)
+    if settings.evaluation is not None:
+        load_held_out(settings.evaluation, settings.rewards)
 
 
 def _look_at_run(watcher: Watcher) -> RunView:

@@ -4,7 +4,7 @@ Knows which rows count (the lineage in the batch records) and that what is store
 the journal may then be deleted.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from storage import layout, records
 from storage.assembly import Assembled, JournalReader
@@ -32,8 +32,9 @@ def read_batches(store: ObjectStore, iteration: int) -> list[BatchRecord]:
 def read_responses(store: ObjectStore, iteration: int) -> list[Response]:
     """The finished responses of an iteration, by number: from its one object, or else from its journal.
 
-    A response that the trainer has recorded is the one it recorded, with its rewards; others are as far as the claims
-    say now, and have none. Raises ObjectMissing when the iteration has no plan, CorruptObject.
+    A response that the trainer has recorded, trained or filtered, is the one it recorded, with its rewards; others are
+    as far as the claims say now, and have none. Unused ones are not among them. Raises ObjectMissing when the iteration
+    has no plan, CorruptObject.
     """
     key = layout.responses(iteration)
     if not exists(store, key):
@@ -49,8 +50,19 @@ def read_responses(store: ObjectStore, iteration: int) -> list[Response]:
     return decode_responses(key, store.get(key))
 
 
+def unused_responses(
+    plan: PlanRecord, trained: Collection[GradedResponse], filtered: Collection[GradedResponse]
+) -> range:
+    """The responses of the groups after the last one in a batch, once as many groups are trained as the plan wants."""
+    size = plan.num_generations
+    if plan.groups_wanted is None or len({graded.response // size for graded in trained}) < plan.groups_wanted:
+        return range(0)
+    last = max(graded.response // size for graded in (*trained, *filtered))
+    return range((last + 1) * size, plan.num_responses)
+
+
 def compact(store: ObjectStore, iteration: int) -> None:
-    """Make the one object of an iteration whose every response is recorded, and check what is stored.
+    """Make the one object of an iteration whose every response is recorded or unused, and check what is stored.
 
     When it returns, the object has been read back and holds exactly what the batches name: token for token and bit for
     bit of the journal's, or, if shards of that are already deleted, in everything that the batches say. Writes nothing
@@ -82,13 +94,15 @@ def compact(store: ObjectStore, iteration: int) -> None:
 def _journalled(store: ObjectStore, iteration: int) -> Iterator[Response]:
     plan = read_plan(store, iteration)
     prompt_ids = _prompt_ids(store, plan)
-    graded = _by_response(read_batches(store, iteration))
+    batches = read_batches(store, iteration)
+    graded = _by_response(batches)
+    unused = unused_responses(plan, [r for b in batches for r in b.responses], [r for b in batches for r in b.filtered])
     reader = JournalReader(store, plan)
     reader.refresh()
     for response in range(plan.num_responses):
         if response in graded:
             yield _follow(plan, prompt_ids, graded[response], reader)
-        else:
+        elif response not in unused:
             assembled = reader.assemble(response)
             if assembled.finish.ends_response:
                 yield _ungraded_row(plan, prompt_ids, assembled)
@@ -143,7 +157,7 @@ def _ungraded_row(plan: PlanRecord, prompt_ids: list[str], assembled: Assembled)
 
 def _by_response(batches: Iterable[BatchRecord]) -> Mapping[int, GradedResponse]:
     """What was recorded of each response, in the order of their numbers."""
-    named = {response.response: response for batch in batches for response in batch.responses}
+    named = {response.response: response for batch in batches for response in batch.graded}
     return dict(sorted(named.items()))
 
 

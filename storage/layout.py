@@ -1,12 +1,16 @@
 """The only place that joins keys. Numbers are zero-padded: key order is numeric order (docs/format.md section 2)."""
 
+import re
+
 RUN = "run.json"
 # Derived from the reports for people and their tools; nothing of Gleaner reads it.
 METRICS = "metrics.jsonl"
 MODEL = "model/"
 WEIGHTS = "weights/"
 CHECKPOINTS = "checkpoints/"
+REWARD_MODELS = "reward_models/"
 ITERATIONS = "iterations/"
+EVALUATIONS = "evaluations/"
 LEASE = "lease/"
 LEASE_BEAT = "lease/beat.json"
 PROBE = "probe/"
@@ -116,6 +120,11 @@ def training(index: int) -> str:
     return f"{iteration(index)}training.json"
 
 
+def nonfinite(index: int) -> str:
+    """Why the last attempt to train this iteration stopped; overwritten by the next one that does."""
+    return f"{iteration(index)}nonfinite.json"
+
+
 def report(index: int) -> str:
     return f"{iteration(index)}report.json"
 
@@ -127,3 +136,40 @@ def lease(epoch: int) -> str:
 def deck(index: int) -> str:
     """The iteration's Deck as one page, for those who have no Flyte console at hand."""
     return f"{iteration(index)}deck.html"
+
+
+def evaluation_name(version: int, settings_digest: str) -> str:
+    """An evaluation of one weight version; the digest (hexadecimal) names its settings."""
+    return f"{version:08d}-{settings_digest}"
+
+
+def evaluation(name: str) -> str:
+    """The record of an evaluation that has ended; what it was made from lies at `evaluation_url`."""
+    return f"{EVALUATIONS}{name}.json"
+
+
+def evaluation_deck(name: str) -> str:
+    return f"{EVALUATIONS}{name}.html"
+
+
+def evaluation_url(run_url: str, name: str) -> str:
+    """Where an evaluation's own directory is: one iteration, laid out as a run's, without training."""
+    return f"{run_url.rstrip('/')}/{EVALUATIONS}{name}"
+
+
+def evaluated(url: str) -> tuple[str, str]:
+    """(url of the run, name of the evaluation) of an evaluation's url; raises ValueError when it is none."""
+    match = re.fullmatch(rf"(.+)/{EVALUATIONS}(\d{{8}}-[0-9a-f]+)", url.rstrip("/"))
+    if match is None:
+        raise ValueError(f"evaluation: url {url!r}; allowed: <run>/{EVALUATIONS}<version>-<digest>")
+    return match[1], match[2]
+
+
+def reward_model(name: str) -> str:
+    """What the reward model of this name consists of; written after its chunks."""
+    return f"{REWARD_MODELS}{name}.json"
+
+
+def reward_model_chunk(digest: str) -> str:
+    """A piece of a file, named by its content; models of several names may share it."""
+    return f"{REWARD_MODELS}chunks/{digest}"

@@ -1,12 +1,13 @@
 """The small JSON objects of a run as frozen dataclasses, and their strict codec (docs/format.md section 3).
 
 Decoding refuses unknown fields, wrong types and unknown format versions: a record is understood wholly or not used.
-Records that are created once carry a nonce, so that a writer can recognise its own bytes.
+Records that are created once carry a nonce, so that a writer can recognise its own bytes. Fields that format version 1
+did not have at first are left out where they have their default: readers from before them refuse only what uses them.
 """
 
 import json
 import uuid
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Literal, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -19,6 +20,8 @@ JOINED_POOL = "joined"
 Record = TypeVar("Record")
 _ADAPTERS: dict[Any, TypeAdapter[Any]] = {}
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=True)
+# Of a field that came later: it is not written where it has its default.
+LATER = {"later": True}
 
 
 def nonce() -> str:
@@ -65,7 +68,10 @@ class PlanRecord:
     """plan.json: everything about an iteration that is fixed before it starts.
 
     Response r is member r % num_generations of group r // num_generations. Unit u of the claims holds the responses of
-    the groups in slots[u]. `config` is the resolved RunConfig under which it was planned.
+    the groups in slots[u]. `config` is the resolved RunConfig under which it was planned. groups_wanted: so many groups
+    whose rewards are not all equal are trained, in the order of their numbers, and no group after them; None: all are.
+    weights_url: where weights and model files are, seen from this run's url: in this run (None), or in the one that an
+    evaluation is part of. There is no third place, so that no plan sends a worker anywhere else.
     """
 
     __pydantic_config__ = STRICT
@@ -80,6 +86,8 @@ class PlanRecord:
     sampling: SamplingParams
     config: dict[str, Any]
     created_at_s: float
+    groups_wanted: int | None = field(default=None, metadata=LATER)
+    weights_url: Literal["../.."] | None = field(default=None, metadata=LATER)
     nonce: str = field(default_factory=nonce)
 
     @property
@@ -203,7 +211,8 @@ class GradedResponse:
 class BatchRecord:
     """batches/<k>: what one micro-batch consumed. Recorded before it is used, so a restarted trainer replays it.
 
-    `reward_errors` say which rewards failed, for people.
+    `filtered` are graded as the `responses` are, and not trained: groups whose rewards are all equal, where the plan
+    says how many groups are wanted. `reward_errors` say which rewards failed, for people.
     """
 
     __pydantic_config__ = STRICT
@@ -212,7 +221,31 @@ class BatchRecord:
     number: int
     responses: tuple[GradedResponse, ...]
     reward_errors: tuple[str, ...] = ()
+    filtered: tuple[GradedResponse, ...] = field(default=(), metadata=LATER)
     nonce: str = field(default_factory=nonce)
+
+    @property
+    def graded(self) -> tuple[GradedResponse, ...]:
+        """Trained and filtered."""
+        return (*self.responses, *self.filtered)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NonFiniteRecord:
+    """nonfinite.json: why the last attempt to train an iteration stopped before it changed anything that is stored.
+
+    quantity: what was infinite or not a number. responses: those that it is of, or may be of. batches: the numbers of
+    the micro-batches that hold them. weight_version: of the policy they were sampled from. message: for people.
+    """
+
+    __pydantic_config__ = STRICT
+    format: Literal[1] = FORMAT_VERSION
+    iteration: int
+    quantity: str
+    responses: tuple[int, ...]
+    batches: tuple[int, ...]
+    weight_version: int
+    message: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,7 +269,7 @@ class SlotLife:
 
     state: "gone" when it left with nothing unfinished, "left" when it handed work over, "lost" when it fell silent.
     prefill_tokens: as its last heartbeat told; 0 in reports from before they were counted. usd_per_hour: its price if
-    it is not its pool's.
+    it is not its pool's. tokens_unused: of responses that are in no batch, because enough groups were trained.
     """
 
     __pydantic_config__ = STRICT
@@ -251,11 +284,15 @@ class SlotLife:
     tokens_regenerated: int
     prefill_tokens: int = 0
     usd_per_hour: float | None = None
+    tokens_unused: int = field(default=0, metadata=LATER)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportRecord:
-    """report.json: the iteration is committed. Metric names are those of docs/guide/metrics.md."""
+    """report.json: the iteration is committed. Metric names are those of docs/guide/metrics.md.
+
+    rewards, lengths: of every graded response, trained or filtered, in the order of the batches.
+    """
 
     __pydantic_config__ = STRICT
     format: Literal[1] = FORMAT_VERSION
@@ -273,6 +310,40 @@ class ReportRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EvaluatedPrompt:
+    """How a weight version did on one prompt: of its responses, the means of reward and length, and two counts.
+
+    correct: whose reward reached the threshold. clipped: which were cut at the limit.
+    """
+
+    __pydantic_config__ = STRICT
+    prompt_id: str
+    correct: int
+    clipped: int
+    reward: float
+    length: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationRecord:
+    """evaluations/<name>.json: what an evaluation came to; its existence says that it has ended.
+
+    settings: all that decides the outcome, of which `digest` is the name. Metric names are those of
+    docs/guide/evaluation.md.
+    """
+
+    __pydantic_config__ = STRICT
+    format: Literal[1] = FORMAT_VERSION
+    weight_version: int
+    digest: str
+    settings: dict[str, Any]
+    metrics: dict[str, float]
+    prompts: tuple[EvaluatedPrompt, ...]
+    created_at_s: float
+    nonce: str = field(default_factory=nonce)
+
+
+@dataclass(frozen=True, kw_only=True)
 class LeaseRecord:
     """Which execution may advance the run."""
 
@@ -285,7 +356,20 @@ class LeaseRecord:
 
 def encode(record: Any) -> bytes:
     """Canonical JSON of a record: sorted keys, no white space, UTF-8."""
-    return json.dumps(asdict(record), sort_keys=True, separators=(",", ":"), allow_nan=True).encode()
+    return json.dumps(_document(record), sort_keys=True, separators=(",", ":"), allow_nan=True).encode()
+
+
+def _document(value: Any) -> Any:
+    """A record, and the records in it, as dictionaries."""
+    if isinstance(value, tuple | list):
+        return [_document(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _document(item) for key, item in value.items()}
+    if not is_dataclass(value):
+        return value
+    named = [(item, getattr(value, item.name)) for item in fields(value)]
+    left_out = [item.name for item, given in named if "later" in item.metadata and given == item.default]
+    return {item.name: _document(given) for item, given in named if item.name not in left_out}
 
 
 def decode(record_type: type[Record], key: str, body: bytes) -> Record:

@@ -16,6 +16,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from resources.pools import PoolsConfig
 from storage.retention_config import RetentionConfig
+from tasks.evaluation.config import EvaluationConfig
 from tasks.grading.config import RewardConfig
 from tasks.learning.config import AlgorithmConfig, OptimizerConfig, TrainerConfig
 from tasks.learning.critic_config import CriticConfig
@@ -29,6 +30,8 @@ STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 # What may change between two iterations of one run without changing what is learned: where, how fast, at what price.
 OPERATIONAL = {
     "run": {"url", "lease_ttl_s"},
+    # What is at the path is compared with what the run holds.
+    "rewards": {"model", "device", "batch_tokens_max"},
     "rollout": {
         "max_responses_in_flight",
         "flush_interval_s",
@@ -59,7 +62,10 @@ OPERATIONAL = {
         "micro_batch_tokens_max",
         "gradient_checkpointing",
         "weights_full_interval",
+        "nnodes",
+        "nproc_per_node",
     },
+    "evaluation": None,
     "pools": None,
     "retention": None,
     "tracking": None,
@@ -118,14 +124,19 @@ class RunConfig:
     pools: PoolsConfig = field(default_factory=PoolsConfig)
     retention: RetentionConfig = field(default_factory=RetentionConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    evaluation: EvaluationConfig | None = None
 
     def __post_init__(self) -> None:
-        sampler, temperature = self.rollout.vllm.sampler, self.sampling.temperature
-        if sampler != "keyed" and temperature not in (0.0, 1.0):
-            raise ValueError(
-                f"sampling.temperature: value {temperature}; allowed with rollout.vllm.sampler {sampler!r}: 0 or 1, "
-                "because vLLM's own sampler reports log-probs at temperature 1"
-            )
+        sampled = {"": self.sampling}
+        if self.evaluation is not None:
+            sampled["evaluation."] = self.evaluation.sampling
+        sampler = self.rollout.vllm.sampler
+        for section, sampling in sampled.items():
+            if sampler != "keyed" and sampling.temperature not in (0.0, 1.0):
+                raise ValueError(
+                    f"{section}sampling.temperature: value {sampling.temperature}; allowed with rollout.vllm.sampler "
+                    f"{sampler!r}: 0 or 1, because vLLM's own sampler reports log-probs at temperature 1"
+                )
         buffer, limit = self.algorithm.overlong_buffer_length, self.sampling.max_completion_length
         if buffer is not None and buffer > limit:
             raise ValueError(
@@ -212,8 +223,15 @@ def identity(config: RunConfig) -> dict[str, Any]:
         if names is None:
             del parent[section]
         else:
-            parent[section] = {name: value for name, value in parent[section].items() if name not in names}
+            parent[section] = _without(parent[section], names)
     return resolved
+
+
+def _without(section: Any, names: set[str]) -> Any:
+    """A section, or each item of a list of sections, without some fields."""
+    if isinstance(section, list):
+        return [_without(item, names) for item in section]
+    return {name: value for name, value in section.items() if name not in names}
 
 
 def digest(config: RunConfig) -> str:

@@ -32,7 +32,6 @@ WIRED: set[tuple[str, object]] = {
     ("advantage_estimator", "reinforce_plus_plus"),
     ("advantage_estimator", "reinforce_plus_plus_baseline"),
     ("advantage_estimator", "gae"),
-    ("filter_groups", False),
 }
 
 # Fields that only some choices read: field -> (the field that chooses, the choices that read it).
@@ -79,12 +78,22 @@ class AlgorithmConfig:
         overlong_buffer_length: Last tokens before max_completion_length in which the reward falls; None: none.
         overlong_penalty_factor: By how much it has fallen at max_completion_length.
         mask_truncated: Responses that were cut at max_completion_length are not trained.
-        filter_groups: Groups whose rewards are all equal are not trained, and others are sampled instead.
+        filter_groups: Groups whose rewards are all equal, before any penalty, are not trained, and others are sampled
+            instead (DAPO's dynamic sampling, arXiv 2503.14476, section 3.2).
+        filter_groups_budget: With filter_groups an iteration samples at most so many times num_prompts_per_step groups,
+            rounded up; it trains on what it has found by then.
         importance_sampling: Weights for the sampler not being the trainer's policy; see `tasks.learning.importance`.
-            "auto": "token" with old_logprobs "trainer", "none" with "sampler".
+            "auto": "none" where the ratio of the loss corrects already (old_logprobs "sampler"), and where tokens come
+            from the trainer's own weights (max_staleness 0) and the engine is known to compute as the trainer does;
+            else "token".
         importance_sampling_cap: The largest weight.
-        old_logprobs: Denominator of the ratio: "trainer" recomputes it (ratio 1 in the single step of an iteration),
-            "sampler" takes what the engine recorded.
+        old_logprobs: Denominator of the ratio: "trainer" is the policy before the iteration's first optimizer step (so
+            the ratio is 1 in that), "sampler" takes what the engine recorded.
+        num_mini_batches: Optimizer steps into which an iteration's groups are divided.
+        num_epochs: How often an iteration trains on its groups (TRL's num_iterations, verl's ppo_epochs).
+        max_staleness: The trainer's weight version at the beginning of an iteration, less the version that a token was
+            sampled from, is at most this. With 1 or more the next iteration is rolled out while this one is trained on,
+            one iteration ahead: staleness is 1 then, and never more.
         micro_batch_order: "plan" trains groups in the order of the plan (bit-reproducible), "arrival" as they finish.
     """
 
@@ -107,11 +116,13 @@ class AlgorithmConfig:
     overlong_penalty_factor: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     mask_truncated: bool = False
     filter_groups: bool = False
-    importance_sampling: ImportanceSampling = "none"
+    filter_groups_budget: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 2.0
+    importance_sampling: ImportanceSampling = "auto"
     importance_sampling_cap: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 3.0
     old_logprobs: Literal["trainer", "sampler"] = "trainer"
     num_mini_batches: Annotated[int, Field(ge=1)] = 1
     num_epochs: Annotated[int, Field(ge=1)] = 1
+    max_staleness: Annotated[int, Field(ge=0, le=8)] = 0
     micro_batch_order: Literal["plan", "arrival"] = "plan"
 
     @model_validator(mode="before")
@@ -138,6 +149,16 @@ def _impossible(config: AlgorithmConfig) -> Iterator[str]:
             f"filter_groups: value true; allowed with advantage_estimator {config.advantage_estimator!r}: false, "
             "because a group of equal rewards teaches it something"
         )
+    if config.filter_groups and config.micro_batch_order == "arrival":
+        yield (
+            "micro_batch_order: value 'arrival'; allowed with filter_groups: 'plan', because taking the groups that "
+            "are finished first would favour short responses"
+        )
+    if config.filter_groups and config.max_staleness:
+        yield (
+            f"filter_groups: value true; allowed with max_staleness {config.max_staleness}: false, because the next "
+            "iteration's prompts would be known only when this one has ended"
+        )
     if config.old_logprobs == "sampler" and config.importance_sampling in ("token", "sequence-mask"):
         yield (
             f"importance_sampling: value {config.importance_sampling!r}; allowed with old_logprobs 'sampler': 'none' "
@@ -154,12 +175,17 @@ def _without_effect(config: AlgorithmConfig) -> Iterator[str]:
                 f"{name}: value {_shown(value)}; allowed with {chooser} {chosen!r}: {_shown(defaults[name])}, "
                 "because nothing reads it"
             )
-    name = "overlong_penalty_factor"
-    if config.overlong_buffer_length is None and config.overlong_penalty_factor != defaults[name]:
-        yield (
-            f"{name}: value {config.overlong_penalty_factor!r}; allowed without overlong_buffer_length: "
-            f"{_shown(defaults[name])}, because nothing reads it"
-        )
+    switched_off = {
+        "overlong_penalty_factor": ("overlong_buffer_length", config.overlong_buffer_length is None),
+        "filter_groups_budget": ("filter_groups", not config.filter_groups),
+    }
+    for name, (switch, is_off) in switched_off.items():
+        value = getattr(config, name)
+        if is_off and value != defaults[name]:
+            yield (
+                f"{name}: value {_shown(value)}; allowed without {switch}: "
+                f"{_shown(defaults[name])}, because nothing reads it"
+            )
 
 
 def _not_there_yet(config: AlgorithmConfig) -> Iterator[str]:
@@ -229,6 +255,8 @@ class TrainerConfig:
         poll_interval_s: Pause between two looks at the journal.
         weights_full_interval: Every so many versions the weights are published whole, and earlier when the differences
             since then exceed a version's bytes; else as differences.
+        nnodes: Machines that train together; more than one need Kubeflow's training operator in the cluster.
+        nproc_per_node: Processes on each of them, one per GPU. The model is divided among all (FSDP2).
     """
 
     __pydantic_config__ = STRICT
@@ -239,3 +267,5 @@ class TrainerConfig:
     group_timeout_s: Annotated[float, Field(gt=0)] = 3600.0
     poll_interval_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     weights_full_interval: Annotated[int, Field(ge=1)] = 10
+    nnodes: Annotated[int, Field(ge=1)] = 1
+    nproc_per_node: Annotated[int, Field(ge=1)] = 1

@@ -1,6 +1,9 @@
 """Recorded batches: an iteration's finished groups, graded, in micro-batches that are recorded before they are used.
 
-Whoever records a micro-batch first decides; everybody else replays it. Knows neither advantages nor gradients.
+Whoever records a micro-batch first decides; everybody else replays it. Where the plan wants fewer groups than it has,
+groups are taken in its order, those whose rewards are all equal are recorded as filtered, and the iteration is closed
+when enough others are recorded: DAPO's dynamic sampling (arXiv 2503.14476, section 3.2). Knows neither advantages nor
+gradients.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -45,22 +48,30 @@ class RecordedBatches:
         self._reader = JournalReader(store, plan)
         self._follower = GroupFollower(self._reader, plan, follow, clock)
         self._pending = list(range(plan.num_groups))
+        self._groups_trained = 0
 
     def __iter__(self) -> Iterator[BatchRecord]:
         """Recorded batches first, in order; then new ones, each recorded before it is handed out."""
         number = 0
-        while self._pending:
+        while not self._is_complete:
             key = layout.batch(self._plan.iteration, number)
             batch = self._batch(number, key)
-            groups = {graded.response // self._plan.num_generations for graded in batch.responses}
+            groups = self._groups(batch.graded)
             self._pending = [group for group in self._pending if group not in groups]
+            self._groups_trained += len(self._groups(batch.responses))
             number += 1
-            if not self._pending:
-                closed = ClosedRecord(iteration=self._plan.iteration, reason="every response is in a recorded batch")
+            if self._is_complete:
+                what = "as many groups as are wanted are" if self._pending else "every response is"
+                closed = ClosedRecord(iteration=self._plan.iteration, reason=f"{what} in a recorded batch")
                 commit(self._store, layout.closed(self._plan.iteration), records.encode(closed))
             yield batch
             for group in groups:
                 self._follower.release(group)
+
+    @property
+    def _is_complete(self) -> bool:
+        wanted = self._plan.groups_wanted
+        return not self._pending or (wanted is not None and self._groups_trained >= wanted)
 
     def _batch(self, number: int, key: str) -> BatchRecord:
         """The recorded one, or a new one that is recorded now; whoever records first decides."""
@@ -73,16 +84,28 @@ class RecordedBatches:
         return records.read(self._store, BatchRecord, key)
 
     def _new_batch(self, number: int, recorded: Callable[[], bool]) -> BatchRecord:
-        groups = self._gather(recorded)
-        responses = [response for group in groups for response in self._follower.members(group)]
-        finished = [self._follower.response(response) for response in responses]
-        graded = self._grader.grade([self._case(response) for response in finished])
+        errors: list[str] = []
+        filtered: list[GradedResponse] = []
+        if self._plan.groups_wanted is None:
+            responses = self._grade(self._gather(recorded), errors)
+        else:
+            missing = self._plan.groups_wanted - self._groups_trained
+            responses, filtered = self._gather_graded(missing, recorded, errors)
         return BatchRecord(
             iteration=self._plan.iteration,
             number=number,
-            responses=tuple(_graded(a, b) for a, b in zip(finished, graded, strict=True)),
-            reward_errors=tuple(error for outcome in graded for error in outcome.errors.values()),
+            responses=tuple(responses),
+            filtered=tuple(filtered),
+            reward_errors=tuple(errors),
         )
+
+    def _grade(self, groups: Sequence[int], errors: list[str]) -> list[GradedResponse]:
+        """The responses of finished groups, in order; what failed is added to `errors`."""
+        responses = [response for group in groups for response in self._follower.members(group)]
+        finished = [self._follower.response(response) for response in responses]
+        graded = self._grader.grade([self._case(response) for response in finished])
+        errors += [error for outcome in graded for error in outcome.errors.values()]
+        return [_graded(a, b) for a, b in zip(finished, graded, strict=True)]
 
     def _gather(self, recorded: Callable[[], bool]) -> list[int]:
         """Whole finished groups that fit one micro-batch.
@@ -97,15 +120,48 @@ class RecordedBatches:
             if groups and not self._in_order and not any(self._follower.is_finished(group) for group in pending):
                 break
             group = self._follower.wait(pending, recorded)
-            prompt = len(self._prompts[group].token_ids)
-            members = self._follower.members(group)
-            extended = [*lengths, *(prompt + len(self._follower.response(r).token_ids) for r in members)]
+            extended = [*lengths, *self._lengths(group)]
             if groups and padded_tokens(extended) > self._tokens_max:
                 break
             groups.append(group)
             pending.remove(group)
             lengths = extended
         return groups
+
+    def _gather_graded(
+        self, missing: int, recorded: Callable[[], bool], errors: list[str]
+    ) -> tuple[list[GradedResponse], list[GradedResponse]]:
+        """Finished groups in plan order, graded: to be trained, `missing` or as many as fit; and filtered.
+
+        The division depends on lengths and rewards alone. A group that does not fit is not graded yet: so every group
+        is graded once. Filtered ones take no room.
+        """
+        kept: list[GradedResponse] = []
+        filtered: list[GradedResponse] = []
+        lengths: list[int] = []
+        for index in range(len(self._pending)):
+            group = self._follower.wait(self._pending[index:], recorded)
+            extended = [*lengths, *self._lengths(group)]
+            if kept and padded_tokens(extended) > self._tokens_max:
+                break
+            graded = self._grade([group], errors)
+            if len({each.reward for each in graded}) == 1:
+                filtered += graded
+                continue
+            kept += graded
+            lengths = extended
+            missing -= 1
+            if not missing:
+                break
+        return kept, filtered
+
+    def _lengths(self, group: int) -> list[int]:
+        """Tokens of prompt and response, of each member of a finished group."""
+        prompt = len(self._prompts[group].token_ids)
+        return [prompt + len(self._follower.response(r).token_ids) for r in self._follower.members(group)]
+
+    def _groups(self, responses: Sequence[GradedResponse]) -> set[int]:
+        return {graded.response // self._plan.num_generations for graded in responses}
 
     def _case(self, response: Assembled) -> GradingCase:
         prompt = self._prompts[response.response // self._plan.num_generations]

@@ -22,6 +22,7 @@ from tasks.learning.follow import FollowConfig
 from tasks.learning.learner import CriticLearner, Learner
 from tasks.learning.mini_batches import mini_batches
 from tasks.learning.recorded_batches import RecordedBatches
+from tasks.learning.staleness import staleness_totals
 from tasks.learning.step import accumulate, apply, leave_out
 from tasks.learning.totals import StepTotals, combined
 from tasks.learning.value_step import ValueTotals, accumulate_values, apply_values
@@ -45,11 +46,15 @@ class IterationTrainer:
         trainer: TrainerConfig,
         clock: Clock,
         started_at_s: float | None = None,
+        same_engine: bool = True,
     ) -> None:
+        """same_engine: the sampler is known to compute as the trainer does (`tasks.learning.importance`)."""
         self._plan = plan
         self._prompts = prompts
         self._learner = learner
         self._algorithm = algorithm
+        self._same_engine = same_engine
+        self._staleness: dict[int, StepTotals] = {}
         self._tokens_max = trainer.micro_batch_tokens_max
         self._clock = clock
         self._started_at_s = clock.wall() if started_at_s is None else started_at_s
@@ -69,20 +74,22 @@ class IterationTrainer:
         )
 
     def step(self) -> TrainingRecord:
-        """Train on every group of the plan; what was measured, not yet stored.
+        """Train on every group that is recorded and not filtered; what was measured, not yet stored.
+
+        The reward, and the penalty of long responses, are measured over all graded responses, filtered or not.
 
         Raises GroupTimeout, GradingError, NonFiniteGradient or CorruptObject; the learner is not to be used then.
         """
         recorded: list[BatchRecord] = []
         metrics = self._streamed(recorded) if self._streams else self._in_steps(recorded)
-        responses = [graded for batch in recorded for graded in batch.responses]
+        responses = [graded for batch in recorded for graded in batch.graded]
         if self._algorithm.overlong_buffer_length is not None:
             penalties = length_penalties(responses, self._algorithm, self._plan.sampling)
             metrics["overlong_penalty"] = float(penalties.mean())
         ended_at_s = self._clock.wall()
         return TrainingRecord(
             iteration=self._plan.iteration,
-            weight_version=self._plan.weight_version + 1,
+            weight_version=self._plan.iteration + 1,
             metrics={**metrics, "reward": sum(graded.reward for graded in responses) / len(responses)},
             reward_errors=tuple(error for batch in recorded for error in batch.reward_errors),
             started_at_s=self._started_at_s,
@@ -101,13 +108,18 @@ class IterationTrainer:
         for batch in self._batches:
             log.info("micro-batch %d: %d responses", batch.number, len(batch.responses))
             recorded.append(batch)
-            totals.append(self._accumulate(batch.responses, self._estimate(batch.responses)))
+            if batch.responses:
+                totals.append(self._accumulate(batch.responses, self._estimate(batch.responses)))
+        if not totals:
+            return self._step_without_gradient(recorded)
         return apply(self._learner.optimizer, combined(totals), self._algorithm)
 
     def _in_steps(self, recorded: list[BatchRecord]) -> dict[str, float]:
         """Record all micro-batches, then train on them: num_epochs times num_mini_batches optimizer steps."""
         recorded += self._batches
         responses = [graded for batch in recorded for graded in batch.responses]
+        if not responses:
+            return self._step_without_gradient(recorded)
         estimates = self._estimate(responses)
         groups = self._groups(responses)
         parts = mini_batches(groups, self._algorithm.num_mini_batches) * self._algorithm.num_epochs
@@ -117,6 +129,11 @@ class IterationTrainer:
             estimates = replace(estimates, first_logprobs=rows)
         steps = [self._optimizer_step([graded for group in part for graded in group], estimates) for part in parts]
         return step_metrics(steps, self._algorithm.num_epochs)
+
+    def _step_without_gradient(self, recorded: Sequence[BatchRecord]) -> dict[str, float]:
+        """The one optimizer step of an iteration whose groups are all filtered."""
+        totals = leave_out(self._learner.policy, sum(len(batch.filtered) for batch in recorded))
+        return apply(self._learner.optimizer, totals, self._algorithm)
 
     def _optimizer_step(self, responses: Sequence[GradedResponse], estimates: Estimates) -> dict[str, float]:
         """Of the policy, unless the critic still warms up, and of the critic, if there is one."""
@@ -165,7 +182,9 @@ class IterationTrainer:
                 max_completion_length=self._plan.sampling.max_completion_length,
                 reference=self._learner.reference if self._algorithm.kl_in == "loss" else None,
                 first_logprobs=None if first is None else padded(first, batch),
+                same_engine=self._same_engine,
             )
+            part = combined([part, *(self._staleness[response] for response in batch.responses)])
             if estimates.kl is not None:
                 # Measured where it is taken from the reward: the loss knows no reference then.
                 part = replace(part, kl=sum(float(estimates.kl[response].sum()) for response in batch.responses))
@@ -177,6 +196,8 @@ class IterationTrainer:
         if not responses:
             return
         tokens = [self._batches.tokens(graded) for graded in responses]
+        policy_version = self._plan.iteration
+        self._staleness |= {each.response: staleness_totals(each.weight_versions, policy_version) for each in tokens}
         prompts = [self._prompts[graded.response // self._plan.num_generations].token_ids for graded in responses]
         lengths = [len(prompt) + graded.length for prompt, graded in zip(prompts, responses, strict=True)]
         for part in passes(lengths, self._tokens_max):
@@ -191,7 +212,7 @@ class IterationTrainer:
 def step_metrics(steps: Sequence[Mapping[str, float]], num_epochs: int) -> dict[str, float]:
     """The metrics of an iteration from those of its optimizer steps: their mean, except for what is counted or bounds.
 
-    num_tokens are those of one epoch, ratio_max is the largest, learning rates are the last.
+    num_tokens are those of one epoch, minima and maxima are of all steps, learning rates are the last.
     """
     names = dict.fromkeys(name for step in steps for name in step)
     metrics = {}
@@ -199,8 +220,10 @@ def step_metrics(steps: Sequence[Mapping[str, float]], num_epochs: int) -> dict[
         values = [step[name] for step in steps if name in step]
         if name == "num_tokens":
             metrics[name] = sum(values) / num_epochs
-        elif name == "ratio_max":
+        elif name.endswith(("ratio_max", "staleness_max")):
             metrics[name] = max(values)
+        elif name.endswith("ratio_min"):
+            metrics[name] = min(values)
         else:
             metrics[name] = values[-1] if name.endswith("/lr") else statistics.fmean(values)
     return metrics

@@ -1,10 +1,24 @@
-"""The plan of an iteration as a pure function: which member of the crew starts with which groups."""
+"""The plan of an iteration as pure functions: how many groups, and which member of the crew starts with which."""
+
+import math
+from fractions import Fraction
+
+
+def groups_in_budget(num_wanted: int, budget: float) -> int:
+    """How many groups are planned so that `num_wanted` of them may be trained: budget times as many, rounded up.
+
+    The budget counts as it is written: 10 groups at 1.1 are 11, although the float is a little more.
+    """
+    if num_wanted < 1 or budget < 1:
+        raise ValueError(f"{num_wanted} groups wanted, budget {budget}; allowed: at least 1 each")
+    return math.ceil(num_wanted * Fraction(repr(budget)))
 
 
 def assign_groups(num_groups: int, num_slots: int) -> tuple[tuple[int, ...], ...]:
     """Deal groups to slots in turn: slot s starts with groups s, s + num_slots, ...; sizes differ by at most one.
 
-    A group stays whole, so that its prompt is prefilled once. Slots beyond the number of groups get nothing.
+    A group stays whole, so that its prompt is prefilled once. Slots beyond the number of groups get nothing. Every slot
+    starts with its groups of the smallest numbers: what is trained first is sampled first.
     """
     if num_groups < 1 or num_slots < 1:
         raise ValueError(f"{num_groups} groups on {num_slots} slots; allowed: at least one of each")

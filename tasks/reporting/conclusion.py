@@ -13,7 +13,7 @@ from resources.prices import dollars
 from storage import layout, records
 from storage.assembly import JournalReader
 from storage.clock import Clock
-from storage.compaction import read_batches
+from storage.compaction import read_batches, unused_responses
 from storage.prompt_table import decode_prompts
 from storage.records import (
     JOINED_POOL,
@@ -65,16 +65,20 @@ def _measure(store: ObjectStore, iteration: int, prices_usd_per_h: Mapping[str, 
     published = read_manifest(store, layout.weights(training.weight_version)).metadata.get(PUBLISHED_AT_S)
     training = replace(training, ended_at_s=published or training.ended_at_s)
     batches = read_batches(store, iteration)
-    graded = [response for batch in batches for response in batch.responses]
+    trained = [response for batch in batches for response in batch.responses]
+    filtered = [response for batch in batches for response in batch.filtered]
+    graded = [response for batch in batches for response in batch.graded]
     reader = JournalReader(store, plan)
     reader.refresh()
-    kept = verify(plan, graded, reader)
+    kept = verify(plan, trained, reader, filtered)
+    unused = unused_responses(plan, trained, filtered)
     prompts = decode_prompts(plan.prompts_key, store.get(plan.prompts_key))
-    lives = slot_lives(store, plan, reader, kept)
+    lives = slot_lives(store, plan, reader, kept, unused)
     now = clock.wall()
     metrics = {
         **training.metrics,
         **response_metrics(graded, plan),
+        **filter_metrics(plan, trained, filtered, lives),
         **resume_metrics(lives),
         **prefill_metrics(lives, plan, prompts, reader),
         "balance/responses_moved": float(reader.book.moved),
@@ -87,7 +91,8 @@ def _measure(store: ObjectStore, iteration: int, prices_usd_per_h: Mapping[str, 
     return ReportRecord(
         iteration=iteration,
         weight_version=training.weight_version,
-        next_prompt=plan.first_prompt + plan.num_groups,
+        # Prompts whose responses were not used are drawn again.
+        next_prompt=plan.first_prompt + plan.num_groups - len(unused) // plan.num_generations,
         metrics=metrics,
         rewards=tuple(response.reward for response in graded),
         lengths=tuple(response.length for response in graded),
@@ -98,17 +103,28 @@ def _measure(store: ObjectStore, iteration: int, prices_usd_per_h: Mapping[str, 
     )
 
 
-def verify(plan: PlanRecord, graded: Sequence[GradedResponse], reader: JournalReader) -> dict[str, int]:
-    """Check every response of the plan against batches and journal; the tokens kept by incarnation."""
+def verify(
+    plan: PlanRecord,
+    trained: Sequence[GradedResponse],
+    reader: JournalReader,
+    filtered: Sequence[GradedResponse] = (),
+) -> dict[str, int]:
+    """Check every response of the plan against batches and journal; the tokens kept by incarnation.
+
+    Each is trained once; where the plan says how many groups are wanted, it may be filtered once instead, or be unused
+    (`storage.compaction.unused_responses`). Raises IntegrityError.
+    """
+    graded = [*trained, *filtered]
     counts = Counter(response.response for response in graded)
     doubled = sorted(response for response, count in counts.items() if count > 1)
-    missing = sorted(set(range(plan.num_responses)) - set(counts))
+    missing = sorted(set(range(plan.num_responses)) - set(counts) - set(unused_responses(plan, trained, filtered)))
     foreign = sorted(set(counts) - set(range(plan.num_responses)))
     if doubled or missing or foreign:
         raise IntegrityError(
             f"iteration {plan.iteration}: {plan.num_responses} responses planned; trained more than once: "
             f"{doubled[:8]}, never: {missing[:8]}, not planned: {foreign[:8]}",
         )
+    _check_filter(plan, trained, filtered)
     kept: dict[str, int] = defaultdict(int)
     for response in graded:
         assembled = reader.follow(response.response, response.lineage)
@@ -124,12 +140,42 @@ def verify(plan: PlanRecord, graded: Sequence[GradedResponse], reader: JournalRe
     return kept
 
 
-def slot_lives(store: ObjectStore, plan: PlanRecord, reader: JournalReader, kept: Mapping[str, int]) -> list[SlotLife]:
+def _check_filter(plan: PlanRecord, trained: Sequence[GradedResponse], filtered: Sequence[GradedResponse]) -> None:
+    """Whole groups are filtered, exactly those whose rewards are all equal, and no more are trained than are wanted."""
+    wanted = plan.groups_wanted
+    if wanted is None:
+        if filtered:
+            raise IntegrityError(
+                f"iteration {plan.iteration}: response {filtered[0].response} is filtered; allowed: none"
+            )
+        return
+    rewards: dict[int, set[float]] = defaultdict(set)
+    for response in (*trained, *filtered):
+        rewards[response.response // plan.num_generations].add(response.reward)
+    for kind, responses in (("trained", trained), ("filtered", filtered)):
+        for response in responses:
+            group = response.response // plan.num_generations
+            if (len(rewards[group]) == 1) != (kind == "filtered"):
+                found = f"iteration {plan.iteration}, response {response.response}: {kind}"
+                raise IntegrityError(f"{found}, although group {group} has {len(rewards[group])} different rewards")
+    count = len({response.response // plan.num_generations for response in trained})
+    if count > wanted:
+        raise IntegrityError(f"iteration {plan.iteration}: {count} groups are trained; allowed: the {wanted} wanted")
+
+
+def slot_lives(
+    store: ObjectStore,
+    plan: PlanRecord,
+    reader: JournalReader,
+    kept: Mapping[str, int],
+    unused: Sequence[int] = (),
+) -> list[SlotLife]:
     """Every incarnation that announced itself, by slot and start.
 
-    tokens_regenerated: what it decoded, as far as its last heartbeat told, less what counts: unflushed at a kill, or
-    void because somebody else had claimed the response.
+    tokens_regenerated: what it decoded, as far as its last heartbeat told, less what counts and what is unused:
+    unflushed at a kill, or void because somebody else had claimed the response.
     """
+    journalled, stopped = _unused_tokens(reader, unused)
     announced = [records.read(store, AliveRecord, key) for key in store.list(layout.alive_all(plan.iteration))]
     unknown = set(reader.book.incarnations) - {alive.incarnation for alive in announced}
     if unknown:
@@ -138,6 +184,10 @@ def slot_lives(store: ObjectStore, plan: PlanRecord, reader: JournalReader, kept
     for alive in announced:
         incarnation = alive.incarnation
         decoded = max(alive.tokens_generated, reader.shards.tokens(incarnation))
+        tokens_unused = journalled[incarnation]
+        if incarnation in stopped and alive.state == "gone":
+            # What the closing found in its hands is dropped, and nobody decodes it again.
+            tokens_unused += decoded - reader.shards.tokens(incarnation)
         lives.append(
             SlotLife(
                 slot=alive.slot,
@@ -148,16 +198,48 @@ def slot_lives(store: ObjectStore, plan: PlanRecord, reader: JournalReader, kept
                 state="lost" if alive.state != "gone" else "left" if alive.unfinished else "gone",
                 tokens_kept=kept.get(incarnation, 0),
                 tokens_recovered=alive.tokens_recovered,
-                tokens_regenerated=decoded - kept.get(incarnation, 0),
+                tokens_regenerated=decoded - kept.get(incarnation, 0) - tokens_unused,
                 prefill_tokens=alive.prefill_tokens,
                 usd_per_hour=alive.usd_per_hour,
+                tokens_unused=tokens_unused,
             ),
         )
     return sorted(lives, key=lambda life: (life.slot, life.started_at_s))
 
 
+def _unused_tokens(reader: JournalReader, unused: Sequence[int]) -> tuple[Counter[str], set[str]]:
+    """Journalled tokens of unused responses by incarnation, and who holds one that has not ended."""
+    journalled: Counter[str] = Counter()
+    holders: set[str] = set()
+    for response in unused:
+        assembled, owner = reader.assemble(response), reader.book.owner(response)
+        for span in assembled.lineage:
+            rows = reader.shards.rows(span.incarnation, span.epoch, response)
+            journalled[span.incarnation] += sum(len(row.token_ids) for at, row in rows if at <= span.last_sequence)
+        if owner is not None and not assembled.finish.ends_response:
+            holders.add(owner.incarnation)
+    return journalled, holders
+
+
+def filter_metrics(
+    plan: PlanRecord,
+    trained: Sequence[GradedResponse],
+    filtered: Sequence[GradedResponse],
+    lives: Sequence[SlotLife],
+) -> dict[str, float]:
+    """Groups filtered, groups wanted and not found, and tokens decoded in vain; nothing where all groups are wanted."""
+    if plan.groups_wanted is None:
+        return {}
+    size = plan.num_generations
+    return {
+        "filter_groups/filtered": len(filtered) / size,
+        "filter_groups/missing": plan.groups_wanted - len(trained) / size,
+        "filter_groups/unused_tokens": float(sum(life.tokens_unused for life in lives)),
+    }
+
+
 def response_metrics(graded: Sequence[GradedResponse], plan: PlanRecord) -> dict[str, float]:
-    """Rewards and lengths, under TRL's names."""
+    """Rewards and lengths, under TRL's names, over all graded responses: filtering does not flatter them."""
     ordered = sorted(graded, key=lambda response: response.response)
     rewards = np.array([response.reward for response in ordered]).reshape(-1, plan.num_generations)
     lengths = np.array([response.length for response in ordered])
@@ -175,6 +257,8 @@ def response_metrics(graded: Sequence[GradedResponse], plan: PlanRecord) -> dict
         values = [value for response in ordered if (value := response.rewards.get(name)) is not None]
         if values:
             metrics[f"rewards/{name}/mean"] = np.mean(values)
+            # As TRL's, with the divisor n - 1; of a single value TRL says nan, which no chart can show.
+            metrics[f"rewards/{name}/std"] = np.std(values, ddof=1) if len(values) > 1 else 0.0
     return {name: float(value) for name, value in metrics.items()}
 
 

@@ -101,6 +101,7 @@ class OpenIteration:
         self._silent_after_s = settings.get("claim_ttl_s", RolloutConfig().claim_ttl_s)
         self._ended: dict[int, tuple[Owner, Progress]] = {}
         self._recorded: dict[int, Progress] = {}
+        self._responses_trained = 0
         self._micro_batches = 0
         self._liveness = Liveness(store, plan.iteration, clock)
         self._first_beats: dict[str, int] = {}
@@ -117,7 +118,7 @@ class OpenIteration:
         self._read_heartbeats(crew)
         members = crew.members(self._heartbeats, self._silent_after_s)
         recorded = len(self._recorded) // self._plan.num_generations
-        waits_for, behind = crew.waits_for()
+        waits_for, behind = ((), 0) if self._is_filled else crew.waits_for()
         return RunView(
             run_url=self._store.url,
             iteration=self._plan.iteration,
@@ -127,6 +128,12 @@ class OpenIteration:
             groups_behind=behind,
             members=members,
         )
+
+    @property
+    def _is_filled(self) -> bool:
+        """Whether as many groups are trained as are wanted, so that the trainer waits for no other."""
+        wanted = self._plan.groups_wanted
+        return wanted is not None and self._responses_trained >= wanted * self._plan.num_generations
 
     def _phase(self, *, all_done: bool) -> Phase:
         if not all_done:
@@ -140,7 +147,8 @@ class OpenIteration:
                 batch = records.read(self._store, BatchRecord, key)
             except ObjectMissing:
                 return
-            self._recorded.update({graded.response: Progress(graded.length, done=True) for graded in batch.responses})
+            self._recorded.update({graded.response: Progress(graded.length, done=True) for graded in batch.graded})
+            self._responses_trained += len(batch.responses)
             self._micro_batches += 1
 
     def _known_end(self, response: int) -> Progress | None:

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from storage import layout, records
-from storage.compaction import compact, read_batches, read_responses
+from storage.compaction import compact, read_batches, read_responses, unused_responses
 from storage.memory import MemoryStore
 from storage.records import BatchRecord
 from storage.responses import Response, decode_responses, encode_responses
+from storage.run import read_plan
 from storage.shard import Finish
 from storage.store import CorruptObject, ObjectMissing
 from tests.committed_runs import TOKENS, committed_iteration, grade, plan_iteration, roll_out
@@ -203,3 +204,48 @@ def test_no_plan_no_responses(store):
         read_responses(store, 7)
     assert read_batches(store, 7) == []
     assert [batch.number for batch in read_batches(store, 0)] == [0, 1]
+
+
+def wants(store, groups):
+    """Change the plan to one that wants so many groups."""
+    plan = replace(read_plan(store, 0), groups_wanted=groups)
+    store.put(layout.plan(0), records.encode(plan))
+    return plan
+
+
+def test_unused_responses_are_neither_compacted_nor_read_and_the_others_stay_as_they_are():
+    store = MemoryStore()
+    plan = plan_iteration(store, 0)
+    roll_out(store, plan)
+    grade(store, plan, 0, (0, 1))
+    assert [row.reward for row in read_responses(store, 0)] == [0.0, 0.25, None, None]
+    plan = wants(store, 1)
+    live = read_responses(store, 0)
+    assert [row.response for row in live] == [0, 1]
+    compact(store, 0)
+    delete(store, layout.journal(0))
+    compacted = read_responses(store, 0)
+    assert all(a.equals(b) for a, b in zip(live, compacted, strict=True))
+
+
+def test_filtered_responses_are_kept_with_their_rewards(store):
+    wants(store, 2)
+    key = layout.batch(0, 0)
+    batch = records.read(store, BatchRecord, key)
+    store.put(key, records.encode(replace(batch, responses=(), filtered=batch.responses)))
+    live = read_responses(store, 0)
+    compact(store, 0)
+    delete(store, layout.journal(0))
+    compacted = read_responses(store, 0)
+    assert all(a.equals(b) for a, b in zip(live, compacted, strict=True))
+    assert [row.reward for row in compacted] == [0.0, 0.25, 0.5, 0.75]
+
+
+def test_what_is_unused_depends_on_the_plan_and_on_the_last_group_recorded(store):
+    first, second = (batch.responses for batch in reversed(read_batches(store, 0)))
+    plan = wants(store, 1)
+    assert unused_responses(plan, first, ()) == range(2, 4)
+    assert len(unused_responses(plan, first, second)) == len(unused_responses(plan, (), first)) == 0
+    assert len(unused_responses(plan, second, ())) == 0  # not those before it
+    assert len(unused_responses(replace(plan, groups_wanted=2), first, ())) == 0
+    assert len(unused_responses(replace(plan, groups_wanted=None), first, ())) == 0

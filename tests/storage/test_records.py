@@ -1,11 +1,22 @@
 import json
+from dataclasses import replace
 
 import pytest
 
 from storage import records
 from storage.memory import MemoryStore
-from storage.records import BatchRecord, ClaimRecord, GradedResponse, LeaseRecord, SlotLife, Span
+from storage.records import (
+    BatchRecord,
+    ClaimRecord,
+    GradedResponse,
+    LeaseRecord,
+    PlanRecord,
+    ReportRecord,
+    SlotLife,
+    Span,
+)
 from storage.store import CorruptObject, ObjectMissing
+from tests.journals import a_plan
 
 BATCH = BatchRecord(
     iteration=1,
@@ -74,3 +85,42 @@ def test_a_truncated_record_is_refused():
 def test_reading_a_missing_record_says_so():
     with pytest.raises(ObjectMissing):
         records.read(MemoryStore(), BatchRecord, "batches/0")
+
+
+def test_fields_that_came_later_are_left_out_where_they_have_their_default():
+    assert "filtered" not in json.loads(records.encode(BATCH))
+    assert "groups_wanted" not in json.loads(records.encode(a_plan(2, 2)))
+    body = records.encode(replace(BATCH, filtered=BATCH.responses))
+    assert json.loads(body)["filtered"] == json.loads(body)["responses"]
+    assert records.decode(BatchRecord, "k", body).graded == BATCH.responses * 2
+    wanted = a_plan(2, 2, groups_wanted=1)
+    assert records.decode(PlanRecord, "k", records.encode(wanted)) == wanted
+
+
+def test_a_later_field_of_a_record_within_a_record_is_left_out_too():
+    life = SlotLife(
+        slot=0,
+        incarnation="00000-a",
+        pool="rollout",
+        started_at_s=1.0,
+        ended_at_s=2.0,
+        state="gone",
+        tokens_kept=3,
+        tokens_recovered=0,
+        tokens_regenerated=0,
+    )
+    report = ReportRecord(
+        iteration=0,
+        weight_version=1,
+        next_prompt=0,
+        metrics={},
+        rewards=(),
+        lengths=(),
+        lives=(life, replace(life, tokens_unused=4)),
+        train_started_at_s=0.0,
+        train_ended_at_s=0.0,
+        created_at_s=0.0,
+    )
+    body = records.encode(report)
+    assert ["tokens_unused" in written for written in json.loads(body)["lives"]] == [False, True]
+    assert records.decode(ReportRecord, "k", body) == report

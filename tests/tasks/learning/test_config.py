@@ -33,7 +33,11 @@ def test_defaults_pass_their_own_checks_and_are_frozen(config):
         (AlgorithmConfig, "gamma", 0.0),
         (AlgorithmConfig, "gae_lambda", 1.1),
         (AlgorithmConfig, "importance_sampling_cap", 0.5),
+        (AlgorithmConfig, "max_staleness", -1),
+        (AlgorithmConfig, "max_staleness", 9),
         (AlgorithmConfig, "overlong_buffer_length", 0),
+        (AlgorithmConfig, "filter_groups_budget", 0.99),
+        (AlgorithmConfig, "filter_groups_budget", float("inf")),
         (AlgorithmConfig, "clip_ratio_low", 1.5),
         (AlgorithmConfig, "clip_ratio_high", -0.1),
         (AlgorithmConfig, "kl_coef", "0.1"),
@@ -85,7 +89,19 @@ def test_a_falling_schedule_needs_total_steps_after_the_warm_up(schedule):
         ({"clip_ratio_low": 0.1, "policy_loss": "reinforce"}, "clip_ratio_low: value 0.1; allowed with policy_loss"),
         ({"clip_ratio_high": 0.1, "policy_loss": "reinforce"}, "clip_ratio_high: value 0.1; allowed with policy_loss"),
         ({"clip_ratio_c": 3.0, "policy_loss": "cispo"}, "clip_ratio_c: value 3.0; allowed with policy_loss 'cispo'"),
-        ({"importance_sampling_cap": 2.0}, "importance_sampling_cap: value 2.0; allowed with importance_sampling"),
+        (
+            {"filter_groups": True, "micro_batch_order": "arrival"},
+            "micro_batch_order: value 'arrival'; allowed with filter_groups: 'plan', because taking the groups that",
+        ),
+        ({"filter_groups_budget": 3.0}, "filter_groups_budget: value 3.0; allowed without filter_groups: 2.0, because"),
+        (
+            {"filter_groups": True, "max_staleness": 1},
+            "filter_groups: value true; allowed with max_staleness 1: false, because the next iteration's prompts",
+        ),
+        (
+            {"importance_sampling_cap": 2.0, "importance_sampling": "none"},
+            "importance_sampling_cap: value 2.0; allowed with importance_sampling 'none': 3.0",
+        ),
         ({"overlong_penalty_factor": 0.5}, "overlong_penalty_factor: value 0.5; allowed without overlong_buffer_leng"),
     ],
 )
@@ -123,9 +139,11 @@ def test_refuses_what_the_trainer_does_not_honour_until_it_is_wired(field, value
     assert getattr(AlgorithmConfig(**{field: value}, **others), field) == value
 
 
-def test_all_problems_of_an_algorithm_are_told_at_once():
-    with pytest.raises(ValueError, match=r"gamma: .*; filter_groups: value true is not there yet; allowed: false$"):
-        AlgorithmConfig(gamma=0.5, filter_groups=True)
+def test_all_problems_of_an_algorithm_are_told_at_once(monkeypatch):
+    monkeypatch.setattr(learning_config, "WIRED", {("mask_truncated", False)})
+    message = r"^kl_in: .*; gamma: .*; mask_truncated: value true is not there yet; allowed: false$"
+    with pytest.raises(ValueError, match=message):
+        AlgorithmConfig(gamma=0.5, kl_in="reward", mask_truncated=True)
 
 
 def test_losses_are_honoured_with_their_own_bounds():

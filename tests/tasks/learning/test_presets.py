@@ -11,36 +11,19 @@ from tasks.learning import config
 from tasks.learning.config import AlgorithmConfig
 from tasks.learning.presets import PRESETS, with_preset
 
-TODAY = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "gspo", "cispo", "ppo")
-
 
 def read(document):
     return TypeAdapter(AlgorithmConfig).validate_json(json.dumps(document))
 
 
-@pytest.fixture
-def everything_wired(monkeypatch):
-    monkeypatch.setattr(config, "WIRED", set())
-
-
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_preset_is_the_same_as_its_fields_written_out_and_possible(name, everything_wired):
+def test_a_preset_is_the_same_as_its_fields_written_out_and_honoured(name):
     assert read({"preset": name}) == AlgorithmConfig(**PRESETS[name])
     assert set(PRESETS[name]) <= {item.name for item in fields(AlgorithmConfig)}
 
 
-@pytest.mark.parametrize("name", TODAY)
-def test_presets_that_the_trainer_honours(name):
-    assert read({"preset": name}) == AlgorithmConfig(**PRESETS[name])
-
-
-@pytest.mark.parametrize("name", sorted(set(PRESETS) - set(TODAY)))
-def test_presets_that_it_does_not_are_refused_and_say_why(name):
-    with pytest.raises(ValidationError, match="is not there yet; allowed: "):
-        read({"preset": name})
-
-
-def test_what_is_left_of_dapo_can_be_had_today():
+def test_dapo_can_be_had_with_and_without_its_dynamic_sampling():
+    assert read({"preset": "dapo"}) == AlgorithmConfig(overlong_buffer_length=4096, filter_groups=True)
     found = read({"preset": "dapo", "filter_groups": False})
     assert found == AlgorithmConfig(overlong_buffer_length=4096)
 

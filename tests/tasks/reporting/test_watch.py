@@ -7,7 +7,7 @@ import pytest
 from storage import layout, records
 from storage.clock import ManualClock
 from storage.memory import MemoryStore
-from storage.records import ClaimRecord, TrainingRecord
+from storage.records import BatchRecord, ClaimRecord, TrainingRecord
 from storage.shard import Finish
 from storage.store import CorruptObject, ObjectMissing, StoreUnavailable
 from tasks.reporting.watch import Watcher
@@ -206,3 +206,20 @@ def test_a_damaged_shard_is_named(store, watcher):
     store.put(layout.shard(0, "00000-a", 0), b"?")
     with pytest.raises(CorruptObject, match=layout.shard(0, "00000-a", 0)):
         watcher.look()
+
+
+def test_nothing_is_waited_for_once_as_many_groups_are_recorded_as_are_wanted(store, clock):
+    store.put(layout.plan(0), records.encode(replace(PLAN, groups_wanted=1)))
+    watcher = Watcher(store, clock)
+    record_batch(store, 0, [0])
+    batch = records.read(store, BatchRecord, layout.batch(0, 0))
+    store.put(layout.batch(0, 0), records.encode(replace(batch, responses=(), filtered=batch.responses)))
+    view = watcher.look()
+    assert (view.phase, view.totals.groups_recorded, [group.group for group in view.waits_for]) == (
+        "rollout",
+        1,
+        [1, 2, 3],
+    )
+    record_batch(store, 1, [1])
+    view = watcher.look()
+    assert (view.phase, view.totals.groups_recorded, view.waits_for, view.groups_behind) == ("training", 2, (), 0)

@@ -1,0 +1,42 @@
+"""What was not finite: reads what a stopped training step left in its run. Never writes."""
+
+from contextlib import suppress
+
+from storage import layout, records
+from storage.compaction import read_responses
+from storage.records import NonFiniteRecord
+from storage.responses import Response
+from storage.run import next_iteration
+from storage.store import ObjectMissing, ObjectStore
+
+
+def read_nonfinite(store: ObjectStore, iteration: int) -> NonFiniteRecord | None:
+    """Why the last attempt to train an iteration stopped; None when no attempt did. Raises CorruptObject."""
+    with suppress(ObjectMissing):
+        return records.read(store, NonFiniteRecord, layout.nonfinite(iteration))
+    return None
+
+
+def nonfinite_responses(store: ObjectStore, iteration: int) -> list[Response]:
+    """The responses that are named there, by number, with token ids, log-probs and rewards.
+
+    Raises LookupError when no attempt at the iteration stopped for this, and what `read_responses` raises.
+    """
+    record = read_nonfinite(store, iteration)
+    if record is None:
+        raise LookupError(f"{store.url} holds no {layout.nonfinite(iteration)}")
+    named = set(record.responses)
+    return [response for response in read_responses(store, iteration) if response.response in named]
+
+
+def nonfinite_line(store: ObjectStore) -> str | None:
+    """One line about the iteration that is not committed; None when its training did not stop for this."""
+    record = read_nonfinite(store, next_iteration(store))
+    if record is None:
+        return None
+    batches = ", ".join(map(str, record.batches)) or "none"
+    return (
+        f"iteration {record.iteration}: training stopped: non-finite {record.quantity}, "
+        f"{len(record.responses)} responses of micro-batches {batches}, weight version {record.weight_version}; "
+        f"gleaner export {store.url} --rollouts --iterations {record.iteration} --to FOLDER"
+    )
