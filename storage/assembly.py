@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from storage import layout
 from storage.claims import ClaimBook
@@ -18,13 +19,17 @@ from storage.store import CorruptObject, ObjectStore
 
 @dataclass(frozen=True, slots=True)
 class Assembled:
-    """A response as far as it is durable: uint32 token_ids [n], float32 logprobs [n], and where they came from."""
+    """A response as far as it is durable: uint32 token_ids [n], float32 logprobs [n], and where they came from.
+
+    weight_versions: uint32 [n], the version that sampled each token.
+    """
 
     response: int
     token_ids: TokenIds
     logprobs: Logprobs
     finish: Finish
     lineage: tuple[Span, ...]
+    weight_versions: npt.NDArray[np.uint32]
 
 
 class JournalReader:
@@ -61,6 +66,7 @@ class JournalReader:
         """The response along a recorded lineage, as a restarted trainer replays it."""
         token_ids: list[TokenIds] = []
         logprobs: list[Logprobs] = []
+        versions: list[npt.NDArray[np.uint32]] = []
         used: list[Span] = []
         length, finish = 0, Finish.RUNNING
         for span in lineage:
@@ -79,6 +85,7 @@ class JournalReader:
                     raise CorruptObject(key, f"response {response} was sampled from weight version {version}")
                 token_ids.append(row.token_ids)
                 logprobs.append(row.logprobs)
+                versions.append(np.full(len(row.token_ids), row.weight_version, dtype=np.uint32))
                 length += len(row.token_ids)
                 finish, last_used = row.finish, sequence
             if last_used >= 0:
@@ -89,4 +96,5 @@ class JournalReader:
             np.concatenate(logprobs) if logprobs else np.zeros(0, dtype=np.float32),
             finish,
             tuple(used),
+            np.concatenate(versions) if versions else np.zeros(0, dtype=np.uint32),
         )

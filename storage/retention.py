@@ -1,7 +1,8 @@
 """Retention: deletes what no resumable or replayable iteration needs, in an order that may stop anywhere.
 
-Decides from names alone, except that a journal goes only after `compact` has read back what stands for it. Whatever is
-interrupted is done by the next sweep, and what a zombie writes afterwards goes with it.
+Decides from names alone, but for the plans of iterations that are not committed, which say what they sample from, and
+for journals, which go only after `compact` has read back what stands for them. Whatever is interrupted is done by the
+next sweep, and what a zombie writes afterwards goes with it.
 """
 
 import logging
@@ -12,9 +13,10 @@ from dataclasses import dataclass
 
 from storage import layout, records
 from storage.compaction import compact
+from storage.evaluations import versions_under_evaluation
 from storage.records import ClosedRecord
 from storage.retention_config import RetentionConfig
-from storage.run import next_iteration
+from storage.run import next_iteration, plans_in_flight
 from storage.store import ConflictingRecord, CorruptObject, ObjectMissing, ObjectStore, StoreDenied, commit
 from storage.weight_versions import bases
 
@@ -78,6 +80,9 @@ def sweep(store: ObjectStore, config: RetentionConfig, *, newest: int | None = N
             problems.append(f"iteration {iteration}: {error}")
     kept = {0, current, *newest_of(weights, config.keep_weights)}
     try:
+        # An iteration that runs ahead samples from an older version than the one that is trained next.
+        kept |= {plan.weight_version for plan in plans_in_flight(store)}
+        kept |= versions_under_evaluation(store)
         kept |= {base for version in kept & weights.complete for base in bases(store, version)}
         _sweep_versions(weights, kept, current, deletion)
     except PROBLEMS as error:
@@ -89,6 +94,14 @@ def sweep(store: ObjectStore, config: RetentionConfig, *, newest: int | None = N
     for problem in problems:
         log.warning("left as it is: %s", problem)
     return Swept(compacted=tuple(compacted), deleted=tuple(deletion.keys), problems=tuple(problems))
+
+
+def settle(store: ObjectStore, iteration: int) -> None:
+    """Compact one iteration whose every response is recorded, then delete its journal; may be repeated at any time.
+
+    Raises as `compact` does, and StoreDenied.
+    """
+    _sweep_iteration(store, iteration, _Deletion(store, dry_run=False), [], keep_journal=False)
 
 
 def list_versions(store: ObjectStore, prefix: str) -> Versions:

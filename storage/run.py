@@ -72,6 +72,37 @@ def read_plan(store: ObjectStore, iteration: int) -> PlanRecord:
     return records.read(store, PlanRecord, layout.plan(iteration))
 
 
+def plans_in_flight(store: ObjectStore) -> list[PlanRecord]:
+    """The plans of iterations that are not committed, in order: one as a rule, two where rollout runs ahead."""
+    plans: list[PlanRecord] = []
+    iteration = next_iteration(store)
+    while True:
+        try:
+            plans.append(read_plan(store, iteration + len(plans)))
+        except ObjectMissing:
+            return plans
+
+
+def next_prompt(store: ObjectStore, iteration: int) -> int:
+    """The prompt an iteration begins with: where the one before ended by its report, else by its plan.
+
+    Both say the same where every group of a plan is trained. Raises ObjectMissing when neither is there.
+    """
+    if iteration == 0:
+        return 0
+    try:
+        return read_report(store, iteration - 1).next_prompt
+    except ObjectMissing:
+        before = read_plan(store, iteration - 1)
+        return before.first_prompt + before.num_groups
+
+
+def published_version(store: ObjectStore, newest: int, oldest: int) -> int | None:
+    """The newest complete weight version from `newest` down to `oldest`; None when there is none."""
+    versions = range(newest, max(0, oldest) - 1, -1)
+    return next((version for version in versions if exists(store, layout.manifest(layout.weights(version)))), None)
+
+
 def read_config(store: ObjectStore, plan: PlanRecord) -> dict[str, Any]:
     """The configuration in force for an iteration: that of the last execution that took it up."""
     try:
@@ -143,9 +174,11 @@ def _changes(store: ObjectStore, ttl_s: float, clock: Clock) -> bool:
 
 
 def _signs_of_life(store: ObjectStore) -> dict[str, bytes]:
-    keys = [layout.LEASE_BEAT, *store.list(layout.alive_all(next_iteration(store)))]
+    current = next_iteration(store)
+    # Rollout may run one iteration ahead of what is committed.
+    alive = [key for iteration in (current, current + 1) for key in store.list(layout.alive_all(iteration))]
     signs = {}
-    for key in keys:
+    for key in (layout.LEASE_BEAT, *alive):
         try:
             signs[key] = store.get(key)
         except ObjectMissing:

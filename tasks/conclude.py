@@ -8,6 +8,7 @@ from flytekit.exceptions.user import FlyteRecoverableException
 from storage import layout
 from storage.clock import SystemClock
 from storage.connect import connect
+from storage.evaluations import evaluations
 from storage.records import ReportRecord
 from storage.retention import sweep
 from storage.retention_config import RetentionConfig
@@ -46,7 +47,7 @@ def commit_and_show(plan: PlanReference, *, last: bool) -> IterationOutcome:
     prices = {"rollout": pools.rollout.price_usd_per_h, "train": pools.train.price_usd_per_h}
     report = conclude_iteration(store, plan.iteration, prices, SystemClock())
     history = reports(store)
-    store.put(layout.METRICS, metrics_lines(history))
+    store.put(layout.METRICS, metrics_lines(history, evaluations(store)))
     tabs = render(report, history)
     for name, tab in tabs.items():
         Deck(name, tab)

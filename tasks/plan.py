@@ -16,14 +16,24 @@ from storage.framing import digest as bytes_digest
 from storage.probe import probe
 from storage.prompt_table import PromptRow
 from storage.records import PlanRecord, SettingsRecord, SlotPlan
-from storage.run import acquire_lease, exists, next_iteration, open_run, read_plan, read_report
+from storage.run import (
+    acquire_lease,
+    exists,
+    next_iteration,
+    next_prompt,
+    open_run,
+    published_version,
+    read_plan,
+)
 from storage.store import ConflictingRecord, ObjectStore, StoreUnavailable, commit
 from storage.weights import publish
 from tasks.configuration.references import PlanReference
 from tasks.configuration.run_config import RunConfig, differences, digest, dump, identity, parse
-from tasks.grading.grader import Grader
+from tasks.evaluation.held_out import draw_held_out, load_held_out
+from tasks.grading.grader import check_rewards
+from tasks.grading.run_rewards import held_models, publish_models
 from tasks.learning.pretrained import ModelError, check_model, read_tensors, stop_token_ids, vocabulary_size
-from tasks.planning.plan import assign_groups
+from tasks.planning.plan import assign_groups, groups_in_budget
 from tasks.prompts.draw import draw_prompts
 from tasks.prompts.loading import load_prompts
 from tasks.prompts.prompt import PromptSet
@@ -34,35 +44,45 @@ log = logging.getLogger(__name__)
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
+class WeightsTooOld(LookupError):  # noqa: N818 - reads as what happened
+    """What may be sampled from is not published yet; another attempt may find it."""
+
+
 @task(retries=2)
-def plan(config: dict, after: int) -> tuple[PlanReference, list[int]]:  # type: ignore[type-arg]
+def plan(config: dict, after: int, follows: int = -1) -> tuple[PlanReference, list[int]]:  # type: ignore[type-arg]
     """Write the next iteration's plan, or find the one an earlier attempt wrote; its reference and its slots.
 
     Everything that can be wrong with the input is found here, before a GPU is paid for and before anything is created.
-    `after` only orders this task behind the conclusion of an iteration.
+    `after` only orders this task behind the conclusion of an iteration. `follows`: plan the iteration after this one,
+    which need not be committed, nor trained; -1: plan the first that is not committed.
     """
     del after
     try:
-        reference, slots = prepare(parse(config), execution_name(), SystemClock())
-    except StoreUnavailable as error:
+        reference, slots = prepare(parse(config), execution_name(), SystemClock(), follows=follows)
+    except (StoreUnavailable, WeightsTooOld) as error:
         raise FlyteRecoverableException(str(error)) from error
     return reference, slots
 
 
-def prepare(config: RunConfig, execution: str, clock: Clock) -> tuple[PlanReference, list[int]]:
-    """The plain function behind the task."""
+def prepare(config: RunConfig, execution: str, clock: Clock, *, follows: int = -1) -> tuple[PlanReference, list[int]]:
+    """The plain function behind the task.
+
+    Raises WeightsTooOld when the iteration may not begin yet, and ObjectMissing when `follows` has no plan.
+    """
     config.pools.check_prices()
     config.tracking.check_libraries()
     store = connect(config.run.url)
     is_new = not exists(store, layout.RUN)
     prompts = load_prompts(config.data, check_rows=is_new)
-    with Grader(config.rewards) as grader:
-        grader.check_columns(prompts.columns)
+    check_rewards(config.rewards, prompts.columns, held_models(store, config.rewards))
     with tempfile.TemporaryDirectory(prefix="gleaner-model-") as folder:
         model_dir = _model_directory(store, config, Path(folder))
         if is_new:
             # All of them now, so that no iteration in the middle of the run meets one that does not fit.
             _draw(config, prompts, model_dir, first=0, count=len(prompts))
+            if config.evaluation is not None and config.evaluation.interval:
+                held_out = load_held_out(config.evaluation, config.rewards)
+                draw_held_out(config.evaluation, held_out, open_tokenizer(model_dir), config.rollout, model_dir)
             probe(store)
         open_run(
             store,
@@ -73,13 +93,16 @@ def prepare(config: RunConfig, execution: str, clock: Clock) -> tuple[PlanRefere
             explain=lambda stored: differences(identity(config), identity(parse(stored))),
         )
         acquire_lease(store, execution, config.run.lease_ttl_s, clock, known_dead=ended_here)
-        iteration = next_iteration(store)
+        iteration = next_iteration(store) if follows < 0 else follows + 1
         if not exists(store, layout.plan(iteration)):
-            first = read_report(store, iteration - 1).next_prompt if iteration else 0
-            rows = _draw(config, prompts, model_dir, first=first, count=config.run.num_prompts_per_step)
+            # What is committed has published the version it ends with.
+            version = iteration if follows < 0 else sampled_version(store, iteration, config.algorithm.max_staleness)
+            first = next_prompt(store, iteration)
+            rows = _draw(config, prompts, model_dir, first=first, count=_groups_planned(config))
             if iteration == 0:
                 publish_initial(store, model_dir)
-            write_plan(store, config, rows, iteration, first, stop_token_ids(model_dir), clock)
+                publish_models(store, config.rewards)
+            write_plan(store, config, rows, iteration, version, first, stop_token_ids(model_dir), clock)
     store.put(layout.settings(iteration), records.encode(SettingsRecord(config=dump(config))))
     written = read_plan(store, iteration)
     log.info("iteration %d: weight version %d, %d slots", iteration, written.weight_version, len(written.slots))
@@ -90,6 +113,20 @@ def prepare(config: RunConfig, execution: str, clock: Clock) -> tuple[PlanRefere
         execution=execution,
     )
     return reference, [slot.slot for slot in written.slots if slot.groups]
+
+
+def sampled_version(store: ObjectStore, iteration: int, max_staleness: int) -> int:
+    """The weight version an iteration samples from: the newest that is published, up to its own.
+
+    Raises WeightsTooOld when none is published that is at most `max_staleness` older than the iteration's own.
+    """
+    version = published_version(store, iteration, iteration - max_staleness)
+    if version is None:
+        raise WeightsTooOld(
+            f"iteration {iteration}: no weight version from {max(0, iteration - max_staleness)} on is published; "
+            f"allowed with algorithm.max_staleness {max_staleness}: {max_staleness} older than the iteration at most"
+        )
+    return version
 
 
 def _model_directory(store: ObjectStore, config: RunConfig, folder: Path) -> Path:
@@ -115,11 +152,15 @@ def write_plan(
     config: RunConfig,
     rows: list[PromptRow],
     iteration: int,
+    weight_version: int,
     first_prompt: int,
     stop_ids: tuple[int, ...],
     clock: Clock,
 ) -> None:
-    """Prompts first, then the plan that names them; losing the race to another planner is no error."""
+    """Prompts first, then the plan that names them; losing the race to another planner is no error.
+
+    rows: one per group. With filter_groups only num_prompts_per_step of them are wanted.
+    """
     body = prompt_table.encode_prompts(rows)
     prompts_key = layout.prompts(iteration, bytes_digest(body).hex())
     if not commit(store, prompts_key, body):
@@ -127,7 +168,7 @@ def write_plan(
     assignment = assign_groups(len(rows), config.pools.rollout.count)
     record = PlanRecord(
         iteration=iteration,
-        weight_version=iteration,
+        weight_version=weight_version,
         run_seed=config.run.seed,
         num_generations=config.run.num_generations,
         prompts_key=prompts_key,
@@ -136,8 +177,14 @@ def write_plan(
         sampling=config.sampling.params(stop_ids),
         config=dump(config),
         created_at_s=clock.wall(),
+        groups_wanted=config.run.num_prompts_per_step if config.algorithm.filter_groups else None,
     )
     commit(store, layout.plan(iteration), records.encode(record))
+
+
+def _groups_planned(config: RunConfig) -> int:
+    wanted, algorithm = config.run.num_prompts_per_step, config.algorithm
+    return groups_in_budget(wanted, algorithm.filter_groups_budget) if algorithm.filter_groups else wanted
 
 
 def execution_name() -> str:
@@ -164,7 +211,7 @@ def ended_here(execution: str) -> bool:
 def _draw(config: RunConfig, prompts: PromptSet, model_dir: Path, *, first: int, count: int) -> list[PromptRow]:
     return draw_prompts(
         prompts,
-        _tokenizer(model_dir),
+        open_tokenizer(model_dir),
         config.data,
         first=first,
         count=count,
@@ -173,7 +220,8 @@ def _draw(config: RunConfig, prompts: PromptSet, model_dir: Path, *, first: int,
     )
 
 
-def _tokenizer(model_dir: Path) -> Tokenizer:
+def open_tokenizer(model_dir: Path) -> Tokenizer:
+    """The tokenizer of a model directory; raises ModelError when there is none that can be used."""
     from transformers import AutoTokenizer  # noqa: PLC0415 - costs seconds, and only a new plan needs it
 
     # Without any of them transformers makes a tokenizer that knows no word.

@@ -36,6 +36,16 @@ class TrainOutcome:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EvaluationOutcome:
+    """An evaluation that has ended, of the run at `run_url`; `evaluation` is "" when none was due."""
+
+    run_url: str
+    evaluation: str
+    weight_version: int
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
 class IterationOutcome:
     """A committed iteration; everything else is in its report."""
 

@@ -24,13 +24,16 @@ from storage.weight_manifest import TensorBlock
 from storage.weight_versions import publish_version, pull_version
 from storage.weights import PUBLISHED_AT_S, read_manifest
 from tasks.configuration.run_config import RunConfig, parse
-from tasks.grading.grader import Grader
+from tasks.grading.run_rewards import open_grader
 from tasks.learning import checkpoint
 from tasks.learning.checkpoint import TrainerState
 from tasks.learning.critic import Critic
+from tasks.learning.importance import same_engine
 from tasks.learning.learner import CriticLearner, Learner
+from tasks.learning.nonfinite import keep_nonfinite
 from tasks.learning.optimizer import PolicyOptimizer
 from tasks.learning.policy import Policy
+from tasks.learning.staleness import check_staleness
 from tasks.learning.trainer import IterationTrainer
 from tasks.sampling.weight_tensors import DTYPES, as_block, as_torch
 
@@ -42,18 +45,19 @@ REFERENCE_VERSION = 0
 def advance(run_url: str, iteration: int, execution: str, clock: Clock) -> TrainingRecord:
     """Train an iteration and publish the next weight version; returns what was measured. Done once, also by a late try.
 
-    Raises whatever makes the step impossible (GroupTimeout, GradingError, NonFiniteGradient, CorruptObject); nothing is
-    published then, and the next attempt replays the recorded batches.
+    Raises whatever makes the step impossible (TooStaleError, GroupTimeout, GradingError, NonFiniteGradient,
+    CorruptObject); nothing is published then, and the next attempt replays the recorded batches.
     """
     started_at_s = clock.wall()
     store = connect(run_url)
     plan = read_plan(store, iteration)
     config = parse(read_config(store, plan), f"the configuration of iteration {iteration}")
-    version = plan.weight_version + 1
+    version = iteration + 1
     with keep_lease(store, execution, config.run.lease_ttl_s, clock):
         # A committed iteration's weights may have been deleted since.
         done = (layout.manifest(layout.weights(version)), layout.report(iteration))
         if not any(exists(store, key) for key in done):
+            check_staleness(plan, config.algorithm.max_staleness)
             with tempfile.TemporaryDirectory(prefix="gleaner-model-") as folder:
                 model_files.download(store, Path(folder))
                 _train_and_publish(store, plan, config, Path(folder), clock, started_at_s)
@@ -68,14 +72,16 @@ def _train_and_publish(
     clock: Clock,
     started_at_s: float,
 ) -> None:
-    version = plan.weight_version + 1
+    # What is trained is the iteration's own version, whichever its tokens were sampled from.
+    before, version = plan.iteration, plan.iteration + 1
     done = exists(store, layout.manifest(layout.checkpoint(version)))
-    learner = restore_learner(store, version if done else plan.weight_version, config, model, clock)
+    learner = restore_learner(store, version if done else before, config, model, clock)
     base: dict[str, TensorBlock] | None = None
     if not done:
         base = published_blocks(store, learner.policy, lasting=True)
         prompts = prompt_table.decode_prompts(plan.prompts_key, store.get(plan.prompts_key))
-        with Grader(config.rewards) as grader:
+        rewards = open_grader(store, config.rewards, config.trainer.device)
+        with rewards as grader, keep_nonfinite(store, plan):
             record = IterationTrainer(
                 store,
                 plan,
@@ -87,6 +93,7 @@ def _train_and_publish(
                 trainer=config.trainer,
                 clock=clock,
                 started_at_s=started_at_s,
+                same_engine=same_engine(config.rollout, config.trainer),
             ).step()
         commit(store, layout.training(plan.iteration), records.encode(record))
         if not _save(store, version, learner):
@@ -94,7 +101,7 @@ def _train_and_publish(
             del learner
             learner = restore_learner(store, version, config, model, clock)
     if base is None:
-        _, base = pull_version(store, plan.weight_version, None, clock)
+        _, base = pull_version(store, before, None, clock)
     publish_version(
         store,
         version,

@@ -5,14 +5,21 @@ more when the weights do. Pure functions of tensors; weights carry no gradient a
 """
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from tasks.learning.config import AlgorithmConfig
+from tasks.learning.config import AlgorithmConfig, TrainerConfig
+from tasks.sampling.config import RolloutConfig
 
 ImportanceMode = Literal["token", "sequence-mask"]
+# Log-ratios are counted in bins of 1/64, around multiples of it: a ratio read from them is right to a factor of
+# exp(1/128), 0.8 %. Beyond the 257 bins on either side of 0, from about -4 to 4, two more count the rest.
+BINS_PER_NAT = 64
+BINS_PER_SIDE = 4 * BINS_PER_NAT
+NUM_BINS = 2 * BINS_PER_SIDE + 3
 
 
 def log_ratios(logprobs: Tensor, sampler_logprobs: Tensor, response_mask: Tensor) -> Tensor:
@@ -62,15 +69,24 @@ def masked_sequence_weights(ratios: Tensor, cap: float, floor: float = 0.0) -> T
     return torch.where(kept, log_ratio, -math.inf).exp().expand_as(ratios)
 
 
-def importance_mode(algorithm: AlgorithmConfig) -> ImportanceMode | None:
-    """How responses are weighted: `importance_sampling`, where "auto" is "token" if old_logprobs is "trainer".
+def same_engine(rollout: RolloutConfig, trainer: TrainerConfig) -> bool:
+    """Whether an engine is known to compute log-probs as the trainer does: our own, in the trainer's dtype.
 
-    The trainer cannot know whether an engine's log-probs differ from its own; where they do not, weights are 1. With
-    old_logprobs "sampler" the ratio of the loss corrects already: None.
+    From the configuration alone, never from what a worker says, so that every attempt decides alike.
+    """
+    return rollout.engine in ("torch", "scripted") and rollout.dtype == trainer.dtype
+
+
+def importance_mode(algorithm: AlgorithmConfig, *, same_engine: bool) -> ImportanceMode | None:
+    """How responses are weighted, None: not at all. "auto" is "token" unless engine and weights are the trainer's.
+
+    With old_logprobs "sampler" the ratio of the loss corrects already: None.
     """
     if algorithm.old_logprobs == "sampler" or algorithm.importance_sampling == "none":
         return None
-    return "token" if algorithm.importance_sampling == "auto" else algorithm.importance_sampling
+    if algorithm.importance_sampling != "auto":
+        return algorithm.importance_sampling
+    return None if same_engine and algorithm.max_staleness == 0 else "token"
 
 
 def importance_weights(mode: ImportanceMode, ratios: Tensor, cap: float) -> Tensor:
@@ -82,6 +98,37 @@ def over_cap(mode: ImportanceMode, ratios: Tensor, cap: float) -> Tensor:
     """[B, T] bool: where `importance_weights` is not the ratio, of the token or of its response, but the cap or 0."""
     log_ratio = ratios if mode == "token" else ratios.sum(dim=1, keepdim=True).expand_as(ratios)
     return log_ratio > math.log(cap)
+
+
+def log_ratio_counts(ratios: Tensor, response_mask: Tensor) -> Tensor:
+    """How many log-ratios [B, T] inside the mask are in each bin, int64 [NUM_BINS]; counts of parts add up.
+
+    Bin BINS_PER_SIDE + 1 is around 0, the first and the last count what is below or above all others. What is not a
+    number counts as 0.
+    """
+    limit = BINS_PER_SIDE + 1
+    scaled = torch.nan_to_num(ratios[response_mask].double() * BINS_PER_NAT).round().clamp(-limit, limit)
+    return torch.bincount(scaled.long() + limit, minlength=NUM_BINS)
+
+
+def ratio_quantile(counts: Sequence[int], fraction: float, smallest: float, largest: float) -> float:
+    """The ratio that at least `fraction` of those counted do not exceed, right to a factor of exp(1 / 128).
+
+    Args:
+        counts: `log_ratio_counts`, not all 0.
+        fraction: Above 0, at most 1.
+        smallest: The smallest ratio, exactly; what is below all bins is taken for it.
+        largest: The largest, alike.
+    """
+    rank, reached, number = fraction * sum(counts), 0, 0
+    for number, count in enumerate(counts):  # noqa: B007 - the bin that is reached is wanted
+        reached += count
+        if reached >= rank:
+            break
+    if number in (0, NUM_BINS - 1):
+        return largest if number else smallest
+    ratio = math.exp((number - BINS_PER_SIDE - 1) / BINS_PER_NAT)
+    return min(max(ratio, smallest), largest)
 
 
 def effective_sample_size(count: int, total: float, squares: float) -> float:

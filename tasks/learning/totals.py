@@ -4,6 +4,8 @@ Sums, not means: adding the totals of micro-batches gives the totals of the step
 """
 
 import functools
+import math
+import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -11,8 +13,10 @@ import torch
 from torch import Tensor
 
 from tasks.learning.config import LossAggregation
-from tasks.learning.importance import effective_sample_size
+from tasks.learning.importance import effective_sample_size, log_ratio_counts, log_ratios, ratio_quantile
 from tasks.learning.loss import TokenLosses, denominator, kl_penalty
+
+QUANTILES = {"p01": 0.01, "p50": 0.5, "p99": 0.99}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +40,11 @@ class StepTotals:
         importance_square: The squares of these.
         importance_clipped: Tokens whose weight is not their ratio: the cap instead, or 0 above it.
         ratio_max: The largest probability ratio (a maximum, not a sum).
+        log_ratio_counts: How many pi_trainer / pi_sampler are in each bin (`importance.log_ratio_counts`); () is none.
+        sampler_ratio_min: The smallest of these ratios (a minimum).
+        sampler_ratio_max: The largest (a maximum).
+        staleness: The trainer's weight version less that which sampled the token.
+        staleness_max: The largest (a maximum).
     """
 
     responses: tuple[int, ...] = ()
@@ -54,6 +63,11 @@ class StepTotals:
     importance_square: float = 0.0
     importance_clipped: float = 0.0
     ratio_max: float = 0.0
+    log_ratio_counts: tuple[int, ...] = ()
+    sampler_ratio_min: float = math.inf
+    sampler_ratio_max: float = 0.0
+    staleness: int = 0
+    staleness_max: int = 0
 
     def __add__(self, other: "StepTotals") -> "StepTotals":
         return StepTotals(
@@ -73,6 +87,11 @@ class StepTotals:
             importance_square=self.importance_square + other.importance_square,
             importance_clipped=self.importance_clipped + other.importance_clipped,
             ratio_max=max(self.ratio_max, other.ratio_max),
+            log_ratio_counts=_added(self.log_ratio_counts, other.log_ratio_counts),
+            sampler_ratio_min=min(self.sampler_ratio_min, other.sampler_ratio_min),
+            sampler_ratio_max=max(self.sampler_ratio_max, other.sampler_ratio_max),
+            staleness=self.staleness + other.staleness,
+            staleness_max=max(self.staleness_max, other.staleness_max),
         )
 
     def denominator(self, mode: LossAggregation) -> float:
@@ -87,7 +106,8 @@ class StepTotals:
     def metrics(self, mode: LossAggregation) -> dict[str, float]:
         """The step's metrics under the names of TRL and verl; ValueError for an empty step.
 
-        importance/... only where tokens are weighted. All are 0 where every response is left out.
+        importance/ess, weight_mean and clipped_frac only where tokens are weighted. All are 0 where every response is
+        left out.
         """
         divisor, tokens = self.denominator(mode), max(1, self.tokens)
         return {
@@ -102,8 +122,21 @@ class StepTotals:
             "clip_ratio/region_mean": (self.clipped_low + self.clipped_high) / tokens,
             "ratio_max": self.ratio_max,
             "num_tokens": float(self.tokens),
+            "trajectory_staleness": self.staleness / tokens,
+            "staleness_max": float(self.staleness_max),
+            **self._ratio_metrics(),
             **self._importance_metrics(),
         }
+
+    def _ratio_metrics(self) -> dict[str, float]:
+        smallest, largest, counts = self.sampler_ratio_min, self.sampler_ratio_max, self.log_ratio_counts
+        names = ("min", *QUANTILES, "max")
+        if any(counts):
+            quantiles = [ratio_quantile(counts, fraction, smallest, largest) for fraction in QUANTILES.values()]
+            values = [smallest, *quantiles, largest]
+        else:
+            values = [0.0] * len(names)
+        return {f"importance/ratio_{name}": value for name, value in zip(names, values, strict=True)}
 
     def _importance_metrics(self) -> dict[str, float]:
         count = self.importance_tokens
@@ -114,6 +147,11 @@ class StepTotals:
             "importance/weight_mean": self.importance / count,
             "importance/clipped_frac": self.importance_clipped / count,
         }
+
+
+def _added(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]:
+    """Counts of the same bins; () are none."""
+    return tuple(map(operator.add, left, right)) if left and right else left or right
 
 
 def combined(totals: Iterable[StepTotals]) -> StepTotals:
@@ -136,6 +174,7 @@ def measure(
 ) -> StepTotals:
     """The totals of one micro-batch; one transfer from the device. `weights` is [B, 1], the other tensors [B, T]."""
     mismatch = kl_penalty(sampler_logprobs, first_logprobs, "k3")
+    sampler_ratios = log_ratios(first_logprobs, sampler_logprobs, response_mask)
     sums = {
         "tokens": response_mask,
         "loss": losses.loss * weights,
@@ -147,11 +186,17 @@ def measure(
         "clipped_low": losses.policy.clipped_low,
         "clipped_high": losses.policy.clipped_high,
     }
-    stacked = torch.stack(
-        [*(value.sum(dtype=torch.float64) for value in sums.values()), losses.policy.ratio.max().double()]
-    )
-    values = dict(zip([*sums, "ratio_max"], stacked.tolist(), strict=True))
-    return StepTotals(responses=responses, tokens=int(values.pop("tokens")), **values)
+    extremes = {
+        "ratio_max": losses.policy.ratio.max(),
+        "sampler_ratio_min": sampler_ratios.masked_fill(~response_mask, math.inf).min().exp(),
+        "sampler_ratio_max": sampler_ratios.masked_fill(~response_mask, -math.inf).max().exp(),
+    }
+    summed = [value.sum(dtype=torch.float64) for value in sums.values()]
+    stacked = torch.stack([*summed, *(value.double() for value in extremes.values())])
+    numbers = torch.cat([stacked, log_ratio_counts(sampler_ratios, response_mask).double()]).tolist()
+    counts = tuple(map(int, numbers[len(stacked) :]))
+    values = dict(zip([*sums, *extremes], numbers[: len(stacked)], strict=True))
+    return StepTotals(responses=responses, tokens=int(values.pop("tokens")), log_ratio_counts=counts, **values)
 
 
 @torch.no_grad()

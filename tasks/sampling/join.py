@@ -5,6 +5,7 @@ A joined member takes what is free or late, iteration by iteration, and may leav
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from resources.process import started_at_s
@@ -16,7 +17,7 @@ from storage.run import exists, next_iteration, read_plan, read_run
 from storage.store import ObjectMissing, ObjectStore
 from storage.weight_cache import open_cache
 from tasks.sampling.choose import build_engine
-from tasks.sampling.member import Build, built_engine, config_in_force, run_session, session_config
+from tasks.sampling.member import Build, built_engine, config_in_force, run_session, session_config, weights_store
 from tasks.sampling.session import Preempted, SessionOutcome
 
 POLL_INTERVAL_S = 1.0
@@ -59,7 +60,7 @@ def join_run(
         return 0
     paid_since_s = started_at_s()
     died = False
-    with built_engine(store, config_in_force(store, plan).rollout, build) as engine:
+    with built_engine(weights_store(store, plan), config_in_force(store, plan).rollout, build) as engine:
         while plan is not None:
             config = config_in_force(store, plan)
             # Never where the run says: its writers do not decide which folder of this machine is kept tidy.
@@ -81,7 +82,8 @@ def join_run(
             report(plan, outcome)
             died = outcome.engine_died
             helped, paid_since_s = helped + 1, clock.wall()
-            if helped == limits.iterations:
+            # An evaluation is one iteration.
+            if helped == limits.iterations or plan.weights_url is not None:
                 break
             plan = _next_plan(store, plan.iteration + 1, limits, ends_s, notice, clock)
     return helped
@@ -102,11 +104,12 @@ def _next_plan(
         if ends_s is not None and now_s >= ends_s:
             return None
         iteration = max(next_iteration(store), first)
-        if not exists(store, layout.closed(iteration)):
-            try:
-                return read_plan(store, iteration)
-            except ObjectMissing:
-                pass
+        # Where rollout runs ahead, the next one is planned before this one is committed. The trainer waits for the
+        # oldest that is open.
+        while exists(store, layout.closed(iteration)):
+            iteration += 1
+        with suppress(ObjectMissing):
+            return read_plan(store, iteration)
         if limits.patience_s is not None and now_s - since_s >= limits.patience_s:
             return None
         clock.sleep(POLL_INTERVAL_S)

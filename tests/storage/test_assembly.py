@@ -105,6 +105,8 @@ def assert_complete(store: MemoryStore, plan: PlanRecord) -> None:
         have = reader.assemble(response)
         assert have.token_ids.tolist() == [token(response, k) for k in range(length_of(response))]
         assert have.finish == Finish.STOP
+        assert have.weight_versions.dtype == np.uint32
+        assert have.weight_versions.tolist() == [plan.weight_version] * length_of(response)
         again = reader.follow(response, have.lineage)
         assert np.array_equal(again.token_ids, have.token_ids)
 

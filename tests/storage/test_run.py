@@ -6,7 +6,8 @@ from storage import layout, records, run
 from storage.clock import ManualClock
 from storage.memory import MemoryStore
 from storage.records import ReportRecord
-from storage.store import ConflictingRecord
+from storage.store import ConflictingRecord, ObjectMissing
+from tests.journals import a_plan
 
 
 def open_(store, config, digest="d"):
@@ -104,6 +105,59 @@ def test_heartbeats_of_the_crew_keep_the_lease_too():
 
     with pytest.raises(run.RunBusy):
         run.acquire_lease(store, "b", 60, CrewWorks())
+
+
+def test_a_crew_that_is_one_iteration_ahead_keeps_the_lease_too():
+    """Rollout 0 has ended and its trainer has no machine yet; rollout 1 is running."""
+    store = MemoryStore()
+    run.acquire_lease(store, "a", 60, ManualClock())
+    store.put(layout.alive(0, "00000-x"), b"gone")
+
+    class NextCrewWorks(ManualClock):
+        def sleep(self, duration_s):
+            super().sleep(duration_s)
+            store.put(layout.alive(1, "00000-y"), str(self.wall()).encode())
+
+    with pytest.raises(run.RunBusy):
+        run.acquire_lease(store, "b", 60, NextCrewWorks())
+
+
+def write_plan(store, iteration, **changes):
+    plan = a_plan(groups=3, generations=2, iteration=iteration, **changes)
+    store.put(layout.plan(iteration), records.encode(plan))
+    return plan
+
+
+def test_plans_in_flight_are_those_without_a_report():
+    store = MemoryStore()
+    assert run.plans_in_flight(store) == []
+    plans = [write_plan(store, iteration) for iteration in range(3)]
+    assert run.plans_in_flight(store) == plans
+    commit_report(store, 0)
+    assert run.plans_in_flight(store) == plans[1:]
+
+
+def test_the_next_prompt_is_known_from_the_plan_before_it_is_known_from_the_report():
+    store = MemoryStore()
+    assert run.next_prompt(store, 0) == 0
+    write_plan(store, 0, first_prompt=4)
+    assert run.next_prompt(store, 1) == 7
+    commit_report(store, 0)  # which says 0, and is the truth
+    assert run.next_prompt(store, 1) == 0
+    with pytest.raises(ObjectMissing):
+        run.next_prompt(store, 3)
+
+
+def test_the_newest_published_version_is_one_with_a_manifest():
+    store = MemoryStore()
+    assert run.published_version(store, 3, -2) is None
+    for version in (0, 1):
+        store.put(layout.manifest(layout.weights(version)), b"{}")
+    store.put(layout.tensor_object(layout.weights(2), "half"), b"")
+    assert run.published_version(store, 3, 0) == 1
+    assert run.published_version(store, 1, 1) == 1
+    assert run.published_version(store, 0, -1) == 0
+    assert run.published_version(store, 3, 2) is None
 
 
 def test_a_released_lease_and_a_holder_known_to_be_dead_need_no_wait():

@@ -1,18 +1,26 @@
+import math
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.learning.config import AlgorithmConfig
+from tasks.learning.config import AlgorithmConfig, TrainerConfig
 from tasks.learning.importance import (
+    NUM_BINS,
     effective_sample_size,
     importance_mode,
     importance_weights,
+    log_ratio_counts,
     log_ratios,
     masked_sequence_weights,
     over_cap,
+    ratio_quantile,
+    same_engine,
     truncated_token_weights,
 )
+from tasks.sampling.config import RolloutConfig
 
 MASK = torch.tensor([[True, True], [True, False]])
 CAPS = st.floats(1.0, 10.0)
@@ -87,17 +95,78 @@ def test_over_the_cap_is_where_the_weight_is_not_the_ratio(mode):
 
 
 @pytest.mark.parametrize(
-    ("given", "old", "mode"),
+    ("given", "mode"), [("none", None), ("token", "token"), ("sequence-mask", "sequence-mask"), ("auto", "auto")]
+)
+@pytest.mark.parametrize("same", [True, False])
+@pytest.mark.parametrize("max_staleness", [0, 1])
+def test_auto_corrects_unless_engine_and_weights_are_the_trainers(given, mode, same, max_staleness):
+    algorithm = AlgorithmConfig(importance_sampling=given, max_staleness=max_staleness)
+    if mode == "auto":
+        mode = None if same and max_staleness == 0 else "token"
+    assert importance_mode(algorithm, same_engine=same) == mode
+
+
+@pytest.mark.parametrize("given", ["none", "auto"])
+def test_where_the_ratio_of_the_loss_is_to_the_sampler_nothing_is_corrected_twice(given):
+    algorithm = AlgorithmConfig(importance_sampling=given, old_logprobs="sampler", max_staleness=1)
+    assert importance_mode(algorithm, same_engine=False) is None
+
+
+@pytest.mark.parametrize(
+    ("engine", "dtypes", "same"),
     [
-        ("none", "trainer", None),
-        ("token", "trainer", "token"),
-        ("sequence-mask", "trainer", "sequence-mask"),
-        ("auto", "trainer", "token"),
-        ("auto", "sampler", None),
+        ("torch", ("float32", "float32"), True),
+        ("scripted", ("bfloat16", "bfloat16"), True),
+        ("torch", ("bfloat16", "float32"), False),
+        ("torch", ("float16", "bfloat16"), False),
+        ("vllm", ("float32", "float32"), False),
+        ("auto", ("float32", "float32"), False),
     ],
 )
-def test_auto_corrects_where_the_ratio_of_the_loss_does_not(given, old, mode):
-    assert importance_mode(AlgorithmConfig(importance_sampling=given, old_logprobs=old)) == mode
+def test_only_our_own_engines_in_the_trainers_dtype_are_known_to_compute_as_it_does(engine, dtypes, same):
+    rollout, trainer = RolloutConfig(engine=engine, dtype=dtypes[0]), TrainerConfig(dtype=dtypes[1])
+    assert same_engine(rollout, trainer) is same
+
+
+FRACTIONS = (0.01, 0.5, 0.99, 1.0)
+
+
+@given(st.lists(st.floats(-6.0, 6.0), min_size=1, max_size=300), st.integers(1, 299))
+def test_quantiles_are_right_to_the_stated_resolution_however_the_step_is_divided(values, cut):
+    ratios = f64([values])
+    mask = torch.ones(ratios.shape, dtype=torch.bool)
+    whole = log_ratio_counts(ratios, mask)
+    parts = log_ratio_counts(ratios[:, :cut], mask[:, :cut]) + log_ratio_counts(ratios[:, cut:], mask[:, cut:])
+    assert torch.equal(whole, parts)
+    smallest, largest = math.exp(min(values)), math.exp(max(values))
+    for fraction in FRACTIONS:
+        exact = math.exp(np.quantile(values, fraction, method="inverted_cdf"))
+        found = ratio_quantile(whole.tolist(), fraction, smallest, largest)
+        if math.exp(-4) < exact < math.exp(4):
+            assert abs(math.log(found / exact)) <= 1 / 128 + 1e-9
+        else:
+            assert smallest <= found <= largest
+            assert abs(math.log(found)) > 4 - 1 / 64
+
+
+def test_ratios_by_hand():
+    """Of six: two below all bins, three equal to 1 but for rounding, one above; what is not a number is no ratio."""
+    ratios = f64([[-9.0, -7.0, 1e-7, -1e-7, 0.0, 5.0]])
+    mask = torch.ones(ratios.shape, dtype=torch.bool)
+    counts = log_ratio_counts(ratios, mask)
+    assert len(counts) == NUM_BINS
+    found = {index: count for index, count in enumerate(counts.tolist()) if count}
+    assert found == {0: 2, NUM_BINS // 2: 3, NUM_BINS - 1: 1}
+    limits = (math.exp(-9), math.exp(5))
+    assert [ratio_quantile(counts.tolist(), q, *limits) for q in (0.01, 0.5, 0.99)] == [limits[0], 1.0, limits[1]]
+    assert log_ratio_counts(ratios, ~mask).sum() == 0
+    odd = f64([[math.nan, math.inf, -math.inf]])
+    assert log_ratio_counts(odd, torch.ones(1, 3, dtype=torch.bool)).nonzero().flatten().tolist() == [0, 257, 514]
+
+
+def test_a_quantile_is_never_outside_of_what_was_seen():
+    counts = log_ratio_counts(f64([[0.003] * 4]), torch.ones(1, 4, dtype=torch.bool)).tolist()
+    assert ratio_quantile(counts, 0.5, math.exp(0.003), math.exp(0.003)) == math.exp(0.003)
 
 
 def size(weights):

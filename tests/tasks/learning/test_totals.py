@@ -1,11 +1,16 @@
 import pytest
+import torch
 
+from tasks.learning.importance import log_ratio_counts
 from tasks.learning.totals import StepTotals, combined
+
+RATIOS = [f"importance/ratio_{name}" for name in ("min", "p01", "p50", "p99", "max")]
 
 
 def test_totals_add_up_and_divide_by_hand():
     first = StepTotals(responses=(4, 5), tokens=3, loss=1.5, kl=0.3, entropy=6.0, clipped_low=1.0, ratio_max=1.2)
     second = StepTotals(responses=(2,), tokens=5, loss=0.5, kl=0.1, entropy=2.0, clipped_high=2.0, ratio_max=1.1)
+    second += StepTotals(staleness=4, staleness_max=2)
     total = combined([first, second])
     assert total.responses == (4, 5, 2)
     assert total.metrics("token-mean") == pytest.approx(
@@ -21,6 +26,9 @@ def test_totals_add_up_and_divide_by_hand():
             "clip_ratio/region_mean": 0.375,
             "ratio_max": 1.2,
             "num_tokens": 8.0,
+            "trajectory_staleness": 0.5,
+            "staleness_max": 2.0,
+            **dict.fromkeys(RATIOS, 0.0),
         }
     )
     assert total.metrics("seq-mean-token-mean")["loss"] == pytest.approx(2 / 3)
@@ -32,11 +40,25 @@ def test_importance_is_of_the_whole_step_and_only_where_there_is_some():
     second = StepTotals(responses=(2,), tokens=3, importance_tokens=3, importance=3.0, importance_square=5.0)
     second += StepTotals(importance_clipped=2.0)
     metrics = combined([first, second]).metrics("token-mean")
-    found = {name: value for name, value in metrics.items() if name.startswith("importance/")}
+    found = {name: value for name, value in metrics.items() if name.startswith("importance/") and name not in RATIOS}
     assert found == pytest.approx(
         {"importance/ess": 49 / 75, "importance/weight_mean": 1.4, "importance/clipped_frac": 0.4}
     )
-    assert not [name for name in StepTotals(responses=(1,), tokens=1).metrics("token-mean") if "importance" in name]
+    unweighted = StepTotals(responses=(1,), tokens=1).metrics("token-mean")
+    assert [name for name in unweighted if "importance" in name] == RATIOS
+
+
+def test_ratios_to_the_sampler_are_of_all_micro_batches():
+    """Ratios 1/2 and 1 in the first, 1, 1 and 4 in the second; p01 of five is the smallest, p99 the largest."""
+    parts = []
+    for ratios in ([0.5, 1.0], [1.0, 1.0, 4.0]):
+        logs = torch.tensor([ratios], dtype=torch.float64).log()
+        counts = log_ratio_counts(logs, torch.ones_like(logs, dtype=torch.bool))
+        bounds = {"sampler_ratio_min": min(ratios), "sampler_ratio_max": max(ratios)}
+        parts.append(StepTotals(responses=(0,), tokens=len(ratios), log_ratio_counts=tuple(counts.tolist()), **bounds))
+    metrics = combined([*parts, StepTotals(left_out=2)]).metrics("token-mean")
+    assert [metrics[name] for name in RATIOS] == pytest.approx([0.5, 0.5, 1.0, 4.0, 4.0], rel=1 / 128)
+    assert (metrics["importance/ratio_min"], metrics["importance/ratio_max"]) == (0.5, 4.0)
 
 
 def test_what_is_left_out_counts_only_where_nothing_else_is():

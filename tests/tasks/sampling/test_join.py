@@ -10,12 +10,14 @@ from storage.assembly import JournalReader
 from storage.clock import ManualClock, SystemClock
 from storage.connect import connect
 from storage.records import JOINED_POOL, AliveRecord
-from storage.run import read_plan
+from storage.run import next_iteration, read_plan
 from storage.store import ObjectMissing
+from tasks.plan import prepare
 from tasks.sampling.engine import EngineDied
 from tasks.sampling.join import JoinLimits, join_run
 from tasks.sampling.scripted_engine import ScriptedEngine
 from tests.small_run import (
+    EXECUTION,
     commit_iteration,
     config,
     memory_store,
@@ -72,6 +74,25 @@ def test_alone_it_does_everything_and_the_report_counts_what_it_cost(settings):
     report = commit_iteration(URL, 0)
     seconds = report.metrics["timing_s/rollout_machines"]
     assert report.metrics["cost/usd_rollout"] == pytest.approx(7.2 * seconds / 3600)
+
+
+def test_where_two_iterations_are_planned_it_helps_the_older_until_that_is_closed(model):
+    memory_store("join")
+    ahead = config(URL, model, algorithm={"max_staleness": 1}, rollout={"flush_interval_s": 0.05})
+    plan_iteration(ahead)
+    prepare(ahead, EXECUTION, ManualClock(), follows=0)
+    told = []
+    limits = JoinLimits(iterations=2)
+
+    def report(plan, outcome):
+        told.append((plan.iteration, plan.weight_version, outcome.responses_finished))
+
+    trainer = threading.Thread(target=train_iteration, args=(URL, 0))
+    trainer.start()
+    assert join(limits, report=report) == 2
+    trainer.join()
+    assert told == [(0, 0, 12), (1, 0, 12)]
+    assert next_iteration(store()) == 0  # trained, and not yet concluded
 
 
 def test_it_waits_for_a_plan_and_goes_on_with_the_next_iteration(settings):

@@ -1,0 +1,35 @@
+"""Staleness: how many weight versions lie between the policy that is trained and the one that sampled a token.
+
+Pure functions of versions; nothing here corrects anything: that is what importance weights are for.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from storage.records import PlanRecord
+from tasks.learning.totals import StepTotals
+
+
+class TooStaleError(ValueError):
+    """An iteration was sampled from older weights than the algorithm allows."""
+
+
+def check_staleness(plan: PlanRecord, max_staleness: int) -> None:
+    """That an iteration may be trained on: iteration n trains weight version n.
+
+    Raises:
+        TooStaleError: It was sampled from a version that is more than `max_staleness` older, or newer.
+    """
+    staleness = plan.iteration - plan.weight_version
+    if not 0 <= staleness <= max_staleness:
+        raise TooStaleError(
+            f"iteration {plan.iteration}: it trains weight version {plan.iteration} on tokens of weight version "
+            f"{plan.weight_version}; allowed with algorithm.max_staleness {max_staleness}: "
+            f"{max(0, plan.iteration - max_staleness)} to {plan.iteration}"
+        )
+
+
+def staleness_totals(weight_versions: npt.NDArray[np.uint32], policy_version: int) -> StepTotals:
+    """What is added to the totals for tokens of these versions, [n], when `policy_version` is trained."""
+    staleness = policy_version - weight_versions.astype(np.int64)
+    return StepTotals(staleness=int(staleness.sum()), staleness_max=int(staleness.max(initial=0)))

@@ -1,0 +1,168 @@
+"""Planning one iteration ahead: what is sampled from, which prompts are next, and what a restart finds."""
+
+from dataclasses import replace
+
+import pytest
+from flytekit.exceptions.user import FlyteRecoverableException
+
+from storage import layout, records
+from storage.clock import ManualClock
+from storage.memory import MemoryStore
+from storage.records import ReportRecord
+from storage.run import next_iteration, read_plan, release_lease
+from storage.store import ObjectMissing
+from tasks.plan import WeightsTooOld, plan, prepare
+from tests.small_run import EXECUTION, config, document, everything, memory_store, model_directory
+
+URL = "memory://plan-ahead"
+AHEAD = {"max_staleness": 1}
+ITERATIONS = 3
+FIRST_PLAN_WRITES = 8  # where it dies before, tests/tasks/test_plan.py says what happens
+
+
+class Killed(BaseException):
+    """SIGKILL: nothing of the victim runs afterwards."""
+
+
+class DiesAtWrite(MemoryStore):
+    left = 1 << 30
+
+    def create(self, key, body):
+        self._count()
+        return super().create(key, body)
+
+    def put(self, key, body):
+        self._count()
+        super().put(key, body)
+
+    def _count(self):
+        if self.left == 0:
+            self.left = 1 << 30
+            raise Killed
+        self.left -= 1
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return model_directory(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def settings(model):
+    return config(URL, model, algorithm=AHEAD)
+
+
+@pytest.fixture
+def store():
+    return memory_store("plan-ahead")
+
+
+def plan_after(settings, follows):
+    return prepare(settings, EXECUTION, ManualClock(), follows=follows)[0]
+
+
+def publish(store, version):
+    """As if the trainer had: whoever plans asks for no more than the manifest."""
+    store.put(layout.manifest(layout.weights(version)), b"{}")
+
+
+def commit(store, iteration):
+    last = read_plan(store, iteration)
+    report = ReportRecord(
+        iteration=iteration,
+        weight_version=iteration + 1,
+        next_prompt=last.first_prompt + last.num_groups,
+        metrics={},
+        rewards=(),
+        lengths=(),
+        lives=(),
+        train_started_at_s=0,
+        train_ended_at_s=0,
+        created_at_s=0,
+    )
+    store.put(layout.report(iteration), records.encode(report))
+
+
+def test_while_an_iteration_is_trained_the_next_is_planned_from_the_weights_there_are(store, settings):
+    plan_after(settings, -1)
+    reference = plan_after(settings, 0)
+    assert (reference.iteration, reference.weight_version) == (1, 0)
+    written = read_plan(store, 1)
+    assert (written.iteration, written.weight_version, written.first_prompt) == (1, 0, 4)
+    assert next_iteration(store) == 0
+    publish(store, 1)
+    commit(store, 0)
+    assert (read_plan(store, 1), plan_after(settings, 0)) == (written, reference)
+    assert plan_after(settings, 1).weight_version == 1
+    assert read_plan(store, 2).first_prompt == 8
+
+
+def test_where_newer_weights_are_published_already_they_are_taken(store, settings):
+    plan_after(settings, -1)
+    publish(store, 1)
+    assert plan_after(settings, 0).weight_version == 1
+
+
+def test_the_first_iteration_of_an_execution_is_on_policy(store, settings):
+    plan_after(settings, -1)
+    publish(store, 1)
+    commit(store, 0)
+    reference = plan_after(settings, -1)
+    assert (reference.iteration, reference.weight_version) == (1, 1)
+
+
+@pytest.mark.parametrize("allowed", [0, 1, 2])
+def test_further_ahead_than_allowed_is_refused_and_nothing_is_written(model, store, allowed):
+    settings = config(URL, model, algorithm={"max_staleness": allowed})
+    for follows in range(-1, allowed):
+        assert plan_after(settings, follows).weight_version == 0
+    before = everything(store)
+    message = (
+        f"iteration {allowed + 1}: no weight version from 1 on is published; allowed with algorithm.max_staleness "
+        f"{allowed}: {allowed} older than the iteration at most"
+    )
+    with pytest.raises(WeightsTooOld, match=message):
+        plan_after(settings, allowed)
+    assert everything(store) == before
+    release_lease(store, EXECUTION)
+    with pytest.raises(FlyteRecoverableException, match="no weight version from 1 on is published"):
+        plan(config=document(URL, model, algorithm={"max_staleness": allowed}), after=-1, follows=allowed)
+
+
+def test_an_iteration_cannot_follow_one_that_was_never_planned(store, settings):
+    plan_after(settings, -1)
+    publish(store, 4)
+    with pytest.raises(ObjectMissing, match="iterations/000003/plan"):
+        plan_after(settings, 3)
+
+
+def live(store, settings):
+    """An execution: every iteration that is not committed, as workflows/training.py orders it on one machine."""
+    iteration = plan_after(settings, -1).iteration
+    while iteration < ITERATIONS - 1:
+        plan_after(settings, iteration)
+        publish(store, iteration + 1)
+        commit(store, iteration)
+        iteration += 1
+
+
+def test_wherever_an_execution_dies_the_next_one_goes_on_with_the_same_plans(settings):
+    undisturbed = DiesAtWrite("plan-ahead")
+    memory_store("plan-ahead", undisturbed)
+    live(undisturbed, settings)
+    expected = [read_plan(undisturbed, iteration) for iteration in range(ITERATIONS)]
+    assert [each.weight_version for each in expected] == [0, 0, 1]
+    assert [each.first_prompt for each in expected] == [0, 4, 8]
+    dies = 0
+    for number in range(FIRST_PLAN_WRITES, (1 << 30) - undisturbed.left):
+        store = memory_store("plan-ahead", DiesAtWrite("plan-ahead"))
+        store.left = number
+        with pytest.raises(Killed):
+            live(store, settings)
+        written = {key: body for key, body in everything(store).items() if key.endswith("plan.json")}
+        dies += len(written) < ITERATIONS
+        live(store, settings)
+        assert written.items() <= everything(store).items()
+        found = [read_plan(store, iteration) for iteration in range(ITERATIONS)]
+        assert [replace(each, nonce="") for each in found] == [replace(each, nonce="") for each in expected]
+    assert dies >= 6
