@@ -7,11 +7,13 @@ from urllib.parse import unquote
 
 from storage.local import LocalStore
 from storage.memory import MemoryStore
+from storage.nested import NestedStore
 from storage.store import ObjectStore
 
 ALLOWED = "a path, file:///path, s3://bucket/prefix or memory://name"
 SCHEME_PATTERN = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
 NAME_PATTERN = re.compile(r"[A-Za-z0-9._-]+")
+NESTED_PATTERN = re.compile(r"[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)+")
 PREFIX_PATTERN = re.compile(r"[A-Za-z0-9._=+@~:,-]+(/[A-Za-z0-9._=+@~:,-]+)*")
 
 _memory_stores: dict[str, MemoryStore] = {}
@@ -19,7 +21,7 @@ _memory_lock = threading.Lock()
 
 
 def connect(url: str) -> ObjectStore:
-    """The store rooted at `url`: a path, file:///path, s3://bucket/prefix or memory://name.
+    """The store rooted at `url`: a path, file:///path, s3://bucket/prefix, memory://name or memory://name/prefix.
 
     Opens no connection and makes no directory. The same memory:// name is the same store within a process. Raises
     ValueError for anything else, and never repeats a password that somebody put into the URL.
@@ -35,6 +37,9 @@ def connect(url: str) -> ObjectStore:
             return LocalStore(Path(unquote(rest)))
         case "memory" if NAME_PATTERN.fullmatch(rest):
             return _memory_store(rest)
+        case "memory" if NESTED_PATTERN.fullmatch(rest) and not {".", ".."} & set(rest.split("/")):
+            name, _, prefix = rest.partition("/")
+            return NestedStore(_memory_store(name), prefix)
         case "s3":
             return _s3_store(rest)
     shown = url if "@" not in url else f"{scheme[1]}://..."

@@ -47,6 +47,8 @@ class CrewMapTask(ArrayNodeMapTask):  # type: ignore[misc]
 
     def _raw_execute(self, **kwargs: Any) -> list[Any]:
         sizes = [len(v) for k, v in kwargs.items() if isinstance(v, list) and k not in self.bound_inputs]
+        if not sizes[0]:
+            return []
         with tempfile.TemporaryDirectory(prefix="gleaner-map-") as folder:
             local = _LocalElements(self, Path(folder), kwargs, sizes[0])
             return local.run()

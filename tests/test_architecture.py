@@ -42,7 +42,7 @@ LIBRARIES_ALLOWED = {
 TRACKERS = {"tensorboard", "wandb", "mlflow"}
 _FLYTE_MODULES = r"resources\.(pools|images)|tasks\.\w+|workflows(\.\w+)?"
 CONFINED = {
-    "torch": r"tasks\.learning\.(?!config$)\w+"
+    "torch": r"tasks\.learning\.(?!config$)\w+|tasks\.grading\.reward_model"
     r"|tasks\.sampling\.(torch_engine|\w*decoder|batch|kv_cache|slot_table|tied_names|keyed_noise\w*|weight_tensors)"
     r"|tasks\.sampling\.vllm_(engine|sampler)",
     "triton": r"tasks\.sampling\.keyed_noise_triton",

@@ -17,22 +17,41 @@ from tasks.rollout import rollout
 from tasks.train import train
 
 
-def iteration_nodes(config: dict[str, Any], after: Any, pools: PoolsConfig, *, last: bool) -> Any:
-    """Wire one iteration's nodes; `after` is the iteration that must be concluded first (-1: none).
+def plan_node(config: dict[str, Any], pools: PoolsConfig, *, after: Any, follows: Any = -1) -> Any:
+    """Wire the plan; its reference and its slots. `after` and `follows` are those of the task."""
+    return plan(config=config, after=after, follows=follows).with_overrides(**overrides(pools.control))
 
-    train is a sibling of rollout, never downstream of it: it follows the journal. It stands after rollout because
-    siblings run in the order of their calls on one machine.
-    """
-    control = overrides(pools.control)
-    reference, slots = plan(config=config, after=after).with_overrides(**control)
+
+def rollout_node(reference: Any, slots: Any, pools: PoolsConfig) -> Any:
+    """Wire the crew of a plan."""
     crew = crew_map(
         functools.partial(rollout, plan=reference),
         concurrency=pools.rollout.concurrency or None,
         local_retries=pools.rollout.retries,
     )
-    outcomes = crew(slot=slots).with_overrides(**overrides(pools.rollout))
-    trained = train(plan=reference).with_overrides(**overrides(pools.train))
-    return conclude(plan=reference, slots=outcomes, trained=trained, last=last).with_overrides(**control)
+    return crew(slot=slots).with_overrides(**overrides(pools.rollout))
+
+
+def train_node(reference: Any, pools: PoolsConfig) -> Any:
+    """Wire the trainer of a plan: a sibling of rollout, never downstream of it, because it follows the journal."""
+    return train(plan=reference).with_overrides(**overrides(pools.train))
+
+
+def conclude_node(reference: Any, outcomes: Any, trained: Any, pools: PoolsConfig, *, last: bool) -> Any:
+    """Wire the conclusion of a plan, which waits for its rollout and its training."""
+    concluded = conclude(plan=reference, slots=outcomes, trained=trained, last=last)
+    return concluded.with_overrides(**overrides(pools.control))
+
+
+def iteration_nodes(config: dict[str, Any], after: Any, pools: PoolsConfig, *, last: bool) -> Any:
+    """Wire one iteration's nodes; `after` is the iteration that must be concluded first (-1: none).
+
+    train stands after rollout because siblings run in the order of their calls on one machine.
+    """
+    reference, slots = plan_node(config, pools, after=after)
+    outcomes = rollout_node(reference, slots, pools)
+    trained = train_node(reference, pools)
+    return conclude_node(reference, outcomes, trained, pools, last=last)
 
 
 @workflow

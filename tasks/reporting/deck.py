@@ -55,10 +55,10 @@ def render(report: ReportRecord, history: Sequence[ReportRecord]) -> dict[str, s
     """
     reports = _in_order(report, history)
     return {
-        "Overview": _page(_overview(report, reports)),
-        "Lengths": _page(_lengths(report, reports)),
-        "Slots": _page(_slots(report)),
-        "Cost": _page(_cost(report, reports)),
+        "Overview": styled(_overview(report, reports)),
+        "Lengths": styled(_lengths(report, reports)),
+        "Slots": styled(_slots(report)),
+        "Cost": styled(_cost(report, reports)),
     }
 
 
@@ -158,17 +158,19 @@ def _key_table(metrics: Mapping[str, float], previous: Mapping[str, float]) -> s
         for metric, label, unit in _KEY_METRICS
         if metric in metrics
     ]
-    return _table(("", "this iteration", "the one before"), rows)
+    return table(("", "this iteration", "the one before"), rows)
 
 
 def _other_table(metrics: Mapping[str, float]) -> str:
     rows = [(name, f"{value:.6g}") for name, value in list(metrics.items())[:_METRICS_MAX]]
     more = len(metrics) - len(rows)
     note = f"<p>{more:,} more are in the report.</p>" if more else ""
-    return f"<details><summary>Other metrics</summary>{_table(('metric', 'value'), rows)}{note}</details>"
+    return f"<details><summary>Other metrics</summary>{table(('metric', 'value'), rows)}{note}</details>"
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table of text; all columns but the first are numbers."""
+
     def row(cells: Sequence[str], tag: str) -> str:
         styles = [_CELL + ";text-align:left"] + [_NUMBER] * (len(cells) - 1)
         inner = (f'<{tag} style="{s}">{html.escape(c)}</{tag}>' for c, s in zip(cells, styles, strict=True))
@@ -188,5 +190,6 @@ def _shown(value: float, unit: str) -> str:
     return charts.amount(value, unit) if unit else f"{value:.4g}"
 
 
-def _page(parts: Sequence[str]) -> str:
+def styled(parts: Sequence[str]) -> str:
+    """Pieces of HTML one under the other, in the Deck's font and width."""
     return f'<div style="{_PAGE}">{"<div style=height:14px></div>".join(parts)}</div>'

@@ -4,18 +4,22 @@ import json
 import math
 from collections.abc import Iterable
 
-from storage.records import ReportRecord
+from storage.records import EvaluationRecord, ReportRecord
 
 
-def metrics_lines(history: Iterable[ReportRecord]) -> bytes:
+def metrics_lines(history: Iterable[ReportRecord], evaluations: Iterable[EvaluationRecord] = ()) -> bytes:
     """One JSON object per report: iteration, weight version, when it was committed (s since 1970), then its metrics.
 
-    A number that JSON does not have (infinite, not a number) becomes null.
+    After a report come the evaluations of the weight version it published, which name their settings, not an
+    iteration; version 0's come first. A number that JSON does not have (infinite, not a number) becomes null.
     """
-    return b"".join(_line(report) for report in history)
+    lines = [(report.weight_version, _line({"iteration": report.iteration}, report)) for report in history]
+    lines += [(record.weight_version, _line({"evaluation": record.digest}, record)) for record in evaluations]
+    # Sorting keeps the order of equals.
+    return b"".join(line for _, line in sorted(lines, key=lambda numbered: numbered[0]))
 
 
-def _line(report: ReportRecord) -> bytes:
-    values = {name: value if math.isfinite(value) else None for name, value in sorted(report.metrics.items())}
-    head = {"iteration": report.iteration, "weight_version": report.weight_version, "time_s": report.created_at_s}
+def _line(subject: dict[str, int | str], record: ReportRecord | EvaluationRecord) -> bytes:
+    values = {name: value if math.isfinite(value) else None for name, value in sorted(record.metrics.items())}
+    head = {**subject, "weight_version": record.weight_version, "time_s": record.created_at_s}
     return json.dumps(head | values, allow_nan=False).encode() + b"\n"

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from storage.records import ReportRecord
+from storage.records import EvaluationRecord, ReportRecord
 from tasks.reporting.config import TrackingConfig
 
 log = logging.getLogger(__name__)
@@ -50,12 +50,34 @@ def tracked_iteration(report: ReportRecord, config: TrackingConfig, *, run_id: s
     return TrackedIteration(
         run_id=run_id,
         project=config.project,
-        name=config.name or run_url.rstrip("/").rpartition("/")[2] or "run",
+        name=_run_name(config, run_url),
         directory=Path(config.directory).expanduser(),
         iteration=report.iteration,
         committed_at_s=report.created_at_s,
         metrics=report.metrics,
     )
+
+
+def tracked_evaluation(
+    record: EvaluationRecord, config: TrackingConfig, *, run_id: str, run_url: str
+) -> TrackedIteration:
+    """What an evaluation says to a tracker: a run of its own for each set of settings, whose steps are weight versions.
+
+    W&B takes no step that is not after the last one, and an evaluation may end later than the iterations after it.
+    """
+    return TrackedIteration(
+        run_id=f"{run_id}{record.digest}",
+        project=config.project,
+        name=f"{_run_name(config, run_url)}-val-{record.digest}",
+        directory=Path(config.directory).expanduser(),
+        iteration=record.weight_version,
+        committed_at_s=record.created_at_s,
+        metrics=record.metrics,
+    )
+
+
+def _run_name(config: TrackingConfig, run_url: str) -> str:
+    return config.name or run_url.rstrip("/").rpartition("/")[2] or "run"
 
 
 def track(entry: TrackedIteration, trackers: Mapping[str, Tracker], time_limit_s: float = TIME_LIMIT_S) -> None:
@@ -169,7 +191,9 @@ def log_to_mlflow(entry: TrackedIteration) -> None:
     )
     at_ms = round(entry.committed_at_s * 1000)
     client.log_batch(
-        run.info.run_id, [Metric(name, value, at_ms, entry.iteration) for name, value in entry.metrics.items()]
+        run.info.run_id,
+        # MLflow takes no '@'; verl writes its names there in the same way.
+        [Metric(name.replace("@", "_at_"), value, at_ms, entry.iteration) for name, value in entry.metrics.items()],
     )
 
 

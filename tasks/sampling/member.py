@@ -47,13 +47,24 @@ def generate_slot(
         raise EngineError(f"this machine does not see iteration {iteration} of the run at {run_url}") from error
     config = config_in_force(store, plan)
     settings = session_config(config, slot=slot, pool=plan.slots[slot].pool)
-    with built_engine(store, config.rollout, build) as engine:
+    with built_engine(weights_store(store, plan), config.rollout, build) as engine:
         return run_session(store, plan, engine, weight_cache(config), settings, notice, clock)
 
 
 def config_in_force(store: ObjectStore, plan: PlanRecord) -> RunConfig:
     """The configuration under which an iteration is worked on now."""
     return parse(read_config(store, plan), f"the configuration of iteration {plan.iteration}")
+
+
+def weights_store(store: ObjectStore, plan: PlanRecord) -> ObjectStore:
+    """Where the plan's weights and model files are: in the run itself, or in the run that an evaluation is part of.
+
+    Raises ValueError when the plan says that it is an evaluation's, and `store` is not where one can be.
+    """
+    if plan.weights_url is None:
+        return store
+    run_url, _ = layout.evaluated(store.url)
+    return connect(run_url)
 
 
 def session_config(config: RunConfig, *, slot: int, pool: str) -> SessionConfig:
@@ -102,11 +113,13 @@ def run_session(
 ) -> SessionOutcome:
     """One session of one iteration on an engine; raises Preempted after a notice, and EngineDied.
 
-    What is missing or does not fit is no error once the iteration is closed: retention has begun to delete it.
+    What is missing or does not fit is no error once the iteration is closed: retention has begun to delete it. Raises
+    EngineError when an evaluation's weight version is gone.
     """
+    weights = weights_store(store, plan)
 
     def load(into: Engine, heed: Callable[[], None]) -> None:
-        _, tensors = pull_version(store, plan.weight_version, cache, clock, check=heed)
+        _, tensors = pull_version(weights, plan.weight_version, cache, clock, check=heed)
         into.load_weights(plan.weight_version, tensors)
 
     session = Session(
@@ -125,6 +138,8 @@ def run_session(
         outcome = session.run()
     except (ObjectMissing, CorruptObject) as error:
         if not exists(store, layout.closed(plan.iteration)):
+            if plan.weights_url is not None:
+                check_weights(weights, plan.weight_version)
             raise
         log.info("slot %d: iteration %d was closed meanwhile: %s", settings.slot, plan.iteration, error)
         return session.outcome()
@@ -132,3 +147,12 @@ def run_session(
         "slot %d: %d tokens, %d responses ended", settings.slot, outcome.tokens_generated, outcome.responses_finished
     )
     return outcome
+
+
+def check_weights(run: ObjectStore, version: int) -> None:
+    """Raise EngineError when a run does not hold the weight version that is to be evaluated any more."""
+    if not exists(run, layout.manifest(layout.weights(version))):
+        raise EngineError(
+            f"weight version {version} is not in {run.url} any more; allowed: to evaluate a version that the run's "
+            "section `retention` keeps"
+        )

@@ -55,7 +55,19 @@ def test_the_url_of_a_store_leads_back_to_it(tmp_path, kind):
 
 
 @pytest.mark.parametrize(
-    "url", ["", "gs://bucket/x", "http://host/x", "memory://", "memory://a/b", "file://host/x", "file://", "file:/x"]
+    "url",
+    [
+        "",
+        "gs://bucket/x",
+        "http://host/x",
+        "memory://",
+        "memory://a//b",
+        "memory://a/../b",
+        "memory://a/",
+        "file://host/x",
+        "file://",
+        "file:/x",
+    ],
 )
 def test_other_urls_are_refused_with_what_is_allowed(url):
     with pytest.raises(ValueError, match=r"s3://bucket/prefix or memory://name") as caught:

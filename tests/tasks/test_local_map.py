@@ -28,6 +28,11 @@ def test_elements_are_processes_with_attempts_and_outputs_keep_their_order(tmp_p
     assert str(os.getpid()) not in pids
 
 
+def test_a_map_over_nobody_has_no_outputs(tmp_path):
+    assert crew_map(functools.partial(element, folder=str(tmp_path)))(number=[]) == []
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_ordinary_exception_is_not_retried_and_is_named(tmp_path):
     with pytest.raises(ElementFailed, match="three is not allowed"):
         crew_map(functools.partial(element, folder=str(tmp_path)))(number=[3])

@@ -61,10 +61,10 @@ def static_nodes():
     return get_serializable(OrderedDict(), SETTINGS, one_iteration).template.nodes
 
 
-def unrolled(count):
+def unrolled(count, config=CONFIG):
     """The nodes that the dynamic task tells the cluster to run, as its container would work them out."""
     context = FlyteContextManager.current_context()
-    inputs = {"config": CONFIG, "count": count}
+    inputs = {"config": config, "count": count}
     with FlyteContextManager.with_context(
         context.with_serialization_settings(SETTINGS).with_execution_state(
             context.execution_state.with_params(mode=ExecutionState.Mode.TASK_EXECUTION)
@@ -158,6 +158,32 @@ def test_iterations_in_a_row_wait_for_the_conclusion_of_the_one_before():
     assert [list(plan.upstream_node_ids) for plan in plans] == [[], [conclusions[0].id], [conclusions[1].id]]
     last = [binding.binding for node in conclusions for binding in node.inputs if binding.var == "last"]
     assert [binding.scalar.primitive.boolean for binding in last] == [False, False, True]
+
+
+def test_with_staleness_the_next_rollout_runs_beside_training_and_nothing_else_does():
+    nodes = [node.to_flyte_idl() for node in unrolled(4, CONFIG | {"algorithm": {"max_staleness": 1}})]
+    assert len(nodes) == 16
+    plans, trains, conclusions = (
+        [node for node in nodes if node.task_node.reference_id.name == name]
+        for name in ("tasks.plan.plan", "tasks.train.train", "tasks.conclude.conclude")
+    )
+    rollouts = [node for node in nodes if node.WhichOneof("target") == "array_node"]
+    plan, rollout, train, conclude = ([node.id for node in kind] for kind in (plans, rollouts, trains, conclusions))
+
+    def upstream(kind):
+        return [set(node.upstream_node_ids) for node in kind]
+
+    assert upstream(plans) == [set(), {plan[0]}, {plan[1], conclude[0]}, {plan[2], conclude[1]}]
+    assert upstream(rollouts) == [{plan[0]}, *({plan[k], rollout[k - 1]} for k in (1, 2, 3))]
+    assert upstream(trains) == [{plan[0]}, *({plan[k], train[k - 1]} for k in (1, 2, 3))]
+    own = [{plan[k], rollout[k], train[k]} for k in range(4)]
+    assert upstream(conclusions) == [own[0], *(own[k] | {conclude[k - 1]} for k in (1, 2, 3))]
+    order = [node.id for node in nodes]
+    # On one machine nodes run in this order: a plan must come before the trainer that would give it newer weights.
+    assert all(order.index(plan[k + 1]) < order.index(train[k]) for k in range(3))
+    assert all(order.index(conclude[k]) < order.index(rollout[k + 1]) for k in range(3))
+    last = [binding.binding for node in conclusions for binding in node.inputs if binding.var == "last"]
+    assert [binding.scalar.primitive.boolean for binding in last] == [False, False, False, True]
 
 
 @pytest.mark.parametrize("entity", [iteration, training, iterations, one_iteration])

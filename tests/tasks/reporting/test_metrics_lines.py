@@ -2,7 +2,7 @@
 
 import json
 
-from storage.records import ReportRecord
+from storage.records import EvaluationRecord, ReportRecord
 from tasks.reporting.metrics_lines import metrics_lines
 
 
@@ -44,3 +44,17 @@ def test_numbers_that_json_lacks_are_null():
 
 def test_without_reports_there_are_no_lines():
     assert metrics_lines([]) == b""
+
+
+def evaluation(version, digest, **metrics):
+    return EvaluationRecord(
+        weight_version=version, digest=digest, settings={}, metrics=metrics, prompts=(), created_at_s=7.0
+    )
+
+
+def test_evaluations_come_after_the_report_that_published_their_version():
+    told = [evaluation(0, "aa"), evaluation(1, "aa", **{"val/pass@1": 0.5}), evaluation(1, "bb"), evaluation(2, "aa")]
+    lines = [json.loads(line) for line in metrics_lines([report(0), report(1)], told).splitlines()]
+    shown = [(line["weight_version"], line.get("iteration", line.get("evaluation"))) for line in lines]
+    assert shown == [(0, "aa"), (1, 0), (1, "aa"), (1, "bb"), (2, 1), (2, "aa")]
+    assert lines[2] == {"weight_version": 1, "evaluation": "aa", "time_s": 7.0, "val/pass@1": 0.5}

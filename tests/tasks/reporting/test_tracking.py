@@ -18,13 +18,14 @@ from tasks.reporting.tracking import (
     log_to_tensorboard,
     log_to_wandb,
     track,
+    tracked_evaluation,
     tracked_iteration,
     without_secrets,
 )
-from tests.tasks.reporting.test_metrics_lines import report
+from tests.tasks.reporting.test_metrics_lines import evaluation, report
 
 RUN_ID = "0123456789abcdef" * 2
-METRICS = {"reward": 0.25, "completions/mean_length": 3.0, "kl": float("nan")}
+METRICS = {"reward": 0.25, "completions/mean_length": 3.0, "kl": float("nan"), "val/pass@1": 0.5}
 
 
 def entry(directory, iteration=0, **metrics):
@@ -54,6 +55,13 @@ def test_a_run_is_called_by_the_last_part_of_its_url(url, name):
     assert told.metrics == {"reward": 0.5}
     named = TrackingConfig(name="mine")
     assert tracked_iteration(report(3), named, run_id=RUN_ID, run_url=url).name == "mine"
+
+
+def test_an_evaluation_is_a_run_of_its_own_whose_steps_are_weight_versions():
+    config = TrackingConfig(project="p")
+    told = tracked_evaluation(evaluation(4, "ab", reward=0.5), config, run_id=RUN_ID, run_url="s3://bucket/run-7")
+    assert (told.run_id, told.name, told.project) == (f"{RUN_ID}ab", "run-7-val-ab", "p")
+    assert (told.iteration, told.committed_at_s, told.metrics) == (4, 7.0, {"reward": 0.5})
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no\nluck"), SystemExit("no luck"), KeyboardInterrupt("no luck")])
@@ -205,6 +213,7 @@ def test_mlflow_gets_every_iteration_at_its_step_of_one_run(tmp_path, monkeypatc
     assert runs[RUN_ID].info.run_name == "a run"
     found = client.get_metric_history(runs[RUN_ID].info.run_id, "reward")
     assert [(m.step, m.timestamp, m.value) for m in found] == [(0, 1_000_500, 0.25), (1, 1_001_500, 0.25)]
+    assert len(client.get_metric_history(runs[RUN_ID].info.run_id, "val/pass_at_1")) == 2  # MLflow takes no '@'
 
 
 def test_mlflow_is_not_told_without_a_server(tmp_path, caplog, monkeypatch):

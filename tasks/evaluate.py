@@ -1,0 +1,198 @@
+"""The evaluation tasks: plan one as an iteration without training, and measure it when its crew has ended."""
+
+import logging
+import tempfile
+from pathlib import Path
+
+from flytekit import Deck, task
+from flytekit.exceptions.user import FlyteRecoverableException
+
+from resources.pools import ControlPoolConfig, pod_template
+from storage import layout, model_files, prompt_table, records
+from storage.clock import Clock, SystemClock
+from storage.connect import connect
+from storage.evaluations import evaluations
+from storage.framing import digest as bytes_digest
+from storage.records import EvaluationRecord, PlanRecord, RunRecord, SettingsRecord, SlotPlan
+from storage.retention import list_versions
+from storage.run import exists, read_config, read_plan, read_run, reports
+from storage.store import ConflictingRecord, ObjectMissing, ObjectStore, StoreUnavailable, commit
+from tasks.configuration.references import EvaluationOutcome, PlanReference, SlotOutcome
+from tasks.configuration.run_config import RunConfig, differences, dump, identity, parse
+from tasks.evaluation.config import settings, settings_digest
+from tasks.evaluation.held_out import draw_held_out, load_held_out
+from tasks.evaluation.measure import ITERATION, evaluation_of, measure
+from tasks.grading.run_rewards import held_models, publish_models
+from tasks.learning.pretrained import stop_token_ids
+from tasks.plan import execution_name, open_tokenizer
+from tasks.planning.plan import assign_groups
+from tasks.reporting.deck import page
+from tasks.reporting.evaluation_tab import evaluation_tab
+from tasks.reporting.metrics_lines import metrics_lines
+from tasks.reporting.tracking import TRACKERS, track, tracked_evaluation
+
+log = logging.getLogger(__name__)
+DEFAULT_POOL = ControlPoolConfig()
+NEWEST = -1
+
+
+class VersionGone(LookupError):  # noqa: N818 - reads as what happened
+    """The weight version to evaluate is not, or no longer, in the run."""
+
+
+@task(retries=2)
+def plan_evaluation(config: dict, version: int, only_if_due: bool) -> tuple[PlanReference, list[int], bool]:  # type: ignore[type-arg]
+    """Write the plan of an evaluation, or find the one that is there; its reference, its slots, and whether it is due.
+
+    An evaluation that has ended has no slots. With `only_if_due` one is due when evaluation.interval divides
+    `version` and that is still in the run: training that was faster does not wait for it.
+    """
+    settings_of_run = parse(config)
+    reference = PlanReference(
+        run_url=settings_of_run.run.url, iteration=ITERATION, weight_version=version, execution=execution_name()
+    )
+    if only_if_due and not evaluation_of(settings_of_run).is_due(version):
+        return reference, [], False
+    try:
+        reference, slots = prepare(settings_of_run, version, reference.execution, SystemClock())
+    except StoreUnavailable as error:
+        raise FlyteRecoverableException(str(error)) from error
+    except VersionGone as error:
+        if not only_if_due:
+            raise
+        log.warning("left out: %s", error)
+        return reference, [], False
+    return reference, slots, True
+
+
+@task(
+    interruptible=False,
+    retries=DEFAULT_POOL.retries,
+    pod_template=pod_template(DEFAULT_POOL),
+    enable_deck=True,
+    deck_fields=(),
+)
+def evaluate(plan: PlanReference, slots: list[SlotOutcome], due: bool) -> EvaluationOutcome:
+    """Grade what the crew has sampled, commit the evaluation's record, show it; nothing when it is not due.
+
+    `slots` only says that the crew has ended: the truth is in the evaluation's directory.
+    """
+    del slots
+    if not due:
+        return EvaluationOutcome(run_url=plan.run_url, evaluation="", weight_version=plan.weight_version, metrics={})
+    try:
+        return measure_and_show(plan.run_url, SystemClock())
+    except StoreUnavailable as error:
+        raise FlyteRecoverableException(str(error)) from error
+
+
+def prepare(config: RunConfig, version: int, execution: str, clock: Clock) -> tuple[PlanReference, list[int]]:
+    """The plain function behind plan_evaluation; version -1 is the newest.
+
+    Everything that can be wrong with the input is found here, before anything is created. Raises ValueError and what
+    opening prompts and rewards raises, ConflictingRecord for another run's configuration, VersionGone.
+    """
+    evaluation = evaluation_of(config)
+    config.pools.check_prices()
+    run = connect(config.run.url)
+    try:
+        stored = read_run(run)
+    except ObjectMissing:
+        raise ValueError(f"run.url: value {config.run.url!r}; allowed: a run that training has begun") from None
+    unlike = differences(identity(config), identity(parse(stored.config)))
+    if unlike:
+        reasons = "\n".join(f"  {line}" for line in unlike)
+        raise ConflictingRecord(f"{run.url} holds a run of another configuration; nothing was changed:\n{reasons}")
+    version = published(run, version)
+    decided_by = settings(evaluation, config.rewards)
+    name = layout.evaluation_name(version, settings_digest(decided_by))
+    url = layout.evaluation_url(config.run.url, name)
+    reference = PlanReference(run_url=url, iteration=ITERATION, weight_version=version, execution=execution)
+    if exists(run, layout.evaluation(name)):
+        log.info("evaluation %s has ended already", name)
+        return reference, []
+    store = connect(url)
+    if not exists(store, layout.plan(ITERATION)):
+        _write_plan(run, store, stored, config, version, clock)
+        # From now on retention keeps it; before, it may have deleted it.
+        published(run, version)
+    store.put(layout.settings(ITERATION), records.encode(SettingsRecord(config=dump(config))))
+    slots = read_plan(store, ITERATION).slots
+    closed = exists(store, layout.closed(ITERATION))
+    return reference, [] if closed else [slot.slot for slot in slots if slot.groups]
+
+
+def grades_with_a_model(config: RunConfig) -> bool:
+    """Whether a reward model is among the rewards of the evaluation."""
+    own = config.evaluation.rewards if config.evaluation is not None else None
+    return any(reward.model is not None for reward in own or config.rewards)
+
+
+def published(run: ObjectStore, version: int) -> int:
+    """The version if the run holds it, of NEWEST the newest; raises VersionGone with those that it holds."""
+    if version != NEWEST and version >= 0 and exists(run, layout.manifest(layout.weights(version))):
+        return version
+    held = sorted(list_versions(run, layout.WEIGHTS).complete)
+    if version == NEWEST and held:
+        return held[-1]
+    raise VersionGone(f"version: value {version}; {run.url} holds the weight versions {', '.join(map(str, held))}")
+
+
+def _write_plan(
+    run: ObjectStore, store: ObjectStore, stored: RunRecord, config: RunConfig, version: int, clock: Clock
+) -> None:
+    """Prompts, identity, plan; losing the race to another planner is no error, for it planned the same."""
+    evaluation = evaluation_of(config)
+    prompts = load_held_out(evaluation, config.rewards, held_models(run, config.rewards))
+    with tempfile.TemporaryDirectory(prefix="gleaner-model-") as folder:
+        model_files.download(run, Path(folder))
+        rows = draw_held_out(evaluation, prompts, open_tokenizer(Path(folder)), config.rollout, Path(folder))
+        stop_ids = stop_token_ids(Path(folder))
+    body = prompt_table.encode_prompts(rows)
+    prompts_key = layout.prompts(ITERATION, bytes_digest(body).hex())
+    if not commit(store, prompts_key, body):
+        raise ConflictingRecord(f"{prompts_key!r} holds other bytes than its name says")
+    decided_by = settings_digest(settings(evaluation, config.rewards))
+    mine = RunRecord(config=dump(config), digest=decided_by, vocab_size=stored.vocab_size, created_at_s=clock.wall())
+    commit(store, layout.RUN, records.encode(mine))
+    publish_models(store, evaluation.rewards or ())
+    assignment = assign_groups(len(rows), config.pools.rollout.count)
+    plan = PlanRecord(
+        iteration=ITERATION,
+        weight_version=version,
+        run_seed=evaluation.seed,
+        num_generations=evaluation.num_generations,
+        prompts_key=prompts_key,
+        first_prompt=0,
+        slots=tuple(SlotPlan(slot=slot, pool="rollout", groups=groups) for slot, groups in enumerate(assignment)),
+        sampling=evaluation.sampling.params(stop_ids),
+        config=dump(config),
+        created_at_s=clock.wall(),
+        weights_url="../..",
+    )
+    commit(store, layout.plan(ITERATION), records.encode(plan))
+
+
+def measure_and_show(url: str, clock: Clock) -> EvaluationOutcome:
+    """The plain function behind evaluate."""
+    record, is_new = measure(url, clock)
+    run_url, name = layout.evaluated(url)
+    run = connect(run_url)
+    tab = evaluation_tab(record, evaluations(run))
+    Deck("Evaluation", tab)
+    if is_new:
+        run.put(layout.evaluation_deck(name), page(f"Gleaner, evaluation {name}", {"Evaluation": tab}).encode())
+        run.put(layout.METRICS, metrics_lines(reports(run), evaluations(run)))
+        _tell_trackers(run, url, record)
+    return EvaluationOutcome(
+        run_url=run_url, evaluation=name, weight_version=record.weight_version, metrics=record.metrics
+    )
+
+
+def _tell_trackers(run: ObjectStore, url: str, record: EvaluationRecord) -> None:
+    """Log the evaluation where the section `tracking` says; a tracker that fails is told, and left behind."""
+    store = connect(url)
+    config = parse(read_config(store, read_plan(store, ITERATION)))
+    if config.tracking.backends:
+        entry = tracked_evaluation(record, config.tracking, run_id=read_run(run).nonce, run_url=run.url)
+        track(entry, {backend: TRACKERS[backend] for backend in config.tracking.backends})

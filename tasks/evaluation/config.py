@@ -1,0 +1,75 @@
+"""What the user says about evaluation: on which prompts, how they are sampled, what counts as correct, how often.
+
+Imports no reward function and no reader; `settings_digest` names what decides the outcome.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field
+
+from tasks.grading.config import RewardConfig
+from tasks.prompts.config import DataConfig
+from tasks.sampling.config import SamplingConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationConfig:
+    """One evaluation; nothing of it changes what is learned.
+
+    Attributes:
+        data: The held-out prompts.
+        rewards: None: those of the run.
+        sampling: Of the evaluation alone; temperature 0 is greedy.
+        num_generations: Responses per prompt, the n of mean@n.
+        k: Of pass@k, ascending, each at most num_generations.
+        num_prompts: The first so many, in the order that `data` gives; None: all.
+        pass_threshold: A response is correct when its reward is at least this.
+        interval: Training evaluates every weight version that it divides; 0: only `workflows/evaluation.py` evaluates.
+        seed: Of the sampling noise, the same for every weight version.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    data: DataConfig
+    rewards: Annotated[tuple[RewardConfig, ...], Field(min_length=1)] | None = None
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    num_generations: Annotated[int, Field(ge=1)] = 1
+    k: Annotated[tuple[int, ...], Field(min_length=1)] = (1,)
+    num_prompts: Annotated[int, Field(ge=1)] | None = None
+    pass_threshold: float = 1.0
+    interval: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
+
+    def __post_init__(self) -> None:
+        if list(self.k) != sorted(set(self.k)) or self.k[0] < 1 or self.k[-1] > self.num_generations:
+            raise ValueError(
+                f"k: value {list(self.k)}; allowed: ascending integers from 1 to num_generations "
+                f"({self.num_generations}), each once"
+            )
+        if self.sampling.temperature == 0 and self.num_generations > 1:
+            raise ValueError(
+                f"num_generations: value {self.num_generations}; allowed with sampling.temperature 0: 1, because all "
+                "responses to a prompt would be the same"
+            )
+
+    def is_due(self, version: int) -> bool:
+        """Whether training evaluates this weight version."""
+        return self.interval > 0 and version % self.interval == 0
+
+
+def settings(evaluation: EvaluationConfig, rewards: Sequence[RewardConfig]) -> dict[str, Any]:
+    """What decides the outcome of an evaluation, as JSON values. rewards: the run's."""
+    resolved: dict[str, Any] = json.loads(json.dumps(asdict(evaluation)))
+    if resolved["rewards"] is None:
+        resolved["rewards"] = [json.loads(json.dumps(asdict(reward))) for reward in rewards]
+    del resolved["interval"]
+    return resolved
+
+
+def settings_digest(resolved: dict[str, Any]) -> str:
+    """16 hexadecimal digits that name `settings`."""
+    canonical = json.dumps(resolved, sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(canonical.encode(), digest_size=8).hexdigest()

@@ -1,0 +1,58 @@
+"""The held-out prompts of an evaluation: loaded, checked against its rewards, and tokenised."""
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from storage.prompt_table import PromptRow
+from tasks.evaluation.config import EvaluationConfig
+from tasks.grading.config import RewardConfig
+from tasks.grading.grader import check_rewards
+from tasks.grading.reward import GradingError
+from tasks.prompts.draw import draw_prompts
+from tasks.prompts.loading import load_prompts
+from tasks.prompts.prompt import PromptError, PromptSet
+from tasks.prompts.tokenise import Tokenizer
+from tasks.sampling.choose import context_length
+from tasks.sampling.config import RolloutConfig
+
+
+def load_held_out(
+    evaluation: EvaluationConfig, rewards: Sequence[RewardConfig], held: Collection[str] = frozenset()
+) -> PromptSet:
+    """The prompts of `evaluation.data`, each of which its rewards (else `rewards`, the run's) can grade.
+
+    held: reward models of the run that are not opened again. Raises PromptError and GradingError, which begin with
+    "evaluation".
+    """
+    try:
+        prompts = load_prompts(evaluation.data)
+        if evaluation.rewards is None:
+            check_rewards(rewards, prompts.columns, held)
+        else:
+            check_rewards(evaluation.rewards, prompts.columns)
+    except (PromptError, GradingError) as error:
+        raise type(error)(f"evaluation: {error}") from error
+    wanted = evaluation.num_prompts
+    if wanted is not None and wanted > len(prompts):
+        raise PromptError(
+            f"evaluation.num_prompts: value {wanted}; allowed: null, or 1 to {len(prompts)}, which are all"
+        )
+    return prompts
+
+
+def draw_held_out(
+    evaluation: EvaluationConfig, prompts: PromptSet, tokenizer: Tokenizer, rollout: RolloutConfig, model_dir: Path
+) -> list[PromptRow]:
+    """The prompts that are evaluated, with their tokens; raises PromptError for one that does not fit."""
+    try:
+        return draw_prompts(
+            prompts,
+            tokenizer,
+            evaluation.data,
+            first=0,
+            count=evaluation.num_prompts or len(prompts),
+            context_length=context_length(rollout, model_dir),
+            max_completion_length=evaluation.sampling.max_completion_length,
+        )
+    except PromptError as error:
+        raise PromptError(f"evaluation: {error}") from error

@@ -1,0 +1,154 @@
+"""Measuring an evaluation: follow its journal, grade, verify, and commit the record in the run it is part of.
+
+Whatever an earlier attempt finished is not done again: batches recorded, record written, journal compacted.
+"""
+
+import logging
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from resources.prices import dollars
+from storage import layout, model_files, records
+from storage.assembly import JournalReader
+from storage.clock import Clock
+from storage.connect import connect
+from storage.prompt_table import PromptRow, decode_prompts
+from storage.records import JOINED_POOL, BatchRecord, EvaluationRecord, PlanRecord, SlotLife
+from storage.retention import settle
+from storage.run import exists, read_config, read_plan
+from storage.store import ObjectStore, StoreUnavailable, commit
+from tasks.configuration.run_config import RunConfig, parse
+from tasks.evaluation.config import EvaluationConfig, settings, settings_digest
+from tasks.evaluation.scores import evaluated_prompts, score_metrics
+from tasks.grading.run_rewards import open_grader
+from tasks.learning.follow import FollowConfig
+from tasks.learning.recorded_batches import RecordedBatches
+from tasks.reporting.conclusion import resume_metrics, slot_lives, verify
+
+log = logging.getLogger(__name__)
+# An evaluation's directory holds one iteration.
+ITERATION = 0
+
+
+def measure(url: str, clock: Clock) -> tuple[EvaluationRecord, bool]:
+    """The record of the evaluation at `url`, and whether this call wrote it; its journal is compacted.
+
+    Raises GroupTimeout when the crew makes no progress, GradingError, IntegrityError, CorruptObject.
+    """
+    run_url, name = layout.evaluated(url)
+    run, store = connect(run_url), connect(url)
+    key = layout.evaluation(name)
+    is_new = False
+    if not exists(run, key):
+        plan = read_plan(store, ITERATION)
+        config = parse(read_config(store, plan), f"the configuration of evaluation {name}")
+        record = _record(run, store, plan, config, clock)
+        is_new = commit(run, key, records.encode(record))
+    tidy(store)
+    return records.read(run, EvaluationRecord, key), is_new
+
+
+def tidy(store: ObjectStore) -> None:
+    """Compact an evaluation that has ended, and delete its journal; what goes wrong is told and left as it is."""
+    try:
+        plan = read_plan(store, ITERATION)
+        if parse(read_config(store, plan)).retention.compact:
+            settle(store, ITERATION)
+    except StoreUnavailable:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever it is, it must not fail an evaluation whose record is written
+        log.warning("not everything that is no longer needed was deleted: %s", error)
+
+
+def _record(
+    run: ObjectStore, store: ObjectStore, plan: PlanRecord, config: RunConfig, clock: Clock
+) -> EvaluationRecord:
+    evaluation = evaluation_of(config)
+    prompts = decode_prompts(plan.prompts_key, store.get(plan.prompts_key))
+    batches = _grade(run, store, plan, config, prompts, clock)
+    graded = [response for batch in batches for response in batch.responses]
+    reader = JournalReader(store, plan)
+    reader.refresh()
+    lives = slot_lives(store, plan, reader, verify(plan, graded, reader))
+    scored = evaluated_prompts(
+        graded, [row.prompt_id for row in prompts], plan.num_generations, evaluation.pass_threshold
+    )
+    now_s = clock.wall()
+    decided_by = settings(evaluation, config.rewards)
+    return EvaluationRecord(
+        weight_version=plan.weight_version,
+        digest=settings_digest(decided_by),
+        settings=decided_by,
+        metrics={
+            **score_metrics(scored, graded, evaluation),
+            **{f"val/{metric}": value for metric, value in resume_metrics(lives).items()},
+            **_cost_metrics(lives, config.pools.rollout.price_usd_per_h),
+            "val/reward_errors": float(sum(len(batch.reward_errors) for batch in batches)),
+            "val/timing_s/evaluation": now_s - plan.created_at_s,
+        },
+        prompts=tuple(scored),
+        created_at_s=now_s,
+    )
+
+
+def _grade(
+    run: ObjectStore,
+    store: ObjectStore,
+    plan: PlanRecord,
+    config: RunConfig,
+    prompts: Sequence[PromptRow],
+    clock: Clock,
+) -> list[BatchRecord]:
+    """Every response, graded and recorded as they end; the iteration is closed then."""
+    follow = FollowConfig(
+        in_plan_order=False, timeout_s=config.trainer.group_timeout_s, poll_interval_s=config.trainer.poll_interval_s
+    )
+    own = evaluation_of(config).rewards
+    # This machine need not be like the trainer's.
+    grading = open_grader(run, config.rewards, "auto") if own is None else open_grader(store, own, "auto")
+    with tempfile.TemporaryDirectory(prefix="gleaner-model-") as folder, grading as grader:
+        model_files.download(run, Path(folder))
+        return list(
+            RecordedBatches(
+                store,
+                plan,
+                prompts=prompts,
+                grader=grader,
+                decode=_decoder(Path(folder)),
+                follow=follow,
+                tokens_max=config.trainer.micro_batch_tokens_max,
+                clock=clock,
+            )
+        )
+
+
+def evaluation_of(config: RunConfig) -> EvaluationConfig:
+    """The section `evaluation`; raises ValueError when there is none."""
+    if config.evaluation is None:
+        raise ValueError("evaluation: value null; allowed here: a section that says at least data")
+    return config.evaluation
+
+
+def _cost_metrics(lives: Sequence[SlotLife], usd_per_h: float) -> dict[str, float]:
+    """Machine seconds of the crew, and their dollars at list price; see `conclusion.cost_metrics`."""
+    prices = {JOINED_POOL: 0.0}
+    seconds = [life.ended_at_s - life.started_at_s for life in lives]
+    usd = [
+        dollars(duration_s, prices.get(life.pool, usd_per_h) if life.usd_per_hour is None else life.usd_per_hour)
+        for life, duration_s in zip(lives, seconds, strict=True)
+    ]
+    return {"val/timing_s/rollout_machines": sum(seconds), "val/cost/usd_rollout": sum(usd)}
+
+
+def _decoder(model: Path) -> Callable[[Sequence[int]], str]:
+    from transformers import AutoTokenizer  # noqa: PLC0415 - costs seconds
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(str(model))
+
+    def decode(token_ids: Sequence[int]) -> str:
+        text: str = tokenizer.decode(list(token_ids), skip_special_tokens=True)
+        return text
+
+    return decode

@@ -1,0 +1,62 @@
+"""What an evaluation came to: from graded responses to numbers. Pure functions.
+
+Metrics begin with `val/`; pass@k and mean@n are called as verl calls them.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from storage.records import EvaluatedPrompt, GradedResponse
+from tasks.evaluation.config import EvaluationConfig
+from tasks.evaluation.estimates import bootstrap_interval, interval, pass_at_k
+
+
+def evaluated_prompts(
+    graded: Sequence[GradedResponse], prompt_ids: Sequence[str], num_generations: int, pass_threshold: float
+) -> list[EvaluatedPrompt]:
+    """One for each prompt, in order. graded: every response of the evaluation, in any order."""
+    ordered = sorted(graded, key=lambda response: response.response)
+    groups = [ordered[first : first + num_generations] for first in range(0, len(ordered), num_generations)]
+    return [
+        EvaluatedPrompt(
+            prompt_id=prompt_id,
+            correct=sum(response.reward >= pass_threshold for response in group),
+            clipped=sum(response.finish_reason == "length" for response in group),
+            reward=float(np.mean([response.reward for response in group])),
+            length=float(np.mean([response.length for response in group])),
+        )
+        for prompt_id, group in zip(prompt_ids, groups, strict=True)
+    ]
+
+
+def score_metrics(
+    prompts: Sequence[EvaluatedPrompt], graded: Sequence[GradedResponse], config: EvaluationConfig
+) -> dict[str, float]:
+    """Means over prompts with 95 % intervals of them, and what the responses were like.
+
+    pass@k is the unbiased estimate from n responses (see `pass_at_k`), mean@n the mean reward of n.
+    """
+    n = config.num_generations
+    metrics: dict[str, float] = {}
+    for k in config.k:
+        values = [pass_at_k(n, prompt.correct, k) for prompt in prompts]
+        metrics |= _with_interval(f"val/pass@{k}", values, interval(values, config.seed))
+    rewards = [prompt.reward for prompt in prompts]
+    spread = bootstrap_interval(rewards, config.seed) if len(rewards) > 1 else None
+    metrics |= _with_interval(f"val/reward/mean@{n}", rewards, spread)
+    for name in graded[0].rewards:
+        given = [value for response in graded if (value := response.rewards.get(name)) is not None]
+        if given:
+            metrics[f"val/rewards/{name}/mean@{n}"] = float(np.mean(given))
+    return metrics | {
+        "val/num_prompts": float(len(prompts)),
+        "val/num_tokens": float(sum(response.length for response in graded)),
+        "val/completions/mean_length": float(np.mean([prompt.length for prompt in prompts])),
+        "val/completions/clipped_ratio": sum(prompt.clipped for prompt in prompts) / len(graded),
+    }
+
+
+def _with_interval(name: str, values: Sequence[float], spread: tuple[float, float] | None) -> dict[str, float]:
+    mean = {name: float(np.mean(values))}
+    return mean if spread is None else {**mean, f"{name}/low": spread[0], f"{name}/high": spread[1]}

@@ -1,0 +1,101 @@
+"""The section `evaluation`: what is refused, what names the outcome, and that nothing of it changes the run."""
+
+import pytest
+
+from tasks.configuration.run_config import ConfigError, digest, dump, parse
+from tasks.evaluation.config import settings, settings_digest
+
+RUN = {
+    "run": {"url": "memory://x"},
+    "policy": {"path": "/m"},
+    "data": {"source": "arithmetic"},
+    "rewards": [{"function": "arithmetic"}],
+}
+
+
+def config(**evaluation):
+    return parse({**RUN, "evaluation": {"data": {"source": "arithmetic", "seed": 7}, **evaluation}})
+
+
+def named(settled):
+    return settings_digest(settings(settled.evaluation, settled.rewards))
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "problem"),
+    [
+        (
+            {"k": [1, 9], "num_generations": 8},
+            "k: value [1, 9]; allowed: ascending integers from 1 to num_generations (8)",
+        ),
+        ({"k": [0]}, "k: value [0]; allowed: ascending"),
+        ({"k": [2, 1], "num_generations": 2}, "k: value [2, 1]; allowed: ascending"),
+        ({"k": [1, 1]}, "k: value [1, 1]; allowed: ascending"),
+        ({"k": []}, "k: [] given;"),
+        (
+            {"num_generations": 4, "sampling": {"temperature": 0}},
+            "num_generations: value 4; allowed with sampling.temp",
+        ),
+        ({"rewards": []}, "rewards: [] given;"),
+        ({"kk": [1]}, "kk: unknown field; did you mean 'k'?"),
+        ({"sampling": {"temprature": 1}}, "sampling.temprature: unknown field; did you mean 'temperature'?"),
+        ({"interval": -1}, "interval: -1 given;"),
+        ({"pass_threshold": float("nan")}, "pass_threshold: "),
+    ],
+)
+def test_what_is_refused(evaluation, problem):
+    with pytest.raises(ConfigError) as caught:
+        config(**evaluation)
+    [line] = caught.value.problems
+    assert line.startswith(f"evaluation.{problem}")
+
+
+def test_data_must_be_said():
+    with pytest.raises(ConfigError, match=r"evaluation\.data: missing; it has no default"):
+        parse({**RUN, "evaluation": {}})
+
+
+def test_temperatures_that_vllms_own_sampler_cannot_report_are_refused_here_too():
+    document = {**RUN, "rollout": {"vllm": {"sampler": "seeded"}}}
+    document["evaluation"] = {"data": {}, "sampling": {"temperature": 0.6}}
+    with pytest.raises(ConfigError, match=r"evaluation\.sampling\.temperature: value 0\.6; allowed with rollout\.vllm"):
+        parse(document)
+
+
+def test_an_evaluation_is_no_part_of_the_runs_identity():
+    assert digest(config()) == digest(parse(RUN)) == digest(config(interval=3, num_generations=4, k=[1, 4]))
+
+
+def test_it_survives_its_way_to_the_tasks():
+    settled = config(num_generations=4, k=[1, 4], rewards=[{"function": "math"}], interval=2)
+    assert parse(dump(settled)) == settled
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"k": [2], "num_generations": 2},
+        {"num_generations": 2},
+        {"seed": 1},
+        {"num_prompts": 3},
+        {"pass_threshold": 0.5},
+        {"sampling": {"temperature": 0}},
+        {"data": {"source": "arithmetic", "seed": 8}},
+        {"rewards": [{"function": "math"}]},
+    ],
+)
+def test_the_digest_names_all_that_decides_the_outcome(change):
+    assert named(config(**change)) != named(config())
+
+
+def test_when_and_where_it_is_done_is_not_in_the_digest():
+    assert named(config(interval=5)) == named(config())
+    pools = parse({**RUN, "evaluation": {"data": {"seed": 7}}, "pools": {"rollout": {"count": 9}}})
+    assert named(pools) == named(config())
+    assert named(config(rewards=[{"function": "arithmetic"}])) == named(config())  # said twice: the run's
+    assert len(named(config())) == 16
+
+
+@pytest.mark.parametrize(("interval", "due"), [(0, set()), (1, {0, 1, 2, 3, 4}), (2, {0, 2, 4})])
+def test_which_versions_training_evaluates(interval, due):
+    assert {version for version in range(5) if config(interval=interval).evaluation.is_due(version)} == due

@@ -1,0 +1,105 @@
+"""What an evaluation cannot be made of is refused before anything is created."""
+
+import pytest
+
+from storage.clock import ManualClock
+from storage.store import ConflictingRecord
+from tasks.evaluate import VersionGone
+from tasks.grading.reward import GradingError
+from tasks.plan import prepare as plan_training
+from tasks.prompts.prompt import PromptError
+from tests.evaluated_run import EVALUATION, URL, planned, trained_run
+from tests.small_run import config, everything, memory_store, model_directory
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return model_directory(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def trained(model):
+    return trained_run(model)
+
+
+@pytest.fixture
+def store(trained):
+    store = memory_store("evaluate")
+    for key, body in trained.items():
+        store.put(key, body)
+    return store
+
+
+@pytest.fixture
+def settings(model):
+    return config(URL, model, evaluation=EVALUATION)
+
+
+def refused(store, kind, match, settings, version=1):
+    before = everything(store)
+    with pytest.raises(kind, match=match):
+        planned(settings, version)
+    assert everything(store) == before
+
+
+def evaluated_as(model, **changes):
+    return config(URL, model, evaluation=EVALUATION | changes)
+
+
+def test_a_run_that_is_not_there(settings):
+    store = memory_store("evaluate")
+    refused(
+        store, ValueError, r"^run\.url: value 'memory://evaluate'; allowed: a run that training has begun$", settings
+    )
+
+
+def test_a_configuration_without_the_section(store, model):
+    refused(store, ValueError, "^evaluation: value null; allowed here: a section", config(URL, model))
+
+
+@pytest.mark.parametrize("version", [2, -2])
+def test_a_version_that_is_not_there(store, settings, version):
+    refused(
+        store,
+        VersionGone,
+        rf"^version: value {version}; memory://evaluate holds the weight versions 0, 1$",
+        settings,
+        version,
+    )
+
+
+def test_another_runs_configuration(store, model):
+    settings = config(URL, model, evaluation=EVALUATION, run={"seed": 4})
+    refused(store, ConflictingRecord, r"run\.seed: 4 here, 3 there", settings)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "match"),
+    [
+        ({"data": {"source": "none.jsonl"}}, PromptError, r"^evaluation: source: value 'none\.jsonl'; allowed: "),
+        ({"num_prompts": 31}, PromptError, r"^evaluation\.num_prompts: value 31; allowed: null, or 1 to 30, which are"),
+        (
+            {"sampling": {"max_completion_length": 255}},
+            PromptError,
+            r"^evaluation: prompt '\d+' has \d+ tokens; allowed",
+        ),
+        (
+            {"rewards": [{"function": "tests.reward_functions:needs_a_column"}]},
+            GradingError,
+            "^evaluation: missing reward column: needs_a_column needs 'difficulty'",
+        ),
+    ],
+)
+def test_prompts_and_rewards_that_cannot_be_used(store, model, changes, kind, match):
+    settings = evaluated_as(model, **changes)
+    refused(store, kind, match, settings)
+    fresh = memory_store("evaluate")
+    with pytest.raises(kind, match=match):
+        plan_training(settings, "e1", ManualClock())
+    assert everything(fresh) == {}
+
+
+def test_training_does_not_open_prompts_that_only_the_workflow_evaluates(model):
+    memory_store("evaluate")
+    settings = evaluated_as(model, data={"source": "none.jsonl"}, interval=0)
+    assert plan_training(settings, "e1", ManualClock())[1] == [0, 1]

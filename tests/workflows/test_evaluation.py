@@ -1,0 +1,166 @@
+"""Evaluation as a user runs it: real processes, one of them killed; and what a cluster is told."""
+
+import shutil
+import subprocess
+import time
+from collections import OrderedDict
+from pathlib import Path
+
+import pytest
+import yaml
+from flytekit.tools.translator import get_serializable
+
+from examples.warm_start import build_model, build_tokenizer
+from storage import layout
+from storage.clock import SystemClock
+from storage.compaction import read_responses
+from storage.connect import connect
+from storage.evaluations import evaluations
+from storage.run import next_iteration
+from tasks.configuration.run_config import load
+from tasks.evaluate import prepare
+from tasks.sampling.member import generate_slot
+from tests.small_run import everything
+from tests.workflows.test_iteration import CONFIG, SETTINGS, split, unrolled
+from tests.workflows.test_training import PYFLYTE, ROOT, config_file, kill_a_slot_in_the_middle
+from workflows.evaluation import evaluate_version, evaluation
+
+EVALUATION = {
+    "data": {"source": "arithmetic", "size": 30, "seed": 99},
+    "num_prompts": 8,
+    "num_generations": 4,
+    "k": [1, 2, 4],
+    "sampling": {"max_completion_length": 150},
+    "interval": 2,
+}
+
+
+@pytest.fixture(scope="module")
+def trained_model(tmp_path_factory) -> Path:
+    directory = tmp_path_factory.mktemp("model")
+    tokenizer = build_tokenizer()
+    build_model(len(tokenizer)).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return directory
+
+
+def pyflyte(workflow: str, config: Path, *more: str) -> "subprocess.Popen[str]":
+    command = [*PYFLYTE, str(ROOT / "workflows" / f"{workflow}.py"), workflow, "--config", str(config), *more]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
+
+
+def ended(child: "subprocess.Popen[str]") -> str:
+    output, _ = child.communicate(timeout=120)
+    assert child.returncode == 0, output
+    return output
+
+
+def evaluation_begun(store, child) -> str:
+    """The url of the evaluation whose plan comes next."""
+    ended_before = {layout.evaluation_name(each.weight_version, each.digest) for each in evaluations(store)}
+    while child.poll() is None:
+        for key in store.list(layout.EVALUATIONS):
+            name, _, rest = key.removeprefix(layout.EVALUATIONS).partition("/")
+            if rest == layout.plan(0) and name not in ended_before:
+                return layout.evaluation_url(store.url, name)
+        time.sleep(0.01)
+    raise AssertionError(child.stdout.read())
+
+
+def tokens(url: str) -> list[tuple[str, list[int], float | None]]:
+    return [(row.prompt_id, row.token_ids.tolist(), row.reward) for row in read_responses(connect(url), 0)]
+
+
+def undisturbed(config: Path, folder: Path, version: int) -> list[list[int]]:
+    """What the same evaluation samples in a copy of the run in which it was never made, with nobody killed."""
+    settings = load(config)
+    shutil.copytree(settings.run.url, folder, ignore=shutil.ignore_patterns("evaluations"))
+    copy = yaml.safe_load(config.read_text())
+    copy["run"]["url"] = str(folder)
+    (folder.parent / "copy.yaml").write_text(yaml.safe_dump(copy))
+    reference, slots = prepare(load(folder.parent / "copy.yaml"), version, "test", SystemClock())
+    for slot in slots:
+        generate_slot(reference.run_url, 0, slot, lambda: False, SystemClock())
+    return [row[1] for row in tokens(reference.run_url)]
+
+
+def test_training_evaluates_what_is_due_and_an_evaluation_survives_a_kill(tmp_path, trained_model):
+    url = str(tmp_path / "run")
+    config = config_file(tmp_path, trained_model, url)
+    config.write_text(yaml.safe_dump(yaml.safe_load(config.read_text()) | {"evaluation": EVALUATION}))
+    store = connect(url)
+    ended(pyflyte("training", config, "--count", "2"))
+    assert next_iteration(store) == 2
+    assert [record.weight_version for record in evaluations(store)] == [2]  # version 1 was not due
+
+    child = pyflyte("evaluation", config, "--version", "1")
+    of_first = evaluation_begun(store, child)
+    kill_a_slot_in_the_middle(connect(of_first), child)
+    assert "pass@4" in ended(child)
+    first, second = evaluations(store)
+    assert (first.weight_version, first.digest) == (1, second.digest)
+    assert first.metrics["val/resume/tokens_recovered"] > 0
+    assert first.metrics["val/preempt/count"] >= 1
+    assert [prompt.prompt_id for prompt in first.prompts] == [prompt.prompt_id for prompt in second.prompts]
+    assert [row[1] for row in tokens(of_first)] == undisturbed(config, tmp_path / "copy", 1)
+
+    before = everything(store)
+    ended(pyflyte("evaluation", config))  # the newest, which has ended
+    assert everything(store) == before
+
+
+# What a cluster is told.
+
+
+def by_kind(nodes):
+    """Protocol buffers of the nodes: plans, crews, measures; those of training left out."""
+    known = [node.to_flyte_idl() for node in nodes]
+    named = {"tasks.evaluate.plan_evaluation": [], "tasks.evaluate.evaluate": []}
+    for node in known:
+        named.get(node.task_node.reference_id.name, []).append(node)
+    plans, measures = named.values()
+    of_plans = {plan.id for plan in plans}
+    crews = [n for n in known if n.WhichOneof("target") == "array_node" and of_plans & set(n.upstream_node_ids)]
+    return plans, crews, measures
+
+
+def test_nothing_of_training_waits_for_an_evaluation():
+    nodes = unrolled(3, CONFIG | {"evaluation": EVALUATION})
+    assert len(nodes) == 3 * (4 + 3)
+    plans, crews, measures = by_kind(nodes)
+    assert [len(kind) for kind in (plans, crews, measures)] == [3, 3, 3]
+    own = {node.id for kind in (plans, crews, measures) for node in kind}
+    of_training = [node.to_flyte_idl() for node in nodes if node.id not in own]
+    assert all(not own & set(node.upstream_node_ids) for node in of_training)
+    conclusions = [node for node in of_training if node.task_node.reference_id.name == "tasks.conclude.conclude"]
+    for conclusion, plan, crew, measure in zip(conclusions, plans, crews, measures, strict=True):
+        assert list(plan.upstream_node_ids) == [conclusion.id]
+        assert list(crew.upstream_node_ids) == [plan.id]
+        assert set(measure.upstream_node_ids) == {plan.id, crew.id}
+        assert crew.array_node.node.metadata.interruptible
+        assert not measure.metadata.interruptible
+        assert measure.metadata.WhichOneof("interruptible_value") == "interruptible"
+    order = [node.id for node in nodes]
+    later = [node.id for node in of_training if node.task_node.reference_id.name == "tasks.plan.plan"][1:]
+    # On one machine nodes run in this order: the next iteration's conclusion may delete what is evaluated.
+    assert all(order.index(m.id) < order.index(n) for m, n in zip(measures, later, strict=False))
+
+
+def test_with_staleness_it_is_the_same():
+    nodes = unrolled(3, CONFIG | {"evaluation": EVALUATION, "algorithm": {"max_staleness": 1}})
+    plans, crews, measures = by_kind(nodes)
+    own = {node.id for kind in (plans, crews, measures) for node in kind}
+    assert len(own) == 9
+    assert all(not own & set(node.to_flyte_idl().upstream_node_ids) for node in nodes if node.id not in own)
+
+
+@pytest.mark.parametrize("config", [CONFIG, CONFIG | {"evaluation": EVALUATION | {"interval": 0}}])
+def test_training_that_does_not_evaluate_has_no_node_for_it(config):
+    assert len(unrolled(2, config)) == 8
+    assert len(split(unrolled(1, config))) == 4
+
+
+@pytest.mark.parametrize("entity", [evaluation, evaluate_version])
+def test_no_input_or_output_travels_as_a_pickle(entity):
+    interface = get_serializable(OrderedDict(), SETTINGS, entity).template.interface
+    assert "Pickle" not in str(interface.to_flyte_idl())

@@ -1,0 +1,51 @@
+"""Evaluation of a weight version: plan_evaluation -> rollout -> evaluate, alone or behind training's conclusions."""
+
+from typing import Any
+
+from flytekit import dynamic, workflow
+
+from resources.pools import PoolsConfig, overrides
+from tasks.configuration.references import EvaluationOutcome
+from tasks.configuration.run_config import parse
+from tasks.evaluate import evaluate, grades_with_a_model, plan_evaluation
+from workflows.iteration import rollout_node
+
+
+def evaluation_nodes(config: dict[str, Any], version: Any, pools: PoolsConfig, *, only_if_due: bool) -> Any:
+    """Wire one evaluation; whether it is due is known when it runs, and one that is not has a crew of nobody."""
+    planned = plan_evaluation(config=config, version=version, only_if_due=only_if_due)
+    reference, slots, due = planned.with_overrides(**overrides(pools.control))
+    outcomes = rollout_node(reference, slots, pools)
+    # A reward model needs a machine like the one that it has in training.
+    pool = pools.train if grades_with_a_model(parse(config)) else pools.control
+    return evaluate(plan=reference, slots=outcomes, due=due).with_overrides(**overrides(pool))
+
+
+def evaluation_behind(config: dict[str, Any], concluded: Any, pools: PoolsConfig) -> None:
+    """Wire the evaluation of what an iteration published, where training evaluates at all.
+
+    Nothing waits for it, so the next iteration does not. On one machine, where nodes run in the order of their calls,
+    it comes before the next iteration, whose conclusion may delete older weights.
+    """
+    evaluation = parse(config).evaluation
+    if evaluation is not None and evaluation.interval:
+        evaluation_nodes(config, concluded.weight_version, pools, only_if_due=True)
+
+
+@dynamic
+def evaluate_version(config: dict, version: int) -> EvaluationOutcome:  # type: ignore[type-arg]
+    """One evaluation, on the pools its configuration names."""
+    outcome: EvaluationOutcome = evaluation_nodes(config, version, parse(config).pools, only_if_due=False)
+    return outcome
+
+
+@workflow
+def evaluation(config: dict = {}, version: int = -1) -> EvaluationOutcome:  # type: ignore[type-arg]  # noqa: B006
+    """Evaluate a run's weights as the section `evaluation` of its configuration says.
+
+    Args:
+        config: the run's configuration, a YAML or JSON file
+        version: the weight version; -1: the newest
+    """
+    outcome: EvaluationOutcome = evaluate_version(config=config, version=version)
+    return outcome
