@@ -128,12 +128,12 @@ def _batches(size: Size, config: TrainerConfig) -> list[tuple[TokenBatch, Tensor
     return [
         (
             collate(
-                list(part),
+                part,
                 [prompts[response // size.generations] for response in part],
                 [rng.choices(range(size.shape.vocab_size), k=size.completion_tokens) for _ in part],
                 [[-1.0] * size.completion_tokens for _ in part],
             ),
-            advantages[part.start : part.stop],
+            advantages[part],
         )
         for part in passes(lengths, config.micro_batch_tokens_max)
     ]

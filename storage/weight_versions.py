@@ -4,7 +4,7 @@ Owns which versions are stored whole and what a reader of one may need; how to g
 (docs/format.md section 7). A tensor is handed out only after its own digest was verified, whatever the way.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from storage import layout, weight_deltas
+from storage import layout, records, weight_deltas
 from storage.clock import Clock
-from storage.store import ObjectMissing, ObjectStore
+from storage.store import ObjectMissing, ObjectStore, commit
 from storage.weight_cache import WeightCache
 from storage.weight_fetch import Fetch, base_of
 from storage.weight_manifest import (
@@ -41,19 +41,23 @@ def publish_version(
     *,
     base: Mapping[str, TensorBlock],
     full_interval: int,
+    before_manifest: Callable[[], None] = lambda: None,
 ) -> Manifest:
     """Publish weight version `version` (1 or more); returns the manifest that is stored.
 
     `base` should be what version - 1 holds; a tensor of it that is not (its digest tells) costs bytes, never the truth.
     Every `full_interval` versions, or when the differences since the last time exceed CHAIN_SHARE_MAX, all tensors are
     stored whole, and beside them the differences, for those who hold the version before. Publishing the same tensors
-    again returns what was published first. Raises ConflictingRecord when other tensors are published as this version,
-    ObjectMissing when version - 1 is not published.
+    again returns what was published first. `before_manifest` is called when everything but the manifest is stored: what
+    must be durable first can be written meanwhile. Raises ConflictingRecord when other tensors are published as this
+    version, ObjectMissing when version - 1 is not published.
     """
     prefix = layout.weights(version)
     digests = digest_all(tensors)
     with suppress(ObjectMissing):
-        return same_tensors(store, prefix, tensors, digests)
+        stored = same_tensors(store, prefix, tensors, digests)
+        before_manifest()
+        return stored
     before = read_manifest(store, layout.weights(version - 1))
     drafts = _differences(tensors, digests, before, base)
     last = _last_whole(store, version - 1, before)
@@ -67,7 +71,9 @@ def publish_version(
         drafts = _whole(last, tensors, digests)
     chained = any(draft.encoding != "full" for draft in drafts.values())
     drafted = draft_set(drafts, metadata, base=version - 1 if chained else None)
-    if drafted.write(store, prefix, layout.manifest(prefix)):
+    drafted.write_objects(store, prefix)
+    before_manifest()
+    if commit(store, layout.manifest(prefix), records.encode(drafted.manifest)):
         return drafted.manifest
     return same_tensors(store, prefix, tensors, digests)
 

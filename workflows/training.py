@@ -7,9 +7,8 @@ from typing import Any
 
 from flytekit import dynamic, workflow
 
-from resources.pools import PoolsConfig
 from tasks.configuration.references import IterationOutcome
-from tasks.configuration.run_config import parse
+from tasks.configuration.run_config import RunConfig, parse
 from workflows.evaluation import evaluation_behind
 from workflows.iteration import conclude_node, iteration_nodes, plan_node, rollout_node, train_node
 
@@ -19,28 +18,30 @@ def iterations(config: dict, count: int) -> list[IterationOutcome]:  # type: ign
     """Chain `count` iterations of the run, on the pools its configuration names."""
     settings = parse(config)
     chain = one_step_off if settings.algorithm.max_staleness else one_by_one
-    return chain(config, count, settings.pools)
+    return chain(config, count, settings)
 
 
-def one_by_one(config: dict[str, Any], count: int, pools: PoolsConfig) -> list[Any]:
+def one_by_one(config: dict[str, Any], count: int, settings: RunConfig) -> list[Any]:
     """An iteration begins when the one before is concluded: it samples from the newest weights."""
+    pools = settings.pools
     outcomes: list[Any] = []
     after: Any = -1
     for step in range(count):
-        outcome = iteration_nodes(config, after, pools, last=step == count - 1)
+        outcome = iteration_nodes(config, after, pools, settings.trainer, last=step == count - 1)
         evaluation_behind(config, outcome, pools)
         after = outcome.iteration
         outcomes.append(outcome)
     return outcomes
 
 
-def one_step_off(config: dict[str, Any], count: int, pools: PoolsConfig) -> list[Any]:
+def one_step_off(config: dict[str, Any], count: int, settings: RunConfig) -> list[Any]:
     """Iteration n + 1 is planned when n - 1 is concluded, and rolled out while n is trained on: from weights n.
 
     The one-step asynchronous pipeline of StreamRL (arXiv 2504.15930). The first iteration is on-policy. There is one
     crew at a time, and one trainer: rollouts wait for each other, trainers too, and so do conclusions. On one machine,
     where nodes run in the order of their calls, the plans come before the trainers that would give them newer weights.
     """
+    pools = settings.pools
     outcomes: list[Any] = []
     reference, slots = plan_node(config, pools, after=-1)
     # (rolled out, trained, concluded) of the iteration before.
@@ -51,7 +52,7 @@ def one_step_off(config: dict[str, Any], count: int, pools: PoolsConfig) -> list
         if step < count - 1:
             after = outcomes[-1].iteration if outcomes else -1
             planned = plan_node(config, pools, after=after, follows=reference.iteration)
-        trained = train_node(reference, pools)
+        trained = train_node(reference, pools, settings.trainer)
         concluded = conclude_node(reference, rolled_out, trained, pools, last=planned is None)
         for earlier, later in zip(before, (rolled_out, trained, concluded), strict=False):
             earlier >> later

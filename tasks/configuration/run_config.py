@@ -17,9 +17,11 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from resources.pools import PoolsConfig
 from storage.retention_config import RetentionConfig
 from tasks.evaluation.config import EvaluationConfig
+from tasks.grading.config import OPERATIONAL as OPERATIONAL_OF_REWARD
 from tasks.grading.config import RewardConfig
 from tasks.learning.config import AlgorithmConfig, OptimizerConfig, TrainerConfig
 from tasks.learning.critic_config import CriticConfig
+from tasks.learning.lora_config import LoraConfig
 from tasks.prompts.config import DataConfig
 from tasks.reporting.config import TrackingConfig
 from tasks.sampling.config import RolloutConfig, SamplingConfig
@@ -31,7 +33,7 @@ STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 OPERATIONAL = {
     "run": {"url", "lease_ttl_s"},
     # What is at the path is compared with what the run holds.
-    "rewards": {"model", "device", "batch_tokens_max"},
+    "rewards": {*OPERATIONAL_OF_REWARD},
     "rollout": {
         "max_responses_in_flight",
         "flush_interval_s",
@@ -120,6 +122,7 @@ class RunConfig:
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     critic: CriticConfig = field(default_factory=CriticConfig)
+    lora: LoraConfig | None = None
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     pools: PoolsConfig = field(default_factory=PoolsConfig)
     retention: RetentionConfig = field(default_factory=RetentionConfig)

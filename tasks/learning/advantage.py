@@ -201,13 +201,15 @@ def critic_advantages(
     Returns:
         Advantages and returns of each response, [its trained tokens] float64 each.
     """
-    if int(lengths.sum()) < 2:
-        empty = [rewards.new_zeros(length) for length in lengths.tolist()]
+    if not int(lengths.sum()):
+        empty = [rewards.new_zeros(0) for _ in lengths]
         return empty, empty
     placed, mask = _placed_rewards(rewards, lengths, algorithm, kl)
     old = pad_sequence([row.to(rewards.dtype) for row in values if len(row)], batch_first=True)
     advantages, returns = gae(placed, old, mask, gamma=algorithm.gamma, gae_lambda=algorithm.gae_lambda)
-    advantages = normalised(advantages, mask, algorithm.advantage_eps)
+    # One token alone is no more than the mean.
+    alone = int(mask.sum()) < 2
+    advantages = torch.zeros_like(advantages) if alone else normalised(advantages, mask, algorithm.advantage_eps)
     return _by_response(advantages, lengths), _by_response(returns, lengths)
 
 
@@ -236,7 +238,8 @@ def _placed_rewards(
 def _by_response(padded: Tensor, lengths: Tensor) -> list[Tensor]:
     """The rows of the trained responses, each as long as it is, and empty ones for the others."""
     rows = iter(padded)
-    return [next(rows)[:length] if length else padded.new_zeros(0) for length in lengths.tolist()]
+    # Copies, so that the padding is not held.
+    return [next(rows)[:length].clone() if length else padded.new_zeros(0) for length in lengths.tolist()]
 
 
 def _advantages(group: Tensor, scale: RewardScale, eps: float, batch_spread: Tensor | None) -> Tensor:

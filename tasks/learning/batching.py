@@ -10,6 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+# What a forward and backward pass costs beyond its tokens: the calls, and one more addition to every gradient.
+PASS_COST_TOKENS = 512
+
 
 @dataclass(frozen=True)
 class TokenBatch:
@@ -47,20 +50,36 @@ def padded_tokens(lengths: Sequence[int]) -> int:
     return max(lengths, default=0) * len(lengths)
 
 
-def passes(lengths: Sequence[int], tokens_max: int) -> list[range]:
-    """Divide a micro-batch's responses, in order, into forward passes of at most `tokens_max` padded tokens.
+def passes(lengths: Sequence[int], tokens_max: int) -> list[list[int]]:
+    """Divide a micro-batch's responses into forward passes of at most `tokens_max` padded tokens, with little padding.
 
-    One pass as a rule; more for a group that is larger than the limit, or when the limit was lowered after the batch
-    had been recorded. A single longer response is a pass of its own.
+    Responses of similar lengths share a pass: among the divisions of the responses sorted by length, the longest first,
+    the one with the fewest padded tokens, where a pass counts as PASS_COST_TOKENS besides; of equals, the one whose
+    first pass is largest. A single response longer than `tokens_max` is a pass of its own.
+
+    Returns:
+        The indices of each pass, ascending; every index once.
+
+    Raises:
+        ValueError: A limit below 1.
     """
     if tokens_max < 1:
         raise ValueError(f"tokens_max: value {tokens_max}; allowed: >= 1")
+    order = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
+    # Of the responses from each rank on: what they cost at least, and where their first pass then ends.
+    costs, ends = [0] * (len(order) + 1), [0] * len(order)
+    for start in reversed(range(len(order))):
+        longest = max(1, lengths[order[start]])
+        largest = min(len(order), start + max(1, tokens_max // longest))
+        costs[start], ends[start] = min(
+            ((longest * (end - start) + PASS_COST_TOKENS + costs[end], end) for end in range(largest, start, -1)),
+            key=lambda found: found[0],
+        )
     found, start = [], 0
-    for end in range(1, len(lengths) + 1):
-        if end > start + 1 and padded_tokens(lengths[start:end]) > tokens_max:
-            found.append(range(start, end - 1))
-            start = end - 1
-    return [*found, range(start, len(lengths))]
+    while start < len(order):
+        found.append(sorted(order[start : ends[start]]))
+        start = ends[start]
+    return found
 
 
 def collate(

@@ -136,7 +136,7 @@ def begin(
     ranks = ranks or Ranks()
     saving = Saving(store, prefix, state, ranks)
     moments = optimizer.moments()
-    shapes = {f"{_KINDS[0]}.{name}": shape for name, shape in model.shapes().items()}
+    shapes = {f"{_KINDS[0]}.{name}": shape for name, shape in model.trained_shapes().items()}
     for kind, tensors in zip(_KINDS[1:], (moments.exp_avg, moments.exp_avg_sq), strict=True):
         shapes |= {f"{kind}.{name}": tuple(tensor.shape) for name, tensor in tensors.items()}
     source = _whole_tensors(model, moments)
@@ -170,7 +170,7 @@ def save(
 
 def _whole_tensors(model: TrainedModel, moments: Moments) -> Iterator[tuple[str, Tensor]]:
     """Everything a checkpoint holds, gathered one after the other."""
-    for name, tensor in model.each_tensor():
+    for name, tensor in model.each_trained():
         yield f"{_KINDS[0]}.{name}", tensor
     for kind, tensors in zip(_KINDS[1:], (moments.exp_avg, moments.exp_avg_sq), strict=True):
         for name, tensor in tensors.items():
@@ -199,7 +199,7 @@ def restore(checkpoint: Checkpoint, model: TrainedModel, optimizer: PolicyOptimi
     Raises:
         ValueError: The checkpoint is of another model (PolicyError for its parameters).
     """
-    model.load_tensors(checkpoint.parameters)
+    model.load_trained(checkpoint.parameters)
     optimizer.restore(checkpoint.state.optimizer_steps, checkpoint.moments)
     torch.set_rng_state(checkpoint.state.rng_tensor())
     return checkpoint.state

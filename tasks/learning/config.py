@@ -251,6 +251,7 @@ class TrainerConfig:
         micro_batch_tokens_max: Padded tokens (prompt and response) in one forward pass. Groups are never divided: one
             that is larger is a micro-batch of its own.
         gradient_checkpointing: Recompute the layers' activations in the backward pass.
+        use_liger_kernel: Patch the policy with the kernels of the package liger-kernel; see `tasks.learning.liger`.
         group_timeout_s: How long to wait for a group that makes no progress before giving up.
         poll_interval_s: Pause between two looks at the journal.
         weights_full_interval: Every so many versions the weights are published whole, and earlier when the differences
@@ -264,6 +265,7 @@ class TrainerConfig:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     micro_batch_tokens_max: Annotated[int, Field(ge=1)] = 16384
     gradient_checkpointing: bool = False
+    use_liger_kernel: bool = False
     group_timeout_s: Annotated[float, Field(gt=0)] = 3600.0
     poll_interval_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     weights_full_interval: Annotated[int, Field(ge=1)] = 10

@@ -10,6 +10,9 @@ import torch
 
 from tasks.learning.batching import TokenBatch, collate, passes
 
+# The response of a batch that trains none.
+IDLE = -1
+
 
 def deal(lengths: Sequence[int], world_size: int) -> list[list[int]]:
     """The positions of responses that each rank trains, ascending; every position once.
@@ -49,6 +52,11 @@ def dealt_passes(lengths: Sequence[int], tokens_max: int, world_size: int) -> li
     return [parts + [[]] * (most - len(parts)) for parts in divided]
 
 
+def is_idle(batch: TokenBatch) -> bool:
+    """Whether a batch is an `idle_batch`."""
+    return batch.responses == (IDLE,)
+
+
 def idle_batch(device: torch.device) -> TokenBatch:
     """One response of one token, for a pass that only takes part: its loss is to be multiplied by 0."""
-    return collate([-1], [[0]], [[0]], [[0.0]]).to(device)
+    return collate([IDLE], [[0]], [[0]], [[0.0]]).to(device)

@@ -14,7 +14,9 @@ from storage.records import GradedResponse, SamplingParams
 from tasks.learning.advantage import advantages_of, critic_advantages
 from tasks.learning.batching import TokenBatch
 from tasks.learning.config import AlgorithmConfig
+from tasks.learning.dealing import IDLE
 from tasks.learning.learner import Learner
+from tasks.learning.optimizer import NonFiniteGradient
 from tasks.learning.shaping import overlong_penalties, trained_responses
 from tasks.learning.step import reference_kl
 
@@ -59,6 +61,7 @@ def estimate(
 
     Raises:
         ValueError: kl_in "reward" without a reference policy, "gae" without a critic; as the estimator raises.
+        NonFiniteGradient: A value or a KL is not finite; names the responses.
     """
     kl = _reference_kl(responses, learner, algorithm, sampling, passes) if algorithm.kl_in == "reward" else None
     kl_rows = None if kl is None else [kl[graded.response] for graded in responses]
@@ -100,7 +103,7 @@ def first_logprobs(
     found: ByResponse = {}
     for batch in passes(responses):
         found |= by_response(learner.policy.logprobs(batch, temperature)[0], batch)
-    return found
+    return _of_all_ranks(found, learner, torch.float32, "log-prob")
 
 
 def padded(rows: Mapping[int, Tensor], batch: TokenBatch) -> Tensor:
@@ -113,7 +116,8 @@ def by_response(values: Tensor, batch: TokenBatch) -> ByResponse:
     """[B, T] as one row per response, without its padding, on the CPU."""
     rows = values.detach().cpu()
     lengths = batch.lengths.tolist()
-    return {name: row[:length] for name, row, length in zip(batch.responses, rows, lengths, strict=True)}
+    # Copies, so that the padding is not held.
+    return {name: row[:length].clone() for name, row, length in zip(batch.responses, rows, lengths, strict=True)}
 
 
 def _reference_kl(
@@ -130,7 +134,7 @@ def _reference_kl(
     for batch in passes(responses):
         rows = reference_kl(learner.policy, learner.reference, batch, algorithm, temperature=sampling.temperature)
         found |= dict(zip(batch.responses, rows, strict=True))
-    return found
+    return _of_all_ranks(found, learner, torch.float64, "KL to the reference")
 
 
 @torch.no_grad()
@@ -140,4 +144,14 @@ def _values(responses: Sequence[GradedResponse], learner: Learner, passes: Passe
     found: ByResponse = {}
     for batch in passes(responses):
         found |= by_response(learner.critic.critic.values(batch), batch)
-    return found
+    return _of_all_ranks(found, learner, torch.float32, "value of the critic")
+
+
+def _of_all_ranks(found: ByResponse, learner: Learner, dtype: torch.dtype, what: str) -> ByResponse:
+    """What the ranks found together; every rank must call it. Raises NonFiniteGradient naming the responses."""
+    found.pop(IDLE, None)
+    rows = learner.ranks.gather_rows(found, dtype)
+    # Normalised over the step, one such row would spoil all, and the first pass would be blamed.
+    if spoilt := [name for name, row in rows.items() if not bool(torch.isfinite(row).all())]:
+        raise NonFiniteGradient(what, spoilt)
+    return rows

@@ -1,10 +1,11 @@
 """Learner: the models of a run with their optimizers, as the train task has them in memory."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tasks.learning.critic import Critic
 from tasks.learning.optimizer import PolicyOptimizer
-from tasks.learning.policy import Policy
+from tasks.learning.policy import Policy, Scores
+from tasks.learning.ranks import Ranks
 
 
 @dataclass(frozen=True)
@@ -18,9 +19,13 @@ class CriticLearner:
 
 @dataclass(frozen=True)
 class Learner:
-    """What is trained: the policy with its optimizer; the reference policy where there is a KL term; PPO's critic."""
+    """What is trained: the policy with its optimizer; the reference policy where there is a KL term; PPO's critic.
+
+    `ranks`: who trains together; each has its part of every model here.
+    """
 
     policy: Policy
     optimizer: PolicyOptimizer
-    reference: Policy | None
+    reference: Scores | None
     critic: CriticLearner | None = None
+    ranks: Ranks = field(default_factory=Ranks)

@@ -4,9 +4,9 @@ Parameters are float32 whatever the compute dtype. Owns the check that the head 
 losses, optimizers or storage.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,13 @@ from tasks.learning.sharded import skeleton
 from tasks.learning.trained_model import PolicyError, TrainedModel, compute_dtype, read_model_config, training_device
 
 
+class Scores(Protocol):
+    """Whatever says how probable tokens are: a policy, or a reference."""
+
+    def logprobs(self, batch: TokenBatch, temperature: float) -> tuple[Tensor, Tensor]:
+        """As of `Policy`."""
+
+
 class Policy(TrainedModel):
     """A causal language model on one device, or divided among ranks. Not thread-safe.
 
@@ -27,8 +34,10 @@ class Policy(TrainedModel):
         model_dir: A directory with the model's config.json.
         tensors: Name -> values, Hugging Face names; a tied tensor may be given under any of its names.
         config: dtype, device and gradient_checkpointing are used.
-        trainable: False for a reference policy, which then holds no gradients.
+        trainable: Which parameters have gradients; False for a reference policy.
         ranks: Who trains it; default: this process alone, on the device of the configuration.
+
+        adapt: Changes the layers of the module before it gets its tensors.
 
     Raises:
         PolicyError: No such model, a head that is not a plain linear layer, or tensors of other names or shapes.
@@ -40,11 +49,12 @@ class Policy(TrainedModel):
         tensors: Mapping[str, Tensor],
         config: TrainerConfig,
         *,
-        trainable: bool = True,
+        trainable: bool | Callable[[str], bool] = True,
         ranks: Ranks | None = None,
+        adapt: Callable[[Any], None] = lambda _module: None,
     ) -> None:
         ranks = ranks or Ranks(device=training_device(config.device))
-        module = _build(Path(model_dir), ranks)
+        module = _build(Path(model_dir), ranks, adapt)
         self._scorer = _CheckedScorer(module, compute_dtype(config))
         super().__init__(module, tensors, config, trainable=trainable, root=self._scorer, ranks=ranks)
         register_fsdp_forward_method(self._scorer, "logits_of_head")
@@ -76,12 +86,14 @@ class _CheckedScorer(Scorer):
         return logits, self.model.get_output_embeddings()(hidden)
 
 
-def _build(model_dir: Path, ranks: Ranks) -> Any:
+def _build(model_dir: Path, ranks: Ranks, adapt: Callable[[Any], None]) -> Any:
     config = read_model_config(model_dir)
     from transformers import AutoModelForCausalLM  # noqa: PLC0415 - costs seconds, and only here
 
     with skeleton(ranks):
-        return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        module = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        adapt(module)
+    return module
 
 
 def _check_head(scorer: _CheckedScorer, device: torch.device) -> None:

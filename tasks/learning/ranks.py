@@ -10,7 +10,7 @@ import logging
 import os
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -108,6 +108,21 @@ class Ranks:
         padded[: len(own)] = own
         rows = zip(lengths, self._all_gather(padded), strict=True)
         return [json.loads(row[:length].numpy().tobytes()) for length, row in rows]
+
+    def gather_rows(self, rows: Mapping[int, torch.Tensor], dtype: torch.dtype) -> dict[int, torch.Tensor]:
+        """Every rank's rows, [their length] each of floating `dtype` on the CPU, by name, on every rank."""
+        if self.world_size == 1:
+            return dict(rows)
+        sizes = self.gather([[name, len(row)] for name, row in rows.items()])
+        totals = [sum(length for _, length in each) for each in sizes]
+        flat = torch.zeros(max(totals), dtype=torch.float64)
+        if rows:
+            flat[: totals[self.rank]] = torch.cat([row.double() for row in rows.values()])
+        found: dict[int, torch.Tensor] = {}
+        for each, values in zip(sizes, self._all_gather(flat), strict=True):
+            parts = torch.split(values[: sum(length for _, length in each)].to(dtype), [length for _, length in each])
+            found |= {name: part for (name, _), part in zip(each, parts, strict=True)}
+        return found
 
     @contextmanager
     def failing_together(self) -> Iterator[None]:

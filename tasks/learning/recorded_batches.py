@@ -23,7 +23,28 @@ from tasks.learning.batching import padded_tokens
 from tasks.learning.follow import FollowConfig, GroupFollower, RecordedElsewhereError
 
 
-class RecordedBatches:
+class BatchReader:
+    """Reads what was recorded, and the tokens of it."""
+
+    def __init__(self, store: ObjectStore, plan: PlanRecord) -> None:
+        self._store = store
+        self._plan = plan
+        self._reader = JournalReader(store, plan)
+
+    def read(self, number: int) -> BatchRecord:
+        """A micro-batch that is recorded; raises ObjectMissing."""
+        return records.read(self._store, BatchRecord, layout.batch(self._plan.iteration, number))
+
+    def tokens(self, graded: GradedResponse) -> Assembled:
+        """A response as its batch recorded it; raises CorruptObject when the journal no longer holds that."""
+        response = self._reader.follow(graded.response, graded.lineage)
+        if len(response.token_ids) != graded.length or not response.finish.ends_response:
+            reason = f"response {graded.response} has {len(response.token_ids)} tokens left of {graded.length}"
+            raise CorruptObject(layout.journal(self._plan.iteration), reason)
+        return response
+
+
+class RecordedBatches(BatchReader):
     """Follows an iteration's journal and grades what ends. `tokens_max` bounds a micro-batch's padded tokens."""
 
     def __init__(
@@ -38,14 +59,12 @@ class RecordedBatches:
         tokens_max: int,
         clock: Clock,
     ) -> None:
-        self._store = store
-        self._plan = plan
+        super().__init__(store, plan)
         self._prompts = prompts
         self._grader = grader
         self._decode = decode
         self._in_order = follow.in_plan_order
         self._tokens_max = tokens_max
-        self._reader = JournalReader(store, plan)
         self._follower = GroupFollower(self._reader, plan, follow, clock)
         self._pending = list(range(plan.num_groups))
         self._groups_trained = 0
@@ -167,14 +186,6 @@ class RecordedBatches:
         prompt = self._prompts[response.response // self._plan.num_generations]
         ids = tuple(int(token) for token in response.token_ids)
         return GradingCase(response.response, prompt.prompt, self._decode(ids), ids, prompt.columns)
-
-    def tokens(self, graded: GradedResponse) -> Assembled:
-        """A response as its batch recorded it; raises CorruptObject when the journal no longer holds that."""
-        response = self._reader.follow(graded.response, graded.lineage)
-        if len(response.token_ids) != graded.length or not response.finish.ends_response:
-            reason = f"response {graded.response} has {len(response.token_ids)} tokens left of {graded.length}"
-            raise CorruptObject(layout.journal(self._plan.iteration), reason)
-        return response
 
 
 def _graded(response: Assembled, outcome: Graded) -> GradedResponse:

@@ -10,14 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from tasks.learning.batching import TokenBatch
+from tasks.learning.cpu_products import use_cpu_products
 from tasks.learning.token_logprobs import token_logprobs
+from tasks.learning.token_objective import TokenLoss, token_objective
 
 
 class Scorer(nn.Module):
     """Log-probs of completion tokens under a causal language model with a linear head.
 
     Args:
-        model: A Hugging Face causal language model.
+        model: A Hugging Face causal language model; on a CPU its linear layers become `CpuLinear`.
         compute_dtype: Of the matrix products; None: that of the parameters.
     """
 
@@ -25,22 +27,30 @@ class Scorer(nn.Module):
         super().__init__()
         self.model = model
         self.compute_dtype = compute_dtype
+        use_cpu_products(model)
 
-    def forward(self, batch: TokenBatch, temperature: float) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropies as of `tasks.learning.policy.Policy.logprobs`; the batch is on the model's device."""
+    def forward(self, batch: TokenBatch, temperature: float, loss: TokenLoss | None = None) -> tuple[Tensor, ...]:
+        """Log-probs and entropies as of `tasks.learning.policy.Policy.logprobs`; the batch is on the model's device.
+
+        With a loss of the completion tokens in the order of the response mask, its sum comes third, and the log-probs
+        have no gradient; see `tasks.learning.token_objective`, which is one product with the head less.
+        """
         picked = completion_hidden(self.model.base_model, batch, self.compute_dtype)
         head = self.model.get_output_embeddings()
         targets = batch.completion_ids[batch.response_mask]
-        flat = token_logprobs(picked, head.weight, head.bias, targets, temperature=temperature or 1.0)
-        logprobs, entropy = (per_token(value, batch.response_mask) for value in flat)
-        return logprobs, entropy
+        given, temperature = (picked, head.weight, head.bias, targets), temperature or 1.0
+        if loss is None:
+            flat = token_logprobs(*given, temperature=temperature)
+            return tuple(per_token(each, batch.response_mask) for each in flat)
+        objective, *flat_without_gradient = token_objective(*given, loss, temperature=temperature)
+        return *(per_token(each, batch.response_mask) for each in flat_without_gradient), objective
 
 
 class Valuer(nn.Module):
     """Values of completion tokens: a Hugging Face model without a head, and one linear output in float32.
 
     Args:
-        model: The body.
+        model: The body, whose linear layers become `CpuLinear` on a CPU.
         compute_dtype: Of the body's matrix products; None: that of the parameters.
     """
 
@@ -50,6 +60,7 @@ class Valuer(nn.Module):
         weight = model.get_input_embeddings().weight
         self.value_head = nn.Linear(weight.shape[1], 1, device=weight.device, dtype=weight.dtype)
         self.compute_dtype = compute_dtype
+        use_cpu_products(model)
 
     def forward(self, batch: TokenBatch) -> Tensor:
         """[B, T] in the dtype of the parameters, 0 on padding; the batch is on the model's device."""

@@ -11,10 +11,12 @@ from torch import Tensor
 
 from tasks.learning.batching import TokenBatch
 from tasks.learning.config import AlgorithmConfig
-from tasks.learning.importance import importance_mode, importance_weights, log_ratios, over_cap
-from tasks.learning.loss import TokenLosses, kl_penalty, token_losses, token_weights
+from tasks.learning.importance import importance_mode, over_cap
+from tasks.learning.loss import TokenLosses, kl_penalty, token_weights
 from tasks.learning.optimizer import NonFiniteGradient, PolicyOptimizer
-from tasks.learning.policy import Policy
+from tasks.learning.pass_loss import PassLoss
+from tasks.learning.policy import Policy, Scores
+from tasks.learning.sharded import add_nothing
 from tasks.learning.totals import StepTotals, measure, measure_importance
 
 
@@ -26,8 +28,9 @@ def accumulate(
     *,
     temperature: float,
     max_completion_length: int,
-    reference: Policy | None = None,
+    reference: Scores | None = None,
     first_logprobs: Tensor | None = None,
+    same_engine: bool = True,
 ) -> StepTotals:
     """Add one micro-batch's gradient to the policy's.
 
@@ -45,6 +48,7 @@ def accumulate(
         max_completion_length: The run's limit; used by "seq-mean-token-sum-norm".
         reference: The reference policy; needed when kl_coef > 0 and kl_in is "loss", and else only measured.
         first_logprobs: [B, T] float32 of the policy before the iteration's first optimizer step; None in that step.
+        same_engine: Whether the sampler is known to compute as the trainer does; importance_sampling "auto" asks.
 
     Raises:
         NonFiniteGradient: The loss is not finite; names the responses whose loss it is. All gradients are dropped.
@@ -54,57 +58,60 @@ def accumulate(
         number, longest = batch.response_mask.shape
         raise ValueError(f"advantages: shape {tuple(advantages.shape)}; allowed: [{number}] or [{number}, {longest}]")
     batch = batch.to(policy.device)
-    logprobs, entropy = policy.logprobs(batch, temperature)
-    sampler_logprobs = batch.sampler_logprobs.to(logprobs.dtype)
-    first = logprobs.detach() if first_logprobs is None else first_logprobs.to(policy.device, logprobs.dtype)
-    old_logprobs = first if algorithm.old_logprobs == "trainer" else sampler_logprobs
-    mode, ratios = importance_mode(algorithm), log_ratios(first, sampler_logprobs, batch.response_mask)
-    corrections = None if mode is None else importance_weights(mode, ratios, algorithm.importance_sampling_cap)
-    losses = token_losses(
-        logprobs,
-        old_logprobs,
-        advantages.to(policy.device),
-        batch.response_mask,
+    loss = PassLoss(
         algorithm=algorithm,
+        mode=importance_mode(algorithm, same_engine=same_engine),
+        weights=token_weights(batch.lengths, algorithm.loss_agg_mode, max_completion_length)[:, None],
+        advantages=advantages.to(policy.device),
+        response_mask=batch.response_mask,
+        sampler_logprobs=batch.sampler_logprobs,
+        first_logprobs=None if first_logprobs is None else first_logprobs.to(policy.device),
         reference_logprobs=_reference_logprobs(reference, batch, temperature),
-        importance_weights=corrections,
     )
-    weights = token_weights(batch.lengths, algorithm.loss_agg_mode, max_completion_length)[:, None].to(logprobs.dtype)
-    (losses.loss * weights).sum().backward()  # type: ignore[no-untyped-call]
+    logprobs, entropy = _backward(policy, batch, temperature, loss)
+    terms = loss.terms(logprobs)
+    losses = terms.losses
     totals = measure(
         responses=batch.responses,
         losses=losses,
-        weights=weights,
-        logprobs=logprobs.detach(),
-        first_logprobs=first,
-        old_logprobs=old_logprobs,
-        sampler_logprobs=sampler_logprobs,
+        weights=loss.weights.to(logprobs.dtype),
+        logprobs=logprobs,
+        first_logprobs=terms.first_logprobs,
+        old_logprobs=terms.old_logprobs,
+        sampler_logprobs=batch.sampler_logprobs.to(logprobs.dtype),
         entropy=entropy,
         response_mask=batch.response_mask,
     )
     if not math.isfinite(totals.loss):
         policy.module.zero_grad(set_to_none=True)
         raise NonFiniteGradient("loss", _non_finite_responses(batch, losses))
-    if mode is not None and corrections is not None:
-        clipped = over_cap(mode, ratios, algorithm.importance_sampling_cap)
-        totals += measure_importance(corrections, clipped, batch.response_mask)
+    if loss.mode is not None and terms.corrections is not None:
+        clipped = over_cap(loss.mode, terms.ratios, algorithm.importance_sampling_cap)
+        totals += measure_importance(terms.corrections, clipped, batch.response_mask)
     return totals
 
 
-def leave_out(policy: Policy, number: int) -> StepTotals:
-    """Add nothing to the policy's gradient for `number` responses that are not trained; zeros where there is none yet.
+def _backward(policy: Policy, batch: TokenBatch, temperature: float, loss: PassLoss) -> tuple[Tensor, Tensor]:
+    """Add the gradient of a forward pass to the policy's; its log-probs and entropies, [B, T], without gradient."""
+    if loss.is_by_token:
+        by_token = loss.by_token()
+        logprobs, entropy, objective = policy._scorer(batch, temperature, by_token.of_rows)  # noqa: SLF001
+    else:
+        logprobs, entropy = policy.logprobs(batch, temperature)
+        objective = loss.of_responses(logprobs)
+    objective.backward()
+    return logprobs.detach(), entropy
 
-    So a step whose responses are all left out is one with a gradient of zero, as it is when all rewards are equal.
-    """
-    for parameter in policy.parameters().values():
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-    return StepTotals(left_out=number)
+
+def take_part(policy: Policy, idle: TokenBatch, *, temperature: float, reference: Scores | None = None) -> None:
+    """A pass of a rank that has no response left: the collectives of `accumulate`, in its order, and no gradient."""
+    _reference_logprobs(reference, idle, temperature)
+    add_nothing(policy.logprobs(idle, temperature)[0])
 
 
 @torch.no_grad()
 def reference_kl(
-    policy: Policy, reference: Policy, batch: TokenBatch, algorithm: AlgorithmConfig, *, temperature: float
+    policy: Policy, reference: Scores, batch: TokenBatch, algorithm: AlgorithmConfig, *, temperature: float
 ) -> list[Tensor]:
     """The KL to the reference with each token of each response, for the reward; [length] float64 on the CPU.
 
@@ -121,6 +128,9 @@ def reference_kl(
 def apply(optimizer: PolicyOptimizer, totals: StepTotals, algorithm: AlgorithmConfig) -> dict[str, float]:
     """Take the optimizer step for everything accumulated, and return the step's metrics.
 
+    Where every response is left out there is nothing to step on: not even the moments, which would move the weights by
+    what earlier steps have learned.
+
     Args:
         optimizer: Of the policy whose gradient was accumulated.
         totals: The sum of what `accumulate` returned since the last step.
@@ -130,12 +140,14 @@ def apply(optimizer: PolicyOptimizer, totals: StepTotals, algorithm: AlgorithmCo
         NonFiniteGradient: Weights and moments are unchanged; names all responses of the step.
         ValueError: Nothing was accumulated.
     """
+    if totals.left_out and not totals.tokens:
+        return totals.metrics(algorithm.loss_agg_mode) | {"actor/grad_norm": 0.0, "actor/lr": 0.0}
     outcome = optimizer.step(totals.denominator(algorithm.loss_agg_mode), totals.responses)
     rates = {"actor/grad_norm": outcome.grad_norm, "actor/lr": outcome.learning_rate}
     return totals.metrics(algorithm.loss_agg_mode) | rates
 
 
-def _reference_logprobs(reference: Policy | None, batch: TokenBatch, temperature: float) -> Tensor | None:
+def _reference_logprobs(reference: Scores | None, batch: TokenBatch, temperature: float) -> Tensor | None:
     if reference is None:
         return None
     with torch.no_grad():

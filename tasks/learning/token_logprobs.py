@@ -1,9 +1,11 @@
 """Log-probs of given tokens under a linear head, without the whole [tokens, vocabulary] matrix ever existing.
 
 Logits are made chunk by chunk in the forward pass and again in the backward pass, where the gradient of a log-softmax
-is known in closed form. Knows nothing of models or batches.
+is known in closed form. Knows nothing of models or batches. `tasks.learning.token_objective` makes them once.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,7 +13,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F  # noqa: N812 - torch's own custom
 
+from tasks.learning.cpu_products import suits_onednn, times_transposed
+
 LOGITS_PER_CHUNK = 1 << 24
+# On a CPU a chunk is to stay in a cache, and yet to have so many rows that products are worth reading the weights.
+CACHED_LOGITS, CPU_ROWS_MIN = 1 << 18, 128
 
 
 def token_logprobs(
@@ -21,7 +27,7 @@ def token_logprobs(
     targets: Tensor,
     *,
     temperature: float = 1.0,
-    logits_per_chunk: int = LOGITS_PER_CHUNK,
+    logits_per_chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """log_softmax((hidden @ weight.T + bias) / temperature) at `targets`, and the entropy of the distribution.
 
@@ -33,20 +39,126 @@ def token_logprobs(
         bias: [V] or None.
         targets: [N] int64.
         temperature: Divides the logits; above 0.
-        logits_per_chunk: Bounds the logits that exist at once, in elements.
+        logits_per_chunk: Bounds the logits that exist at once, in elements; None: as suits the device.
 
     Returns:
         Log-probs [N], differentiable in hidden, weight and bias; entropies [N] in nats, without gradient.
     """
-    rows_per_chunk = max(1, logits_per_chunk // weight.shape[0])
-    logprobs, entropy = _TokenLogprobs.apply(hidden, weight, bias, targets, temperature, rows_per_chunk)  # type: ignore[no-untyped-call]
+    rows = chunk_rows(weight, logits_per_chunk)
+    logprobs, entropy = _TokenLogprobs.apply(hidden, weight, bias, targets, temperature, rows)  # type: ignore[no-untyped-call]
     return logprobs, entropy
 
 
-def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
-    logits = F.linear(hidden, weight, bias)
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return logits if temperature == 1.0 else logits.div_(temperature)
+def chunk_rows(weight: Tensor, logits_per_chunk: int | None) -> int:
+    """Tokens of a chunk, so that it has at most `logits_per_chunk` logits or, for None, a number that is fast."""
+    vocab_size = weight.shape[0]
+    if logits_per_chunk is None and weight.device.type == "cpu":
+        return max(1, min(LOGITS_PER_CHUNK // vocab_size, max(CPU_ROWS_MIN, CACHED_LOGITS // vocab_size)))
+    return max(1, (logits_per_chunk or LOGITS_PER_CHUNK) // vocab_size)
+
+
+class Head:
+    """A linear head in the dtype of the hidden states, and the gradient of what is computed with it.
+
+    Args:
+        hidden: [N, H].
+        weight: [V, H].
+        bias: [V] or None.
+        temperature: Divides the logits.
+        needed: Whether hidden, weight and bias are to have a gradient.
+    """
+
+    def __init__(
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        temperature: float,
+        needed: Sequence[bool] = (False, False, False),
+    ) -> None:
+        self._hidden, self._temperature = hidden, temperature
+        self._weight = weight.to(hidden.dtype)
+        self._bias = None if bias is None else bias.to(hidden.dtype)
+        # oneDNN is fast with this gradient's transpose.
+        self._transposed = weight.dtype == hidden.dtype and suits_onednn(hidden)
+        shape = weight.shape[::-1] if self._transposed else weight.shape
+        # Sums of many chunks: never in half precision.
+        self._weight_dtype, dtype = weight.dtype, torch.promote_types(weight.dtype, torch.float32)
+        self._grad_hidden = torch.empty_like(hidden) if needed[0] else None
+        self._grad_weight = torch.zeros(shape, dtype=dtype, device=weight.device) if needed[1] else None
+        self._grad_bias = torch.zeros_like(bias) if bias is not None and needed[2] else None
+
+    def logits(self, rows: slice) -> Tensor:
+        """The logits of some tokens divided by the temperature, [n, V], at least float32 and the caller's to change."""
+        hidden, weight, bias = self._hidden[rows], self._weight, self._bias
+        logits = times_transposed(hidden, weight) if bias is None else F.linear(hidden, weight, bias)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return logits if self._temperature == 1.0 else logits.div_(self._temperature)
+
+    def add(self, rows: slice, probabilities: Tensor, targets: Tensor, scale: Tensor) -> None:
+        """Add the gradient of sum(scale * log-prob at target) over some tokens.
+
+        Args:
+            rows: Which tokens.
+            probabilities: [n, V], multiplied by -scale / temperature already, and overwritten.
+            targets: [n].
+            scale: [n].
+        """
+        # d log-prob / d logits = (one-hot - softmax) / temperature
+        scale = (scale / self._temperature)[:, None]
+        grad_logits = probabilities.scatter_add_(1, targets[:, None], scale)
+        if self._grad_bias is not None:
+            self._grad_bias += grad_logits.sum(dim=0)
+        hidden = self._hidden[rows]
+        grad_logits = grad_logits.to(hidden.dtype)
+        if self._grad_hidden is not None:
+            self._grad_hidden[rows] = times_transposed(grad_logits, self._weight.T)
+        if self._grad_weight is None:
+            return
+        if self._transposed:
+            self._grad_weight += times_transposed(hidden.T, grad_logits.T)
+        elif self._grad_weight.dtype == hidden.dtype:
+            self._grad_weight.addmm_(grad_logits.T, hidden)
+        else:
+            self._grad_weight += grad_logits.T @ hidden
+
+    def gradients(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """What was added, of hidden, weight and bias."""
+        weight = self._grad_weight
+        if weight is not None and self._transposed:
+            weight = weight.T.contiguous()
+        return self._grad_hidden, None if weight is None else weight.to(self._weight_dtype), self._grad_bias
+
+
+@dataclass(frozen=True)
+class TokenDistributions:
+    """The distributions of n tokens: probabilities are unnormalized / total.
+
+    Attributes:
+        unnormalized: [n, V], at most 1.
+        total: [n].
+        logprobs: [n], at the targets.
+        entropy: [n], nats.
+    """
+
+    unnormalized: Tensor
+    total: Tensor
+    logprobs: Tensor
+    entropy: Tensor
+
+
+def distributions(logits: Tensor, targets: Tensor) -> TokenDistributions:
+    """Of logits [n, V], which are overwritten, with targets [n]."""
+    shifted = logits.sub_(logits.amax(dim=1, keepdim=True))
+    unnormalized = shifted.exp()
+    total = unnormalized.sum(dim=1)
+    log_total = total.log()
+    return TokenDistributions(
+        unnormalized=unnormalized,
+        total=total,
+        logprobs=shifted.gather(1, targets[:, None])[:, 0] - log_total,
+        entropy=log_total - torch.linalg.vecdot(unnormalized, shifted) / total,
+    )
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -62,38 +174,24 @@ class _TokenLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(hidden, weight, bias, targets)
         ctx.temperature, ctx.rows_per_chunk = temperature, rows_per_chunk
-        cast_weight = weight.to(hidden.dtype)
-        cast_bias = None if bias is None else bias.to(hidden.dtype)
-        logprobs, entropy = [], []
-        for rows, target in zip(torch.split(hidden, rows_per_chunk), torch.split(targets, rows_per_chunk), strict=True):
-            log_softmax = F.log_softmax(_logits(rows, cast_weight, cast_bias, temperature), dim=-1)
-            logprobs.append(log_softmax.gather(1, target[:, None])[:, 0])
-            entropy.append(-torch.linalg.vecdot(log_softmax.exp(), log_softmax))
-        result = torch.cat(logprobs), torch.cat(entropy)
-        ctx.mark_non_differentiable(result[1])
-        return result
+        head = Head(hidden, weight, bias, temperature)
+        dtype = torch.promote_types(hidden.dtype, torch.float32)
+        logprobs, entropy = (torch.empty(len(hidden), dtype=dtype, device=hidden.device) for _ in range(2))
+        for start in range(0, len(hidden), rows_per_chunk):
+            rows = slice(start, start + rows_per_chunk)
+            found = distributions(head.logits(rows), targets[rows])
+            logprobs[rows], entropy[rows] = found.logprobs, found.entropy
+        ctx.mark_non_differentiable(entropy)
+        return logprobs, entropy
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_logprobs: Tensor, _grad_entropy: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets = ctx.saved_tensors
-        cast_weight = weight.to(hidden.dtype)
-        cast_bias = None if bias is None else bias.to(hidden.dtype)
-        grad_hidden = torch.empty_like(hidden)
-        grad_weight = torch.zeros_like(weight)
-        grad_bias = None if bias is None else torch.zeros_like(bias)
+        head = Head(hidden, weight, bias, ctx.temperature, ctx.needs_input_grad)
         for start in range(0, len(hidden), ctx.rows_per_chunk):
-            chunk = slice(start, start + ctx.rows_per_chunk)
-            # d logprob / d logits = (one-hot - softmax) / temperature
-            scale = grad_logprobs[chunk, None] / ctx.temperature
-            softmax = F.softmax(_logits(hidden[chunk], cast_weight, cast_bias, ctx.temperature), dim=-1)
-            grad_logits = softmax.mul_(-scale).scatter_add_(1, targets[chunk, None], scale)
-            if grad_bias is not None:
-                grad_bias += grad_logits.sum(dim=0)
-            grad_logits = grad_logits.to(hidden.dtype)
-            grad_hidden[chunk] = grad_logits @ cast_weight
-            if grad_weight.dtype == hidden.dtype:
-                grad_weight.addmm_(grad_logits.T, hidden[chunk])
-            else:
-                grad_weight += grad_logits.T @ hidden[chunk]
-        return grad_hidden, grad_weight, grad_bias, None, None, None
+            rows = slice(start, start + ctx.rows_per_chunk)
+            scale = grad_logprobs[rows]
+            softmax = torch.softmax(head.logits(rows), dim=-1)
+            head.add(rows, softmax.mul_(-scale[:, None] / ctx.temperature), targets[rows], scale)
+        return *head.gradients(), None, None, None

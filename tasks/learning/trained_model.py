@@ -3,7 +3,7 @@
 Owns tied names, and that tensors given are this model's; does not know what the model computes, losses or storage.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,7 @@ class TrainedModel:
         module: Float32; on its device, or for several ranks as made in `tasks.learning.sharded.skeleton`.
         tensors: Name -> values, Hugging Face names; a tied tensor may be given under any of its names.
         config: gradient_checkpointing is used.
-        trainable: False for one that is only evaluated, which then holds no gradients.
+        trainable: Which parameters have gradients, by name; False for a model that is only evaluated.
         root: The module whose `forward` is all that reads a parameter, `module` itself or around it; default: `module`.
         ranks: Who trains it; several hold a part of every tensor each.
 
@@ -74,13 +74,14 @@ class TrainedModel:
         tensors: Mapping[str, Tensor],
         config: TrainerConfig,
         *,
-        trainable: bool = True,
+        trainable: bool | Callable[[str], bool] = True,
         root: nn.Module | None = None,
         ranks: Ranks | None = None,
     ) -> None:
         self.module = module
         self._canonical = _canonical_names(module)
-        module.requires_grad_(trainable)
+        for name, parameter in module.named_parameters():
+            parameter.requires_grad_(trainable(name) if callable(trainable) else trainable)
         if ranks is not None and ranks.world_size > 1:
             shard(root or module, ranks, compute_dtype(config))
         self.device: torch.device = next(module.parameters()).device
@@ -94,6 +95,10 @@ class TrainedModel:
         """Name -> parameter, in the model's order; a tied one once, under its first name."""
         return dict(self.module.named_parameters())
 
+    def canonical(self, name: str) -> str:
+        """The name a tensor is published under, given any of its names; KeyError for a foreign one."""
+        return self._canonical[name]
+
     def tensors(self, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
         """Name -> values for publishing, on the CPU, floating ones as `dtype`; tied tensors once. May share memory.
 
@@ -101,29 +106,53 @@ class TrainedModel:
         """
         return dict(self.each_tensor(dtype))
 
-    def each_tensor(self, dtype: torch.dtype = torch.float32) -> Iterator[tuple[str, Tensor]]:
+    def each_tensor(
+        self, dtype: torch.dtype = torch.float32, dtypes: Mapping[str, torch.dtype] | None = None
+    ) -> Iterator[tuple[str, Tensor]]:
         """`tensors()` one after the other, in the same order on every rank, each gathered when it is asked for.
 
-        Every rank must go through all of them, at the same time.
+        Every rank must go through all of them, at the same time. `dtypes`: of those that are not to be `dtype`.
         """
         state = self.module.state_dict()
         for name in dict.fromkeys(self._canonical.values()):
             value = state[name].detach()
+            dtype_here = (dtypes or {}).get(name, dtype)
             # Cast before it is gathered: fewer bytes between ranks.
-            yield name, whole(value.to(dtype) if value.is_floating_point() else value).to("cpu")
+            yield name, whole(value.to(dtype_here) if value.is_floating_point() else value).to("cpu")
+
+    def published_names(self) -> list[str]:
+        """The names of `tensors()`, in their order."""
+        return list(dict.fromkeys(self._canonical.values()))
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of `tensors()`, in their order, without gathering any."""
         state = self.module.state_dict()
         return {name: tuple(state[name].shape) for name in dict.fromkeys(self._canonical.values())}
 
+    def trained_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of what training changes, which is what a checkpoint holds: of all tensors here."""
+        return self.shapes()
+
+    def each_trained(self) -> Iterator[tuple[str, Tensor]]:
+        """What training changes, float32; otherwise as `each_tensor`."""
+        return self.each_tensor()
+
+    def load_trained(self, tensors: Mapping[str, Tensor]) -> None:
+        """Replace what training changes; raises PolicyError, with nothing changed, if names or shapes differ."""
+        self.load_tensors(tensors)
+
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Replace all values in place; raises PolicyError, with nothing changed, if names or shapes differ."""
-        unknown = sorted(set(tensors) - set(self._canonical))
+        self.load_some(tensors, set(self._canonical.values()))
+
+    def load_some(self, tensors: Mapping[str, Tensor], names: Collection[str]) -> None:
+        """Replace the values of the tensors of these names, all of which are to be given; raises as `load_tensors`."""
+        known = {name for name, canonical in self._canonical.items() if canonical in names}
+        unknown = sorted(set(tensors) - known)
         # A tensor's own name goes last, so that it wins over its aliases.
-        ordered = sorted(set(tensors) & set(self._canonical), key=lambda name: self._canonical[name] == name)
+        ordered = sorted(set(tensors) & known, key=lambda name: self._canonical[name] == name)
         given = {self._canonical[name]: tensors[name] for name in ordered}
-        missing = sorted(set(self._canonical.values()) - set(given))
+        missing = sorted(set(names) - set(given))
         if unknown or missing:
             raise PolicyError(f"tensors: missing {_shown(missing)}; not of this model {_shown(unknown)}")
         state = self.module.state_dict()

@@ -4,10 +4,13 @@ A micro-batch is recorded before it is used and replayed from its record after a
 where an undisturbed one does. Order of durable writes: batches, training record, checkpoint, weights.
 """
 
+import functools
 import logging
+import operator
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
+from typing import Any, TypeVar
 
 from storage.clock import Clock
 from storage.prompt_table import PromptRow
@@ -15,19 +18,23 @@ from storage.records import BatchRecord, GradedResponse, PlanRecord, TrainingRec
 from storage.store import ObjectStore
 from tasks.grading.grader import Grader
 from tasks.learning.advantage import needs_whole_batch
-from tasks.learning.batching import TokenBatch, collate, passes
+from tasks.learning.batching import TokenBatch
 from tasks.learning.config import AlgorithmConfig, TrainerConfig
+from tasks.learning.dealing import is_idle
 from tasks.learning.estimates import Estimates, estimate, first_logprobs, length_penalties, padded, trained
 from tasks.learning.follow import FollowConfig
+from tasks.learning.forward_passes import ForwardPasses
 from tasks.learning.learner import CriticLearner, Learner
 from tasks.learning.mini_batches import mini_batches
-from tasks.learning.recorded_batches import RecordedBatches
+from tasks.learning.ranks import Ranks
+from tasks.learning.recorded_batches import BatchReader, RecordedBatches
 from tasks.learning.staleness import staleness_totals
-from tasks.learning.step import accumulate, apply, leave_out
+from tasks.learning.step import accumulate, apply, take_part
 from tasks.learning.totals import StepTotals, combined
-from tasks.learning.value_step import ValueTotals, accumulate_values, apply_values
+from tasks.learning.value_step import ValueTotals, accumulate_values, apply_values, take_part_in_values
 
 log = logging.getLogger(__name__)
+Totals = TypeVar("Totals", StepTotals, ValueTotals)
 
 
 class IterationTrainer:
@@ -40,7 +47,7 @@ class IterationTrainer:
         *,
         prompts: Sequence[PromptRow],
         learner: Learner,
-        grader: Grader,
+        grader: Grader | None,
         decode: Callable[[Sequence[int]], str],
         algorithm: AlgorithmConfig,
         trainer: TrainerConfig,
@@ -48,30 +55,37 @@ class IterationTrainer:
         started_at_s: float | None = None,
         same_engine: bool = True,
     ) -> None:
-        """same_engine: the sampler is known to compute as the trainer does (`tasks.learning.importance`)."""
+        """Of several ranks the first follows the journal, grades and records; `grader` is None for the others.
+
+        same_engine: the sampler is known to compute as the trainer does (`tasks.learning.importance`).
+        """
         self._plan = plan
-        self._prompts = prompts
         self._learner = learner
         self._algorithm = algorithm
         self._same_engine = same_engine
-        self._staleness: dict[int, StepTotals] = {}
-        self._tokens_max = trainer.micro_batch_tokens_max
+        self._ranks = learner.ranks
         self._clock = clock
         self._started_at_s = clock.wall() if started_at_s is None else started_at_s
-        self._batches = RecordedBatches(
-            store,
-            plan,
-            prompts=prompts,
-            grader=grader,
-            decode=decode,
-            follow=FollowConfig(
-                in_plan_order=algorithm.micro_batch_order == "plan",
-                timeout_s=trainer.group_timeout_s,
-                poll_interval_s=trainer.poll_interval_s,
-            ),
-            tokens_max=trainer.micro_batch_tokens_max,
-            clock=clock,
+        follow = FollowConfig(
+            in_plan_order=algorithm.micro_batch_order == "plan",
+            timeout_s=trainer.group_timeout_s,
+            poll_interval_s=trainer.poll_interval_s,
         )
+        tokens_max = trainer.micro_batch_tokens_max
+        self._reader = BatchReader(store, plan)
+        self._recording: RecordedBatches | None = None
+        if grader is not None:
+            self._reader = self._recording = RecordedBatches(
+                store,
+                plan,
+                prompts=prompts,
+                grader=grader,
+                decode=decode,
+                follow=follow,
+                tokens_max=tokens_max,
+                clock=clock,
+            )
+        self._passes = ForwardPasses(self._reader, plan, prompts, tokens_max, self._ranks)
 
     def step(self) -> TrainingRecord:
         """Train on every group that is recorded and not filtered; what was measured, not yet stored.
@@ -96,6 +110,17 @@ class IterationTrainer:
             ended_at_s=ended_at_s,
         )
 
+    def _batches(self) -> Iterator[BatchRecord]:
+        """The micro-batches, as the first rank records them or finds them recorded; the same on every rank."""
+        if self._recording is None:
+            while (number := self._ranks.broadcast()) is not None:
+                yield self._reader.read(number)
+            return
+        for batch in self._recording:
+            self._ranks.broadcast(batch.number)
+            yield batch
+        self._ranks.broadcast(None)
+
     @property
     def _streams(self) -> bool:
         """Whether the gradient can be accumulated while other responses are still generated."""
@@ -105,40 +130,52 @@ class IterationTrainer:
     def _streamed(self, recorded: list[BatchRecord]) -> dict[str, float]:
         """One optimizer step, whose micro-batches are trained as they are recorded."""
         totals = []
-        for batch in self._batches:
+        for batch in self._batches():
             log.info("micro-batch %d: %d responses", batch.number, len(batch.responses))
             recorded.append(batch)
             if batch.responses:
                 totals.append(self._accumulate(batch.responses, self._estimate(batch.responses)))
         if not totals:
-            return self._step_without_gradient(recorded)
+            return self._nothing_to_train(recorded)
         return apply(self._learner.optimizer, combined(totals), self._algorithm)
 
     def _in_steps(self, recorded: list[BatchRecord]) -> dict[str, float]:
         """Record all micro-batches, then train on them: num_epochs times num_mini_batches optimizer steps."""
-        recorded += self._batches
+        recorded += self._batches()
         responses = [graded for batch in recorded for graded in batch.responses]
         if not responses:
-            return self._step_without_gradient(recorded)
+            return self._nothing_to_train(recorded)
         estimates = self._estimate(responses)
         groups = self._groups(responses)
         parts = mini_batches(groups, self._algorithm.num_mini_batches) * self._algorithm.num_epochs
-        if len(parts) > 1 and self._algorithm.old_logprobs == "trainer":
-            kept = trained(responses, self._algorithm)
+        first, *later = [[graded for group in part for graded in group] for part in parts]
+        steps = []
+        if later and self._algorithm.old_logprobs == "trainer" and not self._critic_warms_up:
+            again = {graded.response: graded for part in later for graded in part}
+            kept = trained(list(again.values()), self._algorithm)
             rows = first_logprobs(kept, self._learner, self._plan.sampling.temperature, self._passes)
+            # In the first step the policy is still the one that the ratio is to, and its own pass says so to the bit.
+            steps.append(self._optimizer_step(first, estimates))
             estimates = replace(estimates, first_logprobs=rows)
-        steps = [self._optimizer_step([graded for group in part for graded in group], estimates) for part in parts]
+        else:
+            steps.append(self._optimizer_step(first, estimates))
+        steps += [self._optimizer_step(part, estimates) for part in later]
         return step_metrics(steps, self._algorithm.num_epochs)
 
-    def _step_without_gradient(self, recorded: Sequence[BatchRecord]) -> dict[str, float]:
-        """The one optimizer step of an iteration whose groups are all filtered."""
-        totals = leave_out(self._learner.policy, sum(len(batch.filtered) for batch in recorded))
+    def _nothing_to_train(self, recorded: Sequence[BatchRecord]) -> dict[str, float]:
+        """An iteration whose groups are all filtered takes no step."""
+        totals = StepTotals(left_out=sum(len(batch.filtered) for batch in recorded))
         return apply(self._learner.optimizer, totals, self._algorithm)
+
+    @property
+    def _critic_warms_up(self) -> bool:
+        critic = self._learner.critic
+        return critic is not None and self._plan.iteration < critic.warmup_iterations
 
     def _optimizer_step(self, responses: Sequence[GradedResponse], estimates: Estimates) -> dict[str, float]:
         """Of the policy, unless the critic still warms up, and of the critic, if there is one."""
         critic, metrics = self._learner.critic, {}
-        if critic is None or self._plan.iteration >= critic.warmup_iterations:
+        if not self._critic_warms_up:
             totals = self._accumulate(responses, estimates)
             metrics = apply(self._learner.optimizer, totals, self._algorithm)
         return metrics if critic is None else metrics | self._critic_step(critic, responses, estimates)
@@ -152,10 +189,15 @@ class IterationTrainer:
         kept = trained(responses, self._algorithm)
         totals = ValueTotals()
         for batch in self._passes(kept):
-            values, returns = padded(estimates.values, batch), padded(estimates.returns, batch)
-            totals += accumulate_values(critic.critic, batch, values, returns, self._algorithm.value_clip)
+            with self._ranks.failing_together():
+                if is_idle(batch):
+                    take_part_in_values(critic.critic, batch)
+                    continue
+                values, returns = padded(estimates.values, batch), padded(estimates.returns, batch)
+                totals += accumulate_values(critic.critic, batch, values, returns, self._algorithm.value_clip)
         if not kept:
             return {}
+        totals = sum_over_ranks(totals, self._ranks)
         return apply_values(critic.optimizer, totals, tuple(graded.response for graded in kept))
 
     def _estimate(self, responses: Sequence[GradedResponse]) -> Estimates:
@@ -170,54 +212,62 @@ class IterationTrainer:
         """Add the gradient of responses to the policy's."""
         kept = trained(responses, self._algorithm)
         left_out = len(responses) - len(kept)
-        totals = [leave_out(self._learner.policy, left_out)] if left_out else []
-        first = estimates.first_logprobs
+        totals = [StepTotals(left_out=left_out if self._ranks.is_first else 0)]
         for batch in self._passes(kept):
-            part = accumulate(
-                self._learner.policy,
-                batch,
-                padded(estimates.advantages, batch),
-                self._algorithm,
-                temperature=self._plan.sampling.temperature,
-                max_completion_length=self._plan.sampling.max_completion_length,
-                reference=self._learner.reference if self._algorithm.kl_in == "loss" else None,
-                first_logprobs=None if first is None else padded(first, batch),
-                same_engine=self._same_engine,
-            )
-            part = combined([part, *(self._staleness[response] for response in batch.responses)])
-            if estimates.kl is not None:
-                # Measured where it is taken from the reward: the loss knows no reference then.
-                part = replace(part, kl=sum(float(estimates.kl[response].sum()) for response in batch.responses))
-            totals.append(part)
-        return combined(totals)
+            with self._ranks.failing_together():
+                totals.append(self._pass(batch, estimates))
+        return sum_over_ranks(combined(totals), self._ranks)
 
-    def _passes(self, responses: Sequence[GradedResponse]) -> Iterator[TokenBatch]:
-        """Responses in forward passes."""
-        if not responses:
-            return
-        tokens = [self._batches.tokens(graded) for graded in responses]
-        policy_version = self._plan.iteration
-        self._staleness |= {each.response: staleness_totals(each.weight_versions, policy_version) for each in tokens}
-        prompts = [self._prompts[graded.response // self._plan.num_generations].token_ids for graded in responses]
-        lengths = [len(prompt) + graded.length for prompt, graded in zip(prompts, responses, strict=True)]
-        for part in passes(lengths, self._tokens_max):
-            yield collate(
-                [tokens[index].response for index in part],
-                [prompts[index] for index in part],
-                [tokens[index].token_ids.tolist() for index in part],
-                [tokens[index].logprobs.tolist() for index in part],
-            )
+    def _pass(self, batch: TokenBatch, estimates: Estimates) -> StepTotals:
+        """One forward and backward pass of this rank."""
+        reference = self._learner.reference if self._algorithm.kl_in == "loss" else None
+        temperature, first = self._plan.sampling.temperature, estimates.first_logprobs
+        if is_idle(batch):
+            take_part(self._learner.policy, batch, temperature=temperature, reference=reference)
+            return StepTotals()
+        totals = accumulate(
+            self._learner.policy,
+            batch,
+            padded(estimates.advantages, batch),
+            self._algorithm,
+            temperature=temperature,
+            max_completion_length=self._plan.sampling.max_completion_length,
+            reference=reference,
+            first_logprobs=None if first is None else padded(first, batch),
+            same_engine=self._same_engine,
+        )
+        totals += staleness_totals(self._passes.weight_versions(batch), self._plan.iteration)
+        if estimates.kl is not None:
+            # Measured where it is taken from the reward: the loss knows no reference then.
+            totals = replace(totals, kl=sum(float(estimates.kl[response].sum()) for response in batch.responses))
+        return totals
+
+
+def sum_over_ranks(totals: Totals, ranks: Ranks) -> Totals:
+    """The totals of all ranks together, on every rank; every rank must call it."""
+    if ranks.world_size == 1:
+        return totals
+    found = [type(totals)(**_tuples(each)) for each in ranks.gather(asdict(totals))]
+    return functools.reduce(operator.add, found)
+
+
+def _tuples(document: Mapping[str, Any]) -> dict[str, Any]:
+    """As JSON gave it back, with tuples for lists."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in document.items()}
 
 
 def step_metrics(steps: Sequence[Mapping[str, float]], num_epochs: int) -> dict[str, float]:
     """The metrics of an iteration from those of its optimizer steps: their mean, except for what is counted or bounds.
 
-    num_tokens are those of one epoch, minima and maxima are of all steps, learning rates are the last.
+    Means are over steps as they have tokens; a step without any counts only when there is no other. num_tokens are
+    those of one epoch, minima and maxima are of all steps, learning rates are the last.
     """
+    steps = [step for step in steps if step.get("num_tokens", 1.0)] or steps
     names = dict.fromkeys(name for step in steps for name in step)
     metrics = {}
     for name in names:
-        values = [step[name] for step in steps if name in step]
+        having = [step for step in steps if name in step]
+        values = [step[name] for step in having]
         if name == "num_tokens":
             metrics[name] = sum(values) / num_epochs
         elif name.endswith(("ratio_max", "staleness_max")):
@@ -225,5 +275,6 @@ def step_metrics(steps: Sequence[Mapping[str, float]], num_epochs: int) -> dict[
         elif name.endswith("ratio_min"):
             metrics[name] = min(values)
         else:
-            metrics[name] = values[-1] if name.endswith("/lr") else statistics.fmean(values)
+            weights = [step.get("num_tokens", 1.0) or 1.0 for step in having]
+            metrics[name] = values[-1] if name.endswith("/lr") else statistics.fmean(values, weights)
     return metrics

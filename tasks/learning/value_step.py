@@ -13,11 +13,18 @@ from tasks.learning.batching import TokenBatch
 from tasks.learning.critic import Critic
 from tasks.learning.loss import clipped_value_loss
 from tasks.learning.optimizer import NonFiniteGradient, PolicyOptimizer
+from tasks.learning.sharded import add_nothing
+
+# What is left of a variance of equal numbers, as a share of the mean square.
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
 class ValueTotals:
-    """Sums over trained tokens: of the loss, of tokens whose value is clipped, and of what explains the variance."""
+    """Sums over trained tokens: of the loss, of tokens whose clipped loss is the larger, of values and returns.
+
+    `errors` are returns less the values before the iteration's first optimizer step.
+    """
 
     tokens: int = 0
     loss: float = 0.0
@@ -32,7 +39,10 @@ class ValueTotals:
         return ValueTotals(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
 
     def metrics(self) -> dict[str, float]:
-        """Under verl's names; the explained variance is 1 - Var(returns - values) / Var(returns), 0 where that is 0."""
+        """Under verl's names.
+
+        The explained variance is 1 - Var(returns - old values) / Var(returns), and 0 where returns are all equal.
+        """
         count = max(1, self.tokens)
         spread = self.returns_square / count - (self.returns / count) ** 2
         left = self.errors_square / count - (self.errors / count) ** 2
@@ -41,7 +51,7 @@ class ValueTotals:
             "critic/vf_clipfrac": self.clipped / count,
             "critic/vpred_mean": self.values / count,
             "critic/returns/mean": self.returns / count,
-            "critic/vf_explained_var": 1 - left / spread if spread > 0 else 0.0,
+            "critic/vf_explained_var": 1 - left / spread if spread > _ROUNDING * self.returns_square / count else 0.0,
         }
 
 
@@ -74,18 +84,28 @@ def accumulate_values(
     return totals
 
 
+def take_part_in_values(critic: Critic, idle: TokenBatch) -> None:
+    """A pass of a rank that has no response left: the collectives of `accumulate_values`, and no gradient."""
+    add_nothing(critic.values(idle))
+
+
 def apply_values(optimizer: PolicyOptimizer, totals: ValueTotals, responses: tuple[int, ...]) -> dict[str, float]:
     """Take the critic's optimizer step, on the mean over tokens, and return its metrics; errors as of `step.apply`."""
-    outcome = optimizer.step(float(totals.tokens), responses)
+    try:
+        outcome = optimizer.step(float(totals.tokens), responses)
+    except NonFiniteGradient as error:
+        raise NonFiniteGradient(f"{error.quantity} of the critic", error.responses) from error
     return totals.metrics() | {"critic/grad_norm": outcome.grad_norm, "critic/lr": outcome.learning_rate}
 
 
 def _measure(
     values: Tensor, losses: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, value_clip: float | None
 ) -> ValueTotals:
-    moved = (values - old_values).abs()
-    clipped = moved > value_clip if value_clip is not None else torch.zeros_like(mask)
-    errors = returns - values
+    clipped = torch.zeros_like(mask)
+    if value_clip is not None:
+        near = old_values + (values - old_values).clamp(-value_clip, value_clip)
+        clipped = (near - returns).square() > (values - returns).square()
+    errors = returns - old_values
     sums = [
         each.masked_fill(~mask, 0).sum(dtype=torch.float64)
         for each in (mask, losses, clipped, values, returns, returns.square(), errors, errors.square())

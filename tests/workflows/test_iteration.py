@@ -13,6 +13,8 @@ from flytekit.tools.translator import get_serializable
 
 from tasks.configuration.references import IterationOutcome
 from tasks.configuration.run_config import parse
+from tasks.learning.config import TrainerConfig
+from tasks.train_elastic import elastic_trainer
 from workflows.iteration import iteration, iteration_nodes
 from workflows.training import iterations, training
 
@@ -45,7 +47,7 @@ POOLS = parse(CONFIG).pools
 
 @workflow
 def one_iteration(config: dict, after: int = -1) -> IterationOutcome:  # type: ignore[type-arg]
-    outcome: IterationOutcome = iteration_nodes(config, after, POOLS, last=False)
+    outcome: IterationOutcome = iteration_nodes(config, after, POOLS, TrainerConfig(), last=False)
     return outcome
 
 
@@ -198,3 +200,13 @@ def test_a_single_iteration_is_the_last_of_its_execution():
     conclude = split(nodes)[3]
     [last] = [binding.binding for binding in conclude.inputs if binding.var == "last"]
     assert last.scalar.primitive.boolean
+
+
+@pytest.mark.parametrize(("nnodes", "task_type"), [(1, "python-task"), (2, "pytorch")])
+def test_several_ranks_are_trained_by_the_elastic_task_on_the_same_pool(nnodes, task_type):
+    found = unrolled(1, {**CONFIG, "trainer": {"nnodes": nnodes, "nproc_per_node": 4}})
+    of_task = {node.to_flyte_idl().task_node.reference_id.name: node.to_flyte_idl() for node in found}
+    assert "tasks.train.train" not in of_task
+    train = of_task["tasks.train_elastic.train_elastic"]
+    assert quantities(train.task_node.overrides.resources.requests)[GPU] == "8"
+    assert elastic_trainer(nnodes, 4).task_type == task_type

@@ -12,8 +12,10 @@ from pathlib import Path
 import torch
 from transformers import AutoModel
 
+from storage.clock import SystemClock
 from storage.local import LocalStore
 from tasks.learning import checkpoint
+from tasks.learning.advance import advance
 from tasks.learning.batching import collate
 from tasks.learning.checkpoint import TrainerState
 from tasks.learning.config import AlgorithmConfig, OptimizerConfig, TrainerConfig
@@ -25,6 +27,7 @@ from tasks.learning.scoring import Valuer
 from tasks.learning.sharded import add_nothing, skeleton
 from tasks.learning.step import accumulate
 from tasks.learning.trained_model import TrainedModel, compute_dtype, read_model_config
+from tests.small_run import EXECUTION
 from tests.tasks.learning.tiny_model import VOCABULARY, write_model
 
 ROOT = Path(__file__).parents[3]
@@ -166,6 +169,9 @@ def talk(ranks):
 
 
 def main(what, directory):
+    if what == "advance":
+        advance(str(directory), 0, EXECUTION, SystemClock())
+        return
     with joined(torch.device("cpu")) as ranks:
         found = talk(ranks) if what == "talk" else everything(directory, ranks)
         if what == "everything":

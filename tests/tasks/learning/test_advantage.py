@@ -243,7 +243,9 @@ def test_ppo_advantages_are_gae_of_the_trained_responses_normalised_over_their_t
 
 @pytest.mark.parametrize("lengths", [(0, 0), (1, 0)])
 def test_ppo_has_no_advantages_where_there_is_nothing_to_normalise_over(lengths):
+    """The critic learns from a single token all the same."""
     values = [torch.zeros(length) for length in lengths]
     advantages, returns = critic_advantages(torch.ones(2).double(), torch.tensor(lengths), values, ppo())
     assert [len(row) for row in advantages] == [len(row) for row in returns] == list(lengths)
     assert not any(row.any() for row in advantages)
+    assert all(row.tolist() == [1.0] * len(row) for row in returns)

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 
@@ -5,7 +6,7 @@ from tasks.learning.advantage import group_advantages
 from tasks.learning.batching import collate
 from tasks.learning.config import AlgorithmConfig, OptimizerConfig
 from tasks.learning.optimizer import NonFiniteGradient, PolicyOptimizer
-from tasks.learning.step import accumulate, apply, leave_out, reference_kl
+from tasks.learning.step import accumulate, apply, reference_kl
 from tasks.learning.totals import StepTotals, combined
 from tests.tasks.learning.tiny_model import VOCABULARY
 
@@ -91,12 +92,18 @@ def test_metrics_by_hand(build, ragged):
         "clip_ratio/region_mean": low + high,
         "ratio_max": ratio[mask].max(),
         "num_tokens": mask.sum(),
+        "trajectory_staleness": 0.0,
+        "staleness_max": 0.0,
+        "importance/ratio_min": ratio[mask].min(),
+        "importance/ratio_max": ratio[mask].max(),
     }
     assert low > 0
     assert high > 0
-    assert totals.metrics("token-mean") == pytest.approx(
-        {k: float(v) for k, v in expected.items()}, rel=1e-9, abs=1e-12
-    )
+    metrics = totals.metrics("token-mean")
+    for name, fraction in (("p01", 0.01), ("p50", 0.5), ("p99", 0.99)):
+        exact = np.quantile(ratio[mask].numpy(), fraction, method="inverted_cdf")
+        assert metrics.pop(f"importance/ratio_{name}") == pytest.approx(exact, rel=0.01)
+    assert metrics == pytest.approx({k: float(v) for k, v in expected.items()}, rel=1e-9, abs=1e-12)
     assert totals.responses == (0, 1, 2)
 
 
@@ -150,7 +157,7 @@ def test_importance_weights_of_equal_policies_change_nothing(build, ragged):
         logprobs = policy.logprobs(collate(*rows), 1.0)[0]
     rows = (*rows[:3], [row[: len(ids)].tolist() for row, ids in zip(logprobs, rows[2], strict=True)])
     accumulate(policy, collate(*rows), advantages, AlgorithmConfig(), **LIMITS)
-    totals = accumulate(weighted, collate(*rows), advantages, AlgorithmConfig(importance_sampling="auto"), **LIMITS)
+    totals = accumulate(weighted, collate(*rows), advantages, AlgorithmConfig(), same_engine=False, **LIMITS)
     assert all(torch.equal(gradient, gradients(weighted)[name]) for name, gradient in gradients(policy).items())
     metrics = totals.metrics("token-mean")
     assert (metrics["importance/ess"], metrics["importance/weight_mean"], metrics["importance/clipped_frac"]) == (
@@ -170,23 +177,17 @@ def test_advantages_per_token_that_are_equal_are_those_of_the_response(build, ra
     assert all(torch.equal(gradient, results[1][1][name]) for name, gradient in results[0][1].items())
 
 
-def test_what_is_left_out_adds_nothing_and_alone_has_a_gradient_of_zero(build, ragged):
-    policy, advantages = build(), torch.tensor([1.0, -1.0])
+def test_where_all_is_left_out_no_step_is_taken_not_even_by_what_was_learned_before(build, ragged):
+    policy, batch = build(), collate(*ragged(2))
+    optimizer = PolicyOptimizer(policy.parameters(), OptimizerConfig(learning_rate=1e-3, weight_decay=0.1))
+    apply(
+        optimizer, accumulate(policy, batch, torch.tensor([1.0, -1.0]), AlgorithmConfig(), **LIMITS), AlgorithmConfig()
+    )
     before = {name: value.clone() for name, value in policy.tensors().items()}
-    alone = leave_out(policy, 3)
-    assert not any(gradient.any() for gradient in gradients(policy).values())
-    optimizer = PolicyOptimizer(policy.parameters(), OptimizerConfig(learning_rate=1e-3))
-    metrics = apply(optimizer, alone, AlgorithmConfig())
-    assert metrics["actor/grad_norm"] == metrics["loss"] == metrics["entropy"] == 0
+    metrics = apply(optimizer, StepTotals(left_out=3), AlgorithmConfig())
+    assert metrics["actor/grad_norm"] == metrics["actor/lr"] == metrics["loss"] == metrics["entropy"] == 0
+    assert optimizer.steps == 1
     assert all(torch.equal(value, before[name]) for name, value in policy.tensors().items())
-    with_it, without = build(), build()
-    totals = [
-        accumulate(each, collate(*ragged(2)), advantages, AlgorithmConfig(), **LIMITS) for each in (with_it, without)
-    ]
-    totals[0] += leave_out(with_it, 3)
-    for mode in MODES:
-        assert totals[0].metrics(mode) == totals[1].metrics(mode)
-    assert all(torch.equal(gradient, gradients(without)[name]) for name, gradient in gradients(with_it).items())
 
 
 @pytest.mark.parametrize("old", ["trainer", "sampler"])

@@ -11,7 +11,7 @@ from tasks.learning.batching import collate
 from tasks.learning.config import AlgorithmConfig, OptimizerConfig, TrainerConfig
 from tasks.learning.critic import Critic
 from tasks.learning.learner import CriticLearner, Learner
-from tasks.learning.optimizer import PolicyOptimizer
+from tasks.learning.optimizer import NonFiniteGradient, PolicyOptimizer
 from tasks.learning.trainer import IterationTrainer, step_metrics
 from tests.journals import LOGPROB
 from tests.tasks.learning.test_trainer_algorithms import (
@@ -86,6 +86,8 @@ def by_hand(policy, epochs, parts, *, sampler=False):
             logprobs = policy.logprobs(batch, 1.0)[0]
             width = logprobs.shape[1]
             before = torch.full_like(logprobs, LOGPROB) if sampler else old[members, :width].double()
+            if not ratios and not sampler:
+                before = logprobs.detach()
             ratio = (logprobs - before).exp()
             advantage = advantages[members][:, None].double()
             loss = -torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.28) * advantage)
@@ -178,13 +180,37 @@ def test_ppo_without_a_critic_and_a_critic_without_ppo_are_refused(learner, crit
         train(learner(critic()), AlgorithmConfig(num_epochs=2))
 
 
+def test_a_value_that_is_not_finite_is_told_of_its_own_response(learner, critic):
+    """Normalisation over the step spreads it to all of them."""
+    value = critic()
+    with torch.no_grad():
+        # The token is in one completion only.
+        odd = next(t for t in completion(9) if sum(t in completion(r) for r in range(COUNT)) == 1)
+        position = completion(9).index(odd)
+        value.critic.module.value_head.weight.fill_(1.0)
+        value.critic.module.model.embed_tokens.weight[odd] = float("nan")
+    assert position < LENGTHS[9] - 1
+    with pytest.raises(NonFiniteGradient, match=r"non-finite value of the critic; responses 9$"):
+        train(learner(value), PPO)
+
+
+def test_a_mini_batch_that_is_not_trained_is_not_in_the_means():
+    steps = [
+        {"entropy": 2.0, "num_tokens": 30.0, "importance/ratio_min": 0.9},
+        {"entropy": 1.0, "num_tokens": 10.0, "importance/ratio_min": 0.8},
+        {"entropy": 0.0, "num_tokens": 0.0, "importance/ratio_min": 0.0},
+    ]
+    assert step_metrics(steps, 1) == {"entropy": 1.75, "num_tokens": 40.0, "importance/ratio_min": 0.8}
+    assert step_metrics(steps[2:], 1) == steps[2]
+
+
 def test_metrics_of_steps_are_means_but_for_counts_bounds_and_rates():
     steps = [
         {"loss": 1.0, "num_tokens": 10.0, "ratio_max": 3.0, "actor/lr": 0.1},
         {"loss": 3.0, "num_tokens": 20.0, "ratio_max": 2.0, "actor/lr": 0.2, "critic/vf_loss": 5.0},
     ]
     assert step_metrics(steps, 2) == {
-        "loss": 2.0,
+        "loss": pytest.approx(7 / 3),
         "num_tokens": 15.0,
         "ratio_max": 3.0,
         "actor/lr": 0.2,

@@ -83,12 +83,24 @@ def test_a_step_brings_values_nearer_to_returns_and_says_how_well_they_explain_t
     assert (metrics["critic/lr"], metrics["critic/vf_clipfrac"]) == (1e-2, 0.0)
 
 
-def test_values_that_left_the_range_are_counted(new_critic, batch):
+def test_values_count_as_clipped_where_the_clipped_loss_is_the_larger(new_critic, batch):
+    """The first value of each response has come too far, and the second just as far, but away from its return."""
     critic = new_critic()
     values = critic.values(batch).detach()
-    moved = torch.where(torch.arange(values.shape[1]) == 0, values + 0.3, values + 0.1)
-    totals = accumulate_values(critic, batch, moved, values, 0.2)
+    columns = torch.arange(values.shape[1])
+    old = torch.where(columns < 2, values + 0.3, values + 0.1)
+    returns = torch.where(columns == 1, values + 9.0, values)
+    totals = accumulate_values(critic, batch, old, returns, 0.2)
     assert totals.clipped == len(batch.responses)
+
+
+def test_what_explains_the_variance_are_the_values_before_the_step(new_critic, batch):
+    critic = new_critic()
+    old, returns = targets(batch)
+    assert accumulate_values(critic, batch, returns, returns, None).metrics()["critic/vf_explained_var"] == 1.0
+    assert accumulate_values(critic, batch, old, returns, None).metrics()["critic/vf_explained_var"] < 0.5
+    equal = torch.full_like(returns, 0.1)
+    assert accumulate_values(critic, batch, old, equal, None).metrics()["critic/vf_explained_var"] == 0.0
 
 
 def test_a_loss_that_is_not_finite_names_its_responses_and_leaves_no_gradient(new_critic, batch):

@@ -1,0 +1,199 @@
+"""AdaptedPolicy: a policy of which only LoRA adapters are trained; without them it is its own reference.
+
+What is published are merged weights, so that no engine needs to know; what is in checkpoints is the adapter. Owns how
+the adapter's layers are named, begun and merged; what they compute is peft's.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from tasks.learning.batching import TokenBatch
+from tasks.learning.config import TrainerConfig
+from tasks.learning.lora_config import LoraConfig
+from tasks.learning.policy import Policy
+from tasks.learning.ranks import Ranks
+from tasks.learning.sharded import whole
+from tasks.learning.trained_model import PolicyError
+
+_ADAPTER = "default"
+_BASE = ".base_layer."
+_FIRST, _SECOND = f".lora_A.{_ADAPTER}.weight", f".lora_B.{_ADAPTER}.weight"
+
+
+class AdaptedPolicy(Policy):
+    """A policy with adapters, which alone have gradients.
+
+    Args:
+        model_dir: A directory with the model's config.json.
+        tensors: The pretrained model's, as for `Policy`.
+        config: As for `Policy`.
+        lora: The adapters.
+        seed: Of their first factors; the second ones begin at zero, so that the policy begins as the pretrained model.
+        ranks: As for `Policy`.
+
+    Raises:
+        PolicyError: As for `Policy`; peft is not installed, or finds no layer to adapt.
+    """
+
+    def __init__(
+        self,
+        model_dir: str | Path,
+        tensors: Mapping[str, Tensor],
+        config: TrainerConfig,
+        lora: LoraConfig,
+        *,
+        seed: int,
+        ranks: Ranks | None = None,
+    ) -> None:
+        self._scale = lora.alpha / lora.rank
+        self._begin = _Beginning(tensors, seed)
+        super().__init__(
+            model_dir, {}, config, ranks=ranks, trainable=_is_adapter, adapt=lambda module: _inject(module, lora)
+        )
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Replace all values: those of the pretrained model, under its names, and of the adapters as they begin."""
+        super().load_tensors(tensors or self._begin.tensors(self.module))
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The adapters' parameters."""
+        return {name: parameter for name, parameter in super().parameters().items() if _is_adapter(name)}
+
+    def published_names(self) -> list[str]:
+        """The pretrained model's."""
+        return [_published(name) for name in super().published_names() if not _is_adapter(name)]
+
+    def canonical(self, name: str) -> str:
+        """As of `TrainedModel`."""
+        return _published(super().canonical(_within(name, self.module)))
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of `tensors()`."""
+        return {_published(name): shape for name, shape in super().shapes().items() if not _is_adapter(name)}
+
+    def each_tensor(
+        self, dtype: torch.dtype = torch.float32, dtypes: Mapping[str, torch.dtype] | None = None
+    ) -> Iterator[tuple[str, Tensor]]:
+        """The merged weights, W + alpha / rank * B A in float32, as of `TrainedModel`."""
+        state = self.module.state_dict()
+        modules = dict(self.module.named_modules())
+        for name, value in super().each_tensor(torch.float32):
+            if _is_adapter(name):
+                continue
+            published = _published(name)
+            merged = value
+            layer, is_adapted, leaf = name.partition(_BASE)
+            if is_adapted and leaf == "weight":
+                first, second = (whole(state[layer + end].detach()) for end in (_FIRST, _SECOND))
+                difference = (second.float() @ first.float()).mul_(self._scale)
+                transposed: Any = getattr(modules[layer], "fan_in_fan_out", False)
+                merged = value + (difference.T if transposed else difference).to(value.device)
+            yield published, merged.to((dtypes or {}).get(published, dtype)) if merged.is_floating_point() else merged
+
+    def trained_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The adapters'."""
+        return {name: shape for name, shape in super().shapes().items() if _is_adapter(name)}
+
+    def each_trained(self) -> Iterator[tuple[str, Tensor]]:
+        """The adapters' values, float32 on the CPU, one after the other; a collective as `each_tensor`."""
+        state = self.module.state_dict()
+        for name in self.trained_shapes():
+            yield name, whole(state[name].detach()).to("cpu")
+
+    def load_trained(self, tensors: Mapping[str, Tensor]) -> None:
+        """Replace the adapters' values."""
+        self.load_some(tensors, [name for name in super().published_names() if _is_adapter(name)])
+
+    @contextmanager
+    def without_adapters(self) -> Iterator[None]:
+        """Compute as the pretrained model inside."""
+        layers = [module for module in self.module.modules() if hasattr(module, "enable_adapters")]
+        for layer in layers:
+            layer._disable_adapters = True  # noqa: SLF001 - enable_adapters would switch gradients, too
+        try:
+            yield
+        finally:
+            for layer in layers:
+                layer._disable_adapters = False  # noqa: SLF001
+
+
+class Pretrained:
+    """The reference of an adapted policy: the same model without its adapters, at no memory."""
+
+    def __init__(self, policy: AdaptedPolicy) -> None:
+        self._policy = policy
+
+    @torch.no_grad()
+    def logprobs(self, batch: TokenBatch, temperature: float) -> tuple[Tensor, Tensor]:
+        """As of `Policy`, without gradient."""
+        with self._policy.without_adapters():
+            return self._policy.logprobs(batch, temperature)
+
+
+class _Beginning:
+    """The values an adapted model begins with: the pretrained ones, and adapters that change nothing yet."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], seed: int) -> None:
+        self._tensors = tensors
+        self._seed = seed
+
+    def tensors(self, module: Any) -> dict[str, Tensor]:
+        values = {_within(name, module): tensor for name, tensor in self._tensors.items()}
+        self._tensors = {}
+        for name, value in module.state_dict().items():
+            if name.endswith(_FIRST):
+                values[name] = self._first(name, tuple(value.shape))
+            elif name.endswith(_SECOND):
+                values[name] = torch.zeros(tuple(value.shape))
+        return values
+
+    def _first(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """Uniform within 1 / sqrt(inputs), as peft begins it; by name, so that ranks and versions do not matter."""
+        digest = hashlib.blake2b(f"{self._seed}/{name}".encode(), digest_size=8).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)
+        bound = 1 / math.sqrt(shape[1])
+        return (torch.rand(shape, generator=generator) * 2 - 1) * bound
+
+
+def _inject(module: Any, lora: LoraConfig) -> None:
+    try:
+        import peft  # noqa: PLC0415 - an extra, and slow
+    except ImportError:
+        raise PolicyError("lora: peft is not installed; allowed: null, or `pip install peft`") from None
+    settings = peft.LoraConfig(
+        r=lora.rank,
+        lora_alpha=cast("Any", lora.alpha),  # an int only by its annotation
+        target_modules=list(lora.target_modules) or "all-linear",
+        lora_dropout=0.0,
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
+    try:
+        peft.inject_adapter_in_model(settings, module, adapter_name=_ADAPTER)
+    except ValueError as error:
+        raise PolicyError(f"lora.target_modules: {error}") from None
+    for layer in module.modules():
+        if hasattr(layer, "merged_adapters") and not hasattr(layer, "lora_B"):
+            raise PolicyError(f"lora.target_modules: {type(layer).__name__} is no linear layer; allowed: linear layers")
+
+
+def _is_adapter(name: str) -> bool:
+    return name.endswith((_FIRST, _SECOND))
+
+
+def _published(name: str) -> str:
+    return name.replace(_BASE, ".")
+
+
+def _within(name: str, module: Any) -> str:
+    """The name of a pretrained tensor in the module that has adapters."""
+    layer, _, leaf = name.rpartition(".")
+    adapted = f"{layer}{_BASE}{leaf}"
+    return adapted if adapted in module.state_dict() else name

@@ -1,0 +1,55 @@
+"""Forward passes: responses read from the journal and dealt to ranks, as the padded batches of this rank.
+
+All ranks make the same number of passes, so one that has none left gets idle ones. Knows neither models nor losses.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from storage.prompt_table import PromptRow
+from storage.records import GradedResponse, PlanRecord
+from tasks.learning.batching import TokenBatch, collate
+from tasks.learning.dealing import dealt_passes, idle_batch
+from tasks.learning.ranks import Ranks
+from tasks.learning.recorded_batches import BatchReader
+
+
+class ForwardPasses:
+    """Called with responses, gives this rank's passes over them; `tokens_max` bounds a pass's padded tokens."""
+
+    def __init__(
+        self, batches: BatchReader, plan: PlanRecord, prompts: Sequence[PromptRow], tokens_max: int, ranks: Ranks
+    ) -> None:
+        self._batches = batches
+        self._plan = plan
+        self._prompts = prompts
+        self._tokens_max = tokens_max
+        self._ranks = ranks
+        self._versions: dict[int, npt.NDArray[np.uint32]] = {}
+
+    def __call__(self, responses: Sequence[GradedResponse]) -> Iterator[TokenBatch]:
+        """The passes, each with the tokens that the recorded lineage names.
+
+        Raises:
+            CorruptObject: The journal no longer holds them.
+        """
+        prompts = [self._prompts[graded.response // self._plan.num_generations].token_ids for graded in responses]
+        lengths = [len(prompt) + graded.length for prompt, graded in zip(prompts, responses, strict=True)]
+        for part in dealt_passes(lengths, self._tokens_max, self._ranks.world_size)[self._ranks.rank]:
+            if not part:
+                yield idle_batch(self._ranks.device)
+                continue
+            tokens = [self._batches.tokens(responses[index]) for index in part]
+            self._versions |= {each.response: each.weight_versions for each in tokens}
+            yield collate(
+                [each.response for each in tokens],
+                [prompts[index] for index in part],
+                [each.token_ids.tolist() for each in tokens],
+                [each.logprobs.tolist() for each in tokens],
+            )
+
+    def weight_versions(self, batch: TokenBatch) -> npt.NDArray[np.uint32]:
+        """Which weight version each token of a pass was sampled from, one response after the other."""
+        return np.concatenate([self._versions[response] for response in batch.responses])

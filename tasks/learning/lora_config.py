@@ -1,0 +1,25 @@
+"""Configuration of LoRA: which layers get an adapter, and of what size."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
+
+from tasks.learning.config import STRICT
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraConfig:
+    """Train adapters of low rank instead of the policy itself (arXiv 2106.09685), through the library peft.
+
+    Attributes:
+        rank: Of the two factors of a layer's difference.
+        alpha: The difference is multiplied by alpha / rank.
+        target_modules: Names of the layers that get one, or the ends of names ("q_proj"); empty: all linear layers but
+            the head.
+    """
+
+    __pydantic_config__ = STRICT
+    rank: Annotated[int, Field(ge=1, le=4096)] = 32
+    alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 64.0
+    target_modules: tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9_.]+$")], ...] = ()

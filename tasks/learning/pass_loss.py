@@ -1,0 +1,115 @@
+"""The loss of one forward pass as a function of its log-probs: for whole responses, or token by token.
+
+Owns which objectives may be computed token by token. Knows losses and importance weights; no models, no metrics.
+"""
+
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from tasks.learning.config import AlgorithmConfig
+from tasks.learning.importance import ImportanceMode, importance_weights, log_ratios
+from tasks.learning.loss import TokenLosses, token_losses
+
+
+@dataclass(frozen=True)
+class LossTerms:
+    """What a loss is made of; all [B, T].
+
+    Attributes:
+        losses: Of each token, before its weight.
+        first_logprobs: Of the policy before the iteration's first optimizer step.
+        old_logprobs: What the ratio is taken to.
+        ratios: log(policy / sampler), of the policy before the iteration's first optimizer step.
+        corrections: Importance weights; None where nothing is corrected.
+    """
+
+    losses: TokenLosses
+    first_logprobs: Tensor
+    old_logprobs: Tensor
+    ratios: Tensor
+    corrections: Tensor | None
+
+
+@dataclass(frozen=True)
+class PassLoss:
+    """Everything the loss of a forward pass needs except the log-probs.
+
+    Attributes:
+        algorithm: The loss.
+        mode: How responses are weighted for the sampler's not being the policy.
+        weights: [B, 1], of a response's tokens in the step's sum.
+        advantages: [B] or [B, T].
+        response_mask: [B, T] bool.
+        sampler_logprobs: [B, T].
+        first_logprobs: [B, T] of the policy before the iteration's first optimizer step; None: those of this pass.
+        reference_logprobs: [B, T], or None without a reference.
+    """
+
+    algorithm: AlgorithmConfig
+    mode: ImportanceMode | None
+    weights: Tensor
+    advantages: Tensor
+    response_mask: Tensor
+    sampler_logprobs: Tensor
+    first_logprobs: Tensor | None
+    reference_logprobs: Tensor | None
+
+    @property
+    def is_by_token(self) -> bool:
+        """Whether no sum over a response goes into the losses of its tokens."""
+        return self.algorithm.policy_loss != "gspo" and self.mode != "sequence-mask"
+
+    def terms(self, logprobs: Tensor) -> LossTerms:
+        """What the loss is made of for log-probs [B, T]; ValueError for a KL in the loss without a reference."""
+        sampler = self.sampler_logprobs.to(logprobs.dtype)
+        first = logprobs.detach() if self.first_logprobs is None else self.first_logprobs.to(logprobs.dtype)
+        old = first if self.algorithm.old_logprobs == "trainer" else sampler
+        ratios = log_ratios(first, sampler, self.response_mask)
+        cap = self.algorithm.importance_sampling_cap
+        corrections = None if self.mode is None else importance_weights(self.mode, ratios, cap)
+        losses = token_losses(
+            logprobs,
+            old,
+            self.advantages,
+            self.response_mask,
+            algorithm=self.algorithm,
+            reference_logprobs=self.reference_logprobs,
+            importance_weights=corrections,
+        )
+        return LossTerms(losses, first, old, ratios, corrections)
+
+    def of_responses(self, logprobs: Tensor) -> Tensor:
+        """The weighted sum of token losses, a number, from log-probs [B, T]."""
+        return (self.terms(logprobs).losses.loss * self.weights.to(logprobs.dtype)).sum()
+
+    def by_token(self) -> "PassLoss":
+        """The same, with every token of the mask a response of its own, in the order of the mask: B is their number."""
+        mask = self.response_mask
+        advantages = self.advantages if self.advantages.dim() == 2 else self.advantages[:, None]
+        return replace(
+            self,
+            weights=_flat(self.weights, mask),
+            advantages=_flat(advantages, mask),
+            response_mask=_flat(mask, mask),
+            sampler_logprobs=_flat(self.sampler_logprobs, mask),
+            first_logprobs=None if self.first_logprobs is None else _flat(self.first_logprobs, mask),
+            reference_logprobs=None if self.reference_logprobs is None else _flat(self.reference_logprobs, mask),
+        )
+
+    def of_rows(self, logprobs: Tensor, rows: slice) -> Tensor:
+        """The weighted losses [n] of some responses of one token each from their log-probs [n]."""
+        part = replace(
+            self,
+            weights=self.weights[rows],
+            advantages=self.advantages[rows],
+            response_mask=self.response_mask[rows],
+            sampler_logprobs=self.sampler_logprobs[rows],
+            first_logprobs=None if self.first_logprobs is None else self.first_logprobs[rows],
+            reference_logprobs=None if self.reference_logprobs is None else self.reference_logprobs[rows],
+        )
+        return (part.terms(logprobs[:, None]).losses.loss * part.weights.to(logprobs.dtype))[:, 0]
+
+
+def _flat(values: Tensor, mask: Tensor) -> Tensor:
+    return values.expand(mask.shape)[mask][:, None]

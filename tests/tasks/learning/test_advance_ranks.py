@@ -1,0 +1,62 @@
+"""An iteration trained by two ranks against the same iteration trained by one."""
+
+import shutil
+
+import pytest
+import torch
+
+from storage import layout, records
+from storage.clock import ManualClock
+from storage.connect import connect
+from storage.records import TrainingRecord
+from storage.weight_versions import pull_version
+from tasks.learning import checkpoint
+from tasks.sampling.weight_tensors import as_torch
+from tests.small_run import commit_iteration, config, model_directory, plan_iteration, roll_out, train_iteration
+from tests.tasks.learning.rank_programs import launch
+
+# A large eps: Adam's step is otherwise the sign of a gradient, also of one that is nothing but rounding.
+OPTIMIZER = {"learning_rate": 1e-3, "eps": 1e-4}
+RUNS = {
+    "ppo": {
+        "algorithm": {"preset": "ppo", "num_epochs": 2, "num_mini_batches": 2, "mask_truncated": True},
+        "critic": {"optimizer": OPTIMIZER},
+    },
+    "grpo with adapters": {"algorithm": {"preset": "grpo"}, "lora": {"rank": 4, "alpha": 8.0}},
+}
+
+
+def tensors(directory):
+    """What an iteration published, and what its checkpoints hold."""
+    store = connect(str(directory))
+    found = {name: as_torch(block) for name, block in pull_version(store, 1, None, ManualClock())[1].items()}
+    prefixes = [layout.checkpoint(1)]
+    if store.list(layout.critic_checkpoint(1)):
+        prefixes.append(layout.critic_checkpoint(1))
+    for prefix in prefixes:
+        saved = checkpoint.read(store, prefix)
+        for kind in (saved.parameters, saved.moments.exp_avg, saved.moments.exp_avg_sq):
+            found |= {f"{prefix}{id(kind)}/{name}": tensor for name, tensor in kind.items()}
+    return list(found.values())
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_two_ranks_learn_what_one_learns(tmp_path, name):
+    model = model_directory(tmp_path / "model")
+    one, two = tmp_path / "one", tmp_path / "two"
+    plan_iteration(config(str(one), model, optimizer=OPTIMIZER, **RUNS[name]))
+    roll_out(str(one), 0)
+    shutil.copytree(one, two)
+    alone = train_iteration(str(one), 0)
+    done, _ = launch("advance", two, 2)
+    assert done.returncode == 0, done.stderr[-3000:]
+    together = records.read(connect(str(two)), TrainingRecord, layout.training(0))
+    assert together.metrics == pytest.approx(alone.metrics, rel=1e-4, abs=1e-5)
+    before = pull_version(connect(str(one)), 0, None, ManualClock())[1].values()
+    mine, theirs = tensors(two), tensors(one)
+    assert any(not torch.equal(as_torch(old), new) for old, new in zip(before, theirs, strict=False))
+    assert len(mine) == len(theirs)
+    for left, right in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-5)
+    report = commit_iteration(str(two), 0)
+    assert report.metrics["num_tokens"] == sum(report.lengths)
