@@ -6,7 +6,8 @@ the adapter's layers are named, begun and merged; what they compute is peft's.
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -167,6 +168,7 @@ def _inject(module: Any, lora: LoraConfig) -> None:
         import peft  # noqa: PLC0415 - an extra, and slow
     except ImportError:
         raise PolicyError("lora: peft is not installed; allowed: null, or `pip install peft`") from None
+    _check_targets(module, lora.target_modules)
     settings = peft.LoraConfig(
         r=lora.rank,
         lora_alpha=cast("Any", lora.alpha),  # an int only by its annotation
@@ -176,12 +178,20 @@ def _inject(module: Any, lora: LoraConfig) -> None:
         task_type="CAUSAL_LM",
     )
     try:
-        peft.inject_adapter_in_model(settings, module, adapter_name=_ADAPTER)
+        with warnings.catch_warnings():
+            # It finds out by itself which layers hold their weights transposed.
+            warnings.filterwarnings("ignore", "fan_in_fan_out")
+            peft.inject_adapter_in_model(settings, module, adapter_name=_ADAPTER)
     except ValueError as error:
         raise PolicyError(f"lora.target_modules: {error}") from None
-    for layer in module.modules():
-        if hasattr(layer, "merged_adapters") and not hasattr(layer, "lora_B"):
-            raise PolicyError(f"lora.target_modules: {type(layer).__name__} is no linear layer; allowed: linear layers")
+
+
+def _check_targets(module: Any, targets: Sequence[str]) -> None:
+    """Refuse other kinds of layers: peft adapts them in other ways, which are not merged here."""
+    for name, layer in module.named_modules():
+        chosen = any(name == target or name.endswith(f".{target}") for target in targets)
+        if chosen and not (isinstance(layer, nn.Linear) or type(layer).__name__ == "Conv1D"):
+            raise PolicyError(f"lora.target_modules: {name} is of type {type(layer).__name__}; allowed: linear layers")
 
 
 def _is_adapter(name: str) -> bool:

@@ -24,16 +24,6 @@ KlEstimator = Literal["k1", "k2", "k3"]
 LearningRateSchedule = Literal["constant", "linear", "cosine"]
 
 
-# What the trainer honours today, as (field, value). A field with pairs here is refused with any other value; a field
-# without a pair is honoured whole. Something is switched on by adding its pair, or by taking out a field's only one.
-WIRED: set[tuple[str, object]] = {
-    ("advantage_estimator", "grpo"),
-    ("advantage_estimator", "rloo"),
-    ("advantage_estimator", "reinforce_plus_plus"),
-    ("advantage_estimator", "reinforce_plus_plus_baseline"),
-    ("advantage_estimator", "gae"),
-}
-
 # Fields that only some choices read: field -> (the field that chooses, the choices that read it).
 READ_WITH: dict[str, tuple[str, set[str]]] = {
     "scale_rewards": ("advantage_estimator", {"grpo"}),
@@ -55,8 +45,7 @@ class AlgorithmConfig:
     """Which policy-gradient estimator is used; docs/guide/algorithms.md says which paper chose what.
 
     When it is read from a document, `preset` names a paper whose values replace the defaults below; fields that are
-    given win over it (`tasks.learning.presets`). What is impossible together, has no effect, or is not in WIRED raises
-    ValueError.
+    given win over it (`tasks.learning.presets`). What is impossible together, or has no effect, raises ValueError.
 
     Attributes:
         advantage_estimator: See `tasks.learning.advantage`, and `tasks.learning.returns` for "gae".
@@ -131,7 +120,7 @@ class AlgorithmConfig:
         return with_preset(document) if isinstance(document, dict) else document
 
     def __post_init__(self) -> None:
-        problems = [*_impossible(self), *_without_effect(self), *_not_there_yet(self)]
+        problems = [*_impossible(self), *_without_effect(self)]
         if problems:
             raise ValueError("; ".join(problems))
 
@@ -186,14 +175,6 @@ def _without_effect(config: AlgorithmConfig) -> Iterator[str]:
                 f"{name}: value {_shown(value)}; allowed without {switch}: "
                 f"{_shown(defaults[name])}, because nothing reads it"
             )
-
-
-def _not_there_yet(config: AlgorithmConfig) -> Iterator[str]:
-    for name in (item.name for item in fields(config)):
-        honoured = sorted((value for field, value in WIRED if field == name), key=str)
-        value = getattr(config, name)
-        if honoured and value not in honoured:
-            yield f"{name}: value {_shown(value)} is not there yet; allowed: {', '.join(map(_shown, honoured))}"
 
 
 def _shown(value: object) -> str:

@@ -14,9 +14,11 @@ from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 
 from tasks.learning.batching import TokenBatch
 from tasks.learning.config import TrainerConfig
+from tasks.learning.liger import apply_liger_kernels
 from tasks.learning.ranks import Ranks
 from tasks.learning.scoring import Scorer
 from tasks.learning.sharded import skeleton
+from tasks.learning.token_objective import TokenLoss
 from tasks.learning.trained_model import PolicyError, TrainedModel, compute_dtype, read_model_config, training_device
 
 
@@ -33,10 +35,9 @@ class Policy(TrainedModel):
     Args:
         model_dir: A directory with the model's config.json.
         tensors: Name -> values, Hugging Face names; a tied tensor may be given under any of its names.
-        config: dtype, device and gradient_checkpointing are used.
+        config: dtype, device, gradient_checkpointing and use_liger_kernel are used.
         trainable: Which parameters have gradients; False for a reference policy.
         ranks: Who trains it; default: this process alone, on the device of the configuration.
-
         adapt: Changes the layers of the module before it gets its tensors.
 
     Raises:
@@ -54,7 +55,7 @@ class Policy(TrainedModel):
         adapt: Callable[[Any], None] = lambda _module: None,
     ) -> None:
         ranks = ranks or Ranks(device=training_device(config.device))
-        module = _build(Path(model_dir), ranks, adapt)
+        module = _build(Path(model_dir), config, ranks, adapt)
         self._scorer = _CheckedScorer(module, compute_dtype(config))
         super().__init__(module, tensors, config, trainable=trainable, root=self._scorer, ranks=ranks)
         register_fsdp_forward_method(self._scorer, "logits_of_head")
@@ -75,6 +76,14 @@ class Policy(TrainedModel):
         logprobs, entropy = self._scorer(batch.to(self.device), temperature)
         return logprobs, entropy
 
+    def objective(self, batch: TokenBatch, temperature: float, loss: TokenLoss) -> tuple[Tensor, Tensor, Tensor]:
+        """Log-probs and entropies as of `logprobs`, but both without gradient, and the sum of their losses, with it.
+
+        One product with the head less than by way of `logprobs`; see `tasks.learning.token_objective`.
+        """
+        logprobs, entropy, total = self._scorer(batch.to(self.device), temperature, loss)
+        return logprobs, entropy, total
+
 
 class _CheckedScorer(Scorer):
     """A scorer that can also compute logits as the model does, for `_check_head`."""
@@ -86,12 +95,14 @@ class _CheckedScorer(Scorer):
         return logits, self.model.get_output_embeddings()(hidden)
 
 
-def _build(model_dir: Path, ranks: Ranks, adapt: Callable[[Any], None]) -> Any:
-    config = read_model_config(model_dir)
+def _build(model_dir: Path, config: TrainerConfig, ranks: Ranks, adapt: Callable[[Any], None]) -> Any:
+    architecture = read_model_config(model_dir)
     from transformers import AutoModelForCausalLM  # noqa: PLC0415 - costs seconds, and only here
 
     with skeleton(ranks):
-        module = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        module = AutoModelForCausalLM.from_config(architecture, dtype=torch.float32)
+        if config.use_liger_kernel:
+            apply_liger_kernels(module, ranks.device)
         adapt(module)
     return module
 

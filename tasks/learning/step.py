@@ -95,11 +95,11 @@ def _backward(policy: Policy, batch: TokenBatch, temperature: float, loss: PassL
     """Add the gradient of a forward pass to the policy's; its log-probs and entropies, [B, T], without gradient."""
     if loss.is_by_token:
         by_token = loss.by_token()
-        logprobs, entropy, objective = policy._scorer(batch, temperature, by_token.of_rows)  # noqa: SLF001
+        logprobs, entropy, objective = policy.objective(batch, temperature, by_token.of_rows)
     else:
         logprobs, entropy = policy.logprobs(batch, temperature)
         objective = loss.of_responses(logprobs)
-    objective.backward()
+    objective.backward()  # type: ignore[no-untyped-call]
     return logprobs.detach(), entropy
 
 

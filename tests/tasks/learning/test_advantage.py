@@ -167,7 +167,6 @@ def test_the_configured_estimator_is_used():
 
 
 def test_estimators_per_token_are_not_mistaken_for_estimators_per_response(monkeypatch):
-    monkeypatch.setattr("tasks.learning.config.WIRED", set())
     with pytest.raises(ValueError, match="advantage_estimator: value 'gae'; allowed: 'grpo', 'rloo'"):
         response_advantages(torch.zeros(2), torch.ones(2), 2, AlgorithmConfig(advantage_estimator="gae"))
 

@@ -9,8 +9,7 @@ from dataclasses import FrozenInstanceError
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from tasks.learning import config as learning_config
-from tasks.learning.config import READ_WITH, WIRED, AlgorithmConfig, OptimizerConfig, TrainerConfig
+from tasks.learning.config import READ_WITH, AlgorithmConfig, OptimizerConfig, TrainerConfig
 
 CONFIGS = [AlgorithmConfig, OptimizerConfig, TrainerConfig]
 
@@ -105,45 +104,14 @@ def test_a_falling_schedule_needs_total_steps_after_the_warm_up(schedule):
         ({"overlong_penalty_factor": 0.5}, "overlong_penalty_factor: value 0.5; allowed without overlong_buffer_leng"),
     ],
 )
-def test_refuses_what_is_impossible_together_or_has_no_effect(given, message, monkeypatch):
-    monkeypatch.setattr(learning_config, "WIRED", set())
+def test_refuses_what_is_impossible_together_or_has_no_effect(given, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         AlgorithmConfig(**given)
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "others"),
-    [
-        ("advantage_estimator", "rloo", {}),
-        ("advantage_estimator", "reinforce_plus_plus", {}),
-        ("advantage_estimator", "reinforce_plus_plus_baseline", {}),
-        ("advantage_estimator", "gae", {}),
-        ("scale_rewards", "batch", {}),
-        ("kl_in", "reward", {"kl_coef": 0.1}),
-        ("overlong_buffer_length", 8, {}),
-        ("mask_truncated", True, {}),
-        ("filter_groups", True, {}),
-        ("importance_sampling", "token", {}),
-        ("importance_sampling", "sequence-mask", {}),
-        ("importance_sampling", "auto", {"old_logprobs": "sampler"}),
-    ],
-)
-def test_refuses_what_the_trainer_does_not_honour_until_it_is_wired(field, value, others, monkeypatch):
-    if field in {name for name, _ in WIRED} and (field, value) not in WIRED:
-        message = (
-            rf"^{field}: value {re.escape(json.dumps(value)).replace(chr(34), chr(39))} is not there yet; allowed: "
-        )
-        with pytest.raises(ValueError, match=message):
-            AlgorithmConfig(**{field: value}, **others)
-    monkeypatch.setattr(learning_config, "WIRED", set())
-    assert getattr(AlgorithmConfig(**{field: value}, **others), field) == value
-
-
-def test_all_problems_of_an_algorithm_are_told_at_once(monkeypatch):
-    monkeypatch.setattr(learning_config, "WIRED", {("mask_truncated", False)})
-    message = r"^kl_in: .*; gamma: .*; mask_truncated: value true is not there yet; allowed: false$"
-    with pytest.raises(ValueError, match=message):
-        AlgorithmConfig(gamma=0.5, kl_in="reward", mask_truncated=True)
+def test_all_problems_of_an_algorithm_are_told_at_once():
+    with pytest.raises(ValueError, match=r"^kl_in: .*; gamma: value 0\.5; .*because nothing reads it$"):
+        AlgorithmConfig(gamma=0.5, kl_in="reward")
 
 
 def test_losses_are_honoured_with_their_own_bounds():
@@ -155,7 +123,6 @@ def test_losses_are_honoured_with_their_own_bounds():
 
 def test_the_tables_of_the_configuration_name_fields_that_exist():
     names = {item.name for item in dataclasses.fields(AlgorithmConfig)}
-    assert {name for name, _ in WIRED} <= names
     assert set(READ_WITH) | {chooser for chooser, _ in READ_WITH.values()} <= names
     hints = typing.get_type_hints(AlgorithmConfig)
     for chooser, choices in READ_WITH.values():
