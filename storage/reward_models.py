@@ -4,7 +4,6 @@ So a trainer on another machine needs nothing but the run's url. Knows nothing o
 safetensors, text and tokenizer files: code and pickles of a model's folder never travel.
 """
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -16,7 +15,24 @@ from storage.weight_manifest import DIGEST_PATTERN, digest_of
 from storage.weight_threads import in_threads
 
 SUFFIXES = model_files.SUFFIXES | {".safetensors"}
+# Files that make another model of the same others. What else joins them in a folder, as results, is no other model.
+DECISIVE_SUFFIXES = frozenset({".safetensors", ".model", ".jinja"})
+DECISIVE_NAMES = frozenset(
+    {
+        "added_tokens.json",
+        "chat_template.json",
+        "config.json",
+        "merges.txt",
+        "model.safetensors.index.json",
+        "special_tokens_map.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "vocab.json",
+        "vocab.txt",
+    }
+)
 CHUNK_BYTES = 64 << 20
+MODEL_BYTES_MAX = 2 << 40
 TRANSFERS = 4  # pieces in memory at a time
 
 
@@ -47,18 +63,19 @@ class RewardModelRecord:
         for name in self.files:
             if Path(name).name != name or Path(name).suffix not in SUFFIXES:
                 raise ValueError(f"files: value {name!r}; allowed: file names that end with {', '.join(SUFFIXES)}")
+        size = sum(entry.bytes for entry in self.files.values())
+        if size > MODEL_BYTES_MAX:
+            raise ValueError(f"files: {size} bytes; allowed: {MODEL_BYTES_MAX}")
 
 
 def describe(folder: Path) -> RewardModelRecord:
-    """Read all files of a folder that would travel."""
-    paths = [path for path in sorted(folder.iterdir()) if path.is_file() and path.suffix in SUFFIXES]
-    files = {}
-    for path in paths:
-        size = path.stat().st_size
-        starts = range(0, size, CHUNK_BYTES)
-        digests = in_threads(TRANSFERS, lambda start, path=path: digest_of("blake3", _piece(path, start)), starts)  # type: ignore[misc]
-        files[path.name] = StoredFile(bytes=size, chunks=tuple(digests))
-    return RewardModelRecord(files=files)
+    """Read all files of a folder that would travel; raises ValueError when they are too large, or change meanwhile."""
+    return RewardModelRecord(files={path.name: _described(path) for path in _paths(folder)})
+
+
+def content_digest(record: RewardModelRecord) -> str:
+    """32 hexadecimal digits that name the files of a reward model."""
+    return digest_of("blake3", records.encode(record))
 
 
 def stored(store: ObjectStore, name: str) -> RewardModelRecord | None:
@@ -70,10 +87,13 @@ def stored(store: ObjectStore, name: str) -> RewardModelRecord | None:
 
 
 def check(store: ObjectStore, name: str, folder: Path, held: RewardModelRecord) -> None:
-    """Raise ConflictingRecord, naming a file, when the run holds another reward model under `name` than `folder`."""
-    ours = describe(folder).files
+    """Raise ConflictingRecord, naming a file, when the run holds another reward model under `name` than `folder`.
+
+    Files that the run does not hold count only if they would make another model of it.
+    """
+    ours = {path.name: path for path in _paths(folder) if path.name in held.files or _is_decisive(path)}
     for file in sorted({*ours, *held.files}):
-        if ours.get(file) != held.files.get(file):
+        if file not in ours or file not in held.files or _described(ours[file]) != held.files[file]:
             raise ConflictingRecord(
                 f"{store.url} holds another reward model as {name!r} than {str(folder)!r}; "
                 f"the first file to differ is {file!r}"
@@ -87,13 +107,13 @@ def upload(store: ObjectStore, name: str, folder: Path) -> None:
     """
     record = describe(folder)
 
-    def send(place: tuple[str, int, str]) -> None:
-        file, start, digest = place
-        body = _piece(folder / file, start)
-        if digest_of("blake3", body) != digest:
-            raise ValueError(f"{folder / file}: changed while it was read")
-        if not commit(store, layout.reward_model_chunk(digest), body):
-            raise CorruptObject(layout.reward_model_chunk(digest), "it holds other bytes than its name says")
+    def send(place: _Place) -> None:
+        body = _piece(folder / place.file, place.start, place.bytes)
+        key = layout.reward_model_chunk(place.digest)
+        if digest_of("blake3", body) != place.digest:
+            raise ValueError(f"{folder / place.file}: changed while it was read")
+        if not commit(store, key, body):
+            raise CorruptObject(key, "it holds other bytes than its name says")
 
     in_threads(TRANSFERS, send, _places(record))
     if not commit(store, layout.reward_model(name), records.encode(record)):
@@ -111,29 +131,61 @@ def download(store: ObjectStore, name: str, folder: Path) -> None:
         with (folder / file).open("wb") as opened:
             opened.truncate(entry.bytes)
 
-    def receive(place: tuple[str, int, str]) -> None:
-        file, start, digest = place
-        key = layout.reward_model_chunk(digest)
+    def receive(place: _Place) -> None:
+        key = layout.reward_model_chunk(place.digest)
         body = store.get(key)
-        if digest_of("blake3", body) != digest:
+        if digest_of("blake3", body) != place.digest:
             raise CorruptObject(key, "it does not have the digest that its name says")
-        with (folder / file).open("r+b") as opened:
-            opened.seek(start)
+        if len(body) != place.bytes:
+            raise CorruptObject(key, f"it has {len(body)} bytes, and its file {place.file!r} wants {place.bytes}")
+        with (folder / place.file).open("r+b") as opened:
+            opened.seek(place.start)
             opened.write(body)
 
     in_threads(TRANSFERS, receive, _places(record))
 
 
-def _places(record: RewardModelRecord) -> list[tuple[str, int, str]]:
-    """File, first byte and digest of every piece."""
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A piece of a file: its first byte, its bytes, and their digest."""
+
+    file: str
+    start: int
+    bytes: int
+    digest: str
+
+
+def _places(record: RewardModelRecord) -> list[_Place]:
     return [
-        (file, number * CHUNK_BYTES, digest)
+        _Place(file, start, min(CHUNK_BYTES, entry.bytes - start), digest)
         for file, entry in record.files.items()
-        for number, digest in enumerate(entry.chunks)
+        for start, digest in zip(range(0, entry.bytes, CHUNK_BYTES), entry.chunks, strict=True)
     ]
 
 
-def _piece(path: Path, start: int) -> bytes:
+def _paths(folder: Path) -> list[Path]:
+    """The files of a folder that would travel, by name."""
+    return [path for path in sorted(folder.iterdir()) if path.is_file() and path.suffix in SUFFIXES]
+
+
+def _is_decisive(path: Path) -> bool:
+    return path.suffix in DECISIVE_SUFFIXES or path.name in DECISIVE_NAMES
+
+
+def _described(path: Path) -> StoredFile:
+    size = path.stat().st_size
+    starts = range(0, size, CHUNK_BYTES)
+    digests = in_threads(
+        TRANSFERS, lambda start: digest_of("blake3", _piece(path, start, min(CHUNK_BYTES, size - start))), starts
+    )
+    return StoredFile(bytes=size, chunks=tuple(digests))
+
+
+def _piece(path: Path, start: int, size: int) -> bytes:
+    """`size` bytes of a file; raises ValueError when it has become shorter."""
     with path.open("rb") as opened:
-        opened.seek(start, os.SEEK_SET)
-        return opened.read(CHUNK_BYTES)
+        opened.seek(start)
+        body = opened.read(size)
+    if len(body) != size:
+        raise ValueError(f"{path}: changed while it was read")
+    return body

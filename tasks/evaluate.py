@@ -2,6 +2,7 @@
 
 import logging
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 
 from flytekit import Deck, task
@@ -19,9 +20,16 @@ from storage.run import exists, read_config, read_plan, read_run, reports
 from storage.store import ConflictingRecord, ObjectMissing, ObjectStore, StoreUnavailable, commit
 from tasks.configuration.references import EvaluationOutcome, PlanReference, SlotOutcome
 from tasks.configuration.run_config import RunConfig, differences, dump, identity, parse
-from tasks.evaluation.config import settings, settings_digest
+from tasks.evaluation.config import settings_digest
 from tasks.evaluation.held_out import draw_held_out, load_held_out
-from tasks.evaluation.measure import ITERATION, evaluation_of, measure
+from tasks.evaluation.measure import (
+    ITERATION,
+    OWN_MODELS,
+    deciding_settings,
+    evaluation_of,
+    measure,
+    rewards_of,
+)
 from tasks.grading.run_rewards import held_models, publish_models
 from tasks.learning.pretrained import stop_token_ids
 from tasks.plan import execution_name, open_tokenizer
@@ -92,7 +100,7 @@ def prepare(config: RunConfig, version: int, execution: str, clock: Clock) -> tu
     Everything that can be wrong with the input is found here, before anything is created. Raises ValueError and what
     opening prompts and rewards raises, ConflictingRecord for another run's configuration, VersionGone.
     """
-    evaluation = evaluation_of(config)
+    rewards, prefix = rewards_of(config)
     config.pools.check_prices()
     run = connect(config.run.url)
     try:
@@ -104,8 +112,9 @@ def prepare(config: RunConfig, version: int, execution: str, clock: Clock) -> tu
         reasons = "\n".join(f"  {line}" for line in unlike)
         raise ConflictingRecord(f"{run.url} holds a run of another configuration; nothing was changed:\n{reasons}")
     version = published(run, version)
-    decided_by = settings(evaluation, config.rewards)
-    name = layout.evaluation_name(version, settings_digest(decided_by))
+    held = held_models(run, rewards, prefix)
+    decided_by = settings_digest(deciding_settings(run, config))
+    name = layout.evaluation_name(version, decided_by)
     url = layout.evaluation_url(config.run.url, name)
     reference = PlanReference(run_url=url, iteration=ITERATION, weight_version=version, execution=execution)
     if exists(run, layout.evaluation(name)):
@@ -113,7 +122,7 @@ def prepare(config: RunConfig, version: int, execution: str, clock: Clock) -> tu
         return reference, []
     store = connect(url)
     if not exists(store, layout.plan(ITERATION)):
-        _write_plan(run, store, stored, config, version, clock)
+        _write_plan(run, store, stored, config, version, decided_by, held, clock)
         # From now on retention keeps it; before, it may have deleted it.
         published(run, version)
     store.put(layout.settings(ITERATION), records.encode(SettingsRecord(config=dump(config))))
@@ -139,11 +148,21 @@ def published(run: ObjectStore, version: int) -> int:
 
 
 def _write_plan(
-    run: ObjectStore, store: ObjectStore, stored: RunRecord, config: RunConfig, version: int, clock: Clock
+    run: ObjectStore,
+    store: ObjectStore,
+    stored: RunRecord,
+    config: RunConfig,
+    version: int,
+    decided_by: str,
+    held: Collection[str],
+    clock: Clock,
 ) -> None:
-    """Prompts, identity, plan; losing the race to another planner is no error, for it planned the same."""
+    """Prompts, identity, plan; losing the race to another planner is no error, for it planned the same.
+
+    decided_by: the digest of what decides the outcome. held: the reward models that the run holds.
+    """
     evaluation = evaluation_of(config)
-    prompts = load_held_out(evaluation, config.rewards, held_models(run, config.rewards))
+    prompts = load_held_out(evaluation, config.rewards, held)
     with tempfile.TemporaryDirectory(prefix="gleaner-model-") as folder:
         model_files.download(run, Path(folder))
         rows = draw_held_out(evaluation, prompts, open_tokenizer(Path(folder)), config.rollout, Path(folder))
@@ -152,10 +171,9 @@ def _write_plan(
     prompts_key = layout.prompts(ITERATION, bytes_digest(body).hex())
     if not commit(store, prompts_key, body):
         raise ConflictingRecord(f"{prompts_key!r} holds other bytes than its name says")
-    decided_by = settings_digest(settings(evaluation, config.rewards))
     mine = RunRecord(config=dump(config), digest=decided_by, vocab_size=stored.vocab_size, created_at_s=clock.wall())
     commit(store, layout.RUN, records.encode(mine))
-    publish_models(store, evaluation.rewards or ())
+    publish_models(run, evaluation.rewards or (), OWN_MODELS)
     assignment = assign_groups(len(rows), config.pools.rollout.count)
     plan = PlanRecord(
         iteration=ITERATION,

@@ -74,7 +74,7 @@ def prepare(config: RunConfig, execution: str, clock: Clock, *, follows: int = -
     store = connect(config.run.url)
     is_new = not exists(store, layout.RUN)
     prompts = load_prompts(config.data, check_rows=is_new)
-    check_rewards(config.rewards, prompts.columns, held_models(store, config.rewards))
+    check_rewards(config.rewards, prompts.columns, held_models(store, config.rewards), prompts)
     with tempfile.TemporaryDirectory(prefix="gleaner-model-") as folder:
         model_dir = _model_directory(store, config, Path(folder))
         if is_new:

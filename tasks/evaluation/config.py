@@ -5,15 +5,18 @@ Imports no reward function and no reader; `settings_digest` names what decides t
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
 from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
 
-from tasks.grading.config import RewardConfig
+from tasks.grading.config import OPERATIONAL, RewardConfig, reward_names
 from tasks.prompts.config import DataConfig
 from tasks.sampling.config import SamplingConfig
+
+NO_MODELS: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,13 +63,26 @@ class EvaluationConfig:
         return self.interval > 0 and version % self.interval == 0
 
 
-def settings(evaluation: EvaluationConfig, rewards: Sequence[RewardConfig]) -> dict[str, Any]:
-    """What decides the outcome of an evaluation, as JSON values. rewards: the run's."""
+def settings(
+    evaluation: EvaluationConfig, rewards: Sequence[RewardConfig], models: Mapping[str, str] = NO_MODELS
+) -> dict[str, Any]:
+    """What decides the outcome of an evaluation, as JSON values.
+
+    rewards: the run's. models: what names the content of the reward models, by their names; it stands where the
+    configuration has a path.
+    """
     resolved: dict[str, Any] = json.loads(json.dumps(asdict(evaluation)))
-    if resolved["rewards"] is None:
-        resolved["rewards"] = [json.loads(json.dumps(asdict(reward))) for reward in rewards]
+    decisive = rewards if evaluation.rewards is None else evaluation.rewards
+    resolved["rewards"] = [
+        _deciding(reward, models.get(name)) for name, reward in zip(reward_names(decisive), decisive, strict=True)
+    ]
     del resolved["interval"]
     return resolved
+
+
+def _deciding(reward: RewardConfig, content: str | None) -> dict[str, Any]:
+    fields: dict[str, Any] = json.loads(json.dumps(asdict(reward)))
+    return {name: value for name, value in fields.items() if name not in OPERATIONAL} | {"model": content}
 
 
 def settings_digest(resolved: dict[str, Any]) -> str:

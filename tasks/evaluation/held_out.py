@@ -21,15 +21,12 @@ def load_held_out(
 ) -> PromptSet:
     """The prompts of `evaluation.data`, each of which its rewards (else `rewards`, the run's) can grade.
 
-    held: reward models of the run that are not opened again. Raises PromptError and GradingError, which begin with
+    held: those of their reward models that are not opened again. Raises PromptError and GradingError, which begin with
     "evaluation".
     """
     try:
         prompts = load_prompts(evaluation.data)
-        if evaluation.rewards is None:
-            check_rewards(rewards, prompts.columns, held)
-        else:
-            check_rewards(evaluation.rewards, prompts.columns)
+        check_rewards(evaluation.rewards or rewards, prompts.columns, held, prompts)
     except (PromptError, GradingError) as error:
         raise type(error)(f"evaluation: {error}") from error
     wanted = evaluation.num_prompts

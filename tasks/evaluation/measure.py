@@ -5,7 +5,7 @@ Whatever an earlier attempt finished is not done again: batches recorded, record
 
 import logging
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +22,18 @@ from storage.store import ObjectStore, StoreUnavailable, commit
 from tasks.configuration.run_config import RunConfig, parse
 from tasks.evaluation.config import EvaluationConfig, settings, settings_digest
 from tasks.evaluation.scores import evaluated_prompts, score_metrics
-from tasks.grading.run_rewards import open_grader
+from tasks.grading.config import RewardConfig
+from tasks.grading.run_rewards import content_digests, open_grader
 from tasks.learning.follow import FollowConfig
 from tasks.learning.recorded_batches import RecordedBatches
+from tasks.prompts.decode import open_decoder
 from tasks.reporting.conclusion import resume_metrics, slot_lives, verify
 
 log = logging.getLogger(__name__)
 # An evaluation's directory holds one iteration.
 ITERATION = 0
+# Before the names of an evaluation's own reward models in the run; no reward's name can hold a "-".
+OWN_MODELS = "evaluation-"
 
 
 def measure(url: str, clock: Clock) -> tuple[EvaluationRecord, bool]:
@@ -76,7 +80,7 @@ def _record(
         graded, [row.prompt_id for row in prompts], plan.num_generations, evaluation.pass_threshold
     )
     now_s = clock.wall()
-    decided_by = settings(evaluation, config.rewards)
+    decided_by = deciding_settings(run, config)
     return EvaluationRecord(
         weight_version=plan.weight_version,
         digest=settings_digest(decided_by),
@@ -105,9 +109,9 @@ def _grade(
     follow = FollowConfig(
         in_plan_order=False, timeout_s=config.trainer.group_timeout_s, poll_interval_s=config.trainer.poll_interval_s
     )
-    own = evaluation_of(config).rewards
+    rewards, prefix = rewards_of(config)
     # This machine need not be like the trainer's.
-    grading = open_grader(run, config.rewards, "auto") if own is None else open_grader(store, own, "auto")
+    grading = open_grader(run, rewards, "auto", prefix)
     with tempfile.TemporaryDirectory(prefix="gleaner-model-") as folder, grading as grader:
         model_files.download(run, Path(folder))
         return list(
@@ -116,7 +120,7 @@ def _grade(
                 plan,
                 prompts=prompts,
                 grader=grader,
-                decode=_decoder(Path(folder)),
+                decode=open_decoder(Path(folder)),
                 follow=follow,
                 tokens_max=config.trainer.micro_batch_tokens_max,
                 clock=clock,
@@ -131,6 +135,18 @@ def evaluation_of(config: RunConfig) -> EvaluationConfig:
     return config.evaluation
 
 
+def rewards_of(config: RunConfig) -> tuple[Sequence[RewardConfig], str]:
+    """The rewards of the evaluation, and what stands before the names of their models in the run."""
+    own = evaluation_of(config).rewards
+    return (config.rewards, "") if own is None else (own, OWN_MODELS)
+
+
+def deciding_settings(run: ObjectStore, config: RunConfig) -> dict[str, Any]:
+    """What decides the outcome of the evaluation, as JSON values; reads reward models that the run does not hold."""
+    rewards, prefix = rewards_of(config)
+    return settings(evaluation_of(config), config.rewards, content_digests(run, rewards, prefix))
+
+
 def _cost_metrics(lives: Sequence[SlotLife], usd_per_h: float) -> dict[str, float]:
     """Machine seconds of the crew, and their dollars at list price; see `conclusion.cost_metrics`."""
     prices = {JOINED_POOL: 0.0}
@@ -140,15 +156,3 @@ def _cost_metrics(lives: Sequence[SlotLife], usd_per_h: float) -> dict[str, floa
         for life, duration_s in zip(lives, seconds, strict=True)
     ]
     return {"val/timing_s/rollout_machines": sum(seconds), "val/cost/usd_rollout": sum(usd)}
-
-
-def _decoder(model: Path) -> Callable[[Sequence[int]], str]:
-    from transformers import AutoTokenizer  # noqa: PLC0415 - costs seconds
-
-    tokenizer: Any = AutoTokenizer.from_pretrained(str(model))
-
-    def decode(token_ids: Sequence[int]) -> str:
-        text: str = tokenizer.decode(list(token_ids), skip_special_tokens=True)
-        return text
-
-    return decode

@@ -35,13 +35,15 @@ class BoundFunction:
 
     `call` takes cases, one at a time unless `batched`, and returns what the function returned (an awaitable where it
     is a coroutine function): a sequence of values when `batched`, else a value. `prepare`, where there is one, does
-    what is too costly for a mere look at the function, once before the first call.
+    what is too costly for a mere look at the function, once before the first call; `check` raises GradingError for
+    cases that `call` could not grade.
     """
 
     needs: Needs
     batched: bool
     call: Callable[[Sequence[GradingCase]], Any]
     prepare: Callable[[], None] | None = None
+    check: Callable[[Sequence[GradingCase]], None] | None = None
 
 
 def bind(function: Callable[..., Any], name: str) -> BoundFunction:

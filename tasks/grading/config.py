@@ -19,6 +19,8 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "reward_model": ("model", "label", "device", "dtype", "batch_tokens_max", "max_length"),
 }
 REQUIRED = {"format": ("pattern",), "length": ("free_tokens", "scale_tokens"), "reward_model": ("model",)}
+# Where a function runs, and how long it may take: no reward that is given depends on them.
+OPERATIONAL = ("model", "device", "batch_tokens_max", "time_limit_s", "load_time_limit_s")
 _USER_FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 # It becomes part of metrics' names and of storage keys.
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")

@@ -16,8 +16,10 @@ from tasks.grading.config import RewardConfig, reward_names
 from tasks.grading.isolation import IsolatedReward
 from tasks.grading.length import LengthReward
 from tasks.grading.reward import GradingCase, GradingError, Reward, RewardOutcome
+from tasks.prompts.prompt import PromptSet
 
 _LOG = logging.getLogger(__name__)
+_CHECKED_PROMPTS = 8
 _NO_FOLDERS: Mapping[str, Path] = MappingProxyType({})
 
 
@@ -109,16 +111,30 @@ class Grader:
 
 
 def check_rewards(
-    configs: Sequence[RewardConfig], columns: Collection[str], held: Collection[str] = frozenset()
+    configs: Sequence[RewardConfig],
+    columns: Collection[str],
+    held: Collection[str] = frozenset(),
+    prompts: PromptSet | None = None,
 ) -> None:
     """Raise GradingError for the first function that cannot be used, or needs a column that is not in `columns`.
 
-    Every function is loaded, but for the reward models named in `held`, which have passed before.
+    Every function is loaded, but for the reward models named in `held`, which have passed before. prompts: a few of
+    them, from the first to the last, are put into every reward model's tokens.
     """
     with ExitStack() as stack:
         for name, config in zip(_names(configs), configs, strict=True):
-            if name not in held:
-                _check_needs(stack.enter_context(closing(_open_reward(name, config, _NO_FOLDERS, "auto"))), columns)
+            if name in held:
+                continue
+            reward = stack.enter_context(closing(_open_reward(name, config, _NO_FOLDERS, "auto")))
+            _check_needs(reward, columns)
+            if prompts is not None and config.model is not None and isinstance(reward, IsolatedReward):
+                reward.check([prompts[place].text_or_messages for place in _places(len(prompts))])
+
+
+def _places(size: int) -> list[int]:
+    """At most _CHECKED_PROMPTS places, evenly from the first to the last of `size`."""
+    last = _CHECKED_PROMPTS - 1
+    return sorted({number * (size - 1) // last for number in range(_CHECKED_PROMPTS)}) if size else []
 
 
 def _check_needs(reward: Reward, columns: Collection[str]) -> None:

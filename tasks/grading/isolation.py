@@ -35,7 +35,7 @@ class WorkerProcess:
         self._settings = dict(settings)
         self._load_time_limit_s = load_time_limit_s
         self._process: subprocess.Popen[bytes] | None = None
-        self._is_prepared = False
+        self._prepares = self._is_prepared = False
 
     def load(self) -> dict[str, Any]:
         """Start a child, in place of one that runs; what it says of the function. Raises GradingError."""
@@ -48,7 +48,8 @@ class WorkerProcess:
         if "error" in reply:
             self.kill()
             raise GradingError(reply["error"])
-        self._is_prepared = not reply["prepares"]
+        self._prepares = reply["prepares"]
+        self._is_prepared = not self._prepares
         return reply
 
     def prepare(self) -> None:
@@ -66,14 +67,29 @@ class WorkerProcess:
             raise GradingError(reply["error"])
         self._is_prepared = True
 
+    def check(self, cases: Sequence[GradingCase]) -> None:
+        """Have a loaded function say whether it could grade these; raises GradingError for the first it could not."""
+        try:
+            reply = self._exchange({"check": _rows(cases)}, self._load_time_limit_s)
+        except CallFailed as error:
+            raise GradingError(f"reward {self._function!r} cannot be checked: it {error}") from None
+        if "error" in reply:
+            raise GradingError(reply["error"])
+
     def grade(self, cases: Sequence[GradingCase], time_limit_s: float) -> list[RewardOutcome]:
-        """Outcomes of one call of the function; raises CallFailed."""
+        """Outcomes of one call of the function; raises CallFailed.
+
+        A function that has something to prepare is tried once more when that fails, and then raises GradingError: it
+        is not the responses that lack its weights or the memory for them.
+        """
         try:
             self.prepare()
         except GradingError as error:
-            raise CallFailed(f"could not be started again: {error}") from None
-        rows = [(c.response, c.prompt, c.completion, c.completion_ids, c.columns) for c in cases]
-        reply = self._exchange({"grade": rows}, time_limit_s)
+            if not self._prepares:
+                raise CallFailed(f"could not be started again: {error}") from None
+            _LOG.warning("%s; trying once more", error)
+            self.prepare()
+        reply = self._exchange({"grade": _rows(cases)}, time_limit_s)
         if reply.get("spoiled"):
             self.kill()
         if "raised" in reply:
@@ -111,6 +127,10 @@ class WorkerProcess:
                 process.wait(_EXIT_TIME_LIMIT_S)
             self.kill()
             raise CallFailed(f"ended its process with status {process.returncode}") from None
+
+
+def _rows(cases: Sequence[GradingCase]) -> list[list[Any]]:
+    return [[c.response, c.prompt, c.completion, c.completion_ids, c.columns] for c in cases]
 
 
 def _start_child() -> subprocess.Popen[bytes]:
@@ -153,16 +173,12 @@ class IsolatedReward:
         self.name = name
         self._time_limit_s = time_limit_s
         self._worker = WorkerProcess(function, load_time_limit_s, settings or {})
-        self._has_begun = False
         description = self._worker.load()
         self.needs: Needs = tuple(tuple(alternatives) for alternatives in description["needs"])
         self._batched = bool(description["batched"])
 
     def grade(self, batch: Sequence[GradingCase]) -> list[RewardOutcome]:
-        """As Reward.grade; raises GradingError when the function cannot be prepared for its first call."""
-        if batch and not self._has_begun:
-            self._worker.prepare()
-            self._has_begun = True
+        """As Reward.grade; raises GradingError when what the function needs before a call cannot be done."""
         if self._batched and len(batch) > 1:
             try:
                 outcomes = self._worker.grade(batch, self._time_limit_s)
@@ -173,6 +189,10 @@ class IsolatedReward:
             else:
                 return [self._named(case, outcome) for case, outcome in zip(batch, outcomes, strict=True)]
         return [self._grade_one(case) for case in batch]
+
+    def check(self, prompts: Sequence[str | list[dict[str, Any]]]) -> None:
+        """Raise GradingError for the first of these prompts to which no answer could be graded, as far as it says."""
+        self._worker.check([GradingCase(number, prompt, "x", (), {}) for number, prompt in enumerate(prompts)])
 
     def close(self) -> None:
         self._worker.kill()

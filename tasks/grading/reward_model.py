@@ -5,23 +5,24 @@ reading a weight; the weights are loaded later.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from tasks.grading.binding import ProcessSpoiled
+from tasks.grading.model_folder import ModelFolder, one_line
 from tasks.grading.reward import GradingCase, GradingError, RewardOutcome
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
-_INDEX = "model.safetensors.index.json"
 # What a tokenizer says that knows no limit is a very large number.
 _LENGTH_MAX = 1 << 30
+# By how much a score may change with the padding beside it, relative to itself where it is above 1: rounding in tens of
+# layers stays below, an architecture that looks at its padding does not.
+_PADDING_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.3, "float16": 0.1}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,33 +44,29 @@ class RewardModel:
     def __init__(self, settings: RewardModelSettings) -> None:
         transformers_logging.disable_progress_bar()
         self._settings = settings
-        self._folder = Path(settings.folder)
-        if not self._folder.is_dir():
-            raise self._refused("does not exist")
-        if not (self._folder / "config.json").is_file():
-            raise self._refused("has no config.json")
-        tensors = self._tensor_names()
-        config = self._read("a configuration", AutoConfig)
+        self._folder = ModelFolder(settings.name, Path(settings.folder))
+        shapes = self._folder.tensor_shapes()
+        config = self._folder.read("configuration", AutoConfig)
+        is_quantized = self._folder.check_quantization(config)
         self._label = self._chosen_label(config.num_labels)
-        if not any((self._folder / name).is_file() for name in TOKENIZER_FILES):
-            # Without any of them transformers makes a tokenizer that knows no word.
-            raise self._refused(f"has no tokenizer: none of {', '.join(TOKENIZER_FILES)}")
-        self._tokenizer: Any = self._read("a tokenizer", AutoTokenizer)
+        self._tokenizer: Any = self._folder.read("tokenizer", AutoTokenizer)
         self._text = config.get_text_config()
         # What the model looks for to find the last token must be what the batch is padded with.
         self._pad_id: int | None = getattr(self._text, "pad_token_id", None)
-        if self._pad_id is None:
-            self._pad_id = self._tokenizer.pad_token_id
-        if self._pad_id is None:
-            raise self._refused("names no padding token, neither in config.json (pad_token_id) nor in its tokenizer")
-        if not 0 <= self._pad_id < self._text.vocab_size:
-            raise self._refused(f"pads with the token {self._pad_id}, which its {self._text.vocab_size} tokens lack")
-        self._length_max = self._longest()
-        self._check_head(config, tensors)
+        if self._pad_id is not None and not 0 <= self._pad_id < self._text.vocab_size:
+            raise self._folder.refused(
+                f"pads with the token {self._pad_id}, which its {self._text.vocab_size} tokens lack"
+            )
+        skeleton = self._skeleton(config)
+        self._length_max = self._longest(skeleton)
+        self._check_weights(skeleton, shapes, is_quantized)
         self._model: Any = None
 
     def load(self) -> None:
-        """Load the weights; raises GradingError when some are missing, or there is no such device."""
+        """Load the weights and score once.
+
+        Raises GradingError when weights are missing, there is no such device, or padding changes a score.
+        """
         settings = self._settings
         has_cuda = torch.cuda.is_available()
         if settings.device == "cuda" and not has_cuda:
@@ -82,12 +79,22 @@ class RewardModel:
             "use_safetensors": True,
             "output_loading_info": True,
         }
-        model, found = self._read("weights", AutoModelForSequenceClassification, **options)
+        model, found = self._folder.read("weights", AutoModelForSequenceClassification, **options)
         if found["missing_keys"]:
-            raise self._refused(f"lacks the weights {', '.join(sorted(found['missing_keys'])[:5])}")
-        model.config.get_text_config().pad_token_id = self._pad_id
+            raise self._folder.refused(f"lacks the weights {', '.join(sorted(found['missing_keys'])[:5])}")
         model.config.use_cache = False
         self._model = model.to(device).eval().requires_grad_(requires_grad=False)
+        self._check_padding()
+
+    def check(self, cases: Sequence[GradingCase]) -> None:
+        """Raise GradingError for the first case that has no place in the model's tokens."""
+        for case in cases:
+            found = self._encode(case)
+            if isinstance(found, RewardOutcome):
+                raise GradingError(
+                    f"reward {self._settings.name!r}: the prompt {json.dumps(case.prompt)[:200]} with the answer "
+                    f"{case.completion!r} {found.error}"
+                )
 
     def score(self, cases: Sequence[GradingCase]) -> list[float | RewardOutcome]:
         """The logit of the label for each case, or an outcome with an error where there is none for an input.
@@ -101,11 +108,25 @@ class RewardModel:
         for places in batches_by_length(lengths, self._settings.batch_tokens_max):
             members = [wanted[place] for place in places]
             scores.update(zip(members, self._forward([inputs[index] for index in members]), strict=True))
+        if self._model.device.type == "cuda":
+            # Whoever trains on this device cannot take what this process merely keeps.
+            torch.cuda.empty_cache()
         return [ids if isinstance(ids, RewardOutcome) else scores[index] for index, ids in enumerate(inputs)]
 
     def _forward(self, inputs: Sequence[Any]) -> list[float]:
+        """One score per input, in one pass.
+
+        Models that read from the last token look for the last one that is not padding. Where the configuration names
+        no padding, any token that is in none of the inputs does: a tokenizer's own may well be what an input ends with.
+        """
+        pad_id = self._pad_id
+        if pad_id is None and len(inputs) > 1:
+            pad_id = unused_token(inputs, self._text.vocab_size)
+            if pad_id is None:
+                return [score for ids in inputs for score in self._forward([ids])]
+        self._model.config.get_text_config().pad_token_id = pad_id
         longest = max(len(ids) for ids in inputs)
-        input_ids = torch.full((len(inputs), longest), self._pad_id or 0, dtype=torch.long)
+        input_ids = torch.full((len(inputs), longest), pad_id or 0, dtype=torch.long)
         mask = torch.zeros((len(inputs), longest), dtype=torch.long)
         for row, ids in enumerate(inputs):
             input_ids[row, : len(ids)] = torch.tensor(ids)
@@ -161,9 +182,15 @@ class RewardModel:
             raise GradingError(f"reward {self._settings.name!r}: label: value {json.dumps(label)}; allowed: {allowed}")
         return label
 
-    def _longest(self) -> int:
+    def _longest(self, skeleton: Any) -> int:
         """The most tokens of an input: what the configuration says, the model, and its tokenizer."""
         limits = [getattr(self._text, "max_position_embeddings", None), self._tokenizer.model_max_length]
+        # RoBERTa and its kin count positions from the one after that of padding.
+        limits += [
+            module.num_embeddings - module.padding_idx - 1
+            for name, module in skeleton.named_modules()
+            if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None
+        ]
         known = [int(limit) for limit in limits if limit and 0 < limit < _LENGTH_MAX]
         asked = self._settings.max_length
         if asked is None and not known:
@@ -174,55 +201,52 @@ class RewardModel:
             )
         return min(known) if asked is None else asked
 
-    def _tensor_names(self) -> set[str]:
-        """Of all tensors in the safetensors files, by their headers, which are compared with the files' sizes."""
-        folder = self._folder
-        index = folder / _INDEX
-        files = sorted(folder.glob("*.safetensors"))
-        if index.is_file():
-            try:
-                names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-            except (ValueError, KeyError, AttributeError, TypeError):
-                raise self._refused(f"has an unreadable {_INDEX}") from None
-            absent = sorted(names - {file.name for file in files})
-            if absent:
-                raise self._refused(f"lacks the file {absent[0]} of its {_INDEX}")
-        if not files:
-            raise self._refused("holds no .safetensors file, and pickles are never read")
-        tensors: set[str] = set()
-        for file in files:
-            try:
-                with safe_open(str(file), framework="numpy") as opened:
-                    tensors.update(opened.keys())
-            except (SafetensorError, OSError, ValueError) as error:
-                raise self._refused(
-                    f"holds {file.name}, which is not a whole safetensors file: {_line(error)}"
-                ) from None
-        return tensors
-
-    def _check_head(self, config: Any, tensors: set[str]) -> None:
-        """Refuse a model whose last layer is not in its files: it would be random, and so would every reward."""
+    def _skeleton(self, config: Any) -> Any:
+        """The model without weights."""
         try:
             with torch.device("meta"):
-                model = AutoModelForSequenceClassification.from_config(config, trust_remote_code=False)
+                return AutoModelForSequenceClassification.from_config(config, trust_remote_code=False)
         except Exception as error:
-            raise self._refused(f"is no sequence classification model: {_line(error)}") from error
-        own = [name for name in model.state_dict() if not name.startswith(f"{model.base_model_prefix}.")]
-        absent = [name for name in own if name not in tensors]
+            raise self._folder.refused(f"is no sequence classification model: {one_line(error)}") from error
+
+    def _check_weights(self, skeleton: Any, shapes: Mapping[str, tuple[int, ...]], is_quantized: bool) -> None:
+        """Refuse a model whose last layer, or all but that, is not in its files: it would be random, as its rewards."""
+        below = f"{skeleton.base_model_prefix}."
+        wanted = {name: tuple(tensor.shape) for name, tensor in skeleton.state_dict().items()}
+        head = [name for name in wanted if not name.startswith(below)]
+        absent = [name for name in head if name not in shapes]
         if absent:
-            raise self._refused(f"lacks the weights {', '.join(absent)}, with which it would give a reward")
+            raise self._folder.refused(f"lacks the weights {', '.join(absent)}, with which it would give a reward")
+        for name in head:
+            if shapes[name] != wanted[name] and not is_quantized:
+                raise self._folder.refused(
+                    f"holds {name} of shape {list(shapes[name])}; its config.json asks for {list(wanted[name])}"
+                )
+        # transformers also takes names without what they begin with.
+        if len(head) < len(wanted) and not any(name.startswith(below) or below + name in wanted for name in shapes):
+            raise self._folder.refused(f"lacks all weights whose names begin with {below!r}")
 
-    def _read(self, what: str, kind: Any, **options: Any) -> Any:
-        try:
-            return kind.from_pretrained(str(self._folder), local_files_only=True, trust_remote_code=False, **options)
-        except Exception as error:  # whatever damaged files make of the library that reads them
-            raise self._refused(f"holds no usable {what.removeprefix('a ')}: {_line(error)}") from error
+    def _check_padding(self) -> None:
+        """Score a short input alone and padded beside a longer one; raises GradingError when that is not the same.
 
-    def _refused(self, reason: str) -> GradingError:
-        return GradingError(
-            f"reward {self._settings.name!r}: model: value {str(self._folder)!r} {reason}; "
-            "allowed: a Hugging Face directory with a sequence classification model"
+        Some architectures look at their padding. What CUDA does once, on first use, it does here.
+        """
+        settings = self._settings
+        alone, *rest = (
+            self._encode(GradingCase(0, "1", text, (), {})) for text in ("", *(" 2" * n for n in (64, 4, 1)))
         )
+        longer = [ids for ids in rest if not isinstance(ids, RewardOutcome)]
+        if isinstance(alone, RewardOutcome) or not longer:
+            return
+        [score] = self._forward([alone])
+        if settings.batch_tokens_max == 1:
+            return  # no input is ever padded
+        padded = self._forward([longer[0], alone])[1]
+        if abs(score - padded) > _PADDING_TOLERANCE[settings.dtype] * max(1.0, abs(score)):
+            raise GradingError(
+                f"reward {settings.name!r}: batch_tokens_max: value {settings.batch_tokens_max}; allowed: 1, because "
+                f"the model scores an input otherwise beside a longer one ({padded:g}) than alone ({score:g})"
+            )
 
 
 def batches_by_length(lengths: Sequence[int], tokens_max: int) -> list[list[int]]:
@@ -239,5 +263,7 @@ def batches_by_length(lengths: Sequence[int], tokens_max: int) -> list[list[int]
     return found
 
 
-def _line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+def unused_token(inputs: Sequence[Sequence[int]], vocab_size: int) -> int | None:
+    """The first of `vocab_size` tokens that is in none of the inputs; None when all are."""
+    used = {token for ids in inputs for token in ids}
+    return next((token for token in range(vocab_size) if token not in used), None)

@@ -3,9 +3,11 @@
 Owns when a reward model is copied, compared and fetched; the only file of grading that knows storage.
 """
 
+import fcntl
+import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from storage import reward_models
@@ -13,43 +15,85 @@ from storage.store import ObjectStore
 from tasks.grading.config import RewardConfig, reward_names
 from tasks.grading.grader import Grader
 
+_FOLDERS = "gleaner-rewards-"
+_OWNER = "owner"
 
-def held_models(store: ObjectStore, configs: Sequence[RewardConfig]) -> set[str]:
+
+def held_models(store: ObjectStore, configs: Sequence[RewardConfig], prefix: str = "") -> set[str]:
     """Names of the configured reward models that the run holds.
 
     A folder that is still where the configuration says is compared with what the run holds; a run that has begun needs
-    it no more. Raises ConflictingRecord when it is another model.
+    it no more. prefix: what the run puts before their names. Raises ConflictingRecord when it is another model.
     """
     held = set()
     for name, folder in _folders(configs).items():
-        record = reward_models.stored(store, name)
+        record = reward_models.stored(store, prefix + name)
         if record is not None:
             if folder.is_dir():
-                reward_models.check(store, name, folder, record)
+                reward_models.check(store, prefix + name, folder, record)
             held.add(name)
     return held
 
 
-def publish_models(store: ObjectStore, configs: Sequence[RewardConfig]) -> None:
-    """Copy the reward models that the run does not hold yet into it."""
+def content_digests(store: ObjectStore, configs: Sequence[RewardConfig], prefix: str = "") -> dict[str, str]:
+    """By name of a configured reward model, what names its files: those that the run holds, else the folder's.
+
+    Where there are neither, nothing does. prefix: as for `held_models`.
+    """
+    digests = {}
     for name, folder in _folders(configs).items():
-        if reward_models.stored(store, name) is None:
-            reward_models.upload(store, name, folder)
+        record = reward_models.stored(store, prefix + name)
+        if record is None and folder.is_dir():
+            record = reward_models.describe(folder)
+        if record is not None:
+            digests[name] = reward_models.content_digest(record)
+    return digests
+
+
+def publish_models(store: ObjectStore, configs: Sequence[RewardConfig], prefix: str = "") -> None:
+    """Copy the reward models that the run does not hold yet into it. prefix: as for `held_models`."""
+    for name, folder in _folders(configs).items():
+        if reward_models.stored(store, prefix + name) is None:
+            reward_models.upload(store, prefix + name, folder)
 
 
 @contextmanager
-def open_grader(store: ObjectStore, configs: Sequence[RewardConfig], device: str) -> Iterator[Grader]:
+def open_grader(store: ObjectStore, configs: Sequence[RewardConfig], device: str, prefix: str = "") -> Iterator[Grader]:
     """The run's grader, with its reward models fetched into a temporary folder for as long as it is open.
 
-    device: of those reward models whose own is "auto". Raises GradingError.
+    device: of those reward models whose own is "auto". prefix: as for `held_models`. Raises GradingError.
     """
-    with tempfile.TemporaryDirectory(prefix="gleaner-rewards-") as root:
-        folders = {name: Path(root) / name for name in _folders(configs)}
+    with _temporary_folder() as root:
+        folders = {name: root / name for name in _folders(configs)}
         for name, folder in folders.items():
             folder.mkdir()
-            reward_models.download(store, name, folder)
+            reward_models.download(store, prefix + name, folder)
         with Grader(configs, folders=folders, device=device) as grader:
             yield grader
+
+
+@contextmanager
+def _temporary_folder() -> Iterator[Path]:
+    """A folder that is removed afterwards, or by the next one on this machine when this process is killed."""
+    _remove_abandoned()
+    root = Path(tempfile.mkdtemp(prefix=_FOLDERS))
+    with (root / "new").open("wb") as owner:
+        # Locked under another name first: whatever is called _OWNER and has no lock is abandoned.
+        fcntl.flock(owner, fcntl.LOCK_EX)
+        (root / "new").rename(root / _OWNER)
+        try:
+            (root / "models").mkdir()
+            yield root / "models"
+        finally:
+            shutil.rmtree(root, ignore_errors=True)
+
+
+def _remove_abandoned() -> None:
+    """Remove the folders of processes that have ended: their locks ended with them."""
+    for owner in Path(tempfile.gettempdir()).glob(f"{_FOLDERS}*/{_OWNER}"):
+        with suppress(OSError), owner.open("rb") as opened:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(owner.parent, ignore_errors=True)
 
 
 def _folders(configs: Sequence[RewardConfig]) -> dict[str, Path]:

@@ -1,7 +1,7 @@
 """The child process in which reward functions run: `python -m tasks.grading.worker`, driven by isolation.py.
 
-It answers one "load" message, then "prepare" and "grade" messages. Whatever user code prints goes to standard error;
-when the parent is gone the process ends, whatever it is doing. A time limit is the parent's business: it kills.
+It answers one "load" message, then "check", "prepare" and "grade" messages. Whatever user code prints goes to standard
+error; when the parent is gone the process ends, whatever it is doing. A time limit is the parent's business: it kills.
 """
 
 import importlib
@@ -36,9 +36,16 @@ def main() -> None:
     while bound is not None:
         request = inbox.get()
         if "prepare" in request:
-            _answer(replies, _prepare(bound))
+            _answer(replies, _attempted(bound.prepare))
+        elif "check" in request:
+            cases = _cases(request["check"])
+            _answer(replies, _attempted(partial(bound.check, cases) if bound.check else None))
         else:
-            _answer(replies, _grade(bound, [GradingCase(*case) for case in request["grade"]]))
+            _answer(replies, _grade(bound, _cases(request["grade"])))
+
+
+def _cases(rows: list[list[Any]]) -> list[GradingCase]:
+    return [GradingCase(*row) for row in rows]
 
 
 def _answer(replies: BinaryIO, message: dict[str, Any]) -> None:
@@ -86,7 +93,7 @@ def _bound(spec: str, settings: dict[str, Any]) -> BoundFunction:
         from tasks.grading.reward_model import RewardModel, RewardModelSettings  # noqa: PLC0415 - imports torch
 
         model = RewardModel(RewardModelSettings(**settings))
-        return BoundFunction((), True, model.score, model.load)
+        return BoundFunction((), True, model.score, model.load, model.check)
     module_name, _, path = spec.partition(":")
     found: Any = importlib.import_module(module_name)
     for part in path.split("."):
@@ -99,14 +106,14 @@ def _bound(spec: str, settings: dict[str, Any]) -> BoundFunction:
     return bind(found, spec)
 
 
-def _prepare(bound: BoundFunction) -> dict[str, Any]:
+def _attempted(call: Callable[[], None] | None) -> dict[str, Any]:
     try:
-        if bound.prepare is not None:
-            bound.prepare()
+        if call is not None:
+            call()
     except GradingError as error:
         return {"error": str(error)}
     except BaseException as error:  # noqa: BLE001 - whatever a model's files make of the library that reads them
-        return {"error": f"a reward cannot be prepared: {_describe(error)}"}
+        return {"error": f"a reward cannot be used: {_describe(error)}"}
     return {}
 
 

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,72 @@ def test_another_model_under_the_same_name_is_refused_by_the_file_that_differs(f
     assert reward_models.stored(store, "judge") == held
 
 
+@pytest.mark.parametrize("name", ["eval_results.json", "README.txt", "generation_config.json"])
+def test_a_file_that_joins_a_folder_later_makes_no_other_model_of_it(folder: Path, name: str):
+    store = MemoryStore()
+    reward_models.upload(store, "judge", folder)
+    held = reward_models.stored(store, "judge")
+    assert held is not None
+    (folder / name).write_text("{}")
+    reward_models.check(store, "judge", folder, held)
+    reward_models.upload(store, "judge", folder)
+    assert reward_models.stored(store, "judge") == held
+
+
+@pytest.mark.parametrize("name", ["adapter_model.safetensors", "chat_template.jinja", "tokenizer_config.json"])
+def test_a_file_that_makes_another_model_is_refused_later_as_is_one_that_went(folder: Path, name: str):
+    store = MemoryStore()
+    reward_models.upload(store, "judge", folder)
+    held = reward_models.stored(store, "judge")
+    assert held is not None
+    (folder / name).write_text("{}")
+    with pytest.raises(ConflictingRecord, match=f"the first file to differ is '{name}'$"):
+        reward_models.check(store, "judge", folder, held)
+    (folder / name).unlink()
+    (folder / "merges.txt").unlink()
+    with pytest.raises(ConflictingRecord, match=r"the first file to differ is 'merges\.txt'$"):
+        reward_models.check(store, "judge", folder, held)
+
+
+def test_a_models_digest_is_that_of_its_files_alone(folder: Path):
+    first = reward_models.content_digest(reward_models.describe(folder))
+    assert first == reward_models.content_digest(reward_models.describe(folder))
+    (folder / "config.json").write_text("{ }")
+    assert first != reward_models.content_digest(reward_models.describe(folder))
+
+
+def test_a_piece_of_another_length_than_its_file_wants_is_damage(folder: Path, tmp_path: Path):
+    store = MemoryStore()
+    reward_models.upload(store, "judge", folder)
+    held = reward_models.stored(store, "judge")
+    assert held is not None
+    for wrong in (511, 513, 5000):
+        files = {"model.safetensors": replace(held.files["model.safetensors"], bytes=wrong)}
+        store.put(layout.reward_model("judge"), records.encode(RewardModelRecord(files=files)))
+        with pytest.raises(CorruptObject, match=f"it has 512 bytes, and its file 'model.safetensors' wants {wrong}"):
+            downloaded(store, "judge", tmp_path / str(wrong))
+
+
+class Shrinking(MemoryStore):
+    """Whose first write happens while a file of the folder becomes shorter."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self.file = file
+
+    def create(self, key: str, body: bytes) -> bool:
+        self.file.write_bytes(self.file.read_bytes()[:-1])
+        return super().create(key, body)
+
+
+def test_a_file_that_changes_while_it_is_read_is_not_taken(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(reward_models, "TRANSFERS", 1)
+    store = Shrinking(folder / "model.safetensors")
+    with pytest.raises(ValueError, match=r"model\.safetensors: changed while it was read"):
+        reward_models.upload(store, "judge", folder)
+    assert reward_models.stored(store, "judge") is None
+
+
 def test_what_is_missing_or_damaged_is_named(folder: Path, tmp_path: Path):
     store = MemoryStore()
     assert reward_models.stored(store, "judge") is None
@@ -99,5 +166,9 @@ def test_a_record_can_name_no_file_that_would_not_travel(name: str, tmp_path: Pa
 def test_a_file_has_as_many_pieces_as_its_bytes_need():
     with pytest.raises(ValueError, match="bytes: value 1; allowed: as many as 0 chunks hold"):
         StoredFile(bytes=1, chunks=())
+    number = reward_models.MODEL_BYTES_MAX // reward_models.CHUNK_BYTES + 1
+    huge = StoredFile(bytes=number * reward_models.CHUNK_BYTES, chunks=("0" * 32,) * number)
+    with pytest.raises(ValueError, match=r"files: \d+ bytes; allowed: 2199023255552"):
+        RewardModelRecord(files={"model.safetensors": huge})
     with pytest.raises(ValueError, match="chunks: allowed: names of 32 hexadecimal digits"):
         StoredFile(bytes=1, chunks=("../../run.json",))

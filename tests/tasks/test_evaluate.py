@@ -17,6 +17,7 @@ from storage.evaluations import evaluations
 from storage.memory import MemoryStore
 from storage.records import EvaluationRecord, PlanRecord
 from storage.run import read_plan
+from storage.store import ConflictingRecord
 from tasks.conclude import conclude
 from tasks.configuration.references import TrainOutcome
 from tasks.configuration.run_config import dump
@@ -187,7 +188,7 @@ def test_an_evaluation_can_be_watched(store, settings):
     assert Watcher(connect(reference.run_url), SystemClock()).look().totals.responses_done == 15
 
 
-def test_reward_models_are_those_of_the_run_or_go_with_the_evaluation(tmp_path, model):
+def test_reward_models_are_those_of_the_run_or_the_evaluations_own_in_the_run(tmp_path, model):
     """Whichever it is, the machine that grades need not have the folder that the configuration names."""
     folder = save_reward_model(tmp_path / "model")
     scored = [{"function": "reward_model", "model": str(folder)}]
@@ -195,7 +196,12 @@ def test_reward_models_are_those_of_the_run_or_go_with_the_evaluation(tmp_path, 
     plain = config(URL, model, evaluation=EVALUATION | {"rewards": scored})
     plan_training(plain, "e1", ManualClock())
     own = sampled(plain, 0)
-    assert not [key for key in whole.list("") if "reward" in key and not key.startswith(layout.EVALUATIONS)]
+    held = [key for key in whole.list("") if "reward_models" in key]
+    assert [key for key in held if key.endswith(".json")] == [layout.reward_model("evaluation-reward_model")]
+    assert not [key for key in held if key.startswith(layout.EVALUATIONS)]
+    before = set(whole.list(layout.REWARD_MODELS))
+    planned(config(URL, model, evaluation=EVALUATION | {"rewards": scored, "seed": 12}), 0)
+    assert set(whole.list(layout.REWARD_MODELS)) == before  # the next one finds it there
     moved = shutil.move(folder, tmp_path / "elsewhere")
     of_own, _ = measure(own, SystemClock())
     shutil.move(moved, folder)
@@ -209,6 +215,20 @@ def test_reward_models_are_those_of_the_run_or_go_with_the_evaluation(tmp_path, 
     assert grades_with_a_model(of_run)
     assert grades_with_a_model(plain)
     assert not grades_with_a_model(config(URL, model, rewards=scored, evaluation=EVALUATION | {"rewards": MATH}))
+
+
+def test_another_model_under_the_name_of_an_evaluations_own_is_refused(tmp_path, model, store):
+    def judged(folder):
+        scored = [{"function": "reward_model", "name": "judge", "model": str(folder)}]
+        return config(URL, model, evaluation=EVALUATION | {"rewards": scored})
+
+    first, other = (save_reward_model(tmp_path / name, template=name) for name in ("first", "other"))
+    reference, _ = planned(judged(first))
+    before = everything(store)
+    with pytest.raises(ConflictingRecord, match=r"holds another reward model as 'evaluation-judge' than '.*other'"):
+        planned(judged(other))
+    assert everything(store) == before
+    assert planned(judged(first.rename(tmp_path / "moved")))[0] == reference
 
 
 # What is told.

@@ -99,3 +99,18 @@ def test_when_and_where_it_is_done_is_not_in_the_digest():
 @pytest.mark.parametrize(("interval", "due"), [(0, set()), (1, {0, 1, 2, 3, 4}), (2, {0, 2, 4})])
 def test_which_versions_training_evaluates(interval, due):
     assert {version for version in range(5) if config(interval=interval).evaluation.is_due(version)} == due
+
+
+def test_where_and_how_long_a_reward_runs_is_not_what_it_says():
+    judge = {"function": "reward_model", "model": "/a"}
+    same = [{"model": "/b"}, {"device": "cpu"}, {"batch_tokens_max": 7}, {"time_limit_s": 9.0}]
+    same.append({"load_time_limit_s": 9.0})
+    assert {named(config(rewards=[judge | change])) for change in same} == {named(config(rewards=[judge]))}
+    assert named(config(rewards=[judge | {"max_length": 9}])) != named(config(rewards=[judge]))
+
+
+def test_the_content_of_a_reward_model_stands_where_its_path_was():
+    settled = config(rewards=[{"function": "reward_model", "model": "/a", "name": "judge"}, {"function": "math"}])
+    resolved = settings(settled.evaluation, settled.rewards, {"judge": "0" * 32})
+    assert [reward["model"] for reward in resolved["rewards"]] == ["0" * 32, None]
+    assert settings_digest(resolved) != named(settled)

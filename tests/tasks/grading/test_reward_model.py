@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from tasks.grading.reward import GradingError, RewardOutcome
-from tasks.grading.reward_model import RewardModel, RewardModelSettings, batches_by_length
+from tasks.grading.reward_model import RewardModel, RewardModelSettings, batches_by_length, unused_token
 from tests.tasks.grading.tiny_reward_model import TEMPLATE, case, plain_score, save_reward_model
+from tests.tiny_model import CHARACTERS
 
 COMPLETIONS = ("2", "11, or so they say", "", "two", "a" * 60, "3", "#9")
 CHAT = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "1+1"}]
@@ -106,12 +107,26 @@ BROKEN_FILES = {
         "config.json",
         '{"model_type": "vits", "num_labels": 1, "pad_token_id": 0, "max_position_embeddings": 9}',
     ),
+    "adapter": ("adapter_config.json", '{"peft_type": "LORA", "base_model_name_or_path": "/elsewhere"}'),
+    "no object": ("config.json", "["),
     "index": ("model.safetensors.index.json", '{"weight_map": {"a": "model-2.safetensors"}}'),
 }
 
 
+OTHER_FIELDS: dict[str, dict[str, Any]] = {
+    "two labels": {"id2label": {"0": "a", "1": "b"}, "label2id": {"a": 0, "b": 1}},
+    "other weights": {"transformers_weights": "other.bin"},
+    "quantized": {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 128}},
+    "attention": {"_attn_implementation": "someone/attention"},
+    "inner attention": {"text_config": {"attn_implementation": {"": "someone/attention"}}},
+    "experts": {"experts_implementation": "someone/experts"},
+}
+
+
 def damaged(folder: Path, target: Path, kind: str) -> Path:
-    copy = altered(folder, target, "config.json")
+    copy = altered(folder, target, "config.json", **OTHER_FIELDS.get(kind, {}))
+    if kind in OTHER_FIELDS:
+        return copy
     weights = copy / "model.safetensors"
     match kind:
         case "no model":
@@ -127,6 +142,8 @@ def damaged(folder: Path, target: Path, kind: str) -> Path:
         case "no head":
             tensors = {name: tensor for name, tensor in load_file(weights).items() if not name.startswith("score")}
             save_file(tensors, weights, {"format": "pt"})
+        case "head alone":
+            save_file({"score.weight": load_file(weights)["score.weight"]}, weights, {"format": "pt"})
         case _:
             file, text = BROKEN_FILES[kind]
             (copy / file).write_text(text)
@@ -146,27 +163,99 @@ def damaged(folder: Path, target: Path, kind: str) -> Path:
         ("unknown", "holds no usable configuration: ValueError: "),
         ("no classifier", "is no sequence classification model: ValueError: "),
         ("no head", "lacks the weights score.weight, with which it would give a reward"),
+        ("head alone", "lacks all weights whose names begin with 'model.'; allowed: "),
+        ("two labels", "holds score.weight of shape [1, 32]; its config.json asks for [2, 32]; allowed: "),
+        ("adapter", "has an adapter_config.json: merge the adapter into its model, and remove that file; allowed: "),
+        ("no object", "has an unreadable config.json: JSONDecodeError: "),
+        ("other weights", "has transformers_weights in its config.json: 'other.bin'; allowed: "),
+        ("quantized", "has quantized weights that cannot be read here: ImportError: Loading a GPTQ quantized model "),
+        ("attention", 'wants code from elsewhere in config.json: _attn_implementation is "someone/attention"'),
+        ("inner attention", "wants code from elsewhere in config.json: attn_implementation is "),
+        ("experts", 'wants code from elsewhere in config.json: experts_implementation is "someone/experts"'),
     ],
 )
 def test_a_folder_that_is_no_reward_model_is_refused(folder: Path, tmp_path: Path, kind: str, message: str):
     with pytest.raises(GradingError) as caught:
-        opened(damaged(folder, tmp_path / "copy", kind))
+        opened(damaged(folder, tmp_path / "copy", kind), label=0)
     assert str(caught.value).startswith("reward 'judge': model: value '")
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_a_model_without_padding_is_refused_and_the_tokenizers_is_enough(tmp_path: Path):
+def test_a_model_that_names_no_padding_needs_none(tmp_path: Path):
     folder = save_reward_model(tmp_path / "reward", "llama")
     bare = altered(folder, tmp_path / "bare", "config.json", pad_token_id=None)
-    found = scores(opened(bare), [case(0, "2"), case(1, "two")])
-    assert found == pytest.approx([plain_score(folder, "1+1=2"), plain_score(folder, "1+1=two")], abs=1e-5)
     barer = altered(bare, tmp_path / "barer", "tokenizer_config.json", pad_token=None)
-    with pytest.raises(GradingError, match=r"names no padding token, neither in config\.json"):
-        opened(barer)
+    wanted = [plain_score(folder, "1+1=2"), plain_score(folder, "1+1=two")]
+    for each in (bare, barer):
+        assert scores(opened(each), [case(0, "2"), case(1, "two")]) == pytest.approx(wanted, abs=1e-5)
     beyond = altered(folder, tmp_path / "beyond", "config.json", pad_token_id=96)
     with pytest.raises(GradingError, match="pads with the token 96, which its 96 tokens lack; allowed: "):
         opened(beyond)
+
+
+def test_an_input_may_end_with_the_tokenizers_padding(tmp_path: Path):
+    """As where an end-of-text token is the padding, too, and the template ends every message with it."""
+    template = "{% for m in messages %}{{ m['content'] }}<eos>{% endfor %}"
+    folder = save_reward_model(tmp_path / "reward", "llama", template=template)
+    bare = altered(folder, tmp_path / "bare", "config.json", pad_token_id=None)
+    bare = altered(bare, tmp_path / "barer", "tokenizer_config.json", pad_token="<eos>")
+    chat = [{"role": "user", "content": "1+1"}]
+    wanted = [plain_score(bare, f"1+1<eos>{text}<eos>") for text in ("2", "two", "22")]
+    cases = [case(number, text, chat) for number, text in enumerate(("2", "two", "22"))]
+    model = opened(bare)
+    assert scores(model, cases) == pytest.approx(wanted, abs=1e-5)
+    assert [model.score([each])[0] for each in cases] == pytest.approx(wanted, abs=1e-5)
+
+
+def test_inputs_that_use_every_token_are_scored_one_by_one(tmp_path: Path):
+    folder = save_reward_model(tmp_path / "reward", "llama", vocab_size=4 + len(CHARACTERS))
+    bare = altered(folder, tmp_path / "bare", "config.json", pad_token_id=None)
+    texts = (f"<pad><bos><eos><unk>{CHARACTERS}", "2")
+    found = scores(opened(bare), [case(number, text) for number, text in enumerate(texts)])
+    assert found == pytest.approx([plain_score(folder, f"1+1={text}") for text in texts], abs=1e-5)
+
+
+@given(st.lists(st.lists(st.integers(0, 5), min_size=1), min_size=1))
+def test_the_unused_token_is_in_no_input(inputs: list[list[int]]):
+    used = {token for ids in inputs for token in ids}
+    found = unused_token(inputs, 6)
+    assert (found is None) == (len(used) == 6)
+    assert found not in used
+
+
+def test_a_model_that_looks_at_its_padding_is_refused_unless_nothing_is_padded(tmp_path: Path):
+    folder = save_reward_model(tmp_path / "reward", "fnet", type_vocab_size=1, num_labels=1)
+    model = opened(folder)
+    with pytest.raises(
+        GradingError, match=r"^reward 'judge': batch_tokens_max: value 16384; allowed: 1, because the m"
+    ):
+        model.load()
+    found = scores(opened(folder, batch_tokens_max=1), [case(k, text) for k, text in enumerate(COMPLETIONS)])
+    assert found == pytest.approx([plain_score(folder, "1+1=" + text) for text in COMPLETIONS], abs=1e-5)
+
+
+def test_positions_that_begin_after_padding_are_fewer(tmp_path: Path):
+    fields = {"pad_token_id": 1, "max_position_embeddings": 66, "type_vocab_size": 1}
+    folder = save_reward_model(tmp_path / "roberta", "roberta", **fields)
+    fits, longer = scores(opened(folder), [case(0, "1" * 60), case(1, "1" * 61)])
+    assert fits == pytest.approx(plain_score(folder, "1+1=" + "1" * 60), abs=1e-5)
+    assert longer.error == "has 65 tokens for its reward model; allowed: 64 (max_length)"
+
+
+def test_what_could_not_be_scored_whatever_the_answer_is_found_before(folder: Path, tmp_path: Path):
+    opened(folder, max_length=5).check([case(0, "x")])
+    with pytest.raises(GradingError) as caught:
+        opened(folder, max_length=5).check([case(0, "x"), case(1, "x", "1+12=")])
+    assert str(caught.value) == (
+        "reward 'judge': the prompt \"1+12=\" with the answer 'x' has 6 tokens for its reward model; allowed: 5 "
+        "(max_length)"
+    )
+    other = save_reward_model(tmp_path / "reward", template="{{ raise_exception('no system role') }}")
+    with pytest.raises(
+        GradingError, match=r"^reward 'judge': the prompt \[.*\] with the answer 'x' cannot be put into"
+    ):
+        opened(other).check([case(0, "x", CHAT)])
 
 
 def test_a_token_that_the_model_lacks_is_an_error_of_its_response(tmp_path: Path):

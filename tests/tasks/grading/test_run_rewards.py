@@ -1,8 +1,12 @@
 """Reward models from the plan's machine to the trainer's: copied once, compared, fetched, and used in a real run."""
 
+import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
+import tempfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -16,9 +20,12 @@ from storage.memory import MemoryStore
 from storage.store import ConflictingRecord, ObjectMissing
 from tasks.configuration.run_config import digest
 from tasks.grading.config import RewardConfig
+from tasks.grading.grader import check_rewards
 from tasks.grading.reward import GradingError
-from tasks.grading.run_rewards import held_models, open_grader, publish_models
+from tasks.grading.run_rewards import content_digests, held_models, open_grader, publish_models
 from tasks.plan import prepare
+from tasks.prompts.config import DataConfig
+from tasks.prompts.loading import load_prompts
 from tests.small_run import (
     commit_iteration,
     config,
@@ -32,6 +39,7 @@ from tests.small_run import (
 from tests.tasks.grading.tiny_reward_model import case, plain_score, save_reward_model
 
 URL = "memory://rewards"
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -52,8 +60,15 @@ def test_a_model_is_copied_once_and_then_compared(folder: Path, tmp_path: Path):
     publish_models(store, configs)
     assert everything(store) == before
     assert held_models(store, configs) == {"judge"}
+    held = content_digests(store, configs)
+    assert held == content_digests(MemoryStore(), configs)  # of the folder
+    assert content_digests(store, configs, "other-") == held
     moved = folder.rename(tmp_path / "moved")
     assert held_models(store, configs) == {"judge"}  # it is nowhere to be compared with, and not needed
+    assert content_digests(store, configs) == held
+    assert content_digests(store, configs, "other-") == {}
+    (moved / "eval_results.json").write_text("{}")
+    assert held_models(store, [judge(moved)]) == {"judge"}
     (moved / "config.json").write_text("{}")
     with pytest.raises(ConflictingRecord, match=r"'judge' than '.*moved'; the first file to differ is 'config\.json'"):
         held_models(store, [judge(moved)])
@@ -109,6 +124,66 @@ def test_weights_that_cannot_be_loaded_end_grading_and_are_no_failure_of_a_respo
         for _ in range(2):
             with pytest.raises(GradingError, match=r"reward 'judge': model: value .* lacks the weights model\.norm\.w"):
                 grader.grade([case(0, "2")])
+
+
+def test_a_model_that_cannot_be_started_again_ends_grading(folder: Path, caplog: pytest.LogCaptureFixture):
+    store = MemoryStore()
+    publish_models(store, [judge(folder)])
+    with open_grader(store, [judge(folder)], "cpu") as grader:
+        assert grader.grade([case(0, "2")])[0].errors == {}
+        worker = grader._rewards[0]._worker
+        weights = Path(worker._settings["folder"]) / "model.safetensors"
+        weights.rename(weights.with_suffix(".gone"))
+        os.kill(worker._process.pid, signal.SIGKILL)
+        with pytest.raises(GradingError, match=r"^reward 'judge': model: value .* holds no \.safetensors file"):
+            grader.grade([case(0, "2"), case(1, "3")])
+        assert caplog.text.count("trying once more") == 1
+        weights.with_suffix(".gone").rename(weights)
+        assert grader.grade([case(0, "2")])[0].errors == {}
+
+
+KILLED = """
+import os, signal, tempfile
+tempfile.tempdir = {folder!r}
+from tasks.grading import run_rewards
+with run_rewards._temporary_folder() as root:
+    (root / "model.safetensors").write_bytes(bytes(9))
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_trainer_left_is_removed_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with open_grader(MemoryStore(), [RewardConfig(function="arithmetic")], "cpu"):
+        [alive] = tmp_path.iterdir()
+        killed = subprocess.run([sys.executable, "-c", KILLED.format(folder=str(tmp_path))], cwd=ROOT, check=False)
+        assert killed.returncode == -signal.SIGKILL
+        [left] = list(tmp_path.glob("*/models/model.safetensors"))
+        assert alive not in left.parents
+        with open_grader(MemoryStore(), [RewardConfig(function="arithmetic")], "cpu"):
+            assert not left.exists()
+            assert alive.exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+def prompt_file(path: Path, prompts: list[Any]) -> DataConfig:
+    path.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
+    return DataConfig(source=str(path))
+
+
+def test_a_few_prompts_are_put_into_the_models_tokens_before_the_run(tmp_path: Path):
+    template = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}x"
+    folder = save_reward_model(tmp_path / "judge", template=template)
+    user, system = {"role": "user", "content": "1"}, {"role": "system", "content": "2"}
+    fine = load_prompts(prompt_file(tmp_path / "fine.jsonl", [[user]] * 3))
+    check_rewards([judge(folder)], fine.columns, prompts=fine)
+    last = load_prompts(prompt_file(tmp_path / "last.jsonl", [[user]] * 30 + [[system, user]]))
+    with pytest.raises(GradingError, match=r"^reward 'judge': the prompt \[.*'x' cannot be put into .*no system role$"):
+        check_rewards([judge(folder)], last.columns, prompts=last)
+    check_rewards([judge(folder)], last.columns, {"judge"}, last)
+    long = load_prompts(prompt_file(tmp_path / "long.jsonl", ["1" * 256]))
+    with pytest.raises(GradingError, match=r"with the answer 'x' has 257 tokens for its reward model; allowed: 256"):
+        check_rewards([judge(folder)], long.columns, prompts=long)
 
 
 def test_a_model_that_the_run_does_not_hold_is_missed(folder: Path):
@@ -169,5 +244,7 @@ def test_another_model_under_the_name_of_a_runs_own_is_refused(folder: Path, tmp
     ):
         prepare(changed, "test", ManualClock())
     assert everything(store) == before
+    patient = [reward | {"time_limit_s": 61.0, "load_time_limit_s": 9.0} for reward in several(folder)]
+    assert digest(config(URL, policy, rewards=patient)) == digest(settings)
     shorter = [*several(folder)[:2], several(folder)[2] | {"free_tokens": 3}, several(folder)[3]]
     assert digest(config(URL, policy, rewards=shorter)) != digest(settings)
