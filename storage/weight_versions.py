@@ -27,7 +27,7 @@ from storage.weight_manifest import (
 )
 from storage.weight_objects import THREADS
 from storage.weight_threads import Check
-from storage.weights import ALGORITHM, Draft, digest_all, draft_set, read_manifest, same_tensors
+from storage.weights import ALGORITHM, Draft, digest_all, draft_set, read_manifest, same_tensors, with_metadata
 
 DIFFERENCE_SHARE_MAX = 0.8  # of a tensor's bytes; a difference that saves less is not worth the chain behind it
 CHAIN_SHARE_MAX = 1.0  # of a version's bytes: what a reader of any version reads, at most, beside one that is whole
@@ -41,16 +41,16 @@ def publish_version(
     *,
     base: Mapping[str, TensorBlock],
     full_interval: int,
-    before_manifest: Callable[[], None] = lambda: None,
+    before_manifest: Callable[[], Mapping[str, Any]] = dict,
 ) -> Manifest:
     """Publish weight version `version` (1 or more); returns the manifest that is stored.
 
     `base` should be what version - 1 holds; a tensor of it that is not (its digest tells) costs bytes, never the truth.
     Every `full_interval` versions, or when the differences since the last time exceed CHAIN_SHARE_MAX, all tensors are
     stored whole, and beside them the differences, for those who hold the version before. Publishing the same tensors
-    again returns what was published first. `before_manifest` is called when everything but the manifest is stored: what
-    must be durable first can be written meanwhile. Raises ConflictingRecord when other tensors are published as this
-    version, ObjectMissing when version - 1 is not published.
+    again returns what was published first. `before_manifest` is called when everything but the manifest is stored, and
+    returns more metadata: what must be durable first can be written meanwhile. Raises ConflictingRecord when other
+    tensors are published as this version, ObjectMissing when version - 1 is not published.
     """
     prefix = layout.weights(version)
     digests = digest_all(tensors)
@@ -72,9 +72,9 @@ def publish_version(
     chained = any(draft.encoding != "full" for draft in drafts.values())
     drafted = draft_set(drafts, metadata, base=version - 1 if chained else None)
     drafted.write_objects(store, prefix)
-    before_manifest()
-    if commit(store, layout.manifest(prefix), records.encode(drafted.manifest)):
-        return drafted.manifest
+    manifest = with_metadata(drafted.manifest, before_manifest())
+    if commit(store, layout.manifest(prefix), records.encode(manifest)):
+        return manifest
     return same_tensors(store, prefix, tensors, digests)
 
 

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from storage import layout, records
@@ -163,6 +163,11 @@ def write_manifest(store: ObjectStore, prefix: str, parts: Iterable[Manifest], m
     stored = read_manifest(store, prefix)
     _check_same(store, prefix, stored, _contents(tensors))
     return stored
+
+
+def with_metadata(manifest: Manifest, more: Mapping[str, Any]) -> Manifest:
+    """The manifest of the same tensors with `more` metadata."""
+    return sealed(replace(manifest, metadata={**manifest.metadata, **_as_json(more)}))
 
 
 def read_manifest(store: ObjectStore, prefix: str) -> Manifest:

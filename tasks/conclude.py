@@ -44,7 +44,7 @@ def commit_and_show(plan: PlanReference, *, last: bool) -> IterationOutcome:
     store = connect(plan.run_url)
     config = parse(read_config(store, read_plan(store, plan.iteration)))
     pools = config.pools
-    prices = {"rollout": pools.rollout.price_usd_per_h, "train": pools.train.price_usd_per_h}
+    prices = {"rollout": pools.rollout.price_usd_per_h, "train": config.trainer.nnodes * pools.train.price_usd_per_h}
     report = conclude_iteration(store, plan.iteration, prices, SystemClock())
     history = reports(store)
     store.put(layout.METRICS, metrics_lines(history, evaluations(store)))

@@ -20,7 +20,7 @@ from pydantic.fields import FieldInfo
 
 import gleaner
 from examples.warm_start import build_model, build_tokenizer
-from resources.pools import PoolConfig, PoolsConfig
+from resources.pools import PoolConfig
 from resources.prices import price_table
 from storage.clock import SystemClock
 from storage.connect import connect
@@ -30,6 +30,7 @@ from tasks.grading.config import RewardConfig
 from tasks.grading.grader import Grader
 from tasks.grading.reward import GradingCase
 from tasks.learning.advance import advance
+from tasks.learning.config import OptimizerConfig
 from tasks.plan import prepare
 from tasks.prompts.config import DataConfig
 from tasks.prompts.loading import load_prompts
@@ -130,6 +131,10 @@ def test_the_rules_complain(rule: Callable[[Path, str], Iterator[str]], text: st
 
 # Configuration: every field with its type, default, range, and whether it may change within a run.
 
+NAMES: dict[typing.Any, str] = {int: "integer", float: "number", str: "text", bool: "boolean", dict: "mapping"}
+# Kinds whose sections share one table; where they differ from it stands in a table behind it.
+SHARED = (PoolConfig, OptimizerConfig)
+
 
 def sections() -> dict[str, type]:
     """The dataclass of every section of RunConfig; of a list, that of its items."""
@@ -174,10 +179,19 @@ def _type_and_range(hint: typing.Any) -> tuple[str, str]:
     kind, *notes = typing.get_args(hint) if typing.get_origin(hint) is typing.Annotated else (hint,)
     if typing.get_origin(kind) is tuple and typing.get_origin(typing.get_args(kind)[0]) is typing.Literal:
         return "list of names", _type_and_range(typing.get_args(kind)[0])[1]
+    if typing.get_origin(kind) is tuple:
+        item = typing.get_args(kind)[0]
+        item = typing.get_args(item)[0] if typing.get_origin(item) is typing.Annotated else item
+        return f"list of {'mappings' if dataclasses.is_dataclass(item) else f'{NAMES[_plain(item)]}s'}", ", ".join(
+            _bounds(notes)
+        )
     if typing.get_origin(kind) is typing.Literal:
         return "name", ", ".join(f"`{value}`" for value in typing.get_args(kind))
-    names = {int: "integer", float: "number", str: "text", bool: "boolean", dict: "mapping", tuple: "list of mappings"}
-    return names[typing.get_origin(kind) or kind], ", ".join(_bounds(notes))
+    return NAMES[_plain(kind)], ", ".join(_bounds(notes))
+
+
+def _plain(kind: typing.Any) -> typing.Any:
+    return typing.get_origin(kind) or kind
 
 
 def _bounds(notes: list[FieldInfo]) -> Iterator[str]:
@@ -205,22 +219,31 @@ def documented_rows() -> dict[str, dict[str, list[str]]]:
     return found
 
 
+def shown_as(kind: type) -> type:
+    """Of a kind that shares a table, the kind that the table is of."""
+    return next((shared for shared in SHARED if issubclass(kind, shared)), kind)
+
+
 def test_every_field_stands_in_the_tables_of_the_configuration() -> None:
-    # The pools share one table; where they differ from it is the next test's.
-    kinds = {section: PoolConfig if issubclass(kind, PoolConfig) else kind for section, kind in sections().items()}
+    kinds = {section: shown_as(kind) for section, kind in sections().items()}
+    # What an evaluation has of a run's own kinds is documented with the run.
+    own = [kind for section, kind in kinds.items() if not section.startswith("evaluation.")]
+    kinds = {section: kind for section, kind in kinds.items() if section[:11] != "evaluation." or kind not in own}
     expected = {section: expected_rows(section, kind) for section, kind in kinds.items()}
     expected = {section: rows for section, rows in expected.items() if rows}
     assert len(expected) > 10
     assert documented_rows() == expected
 
 
-def test_the_pools_own_defaults_are_documented() -> None:
+def test_own_defaults_of_sections_that_share_a_table_are_documented() -> None:
     text = (GUIDE / "configuration.md").read_text(encoding="utf-8")
-    plain = vars(PoolConfig())
-    for pool in dataclasses.fields(PoolsConfig):
-        own = [(name, value) for name, value in vars(getattr(PoolsConfig(), pool.name)).items() if value != plain[name]]
+    sharing = {section: kind for section, kind in sections().items() if issubclass(kind, SHARED)}
+    assert len(sharing) == 5
+    for section, kind in sharing.items():
+        plain = vars(shown_as(kind)())
+        own = [(name, value) for name, value in vars(kind()).items() if value != plain[name]]
         shown = ", ".join(f"`{name}: {json.dumps(value)}`" for name, value in own) or "none"
-        assert f"| `pools.{pool.name}` | {shown} |" in text
+        assert f"| `{section}` | {shown} |" in text
 
 
 def test_whole_configurations_in_the_documents_are_valid() -> None:
@@ -233,15 +256,29 @@ def test_whole_configurations_in_the_documents_are_valid() -> None:
 # Metrics and messages.
 
 
+# Between them they have every metric that there is only with some setting.
+ALGORITHMS: dict[str, dict[str, typing.Any]] = {
+    "plain": {},
+    "ppo": {"preset": "ppo", "importance_sampling": "token", "overlong_buffer_length": 4},
+    "filtered": {"filter_groups": True},
+}
+
+
 @pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> ReportRecord:
-    """The report of an iteration with one slot, by the production code from plan to conclusion."""
-    model, clock = tmp_path_factory.mktemp("model"), SystemClock()
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
     tokenizer = build_tokenizer()
-    build_model(len(tokenizer)).save_pretrained(model)
-    tokenizer.save_pretrained(model)
+    build_model(len(tokenizer)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def report(model: Path, algorithm: str) -> ReportRecord:
+    """The report of an iteration with one slot, by the production code from plan to conclusion."""
+    clock = SystemClock()
     document = {
-        "run": {"url": "memory://documented-metrics", "num_prompts_per_step": 1, "num_generations": 2},
+        "run": {"url": f"memory://documented-metrics-{algorithm}", "num_prompts_per_step": 1, "num_generations": 2},
+        "algorithm": ALGORITHMS[algorithm],
         "policy": {"path": str(model)},
         "data": {"source": "arithmetic", "size": 4},
         "rewards": [{"function": "arithmetic"}],
@@ -255,10 +292,11 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> ReportRecord:
     return conclude_iteration(connect(reference.run_url), 0, {"rollout": 1.0, "train": 1.0}, clock)
 
 
-def test_every_metric_of_a_report_is_documented_and_no_other(report: ReportRecord) -> None:
+def test_every_metric_of_a_report_is_documented_and_no_other(model: Path) -> None:
     documented = re.findall(r"^\| `([\w/<>]+)` \|", (GUIDE / "metrics.md").read_text(encoding="utf-8"), re.MULTILINE)
-    emitted = {re.sub(r"^rewards/\w+/", "rewards/<function>/", name) for name in report.metrics}
-    assert len(emitted) > 25
+    found = {name for algorithm in ALGORITHMS for name in report(model, algorithm).metrics}
+    emitted = {re.sub(r"^rewards/\w+/", "rewards/<function>/", name) for name in found}
+    assert len(emitted) > 45
     assert sorted(documented) == sorted(emitted)
 
 

@@ -151,6 +151,11 @@ class RunConfig:
             raise ValueError(
                 f"algorithm.num_mini_batches: value {parts}; allowed: 1 to run.num_prompts_per_step ({prompts})"
             )
+        gpus, processes = self.pools.train.gpus, self.trainer.nproc_per_node
+        if gpus and processes > gpus:
+            raise ValueError(
+                f"trainer.nproc_per_node: value {processes}; allowed: 1 to pools.train.gpus ({gpus}), one for each GPU"
+            )
         if self.critic != CriticConfig() and self.algorithm.advantage_estimator != "gae":
             raise ValueError(
                 "critic: given; allowed with algorithm.advantage_estimator "

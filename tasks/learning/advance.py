@@ -6,10 +6,9 @@ Whatever an earlier attempt finished is not done again: weights published, check
 import logging
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 from storage import layout, model_files, prompt_table, records
 from storage.clock import Clock
@@ -29,6 +28,7 @@ from tasks.learning.restoring import restore_learner
 from tasks.learning.staleness import check_staleness
 from tasks.learning.trained_model import training_device
 from tasks.learning.trainer import IterationTrainer
+from tasks.prompts.decode import open_decoder
 
 log = logging.getLogger(__name__)
 BEATS_PER_TTL = 5
@@ -111,7 +111,7 @@ def _step(
             prompts=prompts,
             learner=learner,
             grader=grader,
-            decode=_decoder(model),
+            decode=open_decoder(model),
             algorithm=config.algorithm,
             trainer=config.trainer,
             clock=clock,
@@ -139,15 +139,3 @@ def keep_lease(store: ObjectStore, execution: str, ttl_s: float, clock: Clock) -
     finally:
         ended.set()
         thread.join()
-
-
-def _decoder(model: Path) -> Callable[[Sequence[int]], str]:
-    from transformers import AutoTokenizer  # noqa: PLC0415 - costs seconds
-
-    tokenizer: Any = AutoTokenizer.from_pretrained(str(model))
-
-    def decode(token_ids: Sequence[int]) -> str:
-        text: str = tokenizer.decode(list(token_ids), skip_special_tokens=True)
-        return text
-
-    return decode

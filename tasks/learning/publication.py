@@ -23,6 +23,7 @@ from tasks.learning.ranks import Ranks
 from tasks.sampling.weight_tensors import DTYPES, as_block
 
 Blocks = dict[str, TensorBlock]
+SOURCE = {"source": "train"}
 
 
 class AnotherWasFirstError(Exception):
@@ -52,7 +53,7 @@ def save_and_publish(
     prefix = layout.checkpoint(version)
     policy = checkpoint.begin(store, prefix, learner.policy, learner.optimizer, state, learner.ranks)
 
-    def finish() -> None:
+    def finish() -> dict[str, float]:
         if critic is not None:
             with suppress(ConflictingRecord):
                 critic.finish()
@@ -60,13 +61,13 @@ def save_and_publish(
             policy.finish()
         except ConflictingRecord as error:
             raise AnotherWasFirstError(str(error)) from error
+        return {PUBLISHED_AT_S: clock.wall()}
 
     blocks = published_blocks(store, learner.policy, learner.ranks)
     if not learner.ranks.is_first:
         finish()
         return
-    metadata = {"source": "train", PUBLISHED_AT_S: clock.wall()}
-    publish_version(store, version, blocks, metadata, base=base, full_interval=full_interval, before_manifest=finish)
+    publish_version(store, version, blocks, SOURCE, base=base, full_interval=full_interval, before_manifest=finish)
 
 
 def publish(
@@ -80,7 +81,7 @@ def publish(
     """Publish the weights of a version whose checkpoint is stored."""
     blocks = published_blocks(store, learner.policy, learner.ranks)
     if learner.ranks.is_first:
-        metadata = {"source": "train", PUBLISHED_AT_S: clock.wall()}
+        metadata = {**SOURCE, PUBLISHED_AT_S: clock.wall()}
         publish_version(store, version, blocks, metadata, base=base, full_interval=full_interval)
 
 

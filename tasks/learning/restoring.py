@@ -36,6 +36,7 @@ def restore_learner(
     optimizer = PolicyOptimizer(policy.parameters(), config.optimizer)
     if saved:
         checkpoint.restore(saved, policy, optimizer)
+    del saved  # The critic's takes as much of the host's memory.
     critic = None
     if config.algorithm.advantage_estimator == "gae":
         critic = _critic(store, version, config, model, clock, ranks)
