@@ -173,3 +173,41 @@ def test_the_overlong_buffer_is_within_the_length_of_responses():
         parse(document | {"sampling": {"max_completion_length": 8}})
     wanted = "algorithm.overlong_buffer_length: value 9; allowed: null, or 1 to sampling.max_completion_length (8)"
     assert caught.value.problems == [wanted]
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        (
+            {"run": {"url": "memory://x", "num_prompts_per_step": 3}, "algorithm": {"num_mini_batches": 4}},
+            r"algorithm\.num_mini_batches: value 4; allowed: 1 to run\.num_prompts_per_step \(3\)",
+        ),
+        (
+            {"critic": {"warmup_iterations": 1}},
+            r"critic: given; allowed with algorithm\.advantage_estimator 'grpo': nothing, because there is no critic",
+        ),
+        (
+            {"pools": {"train": {"gpus": 4}}, "trainer": {"nproc_per_node": 8}},
+            r"trainer\.nproc_per_node: value 8; allowed: 1 to pools\.train\.gpus \(4\), one for each GPU",
+        ),
+    ],
+)
+def test_sections_that_do_not_go_together_are_refused(sections, message):
+    with pytest.raises(ConfigError, match=message):
+        parse(MINIMAL | sections)
+
+
+def test_sections_that_go_together_are_not():
+    config = parse(
+        MINIMAL
+        | {
+            "algorithm": {"preset": "ppo", "num_mini_batches": 32},
+            "critic": {"optimizer": {"beta2": 0.99}},
+            "pools": {"train": {"gpus": 8}},
+            "trainer": {"nproc_per_node": 8, "nnodes": 2},
+            "lora": {"rank": 8, "target_modules": ["q_proj"]},
+        }
+    )
+    assert config.critic.optimizer.learning_rate == 1e-5
+    assert (config.lora.alpha, config.lora.target_modules) == (64.0, ("q_proj",))
+    assert digest(config) != digest(parse({**dump(config), "lora": None}))
