@@ -3,7 +3,7 @@
 import json
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import closing, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -32,6 +32,7 @@ from tasks.prompts.prompt import PromptError
 from tasks.reporting.crew_view import RunView
 from tasks.reporting.evaluation_tab import evaluation_line
 from tasks.reporting.export import export_rollouts
+from tasks.reporting.export_adapter import export_adapter
 from tasks.reporting.export_model import DTYPES, STORED, export_model
 from tasks.reporting.nonfinite import nonfinite_line
 from tasks.reporting.watch import Watcher
@@ -51,6 +52,12 @@ COLUMNS = (
     ("seconds", "timing_s/iteration", "{:.1f}"),
     ("dollars", "cost/usd_iter", "{:.5f}"),
 )
+# What can be exported, with the options of each as they are shown.
+EXPORTS = {
+    "--rollouts": {"--iterations": "--iterations a:b", "--overwrite": "--overwrite"},
+    "--model": {"--version": "--version N", "--dtype": "--dtype D"},
+    "--adapter": {"--version": "--version N"},
+}
 EXPECTED = (ConfigError, ModelError, PromptError, GradingError, StorageError, LookupError, ValueError)
 
 
@@ -202,10 +209,11 @@ def _tell_outcome(plan: PlanRecord, outcome: SessionOutcome) -> None:
 @click.argument("run_url")
 @click.option("--rollouts", is_flag=True, help="The responses, with tokens, log-probs and rewards, as Parquet files.")
 @click.option("--model", is_flag=True, help="A weight version, as a Hugging Face model directory.")
+@click.option("--adapter", is_flag=True, help="The LoRA adapter of a weight version, as a PEFT folder.")
 @click.option("--to", "folder", type=click.Path(path_type=Path), required=True, help="The folder to write to.")
 @click.option("--iterations", help="Of --rollouts: a:b (without b), a:, :b, or a; default: all.")
 @click.option("--overwrite", is_flag=True, help="Of --rollouts: replace files that are there.")
-@click.option("--version", type=click.IntRange(min=0), help="Of --model: the weight version; default: the newest.")
+@click.option("--version", type=click.IntRange(min=0), help="Of --model and --adapter: which; default: the newest.")
 @click.option(
     "--dtype", type=click.Choice([STORED, *DTYPES]), help="Of --model: convert to; default: stored, as it is."
 )
@@ -213,6 +221,7 @@ def export(
     run_url: str,
     rollouts: bool,
     model: bool,
+    adapter: bool,
     folder: Path,
     iterations: str | None,
     overwrite: bool,
@@ -221,19 +230,34 @@ def export(
 ) -> None:
     """Copy what a run has produced into files for other tools; the run is only read."""
     try:
-        if rollouts and not model and version is None and dtype is None:
+        _check_export(
+            {"--rollouts": rollouts, "--model": model, "--adapter": adapter},
+            {"--iterations": iterations, "--overwrite": overwrite or None, "--version": version, "--dtype": dtype},
+        )
+        if rollouts:
             chosen = ":" if iterations is None else iterations
             for file in export_rollouts(connect(run_url), chosen, folder, overwrite=overwrite):
                 click.echo(f"{file.path}: {file.responses} of {file.planned} responses of iteration {file.iteration}")
-        elif model and not rollouts and iterations is None and not overwrite:
+        elif model:
             done = export_model(connect(run_url), folder, SystemClock(), version=version, dtype=dtype or STORED)
             size = f"{done.num_bytes} bytes of {done.dtype} in {done.files} file{'s' * (done.files > 1)}"
             click.echo(f"{done.path}: weight version {done.version}, {done.tensors} tensors, {size}")
         else:
-            allowed = "--rollouts [--iterations a:b] [--overwrite], or --model [--version N] [--dtype D]"
-            raise ValueError(f"export: allowed: {allowed}")
+            made = export_adapter(connect(run_url), folder, SystemClock(), version=version)
+            layers = f"{made.layers} layer{'s' * (made.layers > 1)}"
+            size = f"rank {made.rank}, {layers}, {made.num_bytes} bytes of float32"
+            click.echo(f"{made.path}: adapter of weight version {made.version}, {size}")
     except (*EXPECTED, OSError) as error:
         _refuse(error)
+
+
+def _check_export(kinds: Mapping[str, bool], options: Mapping[str, object]) -> None:
+    """Refuse anything but one kind, with options (None: not given) of its own."""
+    chosen = [kind for kind, is_chosen in kinds.items() if is_chosen]
+    given = {name for name, value in options.items() if value is not None}
+    if len(chosen) != 1 or not given <= EXPORTS[chosen[0]].keys():
+        forms = [" ".join([kind, *(f"[{shown}]" for shown in of_it.values())]) for kind, of_it in EXPORTS.items()]
+        raise ValueError(f"export: allowed: {', '.join(forms[:-1])}, or {forms[-1]}")
 
 
 @main.command()

@@ -8,7 +8,8 @@ from safetensors.numpy import load_file
 from gleaner import main
 from storage import layout, records
 from storage.connect import connect
-from storage.records import PlanRecord
+from storage.records import PlanRecord, RunRecord
+from storage.weights import TensorBlock, publish
 from tasks.configuration.run_config import dump, parse
 from tests.committed_runs import run_of
 
@@ -23,16 +24,20 @@ def run(tmp_path):
     return url
 
 
-def set_retention(store, retention):
+def resolved(**sections):
     document = {
         "run": {"url": "memory://x"},
         "policy": {"path": "m"},
         "data": {"source": "arithmetic"},
         "rewards": [{"function": "arithmetic"}],
-        "retention": retention,
     }
+    return dump(parse(document | sections))
+
+
+def set_retention(store, retention):
     plan = records.read(store, PlanRecord, layout.plan(2))
-    fields = {name: getattr(plan, name) for name in plan.__dataclass_fields__} | {"config": dump(parse(document))}
+    fields = {name: getattr(plan, name) for name in plan.__dataclass_fields__}
+    fields["config"] = resolved(retention=retention)
     store.put(layout.plan(2), records.encode(PlanRecord(**fields)))
 
 
@@ -80,13 +85,19 @@ MIXED = [
     ("--rollouts", "--dtype", "stored"),
     ("--model", "--iterations", ":"),
     ("--model", "--overwrite"),
+    ("--model", "--adapter"),
+    ("--adapter", "--rollouts"),
+    ("--adapter", "--dtype", "bfloat16"),
+    ("--adapter", "--iterations", ":"),
+    ("--adapter", "--overwrite"),
 ]
 
 
 @pytest.mark.parametrize("options", MIXED, ids=str)
-def test_export_is_of_rollouts_or_of_a_model(run, tmp_path, options):
+def test_export_is_of_one_of_three_things(run, tmp_path, options):
     assert refused(gleaner("export", run, *options, "--to", tmp_path / "out")) == (
-        "gleaner: export: allowed: --rollouts [--iterations a:b] [--overwrite], or --model [--version N] [--dtype D]"
+        "gleaner: export: allowed: --rollouts [--iterations a:b] [--overwrite], --model [--version N] [--dtype D], "
+        "or --adapter [--version N]"
     )
     assert not (tmp_path / "out").exists()
 
@@ -123,6 +134,39 @@ def test_what_the_export_of_a_model_cannot_do_is_one_line(run, tmp_path):
     unknown = gleaner("export", "--model", run, "--to", out, "--dtype", "int8")
     assert (unknown.exit_code, "'stored', 'bfloat16', 'float32', 'float16'" in unknown.stderr) == (2, True)
     assert not out.exists()
+
+
+def begin(store, **sections):
+    record = RunRecord(config=resolved(**sections), digest="", vocab_size=1, created_at_s=0)
+    store.put(layout.RUN, records.encode(record))
+
+
+def test_export_of_an_adapter_says_what_it_wrote(tmp_path):
+    store, out = connect(str(tmp_path / "run")), tmp_path / "out"
+    begin(store, lora={"rank": 2})
+    publish(store, layout.weights(0), {"a.weight": TensorBlock("F32", (4, 3), bytes(48))}, {})
+    names = {letter: f"parameter.a.lora_{letter}.default.weight" for letter in "AB"}
+    factors = {names["A"]: TensorBlock("F32", (2, 3), bytes(24)), names["B"]: TensorBlock("F32", (4, 2), bytes(32))}
+    publish(store, layout.checkpoint(1), factors, {})
+    result = gleaner("export", "--adapter", tmp_path / "run", "--to", out, "--version", 1)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout == f"{out}: adapter of weight version 1, rank 2, 1 layer, 56 bytes of float32\n"
+    held = {name: tensor.shape for name, tensor in load_file(out / "adapter_model.safetensors").items()}
+    assert held == {"base_model.model.a.lora_A.weight": (2, 3), "base_model.model.a.lora_B.weight": (4, 2)}
+
+
+def test_what_the_export_of_an_adapter_cannot_do_is_one_line(run, tmp_path):
+    begin(connect(run))
+    assert refused(gleaner("export", "--adapter", run, "--to", tmp_path / "out")) == (
+        f"gleaner: lora: value null in the configuration of {run}, which trains the whole policy; allowed: a section "
+        "lora; --model exports the policy"
+    )
+    begin(connect(run), lora={})
+    assert gleaner("sweep", run).exit_code == 0
+    assert refused(gleaner("export", "--adapter", run, "--to", tmp_path / "out", "--version", 1)) == (
+        "gleaner: version: checkpoint 1 was deleted by the run's retention; allowed: 2, 3"
+    )
+    assert not (tmp_path / "out").exists()
 
 
 def test_sweep_first_tells_then_does(run):

@@ -8,7 +8,7 @@ import logging
 import re
 import tempfile
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,9 @@ from storage.records import PlanRecord
 from storage.responses import Response
 from storage.run import exists, next_iteration, read_plan
 from storage.store import ObjectStore
+from tasks.prompts.decode import Decode, open_decoder
 
 log = logging.getLogger(__name__)
-Decode = Callable[[Sequence[int]], str]
 # Without any of them transformers makes a tokenizer that knows no word.
 TOKENIZER_FILES = frozenset({"tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt"})
 RANGE = re.compile(r"(\d*):(\d*)|(\d+)")
@@ -89,21 +89,13 @@ def load_decoder(store: ObjectStore) -> Decode | None:
     if not TOKENIZER_FILES & names:
         log.warning("%s (none of %s is there)", notice, ", ".join(sorted(TOKENIZER_FILES)))
         return None
-    from transformers import AutoTokenizer  # noqa: PLC0415 - costs seconds
-
     try:
         with tempfile.TemporaryDirectory(prefix="gleaner-model-") as name:
             model_files.download(store, Path(name))
-            tokenizer: Any = AutoTokenizer.from_pretrained(name)
+            return open_decoder(Path(name))
     except Exception as error:  # noqa: BLE001 - whatever a damaged file makes of the library that reads it
         log.warning("%s (%s)", notice, error)
         return None
-
-    def decode(token_ids: Sequence[int]) -> str:
-        text: str = tokenizer.decode(token_ids, skip_special_tokens=True)
-        return text
-
-    return decode
 
 
 def rollout_table(

@@ -8,7 +8,8 @@ import json
 import shutil
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import groupby
@@ -66,11 +67,7 @@ def export_model(
     if dtype not in (STORED, *DTYPES):
         raise ValueError(f"dtype: value {dtype!r}; allowed: {', '.join((STORED, *DTYPES))}")
     chosen = choose_version(store, version)
-    target = _free_folder(folder)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = target.with_name(f".{target.name}.{uuid.uuid4().hex}.unfinished")
-    try:
-        unfinished.mkdir()
+    with appearing(folder) as unfinished:
         model_files.download(store, unfinished)
         config = _read_config(store, unfinished)
         manifest, tensors = _pull(store, chosen, clock)
@@ -79,7 +76,7 @@ def export_model(
         described = {name: (_code(block.dtype, dtype), block.shape) for name, block in tensors.items()}
         usual = _usual_dtype(described)
         files = _write_weights(unfinished, tensors, described, shard_bytes_max)
-        _write_json(unfinished / CONFIG, _with_dtype(_with_architecture(config), usual))
+        write_json(unfinished / CONFIG, _with_dtype(_with_architecture(config), usual))
         exported = ExportedModel(
             path=folder,
             version=chosen,
@@ -88,26 +85,42 @@ def export_model(
             num_bytes=sum(num_bytes(*each) for each in described.values()),
             files=files,
         )
-        card = model_card(exported, store.url, _base_model(store), manifest, clock.wall())
+        card = model_card(exported, store.url, base_model(store), manifest, clock.wall())
         (unfinished / CARD).write_text(card, encoding="utf-8")
-        _put_in_place(unfinished, target)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
     return exported
 
 
-def choose_version(store: ObjectStore, version: int | None) -> int:
-    """`version`, or the newest that is published; raises LookupError naming those there are."""
+@contextmanager
+def appearing(folder: Path) -> Iterator[Path]:
+    """A new folder to write to, which takes the place of `folder` when the block ends; if it raises, nothing is left.
+
+    Raises FileExistsError, NotADirectoryError or ValueError when `folder` is not empty or cannot be put in place.
+    """
+    target = _free_folder(folder)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = target.with_name(f".{target.name}.{uuid.uuid4().hex}.unfinished")
+    try:
+        unfinished.mkdir()
+        yield unfinished
+        _put_in_place(unfinished, target)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def choose_version(
+    store: ObjectStore, version: int | None, prefix: str = layout.WEIGHTS, noun: str = "weight version"
+) -> int:
+    """`version`, or the newest of those below `prefix`, called `noun`; raises LookupError naming those there are."""
     if not exists(store, layout.RUN):
         raise LookupError(f"{store.url} holds no run")
-    published = sorted(list_versions(store, layout.WEIGHTS).complete)
+    published = sorted(list_versions(store, prefix).complete)
     if not published:
-        raise LookupError(f"{store.url} holds no weight version yet")
+        raise LookupError(f"{store.url} holds no {noun} yet")
     if version is None:
         return published[-1]
     if version not in published:
         why = "was deleted by the run's retention" if 0 <= version < published[-1] else "is not published"
-        raise LookupError(f"version: weight version {version} {why}; allowed: {_ranges(published)}")
+        raise LookupError(f"version: {noun} {version} {why}; allowed: {_ranges(published)}")
     return version
 
 
@@ -132,15 +145,49 @@ def model_card(exported: ExportedModel, run_url: str, base: str | None, manifest
         "weight version": f"{exported.version}, the policy after so many iterations",
         "base model": f"`{base}`" if base else None,
         "weights": f"{exported.dtype}, {exported.num_bytes} bytes",
-        "published": _day(published_s) if isinstance(published_s, int | float) else None,
-        "exported": _day(now_s),
+        "published": day(published_s) if isinstance(published_s, int | float) else None,
+        "exported": day(now_s),
     }
+    return card("transformers", f"{base or 'A policy'}, weight version {exported.version}", rows)
+
+
+def card(library: str, title: str, rows: Mapping[str, str | None]) -> str:
+    """A README.md as model hubs read it: the library that opens the folder, a title, and a table of what is known."""
     table = "\n".join(f"| {name} | {value} |" for name, value in rows.items() if value)
     return (
-        "---\nlibrary_name: transformers\npipeline_tag: text-generation\n---\n\n"
-        f"# {base or 'A policy'}, weight version {exported.version}\n\n"
+        f"---\nlibrary_name: {library}\npipeline_tag: text-generation\n---\n\n# {title}\n\n"
         f"From a run of Gleaner, reinforcement-learning post-training.\n\n| | |\n|---|---|\n{table}\n"
     )
+
+
+def base_model(store: ObjectStore) -> str | None:
+    """Name of the directory that the run's first weights were read from."""
+    try:
+        source = read_manifest(store, layout.weights(0)).metadata.get("source")
+    except ObjectMissing:
+        return None
+    return source if isinstance(source, str) else None
+
+
+def write_file(path: Path, tensors: dict[str, TensorBlock], described: Described) -> None:
+    """Write a safetensors file of the tensors that `described` names, in its dtypes; they are taken out of `tensors`.
+
+    Raises ValueError when a dtype does not hold a tensor's values.
+    """
+    with path.open("wb") as file:
+        file.write(encode_header(described))
+        for name in in_file_order(described):
+            file.write(_converted(name, tensors.pop(name), described[name][0]).data)
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write `content` for people and programs."""
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def day(at_s: float) -> str:
+    """The day of a wall clock's reading, in UTC."""
+    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d")
 
 
 def _free_folder(folder: Path) -> Path:
@@ -172,17 +219,10 @@ def _write_weights(folder: Path, tensors: dict[str, TensorBlock], described: Des
         several = f"model-{number:05d}-of-{len(groups):05d}.safetensors"
         name = several if len(groups) > 1 else "model.safetensors"
         places |= dict.fromkeys(group, name)
-        _write_file(folder / name, tensors, {tensor: described[tensor] for tensor in group})
+        write_file(folder / name, tensors, {tensor: described[tensor] for tensor in group})
     if len(groups) > 1:
-        _write_json(folder / INDEX, {"metadata": {"total_size": sum(sizes.values())}, "weight_map": places})
+        write_json(folder / INDEX, {"metadata": {"total_size": sum(sizes.values())}, "weight_map": places})
     return len(groups)
-
-
-def _write_file(path: Path, tensors: dict[str, TensorBlock], described: Described) -> None:
-    with path.open("wb") as file:
-        file.write(encode_header(described))
-        for name in in_file_order(described):
-            file.write(_converted(name, tensors.pop(name), described[name][0]).data)
 
 
 def _converted(name: str, block: TensorBlock, code: str) -> TensorBlock:
@@ -262,15 +302,6 @@ def _with_dtype(config: Mapping[str, Any], dtype: str) -> dict[str, Any]:
     return changed | {"dtype": dtype, "torch_dtype": dtype}
 
 
-def _base_model(store: ObjectStore) -> str | None:
-    """Name of the directory that the run's first weights were read from."""
-    try:
-        source = read_manifest(store, layout.weights(0)).metadata.get("source")
-    except ObjectMissing:
-        return None
-    return source if isinstance(source, str) else None
-
-
 def _put_in_place(unfinished: Path, target: Path) -> None:
     try:
         unfinished.rename(target)  # in the place of an empty folder, too
@@ -280,10 +311,6 @@ def _put_in_place(unfinished: Path, target: Path) -> None:
         raise FileExistsError(f"{target} was filled by somebody else meanwhile; nothing was written to it") from error
 
 
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
 def _ranges(versions: Iterable[int]) -> str:
     """Ascending numbers, as "0, 3, 7 to 9"."""
     shown = []
@@ -291,7 +318,3 @@ def _ranges(versions: Iterable[int]) -> str:
         run = [version for _, version in group]
         shown.append(f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)))
     return ", ".join(shown)
-
-
-def _day(at_s: float) -> str:
-    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d")

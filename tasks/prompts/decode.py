@@ -1,0 +1,20 @@
+"""From token ids back to text, with the tokenizer of a model directory; the way there is `tokenise`'s."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+Decode = Callable[[Sequence[int]], str]
+
+
+def open_decoder(model_dir: Path) -> Decode:
+    """A function from token ids to their text without special tokens; raises what transformers does if it cannot."""
+    from transformers import AutoTokenizer  # noqa: PLC0415 - costs seconds
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(str(model_dir))
+
+    def decode(token_ids: Sequence[int]) -> str:
+        text: str = tokenizer.decode(list(token_ids), skip_special_tokens=True)
+        return text
+
+    return decode
