@@ -1,7 +1,8 @@
-"""Claim: whatever happens to a crew, no token is lost, doubled or changed, and every iteration ends.
+"""Claim: whatever happens to a crew, no token is lost, doubled or changed, and every iteration ends as it must.
 
 Each seed is one simulated iteration: production session, claims, journal and rebalancing, a scripted engine, a faulty
-store in memory and a virtual clock (benchmarks/simulated_crew.py). `--seed K --trace` shows one history event by event.
+store in memory and a virtual clock (benchmarks/simulated_crew.py). In one of three, groups of equal rewards are
+filtered, and the iteration closes when enough others are recorded. `--seed K --trace` shows one event by event.
 """
 
 import argparse
@@ -77,6 +78,9 @@ def report(verdicts: list[Verdict], wall_s: float, processes: int, *, as_json: b
         Target(f"histories with something {rule}", broken[rule], "== 0") for rule in ("lost", "doubled", "changed")
     ]
     targets += [
+        Target(
+            "histories that trained, filtered or left out other groups than their rewards say", broken["filter"], "== 0"
+        ),
         Target("histories that did not end, or went round in circles", broken["livelock"], "== 0"),
         Target("histories with a process that ended by an error of its own", broken["error"], "== 0"),
     ]

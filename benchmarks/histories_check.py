@@ -1,7 +1,7 @@
 """What must hold after a history, judged from the objects in the store alone and apart from the code that read them.
 
-The reference reader below is written from docs/format.md (algorithms O and R) and shares nothing with
-storage/assembly.py but the bytes of a shard.
+The reference reader below, and what becomes of each group, are written from docs/format.md (algorithms O, R and F) and
+share nothing with storage/assembly.py and tasks/learning but the bytes of a shard.
 """
 
 from bisect import bisect_right
@@ -9,12 +9,13 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 
 from benchmarks.ledger import Claim, Ledger
 from benchmarks.simulated_crew import OBSERVER, TRAINER, Outcome, SimulatedCrew
-from benchmarks.simulated_history import History
+from benchmarks.simulated_history import History, reward_of
 from benchmarks.simulated_machine import ShardMemory, shards_remembered
 from benchmarks.undisturbed import Whole
 from benchmarks.virtual_threads import virtual_threads
@@ -28,6 +29,7 @@ from tasks.reporting.conclusion import IntegrityError, verify
 NO_SEAL = 1 << 62
 # Who beat at least every half of claim_ttl_s for three of them is alive to everybody, whatever clocks and stores do.
 REGULAR_TTLS, GAP_TTLS = 3.0, 0.5
+Fate = Literal["trained", "filtered"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,13 +133,33 @@ def _check_store(ledger: Ledger) -> None:
             ledger.breaks(f"lost: {key} is no longer what was acknowledged")
 
 
+def fates_of_groups(plan: PlanRecord, truth: Mapping[int, Whole]) -> dict[int, Fate]:
+    """Algorithm F: groups in the order of their numbers, until enough are trained. Those left out are unused.
+
+    A function of the undisturbed responses alone, so however the history goes there is one right answer.
+    """
+    fates: dict[int, Fate] = {}
+    for group in range(plan.num_groups):
+        if plan.groups_wanted is not None and list(fates.values()).count("trained") == plan.groups_wanted:
+            break
+        members = range(group * plan.num_generations, (group + 1) * plan.num_generations)
+        is_equal = len({reward_of(truth[response].token_ids) for response in members}) == 1
+        fates[group] = "filtered" if is_equal and plan.groups_wanted is not None else "trained"
+    return fates
+
+
 def _check_batches(outcome: Outcome, reference: Reference) -> None:
-    """Every response of the plan in exactly one batch, whole, undisturbed, and along its claims."""
+    """Every response of the plan that is not unused in exactly one batch, whole, undisturbed, and along its claims."""
     ledger, plan = outcome.ledger, reference.plan
+    fates = fates_of_groups(plan, outcome.truth)
     batches = [records.read(ledger.store, BatchRecord, key) for key in ledger.store.list(layout.batches(0))]
-    graded = [response for batch in batches for response in batch.responses]
+    trained = [response for batch in batches for response in batch.responses]
+    filtered = [response for batch in batches for response in batch.filtered]
+    graded = [*trained, *filtered]
     counts = Counter(response.response for response in graded)
-    lost = [response for response in outcome.truth if not counts[response]]
+    lost = [
+        response for response in outcome.truth if not counts[response] and response // plan.num_generations in fates
+    ]
     if lost:
         ledger.breaks(f"lost: responses {lost} are in no batch")
     for response, count in counts.items():
@@ -151,9 +173,43 @@ def _check_batches(outcome: Outcome, reference: Reference) -> None:
             ledger.breaks(f"changed: response {recorded.response} was trained on rows that no claim counts")
     if not lost:
         try:
-            verify(plan, graded, JournalReader(ledger.store, plan, 1))
+            verify(plan, trained, JournalReader(ledger.store, plan, 1), filtered)
         except (IntegrityError, CorruptObject) as error:
             ledger.breaks(f"changed: the conclusion refuses it: {error}")
+    _check_closing(ledger)
+    _check_fates(outcome, plan, batches, fates)
+
+
+def _check_closing(ledger: Ledger) -> None:
+    """After the last micro-batch was committed, so was `closed`: from then on members drop what they have."""
+    keys = list(ledger.created)
+    late = keys[keys.index(layout.closed(0)) :] if layout.closed(0) in keys else []
+    for key in late:
+        if key.startswith(layout.batches(0)):
+            ledger.breaks(f"lost: {key} was recorded after the iteration had been closed")
+
+
+def _check_fates(outcome: Outcome, plan: PlanRecord, batches: Sequence[BatchRecord], fates: Mapping[int, Fate]) -> None:
+    """Algorithm F: groups are trained, filtered and left out as the rewards of the undisturbed responses say."""
+    ledger, size = outcome.ledger, plan.num_generations
+    order: list[int] = []
+    for batch in batches:
+        if not batch.graded:
+            ledger.breaks(f"filter: batch {batch.number} holds nothing")
+        order += sorted({recorded.response // size for recorded in batch.graded})
+        for fate, responses in (("trained", batch.responses), ("filtered", batch.filtered)):
+            for recorded in responses:
+                due = fates.get(recorded.response // size, "unused")
+                if fate != due:
+                    ledger.breaks(f"filter: response {recorded.response} is {fate}; its group is to be {due}")
+    if plan.groups_wanted is None:
+        return
+    if order != sorted(order):
+        ledger.breaks(f"filter: groups were taken in the order {order}")
+    for recorded in (recorded for batch in batches for recorded in batch.graded):
+        worth = reward_of(outcome.truth[recorded.response].token_ids)
+        if recorded.reward != worth:
+            ledger.breaks(f"changed: response {recorded.response} is recorded with {recorded.reward}, not {worth}")
 
 
 def _follows_claims(recorded: GradedResponse, reference: Reference) -> bool:
@@ -209,6 +265,11 @@ def _check_transfers(outcome: Outcome, history: History, reference: Reference) -
                 outcome.ledger.breaks(f"livelock: {claim.incarnation} took response {response} back from {holder}")
 
 
+def _has_ended(reference: Reference, response: int) -> bool:
+    spans = reference.lineage(response)
+    return any(row.finish.ends_response for span in spans for _, row in reference.rows_of(response, span))
+
+
 def _has_released(reference: Reference, response: int, holder: str) -> bool:
     spans = [span for span in reference.lineage(response) if span.incarnation == holder]
     return any(row.finish is Finish.RELEASED for span in spans for _, row in reference.rows_of(response, span))
@@ -256,8 +317,18 @@ def _count(outcome: Outcome, reference: Reference) -> None:
     counting = sum(
         len(reference.rows_of(response, span)) for response in outcome.truth for span in reference.lineage(response)
     )
+    plan = reference.plan
+    fates = fates_of_groups(plan, outcome.truth)
+    unused = [response for response in outcome.truth if response // plan.num_generations not in fates]
+    trained = list(fates.values()).count("trained")
     counts.update(
         {
+            "groups wanted": plan.groups_wanted or 0,
+            "groups wanted, not found": 0 if plan.groups_wanted is None else plan.groups_wanted - trained,
+            "groups filtered": list(fates.values()).count("filtered"),
+            "histories closed early": int(bool(unused)),
+            "responses unused": len(unused),
+            "responses unused, unended": sum(not _has_ended(reference, response) for response in unused),
             "responses": len(outcome.truth),
             "requests": sum(outcome.ledger.calls.values()),
             "claims": len(outcome.ledger.claims),

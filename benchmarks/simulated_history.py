@@ -5,6 +5,7 @@ wrong, so that a history that does not end shows a fault of the protocol and not
 """
 
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -46,6 +47,8 @@ class History:
     arrivals_s: first start of each member's slot; those beyond the plan's slots are joiners.
     stays_s: after how long a member leaves of its own accord; None: it does not.
     hand_over: probability per look at the notice, once a decode step, of handing a response over.
+    in_plan_order: always so where the plan says how many groups are wanted.
+    micro_batch_tokens_max: padded tokens, prompts included, of a micro-batch; where the plan says how many are wanted.
     engine_dies: probability per decode step, until the calm, that the engine dies in it.
     """
 
@@ -68,6 +71,7 @@ class History:
     poll_interval_s: float
     hand_over: float
     in_plan_order: bool
+    micro_batch_tokens_max: int
     engine_dies: float
 
     @property
@@ -84,7 +88,9 @@ class History:
 def draw_history(seed: int) -> History:
     """The history of a seed; the same on every machine and in every process."""
     rng = random.Random(f"history {seed}")
-    plan = _draw_plan(rng)
+    # Of its own, so that whatever else the seed decides is as in a history where all groups are wanted.
+    of_filter = random.Random(f"groups wanted {seed}")
+    plan = _draw_wanted(of_filter, _draw_plan(rng))
     slots, joiners = len(plan.slots), rng.choice((0, 0, 1, 1, 2, 3))
     ttl_s = rng.uniform(12, 30)
     base_s = rng.choice((0.3, 0.6, 1.0))
@@ -110,7 +116,8 @@ def draw_history(seed: int) -> History:
         idle_timeout_s=rng.choice((30.0, 60.0, 120.0)),
         poll_interval_s=rng.uniform(4, 8),
         hand_over=rng.choice((0.0, 0.0, 0.005, 0.02)),
-        in_plan_order=rng.random() < 0.5,
+        in_plan_order=rng.random() < 0.5 or plan.groups_wanted is not None,
+        micro_batch_tokens_max=of_filter.choice((1, 60, 120, 300)),
         engine_dies=rng.choice((0.0, 0.0, 0.005, 0.03)),
     )
 
@@ -132,6 +139,18 @@ def _draw_plan(rng: random.Random) -> PlanRecord:
         config={},
         created_at_s=0.0,
     )
+
+
+def _draw_wanted(rng: random.Random, plan: PlanRecord) -> PlanRecord:
+    """In one of three plans, at most about half of the groups are wanted; fewer may have unequal rewards."""
+    if rng.random() >= 1 / 3:
+        return plan
+    return replace(plan, groups_wanted=rng.randint(1, plan.num_groups // 2 + 1))
+
+
+def reward_of(token_ids: Iterable[int]) -> float:
+    """What a response is worth, by its tokens alone: 1 for about a third, so that two groups in five are equal."""
+    return float(sum(int(token) for token in token_ids) % 3 == 0)
 
 
 def _draw_speed(rng: random.Random, base_s: float) -> Speed:

@@ -1,15 +1,17 @@
 """The trainer of a simulated crew, without its gradients; and an observer, who reads at any moment and wants nothing.
 
-Both read with the production code and compare what they get with the undisturbed responses on the spot.
+Both read with the production code and compare what they get with the undisturbed responses on the spot. Where the plan
+says how many groups are wanted, the production code also grades, filters, divides, records and closes.
 """
 
 import random
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 
 from benchmarks.ledger import Ledger
-from benchmarks.simulated_history import History
-from benchmarks.undisturbed import Whole, begins
+from benchmarks.simulated_history import History, reward_of
+from benchmarks.undisturbed import Whole, begins, prompt
 from benchmarks.virtual_time import Process
 from storage import layout, records
 from storage.assembly import Assembled, JournalReader
@@ -17,9 +19,15 @@ from storage.records import BatchRecord, ClosedRecord, GradedResponse
 from storage.run import exists
 from storage.shard import Finish
 from storage.store import CorruptObject, ObjectMissing, ObjectStore, commit
+from tasks.grading.config import RewardConfig
+from tasks.grading.grader import Grader
 from tasks.learning.follow import FollowConfig, GroupFollower, RecordedElsewhereError
+from tasks.learning.recorded_batches import RecordedBatches
 
 FOR_EVER_S = 1e9
+# The one reward that runs in this process: 1.0 where the decoded text is this column of the prompt.
+REWARD = RewardConfig(function="arithmetic")
+WORTH = {"worked": str(1.0)}
 
 
 class SimulatedTrainer:
@@ -28,6 +36,7 @@ class SimulatedTrainer:
     def __init__(
         self, history: History, store: ObjectStore, process: Process, ledger: Ledger, truth: Mapping[int, Whole]
     ) -> None:
+        self._history = history
         self._plan = history.plan
         self._in_plan_order = history.in_plan_order
         self._store = store
@@ -36,12 +45,24 @@ class SimulatedTrainer:
         self._truth = truth
         self._rng = random.Random(f"trainer {history.seed} {process.name}")
         self._reader = JournalReader(store, history.plan, 1)
-        config = FollowConfig(
-            in_plan_order=history.in_plan_order, timeout_s=FOR_EVER_S, poll_interval_s=history.poll_interval_s
-        )
-        self._follower = GroupFollower(self._reader, history.plan, config, process.clock)
+        self._follower = GroupFollower(self._reader, history.plan, _follow(history), process.clock)
 
     def train(self) -> None:
+        """Until all groups are recorded, or as many as the plan wants."""
+        if self._plan.groups_wanted is None:
+            self._train_all()
+        else:
+            self._train_wanted()
+
+    def _train_wanted(self) -> None:
+        with Grader((REWARD,)) as grader:
+            batches = WantedBatches(self._history, self._store, self._process, grader)
+            for batch in batches:
+                for graded in batch.graded:
+                    self._compare(graded, batches.tokens(graded))
+                self._process.sleep(self._rng.uniform(0, 5))
+
+    def _train_all(self) -> None:
         pending, number = list(range(self._plan.num_groups)), 0
         while pending:
             batch = self._batch(number, pending)
@@ -74,10 +95,37 @@ class SimulatedTrainer:
         )
 
     def _use(self, recorded: GradedResponse) -> None:
-        response = self._reader.follow(recorded.response, recorded.lineage)
+        self._compare(recorded, self._reader.follow(recorded.response, recorded.lineage))
+
+    def _compare(self, recorded: GradedResponse, response: Assembled) -> None:
         whole = response.finish.ends_response and len(response.token_ids) == recorded.length
         if not whole or not begins(response, self._truth[recorded.response]):
             self._ledger.breaks(f"changed: {self._process.name} used wrong tokens of response {recorded.response}")
+
+
+class WantedBatches(RecordedBatches):
+    """The production code, reading with one request at a time: virtual time has no pools of threads."""
+
+    def __init__(self, history: History, store: ObjectStore, process: Process, grader: Grader) -> None:
+        plan, follow = history.plan, _follow(history)
+        super().__init__(
+            store,
+            plan,
+            prompts=[replace(prompt(group), columns=WORTH) for group in range(plan.num_groups)],
+            grader=grader,
+            decode=lambda token_ids: str(reward_of(token_ids)),
+            follow=follow,
+            tokens_max=history.micro_batch_tokens_max,
+            clock=process.clock,
+        )
+        self._reader = JournalReader(store, plan, 1)
+        self._follower = GroupFollower(self._reader, plan, follow, process.clock)
+
+
+def _follow(history: History) -> FollowConfig:
+    return FollowConfig(
+        in_plan_order=history.in_plan_order, timeout_s=FOR_EVER_S, poll_interval_s=history.poll_interval_s
+    )
 
 
 def observe(history: History, store: ObjectStore, process: Process, ledger: Ledger, truth: Mapping[int, Whole]) -> None:
@@ -97,7 +145,7 @@ def observe(history: History, store: ObjectStore, process: Process, ledger: Ledg
 
 
 def _graded(response: Assembled) -> GradedResponse:
-    """As the trainer records it; rewards are no matter here."""
+    """As the trainer records it; rewards are no matter where every group is trained."""
     return GradedResponse(
         response=response.response,
         length=len(response.token_ids),

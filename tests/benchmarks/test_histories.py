@@ -6,20 +6,26 @@ import random
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from benchmarks import histories
-from benchmarks.histories_check import live_and_judge
+from benchmarks import histories, simulated_history
+from benchmarks.histories_check import fates_of_groups, live_and_judge
 from benchmarks.simulated_history import draw_history
+from benchmarks.undisturbed import Whole
 from benchmarks.virtual_time import Process, ProcessClock, Timeline
-from storage import journal, layout
+from storage import journal, layout, records
 from storage.assembly import JournalReader
 from storage.faults import Crashed
 from storage.journal import JournalWriter
 from storage.memory import MemoryStore
-from storage.records import Span
-from storage.store import ObjectMissing, StoreUnavailable
+from storage.records import ClosedRecord, SlotPlan, Span
+from storage.run import exists
+from storage.shard import Finish
+from storage.store import ObjectMissing, StoreUnavailable, commit
+from tasks.learning.recorded_batches import RecordedBatches
 from tasks.sampling import claimant
 
 SEEDS = range(60)
@@ -61,6 +67,11 @@ def test_the_histories_are_eventful(verdicts):
     assert counts["ended: EngineDied"] > 0
     assert counts["responses moved"] > counts["responses"] / 5
     assert counts["responses moved from the living"] > 20
+    assert counts["groups filtered"] > 20
+    assert counts["histories closed early"] > 8
+    assert counts["responses unused"] > 100
+    for what in ("groups wanted, not found", "responses unused, unended"):
+        assert counts[what] > 5, what
 
 
 def test_a_history_is_a_function_of_its_seed_and_not_of_the_process():
@@ -171,6 +182,99 @@ def test_a_writer_that_leaves_a_gap_is_found(monkeypatch):
 
     monkeypatch.setattr(JournalWriter, "_write_unconfirmed", write_once)
     assert broken_by(range(8))["lost"] >= 2
+
+
+# What is wanted there takes several micro-batches, so that there is something between them.
+DIVIDED = [
+    history.seed
+    for history in map(draw_history, range(150))
+    if (history.plan.groups_wanted or 0) > 1 and history.micro_batch_tokens_max <= 60
+]
+
+
+def test_histories_in_which_all_groups_are_wanted_are_the_same_as_without_the_others(monkeypatch):
+    drawn = [draw_history(seed) for seed in SEEDS]
+    monkeypatch.setattr(simulated_history, "_draw_wanted", lambda _, plan: plan)
+    assert 10 < sum(history.plan.groups_wanted is not None for history in drawn) < 30
+    for history in drawn:
+        plain, wanted = draw_history(history.seed), history.plan.groups_wanted is not None
+        plan = replace(history.plan, groups_wanted=None, nonce=plain.plan.nonce)
+        tokens_max = plain.micro_batch_tokens_max
+        in_order = plain.in_plan_order if wanted else history.in_plan_order
+        assert replace(history, plan=plan, in_plan_order=in_order, micro_batch_tokens_max=tokens_max) == plain
+
+
+def test_the_judge_takes_groups_in_order_until_enough_have_unequal_rewards():
+    """A response of one token is worth 1 if that is a multiple of 3."""
+    slot = SlotPlan(slot=0, pool="rollout", groups=tuple(range(6)))
+    plan = replace(draw_history(0).plan, num_generations=2, slots=(slot,))
+    tokens = [(3, 6), (1, 3), (1, 2), (1, 5), (6, 1), (3, 2)]
+    truth = {
+        2 * group + member: Whole(np.array([token], np.uint32), np.zeros(1, np.float32), Finish.STOP)
+        for group, pair in enumerate(tokens)
+        for member, token in enumerate(pair)
+    }
+
+    def fates(wanted):
+        return "".join(fate[0] for fate in fates_of_groups(replace(plan, groups_wanted=wanted), truth).values())
+
+    assert [fates(wanted) for wanted in (1, 2, 3, 4)] == ["ft", "ftfft", "ftfftt", "ftfftt"]
+    assert fates(None) == "tttttt"
+
+
+GATHER, RECORD = RecordedBatches._gather_graded, RecordedBatches._batch
+
+
+def take_whichever_is_finished_first(batches, _missing, recorded, errors):
+    follower = batches._follower
+    follower._config = replace(follower._config, in_plan_order=False)
+    graded = batches._grade([follower.wait(batches._pending, recorded)], errors)
+    return ([], graded) if len({each.reward for each in graded}) == 1 else (graded, [])
+
+
+def filter_nothing(batches, missing, recorded, errors):
+    kept, filtered = GATHER(batches, missing, recorded, errors)
+    return [*kept, *filtered], []
+
+
+def close_before_the_last_is_recorded(batches, missing, recorded, errors):
+    kept, filtered = GATHER(batches, missing, recorded, errors)
+    if len(batches._groups(kept)) == missing:
+        commit(batches._store, layout.closed(0), records.encode(ClosedRecord(iteration=0, reason="too early")))
+    return kept, filtered
+
+
+def forget_what_an_earlier_life_recorded(batches, number, key):
+    known = exists(batches._store, key)
+    batch = RECORD(batches, number, key)
+    batches._groups_trained -= len(batches._groups(batch.responses)) if known else 0
+    return batch
+
+
+def complete_at(enough):
+    """`enough` is told the batches and how many groups are wanted."""
+    return property(lambda batches: not batches._pending or enough(batches, batches._plan.groups_wanted))
+
+
+ONE_EARLY = complete_at(lambda batches, wanted: batches._groups_trained >= max(1, wanted - 1))
+ONE_LATE = complete_at(lambda batches, wanted: batches._groups_trained >= wanted + 1)
+COUNTS_FILTERED = complete_at(lambda batches, wanted: batches._plan.num_groups - len(batches._pending) >= wanted)
+FILTER_BUGS = [
+    ("_gather_graded", take_whichever_is_finished_first, "filter"),
+    ("_gather_graded", filter_nothing, "filter"),
+    ("_gather_graded", close_before_the_last_is_recorded, "lost"),
+    ("_batch", forget_what_an_earlier_life_recorded, "filter"),
+    ("_is_complete", ONE_EARLY, "lost"),
+    ("_is_complete", ONE_LATE, "filter"),
+    ("_is_complete", COUNTS_FILTERED, "lost"),
+]
+NAMES = ("arrival", "unfiltered", "closed before", "forgotten", "one early", "one late", "filtered count")
+
+
+@pytest.mark.parametrize(("name", "bug", "rule"), FILTER_BUGS, ids=NAMES)
+def test_a_trainer_that_filters_or_closes_wrongly_is_found(monkeypatch, name, bug, rule):
+    monkeypatch.setattr(RecordedBatches, name, bug)
+    assert broken_by(DIVIDED)[rule] >= 2
 
 
 def test_a_failing_seed_says_how_to_replay_it(capsys):
