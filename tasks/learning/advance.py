@@ -17,6 +17,7 @@ from storage.records import PlanRecord, TrainingRecord
 from storage.run import beat_lease, exists, read_config, read_plan
 from storage.store import ObjectStore, StorageError, commit
 from storage.weight_versions import pull_version
+from storage.weights import read_manifest
 from tasks.configuration.run_config import RunConfig, parse
 from tasks.grading.run_rewards import open_grader
 from tasks.learning.importance import same_engine
@@ -100,6 +101,7 @@ def _step(
     learner: Learner,
 ) -> TrainingRecord:
     prompts = prompt_table.decode_prompts(plan.prompts_key, store.get(plan.prompts_key))
+    published = {entry.dtype for entry in read_manifest(store, layout.weights(0)).tensors.values()}
     with ExitStack() as stack:
         grader = None
         if learner.ranks.is_first:
@@ -116,7 +118,7 @@ def _step(
             trainer=config.trainer,
             clock=clock,
             started_at_s=started_at_s,
-            same_engine=same_engine(config.rollout, config.trainer),
+            same_engine=same_engine(config.rollout, config.trainer, published),
         ).step()
 
 

@@ -5,7 +5,7 @@ more when the weights do. Pure functions of tensors; weights carry no gradient a
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Literal
 
 import torch
@@ -69,12 +69,19 @@ def masked_sequence_weights(ratios: Tensor, cap: float, floor: float = 0.0) -> T
     return torch.where(kept, log_ratio, -math.inf).exp().expand_as(ratios)
 
 
-def same_engine(rollout: RolloutConfig, trainer: TrainerConfig) -> bool:
-    """Whether an engine is known to compute log-probs as the trainer does: our own, in the trainer's dtype.
+def same_engine(rollout: RolloutConfig, trainer: TrainerConfig, published_dtypes: Collection[str]) -> bool:
+    """Whether an engine is known to compute log-probs as the trainer does: our own, all in float32.
 
-    From the configuration alone, never from what a worker says, so that every attempt decides alike.
+    In bfloat16 batch mates change the last bits, and weights that are published in it are not the trainer's. From
+    what no worker says and never changes in a run, so that every attempt decides alike.
+
+    Args:
+        rollout: The engine and its dtype.
+        trainer: Its dtype.
+        published_dtypes: Of the run's first weights, as manifests name them ("F32").
     """
-    return rollout.engine in ("torch", "scripted") and rollout.dtype == trainer.dtype
+    is_exact = {rollout.dtype, trainer.dtype} == {"float32"} and set(published_dtypes) <= {"F32"}
+    return rollout.engine in ("torch", "scripted") and is_exact
 
 
 def importance_mode(algorithm: AlgorithmConfig, *, same_engine: bool) -> ImportanceMode | None:

@@ -113,19 +113,23 @@ def test_where_the_ratio_of_the_loss_is_to_the_sampler_nothing_is_corrected_twic
 
 
 @pytest.mark.parametrize(
-    ("engine", "dtypes", "same"),
+    ("engine", "dtypes", "published", "same"),
     [
-        ("torch", ("float32", "float32"), True),
-        ("scripted", ("bfloat16", "bfloat16"), True),
-        ("torch", ("bfloat16", "float32"), False),
-        ("torch", ("float16", "bfloat16"), False),
-        ("vllm", ("float32", "float32"), False),
-        ("auto", ("float32", "float32"), False),
+        ("torch", ("float32", "float32"), {"F32"}, True),
+        ("scripted", ("float32", "float32"), {"F32"}, True),
+        ("scripted", ("bfloat16", "bfloat16"), {"F32"}, False),
+        ("torch", ("bfloat16", "float32"), {"F32"}, False),
+        ("torch", ("float32", "bfloat16"), {"F32"}, False),
+        ("torch", ("float32", "float32"), {"BF16"}, False),
+        ("torch", ("float32", "float32"), {"BF16", "F32"}, False),
+        ("vllm", ("float32", "float32"), {"F32"}, False),
+        ("auto", ("float32", "float32"), {"F32"}, False),
     ],
 )
-def test_only_our_own_engines_in_the_trainers_dtype_are_known_to_compute_as_it_does(engine, dtypes, same):
+def test_only_our_own_engines_all_in_float32_are_known_to_compute_as_the_trainer(engine, dtypes, published, same):
+    """Weights that are published in bfloat16 are not the trainer's, whatever computes with them."""
     rollout, trainer = RolloutConfig(engine=engine, dtype=dtypes[0]), TrainerConfig(dtype=dtypes[1])
-    assert same_engine(rollout, trainer) is same
+    assert same_engine(rollout, trainer, published) is same
 
 
 FRACTIONS = (0.01, 0.5, 0.99, 1.0)
