@@ -6,7 +6,7 @@ Owns which versions are stored whole and what a reader of one may need; how to g
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,8 @@ import numpy as np
 
 from storage import layout, records, weight_deltas
 from storage.clock import Clock
-from storage.store import ObjectMissing, ObjectStore, commit
+from storage.run import exists
+from storage.store import ObjectStore, commit
 from storage.weight_cache import WeightCache
 from storage.weight_fetch import Fetch, base_of
 from storage.weight_manifest import (
@@ -54,10 +55,9 @@ def publish_version(
     """
     prefix = layout.weights(version)
     digests = digest_all(tensors)
-    with suppress(ObjectMissing):
-        stored = same_tensors(store, prefix, tensors, digests)
+    if exists(store, layout.manifest(prefix)):
         before_manifest()
-        return stored
+        return same_tensors(store, prefix, tensors, digests)
     before = read_manifest(store, layout.weights(version - 1))
     drafts = _differences(tensors, digests, before, base)
     last = _last_whole(store, version - 1, before)

@@ -4,6 +4,7 @@ What is published are merged weights, so that no engine needs to know; what is i
 the adapter's layers are named, begun and merged; what they compute is peft's.
 """
 
+import functools
 import hashlib
 import math
 import warnings
@@ -73,7 +74,12 @@ class AdaptedPolicy(Policy):
 
     def canonical(self, name: str) -> str:
         """As of `TrainedModel`."""
-        return _published(super().canonical(_within(name, self.module)))
+        return _published(super().canonical(self._within[name]))
+
+    @functools.cached_property
+    def _within(self) -> dict[str, str]:
+        """The names of the pretrained tensors -> those they have in the module with adapters."""
+        return {_published(name): name for name in self.module.state_dict() if not _is_adapter(name)}
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of `tensors()`."""
@@ -146,9 +152,11 @@ class _Beginning:
         self._seed = seed
 
     def tensors(self, module: Any) -> dict[str, Tensor]:
-        values = {_within(name, module): tensor for name, tensor in self._tensors.items()}
+        state = module.state_dict()
+        within = {_published(name): name for name in state}
+        values = {within.get(name, name): tensor for name, tensor in self._tensors.items()}
         self._tensors = {}
-        for name, value in module.state_dict().items():
+        for name, value in state.items():
             if name.endswith(_FIRST):
                 values[name] = self._first(name, tuple(value.shape))
             elif name.endswith(_SECOND):
@@ -188,8 +196,11 @@ def _inject(module: Any, lora: LoraConfig) -> None:
 
 def _check_targets(module: Any, targets: Sequence[str]) -> None:
     """Refuse other kinds of layers: peft adapts them in other ways, which are not merged here."""
+    head = module.get_output_embeddings()
     for name, layer in module.named_modules():
         chosen = any(name == target or name.endswith(f".{target}") for target in targets)
+        if chosen and layer is head:
+            raise PolicyError(f"lora.target_modules: {name} is the head; allowed: linear layers before it")
         if chosen and not (isinstance(layer, nn.Linear) or type(layer).__name__ == "Conv1D"):
             raise PolicyError(f"lora.target_modules: {name} is of type {type(layer).__name__}; allowed: linear layers")
 
@@ -200,10 +211,3 @@ def _is_adapter(name: str) -> bool:
 
 def _published(name: str) -> str:
     return name.replace(_BASE, ".")
-
-
-def _within(name: str, module: Any) -> str:
-    """The name of a pretrained tensor in the module that has adapters."""
-    layer, _, leaf = name.rpartition(".")
-    adapted = f"{layer}{_BASE}{leaf}"
-    return adapted if adapted in module.state_dict() else name

@@ -23,6 +23,7 @@ from tasks.grading.run_rewards import open_grader
 from tasks.learning.importance import same_engine
 from tasks.learning.learner import Learner
 from tasks.learning.nonfinite import keep_nonfinite
+from tasks.learning.optimizer import NonFiniteGradient
 from tasks.learning.publication import AnotherWasFirstError, publish, published_blocks, save_and_publish
 from tasks.learning.ranks import Ranks, joined
 from tasks.learning.restoring import restore_learner
@@ -106,7 +107,9 @@ def _step(
         grader = None
         if learner.ranks.is_first:
             grader = stack.enter_context(open_grader(store, config.rewards, config.trainer.device))
-        stack.enter_context(keep_nonfinite(store, plan))
+        stack.enter_context(_told_before_it_ends(learner.ranks))
+        if learner.ranks.is_first:
+            stack.enter_context(keep_nonfinite(store, plan))
         return IterationTrainer(
             store,
             plan,
@@ -120,6 +123,16 @@ def _step(
             started_at_s=started_at_s,
             same_engine=same_engine(config.rollout, config.trainer, published),
         ).step()
+
+
+@contextmanager
+def _told_before_it_ends(ranks: Ranks) -> Iterator[None]:
+    """Have the other ranks wait for the first to write down what was not finite: their end is its end, too."""
+    try:
+        yield
+    except NonFiniteGradient:
+        ranks.broadcast()
+        raise
 
 
 @contextmanager

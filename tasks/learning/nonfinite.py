@@ -12,6 +12,7 @@ from storage.compaction import read_batches
 from storage.records import NonFiniteRecord, PlanRecord
 from storage.store import ObjectStore, StorageError
 from tasks.learning.optimizer import NonFiniteGradient
+from tasks.learning.ranks import Ranks
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +35,24 @@ def keep_nonfinite(store: ObjectStore, plan: PlanRecord) -> Iterator[None]:
         # Its fields stay, and so does its type: the same error with one more thing to say.
         error.args = (f"{error}; told in {key}, and the tokens and log-probs by: {command}",)
         raise
+
+
+@contextmanager
+def finite_together(ranks: Ranks) -> Iterator[None]:
+    """Make NonFiniteGradient of one rank raise on all at the end of the block, with the responses of all.
+
+    Anything else is raised at once, on the rank where it happens: the others may be in the middle of a collective.
+    """
+    found: NonFiniteGradient | None = None
+    try:
+        yield
+    except NonFiniteGradient as error:
+        found = error
+    told = ranks.gather(None if found is None else [found.quantity, list(found.responses)])
+    failed = [each for each in told if each is not None]
+    if failed:
+        responses = {response for _, named in failed for response in named}
+        raise NonFiniteGradient(failed[0][0], sorted(responses)) from found
 
 
 def _record(store: ObjectStore, plan: PlanRecord, error: NonFiniteGradient) -> NonFiniteRecord:

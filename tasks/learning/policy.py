@@ -90,9 +90,11 @@ class _CheckedScorer(Scorer):
 
     def logits_of_head(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
         """The model's logits, and those of its head alone; both [B, L, V]."""
-        hidden = self.model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
-        logits: Tensor = self.model(input_ids=input_ids, use_cache=False).logits
-        return logits, self.model.get_output_embeddings()(hidden)
+        dtype = self.compute_dtype
+        with torch.autocast(input_ids.device.type, dtype=dtype, enabled=dtype is not None):
+            hidden = self.model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
+            logits: Tensor = self.model(input_ids=input_ids, use_cache=False).logits
+            return logits, self.model.get_output_embeddings()(hidden)
 
 
 def _build(model_dir: Path, config: TrainerConfig, ranks: Ranks, adapt: Callable[[Any], None]) -> Any:

@@ -54,6 +54,8 @@ def save_and_publish(
     policy = checkpoint.begin(store, prefix, learner.policy, learner.optimizer, state, learner.ranks)
 
     def finish() -> dict[str, float]:
+        # Others wait here for the first, which writes the weights' objects meanwhile, and not in a collective.
+        learner.ranks.broadcast()
         if critic is not None:
             with suppress(ConflictingRecord):
                 critic.finish()

@@ -22,6 +22,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
+from storage.store import StoreUnavailable
+
 log = logging.getLogger(__name__)
 # Longer than the slowest upload of a tensor, and than another node's model takes to load.
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
@@ -33,6 +35,10 @@ LAST_TENSORS_S = 0.2
 
 class RankError(RuntimeError):
     """Another rank failed; its own message says which and why."""
+
+
+class RankUnavailableError(RankError, StoreUnavailable):
+    """Another rank's store did not answer: a later attempt may meet a better one."""
 
 
 @dataclass(frozen=True)
@@ -128,20 +134,25 @@ class Ranks:
     def failing_together(self) -> Iterator[None]:
         """Make what one rank raises inside raise on all, at the end of the block.
 
-        The others raise RankError; without this they would wait for the one in their next collective. Inside, ranks
-        must not wait for each other after a failure: a block begins and ends between collectives, or holds whole ones.
+        The others raise RankError, or RankUnavailableError where a store did not answer; without this they would wait
+        for the one in their next collective. There must be no collective inside: who fails in the middle of one leaves
+        the others in it, whose end is the launcher's business.
         """
         failure: Exception | None = None
         try:
             yield
         except Exception as error:  # noqa: BLE001 - raised again below, after the others know
             failure = error
-        told = None if failure is None else f"rank {self.rank} of {self.world_size}: {_line(failure)}"
-        others = [message for message in self.gather(told) if message is not None]
+        told = None
+        if failure is not None:
+            unavailable = isinstance(failure, StoreUnavailable)
+            told = [f"rank {self.rank} of {self.world_size}: {_line(failure)}", unavailable]
+        others = [each for each in self.gather(told) if each is not None]
         if failure is not None:
             raise failure
         if others:
-            raise RankError("; ".join(others))
+            kind = RankUnavailableError if all(unavailable for _, unavailable in others) else RankError
+            raise kind("; ".join(message for message, _ in others))
 
     def _all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         gathered = [torch.empty_like(tensor) for _ in range(self.world_size)]

@@ -40,18 +40,15 @@ def shard(root: nn.Module, ranks: Ranks, compute_dtype: torch.dtype | None) -> N
 
     Each element of the root's outermost lists (a decoder's layers) is gathered as one, and the rest with the root,
     whose `forward` must be what reads it. Gradients are summed over ranks in float32, never averaged: the denominator
-    of a step is applied once. With `compute_dtype`, parameters are cast before they are gathered, except those of
-    modules beside the model (a value head), which compute in their own dtype.
+    of a step is applied once. With `compute_dtype`, the parameters of layers are cast before they are gathered. What is
+    between layers stays float32, as with autocast on one rank, and so does what the root gathers: embeddings and head.
     """
     trainable = any(parameter.requires_grad for parameter in root.parameters())
     whole = MixedPrecisionPolicy(reduce_dtype=torch.float32)
-    cast = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
+    cast = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for layer in _layers(root):
         fully_shard(layer, mesh=ranks.mesh, mp_policy=cast)
-    for name, child in root.named_children():
-        if name != "model" and compute_dtype is not None:
-            fully_shard(child, mesh=ranks.mesh, mp_policy=whole)
-    fully_shard(root, mesh=ranks.mesh, mp_policy=cast, reshard_after_forward=None if trainable else True)
+    fully_shard(root, mesh=ranks.mesh, mp_policy=whole, reshard_after_forward=None if trainable else True)
     for module in root.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)

@@ -86,7 +86,7 @@ class Head:
         self._weight_dtype, dtype = weight.dtype, torch.promote_types(weight.dtype, torch.float32)
         self._grad_hidden = torch.empty_like(hidden) if needed[0] else None
         self._grad_weight = torch.zeros(shape, dtype=dtype, device=weight.device) if needed[1] else None
-        self._grad_bias = torch.zeros_like(bias) if bias is not None and needed[2] else None
+        self._grad_bias = torch.zeros_like(bias, dtype=dtype) if bias is not None and needed[2] else None
 
     def logits(self, rows: slice) -> Tensor:
         """The logits of some tokens divided by the temperature, [n, V], at least float32 and the caller's to change."""
@@ -124,10 +124,10 @@ class Head:
 
     def gradients(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """What was added, of hidden, weight and bias."""
-        weight = self._grad_weight
-        if weight is not None and self._transposed:
-            weight = weight.T.contiguous()
-        return self._grad_hidden, None if weight is None else weight.to(self._weight_dtype), self._grad_bias
+        weight, bias = self._grad_weight, self._grad_bias
+        if weight is not None:
+            weight = (weight.T.contiguous() if self._transposed else weight).to(self._weight_dtype)
+        return self._grad_hidden, weight, None if bias is None else bias.to(self._weight_dtype)
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from tasks.learning.follow import FollowConfig
 from tasks.learning.forward_passes import ForwardPasses
 from tasks.learning.learner import CriticLearner, Learner
 from tasks.learning.mini_batches import mini_batches
+from tasks.learning.nonfinite import finite_together
 from tasks.learning.ranks import Ranks
 from tasks.learning.recorded_batches import BatchReader, RecordedBatches
 from tasks.learning.staleness import staleness_totals
@@ -189,7 +190,7 @@ class IterationTrainer:
         kept = trained(responses, self._algorithm)
         totals = ValueTotals()
         for batch in self._passes(kept):
-            with self._ranks.failing_together():
+            with finite_together(self._ranks):
                 if is_idle(batch):
                     take_part_in_values(critic.critic, batch)
                     continue
@@ -214,7 +215,7 @@ class IterationTrainer:
         left_out = len(responses) - len(kept)
         totals = [StepTotals(left_out=left_out if self._ranks.is_first else 0)]
         for batch in self._passes(kept):
-            with self._ranks.failing_together():
+            with finite_together(self._ranks):
                 totals.append(self._pass(batch, estimates))
         return sum_over_ranks(combined(totals), self._ranks)
 

@@ -14,13 +14,15 @@ from transformers import AutoModel
 
 from storage.clock import SystemClock
 from storage.local import LocalStore
+from storage.store import StoreUnavailable
 from tasks.learning import checkpoint
 from tasks.learning.advance import advance
 from tasks.learning.batching import collate
 from tasks.learning.checkpoint import TrainerState
 from tasks.learning.config import AlgorithmConfig, OptimizerConfig, TrainerConfig
 from tasks.learning.dealing import dealt_passes, idle_batch
-from tasks.learning.optimizer import PolicyOptimizer
+from tasks.learning.nonfinite import finite_together
+from tasks.learning.optimizer import NonFiniteGradient, PolicyOptimizer
 from tasks.learning.policy import Policy
 from tasks.learning.ranks import RankError, joined
 from tasks.learning.scoring import Valuer
@@ -146,9 +148,13 @@ def resumed(directory, ranks, source):
     return measured
 
 
-def fail_on(ranks, rank):
+def fail(error):
+    raise error
+
+
+def fail_on(ranks, rank, error):
     if ranks.rank == rank:
-        raise ArithmeticError("response 7")
+        fail(error)
 
 
 def talk(ranks):
@@ -160,11 +166,21 @@ def talk(ranks):
     }
     try:
         with ranks.failing_together():
-            fail_on(ranks, ranks.world_size - 1)
+            fail_on(ranks, ranks.world_size - 1, ArithmeticError("response 7"))
     except (ArithmeticError, RankError) as error:
         heard["failure"] = f"{type(error).__name__}: {error}"
+    try:
+        with ranks.failing_together():
+            fail_on(ranks, ranks.world_size - 1, StoreUnavailable("no answer"))
+    except StoreUnavailable as error:
+        heard["unavailable"] = type(error).__name__
+    try:
+        with finite_together(ranks):
+            fail(NonFiniteGradient("loss", [9 - ranks.rank]))
+    except NonFiniteGradient as error:
+        heard["not finite"] = str(error)
     with ranks.failing_together():
-        heard["afterwards"] = ranks.all_sum([1.0])
+        heard["afterwards"] = 1.0
     return heard
 
 

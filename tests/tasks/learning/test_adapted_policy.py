@@ -141,6 +141,7 @@ def test_layers_can_be_chosen(adapted):
     ("modules", "message"),
     [
         (("nowhere",), r"lora\.target_modules: .*nowhere"),
+        (("lm_head",), r"lora\.target_modules: lm_head is the head; allowed: linear layers before it"),
         (("embed_tokens",), r"lora\.target_modules: model\.embed_tokens is of type Embedding; allowed: linear layers"),
     ],
 )

@@ -341,6 +341,20 @@ def test_who_comes_second_goes_on_from_the_first_and_holds_one_learner_at_a_time
     saved = checkpoint.read(store, layout.checkpoint(1)).parameters
     assert all(torch.equal(value, saved[name]) for name, value in version(store, 1).items())
     assert not same(version(store, 1), version(undisturbed, 1))
+    theirs = {key: body for key, body in everything(store).items() if key.split("/")[:2][-1] == "00000001"}
+
+    class OvertakenWholly(DiesAtWrite):
+        """The other trainer has published, too, when ours has recorded what it measured."""
+
+        def create(self, key, body):
+            created = super().create(key, body)
+            if key == layout.training(0):
+                self._objects.update(theirs)
+            return created
+
+    late = memory_store("advance", OvertakenWholly(rolled_out))
+    train_iteration(URL, 0)
+    assert same(version(late, 1), version(store, 1))
 
 
 def test_a_small_step_is_published_as_a_difference_to_what_the_policy_was(tmp_path):

@@ -20,7 +20,9 @@ def test_alone_everything_comes_back(monkeypatch):
             "broadcasts": [{"batch": 0, "from": 0}, {"batch": 1, "from": 0}],
             "gathered": [{"rank": 0, "text": "é"}],
             "failure": "ArithmeticError: response 7",
-            "afterwards": [1.0],
+            "unavailable": "StoreUnavailable",
+            "not finite": "non-finite loss; responses 9",
+            "afterwards": 1.0,
         }
         with pytest.raises(ValueError, match="world_size: value 1; allowed: 2 or more"):
             _ = ranks.mesh
@@ -32,11 +34,14 @@ def test_two_ranks_hear_each_other_and_a_failure_has_a_rank(tmp_path):
         "RankError: rank 1 of 2: ArithmeticError: response 7",
         "ArithmeticError: response 7",
     ]
+    # A store that does not answer is worth another attempt on whichever rank it happens.
+    assert [heard.pop("unavailable") for heard in found] == ["RankUnavailableError", "StoreUnavailable"]
     expected = {
         "sum": [3.0, 1.0],
         "broadcasts": [{"batch": 0, "from": 0}, {"batch": 1, "from": 0}],
         "gathered": [{"rank": 0, "text": "é"}, {"rank": 1, "text": "é" * 10}],
-        "afterwards": [2.0],
+        "not finite": "non-finite loss; responses 8, 9",
+        "afterwards": 1.0,
     }
     assert found == [expected, expected]
     assert done.returncode != 0

@@ -77,7 +77,7 @@ def test_bfloat16_keeps_float32_parameters_in_parts(results):
     for each in found:
         assert each["dtypes"] == ["torch.float32"]
         for what in ("bfloat16", "values bfloat16"):
-            torch.testing.assert_close(torch.tensor(each[what]), torch.tensor(alone[what]), rtol=0.02, atol=0.02)
+            torch.testing.assert_close(torch.tensor(each[what]), torch.tensor(alone[what]), rtol=2e-3, atol=2e-3)
     assert sum(each["local"] for each in found) == alone["local"]
     assert max(each["local"] for each in found) < 0.6 * alone["local"]
 
