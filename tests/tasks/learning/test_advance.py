@@ -1,7 +1,6 @@
 """Advancing a run by one weight version, killed wherever it writes, against the same step undisturbed."""
 
 import gc
-import time
 
 import pytest
 import torch
@@ -14,19 +13,17 @@ from storage.clock import ManualClock
 from storage.memory import MemoryStore
 from storage.records import TrainingRecord
 from storage.run import read_plan
-from storage.store import CorruptObject, StoreUnavailable
+from storage.store import CorruptObject
 from storage.weight_versions import pull_version
 from tasks.configuration.run_config import parse
 from tasks.grading.grader import Grader
 from tasks.learning import checkpoint
-from tasks.learning.advance import keep_lease
 from tasks.learning.follow import GroupTimeout
 from tasks.learning.policy import Policy
 from tasks.learning.restoring import restore_learner
 from tasks.learning.trainer import IterationTrainer
 from tasks.sampling.weight_tensors import as_block, as_torch
 from tests.small_run import (
-    EXECUTION,
     commit_iteration,
     config,
     everything,
@@ -381,25 +378,3 @@ def test_every_so_many_versions_are_published_whole(model):
     train_iteration(URL, 0)
     assert weights.read_manifest(store, layout.weights(1)).base is None
     assert not same(version(store, 0), version(store, 1))
-
-
-def test_the_lease_is_shown_to_be_alive_while_training_and_not_after():
-    store = memory_store("advance")
-    with keep_lease(store, EXECUTION, 0.05, ManualClock(7.0)):
-        deadline_s = time.monotonic() + 10
-        while not store.list(layout.LEASE) and time.monotonic() < deadline_s:
-            time.sleep(0.005)
-    assert b'"holder":"test","at_s":7.000' in store.get(layout.LEASE_BEAT)
-    store.delete(layout.LEASE_BEAT)
-    time.sleep(0.03)
-    assert store.list(layout.LEASE) == []
-
-
-def test_a_store_that_does_not_take_the_beat_does_not_end_training(caplog):
-    class Refusing(MemoryStore):
-        def put(self, key, body):
-            raise StoreUnavailable("no answer")
-
-    with keep_lease(Refusing(), EXECUTION, 0.05, ManualClock()):
-        time.sleep(0.03)
-    assert "the run's lease could not be refreshed: no answer" in caplog.text
