@@ -1,29 +1,66 @@
-"""A run's evaluations: which have ended, and which weight versions those need that have not."""
+"""A run's evaluations: which have ended, which have begun, and which weight versions those need that have not ended."""
+
+import logging
+import re
 
 from storage import layout, records
 from storage.records import EvaluationRecord
-from storage.store import ObjectStore
+from storage.store import CorruptObject, ObjectMissing, ObjectStore
+
+log = logging.getLogger(__name__)
+# Of a record, or of anything in a directory; what else lies there is nobody's.
+_RECORD = re.compile(rf"{layout.EVALUATIONS}(\d{{8}}-[0-9a-f]+)\.json", re.ASCII)
+_INSIDE = re.compile(rf"{layout.EVALUATIONS}(\d{{8}}-[0-9a-f]+)/(.+)", re.ASCII)
 
 
 def evaluations(store: ObjectStore) -> list[EvaluationRecord]:
-    """The records of all evaluations of a run that have ended, by weight version. Raises CorruptObject."""
-    ended, _ = _names(store)
-    return [records.read(store, EvaluationRecord, layout.evaluation(name)) for name in sorted(ended)]
+    """The records of all evaluations of a run that have ended, by weight version; an unreadable one is a warning."""
+    found = []
+    for name in ended_evaluations(store):
+        try:
+            found.append(records.read(store, EvaluationRecord, layout.evaluation(name)))
+        except (CorruptObject, ObjectMissing) as error:
+            log.warning("left out: %s", error)
+    return found
+
+
+def ended_evaluations(store: ObjectStore) -> list[str]:
+    """Names of the evaluations that have a record, in order."""
+    return [match[1] for key in store.list(layout.EVALUATIONS) if (match := _RECORD.fullmatch(key))]
+
+
+def begun_evaluations(store: ObjectStore) -> list[str]:
+    """Names of the evaluations that have a directory and no record, in order: under way, or interrupted."""
+    return list(_begun(store))
 
 
 def versions_under_evaluation(store: ObjectStore) -> set[int]:
     """The weight versions that evaluations sample from which have begun and have no record yet."""
-    ended, begun = _names(store)
-    return {int(name.partition("-")[0]) for name in begun - ended}
+    return {version_of(name) for name in _begun(store)}
 
 
-def _names(store: ObjectStore) -> tuple[set[str], set[str]]:
-    """Names of the evaluations that have ended, and of those that have a directory; with one LIST."""
-    ended, begun = set(), set()
+def version_of(name: str) -> int:
+    """The weight version of an evaluation, from its name."""
+    return int(name.partition("-")[0])
+
+
+def signs_of_life(store: ObjectStore) -> tuple[list[str], list[str]]:
+    """Of all evaluations that have not ended: keys of heartbeats, which change, and of batches, which only appear."""
+    inside = [(f"{layout.EVALUATIONS}{name}/", keys) for name, keys in _begun(store).items()]
+    heartbeats, batches = (
+        [f"{prefix}{key}" for prefix, keys in inside for key in keys if key.startswith(folder)]
+        for folder in (layout.alive_all(0), layout.batches(0))
+    )
+    return heartbeats, batches
+
+
+def _begun(store: ObjectStore) -> dict[str, list[str]]:
+    """By name of an evaluation that has a directory and no record, the keys in there; with one LIST."""
+    begun: dict[str, list[str]] = {}
+    ended = set()
     for key in store.list(layout.EVALUATIONS):
-        name, slash, _ = key.removeprefix(layout.EVALUATIONS).partition("/")
-        if slash and name.partition("-")[0].isdecimal():
-            begun.add(name)
-        elif not slash and name.endswith(".json"):
-            ended.add(name.removesuffix(".json"))
-    return ended, begun
+        if match := _RECORD.fullmatch(key):
+            ended.add(match[1])
+        elif match := _INSIDE.fullmatch(key):
+            begun.setdefault(match[1], []).append(match[2])
+    return {name: keys for name, keys in begun.items() if name not in ended}

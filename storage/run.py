@@ -8,6 +8,7 @@ from typing import Any
 
 from storage import layout, records
 from storage.clock import Clock
+from storage.evaluations import signs_of_life
 from storage.records import LeaseRecord, PlanRecord, ReportRecord, RunRecord, SettingsRecord
 from storage.store import ConflictingRecord, ObjectMissing, ObjectStore, commit
 
@@ -129,8 +130,9 @@ def acquire_lease(
 ) -> None:
     """Become the execution that advances this run, or find that one already is it; raises RunBusy.
 
-    A holder that is silent for `ttl_s` on our own clock (its beat and the crew's heartbeats do not change), or that
-    `known_dead` knows to have ended, is succeeded. Two successors race for one epoch; the loser raises RunBusy.
+    A holder that is silent for `ttl_s` on our own clock (its beat, and what crews and graders write, do not
+    change), or that `known_dead` knows to have ended, is succeeded. Two successors race for one epoch; the loser raises
+    RunBusy.
     """
     epoch, lease = _last_lease(store)
     if lease is not None and lease.holder == holder and not lease.released:
@@ -177,8 +179,10 @@ def _signs_of_life(store: ObjectStore) -> dict[str, bytes]:
     current = next_iteration(store)
     # Rollout may run one iteration ahead of what is committed.
     alive = [key for iteration in (current, current + 1) for key in store.list(layout.alive_all(iteration))]
-    signs = {}
-    for key in (layout.LEASE_BEAT, *alive):
+    # Training may wait for an evaluation, on one machine.
+    heartbeats, batches = signs_of_life(store)
+    signs = dict.fromkeys(batches, b"")
+    for key in (layout.LEASE_BEAT, *alive, *heartbeats):
         try:
             signs[key] = store.get(key)
         except ObjectMissing:

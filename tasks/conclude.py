@@ -8,17 +8,16 @@ from flytekit.exceptions.user import FlyteRecoverableException
 from storage import layout
 from storage.clock import SystemClock
 from storage.connect import connect
-from storage.evaluations import evaluations
 from storage.records import ReportRecord
 from storage.retention import sweep
 from storage.retention_config import RetentionConfig
-from storage.run import read_config, read_plan, read_run, release_lease, reports
+from storage.run import read_config, read_plan, read_run, release_lease
 from storage.store import ObjectStore, StoreUnavailable
 from tasks.configuration.references import IterationOutcome, PlanReference, SlotOutcome, TrainOutcome
 from tasks.configuration.run_config import RunConfig, parse
 from tasks.reporting.conclusion import conclude_iteration
 from tasks.reporting.deck import page, render
-from tasks.reporting.metrics_lines import metrics_lines
+from tasks.reporting.metrics_lines import write_metrics
 from tasks.reporting.tracking import TRACKERS, track, tracked_iteration
 
 log = logging.getLogger(__name__)
@@ -46,15 +45,14 @@ def commit_and_show(plan: PlanReference, *, last: bool) -> IterationOutcome:
     pools = config.pools
     prices = {"rollout": pools.rollout.price_usd_per_h, "train": config.trainer.nnodes * pools.train.price_usd_per_h}
     report = conclude_iteration(store, plan.iteration, prices, SystemClock())
-    history = reports(store)
-    store.put(layout.METRICS, metrics_lines(history, evaluations(store)))
-    tabs = render(report, history)
-    for name, tab in tabs.items():
-        Deck(name, tab)
-    store.put(layout.deck(plan.iteration), page(f"Gleaner, iteration {plan.iteration}", tabs).encode())
+    # What others wait for, before what is for people.
     if last:
         release_lease(store, plan.execution)
     tidy(store, config.retention)
+    tabs = render(report, write_metrics(store))
+    for name, tab in tabs.items():
+        Deck(name, tab)
+    store.put(layout.deck(plan.iteration), page(f"Gleaner, iteration {plan.iteration}", tabs).encode())
     tell_trackers(store, config, report)
     return IterationOutcome(
         run_url=plan.run_url,

@@ -12,11 +12,11 @@ from resources.pools import ControlPoolConfig, pod_template
 from storage import layout, model_files, prompt_table, records
 from storage.clock import Clock, SystemClock
 from storage.connect import connect
-from storage.evaluations import evaluations
+from storage.evaluations import begun_evaluations, ended_evaluations, evaluations, version_of
 from storage.framing import digest as bytes_digest
 from storage.records import EvaluationRecord, PlanRecord, RunRecord, SettingsRecord, SlotPlan
 from storage.retention import list_versions
-from storage.run import exists, read_config, read_plan, read_run, reports
+from storage.run import exists, read_config, read_plan, read_run
 from storage.store import ConflictingRecord, ObjectMissing, ObjectStore, StoreUnavailable, commit
 from tasks.configuration.references import EvaluationOutcome, PlanReference, SlotOutcome
 from tasks.configuration.run_config import RunConfig, differences, dump, identity, parse
@@ -36,7 +36,7 @@ from tasks.plan import execution_name, open_tokenizer
 from tasks.planning.plan import assign_groups
 from tasks.reporting.deck import page
 from tasks.reporting.evaluation_tab import evaluation_tab
-from tasks.reporting.metrics_lines import metrics_lines
+from tasks.reporting.metrics_lines import write_metrics
 from tasks.reporting.tracking import TRACKERS, track, tracked_evaluation
 
 log = logging.getLogger(__name__)
@@ -49,13 +49,23 @@ class VersionGone(LookupError):  # noqa: N818 - reads as what happened
 
 
 @task(retries=2)
-def plan_evaluation(config: dict, version: int, only_if_due: bool) -> tuple[PlanReference, list[int], bool]:  # type: ignore[type-arg]
+def plan_evaluation(
+    config: dict,  # type: ignore[type-arg]
+    version: int,
+    only_if_due: bool,
+    resume: bool = False,
+) -> tuple[PlanReference, list[int], bool]:
     """Write the plan of an evaluation, or find the one that is there; its reference, its slots, and whether it is due.
 
     An evaluation that has ended has no slots. With `only_if_due` one is due when evaluation.interval divides
-    `version` and that is still in the run: training that was faster does not wait for it.
+    `version` and that is still in the run: training that was faster does not wait for it. resume: for a `version` with
+    nothing left to begin, take one that was interrupted (`interrupted_version`).
     """
     settings_of_run = parse(config)
+    try:
+        version = interrupted_version(settings_of_run, version) if resume else version
+    except StoreUnavailable as error:
+        raise FlyteRecoverableException(str(error)) from error
     reference = PlanReference(
         run_url=settings_of_run.run.url, iteration=ITERATION, weight_version=version, execution=execution_name()
     )
@@ -131,6 +141,21 @@ def prepare(config: RunConfig, version: int, execution: str, clock: Clock) -> tu
     return reference, [] if closed else [slot.slot for slot in slots if slot.groups]
 
 
+def interrupted_version(config: RunConfig, version: int) -> int:
+    """The oldest weight version that is due and whose evaluation has begun and not ended; else `version`.
+
+    Also `version` where that can be begun and has not been: an interrupted one is still there next time.
+    """
+    evaluation, run = evaluation_of(config), connect(config.run.url)
+    decided_by = settings_digest(deciding_settings(run, config))
+    name, begun = layout.evaluation_name(version, decided_by), begun_evaluations(run)
+    held = list_versions(run, layout.WEIGHTS).complete
+    if version in held and evaluation.is_due(version) and name not in {*begun, *ended_evaluations(run)}:
+        return version
+    versions = sorted(version_of(name) for name in begun if name.endswith(f"-{decided_by}"))
+    return next((found for found in versions if found in held and evaluation.is_due(found)), version)
+
+
 def grades_with_a_model(config: RunConfig) -> bool:
     """Whether a reward model is among the rewards of the evaluation."""
     own = config.evaluation.rewards if config.evaluation is not None else None
@@ -192,16 +217,16 @@ def _write_plan(
 
 
 def measure_and_show(url: str, clock: Clock) -> EvaluationOutcome:
-    """The plain function behind evaluate."""
-    record, is_new = measure(url, clock)
+    """The plain function behind evaluate. Its page is written last: where it is, everybody has been told."""
+    record, _ = measure(url, clock)
     run_url, name = layout.evaluated(url)
     run = connect(run_url)
     tab = evaluation_tab(record, evaluations(run))
     Deck("Evaluation", tab)
-    if is_new:
-        run.put(layout.evaluation_deck(name), page(f"Gleaner, evaluation {name}", {"Evaluation": tab}).encode())
-        run.put(layout.METRICS, metrics_lines(reports(run), evaluations(run)))
+    if not exists(run, layout.evaluation_deck(name)):
+        write_metrics(run)
         _tell_trackers(run, url, record)
+        run.put(layout.evaluation_deck(name), page(f"Gleaner, evaluation {name}", {"Evaluation": tab}).encode())
     return EvaluationOutcome(
         run_url=run_url, evaluation=name, weight_version=record.weight_version, metrics=record.metrics
     )

@@ -22,14 +22,18 @@ from storage.run import (
     next_iteration,
     next_prompt,
     open_run,
+    plans_in_flight,
     published_version,
+    read_config,
     read_plan,
+    read_run,
 )
 from storage.store import ConflictingRecord, ObjectStore, StoreUnavailable, commit
 from storage.weights import publish
 from tasks.configuration.references import PlanReference
 from tasks.configuration.run_config import RunConfig, differences, digest, dump, identity, parse
 from tasks.evaluation.held_out import draw_held_out, load_held_out
+from tasks.evaluation.measure import rewards_of
 from tasks.grading.grader import check_rewards
 from tasks.grading.run_rewards import held_models, publish_models
 from tasks.learning.pretrained import ModelError, check_model, read_tensors, stop_token_ids, vocabulary_size
@@ -80,9 +84,9 @@ def prepare(config: RunConfig, execution: str, clock: Clock, *, follows: int = -
         if is_new:
             # All of them now, so that no iteration in the middle of the run meets one that does not fit.
             _draw(config, prompts, model_dir, first=0, count=len(prompts))
-            if config.evaluation is not None and config.evaluation.interval:
-                held_out = load_held_out(config.evaluation, config.rewards)
-                draw_held_out(config.evaluation, held_out, open_tokenizer(model_dir), config.rollout, model_dir)
+        if is_new or not _is_evaluation_known(store, config):
+            _check_evaluation(store, config, model_dir)
+        if is_new:
             probe(store)
         open_run(
             store,
@@ -113,6 +117,23 @@ def prepare(config: RunConfig, execution: str, clock: Clock, *, follows: int = -
         execution=execution,
     )
     return reference, [slot.slot for slot in written.slots if slot.groups]
+
+
+def _is_evaluation_known(store: ObjectStore, config: RunConfig) -> bool:
+    """Whether the section `evaluation` is that of the last iteration that was planned, or else of the run."""
+    current = next_iteration(store)
+    plans = plans_in_flight(store) or [read_plan(store, iteration) for iteration in (current - 1,) if iteration >= 0]
+    known = read_config(store, plans[-1]) if plans else read_run(store).config
+    return bool(known.get("evaluation") == dump(config)["evaluation"])
+
+
+def _check_evaluation(store: ObjectStore, config: RunConfig, model_dir: Path) -> None:
+    """Open and tokenise the held-out prompts if training evaluates; raises PromptError and GradingError."""
+    if config.evaluation is None or not config.evaluation.interval:
+        return
+    held = held_models(store, *rewards_of(config))
+    held_out = load_held_out(config.evaluation, config.rewards, held)
+    draw_held_out(config.evaluation, held_out, open_tokenizer(model_dir), config.rollout, model_dir)
 
 
 def sampled_version(store: ObjectStore, iteration: int, max_staleness: int) -> int:

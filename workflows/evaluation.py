@@ -11,9 +11,11 @@ from tasks.evaluate import evaluate, grades_with_a_model, plan_evaluation
 from workflows.iteration import rollout_node
 
 
-def evaluation_nodes(config: dict[str, Any], version: Any, pools: PoolsConfig, *, only_if_due: bool) -> Any:
+def evaluation_nodes(
+    config: dict[str, Any], version: Any, pools: PoolsConfig, *, only_if_due: bool, resume: bool = False
+) -> Any:
     """Wire one evaluation; whether it is due is known when it runs, and one that is not has a crew of nobody."""
-    planned = plan_evaluation(config=config, version=version, only_if_due=only_if_due)
+    planned = plan_evaluation(config=config, version=version, only_if_due=only_if_due, resume=resume)
     reference, slots, due = planned.with_overrides(**overrides(pools.control))
     outcomes = rollout_node(reference, slots, pools)
     # A reward model needs a machine like the one that it has in training.
@@ -27,9 +29,24 @@ def evaluation_behind(config: dict[str, Any], concluded: Any, pools: PoolsConfig
     Nothing waits for it, so the next iteration does not. On one machine, where nodes run in the order of their calls,
     it comes before the next iteration, whose conclusion may delete older weights.
     """
-    evaluation = parse(config).evaluation
-    if evaluation is not None and evaluation.interval:
+    if _evaluates(config):
         evaluation_nodes(config, concluded.weight_version, pools, only_if_due=True)
+
+
+def evaluation_ahead(config: dict[str, Any], reference: Any, pools: PoolsConfig) -> None:
+    """Wire the evaluation behind an execution's first plan: of the weights that the run begins or goes on with.
+
+    Those are version 0, or what the execution before did not come to; where they are evaluated, it is one that was
+    interrupted. Nothing waits for it, as in `evaluation_behind`.
+    """
+    if _evaluates(config):
+        evaluation_nodes(config, reference.iteration, pools, only_if_due=True, resume=True)
+
+
+def _evaluates(config: dict[str, Any]) -> bool:
+    """Whether training evaluates at all."""
+    evaluation = parse(config).evaluation
+    return evaluation is not None and evaluation.interval > 0
 
 
 @dynamic

@@ -9,8 +9,8 @@ from flytekit import dynamic, workflow
 
 from tasks.configuration.references import IterationOutcome
 from tasks.configuration.run_config import RunConfig, parse
-from workflows.evaluation import evaluation_behind
-from workflows.iteration import conclude_node, iteration_nodes, plan_node, rollout_node, train_node
+from workflows.evaluation import evaluation_ahead, evaluation_behind
+from workflows.iteration import conclude_node, plan_node, rollout_node, train_node
 
 
 @dynamic
@@ -27,7 +27,12 @@ def one_by_one(config: dict[str, Any], count: int, settings: RunConfig) -> list[
     outcomes: list[Any] = []
     after: Any = -1
     for step in range(count):
-        outcome = iteration_nodes(config, after, pools, settings.trainer, last=step == count - 1)
+        reference, slots = plan_node(config, pools, after=after)
+        if not outcomes:
+            evaluation_ahead(config, reference, pools)
+        rolled_out = rollout_node(reference, slots, pools)
+        trained = train_node(reference, pools, settings.trainer)
+        outcome = conclude_node(reference, rolled_out, trained, pools, last=step == count - 1)
         evaluation_behind(config, outcome, pools)
         after = outcome.iteration
         outcomes.append(outcome)
@@ -37,13 +42,15 @@ def one_by_one(config: dict[str, Any], count: int, settings: RunConfig) -> list[
 def one_step_off(config: dict[str, Any], count: int, settings: RunConfig) -> list[Any]:
     """Iteration n + 1 is planned when n - 1 is concluded, and rolled out while n is trained on: from weights n.
 
-    The one-step asynchronous pipeline of StreamRL (arXiv 2504.15930). The first iteration is on-policy. There is one
-    crew at a time, and one trainer: rollouts wait for each other, trainers too, and so do conclusions. On one machine,
-    where nodes run in the order of their calls, the plans come before the trainers that would give them newer weights.
+    The one-step asynchronous pipeline of StreamRL (arXiv 2504.15930). The first iteration is on-policy, unless an
+    execution before had planned it already. There is one crew at a time, and one trainer: rollouts wait for each other,
+    trainers too, and so do conclusions. On one machine, where nodes run in the order of their calls, the plans come
+    before the trainers that would give them newer weights.
     """
     pools = settings.pools
     outcomes: list[Any] = []
     reference, slots = plan_node(config, pools, after=-1)
+    evaluation_ahead(config, reference, pools)
     # (rolled out, trained, concluded) of the iteration before.
     before: tuple[Any, ...] = ()
     for step in range(count):

@@ -18,16 +18,16 @@ from storage.prompt_table import PromptRow, decode_prompts
 from storage.records import JOINED_POOL, BatchRecord, EvaluationRecord, PlanRecord, SlotLife
 from storage.retention import settle
 from storage.run import exists, read_config, read_plan
-from storage.store import ObjectStore, StoreUnavailable, commit
+from storage.store import ObjectStore, StorageError, StoreUnavailable, commit
 from tasks.configuration.run_config import RunConfig, parse
 from tasks.evaluation.config import EvaluationConfig, settings, settings_digest
 from tasks.evaluation.scores import evaluated_prompts, score_metrics
 from tasks.grading.config import RewardConfig
 from tasks.grading.run_rewards import content_digests, open_grader
-from tasks.learning.follow import FollowConfig
+from tasks.learning.follow import FollowConfig, GroupTimeout
 from tasks.learning.recorded_batches import RecordedBatches
 from tasks.prompts.decode import open_decoder
-from tasks.reporting.conclusion import resume_metrics, slot_lives, verify
+from tasks.reporting.conclusion import IntegrityError, resume_metrics, slot_lives, verify
 
 log = logging.getLogger(__name__)
 # An evaluation's directory holds one iteration.
@@ -39,17 +39,24 @@ OWN_MODELS = "evaluation-"
 def measure(url: str, clock: Clock) -> tuple[EvaluationRecord, bool]:
     """The record of the evaluation at `url`, and whether this call wrote it; its journal is compacted.
 
-    Raises GroupTimeout when the crew makes no progress, GradingError, IntegrityError, CorruptObject.
+    Of several that measure at the same time all return the first one's. Raises GroupTimeout when the crew makes no
+    progress, GradingError, IntegrityError, CorruptObject.
     """
     run_url, name = layout.evaluated(url)
     run, store = connect(run_url), connect(url)
     key = layout.evaluation(name)
     is_new = False
     if not exists(run, key):
-        plan = read_plan(store, ITERATION)
-        config = parse(read_config(store, plan), f"the configuration of evaluation {name}")
-        record = _record(run, store, plan, config, clock)
-        is_new = commit(run, key, records.encode(record))
+        try:
+            plan = read_plan(store, ITERATION)
+            config = parse(read_config(store, plan), f"the configuration of evaluation {name}")
+            record = _record(run, store, plan, config, clock)
+        except (StorageError, IntegrityError, GroupTimeout):
+            # Who commits the record deletes the journal that is read here.
+            if not exists(run, key):
+                raise
+        else:
+            is_new = commit(run, key, records.encode(record))
     tidy(store)
     return records.read(run, EvaluationRecord, key), is_new
 

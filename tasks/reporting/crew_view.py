@@ -10,7 +10,7 @@ from typing import Literal
 from storage.claims import ClaimBook
 from storage.records import AliveRecord, PlanRecord
 
-Phase = Literal["no run", "planning", "rollout", "training", "publishing", "committed"]
+Phase = Literal["no run", "planning", "rollout", "training", "publishing", "committed", "ended"]
 MemberState = Literal["not come", "unknown", "loading", "working", "gone", "silent"]
 GROUPS_SHOWN = 4
 

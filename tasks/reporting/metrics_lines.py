@@ -4,7 +4,25 @@ import json
 import math
 from collections.abc import Iterable
 
+from storage import layout
+from storage.evaluations import ended_evaluations, evaluations
 from storage.records import EvaluationRecord, ReportRecord
+from storage.run import next_iteration, reports
+from storage.store import ObjectStore
+
+
+def write_metrics(store: ObjectStore) -> list[ReportRecord]:
+    """Write metrics.jsonl from the run's records, anew; the reports, in order.
+
+    A conclusion and an evaluation may write at the same time: whoever finds more records than it wrote writes again,
+    so the last one to write has them all.
+    """
+    while True:
+        ended = ended_evaluations(store)
+        history = reports(store)
+        store.put(layout.METRICS, metrics_lines(history, evaluations(store)))
+        if (next_iteration(store), ended_evaluations(store)) == (len(history), ended):
+            return history
 
 
 def metrics_lines(history: Iterable[ReportRecord], evaluations: Iterable[EvaluationRecord] = ()) -> bytes:

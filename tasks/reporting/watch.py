@@ -61,11 +61,13 @@ class Watcher:
                     self._open = OpenIteration(self._store, read_plan(self._store, iteration), self._clock)
                 except ObjectMissing:
                     return self._between(iteration)
+            if self._open.is_ended_evaluation():
+                return self._open.look_at_end()
             try:
                 return self._open.look()
             except (ObjectMissing, CorruptObject):
                 # A committed iteration's claims and shards may be deleted while they are read.
-                if not exists(self._store, layout.report(iteration)):
+                if not exists(self._store, layout.report(iteration)) and not self._open.is_ended_evaluation():
                     raise
 
     def _find_iteration(self) -> int | None:
@@ -128,6 +130,17 @@ class OpenIteration:
             groups_behind=behind,
             members=members,
         )
+
+    def is_ended_evaluation(self) -> bool:
+        """Whether it is an evaluation of which every response is recorded; claims and shards may be deleted then."""
+        return self._plan.weights_url is not None and exists(self._store, layout.closed(self._plan.iteration))
+
+    def look_at_end(self) -> RunView:
+        """An evaluation that has ended: what is recorded of it."""
+        self._read_batches()
+        tokens = sum(progress.tokens for progress in self._recorded.values())
+        totals = Totals(responses_planned=self._plan.num_responses, responses_done=len(self._recorded), tokens=tokens)
+        return RunView(run_url=self._store.url, iteration=self._plan.iteration, phase="ended", totals=totals)
 
     @property
     def _is_filled(self) -> bool:

@@ -62,6 +62,8 @@ def summary(view: RunView) -> list[str]:
             return [f"{view.run_url} holds no run yet; waiting for one"]
         case "planning":
             return [head, "the iteration has no plan yet"]
+        case "ended":
+            return [head, f"{totals.responses_done} responses, {totals.tokens:,} tokens; the evaluation is closed"]
         case "committed":
             done = f"{totals.responses_done} responses, {totals.tokens:,} tokens"
             return [head, f"{done}; iteration {view.iteration + 1} has no plan yet"]

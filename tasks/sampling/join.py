@@ -97,7 +97,10 @@ def _next_plan(
     notice: Callable[[], bool],
     clock: Clock,
 ) -> PlanRecord | None:
-    """The plan of the first open iteration from `first` on, waited for; None when it is time to leave."""
+    """The plan of the first open iteration from `first` on, waited for; None when it is time to leave.
+
+    That is when a limit is reached, after a notice, and when the iteration of an evaluation is closed.
+    """
     since_s = clock.monotonic()
     while not notice():
         now_s = clock.monotonic()
@@ -107,6 +110,9 @@ def _next_plan(
         # Where rollout runs ahead, the next one is planned before this one is committed. The trainer waits for the
         # oldest that is open.
         while exists(store, layout.closed(iteration)):
+            if iteration == 0 and read_plan(store, iteration).weights_url is not None:
+                # An evaluation is one iteration, and this one has ended.
+                return None
             iteration += 1
         with suppress(ObjectMissing):
             return read_plan(store, iteration)

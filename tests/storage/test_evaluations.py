@@ -6,7 +6,13 @@ import pytest
 
 from storage import layout, records
 from storage.connect import connect
-from storage.evaluations import evaluations, versions_under_evaluation
+from storage.evaluations import (
+    begun_evaluations,
+    ended_evaluations,
+    evaluations,
+    signs_of_life,
+    versions_under_evaluation,
+)
 from storage.memory import MemoryStore
 from storage.records import EvaluationRecord, PlanRecord
 from storage.retention import list_versions, sweep
@@ -74,11 +80,35 @@ def test_records_in_the_order_of_their_versions():
     assert evaluations(MemoryStore()) == []
 
 
-def test_a_damaged_record_is_named():
+def test_a_damaged_record_is_named_and_left_out(caplog):
     store = MemoryStore()
+    end(store, 1, "bb")
     store.put(layout.evaluation("00000001-aa"), b"{}")
-    with pytest.raises(CorruptObject, match=r"evaluations/00000001-aa\.json"):
-        evaluations(store)
+    assert [record.digest for record in evaluations(store)] == ["bb"]
+    assert "left out: object 'evaluations/00000001-aa.json' is corrupt" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "name", ["notes.json", "00000001-aa.json.bak", "1-aa.json", "00000001-AA.json", "x/plan.json", "00000001/a"]
+)
+def test_what_is_not_called_like_an_evaluation_is_none(name, caplog):
+    store = MemoryStore()
+    store.put(f"{layout.EVALUATIONS}{name}", b"a note")
+    assert (evaluations(store), ended_evaluations(store), begun_evaluations(store)) == ([], [], [])
+    assert versions_under_evaluation(store) == set()
+    assert caplog.text == ""
+
+
+def test_heartbeats_and_batches_of_what_has_not_ended_are_signs_of_life():
+    store = MemoryStore()
+    for version in (2, 3):
+        begin(store, version)
+        prefix = f"{layout.EVALUATIONS}{layout.evaluation_name(version, DIGEST)}/"
+        for key in (layout.alive(0, "00000-a"), layout.batch(0, 0), layout.shard(0, "00000-a", 0)):
+            store.put(f"{prefix}{key}", b"x")
+    end(store, 2)
+    assert begun_evaluations(store) == [layout.evaluation_name(3, DIGEST)]
+    assert signs_of_life(store) == ([f"{prefix}{layout.alive(0, '00000-a')}"], [f"{prefix}{layout.batch(0, 0)}"])
 
 
 def test_retention_keeps_what_an_evaluation_samples_from_until_it_has_ended():

@@ -122,6 +122,24 @@ def test_a_crew_that_is_one_iteration_ahead_keeps_the_lease_too():
         run.acquire_lease(store, "b", 60, NextCrewWorks())
 
 
+@pytest.mark.parametrize("sign", [layout.alive(0, "00000-x"), layout.batch(0, 1)])
+def test_an_evaluation_that_goes_on_keeps_the_lease_too(sign):
+    """On one machine training waits for it: its crew beats, then its responses are graded."""
+    store = MemoryStore()
+    run.acquire_lease(store, "a", 60, ManualClock())
+    prefix = f"{layout.EVALUATIONS}{layout.evaluation_name(0, 'ab')}/"
+    store.put(f"{prefix}{layout.batch(0, 0)}", b"graded")
+
+    class EvaluationGoesOn(ManualClock):
+        def sleep(self, duration_s):
+            super().sleep(duration_s)
+            store.put(f"{prefix}{sign}", str(self.wall()).encode())
+
+    with pytest.raises(run.RunBusy):
+        run.acquire_lease(store, "b", 60, EvaluationGoesOn())
+    run.acquire_lease(store, "b", 60, ManualClock())  # an abandoned one does not
+
+
 def write_plan(store, iteration, **changes):
     plan = a_plan(groups=3, generations=2, iteration=iteration, **changes)
     store.put(layout.plan(iteration), records.encode(plan))

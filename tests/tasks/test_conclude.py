@@ -192,6 +192,35 @@ def test_what_cannot_be_deleted_does_not_fail_the_iteration(trained, caplog):
     acquire_lease(keeps, "another", 60, Impatient())
 
 
+def test_whoever_waits_for_the_lease_does_not_wait_for_what_is_for_people(trained):
+    class NoMetrics(MemoryStore):
+        def put(self, key, body):
+            if key == layout.METRICS:
+                raise StoreDenied(f"cannot write {key}")
+            super().put(key, body)
+
+    store, reference = trained
+    denies = NoMetrics()
+    for key, body in everything(store).items():
+        denies.put(key, body)
+    memory_store("conclude-task", denies)
+    with pytest.raises(StoreDenied, match=layout.METRICS):
+        conclude(plan=reference, slots=SLOTS, trained=TRAINED, last=True)
+    assert denies.list(layout.journal(0)) == []
+    acquire_lease(denies, "another", 60, Impatient())
+
+
+def test_something_else_below_evaluations_fails_no_conclusion(trained, caplog):
+    store, reference = trained
+    store.put("evaluations/notes.json", b'{"format": 2}')
+    store.put(layout.evaluation("00000000-ab"), b'{"format": 2}')
+    conclude(plan=reference, slots=SLOTS, trained=TRAINED, last=True)
+    assert next_iteration(store) == 1
+    assert len(store.get(layout.METRICS).splitlines()) == 1
+    assert "left out: object 'evaluations/00000000-ab.json' is corrupt" in caplog.text
+    assert "notes" not in caplog.text
+
+
 def test_only_the_last_iteration_of_an_execution_lets_others_in(trained):
     store, reference = trained
     conclude(plan=reference, slots=SLOTS, trained=TRAINED, last=False)

@@ -91,13 +91,14 @@ def test_training_evaluates_what_is_due_and_an_evaluation_survives_a_kill(tmp_pa
     store = connect(url)
     ended(pyflyte("training", config, "--count", "2"))
     assert next_iteration(store) == 2
-    assert [record.weight_version for record in evaluations(store)] == [2]  # version 1 was not due
+    assert [record.weight_version for record in evaluations(store)] == [0, 2]  # version 1 was not due
 
     child = pyflyte("evaluation", config, "--version", "1")
     of_first = evaluation_begun(store, child)
     kill_a_slot_in_the_middle(connect(of_first), child)
     assert "pass@4" in ended(child)
-    first, second = evaluations(store)
+    zeroth, first, second = evaluations(store)
+    assert (zeroth.weight_version, zeroth.digest) == (0, first.digest)
     assert (first.weight_version, first.digest) == (1, second.digest)
     assert first.metrics["val/resume/tokens_recovered"] > 0
     assert first.metrics["val/preempt/count"] >= 1
@@ -126,31 +127,34 @@ def by_kind(nodes):
 
 def test_nothing_of_training_waits_for_an_evaluation():
     nodes = unrolled(3, CONFIG | {"evaluation": EVALUATION})
-    assert len(nodes) == 3 * (4 + 3)
+    assert len(nodes) == 3 * (4 + 3) + 3
     plans, crews, measures = by_kind(nodes)
-    assert [len(kind) for kind in (plans, crews, measures)] == [3, 3, 3]
+    assert [len(kind) for kind in (plans, crews, measures)] == [4, 4, 4]
     own = {node.id for kind in (plans, crews, measures) for node in kind}
     of_training = [node.to_flyte_idl() for node in nodes if node.id not in own]
     assert all(not own & set(node.upstream_node_ids) for node in of_training)
     conclusions = [node for node in of_training if node.task_node.reference_id.name == "tasks.conclude.conclude"]
-    for conclusion, plan, crew, measure in zip(conclusions, plans, crews, measures, strict=True):
-        assert list(plan.upstream_node_ids) == [conclusion.id]
+    planned = [node for node in of_training if node.task_node.reference_id.name == "tasks.plan.plan"]
+    for origin, plan, crew, measure in zip([planned[0], *conclusions], plans, crews, measures, strict=True):
+        assert list(plan.upstream_node_ids) == [origin.id]
         assert list(crew.upstream_node_ids) == [plan.id]
         assert set(measure.upstream_node_ids) == {plan.id, crew.id}
         assert crew.array_node.node.metadata.interruptible
         assert not measure.metadata.interruptible
         assert measure.metadata.WhichOneof("interruptible_value") == "interruptible"
     order = [node.id for node in nodes]
-    later = [node.id for node in of_training if node.task_node.reference_id.name == "tasks.plan.plan"][1:]
     # On one machine nodes run in this order: the next iteration's conclusion may delete what is evaluated.
+    later = [conclusions[0].id, *(plan.id for plan in planned[1:])]
     assert all(order.index(m.id) < order.index(n) for m, n in zip(measures, later, strict=False))
+    resumes = [binding.binding.scalar for plan in plans for binding in plan.inputs if binding.var == "resume"]
+    assert [scalar.primitive.boolean for scalar in resumes] == [True, False, False, False]
 
 
 def test_with_staleness_it_is_the_same():
     nodes = unrolled(3, CONFIG | {"evaluation": EVALUATION, "algorithm": {"max_staleness": 1}})
     plans, crews, measures = by_kind(nodes)
     own = {node.id for kind in (plans, crews, measures) for node in kind}
-    assert len(own) == 9
+    assert len(own) == 12
     assert all(not own & set(node.to_flyte_idl().upstream_node_ids) for node in nodes if node.id not in own)
 
 

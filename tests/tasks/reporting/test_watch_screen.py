@@ -85,6 +85,7 @@ def test_what_the_trainer_waits_for():
         ("publishing", "the step is taken; its checkpoint, weights and report are being written"),
         ("planning", "the iteration has no plan yet"),
         ("committed", "40 responses, 12,345 tokens; iteration 4 has no plan yet"),
+        ("ended", "40 responses, 12,345 tokens; the evaluation is closed"),
         ("no run", "s3://b/run holds no run yet; waiting for one"),
     ],
 )
