@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from resources.prices import dollars
 from storage import layout, model_files, records
 from storage.assembly import JournalReader
 from storage.clock import Clock
 from storage.connect import connect
 from storage.prompt_table import PromptRow, decode_prompts
-from storage.records import JOINED_POOL, BatchRecord, EvaluationRecord, PlanRecord, SlotLife
+from storage.records import BatchRecord, EvaluationRecord, PlanRecord
 from storage.retention import settle
 from storage.run import exists, read_config, read_plan
 from storage.store import ObjectStore, StorageError, StoreUnavailable, commit
@@ -27,7 +26,7 @@ from tasks.grading.run_rewards import content_digests, open_grader
 from tasks.learning.follow import FollowConfig, GroupTimeout
 from tasks.learning.recorded_batches import RecordedBatches
 from tasks.prompts.decode import open_decoder
-from tasks.reporting.conclusion import IntegrityError, resume_metrics, slot_lives, verify
+from tasks.reporting.conclusion import IntegrityError, crew_cost, resume_metrics, slot_lives, verify
 
 log = logging.getLogger(__name__)
 # An evaluation's directory holds one iteration.
@@ -86,6 +85,7 @@ def _record(
     scored = evaluated_prompts(
         graded, [row.prompt_id for row in prompts], plan.num_generations, evaluation.pass_threshold
     )
+    machines_s, usd = crew_cost(lives, {slot.pool: config.pools.rollout.price_usd_per_h for slot in plan.slots})
     now_s = clock.wall()
     decided_by = deciding_settings(run, config)
     return EvaluationRecord(
@@ -95,7 +95,8 @@ def _record(
         metrics={
             **score_metrics(scored, graded, evaluation),
             **{f"val/{metric}": value for metric, value in resume_metrics(lives).items()},
-            **_cost_metrics(lives, config.pools.rollout.price_usd_per_h),
+            "val/timing_s/rollout_machines": machines_s,
+            "val/cost/usd_rollout": usd,
             "val/reward_errors": float(sum(len(batch.reward_errors) for batch in batches)),
             "val/timing_s/evaluation": now_s - plan.created_at_s,
         },
@@ -152,14 +153,3 @@ def deciding_settings(run: ObjectStore, config: RunConfig) -> dict[str, Any]:
     """What decides the outcome of the evaluation, as JSON values; reads reward models that the run does not hold."""
     rewards, prefix = rewards_of(config)
     return settings(evaluation_of(config), config.rewards, content_digests(run, rewards, prefix))
-
-
-def _cost_metrics(lives: Sequence[SlotLife], usd_per_h: float) -> dict[str, float]:
-    """Machine seconds of the crew, and their dollars at list price; see `conclusion.cost_metrics`."""
-    prices = {JOINED_POOL: 0.0}
-    seconds = [life.ended_at_s - life.started_at_s for life in lives]
-    usd = [
-        dollars(duration_s, prices.get(life.pool, usd_per_h) if life.usd_per_hour is None else life.usd_per_hour)
-        for life, duration_s in zip(lives, seconds, strict=True)
-    ]
-    return {"val/timing_s/rollout_machines": sum(seconds), "val/cost/usd_rollout": sum(usd)}

@@ -68,10 +68,6 @@ class AdaptedPolicy(Policy):
         """The adapters' parameters."""
         return {name: parameter for name, parameter in super().parameters().items() if _is_adapter(name)}
 
-    def published_names(self) -> list[str]:
-        """The pretrained model's."""
-        return [_published(name) for name in super().published_names() if not _is_adapter(name)]
-
     def canonical(self, name: str) -> str:
         """As of `TrainedModel`."""
         return _published(super().canonical(self._within[name]))
@@ -116,7 +112,7 @@ class AdaptedPolicy(Policy):
 
     def load_trained(self, tensors: Mapping[str, Tensor]) -> None:
         """Replace the adapters' values."""
-        self.load_some(tensors, [name for name in super().published_names() if _is_adapter(name)])
+        self.load_some(tensors, self.trained_shapes())
 
     @contextmanager
     def without_adapters(self) -> Iterator[None]:

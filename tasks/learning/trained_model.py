@@ -120,10 +120,6 @@ class TrainedModel:
             # Cast before it is gathered: fewer bytes between ranks.
             yield name, whole(value.to(dtype_here) if value.is_floating_point() else value).to("cpu")
 
-    def published_names(self) -> list[str]:
-        """The names of `tensors()`, in their order."""
-        return list(dict.fromkeys(self._canonical.values()))
-
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of `tensors()`, in their order, without gathering any."""
         state = self.module.state_dict()

@@ -150,17 +150,15 @@ class IterationTrainer:
         groups = self._groups(responses)
         parts = mini_batches(groups, self._algorithm.num_mini_batches) * self._algorithm.num_epochs
         first, *later = [[graded for group in part for graded in group] for part in parts]
-        steps = []
+        after_first = estimates
         if later and self._algorithm.old_logprobs == "trainer" and not self._critic_warms_up:
             again = {graded.response: graded for part in later for graded in part}
             kept = trained(list(again.values()), self._algorithm)
             rows = first_logprobs(kept, self._learner, self._plan.sampling.temperature, self._passes)
-            # In the first step the policy is still the one that the ratio is to, and its own pass says so to the bit.
-            steps.append(self._optimizer_step(first, estimates))
-            estimates = replace(estimates, first_logprobs=rows)
-        else:
-            steps.append(self._optimizer_step(first, estimates))
-        steps += [self._optimizer_step(part, estimates) for part in later]
+            after_first = replace(estimates, first_logprobs=rows)
+        # In the first step the policy is still the one that the ratio is to, and its own pass says so to the bit.
+        steps = [self._optimizer_step(first, estimates)]
+        steps += [self._optimizer_step(part, after_first) for part in later]
         return step_metrics(steps, self._algorithm.num_epochs)
 
     def _nothing_to_train(self, recorded: Sequence[BatchRecord]) -> dict[str, float]:

@@ -270,6 +270,21 @@ def resume_metrics(lives: Sequence[SlotLife]) -> dict[str, float]:
     }
 
 
+def crew_cost(lives: Sequence[SlotLife], prices_usd_per_h: Mapping[str, float]) -> tuple[float, float]:
+    """Machine seconds of a crew, and their dollars at list price, by pool.
+
+    A life lasts from its process's start to its last heartbeat. A member that joined from outside costs what it said,
+    or nothing.
+    """
+    prices = {JOINED_POOL: 0.0, **prices_usd_per_h}
+    seconds = [life.ended_at_s - life.started_at_s for life in lives]
+    usd = [
+        dollars(duration_s, prices[life.pool] if life.usd_per_hour is None else life.usd_per_hour)
+        for life, duration_s in zip(lives, seconds, strict=True)
+    ]
+    return sum(seconds), sum(usd)
+
+
 def cost_metrics(
     lives: Sequence[SlotLife],
     training: TrainingRecord,
@@ -277,19 +292,8 @@ def cost_metrics(
     tokens: int,
     planned_at_s: float,
 ) -> dict[str, float]:
-    """Machine seconds and dollars at list price. A life lasts from its process's start to its last heartbeat.
-
-    A member that joined from outside costs what it said, or nothing.
-    """
-    prices = {JOINED_POOL: 0.0, **prices_usd_per_h}
-    rollout_s = sum(life.ended_at_s - life.started_at_s for life in lives)
-    rollout_usd = sum(
-        dollars(
-            life.ended_at_s - life.started_at_s,
-            prices[life.pool] if life.usd_per_hour is None else life.usd_per_hour,
-        )
-        for life in lives
-    )
+    """Machine seconds and dollars at list price, of the crew (`crew_cost`) and the trainer."""
+    rollout_s, rollout_usd = crew_cost(lives, prices_usd_per_h)
     train_s = training.ended_at_s - training.started_at_s
     train_usd = dollars(train_s, prices_usd_per_h["train"])
     started = min(life.started_at_s for life in lives)
