@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 TOLERATION_FIELDS = frozenset({"key", "operator", "value", "effect", "toleration_seconds"})
+POOL_NAME = r"^[a-z][a-z0-9_-]{0,39}$"
+# What reports and plans call other machines.
+RESERVED_NAMES = frozenset({"rollout", "train", "control", "joined"})
 QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|Ki|Mi|Gi|Ti|k|M|G|T)?$"
 
 
@@ -73,11 +76,22 @@ class PoolConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutPoolConfig(PoolConfig):
-    """The crew's machines: interruptible, and two of them, unless said otherwise."""
+    """The crew's machines: interruptible, and two of them, unless said otherwise.
+
+    count_min: the fewest slots that an iteration may be planned with, where planning chooses the width.
+    egress_usd_per_gb: for what they read from the run's store, when that is in another region or cloud.
+    """
 
     __pydantic_config__ = STRICT
     interruptible: bool = True
     count: Annotated[int, Field(ge=1, le=10_000)] = 2
+    count_min: Annotated[int, Field(ge=0, le=10_000)] = 1
+    egress_usd_per_gb: Annotated[float, Field(ge=0)] = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.count_min > self.count:
+            raise ValueError(f"count_min: {self.count_min} given; allowed: 0 to count ({self.count})")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,10 +106,14 @@ class ControlPoolConfig(PoolConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class PoolsConfig:
-    """rollout: the crew's machines; train: the reserved machine of the trainer; control: plan and conclude."""
+    """rollout: the crew's machines; train: the reserved machine of the trainer; control: plan and conclude.
+
+    more_rollout: further pools of the crew by name: other kinds of machines, other regions, reserved ones.
+    """
 
     __pydantic_config__ = STRICT
     rollout: RolloutPoolConfig = field(default_factory=RolloutPoolConfig)
+    more_rollout: dict[Annotated[str, Field(pattern=POOL_NAME)], RolloutPoolConfig] = field(default_factory=dict)
     train: PoolConfig = field(default_factory=PoolConfig)
     control: ControlPoolConfig = field(default_factory=ControlPoolConfig)
 
@@ -104,10 +122,18 @@ class PoolsConfig:
             raise ValueError("train.interruptible: true given; allowed: false, the trainer runs on reserved machines")
         if self.train.count != 1:
             raise ValueError(f"train.count: {self.train.count} given; allowed: 1")
+        taken = sorted(RESERVED_NAMES & set(self.more_rollout))
+        if taken:
+            raise ValueError(f"more_rollout: {taken[0]!r} given; allowed: other names than {sorted(RESERVED_NAMES)}")
+
+    @property
+    def crews(self) -> dict[str, RolloutPoolConfig]:
+        """The pools of the crew by name, `rollout` first."""
+        return {"rollout": self.rollout, **self.more_rollout}
 
     def check_prices(self) -> None:
         """Raise LookupError or PricesError now rather than when the iteration is concluded."""
-        for pool in (self.rollout, self.train):
+        for pool in (*self.crews.values(), self.train):
             _ = pool.price_usd_per_h
 
 

@@ -4,7 +4,7 @@ import logging
 import re
 
 from storage import layout, records
-from storage.records import EvaluationRecord
+from storage.evaluation_records import EvaluationRecord
 from storage.store import CorruptObject, ObjectMissing, ObjectStore
 
 log = logging.getLogger(__name__)

@@ -12,11 +12,14 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from storage.planning_records import DecisionRecord, LengthsRecord, PoolObservation, SeedingRecord
 from storage.store import CorruptObject, ObjectStore
 
 FORMAT_VERSION: Literal[1] = 1
 # The pool of members that no plan asked for.
 JOINED_POOL = "joined"
+# The pool of members on the trainer's machine.
+TRAIN_POOL = "train"
 Record = TypeVar("Record")
 _ADAPTERS: dict[Any, TypeAdapter[Any]] = {}
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=True)
@@ -55,12 +58,17 @@ class RunRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class SlotPlan:
-    """A member of the crew and its first assignment: groups, in the order in which they are started."""
+    """A member of the crew and its first assignment: groups, in the order in which they are started.
+
+    pool: TRAIN_POOL for a member on the trainer's machine, which generates until `seeding.seeding_s` have passed.
+    batch_max: most responses it decodes together while its own assignment lasts; None: as many as its engine can.
+    """
 
     __pydantic_config__ = STRICT
     slot: int
     pool: str
     groups: tuple[int, ...]
+    batch_max: int | None = field(default=None, metadata=LATER)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +80,7 @@ class PlanRecord:
     whose rewards are not all equal are trained, in the order of their numbers, and no group after them; None: all are.
     weights_url: where weights and model files are, seen from this run's url: in this run (None), or in the one that an
     evaluation is part of. There is no third place, so that no plan sends a worker anywhere else.
+    lengths, seeding, decisions: what the planner expected and decided; None or empty where it had nothing to go by.
     """
 
     __pydantic_config__ = STRICT
@@ -88,6 +97,9 @@ class PlanRecord:
     created_at_s: float
     groups_wanted: int | None = field(default=None, metadata=LATER)
     weights_url: Literal["../.."] | None = field(default=None, metadata=LATER)
+    lengths: LengthsRecord | None = field(default=None, metadata=LATER)
+    seeding: SeedingRecord | None = field(default=None, metadata=LATER)
+    decisions: tuple[DecisionRecord, ...] = field(default=(), metadata=LATER)
     nonce: str = field(default_factory=nonce)
 
     @property
@@ -143,7 +155,10 @@ class AliveRecord:
     responses it holds whose end is not journalled yet; of these, `running` are being decoded, `waiting` are not begun
     in this process, and `released` are free for anybody. tokens_per_s: of its decode loop lately, all responses
     together; None while it was not decoding all that time. plateau: the batch size beyond which that rate no longer
-    rises; 0 while it is not known. usd_per_hour: its price if it is not its pool's.
+    rises; 0 while it is not known. usd_per_hour: its price if it is not its pool's. room: responses it could begin
+    besides. working_at_s: when it had the weights for the first time. decode_s: seconds spent in decode steps. step_s:
+    (batch size, mean seconds of a decode step), ascending. puts, gets, bytes_read: its requests to the store (a LIST is
+    priced as a put, and counted as one), and what it read.
     """
 
     __pydantic_config__ = STRICT
@@ -171,6 +186,13 @@ class AliveRecord:
     tokens_per_s: float | None = None
     plateau: int = 0
     usd_per_hour: float | None = None
+    room: int = field(default=0, metadata=LATER)
+    working_at_s: float | None = field(default=None, metadata=LATER)
+    decode_s: float = field(default=0.0, metadata=LATER)
+    step_s: tuple[tuple[int, float], ...] = field(default=(), metadata=LATER)
+    puts: int = field(default=0, metadata=LATER)
+    gets: int = field(default=0, metadata=LATER)
+    bytes_read: int = field(default=0, metadata=LATER)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,40 +328,7 @@ class ReportRecord:
     train_started_at_s: float
     train_ended_at_s: float
     created_at_s: float
-    nonce: str = field(default_factory=nonce)
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluatedPrompt:
-    """How a weight version did on one prompt: of its responses, the means of reward and length, and two counts.
-
-    correct: whose reward reached the threshold. clipped: which were cut at the limit.
-    """
-
-    __pydantic_config__ = STRICT
-    prompt_id: str
-    correct: int
-    clipped: int
-    reward: float
-    length: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluationRecord:
-    """evaluations/<name>.json: what an evaluation came to; its existence says that it has ended.
-
-    settings: all that decides the outcome, of which `digest` is the name. Metric names are those of
-    docs/guide/evaluation.md.
-    """
-
-    __pydantic_config__ = STRICT
-    format: Literal[1] = FORMAT_VERSION
-    weight_version: int
-    digest: str
-    settings: dict[str, Any]
-    metrics: dict[str, float]
-    prompts: tuple[EvaluatedPrompt, ...]
-    created_at_s: float
+    pools: tuple[PoolObservation, ...] = field(default=(), metadata=LATER)
     nonce: str = field(default_factory=nonce)
 
 

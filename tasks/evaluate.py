@@ -12,9 +12,10 @@ from resources.pools import ControlPoolConfig, pod_template
 from storage import layout, model_files, prompt_table, records
 from storage.clock import Clock, SystemClock
 from storage.connect import connect
+from storage.evaluation_records import EvaluationRecord
 from storage.evaluations import begun_evaluations, ended_evaluations, evaluations, version_of
 from storage.framing import digest as bytes_digest
-from storage.records import EvaluationRecord, PlanRecord, RunRecord, SettingsRecord, SlotPlan
+from storage.records import PlanRecord, RunRecord, SettingsRecord, SlotPlan
 from storage.retention import list_versions
 from storage.run import exists, read_config, read_plan, read_run
 from storage.store import ConflictingRecord, ObjectMissing, ObjectStore, StoreUnavailable, commit

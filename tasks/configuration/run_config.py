@@ -22,6 +22,7 @@ from tasks.grading.config import RewardConfig
 from tasks.learning.config import AlgorithmConfig, OptimizerConfig, TrainerConfig
 from tasks.learning.critic_config import CriticConfig
 from tasks.learning.lora_config import LoraConfig
+from tasks.planning.config import PlanningConfig
 from tasks.prompts.config import DataConfig
 from tasks.reporting.config import TrackingConfig
 from tasks.sampling.config import RolloutConfig, SamplingConfig
@@ -68,6 +69,7 @@ OPERATIONAL = {
         "nproc_per_node",
     },
     "evaluation": None,
+    "planning": None,
     "pools": None,
     "retention": None,
     "tracking": None,
@@ -125,6 +127,7 @@ class RunConfig:
     lora: LoraConfig | None = None
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     pools: PoolsConfig = field(default_factory=PoolsConfig)
+    planning: PlanningConfig = field(default_factory=PlanningConfig)
     retention: RetentionConfig = field(default_factory=RetentionConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     evaluation: EvaluationConfig | None = None

@@ -13,8 +13,9 @@ from storage import layout, model_files, records
 from storage.assembly import JournalReader
 from storage.clock import Clock
 from storage.connect import connect
+from storage.evaluation_records import EvaluationRecord
 from storage.prompt_table import PromptRow, decode_prompts
-from storage.records import BatchRecord, EvaluationRecord, PlanRecord
+from storage.records import BatchRecord, PlanRecord
 from storage.retention import settle
 from storage.run import exists, read_config, read_plan
 from storage.store import ObjectStore, StorageError, StoreUnavailable, commit

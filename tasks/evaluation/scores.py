@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from storage.records import EvaluatedPrompt, GradedResponse
+from storage.evaluation_records import EvaluatedPrompt
+from storage.records import GradedResponse
 from tasks.evaluation.config import EvaluationConfig
 from tasks.evaluation.estimates import bootstrap_interval, interval, pass_at_k
 

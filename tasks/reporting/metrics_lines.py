@@ -5,8 +5,9 @@ import math
 from collections.abc import Iterable
 
 from storage import layout
+from storage.evaluation_records import EvaluationRecord
 from storage.evaluations import ended_evaluations, evaluations
-from storage.records import EvaluationRecord, ReportRecord
+from storage.records import ReportRecord
 from storage.run import next_iteration, reports
 from storage.store import ObjectStore
 

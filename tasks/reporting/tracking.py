@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from storage.records import EvaluationRecord, ReportRecord
+from storage.evaluation_records import EvaluationRecord
+from storage.records import ReportRecord
 from tasks.reporting.config import TrackingConfig
 
 log = logging.getLogger(__name__)

@@ -6,6 +6,7 @@ import pytest
 
 from storage import layout, records
 from storage.connect import connect
+from storage.evaluation_records import EvaluationRecord
 from storage.evaluations import (
     begun_evaluations,
     ended_evaluations,
@@ -14,7 +15,7 @@ from storage.evaluations import (
     versions_under_evaluation,
 )
 from storage.memory import MemoryStore
-from storage.records import EvaluationRecord, PlanRecord
+from storage.records import PlanRecord
 from storage.retention import list_versions, sweep
 from storage.retention_config import RetentionConfig
 from storage.store import CorruptObject

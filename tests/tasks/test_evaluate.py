@@ -13,9 +13,10 @@ from storage import layout, records
 from storage.clock import ManualClock, SystemClock
 from storage.compaction import read_responses
 from storage.connect import connect
+from storage.evaluation_records import EvaluationRecord
 from storage.evaluations import evaluations
 from storage.memory import MemoryStore
-from storage.records import EvaluationRecord, PlanRecord
+from storage.records import PlanRecord
 from storage.run import read_plan
 from storage.store import ConflictingRecord
 from tasks.conclude import conclude

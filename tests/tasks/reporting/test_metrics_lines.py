@@ -2,7 +2,8 @@
 
 import json
 
-from storage.records import EvaluationRecord, ReportRecord
+from storage.evaluation_records import EvaluationRecord
+from storage.records import ReportRecord
 from tasks.reporting.metrics_lines import metrics_lines
 
 

@@ -1,0 +1,40 @@
+"""The record of an evaluation that has ended (docs/format.md section 3)."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from storage.records import FORMAT_VERSION, STRICT, nonce
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluatedPrompt:
+    """How a weight version did on one prompt: of its responses, the means of reward and length, and two counts.
+
+    correct: whose reward reached the threshold. clipped: which were cut at the limit.
+    """
+
+    __pydantic_config__ = STRICT
+    prompt_id: str
+    correct: int
+    clipped: int
+    reward: float
+    length: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationRecord:
+    """evaluations/<name>.json: what an evaluation came to; its existence says that it has ended.
+
+    settings: all that decides the outcome, of which `digest` is the name. Metric names are those of
+    docs/guide/evaluation.md.
+    """
+
+    __pydantic_config__ = STRICT
+    format: Literal[1] = FORMAT_VERSION
+    weight_version: int
+    digest: str
+    settings: dict[str, Any]
+    metrics: dict[str, float]
+    prompts: tuple[EvaluatedPrompt, ...]
+    created_at_s: float
+    nonce: str = field(default_factory=nonce)

@@ -1,0 +1,81 @@
+"""Step time: seconds of one decode step by the number of responses decoded together, as it was measured.
+
+The one model of an engine that all of planning and forecasting shares (tau(b) of TailSieve; PTL(BS) of StreamRL, arXiv
+2504.15930; TPOT of RLHFless, arXiv 2602.22718). Knows no engine and no clock.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+FLAT = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """A curve through `points`: (batch, seconds), batches ascending; raises ValueError for anything else.
+
+    Before the first point the step takes as long as there; between points it is linear; beyond the last it grows as
+    between the last two, and, where these are all, in proportion to the batch. A step never gets shorter with more
+    responses: where a measurement says so, the longer one counts.
+    """
+
+    points: tuple[tuple[int, float], ...]
+
+    def __post_init__(self) -> None:
+        batches = [batch for batch, _ in self.points]
+        if not batches or batches[0] < 1 or any(b <= a for a, b in pairwise(batches)):
+            raise ValueError(f"points: batches {batches[:8]}; allowed: at least one, from 1 on, ascending")
+        for batch, step_s in self.points:
+            if not 0 < step_s < float("inf"):
+                raise ValueError(f"points: {step_s} s at a batch of {batch}; allowed: above 0, finite")
+
+    @classmethod
+    def linear(cls, fixed_s: float, per_response_s: float) -> "StepTime":
+        """fixed_s + per_response_s for every response: memory-bound at first, then bound by arithmetic."""
+        return cls(((1, fixed_s + per_response_s), (2, fixed_s + 2 * per_response_s)))
+
+    def step_s(self, batch: int) -> float:
+        """Seconds of one step of `batch` responses (0 of none)."""
+        return float(self.table(batch)[batch])
+
+    def table(self, batch_max: int) -> npt.NDArray[np.float64]:
+        """Seconds by batch from 0 (which takes none) to batch_max."""
+        return _table(self.points, 1 << max(0, batch_max).bit_length())[: batch_max + 1]
+
+    def tokens_per_s(self, batch: int) -> float:
+        """Of all responses together."""
+        return batch / self.step_s(batch) if batch else 0.0
+
+    def plateau(self, batch_max: int) -> int:
+        """The smallest batch up to batch_max that decodes as many tokens per second as the best, within 5 %."""
+        rates = np.arange(1, batch_max + 1) / self.table(batch_max)[1:]
+        return int(np.argmax(rates >= FLAT * rates.max())) + 1
+
+    def scaled(self, factor: float) -> "StepTime":
+        """The curve of a machine on which every step takes `factor` times as long."""
+        return StepTime(tuple((batch, step_s * factor) for batch, step_s in self.points))
+
+
+# Of no machine: a shape to compare assignments with while nothing was measured. A step of 64 takes twice one of 1.
+NOMINAL = StepTime(((1, 0.02), (64, 0.04)))
+
+
+@lru_cache(maxsize=64)
+def _table(points: tuple[tuple[int, float], ...], size: int) -> npt.NDArray[np.float64]:
+    batches = np.array([batch for batch, _ in points], dtype=np.float64)
+    steps = np.maximum.accumulate([step_s for _, step_s in points])
+    wanted = np.arange(size + 1, dtype=np.float64)
+    table: npt.NDArray[np.float64] = np.interp(wanted, batches, steps)
+    beyond = wanted > batches[-1]
+    if len(points) > 1:
+        slope = (steps[-1] - steps[-2]) / (batches[-1] - batches[-2])
+        table[beyond] = steps[-1] + slope * (wanted[beyond] - batches[-1])
+    else:
+        table[beyond] = steps[-1] * wanted[beyond] / batches[-1]
+    table[0] = 0.0
+    table.setflags(write=False)
+    return table
