@@ -11,6 +11,8 @@ CHECKPOINTS = "checkpoints/"
 REWARD_MODELS = "reward_models/"
 ITERATIONS = "iterations/"
 EVALUATIONS = "evaluations/"
+LENGTHS = "lengths/"
+FORECASTS = "forecasts/"
 LEASE = "lease/"
 LEASE_BEAT = "lease/beat.json"
 PROBE = "probe/"
@@ -127,6 +129,22 @@ def nonfinite(index: int) -> str:
 
 def report(index: int) -> str:
     return f"{iteration(index)}report.json"
+
+
+def lengths(index: int) -> str:
+    """What the run has learned about lengths up to this iteration; a help to planning, which does without."""
+    return f"{LENGTHS}{index:06d}.safetensors"
+
+
+def lengths_iteration(key: str) -> int | None:
+    """The iteration of a key below LENGTHS; None when it is no such table's."""
+    match = re.fullmatch(rf"{LENGTHS}(\d{{6,}})\.safetensors", key)
+    return int(match[1]) if match else None
+
+
+def forecast(digest: str) -> str:
+    """What a forecast said of the run; the digest (hexadecimal) is of the bytes."""
+    return f"{FORECASTS}{digest}.json"
 
 
 def lease(epoch: int) -> str:

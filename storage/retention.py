@@ -22,6 +22,8 @@ from storage.weight_versions import bases
 
 log = logging.getLogger(__name__)
 THREADS = 8
+# A plan and a conclusion read the newest one; those before it are for when that one cannot be read.
+LENGTH_TABLES_KEPT = 4
 # What is wrong with one iteration or version, and no reason to leave the others as they are: who may not delete can
 # still compact.
 PROBLEMS = (CorruptObject, ObjectMissing, ConflictingRecord, StoreDenied)
@@ -39,7 +41,7 @@ class Swept:
     problems: tuple[str, ...]
 
     def counts(self) -> dict[str, int]:
-        """How many objects were deleted of each kind: journal, alive, claims, weights, checkpoints."""
+        """How many objects were deleted of each kind: journal, alive, claims, weights, checkpoints, lengths."""
         parts = (key.split("/") for key in self.deleted)
         return Counter(names[2] if f"{names[0]}/" == layout.ITERATIONS else names[0] for names in parts)
 
@@ -91,6 +93,11 @@ def sweep(store: ObjectStore, config: RetentionConfig, *, newest: int | None = N
         _sweep_versions(checkpoints, {current, *newest_of(checkpoints, config.keep_checkpoints)}, current, deletion)
     except PROBLEMS as error:
         problems.append(f"checkpoints: {error}")
+    try:
+        tables = [key for key in store.list(layout.LENGTHS) if layout.lengths_iteration(key) in range(current)]
+        deletion.run(tables[:-LENGTH_TABLES_KEPT])
+    except PROBLEMS as error:
+        problems.append(f"lengths: {error}")
     for problem in problems:
         log.warning("left as it is: %s", problem)
     return Swept(compacted=tuple(compacted), deleted=tuple(deletion.keys), problems=tuple(problems))

@@ -1,0 +1,218 @@
+"""Length prediction: what each group's responses will be like, from what the run has seen; every predictor, and which.
+
+"history" knows each prompt's lengths from earlier epochs (RLHFless, arXiv 2602.22718, section 4.3), "ranker" learns the
+order of prompts (StreamRL; tasks/planning/ranker.py), "features" fits lengths to the prompt's and the known answer's,
+"none" expects all alike. All are measured in every iteration, used or not. Pure: the state is a LengthTable.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from storage.length_tables import PREDICTORS, PROMPTS_MAX, QUANTILES, LengthTable
+from tasks.planning.config import PlanningConfig
+from tasks.planning.length_scores import rank_correlation, ranks, recall_of_longest
+from tasks.planning.offer import GroupLengths
+from tasks.planning.prompt_features import PromptFeatures
+from tasks.planning.ranker import scores, trained
+from tasks.planning.sibling_lengths import high_of
+
+Floats = npt.NDArray[np.float64]
+# Of the newest epoch in a prompt's history: a window of three (alpha = 2 / (window + 1)). RLHFless finds windows of one
+# to four equally good; a group's mean is of few responses, so that a longer one is less noisy.
+ALPHA = 0.5
+# Of an iteration in the regression's sums, per iteration: the policy that made it is gone.
+MEMORY = 0.8
+# Before anything was fitted, lengths grow with the square root of the answer's and of the prompt's.
+_SLOPES = np.array([0.0, 0.5, 0.0, 0.5])
+_RIDGE = np.array([1e-6, 1.0, 1.0, 1.0])
+_POINTS = (np.arange(QUANTILES) + 0.5) / QUANTILES
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthScore:
+    """How good one predictor was in one iteration (tasks/planning/length_scores.py)."""
+
+    recall: float
+    rank_correlation: float
+
+
+def choose_predictor(recalls: Mapping[str, Sequence[float]], settings: PlanningConfig) -> str:
+    """The predictor to use; `recalls`: by predictor, of the last iterations in which it was measured.
+
+    "auto": the one with the best mean recall. A named one: itself, also while it was never measured. Either is used if
+    its mean is at least recall_min; otherwise the next of PREDICTORS that reaches it is, and at last "none". As all are
+    measured always, a predictor comes back when it has recovered.
+    """
+    means = {name: float(np.mean(recalls[name])) for name in PREDICTORS if len(recalls.get(name, ()))}
+    named = settings.length_predictor
+    if named == "auto":
+        useful = [name for name in PREDICTORS[:-1] if name in means]
+        # Of equals the first, which is the stronger.
+        order = sorted(useful, key=lambda name: -means[name])
+    else:
+        if named not in means:
+            return named
+        order = [name for name in PREDICTORS[PREDICTORS.index(named) : -1] if name in means]
+    return next((name for name in order if means[name] >= settings.recall_min), "none")
+
+
+def recent_recalls(table: LengthTable) -> dict[str, list[float]]:
+    """By predictor, in the last iterations, the newest last; what was not measured is left out."""
+    return {
+        name: [float(value) for value in row if not np.isnan(value)]
+        for name, row in zip(PREDICTORS, table.recall, strict=True)
+    }
+
+
+def predict(predictor: str, table: LengthTable, prompts: PromptFeatures, length_max: int) -> GroupLengths:
+    """What `predictor` expects of groups of these prompts, in tokens from 1 to length_max.
+
+    Before anything was learned, all but "features" are "none", which then expects half of length_max. Raises
+    ValueError for an unknown predictor.
+    """
+    if predictor not in PREDICTORS:
+        raise ValueError(f"predictor: value {predictor!r}; allowed: {', '.join(PREDICTORS)}")
+    high = None
+    if not table.learned and predictor != "features":
+        predictor, expected = "none", np.full(len(prompts), length_max / 2)
+    elif predictor == "none":
+        expected = np.full(len(prompts), table.quantiles.mean())
+    elif predictor == "features":
+        expected = _fitted(table, prompts)
+    elif predictor == "ranker":
+        order = (ranks(scores(table.weights, prompts)) - 0.5) / len(prompts)
+        expected = np.interp(order, _POINTS, table.quantiles)
+    else:
+        expected, high = _remembered(table, prompts)
+    ratio = table.high_ratio[PREDICTORS.index(predictor)] if table.learned else 2.0
+    ratios = expected * max(1.0, float(ratio))
+    high = ratios if high is None else np.where(np.isnan(high), ratios, high)
+    expected = np.clip(expected, 1.0, float(length_max))
+    return GroupLengths(predictor, expected, np.clip(high, expected, float(length_max)))
+
+
+def learn(
+    table: LengthTable, prompts: PromptFeatures, lengths: Floats, *, iteration: int, length_max: int
+) -> tuple[LengthTable, dict[str, LengthScore]]:
+    """The table after an iteration, and how good every predictor was by the table before it.
+
+    prompts: of the n groups all of whose responses have ended; lengths: [n, members] in tokens. Of less than two groups
+    nothing is scored, and no predictor that could only expect all alike, but for "none". Raises ValueError when the
+    lengths are not of these groups.
+    """
+    if lengths.ndim != 2 or len(lengths) != len(prompts):
+        raise ValueError(f"lengths: shape {lengths.shape}; allowed: ({len(prompts)}, members)")
+    if not len(prompts):
+        return replace(table, iteration=iteration), {}
+    means = lengths.mean(axis=1)
+    found = {name: predict(name, table, prompts, length_max) for name in PREDICTORS}
+    scored = {
+        name: score(expected.expected, means)
+        for name, expected in found.items()
+        if len(prompts) > 1 and expected.predictor == name
+    }
+    # Before anything was learned no expectation is of these responses' scale.
+    scales = [expected.expected[:, None] if table.learned else means.mean() for expected in found.values()]
+    ratios = [np.quantile(lengths / scale, 0.9) for scale in scales]
+    keep = 1 - ALPHA if table.learned else 0.0
+    weights, squares = trained(table.weights, table.squares, prompts, means)
+    logs = np.log(np.maximum(means, 1.0))
+    return replace(
+        _with_history(table, prompts, lengths, iteration),
+        iteration=iteration,
+        learned=table.learned + 1,
+        quantiles=keep * table.quantiles + (1 - keep) * np.quantile(means, _POINTS),
+        gram=MEMORY * table.gram + (prompts.dense[:, :, None] * prompts.dense[:, None, :]).sum(axis=0),
+        moment=MEMORY * table.moment + (prompts.dense * logs[:, None]).sum(axis=0),
+        weights=weights,
+        squares=squares,
+        high_ratio=keep * table.high_ratio + (1 - keep) * np.array(ratios),
+        recall=_shifted(table.recall, {name: item.recall for name, item in scored.items()}),
+        rank_correlation=_shifted(
+            table.rank_correlation, {name: item.rank_correlation for name, item in scored.items()}
+        ),
+    ), scored
+
+
+def score(expected: npt.ArrayLike, means: npt.ArrayLike) -> LengthScore:
+    """Of what was expected of groups, by the mean lengths that came out."""
+    return LengthScore(recall=recall_of_longest(expected, means), rank_correlation=rank_correlation(expected, means))
+
+
+def _fitted(table: LengthTable, prompts: PromptFeatures) -> Floats:
+    """From a ridge regression of ln(mean length); with nothing learned, by the slopes it is drawn to."""
+    slopes = np.linalg.solve(table.gram + np.diag(_RIDGE), table.moment + _RIDGE * _SLOPES)
+    logs: Floats = (prompts.dense * slopes).sum(axis=1)
+    expected: Floats = np.exp(np.minimum(logs, 50.0))
+    return expected
+
+
+def _remembered(table: LengthTable, prompts: PromptFeatures) -> tuple[Floats, Floats]:
+    """Expected and high of prompts seen before; of the others what "features" says, and NaN."""
+    places, known = _places(table.prompts, prompts.digests)
+    expected = _fitted(table, prompts)
+    high = np.full(len(prompts), np.nan)
+    expected[known] = table.mean[places[known]]
+    high[known] = high_of(expected[known], table.deviation[places[known]].astype(np.float64))
+    return expected, high
+
+
+def _with_history(table: LengthTable, prompts: PromptFeatures, lengths: Floats, iteration: int) -> LengthTable:
+    """The prompts' averages with this epoch's groups in them; a prompt that is there twice counts as its last."""
+    digests, places = np.unique(prompts.digests[::-1], return_index=True)
+    groups = lengths[::-1][places]
+    places, known = _places(table.prompts, digests)
+    seen = places[known]
+    alpha = np.ones(len(digests))
+    alpha[known] = ALPHA
+    before, variance = np.zeros(len(digests)), np.zeros(len(digests))
+    before[known] = table.mean[seen]
+    variance[known] = np.nan_to_num(table.deviation[seen].astype(np.float64)) ** 2
+    shift = np.where(known, groups.mean(axis=1) - before, 0.0)
+    # Of a mixture of the past and this epoch: their variances, and that of their means.
+    variance = (1 - alpha) * (variance + alpha * shift**2) + alpha * groups.var(
+        axis=1, ddof=min(1, groups.shape[1] - 1)
+    )
+    count = np.ones(len(digests), dtype=np.uint32)
+    count[known] += table.count[seen]
+    mean = (1 - alpha) * before + alpha * np.maximum(groups.mean(axis=1), 1.0)
+    single = (count == 1) & (groups.shape[1] == 1)
+    rest = ~np.isin(table.prompts, digests)
+    last_seen = np.full(len(digests), iteration, dtype=np.uint32)
+    merged = {
+        "prompts": np.concatenate([table.prompts[rest], digests]),
+        "mean": np.concatenate([table.mean[rest], mean.astype(np.float32)]),
+        "deviation": np.concatenate(
+            [table.deviation[rest], np.where(single, np.nan, np.sqrt(variance)).astype(np.float32)]
+        ),
+        "count": np.concatenate([table.count[rest], count]),
+        "last_seen": np.concatenate([table.last_seen[rest], last_seen]),
+    }
+    newest = np.lexsort((merged["prompts"], -merged["last_seen"].astype(np.int64)))[:PROMPTS_MAX]
+    order = newest[np.argsort(merged["prompts"][newest])]
+    return replace(
+        table,
+        prompts=merged["prompts"][order],
+        mean=merged["mean"][order],
+        deviation=merged["deviation"][order],
+        count=merged["count"][order],
+        last_seen=merged["last_seen"][order],
+    )
+
+
+def _places(
+    known: npt.NDArray[np.uint64], wanted: npt.NDArray[np.uint64]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """Where each wanted digest stands among the known ones, which ascend, and whether it does."""
+    places = np.searchsorted(known, wanted)
+    places = np.minimum(places, max(0, known.size - 1))
+    return places, (known[places] == wanted) if known.size else np.zeros(wanted.size, dtype=bool)
+
+
+def _shifted(recent: Floats, newest: Mapping[str, float]) -> Floats:
+    """The columns moved by one, and the newest at the end; as they were when nothing was measured."""
+    column = [newest.get(name, np.nan) for name in PREDICTORS]
+    return np.column_stack([recent[:, 1:], column]) if newest else recent

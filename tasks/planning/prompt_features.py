@@ -1,0 +1,108 @@
+"""What a prompt shows of the length of its responses before any is generated: features that need no model."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from storage.length_tables import FEATURES, HASHED
+
+# Where datasets keep what they hold to be the answer; verl nests it one level deep.
+ANSWERS = frozenset({"answer", "solution", "worked", "ground_truth", "completion", "response", "target"})
+# The first tokens of a long prompt tell enough; it keeps an iteration's training within its second.
+TOKENS_MAX = 1024
+_MULTIPLIERS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)
+
+
+class Prompt(Protocol):
+    """What is looked at of a prompt; storage.prompt_table.PromptRow is one."""
+
+    @property
+    def prompt_id(self) -> str: ...
+    @property
+    def token_ids(self) -> tuple[int, ...]: ...
+    @property
+    def columns(self) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptFeatures:
+    """Of n prompts: their digests [n], dense features [n, FEATURES], and hashed n-grams as a sparse matrix.
+
+    dense: 1, ln(1 + prompt tokens), whether an answer is known, ln(1 + its characters). The matrix is [n, HASHED]:
+    `values` stand at (`rows`, `buckets`); ln(1 + how often), every row of norm 1.
+    """
+
+    digests: npt.NDArray[np.uint64]
+    dense: npt.NDArray[np.float64]
+    rows: npt.NDArray[np.int64]
+    buckets: npt.NDArray[np.int64]
+    values: npt.NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.digests)
+
+    def take(self, groups: npt.NDArray[np.bool_]) -> "PromptFeatures":
+        """Of the prompts at which `groups` is true, in their order."""
+        kept = groups[self.rows]
+        numbers = np.cumsum(groups) - 1
+        return PromptFeatures(
+            digests=self.digests[groups],
+            dense=self.dense[groups],
+            rows=numbers[self.rows[kept]],
+            buckets=self.buckets[kept],
+            values=self.values[kept],
+        )
+
+
+def prompt_features(prompts: Sequence[Prompt], *, ngrams: bool = True) -> PromptFeatures:
+    """The features of prompts; a prompt is known again by its id.
+
+    ngrams: False leaves the sparse matrix empty, which only the ranker looks at, and which takes most of the time.
+    """
+    dense = np.ones((len(prompts), FEATURES))
+    for row, prompt in enumerate(prompts):
+        answer = answer_characters(prompt.columns)
+        dense[row, 1:] = np.log1p(len(prompt.token_ids)), answer > 0, np.log1p(answer)
+    cells, counts = np.unique(_cells(prompts if ngrams else ()), return_counts=True)
+    rows, buckets = np.divmod(cells.astype(np.int64), HASHED)
+    values = np.log1p(counts)
+    norms = np.sqrt(np.bincount(rows, values**2, minlength=len(prompts)))
+    return PromptFeatures(
+        digests=np.array([_digest(prompt.prompt_id) for prompt in prompts], dtype=np.uint64),
+        dense=dense,
+        rows=rows,
+        buckets=buckets,
+        values=values / norms[rows],
+    )
+
+
+def answer_characters(columns: dict[str, Any]) -> int:
+    """Characters of the longest text under one of ANSWERS, in the row or one level below; 0 when there is none."""
+    nested = [inner for inner in columns.values() if isinstance(inner, dict)]
+    found = (value for held in (columns, *nested) for name, value in held.items() if name.lower() in ANSWERS)
+    return max((len(value) for value in found if isinstance(value, str)), default=0)
+
+
+def _digest(prompt_id: str) -> int:
+    return int.from_bytes(hashlib.blake2b(prompt_id.encode(), digest_size=8).digest(), "little")
+
+
+def _cells(prompts: Sequence[Prompt]) -> npt.NDArray[np.signedinteger[Any]]:
+    """Cells (row * HASHED + bucket) of every token and every pair of neighbours."""
+    ids = [np.array(prompt.token_ids[:TOKENS_MAX], dtype=np.uint64) for prompt in prompts]
+    tokens = np.concatenate([np.zeros(0, np.uint64), *ids])
+    # Sorting, which takes longest, is several times faster with four bytes.
+    kind = np.int32 if len(prompts) * HASHED < 2**31 else np.int64
+    rows = np.repeat(np.arange(len(prompts), dtype=kind), np.array([len(part) for part in ids], dtype=np.int64))
+    single, left, right = (np.uint64(multiplier) for multiplier in _MULTIPLIERS)
+    shift = np.uint64(64 - HASHED.bit_length() + 1)
+    # The products of arrays wrap; the high bits of a product are its well-mixed ones.
+    unigrams = ((tokens + np.uint64(1)) * single) >> shift
+    mixed = ((tokens[:-1] + np.uint64(1)) * left) ^ ((tokens[1:] + np.uint64(1)) * right)
+    bigrams = (mixed * single) >> shift
+    together = rows[1:] == rows[:-1]
+    return np.concatenate([rows * HASHED + unigrams.astype(kind), (rows[1:] * HASHED + bigrams.astype(kind))[together]])

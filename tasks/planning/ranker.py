@@ -1,0 +1,66 @@
+"""The trainable ranker: which prompt of an iteration gets the longer responses (StreamRL, arXiv 2504.15930, 4.2).
+
+StreamRL trains a small language model on (prompt, observed length), and only its order is used; the policy's own hidden
+state of the prompt would serve as well. Here the score is linear in features of the prompt (hashed n-grams of its
+tokens, and its dense features), because a plan is made on a machine that holds neither model nor accelerator, and the
+ranker is to follow the policy in every iteration at the price of milliseconds. What it learns is the order only, by the
+pairwise logistic loss (RankNet): the mean over pairs i, j with L_i > L_j of ln(1 + exp(s_j - s_i)).
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from storage.length_tables import HASHED
+from tasks.planning.prompt_features import PromptFeatures
+
+Floats = npt.NDArray[np.float64]
+PASSES = 30
+RATE = 0.05
+# Of the summed squared gradients, per iteration: steps stay large enough to follow a policy that changes.
+MEMORY = 0.9
+DECAY = 1e-3
+# A group is compared with so many others; with fewer groups, with all.
+PARTNERS_MAX = 64
+
+
+def scores(weights: Floats, prompts: PromptFeatures) -> Floats:
+    """Of each prompt [n]; the higher, the longer. Of weights [HASHED + FEATURES]."""
+    hashed = np.bincount(prompts.rows, prompts.values * weights[prompts.buckets], minlength=len(prompts))
+    total: Floats = hashed + (prompts.dense * weights[HASHED:]).sum(axis=1)
+    return total
+
+
+def trained(weights: Floats, squares: Floats, prompts: PromptFeatures, means: Floats) -> tuple[Floats, Floats]:
+    """Weights and summed squared gradients after PASSES steps of AdaGrad on one iteration's groups.
+
+    means: the mean length of each group's responses. Pairs are of this iteration only, for they had the same policy.
+    Nothing is drawn: the same input gives the same weights.
+    """
+    weights, squares = weights * (1 - DECAY), squares * MEMORY
+    longer, shorter = _pairs(means)
+    if not longer.size:
+        return weights, squares
+    for _ in range(PASSES):
+        score = scores(weights, prompts)
+        pull = 1 / (1 + np.exp(np.clip(score[longer] - score[shorter], -50, 50))) / longer.size
+        by_group = np.bincount(longer, pull, len(prompts)) - np.bincount(shorter, pull, len(prompts))
+        hashed = np.bincount(prompts.buckets, prompts.values * by_group[prompts.rows], HASHED)
+        ascent = np.concatenate([hashed, (prompts.dense * by_group[:, None]).sum(axis=0)])
+        squares = squares + ascent**2
+        weights = weights + RATE * ascent / np.sqrt(squares + 1e-12)
+    return weights, squares
+
+
+def _pairs(means: Floats) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """(longer, shorter) of pairs of groups that differ: each with its next PARTNERS_MAX / 2 in the plan's order.
+
+    That order is the shuffled order of the prompts, and so as good as drawn.
+    """
+    size = len(means)
+    offsets = np.arange(1, min(PARTNERS_MAX, size) // 2 + 1)
+    left = np.repeat(np.arange(size), len(offsets))
+    right = (left + np.tile(offsets, size)) % size
+    differ = means[left] != means[right]
+    left, right = left[differ], right[differ]
+    swap = means[left] < means[right]
+    return np.where(swap, right, left), np.where(swap, left, right)
