@@ -1,0 +1,253 @@
+"""What dispatch gains on lengths as they turn out, against dealing in turn, at random and longest first; and how soon.
+
+Lengths are drawn from a long-tailed distribution, with as much in common inside a group as `intra_group` says. Dispatch
+sees what a predictor would tell of them, and is timed exactly on what they are (tasks/planning/makespan.py):
+
+- oracle: mean and 90 % quantile of each group's own responses.
+- noisy: the group's level with an error, so that of the longest fifth of the groups it finds about 87 % where groups
+  have most in common, as StreamRL's ranker does (arXiv 2504.15930), and less where they have not.
+- none: one expectation for all groups.
+
+Nothing is moved after it was dealt. Seer found that even the true lengths can lose to balancing while decoding, where
+groups stay whole (its section 4.2.1 on StreamRL's oracle); what that does, is measured where members claim work from
+each other (benchmarks.histories, benchmarks.storm).
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.reporting import Target, finish, interleave, medians
+from tasks.planning.dealing import Work, even_ranges, longest_first
+from tasks.planning.dispatch import Dispatch, dispatch
+from tasks.planning.makespan import Lengths, Member, ends_s, lower_bound_s, member_time_s
+from tasks.planning.offer import GroupLengths
+from tasks.planning.plan import assign_groups
+from tasks.planning.step_time import StepTime
+
+Quantile = Callable[[Lengths], Lengths]
+
+NUM_GENERATIONS = 8
+GROUPS = 128
+LENGTH_MAX = 32_768.0
+INTRA_GROUP = (0.0, 0.5, 0.8)
+LONGEST_SHARE = 0.2
+LEVEL_ERROR = 0.1
+# Memory-bound up to a batch of 32, bound by arithmetic beyond 128.
+CURVE = StepTime(((1, 0.020), (32, 0.021), (64, 0.024), (128, 0.032), (256, 0.052)))
+# Decode rate that grows with the batch throughout, at the cost of each response's.
+RISING = StepTime(((1, 0.020), (64, 0.040)))
+SIZES = ((128, 8), (512, 32), (2048, 128), (12_500, 1000))
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """Groups as they turn out: lengths, [groups, NUM_GENERATIONS]; level: what a group's responses have in common."""
+
+    lengths: Lengths
+    level: Lengths
+
+
+def log_normal(normal: Lengths) -> Lengths:
+    """Lengths for standard normal values: median 2,000 tokens, one in ten above 7,200."""
+    return np.asarray(np.clip(np.exp(np.log(2000.0) + normal), 1, LENGTH_MAX))
+
+
+def quantile_table(path: Path) -> Quantile:
+    """The same from a table with columns quantile and, second, tokens."""
+    table = np.loadtxt(path, delimiter=",", skiprows=1, usecols=(0, 1), ndmin=2)
+    if len(table) < 2 or (np.diff(table, axis=0) < 0).any() or table[0, 1] < 1:
+        raise ValueError(f"lengths: {path}; allowed: two rows or more, quantile and tokens ascending, tokens above 0")
+
+    def of(normal: Lengths) -> Lengths:
+        return np.interp(_normal_share(normal), table[:, 0], table[:, 1])
+
+    return of
+
+
+def _normal_share(normal: Lengths) -> Lengths:
+    normal_distribution = statistics.NormalDist()
+    grid = np.linspace(-5, 5, 2001)
+    return np.interp(normal, grid, [normal_distribution.cdf(value) for value in grid.tolist()])
+
+
+def draw(quantile: Quantile, groups: int, intra_group: float, rng: np.random.Generator) -> Iteration:
+    level = np.sqrt(intra_group) * rng.standard_normal(groups)
+    own = np.sqrt(1 - intra_group) * rng.standard_normal((groups, NUM_GENERATIONS))
+    return Iteration(np.ceil(quantile(level[:, None] + own)), level)
+
+
+def oracle(iteration: Iteration) -> GroupLengths:
+    means = iteration.lengths.mean(axis=1)
+    return GroupLengths("oracle", means, np.maximum(means, np.quantile(iteration.lengths, 0.9, axis=1)))
+
+
+def noisy(quantile: Quantile, iteration: Iteration, intra_group: float, rng: np.random.Generator) -> GroupLengths:
+    """What is to be expected where a group's level is seen with an error, and is known to be seen so."""
+    error = LEVEL_ERROR * np.sqrt(intra_group)
+    seen = iteration.level + error * rng.standard_normal(len(iteration.level))
+    trust = intra_group / (intra_group + error**2) if intra_group else 0.0
+    left = np.sqrt(1 - intra_group * trust)
+    grid = np.array([statistics.NormalDist().inv_cdf((k + 0.5) / 64) for k in range(64)])
+    lengths = quantile(trust * seen[:, None] + left * grid)
+    means = lengths.mean(axis=1)
+    high = quantile(trust * seen + left * statistics.NormalDist().inv_cdf(0.9))
+    return GroupLengths("noisy", means, np.maximum(means, high))
+
+
+def recall(told: GroupLengths, iteration: Iteration) -> float:
+    """Share of the groups with the longest means that are expected among the longest."""
+    count = round(LONGEST_SHARE * len(told))
+    longest = set(np.argsort(-iteration.lengths.mean(axis=1))[:count].tolist())
+    return len(longest & set(np.argsort(-told.expected)[:count].tolist())) / count
+
+
+def times_s(lengths: Lengths, dispatched: Dispatch, members: Sequence[Member]) -> list[float]:
+    """When each member has decoded what it was dealt, with the batch it was told."""
+    ends = []
+    for assignment, member in zip(dispatched.assignments, members, strict=True):
+        batch = min(member.responses_max, assignment.batch_max or member.responses_max)
+        taken = lengths[list(assignment.groups)]
+        ends.append(member.start_s + member_time_s(taken, member.step_time, batch) if taken.size else 0.0)
+    return ends
+
+
+def arms_s(quantile: Quantile, members: Sequence[Member], intra_group: float, seed: int) -> dict[str, list[float]]:
+    """Each way's end of every member, on one draw."""
+    rng = np.random.default_rng(seed)
+    iteration = draw(quantile, GROUPS, intra_group, rng)
+    lengths, told = iteration.lengths, noisy(quantile, iteration, intra_group, rng)
+    known = oracle(iteration)
+    alike = GroupLengths(
+        "none", *(np.full(GROUPS, float(value)) for value in (lengths.mean(), np.quantile(lengths, 0.9)))
+    )
+    longest = float(quantile(np.array([5.0]))[0])
+    work = Work(lengths, tuple(np.argsort(-lengths.mean(axis=1), kind="stable").tolist()), keep_order=False)
+    # Who knows nothing cannot begin with the longest either.
+    numbered = assign_groups(GROUPS, len(members))
+    shuffled = rng.permutation(GROUPS).tolist()
+    ends = {
+        "in turn": ends_s(lengths, numbered, members),
+        "random": ends_s(lengths, [[shuffled[k] for k in part] for part in numbered], members),
+        "longest first, oracle": longest_first(work, members).ends_s,
+        "even ranges, oracle": even_ranges(work, members).ends_s,
+    }
+    for name, lengths_told in (("oracle", known), ("noisy", told), ("none", alike)):
+        for objective in ("makespan", "gpu_seconds"):
+            found = dispatch(lengths_told, NUM_GENERATIONS, members, objective, length_max=longest)
+            ends[f"{objective}, {name}"] = times_s(lengths, found, members)
+    return ends | {"bound": [lower_bound_s(lengths, members)], "recall": [recall(told, iteration)]}
+
+
+def gains(quantile: Quantile, members: Sequence[Member], intra_group: float, seeds: range) -> list[dict[str, Any]]:
+    """One row per way: medians of makespan over the bound and over in turn, and of machine time over in turn."""
+    draws = [arms_s(quantile, members, intra_group, seed) for seed in seeds]
+    found_recall = statistics.mean(ends.pop("recall")[0] for ends in draws)
+    bounds = [ends.pop("bound")[0] for ends in draws]
+    rows = []
+    for way in draws[0]:
+        latest = [max(ends[way]) for ends in draws]
+        plain = [ends["in turn"] for ends in draws]
+        rows.append(
+            {
+                "intra-group": intra_group,
+                "way": way,
+                "recall": found_recall if "noisy" in way else "",
+                "makespan / bound": statistics.median(np.divide(latest, bounds).tolist()),
+                "makespan / in turn": statistics.median(t / max(p) for t, p in zip(latest, plain, strict=True)),
+                "machine time / in turn": statistics.median(
+                    sum(ends[way]) / sum(p) for ends, p in zip(draws, plain, strict=True)
+                ),
+                "least / bound": min(np.divide(latest, bounds).tolist()),
+            }
+        )
+    return rows
+
+
+def planning_s(rounds: int, curve: StepTime, clock: Callable[[], float]) -> dict[int, float]:
+    """Seconds by `clock` that dispatch takes, by the number of responses; the slower objective of the two counts."""
+    arms: dict[str, Callable[[], float]] = {}
+    for groups, count in SIZES:
+        told = oracle(draw(log_normal, groups, 0.5, np.random.default_rng(groups)))
+        members = [Member(pool="crew", step_time=curve, responses_max=64)] * count
+        for objective in ("makespan", "gpu_seconds"):
+            arms[f"{groups * NUM_GENERATIONS} {objective}"] = _timed(told, members, objective, clock)
+    found = medians(interleave(arms, rounds))
+    sizes = [groups * NUM_GENERATIONS for groups, _ in SIZES]
+    return {size: max(s for name, s in found.items() if name.startswith(f"{size} ")) for size in sizes}
+
+
+def _timed(
+    told: GroupLengths, members: Sequence[Member], objective: Any, clock: Callable[[], float]
+) -> Callable[[], float]:
+    def run() -> float:
+        began = clock()
+        dispatch(told, NUM_GENERATIONS, members, objective, length_max=LENGTH_MAX)
+        return clock() - began
+
+    return run
+
+
+def growth_exponent(seconds: dict[int, float]) -> float:
+    """The slope of log time over log size."""
+    sizes, times = np.log(list(seconds)), np.log(list(seconds.values()))
+    slope: float = statistics.linear_regression(sizes.tolist(), times.tolist()).slope
+    return slope
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--seeds", type=int, default=15)
+    parser.add_argument("--first-seed", type=int, default=1000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--members", type=int, default=8)
+    parser.add_argument("--responses-max", type=int, default=256, help="that a member decodes together")
+    parser.add_argument("--lengths", type=Path, help="CSV with columns quantile, tokens; without: log-normal")
+    options = parser.parse_args()
+    quantile = log_normal if options.lengths is None else quantile_table(options.lengths)
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
+    rows: list[dict[str, Any]] = []
+    for name, curve in (("memory-bound to 32", CURVE), ("rising", RISING)):
+        members = [Member(pool="crew", step_time=curve, responses_max=options.responses_max)] * options.members
+        for intra_group in INTRA_GROUP:
+            rows += [{"step time": name} | row for row in gains(quantile, members, intra_group, seeds)]
+    seconds = planning_s(options.rounds, CURVE, time.perf_counter)
+    cpu = planning_s(options.rounds, CURVE, time.process_time)
+    rows += [
+        {"way": f"plan {size} responses", "seconds": taken, "of the processor": cpu[size]}
+        for size, taken in seconds.items()
+    ]
+
+    def worst(way: str, column: str) -> float:
+        return max(float(row[column]) for row in rows if row["way"] == way)
+
+    measured = [row for row in rows if "least / bound" in row]
+    targets = [
+        Target("plan_1024_ms", seconds[1024] * 1000, "<= 30"),
+        Target("plan_100000_s", seconds[100_000], "<= 1"),
+        Target("growth_exponent", growth_exponent(seconds), "<= 1.2"),
+        Target("least_makespan_over_bound", min(row["least / bound"] for row in measured), ">= 1"),
+        Target("makespan_oracle_over_in_turn_worst", worst("makespan, oracle", "makespan / in turn"), "<= 1"),
+        Target("makespan_noisy_over_in_turn_worst", worst("makespan, noisy", "makespan / in turn"), "<= 1"),
+        Target("makespan_none_over_in_turn_worst", worst("makespan, none", "makespan / in turn"), "<= 1"),
+        Target("gpu_seconds_noisy_over_in_turn_worst", worst("gpu_seconds, noisy", "machine time / in turn"), "<= 1"),
+    ]
+    notes = {
+        "groups": GROUPS,
+        "generations": NUM_GENERATIONS,
+        "lengths": options.lengths or "log-normal",
+        "seeds": seeds,
+    }
+    notes |= {"members": options.members, "responses_max": options.responses_max, "rounds": options.rounds}
+    finish("planning", rows, targets, as_json=options.json, notes={k: str(v) for k, v in notes.items()})
+
+
+if __name__ == "__main__":
+    main()

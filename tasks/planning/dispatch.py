@@ -1,0 +1,232 @@
+"""Dispatch: which member decodes which groups, from expected lengths, as one pure function.
+
+For the makespan after StreamRL's Algorithm 2 (arXiv 2504.15930): the longest groups on members of their own, which
+decode fewer responses together and hence each of them faster; longest first inside a member. For machine time after
+RLHFless (arXiv 2602.22718, section 4.3): similar lengths together, so that who has short ones leaves early. Every
+dealing that is considered is timed exactly (tasks/planning/makespan.py), and dealing in turn is always one of them.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from tasks.planning.dealing import (
+    Dealing,
+    Work,
+    balanced_ranges,
+    even_ranges,
+    full_ranges,
+    in_turn,
+    longest_first,
+    tail_apart,
+)
+from tasks.planning.makespan import Lengths, Member, drawn_lengths, mean_makespan_s, member_time_s, response_lengths
+from tasks.planning.offer import GroupLengths
+
+__all__ = ["Assignment", "Dispatch", "Member", "dispatch"]
+
+Objective = Literal["makespan", "gpu_seconds"]
+
+# Expectations are not that exact: anything but dealing plainly, and a smaller batch, must promise more than this.
+GAIN_MIN = 0.03
+# How often lengths are drawn: fewer times where there are many, whose sums vary less.
+DRAWS_MIN, DRAWS_MAX, DRAWN_RESPONSES = 2, 16, 1 << 15
+PROMISING_MAX = 4
+# Costs within this count as equal.
+EQUAL = 1.01
+# A member is isolated when its groups have so many times the tokens of the average group.
+ISOLATED_RATIO = 1.25
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assignment:
+    """What one member gets: groups in the order in which it begins them, and how many responses it decodes together.
+
+    batch_max: None: as many as it can. ends_s: as expected, its start included; 0 without groups.
+    """
+
+    groups: tuple[int, ...]
+    batch_max: int | None
+    ends_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dispatch:
+    """One assignment per member, in their order; machine_s and usd: of those with work, until each has ended."""
+
+    assignments: tuple[Assignment, ...]
+    makespan_s: float
+    machine_s: float
+    usd: float
+
+
+def dispatch(
+    lengths: GroupLengths,
+    num_generations: int,
+    members: Sequence[Member],
+    objective: Objective,
+    *,
+    keep_order: bool = False,
+    length_max: float = math.inf,
+) -> Dispatch:
+    """Deal whole groups to members.
+
+    "makespan" ends the last response as early as it can. "gpu_seconds" takes the least machine time (dollars, where
+    every member has a price) of all that end no later than even ranges of sorted groups would. Groups that are all
+    expected alike are dealt evenly, by speed. A member with a window gets as many of the shortest groups as it can end
+    in it, unless everybody is done by then, or all have windows. keep_order: a member begins its groups in the order of
+    their numbers, else the longest first. length_max: no response gets longer; not to know it makes the longest groups
+    seem longer than they can be. Raises ValueError without members, and for lengths that cannot be.
+    """
+    if not members:
+        raise ValueError("members: none given; allowed: at least one")
+    responses = response_lengths(lengths, num_generations, length_max)
+    dealer = _Dealer(lengths, num_generations, length_max, objective)
+    order = np.lexsort((-responses[:, 0], -lengths.expected)).tolist()
+    work = Work(responses, tuple(order), keep_order)
+    dealt = dealer.deal(work, members)
+    if any(member.window_s is None for member in members):
+        dealt = _within_windows(dealer, work, members, dealt)
+    assignments = [
+        dealer.assignment(work, groups, end_s, member, len(members))
+        for groups, end_s, member in zip(dealt.groups, dealt.ends_s, members, strict=True)
+    ]
+    ends = [assignment.ends_s for assignment in assignments]
+    return Dispatch(
+        assignments=tuple(assignments),
+        makespan_s=max(ends),
+        machine_s=math.fsum(ends),
+        usd=math.fsum(end_s * member.usd_per_h / 3600 for end_s, member in zip(ends, members, strict=True)),
+    )
+
+
+@dataclass(frozen=True)
+class _Dealer:
+    """Chooses among the ways to deal."""
+
+    expected: GroupLengths
+    num_generations: int
+    length_max: float
+    objective: Objective
+
+    @cached_property
+    def drawn(self) -> Lengths:
+        """Lengths of all groups as they may turn out."""
+        draws = DRAWN_RESPONSES // (len(self.expected) * self.num_generations)
+        draws = min(DRAWS_MAX, max(DRAWS_MIN, draws))
+        return drawn_lengths(self.expected, self.num_generations, self.length_max, draws)
+
+    def deal(self, work: Work, members: Sequence[Member]) -> Dealing:
+        """Deal all of `work`, whatever the windows."""
+        if not work.order:
+            return work.timed([[] for _ in members], members)
+        evenly = in_turn(work, members)
+        alike = not np.ptp(work.lengths[list(work.order)], axis=0).any()
+        if len(members) == 1 or (alike and all(member == members[0] for member in members)):
+            return evenly
+        if self.objective == "gpu_seconds" and not alike:
+            return _cheapest(work, members, evenly)
+        plain = min(evenly, longest_first(work, members), key=lambda dealt: dealt.makespan_s)
+        apart = [] if alike else tail_apart(work, members)
+        return self._soonest(members, plain, [*balanced_ranges(work, members), *apart])
+
+    def _soonest(self, members: Sequence[Member], plain: Dealing, others: Sequence[Dealing]) -> Dealing:
+        """The one that ends first on average over lengths as they may turn out; `plain` unless another gains enough.
+
+        What would end first if every length were as expected is often what suffers most when they are not.
+        """
+        promising = [dealt for dealt in others if dealt.makespan_s < plain.makespan_s]
+        promising = sorted(promising, key=lambda dealt: dealt.makespan_s)[:PROMISING_MAX]
+        if not promising:
+            return plain
+        means = [mean_makespan_s(self.drawn, dealt.groups, members) for dealt in promising]
+        soonest = min(range(len(means)), key=means.__getitem__)
+        enough = (1 - GAIN_MIN) * mean_makespan_s(self.drawn, plain.groups, members)
+        return promising[soonest] if means[soonest] < enough else plain
+
+    def assignment(self, work: Work, groups: list[int], ends_s: float, member: Member, members: int) -> Assignment:
+        """Bound a member's batch where that decodes its groups sooner, or keeps the longest apart."""
+        if not groups:
+            return Assignment(groups=(), batch_max=None, ends_s=0.0)
+        tokens = work.lengths[groups]
+        batch_max, bounded_s = None, ends_s
+        for batch in _smaller_batches(member, min(tokens.size, member.responses_max), self.num_generations):
+            bounded = replace(member, responses_max=batch)
+            time_s = member.start_s + member_time_s(tokens, member.step_time, batch)
+            if time_s < (1 - GAIN_MIN) * bounded_s and self._gains(groups, member, bounded):
+                batch_max, bounded_s = batch, time_s
+        # Who has fewer groups than others, and longer ones, shall not take unstarted work from these meanwhile.
+        few = tokens.size < member.responses_max and len(groups) * members < len(work.order)
+        if batch_max is None and few and tokens.sum() > ISOLATED_RATIO * work.tokens_per_group * len(groups):
+            batch_max = tokens.size
+        return Assignment(groups=tuple(groups), batch_max=batch_max, ends_s=bounded_s)
+
+    def _gains(self, groups: list[int], member: Member, bounded: Member) -> bool:
+        """Whether a member does better with a smaller batch, whichever of a group's responses comes first."""
+        whole_s = mean_makespan_s(self.drawn, [groups], [member])
+        return mean_makespan_s(self.drawn, [groups], [bounded]) < (1 - GAIN_MIN) * whole_s
+
+
+def _cheapest(work: Work, members: Sequence[Member], evenly: Dealing) -> Dealing:
+    """The least machine time, or dollars, of all that end no later than even ranges would; of equals the earliest."""
+    ranges = even_ranges(work, members)
+    prices = [member.usd_per_h for member in members]
+    weights = prices if all(prices) else [1.0] * len(members)
+    dealings = [evenly, longest_first(work, members), ranges, *full_ranges(work, members, ranges.makespan_s)]
+    costs = [float(np.dot(dealt.ends_s, weights)) for dealt in dealings]
+    allowed = [pair for pair in zip(costs, dealings, strict=True) if pair[1].makespan_s <= ranges.makespan_s]
+    enough = EQUAL * min(cost for cost, _ in allowed)
+    return min((dealt for cost, dealt in allowed if cost <= enough), key=lambda dealt: dealt.makespan_s)
+
+
+def _within_windows(dealer: _Dealer, work: Work, members: Sequence[Member], dealt: Dealing) -> Dealing:
+    """Deal again until nobody is expected to work beyond its window.
+
+    Who would, gets as many of the shortest groups as it can end in its window; the others get the rest.
+    """
+    windows = [math.inf if member.window_s is None else member.window_s for member in members]
+    settled = -1.0
+    while True:
+        late = [w for w, end_s in zip(windows, dealt.ends_s, strict=True) if settled < w < end_s]
+        if not late:
+            return dealt
+        settled = max(late)
+        order = work.order
+        groups: list[list[int]] = [[] for _ in members]
+        for place in sorted(range(len(members)), key=windows.__getitem__):
+            if windows[place] <= settled:
+                count = _count_within(replace(work, order=order), members[place], windows[place])
+                groups[place] = list(order[len(order) - count :])
+                order = order[: len(order) - count]
+        staying = [place for place, window_s in enumerate(windows) if window_s > settled]
+        rest = dealer.deal(replace(work, order=order), [members[place] for place in staying])
+        for place, part in zip(staying, rest.groups, strict=True):
+            groups[place] = part
+        dealt = work.timed(groups, members)
+
+
+def _count_within(work: Work, member: Member, window_s: float) -> int:
+    """How many groups from the short end the member ends in its window."""
+
+    def fits(count: int) -> bool:
+        return work.timed([work.order[len(work.order) - count :]], [member]).makespan_s <= window_s
+
+    low, high = 0, 1
+    while high <= len(work.order) and fits(high):
+        low, high = high, 2 * high
+    high = min(high, len(work.order) + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _smaller_batches(member: Member, batch: int, num_generations: int) -> list[int]:
+    """Batches of whole groups worth a try: half, a quarter, and where the decode rate no longer rises."""
+    tried = {batch // 2, batch // 4, member.step_time.plateau(batch) + num_generations - 1}
+    sizes = {size - size % num_generations for size in tried}
+    return sorted((size for size in sizes if 0 < size < batch), reverse=True)

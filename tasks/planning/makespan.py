@@ -1,0 +1,164 @@
+"""How long members decode what they were dealt, exactly, and the time that no dealing can beat. No IO, no clock.
+
+All responses of a member advance one token per step, so that its time is the sum of its steps: tau(j) for every token
+that j responses have together, T = sum_j tau(j) (L_j - L_(j+1)) with lengths descending (TailSieve, section 2.1). Where
+more responses wait than it decodes together, a slot that falls free goes on with the next one, and the same holds of
+the tokens of each slot.
+"""
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+import numpy.typing as npt
+
+from tasks.planning.offer import GroupLengths
+from tasks.planning.step_time import StepTime
+
+Lengths = npt.NDArray[np.float64]
+
+HIGH = NormalDist().inv_cdf(0.9)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """A machine to which groups are dealt.
+
+    responses_max: it decodes together. start_s: until it begins to decode. window_s: it generates only until then,
+    counted as start_s is; None: as long as there is work. Raises ValueError for what cannot be.
+    """
+
+    pool: str
+    step_time: StepTime
+    responses_max: int
+    start_s: float = 0.0
+    usd_per_h: float = 0.0
+    window_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.responses_max < 1:
+            raise ValueError(f"responses_max: value {self.responses_max} of {self.pool}; allowed: at least 1")
+        for name in ("start_s", "usd_per_h", "window_s"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < math.inf:
+                raise ValueError(f"{name}: value {value} of {self.pool}; allowed: at least 0, finite")
+
+
+def response_lengths(lengths: GroupLengths, num_generations: int, length_max: float = math.inf) -> Lengths:
+    """Lengths that stand for a group's responses: [groups, num_generations], descending, their mean as expected.
+
+    They are the midpoints of equal parts of the log-normal that has the expected mean and the 90 % quantile `high`
+    (where it cannot be so far from the mean, the widest that there is), cut where responses are, at length_max. Raises
+    ValueError for lengths that are not above 0, or of which `high` is less.
+    """
+    if num_generations < 1:
+        raise ValueError(f"num_generations: value {num_generations}; allowed: at least 1")
+    normal = NormalDist()
+    middles = [normal.inv_cdf((num_generations - k - 0.5) / num_generations) for k in range(num_generations)]
+    shape = np.exp(np.multiply.outer(_spread(lengths), middles))
+    means: Lengths = shape.mean(axis=1)
+    found: Lengths = np.minimum(shape * (lengths.expected / means)[:, None], length_max)
+    return found
+
+
+def drawn_lengths(lengths: GroupLengths, num_generations: int, length_max: float, draws: int) -> Lengths:
+    """Lengths as they may turn out: [draws, groups, num_generations], from the same log-normals, always the same.
+
+    A group as a whole may be misjudged: half of the variance (of the logarithm) is common to its responses.
+    """
+    generator = np.random.default_rng(0)
+    groups = generator.standard_normal((draws, len(lengths), 1))
+    own = generator.standard_normal((draws, len(lengths), num_generations))
+    spread = _spread(lengths)[:, None]
+    drawn: Lengths = np.exp(spread * (groups + own) / math.sqrt(2) - spread**2 / 2)
+    return np.minimum(lengths.expected[:, None] * drawn, length_max)
+
+
+def _spread(lengths: GroupLengths) -> Lengths:
+    """Standard deviation of the logarithm: high / expected = exp(HIGH s - s^2 / 2), which is greatest at s = HIGH."""
+    expected, high = lengths.expected, lengths.high
+    if not len(expected) or expected.shape != high.shape or expected.ndim != 1:
+        raise ValueError(f"lengths: shapes {expected.shape} and {high.shape}; allowed: one entry per group in both")
+    # Written so that what is not a number fails as well.
+    wrong = ~((expected > 0) & (high >= expected) & np.isfinite(high))
+    if wrong.any():
+        found = f"{expected[wrong][0]} and {high[wrong][0]}"
+        raise ValueError(f"lengths: expected and high {found}; allowed: expected above 0, high at least that, finite")
+    return np.asarray(HIGH - np.sqrt(np.maximum(0.0, HIGH**2 - 2 * np.log(high / expected))))
+
+
+def member_time_s(lengths: Sequence[float] | Lengths, step_time: StepTime, responses_max: int) -> float:
+    """Seconds in which one member decodes responses of these lengths (tokens), given in the order of their start.
+
+    At most responses_max run at once; the next starts when one has ended. Exact for whole numbers of tokens.
+    """
+    if responses_max < 1:
+        raise ValueError(f"responses_max: value {responses_max}; allowed: at least 1")
+    return float(_times_s(np.asarray(lengths, dtype=np.float64).reshape(1, -1), step_time, responses_max)[0])
+
+
+def _times_s(tokens: Lengths, step_time: StepTime, responses_max: int) -> Lengths:
+    """The same for each row of [draws, responses]."""
+    if tokens.shape[1] > responses_max:
+        tokens = np.array([_slots(row, responses_max) for row in tokens.tolist()])
+    # Sum by parts: L_j (tau(j) - tau(j - 1)).
+    return np.asarray(np.sort(tokens, axis=1)[:, ::-1] @ np.diff(step_time.table(tokens.shape[1])))
+
+
+def _slots(tokens: list[float], slots_max: int) -> list[float]:
+    """Tokens that each slot decodes, when a free one goes on with the next response."""
+    slots = tokens[:slots_max]
+    heapq.heapify(slots)
+    for length in tokens[slots_max:]:
+        heapq.heapreplace(slots, slots[0] + length)
+    return slots
+
+
+def ends_s(lengths: Lengths, dealt: Sequence[Sequence[int]], members: Sequence[Member]) -> list[float]:
+    """When each member has decoded its groups, its start included; 0 of one without any.
+
+    lengths: [groups, num_generations]; dealt: each member's groups in the order in which it begins them.
+    """
+    ends: list[float] = _ends_s(lengths[None], dealt, members)[:, 0].tolist()
+    return ends
+
+
+def mean_makespan_s(drawn: Lengths, dealt: Sequence[Sequence[int]], members: Sequence[Member]) -> float:
+    """When the last member has decoded its groups, on average over `drawn`, [draws, groups, num_generations]."""
+    return float(_ends_s(drawn, dealt, members).max(axis=0).mean())
+
+
+def _ends_s(drawn: Lengths, dealt: Sequence[Sequence[int]], members: Sequence[Member]) -> Lengths:
+    """[members, draws]."""
+    ends = np.zeros((len(members), len(drawn)))
+    for place, (groups, member) in enumerate(zip(dealt, members, strict=True)):
+        if groups:
+            tokens = drawn[:, list(groups)].reshape(len(drawn), -1)
+            ends[place] = member.start_s + _times_s(tokens, member.step_time, member.responses_max)
+    return ends
+
+
+def lower_bound_s(lengths: Lengths, members: Sequence[Member]) -> float:
+    """Seconds within which no assignment of responses of these lengths to these members can end.
+
+    The greater of two: all tokens, when every member decodes at its best rate from its start on; and the longest
+    response alone on the member that has it first.
+    """
+    rates = [_best_tokens_per_s(member) for member in members]
+    longest = float(lengths.max())
+    alone_s = min(member.start_s + longest * member.step_time.step_s(1) for member in members)
+    left, rate, now_s = float(lengths.sum()), 0.0, 0.0
+    for start_s, more in sorted((member.start_s, more) for member, more in zip(members, rates, strict=True)):
+        done = rate * (start_s - now_s)
+        if done >= left:
+            break
+        left, rate, now_s = left - done, rate + more, start_s
+    return max(alone_s, now_s + left / rate)
+
+
+def _best_tokens_per_s(member: Member) -> float:
+    batches = np.arange(1, member.responses_max + 1)
+    return float(np.max(batches / member.step_time.table(member.responses_max)[1:]))
