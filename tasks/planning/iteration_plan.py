@@ -7,37 +7,20 @@ from dataclasses import dataclass
 
 from storage.planning_records import DecisionRecord, SeedingRecord
 from storage.records import SlotPlan
-from tasks.planning.config import PlanningConfig
-from tasks.planning.offer import CrewOffer, GroupLengths, ReservedOffer, StepWaits
-from tasks.planning.plan import assign_groups
+from tasks.planning.explain import explain
+from tasks.planning.request import BudgetExceeded, PlanningRequest
+from tasks.planning.width import choose_width
 
-
-@dataclass(frozen=True, kw_only=True)
-class PlanningRequest:
-    """All that a plan is made from.
-
-    keep_order: a member must begin its groups in the order of their numbers (dynamic sampling takes them so).
-    reserved: None where the trainer's machines do not generate. waits, seeding, width: of the last concluded
-    iteration; width is the number of members by pool. train_s: a training step takes so long without waiting; None:
-    not known. spent_usd: of the run so far.
-    """
-
-    num_generations: int
-    lengths: GroupLengths
-    offers: tuple[CrewOffer, ...]
-    settings: PlanningConfig
-    keep_order: bool = False
-    reserved: ReservedOffer | None = None
-    waits: StepWaits | None = None
-    seeding: SeedingRecord | None = None
-    width: tuple[tuple[str, int], ...] = ()
-    train_s: float | None = None
-    spent_usd: float = 0.0
+__all__ = ["BudgetExceeded", "IterationPlan", "PlanningRequest", "plan_iteration"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class IterationPlan:
-    """Who generates what; why, is in `decisions`."""
+    """Who generates what; why, is in `decisions`.
+
+    slots: the crew's, pool by pool in the order of the offers, then those on the trainer's machines. A slot may have no
+    groups, where there are fewer groups than members.
+    """
 
     slots: tuple[SlotPlan, ...]
     seeding: SeedingRecord | None
@@ -45,12 +28,27 @@ class IterationPlan:
 
 
 def plan_iteration(request: PlanningRequest) -> IterationPlan:
-    """Choose the crew and deal the groups to it. Raises BudgetExceeded when nothing that is allowed is affordable."""
-    members = [offer.pool for offer in request.offers for _ in range(offer.count_max)]
-    dealt = assign_groups(len(request.lengths), len(members))
-    slots = (SlotPlan(slot=k, pool=pool, groups=dealt[k]) for k, pool in enumerate(members))
-    return IterationPlan(slots=tuple(slots), seeding=None, decisions=())
+    """Choose the crew and deal the groups to it.
+
+    Raises BudgetExceeded when nothing that is allowed is affordable, and ValueError when there is nobody to generate.
+    """
+    _check(request)
+    choice = choose_width(request)
+    crew = choice.crew
+    slots = tuple(
+        SlotPlan(slot=slot, pool=member.pool, groups=assignment.groups, batch_max=assignment.batch_max)
+        for slot, (member, assignment) in enumerate(zip(crew.members, crew.assignments, strict=True))
+    )
+    return IterationPlan(slots=slots, seeding=crew.seeding, decisions=explain(request, choice))
 
 
-class BudgetExceeded(ValueError):  # noqa: N818 - reads as what happened
-    """No plan within the budget; names the field, the least that is needed, and what is allowed."""
+def _check(request: PlanningRequest) -> None:
+    if not len(request.lengths) or request.num_generations < 1:
+        raise ValueError(f"{len(request.lengths)} groups of {request.num_generations}; allowed: at least one of each")
+    if request.reserved is not None and request.reserved.engines < 1:
+        raise ValueError(f"reserved: {request.reserved.engines} engines; allowed: at least one, or None")
+    for offer in request.offers:
+        if min(offer.count_min, offer.count_max) < 0:
+            raise ValueError(f"{offer.pool}: {offer.count_min} to {offer.count_max} members; allowed: from 0 on")
+    if request.reserved is None and not any(offer.count_max for offer in request.offers):
+        raise ValueError(f"offers: no member in {len(request.offers)} pools; allowed: one, or engines of the trainer")

@@ -131,3 +131,24 @@ def test_no_more_than_there_is_room_for_and_never_nothing(room, unclaimed, figur
 def test_what_is_free_may_be_taken_back(cause):
     mine = a_candidate(1, held_before=True, released=True)
     assert choose(cause, 1, [mine]) == (1,)
+
+
+def test_who_takes_only_what_is_free_leaves_the_living_alone():
+    modest = replace(IDLE, free_only=True)
+    busy = a_holder("a", unfinished=20, running=12, waiting=8, plateau=4, tokens_per_s=0.0)
+    assert next_transfer(IDLE, [busy], 0) is not None
+    assert next_transfer(modest, [busy], 0) is None
+    assert next_transfer(modest, [busy], 3) == Transfer(cause=Cause.UNCLAIMED, incarnation=None, count=3)
+    lost = a_holder("b", lost=True, unfinished=2)
+    assert next_transfer(modest, [busy, lost], 0) == Transfer(cause=Cause.LOST, incarnation="b", count=2)
+    released = replace(busy, released=2)
+    assert next_transfer(modest, [released], 0) == Transfer(cause=Cause.RELEASED, incarnation="a", count=2)
+
+
+def test_unstarted_work_of_an_isolated_member_goes_to_idle_members_only():
+    tail = a_holder("a", unfinished=6, running=2, waiting=4, isolated=True)
+    assert next_transfer(IDLE, [tail], 0) == Transfer(cause=Cause.UNSTARTED, incarnation="a", count=2)
+    busy = replace(IDLE, running=3)
+    assert next_transfer(busy, [tail], 0) is None
+    other = a_holder("b", unfinished=3, running=1, waiting=2)
+    assert next_transfer(busy, [tail, other], 0) == Transfer(cause=Cause.UNSTARTED, incarnation="b", count=1)

@@ -1,0 +1,191 @@
+"""A crew that could be asked for: who is in it, what each would do, how long it would take and what it would cost.
+
+Width compares such crews, and the one that is chosen becomes the plan. A member is paid for from being asked for until
+its own work has ended, which is when it leaves: its start counts, and what losses are expected to cost it. The
+trainer's machines are paid for as long as the iteration lasts, so that a longer iteration costs more of them.
+"""
+
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+
+from storage.planning_records import SeedingRecord
+from storage.records import TRAIN_POOL
+from tasks.planning.dispatch import Assignment, Member, dispatch
+from tasks.planning.locality import decode_s, longest_nearest
+from tasks.planning.makespan import ends_s
+from tasks.planning.offer import CrewOffer, ReservedOffer
+from tasks.planning.plan import assign_groups
+from tasks.planning.request import PlanningRequest
+from tasks.planning.seeding import next_seeding, work_engine_s
+from tasks.planning.step_time import NOMINAL, StepTime
+
+_SECONDS_PER_HOUR = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Crew:
+    """counts: members of each offer, in their order. members: these, then the trainer's engines where they generate.
+
+    assignments: one per member. rollout_s: until the last response has ended; machines_s: of the crew's members, in
+    all; usd_rollout: of these. usd_iteration: with the trainer's machines, where it is known what they cost.
+    """
+
+    counts: tuple[int, ...]
+    members: tuple[Member, ...]
+    assignments: tuple[Assignment, ...]
+    seeding: SeedingRecord | None
+    rollout_s: float
+    machines_s: float
+    usd_rollout: float
+    usd_iteration: float
+
+    @property
+    def size(self) -> int:
+        return sum(self.counts)
+
+
+def planned_crew(request: PlanningRequest, counts: tuple[int, ...]) -> Crew:
+    """The crew of so many members of each offer, with the seeding that suits it, and the groups dealt to it.
+
+    Its seconds and dollars mean something where `request.measured`.
+    """
+    size = sum(counts)
+    offers = [offer for offer, count in zip(request.offers, counts, strict=True) for _ in range(count)]
+    seeding = planned_seeding(request, counts)
+    crew = [(_member(request, offer),) * count for offer, count in zip(request.offers, counts, strict=True)]
+    members = tuple(chain.from_iterable(crew))
+    if seeding is not None and seeding.seeding_s != 0 and request.reserved is not None:
+        members += (_engine(request, request.reserved, seeding.seeding_s),) * request.reserved.engines
+    assignments = _dealt(request, members)
+    if _knows_lengths(request) and request.settings.dispatch == "auto":
+        losses = [offer.losses_per_h for offer in offers] + [0.0] * (len(members) - size)
+        same_price = request.settings.objective == "gpu_seconds"
+        assignments = longest_nearest(members, assignments, losses, same_price=same_price)
+    paid_s = [assignment.ends_s if assignment.groups else 0.0 for assignment in assignments]
+    for index, offer in enumerate(offers):
+        paid_s[index] += _rework_s(request, offer, members[index], assignments[index])
+    usd_rollout = sum(s * o.usd_per_h for s, o in zip(paid_s, offers, strict=False)) / _SECONDS_PER_HOUR
+    rollout_s = max(paid_s)
+    return Crew(
+        counts=counts,
+        members=members,
+        assignments=assignments,
+        seeding=seeding,
+        rollout_s=rollout_s,
+        machines_s=sum(paid_s[:size]),
+        usd_rollout=usd_rollout,
+        usd_iteration=usd_rollout + reserved_usd(request, rollout_s, seeding),
+    )
+
+
+def reserved_usd(request: PlanningRequest, rollout_s: float, seeding: SeedingRecord | None) -> float:
+    """Dollars of the trainer's machines in an iteration: until it has trained, and until everything was generated."""
+    if request.reserved is None:
+        return 0.0
+    before_s = 0.0
+    if seeding is not None:
+        before_s = rollout_s if seeding.seeding_s is None else min(seeding.seeding_s, rollout_s)
+    busy_s = max(rollout_s, before_s + (request.training_s or 0.0))
+    return busy_s * request.reserved.usd_per_h / _SECONDS_PER_HOUR
+
+
+def reach_s(offer: CrewOffer) -> float:
+    """From being asked for until it can decode, and what its distance adds."""
+    return offer.start_s + offer.remote_s
+
+
+def measured_work_s(request: PlanningRequest) -> float | None:
+    """Engine-seconds of the last iteration's rollout, as seeding reckons them."""
+    engines = 0 if request.reserved is None else request.reserved.engines
+    reach = [reach_s(offer) for offer in request.offers]
+    return work_engine_s(request.waits, request.seeding, engines, sum(reach) / max(1, len(reach)))
+
+
+def planned_seeding(request: PlanningRequest, counts: tuple[int, ...]) -> SeedingRecord | None:
+    """How long the trainer's machines generate beside so many members; None where they do not."""
+    size = sum(counts)
+    if request.reserved is None or (request.settings.seeding == "off" and size):
+        return None
+    reach = sum(reach_s(offer) * count for offer, count in zip(request.offers, counts, strict=True))
+    return next_seeding(
+        request.seeding,
+        request.waits,
+        members=size,
+        engines=request.reserved.engines,
+        transfer_s=reach / max(1, size),
+        train_s=request.training_s,
+        settings=request.settings,
+    )
+
+
+def _member(request: PlanningRequest, offer: CrewOffer) -> Member:
+    return Member(
+        pool=offer.pool,
+        step_time=step_time(request, offer),
+        responses_max=offer.responses_max,
+        start_s=reach_s(offer),
+        usd_per_h=offer.usd_per_h,
+    )
+
+
+def _engine(request: PlanningRequest, reserved: ReservedOffer, window_s: float | None) -> Member:
+    """One of the trainer's; what it costs is paid for in any case."""
+    return Member(
+        pool=TRAIN_POOL,
+        step_time=step_time(request, reserved),
+        responses_max=reserved.responses_max,
+        window_s=window_s,
+    )
+
+
+def step_time(request: PlanningRequest, offer: CrewOffer | ReservedOffer) -> StepTime:
+    """As measured; of who was not, as of the first who was: a member and an engine of the trainer count alike."""
+    curves = [offer.step_time, *(other.step_time for other in request.offers)]
+    if request.reserved is not None:
+        curves.append(request.reserved.step_time)
+    return next((curve for curve in curves if curve is not NOMINAL), NOMINAL)
+
+
+def _knows_lengths(request: PlanningRequest) -> bool:
+    return request.lengths.predictor != "none"
+
+
+def _dealt(request: PlanningRequest, members: tuple[Member, ...]) -> tuple[Assignment, ...]:
+    """In turn where that is asked for, or where groups and members are all alike; else by length and speed."""
+    kinds = {(member.step_time, member.responses_max, member.start_s, member.window_s) for member in members}
+    if request.settings.dispatch == "in_turn" or (len(kinds) == 1 and not _knows_lengths(request)):
+        return _dealt_in_turn(request, members)
+    return dispatch(
+        request.lengths,
+        request.num_generations,
+        members,
+        request.settings.objective,
+        keep_order=request.keep_order,
+        length_max=request.length_max,
+    ).assignments
+
+
+def _dealt_in_turn(request: PlanningRequest, members: tuple[Member, ...]) -> tuple[Assignment, ...]:
+    dealt = assign_groups(len(request.lengths), len(members))
+    ends = ends_s(request.responses, dealt, members)
+    return tuple(Assignment(groups=g, batch_max=None, ends_s=end) for g, end in zip(dealt, ends, strict=True))
+
+
+def _rework_s(request: PlanningRequest, offer: CrewOffer, member: Member, assignment: Assignment) -> float:
+    if not offer.losses_per_h or not assignment.groups:
+        return 0.0
+    running = min(assignment.batch_max or member.responses_max, len(assignment.groups) * request.num_generations)
+    length = float(np.mean(request.lengths.expected[list(assignment.groups)]))
+    reprefill_s = running * (length / 2) / member.step_time.tokens_per_s(member.responses_max)
+    return rework_s(offer, decode_s(member, assignment), reprefill_s)
+
+
+def rework_s(offer: CrewOffer, decode_s: float, reprefill_s: float) -> float:
+    """Seconds that losses are expected to cost one member: each a start, and the running prefixes once more.
+
+    A prefix is taken to be half a response of the mean length, prefilled as fast as a full batch decodes; an engine
+    prefills faster than that.
+    """
+    return offer.losses_per_h * decode_s / _SECONDS_PER_HOUR * (reach_s(offer) + reprefill_s)

@@ -1,0 +1,192 @@
+"""A plan's decisions as records: what was known, what else there was, and why, in one plain sentence each.
+
+What is predicted stands under the names of the report's metrics (docs/guide/metrics.md), so that it can be compared;
+nothing is predicted while no step time was measured.
+"""
+
+from storage.planning_records import DecisionRecord
+from tasks.planning.crew import Crew, measured_work_s
+from tasks.planning.locality import decode_s, may_hold
+from tasks.planning.makespan import lower_bound_s
+from tasks.planning.plan import assign_groups
+from tasks.planning.request import PlanningRequest
+from tasks.planning.seeding import closed_form_s, members_needed
+from tasks.planning.width import WidthChoice, allowed_usd, describe
+
+ALTERNATIVES_MAX = 16
+ROLLOUT = "timing_s/rollout"
+Figures = dict[str, float]
+
+
+def explain(request: PlanningRequest, choice: WidthChoice) -> tuple[DecisionRecord, ...]:
+    """One record per decision that was taken."""
+    found = (
+        _lengths(request),
+        _width(request, choice),
+        _balance(request, choice),
+        _seeding(request, choice.crew),
+        _dispatch(request, choice.crew),
+        _locality(choice.crew),
+    )
+    return tuple(decision for decision in found if decision is not None)
+
+
+def _lengths(request: PlanningRequest) -> DecisionRecord:
+    lengths = request.lengths
+    known = lengths.predictor != "none"
+    return DecisionRecord(
+        name="lengths",
+        chosen=lengths.predictor,
+        reason="the best predictor that there is" if known else "nothing tells the groups apart",
+        inputs={
+            "groups": float(len(lengths)),
+            "expected_mean": float(lengths.expected.mean()),
+            "expected_max": float(lengths.expected.max()),
+            "high_max": float(lengths.high.max()),
+        },
+    )
+
+
+def _width(request: PlanningRequest, choice: WidthChoice) -> DecisionRecord:
+    settings, crew = request.settings, choice.crew
+    inputs = {"usd_allowed": allowed_usd(request)[1], "cost_weight": settings.cost_weight}
+    inputs |= {"members_needed": float(choice.members_cap or 0), "train_s": request.training_s or 0.0}
+    inputs |= {f"{offer.pool}/usd_per_h": offer.usd_per_h for offer in request.offers}
+    inputs |= {f"{offer.pool}/losses_per_h": offer.losses_per_h for offer in request.offers}
+    inputs |= {f"{offer.pool}/start_s": offer.start_s for offer in request.offers}
+    unknown = {"usd_allowed": float("inf"), "members_needed": 0.0, "train_s": 0.0}
+    if settings.width != "cost":
+        inputs.pop("cost_weight")
+    return DecisionRecord(
+        name="width",
+        chosen=describe(request, crew.counts),
+        reason=choice.reason,
+        inputs={name: value for name, value in inputs.items() if value != unknown.get(name)},
+        alternatives={
+            describe(request, other.counts): _figures(request, other) | {"score": score}
+            for other, score in choice.considered[:ALTERNATIVES_MAX]
+        },
+        predicted=_figures(request, crew) if request.measured else {},
+    )
+
+
+def _figures(request: PlanningRequest, crew: Crew) -> Figures:
+    """Of the whole iteration's dollars only where it is known what the trainer's machines cost."""
+    figures = {ROLLOUT: crew.rollout_s}
+    if crew.size:
+        figures |= {"timing_s/rollout_machines": crew.machines_s, "cost/usd_rollout": crew.usd_rollout}
+    return figures if request.reserved is None else figures | {"cost/usd_iter": crew.usd_iteration}
+
+
+def _balance(request: PlanningRequest, choice: WidthChoice) -> DecisionRecord | None:
+    step = choice.step
+    if step is None or request.waits is None:
+        return None
+    inputs = {"generation_s": request.waits.rollout_s, "train_s": request.training_s or 0.0, "delta_s": step.delta_s}
+    saved = {} if step.saved_s is None else {"saved_by_one_more_s": step.saved_s}
+    return DecisionRecord(
+        name="balance", chosen=f"{step.change:+d}" if step.change else "0", reason=choice.reason, inputs=inputs | saved
+    )
+
+
+def _seeding(request: PlanningRequest, crew: Crew) -> DecisionRecord | None:
+    seeding, reserved = crew.seeding, request.reserved
+    if seeding is None or reserved is None:
+        return None
+    inputs = {"members": float(seeding.members), "engines": float(reserved.engines)}
+    waits, train_s = request.waits, request.training_s
+    if waits is not None:
+        inputs |= {"wait_train_s": waits.wait_train_s, "wait_remote_s": waits.wait_remote_s}
+    alternatives: dict[str, Figures] = {}
+    work_s = measured_work_s(request)
+    if work_s is not None and train_s:
+        inputs |= {"train_s": train_s, "members_needed": members_needed(work_s, train_s)}
+        starts = [member.start_s for member in crew.members[: crew.size]]
+        if starts:
+            start_s = sum(starts) / len(starts)
+            ideal_s = closed_form_s(work_s, train_s, start_s, reserved.engines, crew.size, 0.0)
+            alternatives = {"both sides end together": {"seeding/seconds": ideal_s}}
+    seconds = seeding.seeding_s
+    if seconds is None:
+        chosen, reason = "until nothing is left", "there is no member but the trainer's machines"
+        seconds = crew.rollout_s
+    elif seconds == 0:
+        chosen, reason = "none", "the members alone generate for no longer than training takes"
+    else:
+        chosen, reason = f"{seconds:.1f} s", _why_so_long(request, crew)
+    return DecisionRecord(
+        name="seeding",
+        chosen=chosen,
+        reason=reason,
+        inputs=inputs,
+        alternatives=alternatives,
+        predicted={"seeding/seconds": seconds} if seeding.seeding_s is not None or request.measured else {},
+    )
+
+
+def _why_so_long(request: PlanningRequest, crew: Crew) -> str:
+    before, waits = request.seeding, request.waits
+    if before is None or waits is None:
+        return "the first time: as it is set"
+    if before.members != crew.size:
+        remembered = crew.seeding is not None and str(crew.size) in crew.seeding.memory
+        return f"what suited {crew.size} members before" if remembered else "what the last iteration's work asks for"
+    longer = waits.wait_train_s > waits.wait_remote_s
+    return f"the {'trainer' if longer else 'crew'} waited for longer than the {'crew' if longer else 'trainer'}"
+
+
+def _dispatch(request: PlanningRequest, crew: Crew) -> DecisionRecord:
+    dealt_in_turn = assign_groups(len(request.lengths), len(crew.members))
+    in_turn = tuple(assignment.groups for assignment in crew.assignments) == dealt_in_turn
+    isolated = sum(a.batch_max is not None for a in crew.assignments)
+    aim = "the last response ends early" if request.settings.objective == "makespan" else "members may leave early"
+    if request.settings.dispatch == "in_turn":
+        reason = "as dispatch: in_turn says"
+    elif in_turn:
+        reason = "groups and members are all alike, or nothing does better"
+    else:
+        reason = f"by expected length, so that {aim}"
+    bound_s = lower_bound_s(request.responses, crew.members)
+    return DecisionRecord(
+        name="dispatch",
+        chosen="in turn" if in_turn else f"by length; {isolated} members with a smaller batch",
+        reason=reason,
+        inputs={
+            "groups": float(len(request.lengths)),
+            "members": float(len(crew.members)),
+            "isolated": float(isolated),
+        },
+        alternatives={"chosen": {ROLLOUT: crew.rollout_s}, "no dealing is faster than": {ROLLOUT: bound_s}},
+        predicted={ROLLOUT: crew.rollout_s} if request.measured else {},
+    )
+
+
+def _locality(crew: Crew) -> DecisionRecord | None:
+    """Where members differ in how far they are; says how many break the inequality of the longest work's place."""
+    working = [
+        (member, assignment)
+        for member, assignment in zip(crew.members, crew.assignments, strict=True)
+        if assignment.groups and member.window_s is None
+    ]
+    if len({member.start_s for member, _ in working}) < 2:
+        return None
+    nearest, held = min(working, key=lambda pair: (pair[0].start_s, -decode_s(*pair)))
+    late = [
+        (member, assignment)
+        for member, assignment in working
+        if not may_hold(member.start_s, decode_s(member, assignment), nearest.start_s, decode_s(nearest, held))
+    ]
+    latest_s = max(assignment.ends_s for _, assignment in working)
+    return DecisionRecord(
+        name="locality",
+        chosen=f"the longest work to {nearest.pool}",
+        reason="it begins soonest"
+        + (f"; {len(late)} members further away end after it" if late else "; nobody further away ends after it"),
+        inputs={
+            "nearest_reach_s": nearest.start_s,
+            "farthest_reach_s": max(member.start_s for member, _ in working),
+            "nearest_ends_s": held.ends_s,
+            "latest_ends_s": latest_s,
+            "members_late": float(len(late)),
+        },
+    )

@@ -1,0 +1,110 @@
+"""Seeding: how long the trainer's machines generate before they train.
+
+RLBoost's Algorithm 1 (arXiv 2510.19225, section 4.1). The step model behind it: R engine-seconds of work are done by
+N engines of the trainer for T_seed and by n members from x on, while training takes T after T_seed. Both end together
+when x + (R - N T_seed) / n = T_seed + T, which is `closed_form_s`; the controller finds it from the two waits.
+"""
+
+from dataclasses import replace
+
+from storage.planning_records import SeedingRecord
+from tasks.planning.config import PlanningConfig
+from tasks.planning.offer import StepWaits
+
+
+def work_engine_s(
+    waits: StepWaits | None, before: SeedingRecord | None, engines: int, transfer_s: float
+) -> float | None:
+    """R: engine-seconds that the last iteration's rollout took; None where it is not known.
+
+    t_remote * n_prem + T_seed * N_resv of Algorithm 1, line 10. One member counts as one engine of the trainer.
+    transfer_s: until a member began.
+    """
+    if waits is None or (before is not None and before.seeding_s is None):
+        return None
+    seeding_s = 0.0 if before is None else _seeded_s(before, waits, transfer_s)
+    return waits.rollout_s * waits.members + seeding_s * engines
+
+
+def _seeded_s(before: SeedingRecord, waits: StepWaits, transfer_s: float) -> float:
+    """How long the trainer's machines generated: not longer than there was work, whatever they might have."""
+    return min(before.seeding_s or 0.0, transfer_s + waits.rollout_s)
+
+
+def members_needed(work_s: float, train_s: float) -> float:
+    """N_prem: so many members generate for no longer than training takes; more would only wait (line 10)."""
+    return work_s / train_s if train_s > 0 else float("inf")
+
+
+def closed_form_s(
+    work_s: float, train_s: float, transfer_s: float, engines: int, members: int, floor_s: float
+) -> float:
+    """The controller's fixed point, (R - n (T - x)) / (N + n), and at least `floor_s`.
+
+    transfer_s: x, until a member begins. It is the module's balance of both sides solved for T_seed.
+    """
+    return max(floor_s, (work_s - members * (train_s - transfer_s)) / (engines + members))
+
+
+def next_seeding(
+    before: SeedingRecord | None,
+    waits: StepWaits | None,
+    *,
+    members: int,
+    engines: int,
+    transfer_s: float,
+    train_s: float | None,
+    settings: PlanningConfig,
+) -> SeedingRecord:
+    """The seeding time of the next iteration, and what is remembered from now on.
+
+    before, waits: of the last concluded iteration; train_s: training takes so long, None: not known. members: of the
+    crew, as it is planned now. None seconds (until
+    nothing is left) when there is no member; 0 when there are as many as `members_needed`; else what suited so many
+    before; else, of another number than before, the closed form of the last iteration's work; else what the controller
+    says.
+    """
+    work_s = work_engine_s(waits, before, engines, transfer_s)
+    known = _adapted(before, waits, work_s, engines, transfer_s, settings)
+    if members == 0:
+        return replace(known, seeding_s=None, members=0)
+    if work_s is not None and train_s is not None and members >= members_needed(work_s, train_s):
+        return replace(known, seeding_s=0.0, members=members)
+    remembered = known.memory.get(str(members))
+    if remembered is not None:
+        return replace(known, seeding_s=remembered, members=members)
+    if known.members != members and work_s is not None and train_s is not None:
+        fixed_s = closed_form_s(work_s, train_s, transfer_s, engines, members, settings.seeding_s_min)
+        return replace(known, seeding_s=min(fixed_s, work_s / engines), members=members)
+    return replace(known, members=members)
+
+
+def _adapted(
+    before: SeedingRecord | None,
+    waits: StepWaits | None,
+    work_s: float | None,
+    engines: int,
+    transfer_s: float,
+    settings: PlanningConfig,
+) -> SeedingRecord:
+    """Lines 9 to 14: the time moved by the difference of the waits, and remembered if nobody came or went.
+
+    Line 9 divides by eta. A second more of seeding changes that difference by 1 + N / n, so that it would diverge where
+    this exceeds 2 eta; the divisor is therefore at least as much, with which it never goes past the fixed point. Nor
+    does it exceed R / N, in which the trainer's engines do all the work.
+    """
+    initial_s = max(settings.seeding_s_initial, settings.seeding_s_min)
+    if before is None:
+        return SeedingRecord(seeding_s=initial_s, members=0)
+    if before.seeding_s is None:
+        return replace(before, seeding_s=initial_s)
+    if waits is None or waits.members <= 0:
+        return before
+    divisor = max(settings.seeding_adaptation, 1 + engines / waits.members)
+    seeding_s = _seeded_s(before, waits, transfer_s) + (waits.wait_train_s - waits.wait_remote_s) / divisor
+    if work_s is not None:
+        seeding_s = min(seeding_s, work_s / engines)
+    seeding_s = max(seeding_s, settings.seeding_s_min)
+    unchanged = round(waits.members) == waits.members_at_end
+    memory = {**before.memory, **({str(waits.members_at_end): seeding_s} if unchanged else {})}
+    return SeedingRecord(seeding_s=seeding_s, members=before.members, memory=memory)

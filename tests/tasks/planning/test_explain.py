@@ -1,0 +1,109 @@
+"""Decisions as people read them, and as reports are compared with them."""
+
+import json
+import math
+
+from hypothesis import given, settings
+
+from storage import records
+from storage.planning_records import SeedingRecord
+from tasks.planning.explain import ALTERNATIVES_MAX
+from tasks.planning.iteration_plan import plan_iteration
+from tasks.planning.offer import ReservedOffer
+from tasks.planning.request import BudgetExceeded
+from tasks.planning.step_time import NOMINAL
+from tests.planning_requests import CURVE, a_request, alike_lengths, an_offer, requests, some_lengths, waits
+
+RESERVED = ReservedOffer(engines=2, usd_per_h=16.0, responses_max=64, step_time=CURVE)
+
+
+def decisions(request):
+    return {decision.name: decision for decision in plan_iteration(request).decisions}
+
+
+def test_a_plain_iteration_says_that_nothing_is_known():
+    found = decisions(a_request(an_offer(step_time=NOMINAL), lengths=alike_lengths(16)))
+    assert set(found) == {"lengths", "width", "dispatch"}
+    assert found["lengths"].reason == "nothing tells the groups apart"
+    assert found["width"].chosen == "rollout 4"
+    assert found["dispatch"].chosen == "in turn"
+    assert all(not decision.predicted for decision in found.values())
+
+
+def test_measured_crews_are_predicted_under_the_reports_names():
+    found = decisions(a_request(an_offer(), settings={"width": "cost"}))
+    assert set(found["width"].predicted) == {"timing_s/rollout", "timing_s/rollout_machines", "cost/usd_rollout"}
+    assert found["dispatch"].predicted == {"timing_s/rollout": found["width"].predicted["timing_s/rollout"]}
+    with_trainer = decisions(a_request(an_offer(), reserved=RESERVED, settings={"width": "cost"}))
+    assert "cost/usd_iter" in with_trainer["width"].predicted
+
+
+def test_the_chosen_width_is_among_its_alternatives_with_the_least_score():
+    width = decisions(a_request(an_offer(count_max=40), groups=64, settings={"width": "cost"}))["width"]
+    scores = {name: figures["score"] for name, figures in width.alternatives.items()}
+    assert scores[width.chosen] == min(scores.values())
+    assert 2 <= len(scores) <= ALTERNATIVES_MAX
+    assert width.alternatives[width.chosen]["cost/usd_rollout"] == width.predicted["cost/usd_rollout"]
+
+
+def test_balance_says_both_times_and_what_a_member_saves():
+    request = a_request(
+        an_offer(count_max=8),
+        lengths=some_lengths(64, sigma=0.05),
+        settings={"width": "balance"},
+        width=(("rollout", 4),),
+        waits=waits(rollout_s=300.0),
+    )
+    found = decisions(request)["balance"]
+    assert (found.chosen, found.inputs["generation_s"], found.inputs["delta_s"]) == ("+1", 300.0, 200.0)
+    assert 0 < found.inputs["saved_by_one_more_s"] < 200.0
+    assert "longer than training" in found.reason
+
+
+def test_seeding_says_who_waited_and_what_the_closed_form_says():
+    past = {"reserved": RESERVED, "settings": {"seeding": "auto"}, "train_s": 100.0}
+    before = SeedingRecord(seeding_s=60.0, members=4)
+    last = waits(wait_train_s=30.0, rollout_s=200.0)
+    found = decisions(a_request(an_offer(), **past, seeding=before, waits=last))["seeding"]
+    assert found.chosen == "70.0 s"
+    assert found.predicted == {"seeding/seconds": 70.0}
+    assert found.reason == "the trainer waited for longer than the crew"
+    assert found.alternatives == {"both sides end together": {"seeding/seconds": (920.0 - 4 * 70.0) / 6}}
+    first = decisions(a_request(an_offer(), **past))["seeding"]
+    assert (first.chosen, first.reason) == ("150.0 s", "the first time: as it is set")
+    plenty = decisions(a_request(an_offer(), **past, seeding=before, waits=waits(rollout_s=50.0)))["seeding"]
+    assert plenty.chosen == "none"
+    alone = decisions(a_request(**past))["seeding"]
+    assert alone.chosen == "until nothing is left"
+    moved = decisions(a_request(an_offer(count_max=3), **past, seeding=before, waits=last))["seeding"]
+    assert moved.reason == "what the last iteration's work asks for"
+    known = SeedingRecord(seeding_s=60.0, members=4, memory={"3": 80.0})
+    back = decisions(a_request(an_offer(count_max=3), **past, seeding=known, waits=last))["seeding"]
+    assert (back.chosen, back.reason) == ("80.0 s", "what suited 3 members before")
+
+
+def test_locality_is_said_where_members_differ_in_reach():
+    near, far = an_offer(count_max=2), an_offer("far", count_max=2, remote_s=5.0)
+    found = decisions(a_request(near, far, lengths=some_lengths(64, sigma=0.2)))["locality"]
+    assert found.chosen == "the longest work to rollout"
+    assert (found.inputs["nearest_reach_s"], found.inputs["farthest_reach_s"]) == (30.0, 35.0)
+    assert (found.inputs["members_late"] > 0) == (found.inputs["latest_ends_s"] > found.inputs["nearest_ends_s"])
+    assert "locality" not in decisions(a_request(near, an_offer("spot", count_max=2)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(requests())
+def test_every_decision_can_be_stored_and_read_by_people(request):
+    try:
+        plan = plan_iteration(request)
+    except (BudgetExceeded, ValueError):
+        return
+    for decision in plan.decisions:
+        assert decision.chosen
+        assert decision.reason
+        figures = [decision.inputs, decision.predicted, *decision.alternatives.values()]
+        assert all(math.isfinite(value) for figure in figures for value in figure.values() if "score" not in figure)
+        stored = records.encode(decision)
+        assert records.decode(type(decision), "x", stored) == decision
+        assert len(stored) < 10_000
+        json.loads(stored)
