@@ -2,7 +2,8 @@
 
 Each seed is one simulated iteration: production session, claims, journal and rebalancing, a scripted engine, a faulty
 store in memory and a virtual clock (benchmarks/simulated_crew.py). In one of three, groups of equal rewards are
-filtered, and the iteration closes when enough others are recorded. `--seed K --trace` shows one event by event.
+filtered, and the iteration closes when enough others are recorded; in others members have small batches, cut, or are on
+the trainer's machine for a while. `--seed K --trace` shows one event by event.
 """
 
 import argparse

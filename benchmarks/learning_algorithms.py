@@ -59,7 +59,7 @@ def chosen(names: str) -> list[str]:
 def iterate(run: Run) -> ReportRecord:
     """One iteration in this process."""
     clock = SystemClock()
-    reference, slots = prepare(run.config, EXECUTION, clock)
+    reference, [slots] = prepare(run.config, EXECUTION, clock)
     for slot in slots:
         generate_slot(reference.run_url, reference.iteration, slot, lambda: False, clock)
     advance(reference.run_url, reference.iteration, EXECUTION, clock)

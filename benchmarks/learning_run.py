@@ -43,7 +43,7 @@ class Run:
     def iterate(self, seed: int, iteration: int) -> ReportRecord:
         """Plan, roll out in killable processes, train, conclude."""
         clock = SystemClock()
-        reference, slots = prepare(self.config, EXECUTION, clock)
+        reference, [slots] = prepare(self.config, EXECUTION, clock)
         rng = random.Random(f"{seed}/{iteration}")
         schedule = [[rng.randint(100, 700)] if self.killed else [] for _ in slots]
         self.crew.run(slot_process, [(reference.run_url, reference.iteration, slot) for slot in slots], schedule)

@@ -213,7 +213,8 @@ def make_origin(folder: Path, config: RunConfig, trainers: Trainers, iterations:
     origin = Origin(connect(config.run.url), [folder / f"snapshot-{k}" for k in range(iterations)])
     paces = []
     for iteration, snapshot in enumerate(origin.snapshots):
-        for slot in prepare(config, EXECUTION, clock)[1]:
+        _, [slots] = prepare(config, EXECUTION, clock)
+        for slot in slots:
             generate_slot(config.run.url, iteration, slot, lambda: False, clock)
         added = layout.iteration(iteration) if iteration else ""
         shutil.copytree(run / added, snapshot / added)
@@ -290,12 +291,11 @@ def tensors_of(store: ObjectStore, version: int) -> dict[str, TensorBlock]:
 
 
 def records_of(store: ObjectStore, iteration: int) -> list[Any]:
-    """What must be the same of the records: micro-batches, metrics, and the trainer's state beside its tensors."""
-    return [
-        *(replace(batch, nonce="") for batch in read_batches(store, iteration)),
-        records.read(store, TrainingRecord, layout.training(iteration)).metrics,
-        weights.read_manifest(store, layout.checkpoint(iteration + 1)).metadata,
-    ]
+    """What must be the same of the records: micro-batches, what was learned, and the trainer's state beside tensors."""
+    metrics = records.read(store, TrainingRecord, layout.training(iteration)).metrics
+    learned = {name: value for name, value in metrics.items() if not name.startswith(("timing_s/", "requests/"))}
+    state = weights.read_manifest(store, layout.checkpoint(iteration + 1)).metadata
+    return [*(replace(batch, nonce="") for batch in read_batches(store, iteration)), learned, state]
 
 
 def equal_tensors(left: dict[str, TensorBlock], right: dict[str, TensorBlock]) -> int:

@@ -18,8 +18,10 @@ from benchmarks.simulated_trainer import SimulatedTrainer, observe
 from benchmarks.undisturbed import Whole, prompt, undisturbed
 from benchmarks.virtual_threads import Machine
 from benchmarks.virtual_time import ProcessClock, Timeline
+from storage import layout
 from storage.assembly import JournalReader
 from storage.faults import Crashed, CrashingStore, FaultRates, FaultyStore
+from storage.records import TRAIN_POOL
 from storage.store import CorruptObject, ObjectStore, StoreUnavailable
 from tasks.sampling.engine import Engine, EngineDied
 from tasks.sampling.session import Preempted, Session
@@ -148,7 +150,10 @@ class SimulatedCrew:
         self._check_leaving(process, member)
 
     def _check_leaving(self, process: Machine, member: int) -> None:
-        """Who ends by itself leaves no thread, and a planned slot nothing of its own unit unfinished."""
+        """Who ends by itself leaves no thread, and a planned slot nothing of its own unit unfinished.
+
+        Where members cut, it may leave what another slot of the crew has had since: that one answers for it.
+        """
         if any(not thread.dead for thread in process.threads):
             self._ledger.breaks(f"error: {process.name} ended and left a thread running")
         stays_s = self._history.stays_s[member]
@@ -157,8 +162,18 @@ class SimulatedCrew:
         reader = JournalReader(self._ledger.store, self._history.plan, 1)
         reader.refresh()
         left = [r for r in self._history.plan.responses_of(member) if not reader.assemble(r).finish.ends_response]
+        if self._history.cut_share is not None:
+            self._counts["members that left after a cut"] += bool(left)
+            left = [response for response in left if not self._is_answered_for(reader, response, member)]
         if left:
             self._ledger.breaks(f"livelock: {process.name} left although {left} of its own unit had not ended")
+
+    def _is_answered_for(self, reader: JournalReader, response: int, member: int) -> bool:
+        """Whether another slot of the crew has, or has had, the response."""
+        owner = reader.book.owner(response)
+        names = {*reader.book.former_owners(response), *([owner.incarnation] if owner else [])}
+        slots = {reader.book.incarnations[name] for name in names} - {member}
+        return any(self._history.is_crew(slot) for slot in slots)
 
     def _new_engine(self, process: Machine, member: int) -> HangingEngine:
         rng = random.Random(f"engine {self._history.seed} {process.name}")
@@ -174,10 +189,10 @@ class SimulatedCrew:
         return engine
 
     def _session_config(self, process: Machine, member: int) -> SessionConfig:
-        history = self._history
+        history, in_crew = self._history, self._history.is_crew(member)
         return SessionConfig(
             slot=member,
-            pool="rollout",
+            pool=history.pool(member),
             host="simulated",
             pid=1,
             started_at_s=process.clock.wall(),
@@ -186,24 +201,33 @@ class SimulatedCrew:
             claim_ttl_s=history.claim_ttl_s,
             idle_timeout_s=history.idle_timeout_s,
             time_limit_s=history.stays_s[member],
+            objective=history.objective if in_crew else "makespan",
+            cut_share=history.cut_share if in_crew else None,
             engine_restarts_max=2,
             parallel_reads=1,
         )
 
     def _lost(self, process: Machine, member: int, error: BaseException | None) -> None:
         self._ended(process, error)
-        if error is not None and (not self._joins(member) or self._rng.random() < 0.3):
+        if error is not None and self._comes_again(member, error):
             self._schedule_member(member, self._rng.uniform(*self._history.cold_start_s))
         else:
             self._timeline.after(RELAUNCH_AFTER_S, self._relaunch)
 
+    def _comes_again(self, member: int, error: BaseException) -> bool:
+        """The crew always; the trainer's machine does not seed again when its engine died, or it has begun to train."""
+        if self._history.pool(member) == TRAIN_POOL:
+            return not isinstance(error, EngineDied) and layout.batch(0, 0) not in self._ledger.created
+        return not self._joins(member) or self._rng.random() < 0.3
+
     def _relaunch(self) -> None:
-        """What an operator does when nobody is left and the iteration is not finished."""
+        """Nobody may be left as long as the iteration is not finished; then an operator would have to help."""
         if self._ledger.is_closed or self._starts_pending or any(not one.dead for one in self._members.values()):
             return
         if self._is_finished():
             return
         self._counts["relaunches"] += 1
+        self._ledger.breaks("livelock: every member has left, and the iteration is not finished")
         self._ledger.tell("operator", "starts all slots again")
         for slot in range(len(self._history.plan.slots)):
             self._schedule_member(slot, 0.0)

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from storage.faults import FaultRates
-from storage.records import PlanRecord, SamplingParams, SlotPlan
+from storage.planning_records import SeedingRecord
+from storage.records import JOINED_POOL, TRAIN_POOL, PlanRecord, SamplingParams, SlotPlan
 from tasks.planning.plan import assign_groups
 
 VOCABULARY = 50
@@ -45,7 +46,9 @@ class History:
     """All that is drawn in advance.
 
     arrivals_s: first start of each member's slot; those beyond the plan's slots are joiners.
-    stays_s: after how long a member leaves of its own accord; None: it does not.
+    stays_s: after how long a member leaves of its own accord; None: it does not. That on the trainer's machine leaves
+        when it has seeded.
+    objective, cut_share: of the plan's own crew.
     hand_over: probability per look at the notice, once a decode step, of handing a response over.
     in_plan_order: always so where the plan says how many groups are wanted.
     micro_batch_tokens_max: padded tokens, prompts included, of a micro-batch; where the plan says how many are wanted.
@@ -59,6 +62,8 @@ class History:
     speeds: tuple[Speed, ...]
     arrivals_s: tuple[float, ...]
     stays_s: tuple[float | None, ...]
+    objective: Literal["makespan", "gpu_seconds"]
+    cut_share: float | None
     strikes: tuple[Strike, ...]
     crashes: int
     weather: FaultRates
@@ -73,6 +78,14 @@ class History:
     in_plan_order: bool
     micro_batch_tokens_max: int
     engine_dies: float
+
+    def pool(self, member: int) -> str:
+        """The kind of machine of a member."""
+        return self.plan.slots[member].pool if member < len(self.plan.slots) else JOINED_POOL
+
+    def is_crew(self, member: int) -> bool:
+        """Whether it is one of those that Flyte starts again whenever they die."""
+        return self.pool(member) not in (JOINED_POOL, TRAIN_POOL)
 
     @property
     def calm(self) -> FaultRates:
@@ -90,7 +103,9 @@ def draw_history(seed: int) -> History:
     rng = random.Random(f"history {seed}")
     # Of its own, so that whatever else the seed decides is as in a history where all groups are wanted.
     of_filter = random.Random(f"groups wanted {seed}")
-    plan = _draw_wanted(of_filter, _draw_plan(rng))
+    of_planning = random.Random(f"planning {seed}")
+    plan = _draw_planning(of_planning, _draw_wanted(of_filter, _draw_plan(rng)))
+    cut_share = of_planning.choice((None, None, None, 0.3, 0.6))
     slots, joiners = len(plan.slots), rng.choice((0, 0, 1, 1, 2, 3))
     ttl_s = rng.uniform(12, 30)
     base_s = rng.choice((0.3, 0.6, 1.0))
@@ -104,7 +119,9 @@ def draw_history(seed: int) -> History:
         in_flight=rng.choice((2, 3, 4, 8)),
         speeds=tuple(_draw_speed(rng, base_s) for _ in range(slots + joiners)),
         arrivals_s=(*arrivals, *(rng.uniform(0, 200) for _ in range(joiners))),
-        stays_s=(*[None] * slots, *(rng.choice((None, None, rng.uniform(20, 200))) for _ in range(joiners))),
+        stays_s=(*_seeding_s(plan), *(rng.choice((None, None, rng.uniform(20, 200))) for _ in range(joiners))),
+        objective="makespan" if cut_share is None and of_planning.random() < 0.8 else "gpu_seconds",
+        cut_share=cut_share,
         strikes=tuple(_draw_strikes(rng, ttl_s, calm_at_s)),
         crashes=rng.choice((0, 0, 1, 2, 4, 8)),
         weather=_draw_weather(rng, ttl_s),
@@ -146,6 +163,24 @@ def _draw_wanted(rng: random.Random, plan: PlanRecord) -> PlanRecord:
     if rng.random() >= 1 / 3:
         return plan
     return replace(plan, groups_wanted=rng.randint(1, plan.num_groups // 2 + 1))
+
+
+def _draw_planning(rng: random.Random, plan: PlanRecord) -> PlanRecord:
+    """In one of three plans the last slot is the trainer's; in one of three, one or two others have a small batch."""
+    slots = list(plan.slots)
+    seeding = None
+    if rng.random() < 1 / 3:
+        slots[-1] = replace(slots[-1], pool=TRAIN_POOL)
+        seeding = SeedingRecord(seeding_s=rng.uniform(5, 120), members=len(slots) - 1)
+    if rng.random() < 1 / 3:
+        for slot in rng.sample(range(len(slots) - 1), rng.randint(1, min(2, len(slots) - 1))):
+            slots[slot] = replace(slots[slot], batch_max=rng.randint(1, 3))
+    return replace(plan, slots=tuple(slots), seeding=seeding)
+
+
+def _seeding_s(plan: PlanRecord) -> list[float | None]:
+    """When the plan's members leave of their own accord."""
+    return [plan.seeding.seeding_s if plan.seeding and slot.pool == TRAIN_POOL else None for slot in plan.slots]
 
 
 def reward_of(token_ids: Iterable[int]) -> float:

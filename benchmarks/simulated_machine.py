@@ -34,6 +34,7 @@ class HangingEngine(ScriptedEngine):
         )
         self.hang_s = 0.0
         self._history = history
+        self._member = member
         self._machine_clock = clock
         self._dies = dies
         self._dead = False
@@ -45,6 +46,7 @@ class HangingEngine(ScriptedEngine):
     def start(self, requests: Sequence[GenerationRequest]) -> None:
         self._check_alive()
         super().start(requests)
+        self._check_isolation()
 
     def step(self) -> list[TokenDelta]:
         self._check_alive()
@@ -61,6 +63,13 @@ class HangingEngine(ScriptedEngine):
         self._survive(RESTART_FAILS)
         self._dead = False
         super().restart()
+
+    def _check_isolation(self) -> None:
+        """While anything of its own unit is decoded, the batch is no larger than the plan says."""
+        plan, running = self._history.plan, self._table.responses
+        allowed = plan.slots[self._member].batch_max if self._member < len(plan.slots) else None
+        if allowed is not None and len(running) > allowed and set(plan.responses_of(self._member)) & set(running):
+            raise EngineError(f"a batch of {len(running)}; allowed: {allowed}")
 
     def _survive(self, probability: float) -> None:
         if self._dies(probability):

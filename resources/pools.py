@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import ConfigDict, Field
 
 from resources.images import checked_image
-from resources.prices import machine_price
+from resources.prices import machine_price, request_prices
 
 if TYPE_CHECKING:
     from flytekit import PodTemplate
@@ -133,8 +133,9 @@ class PoolsConfig:
 
     def check_prices(self) -> None:
         """Raise LookupError or PricesError now rather than when the iteration is concluded."""
-        for pool in (*self.crews.values(), self.train):
+        for pool in (*self.crews.values(), self.train, self.control):
             _ = pool.price_usd_per_h
+        request_prices()
 
 
 def overrides(pool: PoolConfig) -> dict[str, Any]:

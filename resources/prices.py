@@ -1,7 +1,8 @@
 """What machines cost: a small table of published prices, and the user's own prices laid over it.
 
-Prices are US dollars per hour of the whole machine. They are quotes with a source, not what a provider will bill: a run
-that is to be accounted for names its own (GLEANER_PRICES, docs/guide). Knows nothing of pools, Flyte or runs.
+Prices are US dollars per hour of the whole machine, and per request to the store. They are quotes with a source, not
+what a provider will bill: a run that is to be accounted for names its own (GLEANER_PRICES, docs/guide). Knows nothing
+of pools, Flyte or runs.
 """
 
 import json
@@ -9,17 +10,20 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import yaml
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 PRICES_VARIABLE = "GLEANER_PRICES"
 _SECONDS_PER_HOUR = 3600.0
-# Dollars per request of S3 Standard in us-east-1 (list prices, $0.005 and $0.0004 per 1,000): PUT and LIST; GET.
-# Reading within the region and deleting cost nothing.
+# Dollars per request of S3 Standard in us-east-1 (list prices of aws.amazon.com/s3/pricing, $0.005 and $0.0004 per
+# 1,000): PUT and LIST; GET. Reading within the region and deleting cost nothing.
 PUT_USD = 5e-6
 GET_USD = 4e-7
+# The entry of a price file that is no machine.
+REQUESTS = "requests"
+Entries = TypeVar("Entries")
 _Name = Annotated[str, Field(min_length=1)]
 _UsdPerHour = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -52,6 +56,19 @@ class MachinePrice:
     def usd_per_gpu_h(self, interruptible: bool) -> float:
         """Price of one of its accelerators in US dollars per hour; of the whole machine when it has none."""
         return self.usd_per_h(interruptible) / max(1, self.gpus)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestPrices:
+    """US dollars per request to the store: of a PUT or LIST, and of a GET."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
+    put_usd: _UsdPerHour = PUT_USD
+    get_usd: _UsdPerHour = GET_USD
+
+    def usd(self, puts: int, gets: int) -> float:
+        """Of so many."""
+        return puts * self.put_usd + gets * self.get_usd
 
 
 _SKYPILOT_AWS = "skypilot-org/skypilot-catalog, catalogs/v8/aws/vms.csv"
@@ -148,6 +165,7 @@ class _OwnPrice:
 
 
 _OWN_PRICES: TypeAdapter[dict[str, _OwnPrice]] = TypeAdapter(dict[_Name, _OwnPrice])
+_OWN_REQUESTS: TypeAdapter[RequestPrices] = TypeAdapter(RequestPrices)
 
 
 def price_table(prices_path: Path | str | None = None) -> Mapping[str, MachinePrice]:
@@ -155,14 +173,18 @@ def price_table(prices_path: Path | str | None = None) -> Mapping[str, MachinePr
 
     Args:
         prices_path: A JSON or YAML file that maps machine names to `on_demand_usd_per_h`, `spot_usd_per_h` and `gpus`
-            (and, if known, `provider`, `accelerator`, `as_of`). None: the file named by GLEANER_PRICES, if any.
+            (and, if known, `provider`, `accelerator`, `as_of`), and `requests` to `put_usd` and `get_usd`. None: the
+            file named by GLEANER_PRICES, if any.
 
     Raises:
         PricesError: The file is missing or not understood; names the file, the field and what is allowed.
     """
-    path = prices_path if prices_path is not None else os.environ.get(PRICES_VARIABLE) or None
-    table = {price.machine: price for price in PRICES}
-    return table if path is None else table | _read_own_prices(Path(path))
+    return {price.machine: price for price in PRICES} | _own_prices(prices_path)[0]
+
+
+def request_prices(prices_path: Path | str | None = None) -> RequestPrices:
+    """What requests to the store cost, by the price file or else S3's list; raises as price_table."""
+    return _own_prices(prices_path)[1]
 
 
 def price_per_hour(machine: str, interruptible: bool, prices_path: Path | str | None = None) -> float:
@@ -184,13 +206,22 @@ def dollars(duration_s: float, usd_per_h: float) -> float:
     return duration_s * usd_per_h / _SECONDS_PER_HOUR
 
 
-def _read_own_prices(path: Path) -> dict[str, MachinePrice]:
-    try:
-        entries = _OWN_PRICES.validate_json(_read_document(path))
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the document"
-        raise PricesError(f"{path}: {where}: value {first['input']!r}; {first['msg']}") from None
+def _own_prices(prices_path: Path | str | None) -> tuple[dict[str, MachinePrice], RequestPrices]:
+    """Of the file given, or else of the one the environment names, or of none."""
+    given = prices_path if prices_path is not None else os.environ.get(PRICES_VARIABLE) or None
+    if given is None:
+        return {}, RequestPrices()
+    path = Path(given)
+    document = _read_document(path)
+    machines, requests = document, {}
+    if isinstance(document, dict) and REQUESTS in document:
+        machines = {name: entry for name, entry in document.items() if name != REQUESTS}
+        requests = document[REQUESTS]
+    return _machine_prices(path, machines), _validated(path, _OWN_REQUESTS, requests, (REQUESTS,))
+
+
+def _machine_prices(path: Path, document: object) -> dict[str, MachinePrice]:
+    entries = _validated(path, _OWN_PRICES, document)
     return {
         machine: MachinePrice(
             machine=machine,
@@ -206,15 +237,26 @@ def _read_own_prices(path: Path) -> dict[str, MachinePrice]:
     }
 
 
-def _read_document(path: Path) -> str:
-    """The file as JSON text, which strict validation reads with the rules of JSON."""
+def _validated(path: Path, adapter: TypeAdapter[Entries], document: object, at: tuple[str, ...] = ()) -> Entries:
+    """The document, or what is `at` there, by the strict rules of JSON."""
+    try:
+        return adapter.validate_json(json.dumps(document))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in (*at, *first["loc"])) or "the document"
+        raise PricesError(f"{path}: {where}: value {first['input']!r}; {first['msg']}") from None
+
+
+def _read_document(path: Path) -> object:
+    """The file as JSON has it."""
     if path.suffix not in (".json", ".yaml", ".yml"):
         raise PricesError(f"{path}: file type {path.suffix!r}; allowed: .json, .yaml, .yml")
     try:
         text = path.read_text(encoding="utf-8")
         document = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-        return json.dumps(document, default=str)  # YAML reads an unquoted as_of as a date
+        found: object = json.loads(json.dumps(document, default=str))  # YAML reads an unquoted as_of as a date
     except OSError as error:
         raise PricesError(f"{path}: cannot be read: {error.strerror}") from None
     except (ValueError, TypeError, yaml.YAMLError) as error:
         raise PricesError(f"{path}: not valid {path.suffix[1:].upper()}: {' '.join(str(error).split())}") from None
+    return found

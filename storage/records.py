@@ -291,7 +291,8 @@ class SlotLife:
 
     state: "gone" when it left with nothing unfinished, "left" when it handed work over, "lost" when it fell silent.
     prefill_tokens: as its last heartbeat told; 0 in reports from before they were counted. usd_per_hour: its price if
-    it is not its pool's. tokens_unused: of responses that are in no batch, because enough groups were trained.
+    it is not its pool's. tokens_unused: of responses that are in no batch, because enough groups were trained. What
+    came after it is as the last heartbeat told (AliveRecord).
     """
 
     __pydantic_config__ = STRICT
@@ -307,6 +308,11 @@ class SlotLife:
     prefill_tokens: int = 0
     usd_per_hour: float | None = None
     tokens_unused: int = field(default=0, metadata=LATER)
+    working_at_s: float | None = field(default=None, metadata=LATER)
+    decode_s: float = field(default=0.0, metadata=LATER)
+    puts: int = field(default=0, metadata=LATER)
+    gets: int = field(default=0, metadata=LATER)
+    bytes_read: int = field(default=0, metadata=LATER)
 
 
 @dataclass(frozen=True, kw_only=True)

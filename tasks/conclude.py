@@ -5,10 +5,11 @@ import logging
 from flytekit import Deck, task
 from flytekit.exceptions.user import FlyteRecoverableException
 
+from resources.prices import request_prices
 from storage import layout
 from storage.clock import SystemClock
 from storage.connect import connect
-from storage.records import ReportRecord
+from storage.records import TRAIN_POOL, ReportRecord
 from storage.retention import sweep
 from storage.retention_config import RetentionConfig
 from storage.run import read_config, read_plan, read_run, release_lease
@@ -16,8 +17,10 @@ from storage.store import ObjectStore, StoreUnavailable
 from tasks.configuration.references import IterationOutcome, PlanReference, SlotOutcome, TrainOutcome
 from tasks.configuration.run_config import RunConfig, parse
 from tasks.reporting.conclusion import conclude_iteration
+from tasks.reporting.costs import CONTROL_POOL
 from tasks.reporting.deck import page, render
 from tasks.reporting.metrics_lines import write_metrics
+from tasks.reporting.plan_tab import plan_tab
 from tasks.reporting.tracking import TRACKERS, track, tracked_iteration
 
 log = logging.getLogger(__name__)
@@ -41,15 +44,29 @@ def conclude(plan: PlanReference, slots: list[SlotOutcome], trained: TrainOutcom
 def commit_and_show(plan: PlanReference, *, last: bool) -> IterationOutcome:
     """The plain function behind the task."""
     store = connect(plan.run_url)
-    config = parse(read_config(store, read_plan(store, plan.iteration)))
+    written = read_plan(store, plan.iteration)
+    config = parse(read_config(store, written))
     pools = config.pools
-    prices = {"rollout": pools.rollout.price_usd_per_h, "train": config.trainer.nnodes * pools.train.price_usd_per_h}
-    report = conclude_iteration(store, plan.iteration, prices, SystemClock())
+    # A pool may have been taken out of the configuration since.
+    crews = parse(written.config).pools.crews | pools.crews
+    prices = {name: pool.price_usd_per_h for name, pool in crews.items()} | {
+        TRAIN_POOL: config.trainer.nnodes * pools.train.price_usd_per_h,
+        CONTROL_POOL: pools.control.price_usd_per_h,
+    }
+    report = conclude_iteration(
+        store,
+        plan.iteration,
+        prices,
+        SystemClock(),
+        egress_usd_per_gb={name: pool.egress_usd_per_gb for name, pool in crews.items()},
+        requests=request_prices(),
+    )
     # What others wait for, before what is for people.
     if last:
         release_lease(store, plan.execution)
     tidy(store, config.retention)
     tabs = render(report, write_metrics(store))
+    tabs["Plan"] = plan_tab(written.decisions, report.metrics)
     for name, tab in tabs.items():
         Deck(name, tab)
     store.put(layout.deck(plan.iteration), page(f"Gleaner, iteration {plan.iteration}", tabs).encode())

@@ -4,6 +4,7 @@ import logging
 import os
 import socket
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from flytekit import current_context, task
@@ -13,9 +14,10 @@ from storage import layout, model_files, prompt_table, records
 from storage.clock import Clock, SystemClock
 from storage.connect import connect
 from storage.framing import digest as bytes_digest
+from storage.planning_records import LengthsRecord
 from storage.probe import probe
 from storage.prompt_table import PromptRow
-from storage.records import PlanRecord, SettingsRecord, SlotPlan
+from storage.records import TRAIN_POOL, PlanRecord, SettingsRecord
 from storage.run import (
     acquire_lease,
     exists,
@@ -36,8 +38,12 @@ from tasks.evaluation.held_out import draw_held_out, load_held_out
 from tasks.evaluation.measure import rewards_of
 from tasks.grading.grader import check_rewards
 from tasks.grading.run_rewards import held_models, publish_models
+from tasks.history.lengths import expected_lengths
+from tasks.history.request import planning_request
 from tasks.learning.pretrained import ModelError, check_model, read_tensors, stop_token_ids, vocabulary_size
-from tasks.planning.plan import assign_groups, groups_in_budget
+from tasks.planning.iteration_plan import plan_iteration
+from tasks.planning.offer import GroupLengths
+from tasks.planning.plan import groups_in_budget
 from tasks.prompts.draw import draw_prompts
 from tasks.prompts.loading import load_prompts
 from tasks.prompts.prompt import PromptSet
@@ -53,8 +59,8 @@ class WeightsTooOld(LookupError):  # noqa: N818 - reads as what happened
 
 
 @task(retries=2)
-def plan(config: dict, after: int, follows: int = -1) -> tuple[PlanReference, list[int]]:  # type: ignore[type-arg]
-    """Write the next iteration's plan, or find the one an earlier attempt wrote; its reference and its slots.
+def plan(config: dict, after: int, follows: int = -1) -> tuple[PlanReference, list[list[int]]]:  # type: ignore[type-arg]
+    """Write the next iteration's plan, or find the one an earlier attempt wrote; its reference, its slots by pool.
 
     Everything that can be wrong with the input is found here, before a GPU is paid for and before anything is created.
     `after` only orders this task behind the conclusion of an iteration. `follows`: plan the iteration after this one,
@@ -68,8 +74,10 @@ def plan(config: dict, after: int, follows: int = -1) -> tuple[PlanReference, li
     return reference, slots
 
 
-def prepare(config: RunConfig, execution: str, clock: Clock, *, follows: int = -1) -> tuple[PlanReference, list[int]]:
-    """The plain function behind the task.
+def prepare(
+    config: RunConfig, execution: str, clock: Clock, *, follows: int = -1
+) -> tuple[PlanReference, list[list[int]]]:
+    """The plain function behind the task: the plan's reference, and `crew_slots` of it.
 
     Raises WeightsTooOld when the iteration may not begin yet, and ObjectMissing when `follows` has no plan.
     """
@@ -116,7 +124,20 @@ def prepare(config: RunConfig, execution: str, clock: Clock, *, follows: int = -
         weight_version=written.weight_version,
         execution=execution,
     )
-    return reference, [slot.slot for slot in written.slots if slot.groups]
+    return reference, crew_slots(written, config.pools.crews)
+
+
+def crew_slots(plan: PlanRecord, pools: Iterable[str]) -> list[list[int]]:
+    """The slots with work on each of the pools, in their order; the trainer's are not the crew's.
+
+    Those on a pool that is not configured any more, since the plan was written, are on the first.
+    """
+    slots: dict[str, list[int]] = {pool: [] for pool in pools}
+    first = next(iter(slots.values()))
+    for place in plan.slots:
+        if place.groups and place.pool != TRAIN_POOL:
+            slots.get(place.pool, first).append(place.slot)
+    return list(slots.values())
 
 
 def _is_evaluation_known(store: ObjectStore, config: RunConfig) -> bool:
@@ -180,13 +201,16 @@ def write_plan(
 ) -> None:
     """Prompts first, then the plan that names them; losing the race to another planner is no error.
 
-    rows: one per group. With filter_groups only num_prompts_per_step of them are wanted.
+    rows: one per group. With filter_groups only num_prompts_per_step of them are wanted. Raises BudgetExceeded, and
+    ValueError where there is nobody to generate, before anything of the iteration is written.
     """
+    length_max = config.sampling.max_completion_length
+    lengths = expected_lengths(store, iteration, rows, config.planning, length_max=length_max)
+    planned = plan_iteration(planning_request(store, config, iteration, lengths))
     body = prompt_table.encode_prompts(rows)
     prompts_key = layout.prompts(iteration, bytes_digest(body).hex())
     if not commit(store, prompts_key, body):
         raise ConflictingRecord(f"{prompts_key!r} holds other bytes than its name says")
-    assignment = assign_groups(len(rows), config.pools.rollout.count)
     record = PlanRecord(
         iteration=iteration,
         weight_version=weight_version,
@@ -194,13 +218,24 @@ def write_plan(
         num_generations=config.run.num_generations,
         prompts_key=prompts_key,
         first_prompt=first_prompt,
-        slots=tuple(SlotPlan(slot=slot, pool="rollout", groups=groups) for slot, groups in enumerate(assignment)),
+        slots=planned.slots,
         sampling=config.sampling.params(stop_ids),
         config=dump(config),
         created_at_s=clock.wall(),
         groups_wanted=config.run.num_prompts_per_step if config.algorithm.filter_groups else None,
+        lengths=_lengths_record(lengths),
+        seeding=planned.seeding,
+        decisions=planned.decisions,
     )
     commit(store, layout.plan(iteration), records.encode(record))
+
+
+def _lengths_record(lengths: GroupLengths) -> LengthsRecord | None:
+    """None where all groups are expected alike."""
+    if lengths.predictor == "none":
+        return None
+    expected, high = (tuple(map(float, values)) for values in (lengths.expected, lengths.high))
+    return LengthsRecord(predictor=lengths.predictor, expected=expected, high=high)
 
 
 def _groups_planned(config: RunConfig) -> int:

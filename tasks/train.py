@@ -8,13 +8,17 @@ from storage.clock import SystemClock
 from storage.store import StoreUnavailable
 from tasks.configuration.references import PlanReference, TrainOutcome
 from tasks.learning.advance import advance
+from tasks.sampling.engine import EngineDied
 
 DEFAULT_POOL = PoolConfig()
 
 
 @task(interruptible=False, retries=DEFAULT_POOL.retries, pod_template=pod_template(DEFAULT_POOL))
 def train(plan: PlanReference) -> TrainOutcome:
-    """Train on the iteration's responses as their groups finish, checkpoint, and publish the next weight version."""
+    """Train on the iteration's responses as their groups finish, checkpoint, and publish the next weight version.
+
+    Where the plan says so, it generates for a while first.
+    """
     return trained(plan)
 
 
@@ -22,6 +26,6 @@ def trained(plan: PlanReference) -> TrainOutcome:
     """The body of the task; raises FlyteRecoverableException where another attempt may help."""
     try:
         record = advance(plan.run_url, plan.iteration, plan.execution, SystemClock())
-    except StoreUnavailable as error:
+    except (StoreUnavailable, EngineDied) as error:
         raise FlyteRecoverableException(str(error)) from error
     return TrainOutcome(weight_version=record.weight_version, reward=record.metrics["reward"])

@@ -69,12 +69,14 @@ def a_session(
     idle_timeout_s=0.0,
     engine=DiesAfter,
     engine_restarts_max=0,
+    plan=None,
+    **settings,
 ):
-    clock = clock or ManualClock()
+    clock, plan = clock or ManualClock(), plan or a_plan()
     engine = engine(steps, clock=clock, step_time_s=lambda _: 1.0)
     config = SessionConfig(
         slot=slot,
-        pool="rollout",
+        pool=plan.slots[slot].pool if slot < len(plan.slots) else "joined",
         host="here",
         pid=os.getpid(),
         flush_interval_s=flush_interval_s,
@@ -83,10 +85,25 @@ def a_session(
         idle_timeout_s=idle_timeout_s,
         engine_restarts_max=engine_restarts_max,
         background=background,
+        **settings,
     )
-    return Session(
-        store, a_plan(), prompts=PROMPTS, engine=engine, load=load, config=config, clock=clock, notice=notice
-    )
+    return Session(store, plan, prompts=PROMPTS, engine=engine, load=load, config=config, clock=clock, notice=notice)
+
+
+def side_by_side(*sessions):
+    """Live through them turn by turn in one thread; they share a clock. The names in the order of leaving."""
+    for session in sessions:
+        session.claim()
+    staying, left = list(sessions), []
+    while staying:
+        for session in list(staying):
+            if session._is_done():
+                session._leave()
+                staying.remove(session)
+                left.append(session.incarnation)
+            else:
+                session._turn()
+    return left
 
 
 def live(session):

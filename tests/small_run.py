@@ -1,5 +1,6 @@
 """A whole run in small and in this process: a tiny random model, a configuration, stores by name, iterations."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,11 @@ def roll_out(url: str, iteration: int) -> None:
 
 def train_iteration(url: str, iteration: int) -> TrainingRecord:
     return advance(url, iteration, EXECUTION, SystemClock())
+
+
+def learned(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Without what it took: that is never twice the same."""
+    return {name: value for name, value in metrics.items() if not name.startswith(("timing_s/", "requests/"))}
 
 
 def commit_iteration(url: str, iteration: int) -> ReportRecord:

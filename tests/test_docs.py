@@ -157,8 +157,10 @@ def expected_rows(section: str, kind: type) -> dict[str, list[str]]:
     # A section without an entry of its own is free with the one around it, or not at all.
     around = OPERATIONAL.get(section.split(".", maxsplit=1)[0], set())
     free = OPERATIONAL.get(section, None if around is None else set())
+    # Of a kind that shares a table, that table's defaults; its own stand behind it.
+    plain = {f.name: f for f in dataclasses.fields(shown_as(kind))}
     return {
-        f.name: [kind_of, _default(f), allowed, "yes" if free is None or f.name in free else "no"]
+        f.name: [kind_of, _default(plain.get(f.name, f)), allowed, "yes" if free is None or f.name in free else "no"]
         for f in dataclasses.fields(kind)
         if f"{section}.{f.name}" not in sections()
         for kind_of, allowed in [_type_and_range(hints[f.name])]
@@ -215,7 +217,7 @@ def documented_rows() -> dict[str, dict[str, list[str]]]:
         rows = re.findall(r"^\| `(\w+)` \|(.*)\|[^|]*\|$", body, flags=re.MULTILINE)
         cells = {name: [cell.strip() for cell in rest.split("|")] for name, rest in rows if rest.count("|") == 3}
         for section in re.findall(r"`([\w.]+)`", title):
-            found[section] = cells
+            found[section] = found.get(section, {}) | cells
     return found
 
 
@@ -225,7 +227,7 @@ def shown_as(kind: type) -> type:
 
 
 def test_every_field_stands_in_the_tables_of_the_configuration() -> None:
-    kinds = {section: shown_as(kind) for section, kind in sections().items()}
+    kinds = sections()
     # What an evaluation has of a run's own kinds is documented with the run.
     own = [kind for section, kind in kinds.items() if not section.startswith("evaluation.")]
     kinds = {section: kind for section, kind in kinds.items() if section[:11] != "evaluation." or kind not in own}
@@ -238,10 +240,10 @@ def test_every_field_stands_in_the_tables_of_the_configuration() -> None:
 def test_own_defaults_of_sections_that_share_a_table_are_documented() -> None:
     text = (GUIDE / "configuration.md").read_text(encoding="utf-8")
     sharing = {section: kind for section, kind in sections().items() if issubclass(kind, SHARED)}
-    assert len(sharing) == 5
+    assert len(sharing) == 6
     for section, kind in sharing.items():
         plain = vars(shown_as(kind)())
-        own = [(name, value) for name, value in vars(kind()).items() if value != plain[name]]
+        own = [(name, value) for name, value in vars(kind()).items() if name in plain and value != plain[name]]
         shown = ", ".join(f"`{name}: {json.dumps(value)}`" for name, value in own) or "none"
         assert f"| `{section}` | {shown} |" in text
 
@@ -286,7 +288,7 @@ def report(model: Path, algorithm: str) -> ReportRecord:
         "rollout": {"engine": "scripted"},
         "pools": {"rollout": {"count": 1}},
     }
-    reference, [slot] = prepare(parse(document), "test", clock)
+    reference, [[slot]] = prepare(parse(document), "test", clock)
     generate_slot(reference.run_url, 0, slot, lambda: False, clock)
     advance(reference.run_url, 0, "test", clock)
     return conclude_iteration(connect(reference.run_url), 0, {"rollout": 1.0, "train": 1.0}, clock)
@@ -296,6 +298,7 @@ def test_every_metric_of_a_report_is_documented_and_no_other(model: Path) -> Non
     documented = re.findall(r"^\| `([\w/<>]+)` \|", (GUIDE / "metrics.md").read_text(encoding="utf-8"), re.MULTILINE)
     found = {name for algorithm in ALGORITHMS for name in report(model, algorithm).metrics}
     emitted = {re.sub(r"^rewards/\w+/", "rewards/<function>/", name) for name in found}
+    emitted = {re.sub(r"^lengths/\w+/", "lengths/<predictor>/", name) for name in emitted}
     assert len(emitted) > 45
     assert sorted(documented) == sorted(emitted)
 

@@ -17,7 +17,7 @@ def evaluation_nodes(
     """Wire one evaluation; whether it is due is known when it runs, and one that is not has a crew of nobody."""
     planned = plan_evaluation(config=config, version=version, only_if_due=only_if_due, resume=resume)
     reference, slots, due = planned.with_overrides(**overrides(pools.control))
-    outcomes = rollout_node(reference, slots, pools)
+    outcomes = rollout_node(reference, slots, pools.rollout)
     # A reward model needs a machine like the one that it has in training.
     pool = pools.train if grades_with_a_model(parse(config)) else pools.control
     return evaluate(plan=reference, slots=outcomes, due=due).with_overrides(**overrides(pool))

@@ -8,7 +8,7 @@ from typing import Any
 
 from flytekit import workflow
 
-from resources.pools import PoolsConfig, overrides
+from resources.pools import PoolsConfig, RolloutPoolConfig, overrides
 from tasks.conclude import conclude
 from tasks.configuration.references import IterationOutcome
 from tasks.learning.config import TrainerConfig
@@ -19,18 +19,23 @@ from tasks.train import train
 
 
 def plan_node(config: dict[str, Any], pools: PoolsConfig, *, after: Any, follows: Any = -1) -> Any:
-    """Wire the plan; its reference and its slots. `after` and `follows` are those of the task."""
+    """Wire the plan; its reference and its slots by pool. `after` and `follows` are those of the task."""
     return plan(config=config, after=after, follows=follows).with_overrides(**overrides(pools.control))
 
 
-def rollout_node(reference: Any, slots: Any, pools: PoolsConfig) -> Any:
-    """Wire the crew of a plan."""
+def rollout_node(reference: Any, slots: Any, pool: RolloutPoolConfig) -> Any:
+    """Wire the members of a crew that are on one kind of machine."""
     crew = crew_map(
         functools.partial(rollout, plan=reference),
-        concurrency=pools.rollout.concurrency or None,
-        local_retries=pools.rollout.retries,
+        concurrency=pool.concurrency or None,
+        local_retries=pool.retries,
     )
-    return crew(slot=slots).with_overrides(**overrides(pools.rollout))
+    return crew(slot=slots).with_overrides(**overrides(pool))
+
+
+def rollout_nodes(reference: Any, slots: Any, pools: PoolsConfig) -> list[Any]:
+    """Wire the whole crew of a plan, a map for each of its pools, in their order."""
+    return [rollout_node(reference, slots[index], pool) for index, pool in enumerate(pools.crews.values())]
 
 
 def train_node(reference: Any, pools: PoolsConfig, trainer: TrainerConfig) -> Any:
@@ -43,9 +48,11 @@ def train_node(reference: Any, pools: PoolsConfig, trainer: TrainerConfig) -> An
     return task(plan=reference).with_overrides(**overrides(pools.train))
 
 
-def conclude_node(reference: Any, outcomes: Any, trained: Any, pools: PoolsConfig, *, last: bool) -> Any:
-    """Wire the conclusion of a plan, which waits for its rollout and its training."""
-    concluded = conclude(plan=reference, slots=outcomes, trained=trained, last=last)
+def conclude_node(reference: Any, outcomes: list[Any], trained: Any, pools: PoolsConfig, *, last: bool) -> Any:
+    """Wire the conclusion of a plan, which waits for its rollout on every pool and for its training."""
+    concluded = conclude(plan=reference, slots=outcomes[0], trained=trained, last=last)
+    for others in outcomes[1:]:
+        others >> concluded
     return concluded.with_overrides(**overrides(pools.control))
 
 
@@ -57,14 +64,14 @@ def iteration_nodes(
     train stands after rollout because siblings run in the order of their calls on one machine.
     """
     reference, slots = plan_node(config, pools, after=after)
-    outcomes = rollout_node(reference, slots, pools)
+    outcomes = rollout_nodes(reference, slots, pools)
     trained = train_node(reference, pools, trainer)
     return conclude_node(reference, outcomes, trained, pools, last=last)
 
 
 @workflow
 def iteration(config: dict, after: int = -1) -> IterationOutcome:  # type: ignore[type-arg]
-    """Advance a run by one iteration.
+    """Advance a run by one iteration, on the pools that are configured by default.
 
     Args:
         config: the run's configuration, a YAML or JSON file

@@ -10,7 +10,7 @@ from flytekit import dynamic, workflow
 from tasks.configuration.references import IterationOutcome
 from tasks.configuration.run_config import RunConfig, parse
 from workflows.evaluation import evaluation_ahead, evaluation_behind
-from workflows.iteration import conclude_node, plan_node, rollout_node, train_node
+from workflows.iteration import conclude_node, plan_node, rollout_nodes, train_node
 
 
 @dynamic
@@ -30,7 +30,7 @@ def one_by_one(config: dict[str, Any], count: int, settings: RunConfig) -> list[
         reference, slots = plan_node(config, pools, after=after)
         if not outcomes:
             evaluation_ahead(config, reference, pools)
-        rolled_out = rollout_node(reference, slots, pools)
+        rolled_out = rollout_nodes(reference, slots, pools)
         trained = train_node(reference, pools, settings.trainer)
         outcome = conclude_node(reference, rolled_out, trained, pools, last=step == count - 1)
         evaluation_behind(config, outcome, pools)
@@ -43,27 +43,28 @@ def one_step_off(config: dict[str, Any], count: int, settings: RunConfig) -> lis
     """Iteration n + 1 is planned when n - 1 is concluded, and rolled out while n is trained on: from weights n.
 
     The one-step asynchronous pipeline of StreamRL (arXiv 2504.15930). The first iteration is on-policy, unless an
-    execution before had planned it already. There is one crew at a time, and one trainer: rollouts wait for each other,
-    trainers too, and so do conclusions. On one machine, where nodes run in the order of their calls, the plans come
-    before the trainers that would give them newer weights.
+    execution before had planned it already. There is one crew at a time, and one trainer: rollouts on a pool wait for
+    each other, trainers too, and so do conclusions. On one machine, where nodes run in the order of their calls, the
+    plans come before the trainers that would give them newer weights.
     """
     pools = settings.pools
     outcomes: list[Any] = []
     reference, slots = plan_node(config, pools, after=-1)
     evaluation_ahead(config, reference, pools)
-    # (rolled out, trained, concluded) of the iteration before.
+    # (rolled out on each pool, trained, concluded) of the iteration before.
     before: tuple[Any, ...] = ()
     for step in range(count):
-        rolled_out = rollout_node(reference, slots, pools)
+        rolled_out = rollout_nodes(reference, slots, pools)
         planned = None
         if step < count - 1:
             after = outcomes[-1].iteration if outcomes else -1
             planned = plan_node(config, pools, after=after, follows=reference.iteration)
         trained = train_node(reference, pools, settings.trainer)
         concluded = conclude_node(reference, rolled_out, trained, pools, last=planned is None)
-        for earlier, later in zip(before, (rolled_out, trained, concluded), strict=False):
+        now = (*rolled_out, trained, concluded)
+        for earlier, later in zip(before, now, strict=False):
             earlier >> later
-        before = (rolled_out, trained, concluded)
+        before = now
         evaluation_behind(config, concluded, pools)
         outcomes.append(concluded)
         if planned is not None:

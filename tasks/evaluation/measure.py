@@ -27,7 +27,8 @@ from tasks.grading.run_rewards import content_digests, open_grader
 from tasks.learning.follow import FollowConfig, GroupTimeout
 from tasks.learning.recorded_batches import RecordedBatches
 from tasks.prompts.decode import open_decoder
-from tasks.reporting.conclusion import IntegrityError, crew_cost, resume_metrics, slot_lives, verify
+from tasks.reporting.conclusion import IntegrityError, resume_metrics, slot_lives, verify
+from tasks.reporting.costs import crew_cost
 
 log = logging.getLogger(__name__)
 # An evaluation's directory holds one iteration.

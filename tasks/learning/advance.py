@@ -8,11 +8,13 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from storage import layout, model_files, prompt_table, records
 from storage.clock import Clock
 from storage.connect import connect
+from storage.metered import MeteredStore, Requests
 from storage.records import PlanRecord, TrainingRecord
 from storage.run import beat_lease, exists, read_config, read_plan
 from storage.store import ObjectStore, StorageError, commit
@@ -31,6 +33,7 @@ from tasks.learning.staleness import check_staleness
 from tasks.learning.trained_model import training_device
 from tasks.learning.trainer import IterationTrainer
 from tasks.prompts.decode import open_decoder
+from tasks.sampling.seeding_member import Seeded, is_due, is_seeded, seed
 
 log = logging.getLogger(__name__)
 BEATS_PER_TTL = 5
@@ -41,10 +44,10 @@ def advance(run_url: str, iteration: int, execution: str, clock: Clock) -> Train
 
     With several ranks every one calls it. Raises whatever makes the step impossible (TooStaleError, GroupTimeout,
     GradingError, NonFiniteGradient, CorruptObject); nothing is published then, and the next attempt replays the
-    recorded batches.
+    recorded batches. Raises EngineDied where the trainer's machine alone generates, and its engine dies.
     """
     started_at_s = clock.wall()
-    store = connect(run_url)
+    store = MeteredStore(connect(run_url))
     plan = read_plan(store, iteration)
     config = parse(read_config(store, plan), f"the configuration of iteration {iteration}")
     with joined(training_device(config.trainer.device)) as ranks, ExitStack() as stack:
@@ -61,7 +64,7 @@ def advance(run_url: str, iteration: int, execution: str, clock: Clock) -> Train
 
 
 def _train_and_publish(
-    store: ObjectStore,
+    store: MeteredStore,
     plan: PlanRecord,
     config: RunConfig,
     model: Path,
@@ -73,9 +76,11 @@ def _train_and_publish(
     before, version = plan.iteration, plan.iteration + 1
     full_interval = config.trainer.weights_full_interval
     if not ranks.broadcast(ranks.is_first and exists(store, layout.manifest(layout.checkpoint(version)))):
+        seeded = _seeded(connect(store.url), plan, config, clock, ranks)
         learner = restore_learner(store, before, config, model, clock, ranks)
         base = published_blocks(store, learner.policy, ranks, lasting=True)
         record = _step(store, plan, config, model, clock, started_at_s, learner)
+        record = replace(record, metrics=record.metrics | request_metrics(store.requests, ranks) | seeded)
         if ranks.is_first:
             commit(store, layout.training(plan.iteration), records.encode(record))
         try:
@@ -90,6 +95,26 @@ def _train_and_publish(
     published = pull_version(store, before, None, clock)[1] if ranks.is_first else {}
     publish(store, version, learner, published, full_interval, clock)
     log.info("published weight version %d", version)
+
+
+def _seeded(store: ObjectStore, plan: PlanRecord, config: RunConfig, clock: Clock, ranks: Ranks) -> dict[str, float]:
+    """Generate first where the plan says so, before the device holds a learner; what it took. Every rank must call it.
+
+    store: counts nothing, for the member's heartbeat tells its own requests.
+    """
+    if not is_seeded(plan):
+        return {}
+    done = Seeded()
+    if ranks.broadcast(ranks.is_first and is_due(store, plan)):
+        device = ranks.device.index if ranks.world_size > 1 else None
+        done = seed(store, plan, config, ranks.rank, device, clock)
+    return {"seeding/seconds": done.seconds, "seeding/tokens": ranks.all_sum([done.tokens])[0]}
+
+
+def request_metrics(requests: Requests, ranks: Ranks) -> dict[str, float]:
+    """What the ranks asked of the store until now; every rank must call it."""
+    asked = sum((Requests(**each) for each in ranks.gather(asdict(requests))), Requests())
+    return {f"requests/train_{name}": float(count) for name, count in asdict(asked).items()}
 
 
 def _step(

@@ -60,6 +60,12 @@ class GroupFollower:
         self._clock = clock
         self._finished: dict[int, Assembled] = {}
         self._next_log_s = clock.monotonic() + LOG_INTERVAL_S
+        self._waited_s = 0.0
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds in which there was nothing to do, in all: from a look at the journal in vain until after the next."""
+        return self._waited_s
 
     def wait(self, pending: Sequence[int], recorded: Callable[[], bool] = lambda: False) -> int:
         """The next finished group of `pending` (in plan order).
@@ -69,6 +75,7 @@ class GroupFollower:
         """
         seen, since_s = self._progress(), self._clock.monotonic()
         candidates = pending[:1] if self._config.in_plan_order else pending
+        slept_at_s: float | None = None
         while True:
             group = next((group for group in candidates if self.is_finished(group)), None)
             if group is not None:
@@ -76,6 +83,9 @@ class GroupFollower:
             self._reader.book.refresh()
             self._reader.shards.advance_all(incarnations_to_read(self._reader, self._unfinished(pending)))
             progress, now_s = self._progress(), self._clock.monotonic()
+            if slept_at_s is not None:
+                self._waited_s += now_s - slept_at_s
+                slept_at_s = None
             if progress != seen:
                 seen, since_s = progress, now_s
                 if any(self.is_finished(group) for group in candidates):
@@ -87,6 +97,7 @@ class GroupFollower:
             if now_s >= self._next_log_s:
                 self._next_log_s = now_s + LOG_INTERVAL_S
                 self._log_waiting(candidates, now_s - since_s)
+            slept_at_s = now_s
             self._clock.sleep(self._config.poll_interval_s)
 
     def is_finished(self, group: int) -> bool:

@@ -69,6 +69,11 @@ class RecordedBatches(BatchReader):
         self._pending = list(range(plan.num_groups))
         self._groups_trained = 0
 
+    @property
+    def waited_s(self) -> float:
+        """Seconds in which there was nothing to do until a group ended."""
+        return self._follower.waited_s
+
     def __iter__(self) -> Iterator[BatchRecord]:
         """Recorded batches first, in order; then new ones, each recorded before it is handed out."""
         number = 0

@@ -96,11 +96,15 @@ class IterationTrainer:
         Raises GroupTimeout, GradingError, NonFiniteGradient or CorruptObject; the learner is not to be used then.
         """
         recorded: list[BatchRecord] = []
+        began_s = self._clock.monotonic()
         metrics = self._streamed(recorded) if self._streams else self._in_steps(recorded)
         responses = [graded for batch in recorded for graded in batch.graded]
         if self._algorithm.overlong_buffer_length is not None:
             penalties = length_penalties(responses, self._algorithm, self._plan.sampling)
             metrics["overlong_penalty"] = float(penalties.mean())
+        waited_s = 0.0 if self._recording is None else self._recording.waited_s
+        metrics["timing_s/wait"] = waited_s
+        metrics["timing_s/compute"] = self._clock.monotonic() - began_s - waited_s
         ended_at_s = self._clock.wall()
         return TrainingRecord(
             iteration=self._plan.iteration,

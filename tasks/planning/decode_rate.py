@@ -2,23 +2,35 @@
 
 STEPS_MIN = 8
 SMOOTHING = 0.1
+POINTS_MAX = 16
 FLAT = 0.95
 
 
 class DecodeRate:
-    """Step times by number of responses in flight, each a moving average of the steps seen."""
+    """Step times by number of responses in flight, each from moving averages of the steps seen.
+
+    A step decodes a token of each response. An engine may return several of one at once, or tokens of some responses
+    only: what it took is then counted by its tokens.
+    """
 
     def __init__(self) -> None:
-        self._step_s: dict[int, float] = {}
+        self._means: dict[int, tuple[float, float]] = {}  # seconds and tokens of a call to the engine
         self._steps: dict[int, int] = {}
+        self._total_s = 0.0
 
-    def record(self, batch: int, duration_s: float) -> None:
-        """One decode step of `batch` responses."""
+    @property
+    def total_s(self) -> float:
+        """Seconds of all steps."""
+        return self._total_s
+
+    def record(self, batch: int, duration_s: float, tokens: int) -> None:
+        """`tokens` of `batch` responses took so long; 0 while the engine has none to show for it yet."""
+        self._total_s += duration_s
         seen = self._steps.get(batch, 0)
         self._steps[batch] = seen + 1
         weight = max(SMOOTHING, 1 / (seen + 1))
-        before_s = self._step_s.get(batch, duration_s)
-        self._step_s[batch] = before_s + weight * (duration_s - before_s)
+        mean_s, mean_tokens = self._means.get(batch, (0.0, 0.0))
+        self._means[batch] = (mean_s + weight * (duration_s - mean_s), mean_tokens + weight * (tokens - mean_tokens))
 
     def plateau(self) -> int:
         """The smallest batch that decodes as many tokens per second as the best, within 5 %; 0 while not known.
@@ -33,6 +45,14 @@ class DecodeRate:
         enough = FLAT * max(rates.values())
         return min(batch for batch, rate in rates.items() if rate >= enough)
 
+    def points(self) -> tuple[tuple[int, float], ...]:
+        """(batch size, seconds of a step), ascending; at most POINTS_MAX, evenly among what is known, ends included."""
+        known = sorted(self._known().items())
+        if len(known) <= POINTS_MAX:
+            return tuple(known)
+        last = len(known) - 1
+        return tuple(known[round(index * last / (POINTS_MAX - 1))] for index in range(POINTS_MAX))
+
     def per_response(self, batch_max: int) -> tuple[float, ...]:
         """Tokens per second of one response, by batch size from 0 (meaningless) to batch_max; empty while not known.
 
@@ -45,7 +65,8 @@ class DecodeRate:
 
     def _known(self) -> dict[int, float]:
         # A copy in one step: another thread may be recording.
-        return {b: s for b, s in list(self._step_s.items()) if self._steps[b] >= STEPS_MIN and s > 0}
+        means = list(self._means.items())
+        return {b: s * b / tokens for b, (s, tokens) in means if self._steps[b] >= STEPS_MIN and s > 0 and tokens > 0}
 
     def _expected_step_s(self, known: dict[int, float], batch: int) -> float:
         nearest = min(known, key=lambda measured: abs(measured - batch))

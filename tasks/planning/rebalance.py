@@ -3,7 +3,8 @@
 After RLBoost's Algorithm 2 (arXiv 2510.19225, section 4.2.1): first what nobody works on, then unstarted work of the
 fullest member, then running responses beyond the batch size at which that member's decode rate no longer rises; and
 running responses of a member that decodes them at less than half of our own speed. A member never takes back from the
-living what it has held before, so that a response is handed on at most once per member (no ping-pong).
+living what it has held before, so that a response is handed on at most once per member (no ping-pong). What the plan
+set apart, to be decoded in a small batch, is not drawn into a large one (StreamRL, arXiv 2504.15930, Algorithm 2).
 """
 
 from collections.abc import Collection, Sequence
@@ -33,7 +34,7 @@ class Cause(Enum):
 class Holder:
     """A member as its last heartbeat shows it to the seeker; the counts are those of AliveRecord.
 
-    lost: what it holds is free; idle: it lives and looks for work as well.
+    lost: what it holds is free; idle: it lives and looks for work as well. isolated: the plan gave it a small batch.
     """
 
     incarnation: str
@@ -45,6 +46,7 @@ class Holder:
     released: int
     tokens_per_s: float | None
     plateau: int
+    isolated: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,12 +55,14 @@ class Seeker:
 
     room: responses it could begin now; running: those it decodes; loaded: whether it has the weights.
     tokens_per_s: of one response when it decodes as many as the index says, as far as it has measured (empty: not yet).
+    free_only: it takes nothing from the living, because its batch is to stay small, or it is to leave soon.
     """
 
     room: int
     running: int
     loaded: bool = True
     tokens_per_s: Sequence[float] = ()
+    free_only: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +92,7 @@ def next_transfer(seeker: Seeker, holders: Sequence[Holder], unclaimed: int) -> 
     """What to take next; None when there is no room, or nothing to take.
 
     What is free is shared with the other members that have nothing left, so that the first does not take it all.
+    Unstarted work of an isolated member goes to members that decode nothing else.
     """
     if seeker.room < 1:
         return None
@@ -101,7 +106,10 @@ def next_transfer(seeker: Seeker, holders: Sequence[Holder], unclaimed: int) -> 
     if free:
         most = max(free, key=lambda transfer: transfer.count)
         return Transfer(cause=most.cause, incarnation=most.incarnation, count=_share(most.count, idle, seeker.room))
-    fullest = max(living, key=lambda holder: holder.waiting, default=None)
+    if seeker.free_only:
+        return None
+    open_to_us = [holder for holder in living if not (holder.isolated and seeker.running)]
+    fullest = max(open_to_us, key=lambda holder: holder.waiting, default=None)
     if fullest is not None and fullest.waiting:
         count = _share(fullest.waiting, idle + 1, seeker.room)
         if not seeker.loaded:

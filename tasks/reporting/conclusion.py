@@ -9,25 +9,21 @@ from dataclasses import replace
 
 import numpy as np
 
-from resources.prices import dollars
+from resources.prices import RequestPrices
 from storage import layout, records
 from storage.assembly import JournalReader
 from storage.clock import Clock
 from storage.compaction import read_batches, unused_responses
 from storage.prompt_table import decode_prompts
-from storage.records import (
-    JOINED_POOL,
-    AliveRecord,
-    GradedResponse,
-    PlanRecord,
-    ReportRecord,
-    SlotLife,
-    TrainingRecord,
-)
+from storage.records import AliveRecord, GradedResponse, PlanRecord, ReportRecord, SlotLife, TrainingRecord
 from storage.run import exists, read_plan
 from storage.shard import Finish
 from storage.store import ConflictingRecord, ObjectStore, StorageError, commit
 from storage.weights import PUBLISHED_AT_S, read_manifest
+from tasks.history.lengths import learn_lengths
+from tasks.history.spent import USD_RUN, spent_usd
+from tasks.reporting.costs import Rates, cost_metrics
+from tasks.reporting.pool_observations import pool_observations
 from tasks.reporting.prefill import prefill_metrics
 
 
@@ -36,18 +32,27 @@ class IntegrityError(Exception):
 
 
 def conclude_iteration(
-    store: ObjectStore, iteration: int, prices_usd_per_h: Mapping[str, float], clock: Clock
+    store: ObjectStore,
+    iteration: int,
+    prices_usd_per_h: Mapping[str, float],
+    clock: Clock,
+    *,
+    egress_usd_per_gb: Mapping[str, float] | None = None,
+    requests: RequestPrices | None = None,
 ) -> ReportRecord:
     """Verify, measure and commit; a report that is already there, or comes meanwhile, is returned as it is.
 
-    prices_usd_per_h: dollars per hour by pool name, and "train" for the trainer's machine.
+    prices_usd_per_h, egress_usd_per_gb, requests: see Rates.
     Raises IntegrityError naming the first response that is missing, doubled or not what the journal holds.
     """
     key = layout.report(iteration)
+    rates = Rates(
+        usd_per_h=prices_usd_per_h, egress_usd_per_gb=egress_usd_per_gb or {}, requests=requests or RequestPrices()
+    )
     if exists(store, key):
         return records.read(store, ReportRecord, key)
     try:
-        report = _measure(store, iteration, prices_usd_per_h, clock)
+        report = _measure(store, iteration, rates, clock)
     except (StorageError, IntegrityError):
         # Who commits the report deletes the journal that is read here.
         if not exists(store, key):
@@ -58,12 +63,12 @@ def conclude_iteration(
     return records.read(store, ReportRecord, key)
 
 
-def _measure(store: ObjectStore, iteration: int, prices_usd_per_h: Mapping[str, float], clock: Clock) -> ReportRecord:
+def _measure(store: ObjectStore, iteration: int, rates: Rates, clock: Clock) -> ReportRecord:
     """Read what was planned, sampled and trained; verify it, and measure it."""
+    began_s = clock.wall()
     plan = read_plan(store, iteration)
     training = records.read(store, TrainingRecord, layout.training(iteration))
-    published = read_manifest(store, layout.weights(training.weight_version)).metadata.get(PUBLISHED_AT_S)
-    training = replace(training, ended_at_s=published or training.ended_at_s)
+    training = _published(store, training)
     batches = read_batches(store, iteration)
     trained = [response for batch in batches for response in batch.responses]
     filtered = [response for batch in batches for response in batch.filtered]
@@ -73,7 +78,11 @@ def _measure(store: ObjectStore, iteration: int, prices_usd_per_h: Mapping[str, 
     kept = verify(plan, trained, reader, filtered)
     unused = unused_responses(plan, trained, filtered)
     prompts = decode_prompts(plan.prompts_key, store.get(plan.prompts_key))
-    lives = slot_lives(store, plan, reader, kept, unused)
+    heartbeats = read_heartbeats(store, plan)
+    lives = _lives(heartbeats, reader, kept, unused)
+    lengths = learn_lengths(store, plan, prompts, {response.response: response.length for response in graded})
+    tokens = sum(response.length for response in graded)
+    spent_before_usd = spent_usd(store, iteration)
     now = clock.wall()
     metrics = {
         **training.metrics,
@@ -82,12 +91,13 @@ def _measure(store: ObjectStore, iteration: int, prices_usd_per_h: Mapping[str, 
         **resume_metrics(lives),
         **prefill_metrics(lives, plan, prompts, reader),
         "balance/responses_moved": float(reader.book.moved),
-        **cost_metrics(
-            lives, training, prices_usd_per_h, sum(response.length for response in graded), plan.created_at_s
-        ),
+        **lengths,
+        **cost_metrics(lives, training, rates, tokens, plan.created_at_s, control_s=now - began_s),
         "reward_errors": float(sum(len(batch.reward_errors) for batch in batches)),
         "timing_s/iteration": now - plan.created_at_s,
     }
+    metrics[USD_RUN] = spent_before_usd + metrics["cost/usd_iter"]
+    metrics |= prediction_metrics(plan, metrics)
     return ReportRecord(
         iteration=iteration,
         weight_version=training.weight_version,
@@ -100,7 +110,26 @@ def _measure(store: ObjectStore, iteration: int, prices_usd_per_h: Mapping[str, 
         train_started_at_s=training.started_at_s,
         train_ended_at_s=training.ended_at_s,
         created_at_s=now,
+        pools=pool_observations(lives, heartbeats, (slot.pool for slot in plan.slots if slot.groups)),
     )
+
+
+def _published(store: ObjectStore, training: TrainingRecord) -> TrainingRecord:
+    """What the trainer measured, with its end when the weights were published, where they say when."""
+    published_s = read_manifest(store, layout.weights(training.weight_version)).metadata.get(PUBLISHED_AT_S)
+    if not published_s:
+        return training
+    metrics = training.metrics | {"timing_s/publish": max(0.0, published_s - training.ended_at_s)}
+    return replace(training, ended_at_s=published_s, metrics=metrics)
+
+
+def prediction_metrics(plan: PlanRecord, metrics: Mapping[str, float]) -> dict[str, float]:
+    """How far the time of rollout was from what the plan's last word on it was; nothing where it said none."""
+    predicted = {name: value for decision in plan.decisions for name, value in decision.predicted.items()}
+    rollout_s = metrics["timing_s/rollout"]
+    if "timing_s/rollout" not in predicted or not rollout_s:
+        return {}
+    return {"plan/rollout_error": predicted["timing_s/rollout"] / rollout_s - 1}
 
 
 def verify(
@@ -170,13 +199,24 @@ def slot_lives(
     kept: Mapping[str, int],
     unused: Sequence[int] = (),
 ) -> list[SlotLife]:
-    """Every incarnation that announced itself, by slot and start.
+    """Every incarnation that announced itself, by slot and start."""
+    return _lives(read_heartbeats(store, plan), reader, kept, unused)
+
+
+def read_heartbeats(store: ObjectStore, plan: PlanRecord) -> list[AliveRecord]:
+    """The last one of every incarnation that announced itself."""
+    return [records.read(store, AliveRecord, key) for key in store.list(layout.alive_all(plan.iteration))]
+
+
+def _lives(
+    announced: Sequence[AliveRecord], reader: JournalReader, kept: Mapping[str, int], unused: Sequence[int]
+) -> list[SlotLife]:
+    """By slot and start.
 
     tokens_regenerated: what it decoded, as far as its last heartbeat told, less what counts and what is unused:
     unflushed at a kill, or void because somebody else had claimed the response.
     """
     journalled, stopped = _unused_tokens(reader, unused)
-    announced = [records.read(store, AliveRecord, key) for key in store.list(layout.alive_all(plan.iteration))]
     unknown = set(reader.book.incarnations) - {alive.incarnation for alive in announced}
     if unknown:
         raise ConflictingRecord(f"incarnation {min(unknown)} holds a claim but never announced itself")
@@ -202,6 +242,11 @@ def slot_lives(
                 prefill_tokens=alive.prefill_tokens,
                 usd_per_hour=alive.usd_per_hour,
                 tokens_unused=tokens_unused,
+                working_at_s=alive.working_at_s,
+                decode_s=alive.decode_s,
+                puts=alive.puts,
+                gets=alive.gets,
+                bytes_read=alive.bytes_read,
             ),
         )
     return sorted(lives, key=lambda life: (life.slot, life.started_at_s))
@@ -267,42 +312,4 @@ def resume_metrics(lives: Sequence[SlotLife]) -> dict[str, float]:
         "preempt/count": float(sum(life.state != "gone" for life in lives)),
         "resume/tokens_recovered": float(sum(life.tokens_recovered for life in lives)),
         "resume/tokens_regenerated": float(sum(life.tokens_regenerated for life in lives)),
-    }
-
-
-def crew_cost(lives: Sequence[SlotLife], prices_usd_per_h: Mapping[str, float]) -> tuple[float, float]:
-    """Machine seconds of a crew, and their dollars at list price, by pool.
-
-    A life lasts from its process's start to its last heartbeat. A member that joined from outside costs what it said,
-    or nothing.
-    """
-    prices = {JOINED_POOL: 0.0, **prices_usd_per_h}
-    seconds = [life.ended_at_s - life.started_at_s for life in lives]
-    usd = [
-        dollars(duration_s, prices[life.pool] if life.usd_per_hour is None else life.usd_per_hour)
-        for life, duration_s in zip(lives, seconds, strict=True)
-    ]
-    return sum(seconds), sum(usd)
-
-
-def cost_metrics(
-    lives: Sequence[SlotLife],
-    training: TrainingRecord,
-    prices_usd_per_h: Mapping[str, float],
-    tokens: int,
-    planned_at_s: float,
-) -> dict[str, float]:
-    """Machine seconds and dollars at list price, of the crew (`crew_cost`) and the trainer."""
-    rollout_s, rollout_usd = crew_cost(lives, prices_usd_per_h)
-    train_s = training.ended_at_s - training.started_at_s
-    train_usd = dollars(train_s, prices_usd_per_h["train"])
-    started = min(life.started_at_s for life in lives)
-    return {
-        "timing_s/rollout": max(life.ended_at_s for life in lives) - max(started, planned_at_s),
-        "timing_s/rollout_machines": rollout_s,
-        "timing_s/train": train_s,
-        "cost/usd_rollout": rollout_usd,
-        "cost/usd_train": train_usd,
-        "cost/usd_iter": rollout_usd + train_usd,
-        "cost/usd_per_mtok": (rollout_usd + train_usd) / tokens * 1e6 if tokens else 0.0,
     }

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from storage.records import ReportRecord
 from tasks.reporting import charts
+from tasks.reporting.costs import usd_per_reward_point
 from tasks.reporting.timeline import timeline
 
 # (metric, how people call it, unit)
@@ -31,12 +32,23 @@ _KEY_METRICS = (
     ("cost/usd_rollout", "cost of rollout", "$"),
     ("cost/usd_train", "cost of training", "$"),
     ("cost/usd_per_mtok", "cost per million tokens", "$"),
+    ("cost/usd_run", "cost of the run so far", "$"),
     ("kl", "KL to the reference", ""),
     ("entropy", "entropy", ""),
     ("actor/grad_norm", "gradient norm", ""),
     ("actor/pg_loss", "policy loss", ""),
     ("mismatch_kl", "KL between sampler and trainer", ""),
 )
+# What the dollars of an iteration were for; together they are all of them.
+_PURPOSES = {
+    "useful": "cost/usd_useful",
+    "wasted": "cost/usd_wasted",
+    "starting": "cost/usd_starting",
+    "idle": "cost/usd_idle",
+    "requests": "cost/usd_requests",
+    "egress": "cost/usd_egress",
+    "control": "cost/usd_control",
+}
 _METRICS_MAX = 200
 _PAGE = (
     "font-family:system-ui,-apple-system,'Segoe UI','DejaVu Sans',sans-serif;font-size:14px;line-height:1.5;"
@@ -138,10 +150,29 @@ def _cost(report: ReportRecord, reports: Sequence[ReportRecord]) -> list[str]:
     priced = any("cost/usd_iter" in past.metrics for past in reports)
     return [
         charts.bars(usd, "Dollars at listed prices", "$"),
+        *_purposes(metrics),
         charts.bars(seconds, "Seconds (rollout and training may overlap)", "s"),
         charts.bars(tokens, "Tokens of lost processes", ""),
         charts.line_chart({"spent": points if priced else []}, "Dollars spent so far", "iteration", "dollars"),
+        *_per_reward_point(reports),
     ]
+
+
+def _purposes(metrics: Mapping[str, float]) -> list[str]:
+    """Nothing in reports from before the dollars were divided."""
+    usd = _present(metrics, _PURPOSES)
+    total = metrics.get("cost/usd_iter", 0.0)
+    if not usd:
+        return []
+    rows = [(name, _shown(value, "$"), _shown(value / total, "%") if total else "") for name, value in usd.items()]
+    return [charts.bars(usd, "What they were for", "$"), table(("", "dollars", "of the iteration"), rows)]
+
+
+def _per_reward_point(reports: Sequence[ReportRecord]) -> list[str]:
+    usd = usd_per_reward_point(reports)
+    if usd is None:
+        return []
+    return [f"<p>Since iteration {reports[0].iteration}, a point of mean reward has cost {_shown(usd, '$')}.</p>"]
 
 
 def _curve(reports: Sequence[ReportRecord], metric: str) -> list[tuple[float, float]]:

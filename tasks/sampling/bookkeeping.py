@@ -13,6 +13,7 @@ from storage.clock import Clock
 from storage.journal import JournalWriter
 from storage.records import PlanRecord
 from storage.store import ObjectStore, StoreUnavailable
+from tasks.planning.cut import should_cut
 from tasks.planning.decode_rate import DecodeRate
 from tasks.planning.rebalance import Seeker
 from tasks.sampling.claimant import Claimant, Work
@@ -27,7 +28,7 @@ FAILURES_MAX = 5
 
 
 class Bookkeeping:
-    """For one incarnation. What the loop may read at any time: owned, closed, leaving, inbox."""
+    """For one incarnation. What the loop may read at any time: owned, closed, leaving, inbox, cut_due."""
 
     def __init__(
         self,
@@ -40,6 +41,7 @@ class Bookkeeping:
         config: SessionConfig,
         clock: Clock,
     ) -> None:
+        self._incarnation = incarnation
         self._engine = engine
         self._holdings = holdings
         self._rate = rate
@@ -57,10 +59,13 @@ class Bookkeeping:
         self.writer = JournalWriter(store, plan.iteration, incarnation, plan.weight_version)
         self._heartbeat = Heartbeat(store, plan.iteration, incarnation, engine, config, clock)
         self._helps_only = config.slot >= len(plan.slots)
-        self.announced = self.closed = self.leaving = False
+        self._may_always_go = self._helps_only or config.time_limit_s is not None
+        self.announced = self.closed = self.leaving = self._wants_cut = False
+        self._cut_at_s: float | None = None
         self.owned: dict[int, int] = {}
         self.inbox: deque[Work] = deque()
-        self._own_ended = self._helps_only
+        self._own_ended = self._may_always_go
+        self._working_at_s: float | None = None
         self._seeking = threading.Lock()
         self._owned_version = -1
         self._claims_handed_out = 0
@@ -110,7 +115,8 @@ class Bookkeeping:
 
     def may_leave(self, idle_s: float) -> bool:
         """Whether a loop that has had nothing for `idle_s` may end; then no further look brings work."""
-        impatient = idle_s >= self._config.idle_timeout_s and self._own_ended
+        waits_s = 0.0 if self._config.objective == "gpu_seconds" else self._config.idle_timeout_s
+        impatient = idle_s >= waits_s and self._own_ended
         looked = self._looks_answered == self._looks_asked  # and so seen that our last ends are still ours
         if not looked or self._holdings.released or not (self._claimant.nothing_left or impatient):
             return False
@@ -122,8 +128,20 @@ class Bookkeeping:
             self._seeking.release()
         return self.leaving
 
+    @property
+    def cut_due(self) -> bool:
+        """Whether the loop is to release all that it holds, and say so by `note_cut`; once at most."""
+        return self._wants_cut and self._cut_at_s is None
+
+    def note_cut(self) -> None:
+        """All was released: for claim_ttl_s it is left to the others."""
+        self._cut_at_s = self._clock.monotonic()
+        self.hasten()
+
     def hasten(self) -> None:
         """Flush, beat and look now: there is news, or nothing left to do."""
+        if self._working_at_s is None and self._holdings.state == "working":
+            self._working_at_s = self._clock.wall()
         self._looks_asked += 1
         self._next_flush_s = self._next_beat_s = self._next_look_s = self._clock.monotonic()
         self.thread.wake()
@@ -141,7 +159,7 @@ class Bookkeeping:
         if now_s + self.wake_interval_s > self._next_beat_s:
             self._next_beat_s = now_s + self._config.heartbeat_interval_s
             self._attempt("heartbeat", self.announce)
-        if self._room() > 0 and now_s + self.wake_interval_s > self._next_look_s:
+        if (self._room() > 0 or self._awaits_takers()) and now_s + self.wake_interval_s > self._next_look_s:
             self._next_look_s = now_s + self._config.heartbeat_interval_s
             self._attempt("look", self.look)
 
@@ -199,25 +217,54 @@ class Bookkeeping:
                 waiting=waiting + len(holdings.waiting),
                 released=len(self._released_journalled.items() & holdings.released.items()),
                 plateau=self._rate.plateau(),
+                room=self._room(),
+                working_at_s=self._working_at_s,
+                decode_s=self._rate.total_s,
+                step_s=self._rate.points(),
             )
         )
 
     def _seek(self) -> None:
         holdings = self._holdings
         self._claimant.refresh()
-        self._own_ended = self._helps_only or self._claimant.own_unit_ended()
+        cuts, has_cut = self._config.cut_share is not None, self._cut_at_s is not None
+        # What is released may be anybody's before the next look.
+        self._own_ended = self._may_always_go or (
+            not holdings.released and self._claimant.own_unit_ended(cuts=cuts, has_cut=has_cut)
+        )
         helps = self._config.idle_timeout_s > 0 or self._helps_only
         if not helps and (holdings.held or (self._own_ended and not holdings.released)):
+            return
+        if has_cut and (self._awaits_takers() or (self._own_ended and not holdings.released)):
             return
         seeker = Seeker(
             room=self._room(),
             running=len(holdings.in_flight),
             loaded=holdings.state == "working",
             tokens_per_s=self._rate.per_response(self._engine.max_responses_in_flight),
+            free_only=self._config.objective == "gpu_seconds" or holdings.is_isolated,
         )
         released = self._released_journalled.items() & self._claimant.owned().items()
         self.inbox.extend(self._claimant.seek(seeker, holdings.known(), len(released)))
         self._claims_handed_out = self._claimant.claims_made()
+        self._wants_cut = not self.inbox and self._should_cut()
+
+    def _should_cut(self) -> bool:
+        """Whether the rest of the work fits into members that hold more: of two, the one with less hands over."""
+        holdings, share = self._holdings, self._config.cut_share
+        if share is None or holdings.state != "working" or holdings.waiting or holdings.released:
+            return False
+        held = set(holdings.held)
+        mine = (len(held), self._incarnation)
+        rooms = [other.room for other in self._claimant.working if (other.unfinished, other.incarnation) > mine]
+        total = len(held | holdings.own | set(holdings.ended))
+        return bool(held) and should_cut(total - len(held), total, len(held), rooms, share)
+
+    def _awaits_takers(self) -> bool:
+        """Whether others have still time to take what was released in a cut."""
+        if self._cut_at_s is None or not self._holdings.released:
+            return False
+        return self._clock.monotonic() - self._cut_at_s < self._config.claim_ttl_s
 
     def _renew_owned(self) -> None:
         """After whatever may have read claims, also when it failed afterwards."""
@@ -225,10 +272,11 @@ class Bookkeeping:
             self._owned_version, self.owned = self._claimant.version, self._claimant.owned()
 
     def _room(self) -> int:
-        """How many more responses could be begun now; none while some of our own still wait."""
-        if self._holdings.waiting or self.inbox:
+        """How many more responses could be begun now; none while some of our own still wait, here or for others."""
+        if self._holdings.waiting or self.inbox or self._awaits_takers():
             return 0
-        return self._engine.max_responses_in_flight - len(self._holdings.in_flight)
+        limit = self._holdings.batch_limit(self._engine.max_responses_in_flight)
+        return max(0, limit - len(self._holdings.in_flight))
 
     def _attempt(self, name: str, action: Callable[[], None]) -> None:
         try:

@@ -15,7 +15,7 @@ from storage.claims import take_over
 from storage.clock import Clock
 from storage.journal import PARALLEL_READS
 from storage.liveness import Liveness, Sign
-from storage.records import PlanRecord
+from storage.records import TRAIN_POOL, AliveRecord, PlanRecord
 from storage.run import exists
 from storage.shard import Finish
 from storage.store import ObjectStore
@@ -60,7 +60,10 @@ class Claimant:
         units = range(len(plan.slots))
         self._unit = {response: unit for unit in units for response in plan.responses_of(unit)}
         self._own_unit = plan.responses_of(slot) if slot < len(plan.slots) else ()
+        self._trainers = {place.slot for place in plan.slots if place.pool == TRAIN_POOL}
+        self._isolated = {place.slot for place in plan.slots if place.batch_max is not None}
         self._settled: dict[str, int] = {}
+        self.working: list[AliveRecord] = []
         self.tokens_recovered = 0
         self.nothing_left = False
         self.stopping = False
@@ -122,7 +125,8 @@ class Claimant:
         known: what the caller holds, has released or has ended, with the epoch of its claim; other responses of ours
         were claimed by a call that failed afterwards, and are handed out now. released: how many responses this
         incarnation has released itself, and may take again. Call `refresh` before. Sets `nothing_left` when every
-        response of the plan was seen to have ended; never so while more than LOOKS_MAX members may hold some.
+        response of the plan was seen to have ended; never so while more than LOOKS_MAX members may hold some. Sets
+        `working` to the heartbeats of the other members of the crew that were seen to decode.
         """
         book = self._reader.book
         holdings, unclaimed = book.holdings(), len(book.unclaimed())
@@ -135,6 +139,8 @@ class Claimant:
         looked_at = names if len(names) <= LOOKS_MAX else self._rng.sample(names, LOOKS_MAX)
         signs = self._liveness.look(looked_at)
         holders = {name: self._holder(name, sign, holdings.get(name, ())) for name, sign in signs.items()}
+        seen = [sign.record for name, sign in signs.items() if sign.record and not holders[name].lost]
+        self.working = [record for record in seen if record.state == "working" and self._is_crew(record.slot)]
         if released:
             holders[self._incarnation] = _own_released(self._incarnation, released)
         self.nothing_left = (
@@ -159,14 +165,42 @@ class Claimant:
                 del holders[transfer.incarnation]
         return taken
 
-    def own_unit_ended(self) -> bool:
-        """Whether every response of the slot's first assignment that others hold has ended."""
-        owners = {response: self._reader.book.owner(response) for response in self._own_unit}
+    def own_unit_ended(self, *, cuts: bool = False, has_cut: bool = False) -> bool:
+        """Whether every response that others hold, and the slot must answer for, has ended.
+
+        Somebody must be there whose death Flyte notices. A slot answers for its first assignment; all of the crew for
+        what the trainer's machine has, or was given and has not claimed: that will be handed over. Where members cut,
+        a slot answers besides for what it had, and no other slot of the crew has now; one that has cut, for no more of
+        its first assignment than that.
+        """
+        book = self._reader.book
+        answered = {response for response in self._own_unit if not (has_cut and self._is_with_crew(response))}
+        if cuts:
+            answered |= {r for r in self._unit if self._had(r) and not self._is_with_crew(r)}
+        if self._trainers:
+            answered |= {r for r in self._unit if self._is_with_trainer(r)}
+        owners = {response: book.owner(response) for response in answered}
         others = {
             r: owner.incarnation for r, owner in owners.items() if owner and owner.incarnation != self._incarnation
         }
         self._reader.shards.advance_all(sorted(set(others.values())))
         return None not in owners.values() and all(self._has_ended(response) for response in others)
+
+    def _is_crew(self, slot: int) -> bool:
+        """Whether Flyte starts this slot again when it dies, until the iteration's work is done."""
+        return slot < len(self._plan.slots) and slot not in self._trainers
+
+    def _is_with_crew(self, response: int) -> bool:
+        owner = self._reader.book.owner(response)
+        return owner is not None and owner.slot != self._slot and self._is_crew(owner.slot)
+
+    def _is_with_trainer(self, response: int) -> bool:
+        owner = self._reader.book.owner(response)
+        return (self._unit[response] if owner is None else owner.slot) in self._trainers
+
+    def _had(self, response: int) -> bool:
+        book = self._reader.book
+        return any(book.incarnations[name] == self._slot for name in book.former_owners(response))
 
     def _is_settled(self, name: str, holdings: dict[str, list[int]]) -> bool:
         return self._settled.get(name) == len(holdings.get(name, ()))
@@ -194,6 +228,7 @@ class Claimant:
             released=record.released if record else 0,
             tokens_per_s=record.tokens_per_s if record else None,
             plateau=record.plateau if record else 0,
+            isolated=self._reader.book.incarnations[name] in self._isolated,
         )
 
     def _take(self, transfer: Transfer) -> list[Work]:

@@ -9,6 +9,7 @@ from typing import Literal
 
 from storage import layout, records
 from storage.clock import Clock
+from storage.metered import requests_of
 from storage.records import AliveRecord
 from storage.store import ObjectStore
 from tasks.sampling.engine import Engine
@@ -29,10 +30,14 @@ class Load:
     waiting: int
     released: int
     plateau: int
+    room: int
+    working_at_s: float | None
+    decode_s: float
+    step_s: tuple[tuple[int, float], ...]
 
 
 class Heartbeat:
-    """Writes AliveRecords. Not for two threads at once."""
+    """Writes AliveRecords. Not for two threads at once. What is asked of `store` is told where it is metered."""
 
     def __init__(
         self, store: ObjectStore, iteration: int, incarnation: str, engine: Engine, config: SessionConfig, clock: Clock
@@ -51,6 +56,7 @@ class Heartbeat:
     def beat(self, load: Load) -> None:
         """Overwrite the heartbeat."""
         self._beats += 1
+        requests = requests_of(self._store)
         record = AliveRecord(
             incarnation=self._incarnation,
             slot=self._config.slot,
@@ -65,6 +71,9 @@ class Heartbeat:
             batch_invariant=self._engine.batch_invariant,
             tokens_per_s=self._tokens_per_s(load),
             usd_per_hour=self._config.usd_per_hour,
+            puts=requests.puts,
+            gets=requests.gets,
+            bytes_read=requests.bytes_read,
             **asdict(load),
         )
         self._store.put(self._key, records.encode(record))

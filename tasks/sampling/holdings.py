@@ -23,8 +23,12 @@ class Held:
 class Holdings:
     """`waiting` and `in_flight` divide `held`, which is in the order of taking.
 
-    `released` and `ended` name the claim under which it was that.
+    `released` and `ended` name the claim under which it was that. own: what the plan gives to the slot; batch_max: most
+    of it to be decoded together, as the plan says.
     """
+
+    own: frozenset[int] = frozenset()
+    batch_max: int | None = None
 
     state: Literal["loading", "working", "gone"] = "loading"
     held: dict[int, Held] = field(default_factory=dict)
@@ -34,6 +38,15 @@ class Holdings:
     ended: dict[int, int] = field(default_factory=dict)
     ends: int = 0
     generated: int = 0
+
+    @property
+    def is_isolated(self) -> bool:
+        """Whether the batch is to stay as small as the plan says: something of its own unit is not finished."""
+        return self.batch_max is not None and not self.own.isdisjoint(list(self.held))
+
+    def batch_limit(self, engine_max: int) -> int:
+        """Most responses to decode together now, on an engine that can decode `engine_max`."""
+        return min(self.batch_max or engine_max, engine_max) if self.is_isolated else engine_max
 
     def take(self, work: Work) -> None:
         self.held[work.response] = Held(work.epoch, list(work.prefix))

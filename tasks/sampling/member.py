@@ -12,7 +12,8 @@ from resources.process import started_at_s
 from storage import layout, model_files, prompt_table
 from storage.clock import Clock
 from storage.connect import connect
-from storage.records import PlanRecord
+from storage.metered import metered
+from storage.records import JOINED_POOL, TRAIN_POOL, PlanRecord
 from storage.run import exists, read_config, read_plan, read_run
 from storage.store import CorruptObject, ObjectMissing, ObjectStore
 from storage.weight_cache import WeightCache, open_cache
@@ -40,7 +41,7 @@ def generate_slot(
 
     Raises Preempted after a notice, EngineDied when the engine cannot be kept alive here.
     """
-    store = connect(run_url)
+    store = metered(connect(run_url))
     try:
         plan = read_plan(store, iteration)
     except ObjectMissing as error:
@@ -68,7 +69,11 @@ def weights_store(store: ObjectStore, plan: PlanRecord) -> ObjectStore:
 
 
 def session_config(config: RunConfig, *, slot: int, pool: str) -> SessionConfig:
-    """The intervals of a run's configuration and the names of this process."""
+    """The intervals of a run's configuration and the names of this process.
+
+    Only the crew leaves early for the sake of its machines' time: others cost as much whether they help or not.
+    """
+    in_crew = pool not in (JOINED_POOL, TRAIN_POOL)
     return SessionConfig(
         slot=slot,
         pool=pool,
@@ -80,6 +85,8 @@ def session_config(config: RunConfig, *, slot: int, pool: str) -> SessionConfig:
         claim_ttl_s=config.rollout.claim_ttl_s,
         idle_timeout_s=config.rollout.idle_timeout_s,
         engine_restarts_max=config.rollout.engine_restarts_max,
+        objective=config.planning.objective if in_crew else "makespan",
+        cut_share=config.planning.cut_share if in_crew else None,
     )
 
 
@@ -116,6 +123,7 @@ def run_session(
     What is missing or does not fit is no error once the iteration is closed: retention has begun to delete it. Raises
     EngineError when an evaluation's weight version is gone.
     """
+    store = metered(store)
     weights = weights_store(store, plan)
 
     def load(into: Engine, heed: Callable[[], None]) -> None:

@@ -80,7 +80,10 @@ class Session:
         self._clock = clock
         self._notice = notice
         self._rate = DecodeRate()
-        self._holdings = Holdings()
+        place = plan.slots[config.slot] if config.slot < len(plan.slots) else None
+        self._holdings = Holdings(
+            own=frozenset(plan.responses_of(config.slot) if place else ()), batch_max=place.batch_max if place else None
+        )
         self._books = Bookkeeping(store, plan, self.incarnation, engine, self._holdings, self._rate, config, clock)
         self._owned_seen: dict[int, int] | None = None
         self._claimed = False
@@ -168,6 +171,8 @@ class Session:
             self._preempted()
         self._drop_lost()
         self._take_in()
+        if self._books.cut_due:
+            self._cut()
         try:
             if self._holdings.waiting:
                 self._admit()
@@ -194,6 +199,12 @@ class Session:
             self._books.hasten()
         return self._books.may_leave(now_s - self._idle_since_s)
 
+    def _cut(self) -> None:
+        """Hand everything over at once: others have room for it, and this machine is no longer worth its price."""
+        log.info("slot %d: hands its last %d responses over", self._config.slot, len(self._holdings.held))
+        self.hand_over(list(self._holdings.held))
+        self._books.note_cut()
+
     def _take_in(self) -> None:
         if self._books.take_in(self._hold):
             self._owned_seen = None
@@ -218,7 +229,7 @@ class Session:
                 return
             holdings.state = "working"
             self._books.hasten()
-        room = self._engine.max_responses_in_flight - len(holdings.in_flight)
+        room = holdings.batch_limit(self._engine.max_responses_in_flight) - len(holdings.in_flight)
         responses = [holdings.waiting.popleft() for _ in range(min(room, len(holdings.waiting)))]
         if responses:
             self._engine.start([self._request(response) for response in responses])
@@ -244,10 +255,8 @@ class Session:
     def _decode(self) -> None:
         batch, began_s = len(self._holdings.in_flight), self._clock.monotonic()
         deltas = self._engine.step()
-        # An engine may return several tokens of a response at once, or tokens of some responses only.
         tokens = sum(len(delta.token_ids) for delta in deltas)
-        if tokens:
-            self._rate.record(batch, (self._clock.monotonic() - began_s) * batch / tokens)
+        self._rate.record(batch, self._clock.monotonic() - began_s, tokens)
         for delta in deltas:
             self._record(delta)
 

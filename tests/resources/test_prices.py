@@ -4,14 +4,17 @@ from pathlib import Path
 import pytest
 
 from resources.prices import (
+    GET_USD,
     PRICES,
     PRICES_VARIABLE,
     PricesError,
+    RequestPrices,
     UnknownMachine,
     dollars,
     machine_price,
     price_per_hour,
     price_table,
+    request_prices,
 )
 
 OWN = {"on_demand_usd_per_h": 0.8, "spot_usd_per_h": 0.3, "gpus": 1}
@@ -112,3 +115,32 @@ def test_unquoted_date_of_yaml_is_text(tmp_path: Path):
 def test_missing_file_is_named(tmp_path: Path):
     with pytest.raises(PricesError, match=r"none\.yaml: cannot be read"):
         price_table(tmp_path / "none.yaml")
+
+
+def test_requests_cost_what_s3_lists_unless_the_file_says_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    assert request_prices().usd(puts=1000, gets=10_000) == pytest.approx(0.005 + 0.004)
+    path = tmp_path / "own.yaml"
+    path.write_text("requests: {put_usd: 1.0e-05}\nbox: {on_demand_usd_per_h: 2, spot_usd_per_h: 1, gpus: 1}\n")
+    assert request_prices(path) == RequestPrices(put_usd=1e-5, get_usd=GET_USD)
+    assert "requests" not in price_table(path)
+    assert price_per_hour("box", interruptible=True, prices_path=path) == 1.0
+    monkeypatch.setenv(PRICES_VARIABLE, str(path))
+    assert request_prices().put_usd == 1e-5
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"put_usd": -1.0}, r"requests\.put_usd: value -1\.0"),
+        ({"put_usd": "1"}, r"requests\.put_usd: value '1'"),
+        ({"get": 1.0}, r"requests\.get: .*[Uu]nexpected"),
+        (OWN, r"requests\.\w+: .*[Uu]nexpected"),
+        (None, r"requests: value None"),
+    ],
+)
+def test_bad_request_prices_are_named_by_whoever_reads_the_file(tmp_path: Path, entry: object, message: str):
+    path = tmp_path / "own.json"
+    path.write_text(json.dumps({"requests": entry}))
+    for read in (price_table, request_prices):
+        with pytest.raises(PricesError, match=rf"own\.json: {message}"):
+            read(path)

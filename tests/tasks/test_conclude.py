@@ -71,9 +71,11 @@ def test_the_iteration_is_committed_shown_and_priced(trained):
     assert (outcome.run_url, outcome.iteration, outcome.weight_version) == (URL, 0, 1)
     assert outcome.reward == report.metrics["reward"]
     assert outcome.tokens == sum(report.lengths)
-    assert outcome.usd == pytest.approx(
-        0.001 * report.metrics["timing_s/rollout_machines"] + 0.01 * report.metrics["timing_s/train"]
-    )
+    machines_usd = 0.001 * report.metrics["timing_s/rollout_machines"] + 0.01 * report.metrics["timing_s/train"]
+    assert report.metrics["requests/crew_puts"] > 0
+    assert report.metrics["requests/train_gets"] > 0
+    assert outcome.usd == pytest.approx(machines_usd + report.metrics["cost/usd_requests"])
+    assert outcome.usd == report.metrics["cost/usd_run"]
     page = store.get(layout.deck(0)).decode()
     assert "<svg" in page
     assert "Gleaner, iteration 0" in page

@@ -13,10 +13,10 @@ from flytekit.exceptions.user import FlyteRecoverableException
 from storage import layout, prompt_table, records, weights
 from storage.clock import ManualClock
 from storage.memory import MemoryStore
-from storage.records import PlanRecord, ReportRecord
+from storage.records import PlanRecord, ReportRecord, SlotPlan
 from storage.run import RunBusy, read_plan, read_run, release_lease
 from tasks.configuration.run_config import dump, identity, parse
-from tasks.plan import ended_here, execution_name, plan, prepare
+from tasks.plan import crew_slots, ended_here, execution_name, plan, prepare
 from tasks.prompts.order import prompt_index
 from tests.small_run import (
     Unreachable,
@@ -71,7 +71,7 @@ def prompts_of(store, iteration):
 def test_a_new_run_holds_its_identity_its_model_and_its_first_plan(store, settings):
     reference, slots = prepare(settings, "e1", ManualClock(50.0))
     assert (reference.run_url, reference.iteration, reference.weight_version) == (URL, 0, 0)
-    assert (reference.execution, slots) == ("e1", [0, 1])
+    assert (reference.execution, slots) == ("e1", [[0, 1]])
     run = read_run(store)
     assert parse(run.config) == settings
     assert (run.vocab_size, run.created_at_s) == (96, 50.0)
@@ -135,8 +135,21 @@ def test_once_a_run_has_begun_it_needs_its_model_path_no_more(store, model, tmp_
 
 def test_slots_without_a_group_are_not_started(store, model):
     _, slots = prepare(config(URL, model, pools={"rollout": {"count": 9}}), "e1", ManualClock())
-    assert slots == [0, 1, 2, 3]
+    assert slots == [[0, 1, 2, 3]]
     assert len(read_plan(store, 0).slots) == 9
+
+
+def test_the_crews_slots_are_told_by_pool_without_the_trainers_and_those_of_unknown_pools_are_on_the_first(
+    store, model
+):
+    reference, slots = prepare(config(URL, model), "e1", ManualClock())
+    plan = read_plan(store, reference.iteration)
+    assert slots == [[0, 1]]
+    pools = ["far", "rollout", "train", "gone", "rollout"]
+    groups = [(0,), (1,), (2,), (3,), ()]
+    places = [SlotPlan(slot=k, pool=pool, groups=groups[k]) for k, pool in enumerate(pools)]
+    plan = replace(plan, slots=tuple(places))
+    assert crew_slots(plan, ["rollout", "far", "near"]) == [[1, 3], [0], []]
 
 
 class Killed(BaseException):
@@ -194,7 +207,7 @@ def test_of_two_planners_at_once_one_plan_counts_for_both(settings, model):
 
     store = memory_store("plan", OtherIsFirst("plan"))
     _, slots = prepare(settings, "e1", ManualClock())
-    assert slots == [0]
+    assert slots == [[0]]
     assert read_plan(store, 0).nonce == "other"
 
 
@@ -244,7 +257,7 @@ def test_a_local_execution_is_named_by_its_process():
 
 def test_the_task_takes_a_configuration_as_flyte_hands_it_over(store, model):
     reference, slots = plan(config=document(URL, model), after=-1)
-    assert (reference.iteration, reference.execution, slots) == (0, execution_name(), [0, 1])
+    assert (reference.iteration, reference.execution, slots) == (0, execution_name(), [[0, 1]])
     assert dump(config(URL, model)) == read_run(store).config
 
 

@@ -188,6 +188,35 @@ def test_with_staleness_the_next_rollout_runs_beside_training_and_nothing_else_d
     assert [binding.scalar.primitive.boolean for binding in last] == [False, False, False, True]
 
 
+TWO_POOLS = {
+    **CONFIG,
+    "pools": {
+        **CONFIG["pools"],
+        "more_rollout": {"far": {"count": 2, "concurrency": 1, "gpus": 4, "interruptible": False, "retries": 5}},
+    },
+}
+
+
+@pytest.mark.parametrize("max_staleness", [0, 1])
+def test_each_pool_of_the_crew_is_a_map_of_its_own_and_conclusions_wait_for_all(max_staleness):
+    nodes = [node.to_flyte_idl() for node in unrolled(2, TWO_POOLS | {"algorithm": {"max_staleness": max_staleness}})]
+    maps = [node for node in nodes if node.WhichOneof("target") == "array_node"]
+    assert [array.array_node.parallelism for array in maps] == [3, 1, 3, 1]
+    elements = [array.array_node.node for array in maps]
+    assert [element.metadata.interruptible for element in elements] == [True, False, True, False]
+    assert [element.metadata.retries.retries for element in elements] == [9, 5, 9, 5]
+    assert [quantities(e.task_node.overrides.resources.requests)[GPU] for e in elements] == ["1", "4", "1", "4"]
+    plans = [node.id for node in nodes if node.task_node.reference_id.name == "tasks.plan.plan"]
+    for index, array in enumerate(maps):
+        [slots] = [binding.binding.promise for binding in array.inputs if binding.var == "slot"]
+        assert (slots.node_id, [part.int_value for part in slots.attr_path]) == (plans[index // 2], [index % 2])
+    if max_staleness:
+        assert [set(array.upstream_node_ids) for array in maps[2:]] == [{plans[1], array.id} for array in maps[:2]]
+    conclusions = [node for node in nodes if node.task_node.reference_id.name == "tasks.conclude.conclude"]
+    for index, conclusion in enumerate(conclusions):
+        assert {array.id for array in maps[2 * index : 2 * index + 2]} <= set(conclusion.upstream_node_ids)
+
+
 @pytest.mark.parametrize("entity", [iteration, training, iterations, one_iteration])
 def test_no_input_or_output_travels_as_a_pickle(entity):
     """A pickle is a file at the machine that wrote it, and a program to the one that reads it."""

@@ -134,6 +134,28 @@ def test_with_staleness_the_next_iteration_is_sampled_from_older_weights_and_cor
         assert undisturbed_equals(url, iteration)[:2] == (16, 16)
 
 
+def test_on_one_machine_pools_run_one_after_another_and_the_first_leaves_nothing_to_the_others(tmp_path, model):
+    """Nor to the trainer, which would have generated, too."""
+    url = str(tmp_path / "run")
+    file = config_file(tmp_path, model, url)
+    document = yaml.safe_load(file.read_text()) | {"planning": {"seeding": "auto"}}
+    document["sampling"]["max_completion_length"] = 40
+    document["pools"]["more_rollout"] = {"far": {"count": 1, "interruptible": False}}
+    file.write_text(yaml.safe_dump(document))
+    child = pyflyte(file)
+    output, _ = child.communicate(timeout=120)
+    assert child.returncode == 0, output
+    store = connect(url)
+    plan = read_plan(store, 0)
+    assert [slot.pool for slot in plan.slots if slot.groups] == ["rollout", "rollout", "far", "train"]
+    assert plan.seeding is not None
+    [report] = reports(store)
+    lives = sorted((life.pool, life.slot, life.tokens_kept > 0, life.state) for life in report.lives)
+    assert lives == [("far", 2, False, "gone"), ("rollout", 0, True, "gone"), ("rollout", 1, True, "gone")]
+    assert report.metrics["seeding/tokens"] == 0
+    assert undisturbed_equals(url, 0)[:2] == (32, 32)
+
+
 def test_a_run_lives_in_an_s3_bucket_as_well(tmp_path, model, s3_url):
     url = f"{s3_url}/workflow"
     child = pyflyte(config_file(tmp_path, model, url))

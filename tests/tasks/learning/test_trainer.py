@@ -127,6 +127,7 @@ def test_a_step_trains_on_every_response_once_and_measures_it(finished, start):
     assert [graded.reward for graded in trained] == [1, 0, 1, 0, 1, 1, 1, 0, 1, 0]
     assert record.metrics["reward"] == 0.6
     assert record.metrics["num_tokens"] == sum(LENGTHS.values())
+    assert record.metrics["timing_s/wait"] == record.metrics["timing_s/compute"] == 0
     assert record.metrics["actor/grad_norm"] > 0
     assert not same(training.weights(), before)
 

@@ -4,13 +4,14 @@ from dataclasses import replace
 
 import pytest
 
+from resources.prices import GET_USD, PUT_USD
 from storage import layout, records
 from storage.assembly import JournalReader
 from storage.clock import ManualClock
 from storage.compaction import read_batches
 from storage.memory import MemoryStore
 from storage.prompt_table import PromptRow, encode_prompts
-from storage.records import AliveRecord, BatchRecord, GradedResponse, ReportRecord, SlotLife, TrainingRecord
+from storage.records import AliveRecord, BatchRecord, GradedResponse, ReportRecord, TrainingRecord
 from storage.shard import Finish
 from storage.store import ConflictingRecord, CorruptObject, ObjectMissing
 from storage.weights import PUBLISHED_AT_S, TensorBlock, publish
@@ -21,7 +22,20 @@ PLAN = a_plan(groups=2, generations=2, slots=2, first_prompt=6, created_at_s=100
 PRICES = {"rollout": 3.6, "train": 36.0}
 REWARDS = {0: 1.0, 1: 0.0, 2: 0.5, 3: 0.5}
 PROMPTS = [PromptRow("p0", (1,) * 10, "", {}), PromptRow("p1", (1,) * 20, "", {})]
-PREFILLED = {"00000-a": 10, "00000-b": 13, "00001-c": 20}
+TOLD = {
+    "00000-a": {"prefill_tokens": 10},
+    "00000-b": {"prefill_tokens": 13, "working_at_s": 1029.0, "decode_s": 30.0, "step_s": ((1, 0.5), (2, 0.75))},
+    "00001-c": {
+        "prefill_tokens": 20,
+        "working_at_s": 1017.0,
+        "decode_s": 60.0,
+        "step_s": ((2, 0.25),),
+        "puts": 200,
+        "gets": 400,
+        "bytes_read": 500_000_000,
+    },
+}
+REQUESTS_USD = 300 * PUT_USD + 500 * GET_USD
 
 
 def an_iteration():
@@ -45,15 +59,15 @@ def an_iteration():
     victim.announce(started_at_s=1010, updated_at_s=1020, tokens_generated=7, gone=False)
     successor.announce(started_at_s=1025, updated_at_s=1065, tokens_generated=6, gone=True)
     other.announce(started_at_s=1012, updated_at_s=1062, tokens_generated=7, gone=True)
-    for name, tokens in PREFILLED.items():
+    for name, fields in TOLD.items():
         key = layout.alive(0, name)
         told = records.read(store, AliveRecord, key)
-        store.put(key, records.encode(replace(told, prefill_tokens=tokens)))
+        store.put(key, records.encode(replace(told, **fields)))
     commit_batches(store, [[2, 3], [0, 1]])
     training = TrainingRecord(
         iteration=0,
         weight_version=1,
-        metrics={"loss": -0.25},
+        metrics={"loss": -0.25, "timing_s/wait": 8, "requests/train_puts": 100, "requests/train_gets": 100},
         reward_errors=(),
         started_at_s=1015,
         ended_at_s=1070,
@@ -93,7 +107,7 @@ def change(store, response, **fields):
 
 
 def conclude(store):
-    return conclude_iteration(store, 0, PRICES, ManualClock(1100.0))
+    return conclude_iteration(store, 0, PRICES, ManualClock(1100.0), egress_usd_per_gb={"rollout": 0.02})
 
 
 def test_the_report_is_that_of_the_hand_made_case():
@@ -102,7 +116,8 @@ def test_the_report_is_that_of_the_hand_made_case():
     assert report.rewards == (0.5, 0.5, 1.0, 0.0)  # in the order in which they were trained on
     assert report.lengths == (6, 1, 5, 4)
     assert (report.train_started_at_s, report.train_ended_at_s, report.created_at_s) == (1015, 1075, 1100)
-    assert report.metrics == pytest.approx(
+    measured = {name: value for name, value in report.metrics.items() if not name.startswith("lengths/")}
+    assert measured == pytest.approx(
         {
             "loss": -0.25,
             "reward": 0.5,
@@ -127,58 +142,32 @@ def test_the_report_is_that_of_the_hand_made_case():
             "timing_s/rollout": 55,
             "timing_s/rollout_machines": 100,
             "timing_s/train": 60,
+            "timing_s/publish": 5,
+            # The victim told no times: 3 of its 7 tokens count. The successor waited 4 s for its weights and decoded
+            # for 30 s, the third decoded for all of its 50 s but 5 for the weights.
             "cost/usd_rollout": 0.1,
+            "cost/usd_useful": 1e-3 * (10 * 3 / 7 + 30 + 45) + 0.01 * 52,
+            "cost/usd_wasted": 1e-3 * 10 * 4 / 7,
+            "cost/usd_starting": 1e-3 * (4 + 5),
+            "cost/usd_idle": 1e-3 * 6 + 0.01 * 8,
+            "cost/usd_requests": 300 * PUT_USD + 500 * GET_USD,
+            "cost/usd_egress": 0.5 * 0.02,
+            "cost/usd_control": 0,
             "cost/usd_train": 0.6,
-            "cost/usd_iter": 0.7,
-            "cost/usd_per_mtok": 0.7 / 16 * 1e6,
+            "cost/usd_iter": 0.71 + REQUESTS_USD,
+            "cost/usd_run": 0.71 + REQUESTS_USD,
+            "cost/usd_per_mtok": (0.71 + REQUESTS_USD) / 16 * 1e6,
+            "requests/crew_puts": 200,
+            "requests/crew_gets": 400,
+            "requests/crew_bytes_read": 500_000_000,
+            "requests/train_puts": 100,
+            "requests/train_gets": 100,
+            "timing_s/wait": 8,
             "reward_errors": 0,
             "balance/responses_moved": 0,
             "timing_s/iteration": 100,
         }
     )
-
-
-def test_lives_tell_what_a_killed_slot_kept_and_lost():
-    lives = conclude(an_iteration()).lives
-    assert lives == (
-        SlotLife(
-            slot=0,
-            incarnation="00000-a",
-            pool="rollout",
-            started_at_s=1010,
-            ended_at_s=1020,
-            state="lost",
-            tokens_kept=3,
-            tokens_recovered=0,
-            tokens_regenerated=4,
-            prefill_tokens=10,
-        ),
-        SlotLife(
-            slot=0,
-            incarnation="00000-b",
-            pool="rollout",
-            started_at_s=1025,
-            ended_at_s=1065,
-            state="gone",
-            tokens_kept=6,
-            tokens_recovered=3,
-            tokens_regenerated=0,
-            prefill_tokens=13,
-        ),
-        SlotLife(
-            slot=1,
-            incarnation="00001-c",
-            pool="rollout",
-            started_at_s=1012,
-            ended_at_s=1062,
-            state="gone",
-            tokens_kept=7,
-            tokens_recovered=0,
-            tokens_regenerated=0,
-            prefill_tokens=20,
-        ),
-    )
-    assert sum(life.tokens_kept for life in lives) == 16
 
 
 def test_what_was_written_after_the_last_heartbeat_counts_as_decoded():

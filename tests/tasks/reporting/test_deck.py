@@ -145,3 +145,17 @@ def test_pages_are_self_contained_small_and_well_formed():
         assert len(page.encode()) < 100_000
         assert not Rows(page).tags & {"script", "link", "img", "iframe", "style"}
         assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", page)
+
+
+def test_the_cost_tab_says_what_dollars_were_for_and_what_a_point_of_reward_has_cost():
+    purposes = {"useful": 0.006, "wasted": 0.001, "idle": 0.005, "egress": 0.0003}
+    divided = METRICS | {f"cost/usd_{name}": usd for name, usd in purposes.items()}
+    page = render(report(4, divided), [report(3, METRICS | {"reward": 0.5})])["Cost"]
+    rows = Rows(page).rows
+    assert ["useful", "$0.0060", "48.8 %"] in rows
+    assert ["egress", "$0.000300", "2.4 %"] in rows
+    assert not any(row and row[0] == "starting" for row in rows)
+    assert "Since iteration 3, a point of mean reward has cost $0.1968." in page
+    old = render(report(4), [report(3)])["Cost"]
+    assert "What they were for" not in old
+    assert "point of mean reward" not in old

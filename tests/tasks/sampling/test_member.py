@@ -12,6 +12,7 @@ from storage.store import CorruptObject, ObjectMissing
 from tasks.sampling.choose import build_engine
 from tasks.sampling.engine import EngineError
 from tasks.sampling.member import generate_slot
+from tasks.sampling.scripted_engine import ScriptedEngine
 from tasks.sampling.session import Preempted
 from tests.small_run import config, everything, memory_store, model_directory, plan_iteration, roll_out
 
@@ -237,3 +238,22 @@ def test_a_notice_is_heeded_while_weights_are_pulled(store):
     assert told
     [key] = store.list(layout.alive_all(0))
     assert records.read(store, AliveRecord, key).state == "gone"
+
+
+def test_a_member_tells_what_it_took(store):
+    def slow(_rollout, _model, vocab_size):
+        return ScriptedEngine(vocab_size, 4, clock=SystemClock(), step_time_s=lambda batch: 0.001 + 0.0001 * batch)
+
+    outcome = generate(0, build=slow)
+    told = records.read(store, AliveRecord, layout.alive(0, outcome.incarnation))
+    assert told.started_at_s <= told.working_at_s <= told.updated_at_s
+    assert 0.001 * told.tokens_generated / 4 <= told.decode_s <= told.updated_at_s - told.working_at_s
+    assert {batch for batch, _ in told.step_s} <= {1, 2, 3, 4}
+    assert all(step_s >= 0.001 for _, step_s in told.step_s)
+    assert told.step_s
+    assert told.room == 4
+    # Its shard, heartbeats and claim; its model, prompts, plan and weights.
+    assert told.puts >= 4
+    assert told.gets >= 10
+    read = [key for key in store.list("") if key.startswith((layout.MODEL, layout.weights(0)))]
+    assert told.bytes_read > sum(len(store.get(key)) for key in read)

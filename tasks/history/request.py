@@ -1,0 +1,168 @@
+"""The planner's request: what a run offers and remembers when its next iteration is planned.
+
+Only the last few reports are read, however long the run is.
+"""
+
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+from storage.planning_records import PoolObservation
+from storage.records import TRAIN_POOL, PlanRecord, ReportRecord
+from storage.run import read_plan, read_report
+from storage.store import ObjectMissing, ObjectStore
+from tasks.configuration.run_config import RunConfig
+from tasks.history.spent import spent_usd
+from tasks.planning.offer import CrewOffer, GroupLengths, ReservedOffer, StepWaits
+from tasks.planning.request import PlanningRequest
+from tasks.planning.step_time import NOMINAL, StepTime
+
+REPORTS_READ = 8
+# An observation counts half of the one after it.
+FADING = 0.5
+SECONDS_PER_HOUR = 3600.0
+
+
+def planning_request(store: ObjectStore, config: RunConfig, iteration: int, lengths: GroupLengths) -> PlanningRequest:
+    """What is known when `iteration` is planned: pools with their prices, and how their machines did lately.
+
+    Where iterations overlap, the one before is not concluded yet: the last one that is counts, and the dollars that
+    those between are expected to cost count as spent. Raises LookupError or PricesError where a pool has no price.
+    """
+    recent = recent_reports(store, iteration)
+    last = recent[0] if recent else None
+    written = None if last is None else read_plan(store, last.iteration)
+    return PlanningRequest(
+        num_generations=config.run.num_generations,
+        lengths=lengths,
+        offers=crew_offers(config, recent),
+        settings=config.planning,
+        keep_order=config.algorithm.filter_groups,
+        # Also where they do not generate: what an iteration costs depends on how long they wait.
+        reserved=_reserved_offer(config, recent),
+        waits=None if last is None else step_waits(last),
+        seeding=None if written is None else written.seeding,
+        width=() if written is None else _width(written),
+        train_s=_train_s(recent),
+        spent_usd=_spent_usd(store, iteration, last),
+        length_max=float(config.sampling.max_completion_length),
+    )
+
+
+def recent_reports(store: ObjectStore, iteration: int) -> list[ReportRecord]:
+    """The last REPORTS_READ reports before an iteration, the newest first; one or two may still be missing."""
+    found: list[ReportRecord] = []
+    for before in range(iteration - 1, -1, -1):
+        with suppress(ObjectMissing):
+            found.append(read_report(store, before))
+        if len(found) == REPORTS_READ:
+            break
+    return found
+
+
+def crew_offers(config: RunConfig, recent: Sequence[ReportRecord]) -> tuple[CrewOffer, ...]:
+    """One per pool of the crew, in the configuration's order; what was not observed yet is as in CrewOffer."""
+    offers = []
+    for name, pool in config.pools.crews.items():
+        observed = _observations(name, recent)
+        machine_h = sum(seen.machine_s for seen in observed) / SECONDS_PER_HOUR
+        starts_s = [seen.start_s for seen in observed if seen.start_s is not None]
+        offers.append(
+            CrewOffer(
+                pool=name,
+                interruptible=pool.interruptible,
+                count_min=pool.count_min,
+                count_max=pool.count,
+                usd_per_h=pool.price_usd_per_h,
+                responses_max=config.rollout.max_responses_in_flight,
+                step_time=observed_step_time(observed),
+                start_s=statistics.median(starts_s) if starts_s else 0.0,
+                losses_per_h=sum(seen.losses for seen in observed) / machine_h if machine_h else 0.0,
+            )
+        )
+    return tuple(offers)
+
+
+def _reserved_offer(config: RunConfig, recent: Sequence[ReportRecord]) -> ReservedOffer:
+    trainer = config.trainer
+    return ReservedOffer(
+        engines=trainer.nnodes * trainer.nproc_per_node,
+        usd_per_h=trainer.nnodes * config.pools.train.price_usd_per_h,
+        responses_max=config.rollout.max_responses_in_flight,
+        step_time=observed_step_time(_observations(TRAIN_POOL, recent)),
+    )
+
+
+def _observations(pool: str, recent: Sequence[ReportRecord]) -> list[PoolObservation]:
+    return [seen for report in recent for seen in report.pools if seen.pool == pool]
+
+
+def observed_step_time(observed: Sequence[PoolObservation]) -> StepTime:
+    """The curve through what was measured, the newest first, each counting half of the one before it; NOMINAL: nothing.
+
+    Where a larger batch was measured as faster, both get their mean (isotonic regression by pooling adjacent violators,
+    Ayer et al. 1955), so that one slow outlier does not lift all that is behind it.
+    """
+    measured: dict[int, list[tuple[float, float]]] = defaultdict(list)
+    for age, seen in enumerate(observed):
+        for batch, step_s in seen.step_s:
+            measured[batch].append((FADING**age, step_s))
+    blocks: list[tuple[float, float, tuple[int, ...]]] = []
+    for batch in sorted(measured):
+        weight = sum(weight for weight, _ in measured[batch])
+        mean_s = sum(weight * step_s for weight, step_s in measured[batch]) / weight
+        batches: tuple[int, ...] = (batch,)
+        while blocks and blocks[-1][0] >= mean_s:
+            before_s, before, earlier = blocks.pop()
+            mean_s = (before * before_s + weight * mean_s) / (before + weight)
+            weight, batches = weight + before, earlier + batches
+        blocks.append((mean_s, weight, batches))
+    points = tuple((batch, mean_s) for mean_s, _, batches in blocks for batch in batches)
+    return StepTime(points) if points else NOMINAL
+
+
+def step_waits(report: ReportRecord) -> StepWaits | None:
+    """How a concluded iteration went, by its report; None where the trainer did not tell how long it waited."""
+    crew = [life for life in report.lives if life.pool != TRAIN_POOL]
+    wait_s = report.metrics.get("timing_s/wait")
+    if wait_s is None or not crew:
+        return None
+    began_s = min(life.started_at_s if life.working_at_s is None else life.working_at_s for life in crew)
+    ended_s = max(life.ended_at_s for life in crew)
+    pools = [seen for seen in report.pools if seen.pool != TRAIN_POOL]
+    return StepWaits(
+        wait_train_s=wait_s,
+        wait_remote_s=max(0.0, report.train_ended_at_s - ended_s),
+        train_s=_computed_s(report.metrics),
+        rollout_s=max(0.0, ended_s - began_s),
+        members=sum(seen.members for seen in pools),
+        members_at_end=sum(seen.members_at_end for seen in pools),
+    )
+
+
+def _train_s(recent: Sequence[ReportRecord]) -> float | None:
+    metrics = [report.metrics for report in recent if "timing_s/wait" in report.metrics]
+    return statistics.median(map(_computed_s, metrics)) if metrics else None
+
+
+def _computed_s(metrics: Mapping[str, float]) -> float:
+    """Seconds of training in which the trainer neither generated nor waited."""
+    return max(0.0, metrics["timing_s/train"] - metrics["timing_s/wait"] - metrics.get("seeding/seconds", 0.0))
+
+
+def _width(plan: PlanRecord) -> tuple[tuple[str, int], ...]:
+    """Members by pool that were started."""
+    return tuple(Counter(slot.pool for slot in plan.slots if slot.groups and slot.pool != TRAIN_POOL).items())
+
+
+def _spent_usd(store: ObjectStore, iteration: int, last: ReportRecord | None) -> float:
+    """Of what is concluded, and of what is planned and not concluded, as it was expected or as the last one cost."""
+    first_open = 0 if last is None else last.iteration + 1
+    usd = spent_usd(store, first_open)
+    usual_usd = 0.0 if last is None else last.metrics.get("cost/usd_iter", 0.0)
+    for planned in range(first_open, iteration):
+        decisions = read_plan(store, planned).decisions
+        expected = [d.predicted["cost/usd_iter"] for d in decisions if "cost/usd_iter" in d.predicted]
+        usd += expected[-1] if expected else usual_usd
+    return usd

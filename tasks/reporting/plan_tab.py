@@ -1,0 +1,85 @@
+"""The Deck's page of what was decided for an iteration: why, by which figures, and how right that was."""
+
+import html
+import math
+from collections.abc import Mapping, Sequence
+
+from storage.planning_records import DecisionRecord
+from tasks.reporting.deck import styled, table
+
+_BYTES_MAX = 90_000
+_ROWS_MAX = 24
+_COLUMNS_MAX = 6
+_TEXT_MAX = 400
+_CELL_MAX = 60
+# Bytes between two parts, about.
+_SPACING = 40
+
+
+def plan_tab(decisions: Sequence[DecisionRecord], metrics: Mapping[str, float]) -> str:
+    """A self-contained piece of HTML, under 100 kB. metrics: of the iteration's report, which say how it went."""
+    parts: list[str] = []
+    left_out, size = 0, 0
+    for part in (part for decision in decisions for part in _decision(decision, metrics)):
+        if size + len(part.encode()) > _BYTES_MAX:
+            left_out += 1
+            continue
+        parts.append(part)
+        size += len(part.encode()) + _SPACING
+    if left_out:
+        parts.append(f"<p>{left_out:,} paragraphs and tables more would be too much here; the plan has them.</p>")
+    return styled(parts or ["<p>Nothing was decided: the plan deals the groups in turn.</p>"])
+
+
+def _decision(decision: DecisionRecord, metrics: Mapping[str, float]) -> list[str]:
+    parts = [
+        f"<h2>{_text(decision.name)}: {_text(decision.chosen)}</h2>",
+        f"<p>{_text(decision.reason)}</p>",
+    ]
+    if decision.predicted:
+        compared = [(name, *_compared(value, metrics.get(name))) for name, value in decision.predicted.items()]
+        parts.append(_table(("metric", "predicted", "actual", "error"), compared))
+    if decision.inputs:
+        rows = [(name, _figure(value)) for name, value in decision.inputs.items()]
+        parts.append(_folded(f"{len(rows):,} inputs", _table(("input", "value"), rows)))
+    if decision.alternatives:
+        parts.append(_folded(f"{len(decision.alternatives):,} alternatives", _alternatives(decision.alternatives)))
+    return parts
+
+
+def _compared(predicted: float, actual: float | None) -> tuple[str, str, str]:
+    """The error is relative to what came."""
+    if actual is None:
+        return _figure(predicted), "not measured", ""
+    error = f"{100 * (predicted / actual - 1):+.1f} %" if actual else ""
+    return _figure(predicted), _figure(actual), error
+
+
+def _alternatives(alternatives: Mapping[str, Mapping[str, float]]) -> str:
+    names = list(dict.fromkeys(name for figures in alternatives.values() for name in figures))[:_COLUMNS_MAX]
+    rows = [
+        (label, *(_figure(figures[name]) if name in figures else "" for name in names))
+        for label, figures in alternatives.items()
+    ]
+    return _table(("alternative", *names), rows)
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    more = f"<p>{len(rows) - _ROWS_MAX:,} more are in the plan.</p>" if len(rows) > _ROWS_MAX else ""
+    return table(_cut(header), [_cut(row) for row in rows[:_ROWS_MAX]]) + more
+
+
+def _cut(cells: Sequence[str]) -> list[str]:
+    return [cell[:_CELL_MAX] for cell in cells]
+
+
+def _folded(summary: str, inner: str) -> str:
+    return f"<details><summary>{summary}</summary>{inner}</details>"
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.5g}" if math.isfinite(value) else str(value)
+
+
+def _text(text: str) -> str:
+    return html.escape(text if len(text) <= _TEXT_MAX else f"{text[:_TEXT_MAX]}...")

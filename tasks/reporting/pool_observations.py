@@ -1,0 +1,78 @@
+"""How the machines of each pool did in an iteration, from what they told of themselves; the next plan is made from it.
+
+Knows no store and no prices.
+"""
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from storage.planning_records import PoolObservation
+from storage.records import TRAIN_POOL, AliveRecord, SlotLife
+from tasks.planning.decode_rate import POINTS_MAX
+
+Points = tuple[tuple[int, float], ...]
+
+
+def pool_observations(
+    lives: Sequence[SlotLife], heartbeats: Sequence[AliveRecord], planned: Iterable[str] = ()
+) -> tuple[PoolObservation, ...]:
+    """One per pool, by name: of the lives' and of `planned`, to which nobody may have come.
+
+    A machine that left because nothing was left counts as there until the end; one that was lost, or given notice, does
+    not. On the trainer's machine it is no loss to hand over: training begins.
+    """
+    points: dict[str, list[Points]] = defaultdict(list)
+    for told in heartbeats:
+        points[told.pool].append(told.step_s)
+    of: dict[str, list[SlotLife]] = defaultdict(list)
+    for life in lives:
+        of[life.pool].append(life)
+    worked = [life.working_at_s for life in lives if life.working_at_s is not None]
+    ends = [life.ended_at_s for life in lives]
+    window = (min(worked), max(ends)) if worked else None
+    return tuple(_observed(pool, of[pool], points[pool], window) for pool in sorted({*of, *planned}))
+
+
+def _observed(
+    pool: str, lives: Sequence[SlotLife], points: Sequence[Points], window: tuple[float, float] | None
+) -> PoolObservation:
+    last = {life.slot: life for life in sorted(lives, key=lambda life: life.started_at_s)}
+    stays = {life.incarnation for life in last.values() if life.state == "gone"}
+    starts = [life.working_at_s - life.started_at_s for life in lives if life.working_at_s is not None]
+    given_back = ("lost",) if pool == TRAIN_POOL else ("lost", "left")
+    return PoolObservation(
+        pool=pool,
+        members=_mean_members(lives, stays, window),
+        members_at_end=len(stays),
+        machine_s=sum(life.ended_at_s - life.started_at_s for life in lives),
+        losses=sum(life.state in given_back for life in lives),
+        start_s=statistics.median(starts) if starts else None,
+        step_s=pooled(points),
+    )
+
+
+def _mean_members(lives: Sequence[SlotLife], stays: set[str], window: tuple[float, float] | None) -> float:
+    """Over the window, from the first weights in place to the last heartbeat."""
+    if window is None or window[1] <= window[0]:
+        return float(len(stays))
+    spans = [
+        (life.working_at_s, window[1] if life.incarnation in stays else life.ended_at_s)
+        for life in lives
+        if life.working_at_s is not None
+    ]
+    return sum(max(0.0, end_s - start_s) for start_s, end_s in spans) / (window[1] - window[0])
+
+
+def pooled(points: Sequence[Points]) -> Points:
+    """The median of several members' step times at each batch size that any of them measured; at most POINTS_MAX."""
+    measured: dict[int, list[float]] = defaultdict(list)
+    for member in points:
+        for batch, step_s in member:
+            measured[batch].append(step_s)
+    batches = sorted(measured)
+    if len(batches) > POINTS_MAX:
+        batches = [batches[index] for index in np.linspace(0, len(batches) - 1, POINTS_MAX).round().astype(int)]
+    return tuple((batch, statistics.median(measured[batch])) for batch in batches)

@@ -1,0 +1,205 @@
+"""What the planner is told: by configuration, by the last reports, by the last plan."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storage import layout, records
+from storage.memory import MemoryStore
+from storage.metered import MeteredStore
+from storage.planning_records import DecisionRecord, PoolObservation, SeedingRecord
+from storage.records import TRAIN_POOL, ReportRecord, SlotLife, SlotPlan
+from tasks.configuration.run_config import parse
+from tasks.history.request import REPORTS_READ, observed_step_time, planning_request, recent_reports
+from tasks.planning.offer import GroupLengths, ReservedOffer
+from tasks.planning.step_time import NOMINAL
+from tests.journals import a_plan
+
+LENGTHS = GroupLengths("none", np.full(4, 100.0), np.full(4, 100.0))
+OBSERVED = PoolObservation(
+    pool="rollout", members=2.0, members_at_end=2, machine_s=7200.0, losses=1, start_s=30.0, step_s=((1, 0.01),)
+)
+
+
+def a_config(**sections):
+    document = {
+        "run": {"url": "memory://request", "num_prompts_per_step": 4, "num_generations": 3},
+        "policy": {"path": "/nowhere"},
+        "data": {"source": "arithmetic"},
+        "rewards": [{"function": "arithmetic"}],
+        "rollout": {"max_responses_in_flight": 16},
+        "pools": {
+            "rollout": {"count": 3, "usd_per_hour": 1.5},
+            "more_rollout": {"zone-b": {"count": 5, "count_min": 0, "usd_per_hour": 0.5, "interruptible": False}},
+            "train": {"usd_per_hour": 20.0},
+        },
+    }
+    return parse(document | sections)
+
+
+def a_life(slot, started_at_s, working_at_s, ended_at_s, pool="rollout"):
+    return SlotLife(
+        slot=slot,
+        incarnation=f"{slot}",
+        pool=pool,
+        started_at_s=started_at_s,
+        ended_at_s=ended_at_s,
+        state="gone",
+        tokens_kept=1,
+        tokens_recovered=0,
+        tokens_regenerated=0,
+        working_at_s=working_at_s,
+    )
+
+
+def a_report(iteration, pools=(OBSERVED,), wait_s=20.0, **metrics):
+    return ReportRecord(
+        iteration=iteration,
+        weight_version=iteration + 1,
+        next_prompt=0,
+        metrics={"timing_s/train": 100.0, "timing_s/wait": wait_s, "cost/usd_iter": 2.0, **metrics},
+        rewards=(),
+        lengths=(),
+        lives=(a_life(0, 0, 10, 110), a_life(1, 5, 12, 90), a_life(2, 0, 5, 30, TRAIN_POOL)),
+        train_started_at_s=50,
+        train_ended_at_s=150,
+        created_at_s=0,
+        pools=pools,
+    )
+
+
+SLOTS = (
+    SlotPlan(slot=0, pool="rollout", groups=(0,)),
+    SlotPlan(slot=1, pool="zone-b", groups=(1,)),
+    SlotPlan(slot=2, pool="zone-b", groups=(2,)),
+    SlotPlan(slot=3, pool="zone-b", groups=()),
+    SlotPlan(slot=4, pool=TRAIN_POOL, groups=(3,)),
+)
+
+
+def a_run(reports, planned=()):
+    """A store with these reports, and plans of them and of `planned`, which are not concluded."""
+    store = MeteredStore(MemoryStore())
+    for report in reports:
+        store.put(layout.report(report.iteration), records.encode(report))
+    for iteration in (*(report.iteration for report in reports), *planned):
+        seeding = SeedingRecord(seeding_s=float(iteration), members=2)
+        plan = replace(a_plan(4, 3, iteration=iteration, seeding=seeding), slots=SLOTS)
+        store.put(layout.plan(iteration), records.encode(plan))
+    return store
+
+
+def test_a_new_run_knows_its_pools_and_prices_alone():
+    request = planning_request(MemoryStore(), a_config(), 0, LENGTHS)
+    near, far = request.offers
+    assert (near.pool, near.count_min, near.count_max, near.usd_per_h, near.interruptible) == (
+        "rollout",
+        1,
+        3,
+        1.5,
+        True,
+    )
+    assert (far.pool, far.count_min, far.count_max, far.usd_per_h, far.interruptible) == ("zone-b", 0, 5, 0.5, False)
+    assert (near.responses_max, near.measured, near.start_s, near.losses_per_h) == (16, False, 0.0, 0.0)
+    assert (request.num_generations, request.keep_order, request.lengths) == (3, False, LENGTHS)
+    assert (request.waits, request.seeding, request.width, request.train_s, request.spent_usd) == (
+        None,
+        None,
+        (),
+        None,
+        0,
+    )
+    assert request.reserved == ReservedOffer(engines=1, usd_per_h=20.0, responses_max=16)
+
+
+def test_the_trainers_machines_are_offered_where_they_may_generate():
+    config = a_config(planning={"seeding": "auto"}, trainer={"nnodes": 2, "nproc_per_node": 4})
+    reserved = planning_request(MemoryStore(), config, 0, LENGTHS).reserved
+    assert (reserved.engines, reserved.usd_per_h, reserved.responses_max) == (8, 40.0, 16)
+    assert reserved.step_time is NOMINAL
+    store = a_run([a_report(0, pools=(replace(OBSERVED, pool=TRAIN_POOL),))])
+    assert planning_request(store, config, 1, LENGTHS).reserved.step_time.points == ((1, 0.01),)
+
+
+def test_dynamic_sampling_keeps_the_order():
+    config = a_config(algorithm={"filter_groups": True})
+    assert planning_request(MemoryStore(), config, 0, LENGTHS).keep_order
+
+
+def test_what_the_last_iterations_showed_is_told():
+    away = replace(OBSERVED, members=1.0, members_at_end=1, losses=3, start_s=50.0, step_s=((1, 0.04),))
+    on_trainer = replace(OBSERVED, pool=TRAIN_POOL, members=9.0, members_at_end=9)
+    store = a_run([a_report(0, pools=(away,)), a_report(1, (OBSERVED, on_trainer), wait_s=40.0)])
+    request = planning_request(store, a_config(), 2, LENGTHS)
+    near, far = request.offers
+    assert near.step_time.points == ((1, pytest.approx((0.01 + 0.5 * 0.04) / 1.5)),)
+    assert (near.start_s, near.losses_per_h, far.measured) == (40.0, 1.0, False)
+    assert request.seeding == SeedingRecord(seeding_s=1.0, members=2)
+    assert request.width == (("rollout", 1), ("zone-b", 2))
+    assert request.train_s == 70.0
+    waits = request.waits
+    assert (waits.wait_train_s, waits.wait_remote_s, waits.train_s, waits.rollout_s) == (40.0, 40.0, 60.0, 100.0)
+    assert (waits.members, waits.members_at_end) == (2.0, 2)
+    assert request.spent_usd == 4.0
+
+
+def test_without_the_trainers_word_nothing_is_known_of_waiting():
+    report = a_report(0)
+    request = planning_request(a_run([replace(report, metrics={"timing_s/train": 5.0})]), a_config(), 1, LENGTHS)
+    assert (request.waits, request.train_s) == (None, None)
+
+
+def test_where_iterations_overlap_the_last_concluded_one_counts():
+    last = a_report(3, **{"cost/usd_run": 50.0})
+    store = a_run([*(a_report(k) for k in range(3)), last], planned=[4])
+    request = planning_request(store, a_config(), 5, LENGTHS)
+    assert request.seeding.seeding_s == 3.0
+    assert request.spent_usd == 52.0  # the one between will cost what the last one did
+    decisions = [
+        DecisionRecord(name=name, chosen="", reason="", predicted={"cost/usd_iter": usd})
+        for name, usd in (("width", 9.0), ("dispatch", 7.0))
+    ]
+    decisions.append(replace(decisions[0], predicted={}))
+    plan = replace(a_plan(4, 3, iteration=4, decisions=tuple(decisions)), slots=SLOTS)
+    store.put(layout.plan(4), records.encode(plan))
+    assert planning_request(store, a_config(), 5, LENGTHS).spent_usd == 57.0
+    assert planning_request(a_run([], planned=[0]), a_config(), 1, LENGTHS).spent_usd == 0.0
+
+
+def test_however_long_the_run_few_reports_are_read():
+    store = a_run([a_report(iteration, **{"cost/usd_run": 1.0}) for iteration in range(60)])
+    before = store.requests
+    assert [report.iteration for report in recent_reports(store, 60)] == list(range(59, 59 - REPORTS_READ, -1))
+    planning_request(store, a_config(), 60, LENGTHS)
+    assert store.requests.gets - before.gets <= 2 * REPORTS_READ + 2
+    assert store.requests.puts == before.puts
+
+
+CURVES = st.lists(
+    st.dictionaries(st.integers(1, 64), st.floats(1e-4, 10.0), max_size=8).map(lambda d: tuple(sorted(d.items()))),
+    max_size=8,
+)
+
+
+@given(curves=CURVES)
+def test_the_curve_rises_stays_within_what_was_measured_and_has_every_batch(curves):
+    curve = observed_step_time([replace(OBSERVED, step_s=points) for points in curves])
+    measured = [point for points in curves for point in points]
+    if not measured:
+        assert curve is NOMINAL
+        return
+    batches, steps = zip(*curve.points, strict=True)
+    assert list(batches) == sorted({batch for batch, _ in measured})
+    assert all(a <= b * (1 + 1e-12) for a, b in pairwise(steps))
+    times = [step_s for _, step_s in measured]
+    assert min(times) * (1 - 1e-9) <= min(steps)
+    assert max(steps) <= max(times) * (1 + 1e-9)
+
+
+def test_one_slow_outlier_does_not_lift_what_is_behind_it():
+    curve = observed_step_time([replace(OBSERVED, step_s=((1, 0.05), (2, 0.01), (4, 0.02)))])
+    assert curve.points == tuple((batch, pytest.approx(0.08 / 3)) for batch in (1, 2, 4))

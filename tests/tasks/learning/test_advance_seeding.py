@@ -1,0 +1,229 @@
+"""Training that begins with generating: alone, beside a crew, again after a restart, and with an engine that dies."""
+
+from dataclasses import replace
+
+import pytest
+from flytekit.exceptions.user import FlyteRecoverableException
+
+from storage import layout, records
+from storage.clock import SystemClock
+from storage.connect import connect
+from storage.planning_records import SeedingRecord
+from storage.records import TRAIN_POOL, AliveRecord, SlotPlan, TrainingRecord
+from storage.run import read_plan
+from storage.weights import read_manifest
+from tasks.configuration.references import PlanReference
+from tasks.learning.follow import GroupTimeout
+from tasks.sampling import seeding_member
+from tasks.sampling.engine import EngineDied
+from tasks.sampling.member import generate_slot
+from tasks.sampling.scripted_engine import ScriptedEngine
+from tasks.sampling.seeding_member import Seeded, is_due, is_seeded, seed
+from tasks.train import train
+from tests.small_run import (
+    commit_iteration,
+    config,
+    memory_store,
+    model_directory,
+    plan_iteration,
+    roll_out,
+    train_iteration,
+)
+from tests.tasks.learning.rank_programs import launch
+
+URL = "memory://seeding"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return model_directory(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def settings(model):
+    return config(URL, model, trainer={"group_timeout_s": 1.0})
+
+
+def seeded_plan(settings, pools, seeding_s):
+    """A store with a planned iteration of 4 groups, dealt in turn to slots on `pools`, and its plan."""
+    store = memory_store("seeding") if settings.run.url == URL else connect(settings.run.url)
+    plan_iteration(settings)
+    plan = read_plan(store, 0)
+    slots = tuple(
+        SlotPlan(slot=slot, pool=pool, groups=tuple(range(slot, 4, len(pools)))) for slot, pool in enumerate(pools)
+    )
+    seeding = SeedingRecord(seeding_s=seeding_s, members=pools.count("rollout"))
+    store.put(layout.plan(0), records.encode(replace(plan, slots=slots, seeding=seeding)))
+    return store, read_plan(store, 0)
+
+
+def digests(store):
+    return {name: entry.digest for name, entry in read_manifest(store, layout.weights(1)).tensors.items()}
+
+
+def beats(store, pool):
+    found = [records.read(store, AliveRecord, key) for key in store.list(layout.alive_all(0))]
+    return [beat for beat in found if beat.pool == pool]
+
+
+@pytest.fixture(scope="module")
+def trained_by_a_crew(model):
+    """The weights that a step on the responses of a crew publishes."""
+    store = memory_store("seeding")
+    plan_iteration(config(URL, model))
+    roll_out(URL, 0)
+    assert not any(name.startswith("seeding/") for name in train_iteration(URL, 0).metrics)
+    return digests(store)
+
+
+def test_alone_the_trainers_machine_generates_everything_and_learns_the_same(settings, trained_by_a_crew):
+    store, _ = seeded_plan(settings, [TRAIN_POOL], None)
+    record = train_iteration(URL, 0)
+    assert digests(store) == trained_by_a_crew
+    assert record.metrics["seeding/seconds"] > 0
+    report = commit_iteration(URL, 0)
+    assert record.metrics["seeding/tokens"] == report.metrics["num_tokens"] == sum(report.lengths)
+    assert [beat.state for beat in beats(store, TRAIN_POOL)] == ["gone"]
+
+
+def test_alone_it_generates_what_is_missing_after_a_restart_though_batches_are_recorded(settings, trained_by_a_crew):
+    store, plan = seeded_plan(settings, [TRAIN_POOL, TRAIN_POOL], None)
+    assert is_due(store, plan)
+    with pytest.raises(EngineDied):
+        seed(store, plan, settings, 0, None, SystemClock(), build=dying(30, settings))
+    assert is_due(store, plan)
+    store.create(layout.batch(0, 0), b"an attempt before began to train")
+    assert is_due(store, plan)
+    store.delete(layout.batch(0, 0))
+    generated = train_iteration(URL, 0).metrics["seeding/tokens"]
+    assert digests(store) == trained_by_a_crew
+    assert 0 < generated < sum(commit_iteration(URL, 0).lengths)
+
+
+def test_beside_a_crew_that_has_finished_no_member_is_begun(settings, trained_by_a_crew):
+    store, plan = seeded_plan(settings, ["rollout", TRAIN_POOL], 60.0)
+    assert is_due(store, plan)
+    generate_slot(URL, 0, 0, lambda: False, SystemClock())  # takes what nobody has come for, too
+    assert not is_due(store, plan)
+    record = train_iteration(URL, 0)
+    assert (record.metrics["seeding/seconds"], record.metrics["seeding/tokens"]) == (0.0, 0.0)
+    assert beats(store, TRAIN_POOL) == []
+    assert digests(store) == trained_by_a_crew
+
+
+def test_every_rank_of_the_trainer_seeds_its_own_slot(tmp_path, model, trained_by_a_crew):
+    often = {"heartbeat_interval_s": 0.1, "flush_interval_s": 0.1}
+    store, _ = seeded_plan(config(str(tmp_path / "run"), model, rollout=often), [TRAIN_POOL, TRAIN_POOL], None)
+    done, _ = launch("advance", tmp_path / "run", 2)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert {beat.slot: beat.state for beat in beats(store, TRAIN_POOL)} == {0: "gone", 1: "gone"}
+    metrics = records.read(store, TrainingRecord, layout.training(0)).metrics
+    report = commit_iteration(str(tmp_path / "run"), 0)
+    assert metrics["seeding/tokens"] == sum(report.lengths) + report.metrics["resume/tokens_regenerated"]
+    assert digests(store).keys() == trained_by_a_crew.keys()
+
+
+def slow(step_s):
+    """Builds scripted engines that take so long for a token."""
+
+    def build(rollout, _folder, vocab_size):
+        return ScriptedEngine(
+            vocab_size, rollout.max_responses_in_flight, clock=SystemClock(), step_time_s=lambda _: step_s
+        )
+
+    return build
+
+
+def dying(steps, settings):
+    """Builds scripted engines that die after so many steps, and at every start from then on."""
+
+    class Dying(ScriptedEngine):
+        left = steps
+
+        def step(self):
+            if self.left == 0:
+                raise EngineDied("gone")
+            self.left -= 1
+            return super().step()
+
+    return lambda rollout, _folder, vocab_size: Dying(vocab_size, rollout.max_responses_in_flight)
+
+
+def test_when_its_time_is_up_it_hands_over_and_the_crew_goes_on_at_the_token(settings, trained_by_a_crew):
+    store, plan = seeded_plan(settings, ["rollout", TRAIN_POOL], 0.3)
+    seeded = seed(store, plan, settings, 0, None, SystemClock(), build=slow(0.02))
+    assert 0.3 <= seeded.seconds < 5
+    assert seeded.tokens > 0
+    [left] = beats(store, TRAIN_POOL)
+    assert (left.state, left.unfinished > 0) == ("gone", True)
+    assert is_due(store, plan)
+    outcome = generate_slot(URL, 0, 0, lambda: False, SystemClock())
+    assert outcome.tokens_recovered > 0
+    assert not is_due(store, plan)
+    train_iteration(URL, 0)
+    assert digests(store) == trained_by_a_crew
+    assert sum(commit_iteration(URL, 0).lengths) == outcome.tokens_generated + seeded.tokens
+
+
+def test_beside_a_crew_it_does_not_seed_again_once_a_batch_is_recorded(settings):
+    store, plan = seeded_plan(settings, ["rollout", TRAIN_POOL], 60.0)
+    assert is_due(store, plan)
+    store.create(layout.batch(0, 0), b"an attempt before began to train")
+    assert not is_due(store, plan)
+
+
+def test_an_engine_that_dies_is_the_crews_business_where_there_is_one(settings, caplog):
+    store, plan = seeded_plan(settings, ["rollout", TRAIN_POOL], 60.0)
+    seeded = seed(store, plan, settings, 0, None, SystemClock(), build=dying(0, settings))
+    assert seeded.tokens == 0
+    assert "the crew goes on" in caplog.text
+    assert [beat.state for beat in beats(store, TRAIN_POOL)] == ["gone"]
+
+
+def test_alone_an_engine_that_dies_is_worth_another_attempt(settings, monkeypatch):
+    seeded_plan(settings, [TRAIN_POOL], None)
+
+    def dies(_engine):
+        raise EngineDied("out of memory")
+
+    monkeypatch.setattr(ScriptedEngine, "step", dies)
+    with pytest.raises(FlyteRecoverableException, match="out of memory"):
+        train(plan=PlanReference(run_url=URL, iteration=0, weight_version=0, execution="test"))
+
+
+def test_without_work_for_the_trainer_nothing_is_seeded(settings):
+    store, plan = seeded_plan(settings, ["rollout", TRAIN_POOL], 0.0)
+    assert not is_seeded(plan)
+    assert not is_due(store, plan)
+    with pytest.raises(GroupTimeout):
+        train_iteration(URL, 0)
+    assert beats(store, TRAIN_POOL) == []
+
+
+def test_a_rank_without_a_slot_does_nothing(settings):
+    store, plan = seeded_plan(settings, ["rollout", TRAIN_POOL], 60.0)
+    assert seed(store, plan, settings, 1, None, SystemClock()) == Seeded()
+    assert beats(store, TRAIN_POOL) == []
+
+
+def test_a_rank_shows_its_engine_its_own_gpu_only(settings, monkeypatch):
+    seen = []
+    store, plan = seeded_plan(settings, [TRAIN_POOL, TRAIN_POOL], None)
+
+    def build(rollout, folder, vocab_size):
+        seen.append((seeding_member.os.environ["CUDA_VISIBLE_DEVICES"], rollout.vllm.process))
+        return slow(0.0)(rollout, folder, vocab_size)
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    seed(store, plan, settings, 1, 1, SystemClock(), build=build)
+    assert seeding_member.os.environ["CUDA_VISIBLE_DEVICES"] == "4,6"
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    seed(store, plan, settings, 0, 3, SystemClock(), build=build)
+    assert "CUDA_VISIBLE_DEVICES" not in seeding_member.os.environ
+    assert seen == [("6", "own"), ("3", "own")]
+
+
+def test_the_training_record_is_read_by_a_second_attempt(settings):
+    store, _ = seeded_plan(settings, [TRAIN_POOL], None)
+    first = train_iteration(URL, 0)
+    assert train_iteration(URL, 0) == first == records.read(store, TrainingRecord, layout.training(0))
