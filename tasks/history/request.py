@@ -67,7 +67,6 @@ def crew_offers(config: RunConfig, recent: Sequence[ReportRecord]) -> tuple[Crew
     for name, pool in config.pools.crews.items():
         observed = _observations(name, recent)
         machine_h = sum(seen.machine_s for seen in observed) / SECONDS_PER_HOUR
-        starts_s = [seen.start_s for seen in observed if seen.start_s is not None]
         offers.append(
             CrewOffer(
                 pool=name,
@@ -77,7 +76,7 @@ def crew_offers(config: RunConfig, recent: Sequence[ReportRecord]) -> tuple[Crew
                 usd_per_h=pool.price_usd_per_h,
                 responses_max=config.rollout.max_responses_in_flight,
                 step_time=observed_step_time(observed),
-                start_s=statistics.median(starts_s) if starts_s else 0.0,
+                start_s=_start_s(observed),
                 losses_per_h=sum(seen.losses for seen in observed) / machine_h if machine_h else 0.0,
             )
         )
@@ -85,17 +84,23 @@ def crew_offers(config: RunConfig, recent: Sequence[ReportRecord]) -> tuple[Crew
 
 
 def _reserved_offer(config: RunConfig, recent: Sequence[ReportRecord]) -> ReservedOffer:
-    trainer = config.trainer
+    trainer, observed = config.trainer, _observations(TRAIN_POOL, recent)
     return ReservedOffer(
         engines=trainer.nnodes * trainer.nproc_per_node,
         usd_per_h=trainer.nnodes * config.pools.train.price_usd_per_h,
         responses_max=config.rollout.max_responses_in_flight,
-        step_time=observed_step_time(_observations(TRAIN_POOL, recent)),
+        step_time=observed_step_time(observed),
+        start_s=_start_s(observed),
     )
 
 
 def _observations(pool: str, recent: Sequence[ReportRecord]) -> list[PoolObservation]:
     return [seen for report in recent for seen in report.pools if seen.pool == pool]
+
+
+def _start_s(observed: Sequence[PoolObservation]) -> float:
+    starts_s = [seen.start_s for seen in observed if seen.start_s is not None]
+    return statistics.median(starts_s) if starts_s else 0.0
 
 
 def observed_step_time(observed: Sequence[PoolObservation]) -> StepTime:
@@ -124,7 +129,7 @@ def observed_step_time(observed: Sequence[PoolObservation]) -> StepTime:
 
 def step_waits(report: ReportRecord) -> StepWaits | None:
     """How a concluded iteration went, by its report; None where the trainer did not tell how long it waited."""
-    crew = [life for life in report.lives if life.pool != TRAIN_POOL]
+    crew = [life for life in report.lives if life.pool != TRAIN_POOL] or list(report.lives)
     wait_s = report.metrics.get("timing_s/wait")
     if wait_s is None or not crew:
         return None

@@ -28,7 +28,8 @@ _SECONDS_PER_HOUR = 3600.0
 class Crew:
     """counts: members of each offer, in their order. members: these, then the trainer's engines where they generate.
 
-    assignments: one per member. rollout_s: until the last response has ended; machines_s: of the crew's members, in
+    assignments: one per member. rollout_s: until the last response has ended; iteration_s: until
+    training has, too, as far as it is known how long that takes. machines_s: of the crew's members, in
     all; usd_rollout: of these. usd_iteration: with the trainer's machines, where it is known what they cost.
     """
 
@@ -37,6 +38,7 @@ class Crew:
     assignments: tuple[Assignment, ...]
     seeding: SeedingRecord | None
     rollout_s: float
+    iteration_s: float
     machines_s: float
     usd_rollout: float
     usd_iteration: float
@@ -68,27 +70,31 @@ def planned_crew(request: PlanningRequest, counts: tuple[int, ...]) -> Crew:
         paid_s[index] += _rework_s(request, offer, members[index], assignments[index])
     usd_rollout = sum(s * o.usd_per_h for s, o in zip(paid_s, offers, strict=False)) / _SECONDS_PER_HOUR
     rollout_s = max(paid_s)
+    lasting_s = iteration_s(request, rollout_s, seeding)
     return Crew(
         counts=counts,
         members=members,
         assignments=assignments,
         seeding=seeding,
         rollout_s=rollout_s,
+        iteration_s=lasting_s,
         machines_s=sum(paid_s[:size]),
         usd_rollout=usd_rollout,
-        usd_iteration=usd_rollout + reserved_usd(request, rollout_s, seeding),
+        usd_iteration=usd_rollout + reserved_usd(request, lasting_s),
     )
 
 
-def reserved_usd(request: PlanningRequest, rollout_s: float, seeding: SeedingRecord | None) -> float:
-    """Dollars of the trainer's machines in an iteration: until it has trained, and until everything was generated."""
-    if request.reserved is None:
-        return 0.0
+def iteration_s(request: PlanningRequest, rollout_s: float, seeding: SeedingRecord | None) -> float:
+    """Seconds of an iteration: until everything was generated and trained on, which is done as it is generated."""
     before_s = 0.0
     if seeding is not None:
         before_s = rollout_s if seeding.seeding_s is None else min(seeding.seeding_s, rollout_s)
-    busy_s = max(rollout_s, before_s + (request.training_s or 0.0))
-    return busy_s * request.reserved.usd_per_h / _SECONDS_PER_HOUR
+    return max(rollout_s, before_s + (request.training_s or 0.0))
+
+
+def reserved_usd(request: PlanningRequest, lasting_s: float) -> float:
+    """Dollars of the trainer's machines in an iteration that lasts so long."""
+    return 0.0 if request.reserved is None else lasting_s * request.reserved.usd_per_h / _SECONDS_PER_HOUR
 
 
 def reach_s(offer: CrewOffer) -> float:
@@ -98,9 +104,10 @@ def reach_s(offer: CrewOffer) -> float:
 
 def measured_work_s(request: PlanningRequest) -> float | None:
     """Engine-seconds of the last iteration's rollout, as seeding reckons them."""
-    engines = 0 if request.reserved is None else request.reserved.engines
+    reserved = request.reserved
+    engines, start_s = (0, 0.0) if reserved is None else (reserved.engines, reserved.start_s)
     reach = [reach_s(offer) for offer in request.offers]
-    return work_engine_s(request.waits, request.seeding, engines, sum(reach) / max(1, len(reach)))
+    return work_engine_s(request.waits, request.seeding, engines, sum(reach) / max(1, len(reach)), start_s)
 
 
 def planned_seeding(request: PlanningRequest, counts: tuple[int, ...]) -> SeedingRecord | None:
@@ -117,6 +124,7 @@ def planned_seeding(request: PlanningRequest, counts: tuple[int, ...]) -> Seedin
         transfer_s=reach / max(1, size),
         train_s=request.training_s,
         settings=request.settings,
+        engine_start_s=request.reserved.start_s,
     )
 
 
@@ -136,6 +144,7 @@ def _engine(request: PlanningRequest, reserved: ReservedOffer, window_s: float |
         pool=TRAIN_POOL,
         step_time=step_time(request, reserved),
         responses_max=reserved.responses_max,
+        start_s=reserved.start_s,
         window_s=window_s,
     )
 

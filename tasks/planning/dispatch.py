@@ -38,6 +38,10 @@ DRAWS_MIN, DRAWS_MAX, DRAWN_RESPONSES = 2, 16, 1 << 15
 PROMISING_MAX = 4
 # Costs within this count as equal.
 EQUAL = 1.01
+# A member that is busy for so much of its window gets no group that it would have to hand on.
+BUSY = 0.8
+# Less than this share of a response is not worth computing its cache twice.
+HANDED_ON_MIN = 0.1
 # A member is isolated when its groups have so many times the tokens of the average group.
 ISOLATED_RATIO = 1.25
 
@@ -78,9 +82,11 @@ def dispatch(
     "makespan" ends the last response as early as it can. "gpu_seconds" takes the least machine time (dollars, where
     every member has a price) of all that end no later than even ranges of sorted groups would. Groups that are all
     expected alike are dealt evenly, by speed. A member with a window gets as many of the shortest groups as it can end
-    in it, unless everybody is done by then, or all have windows. keep_order: a member begins its groups in the order of
-    their numbers, else the longest first. length_max: no response gets longer; not to know it makes the longest groups
-    seem longer than they can be. Raises ValueError without members, and for lengths that cannot be.
+    in it, or, where these would leave it idle, as many as keep it busy: what has not ended then is taken to go on with
+    the others, of whom one has work at least. Not so where everybody is done by then, or all have windows. keep_order:
+    a member begins its groups in the order of their numbers, else the longest first. length_max: no response gets
+    longer; not to know it makes the longest groups seem longer than they can be. Raises ValueError without members, and
+    for lengths that cannot be.
     """
     if not members:
         raise ValueError("members: none given; allowed: at least one")
@@ -90,11 +96,12 @@ def dispatch(
     work = Work(responses, tuple(order), keep_order)
     dealt = dealer.deal(work, members)
     if any(member.window_s is None for member in members):
-        dealt = _within_windows(dealer, work, members, dealt)
+        dealt = _somebody_stays(work, members, _within_windows(dealer, work, members, dealt))
     assignments = [
         dealer.assignment(work, groups, end_s, member, len(members))
         for groups, end_s, member in zip(dealt.groups, dealt.ends_s, members, strict=True)
     ]
+    assignments = _handed_on(work, members, assignments)
     ends = [assignment.ends_s for assignment in assignments]
     return Dispatch(
         assignments=tuple(assignments),
@@ -184,9 +191,9 @@ def _cheapest(work: Work, members: Sequence[Member], evenly: Dealing) -> Dealing
 
 
 def _within_windows(dealer: _Dealer, work: Work, members: Sequence[Member], dealt: Dealing) -> Dealing:
-    """Deal again until nobody is expected to work beyond its window.
+    """Deal again until nobody is expected to work beyond its window more than it must to be busy until then.
 
-    Who would, gets as many of the shortest groups as it can end in its window; the others get the rest.
+    Who would, gets the shortest groups; the others get the rest.
     """
     windows = [math.inf if member.window_s is None else member.window_s for member in members]
     settled = -1.0
@@ -199,7 +206,7 @@ def _within_windows(dealer: _Dealer, work: Work, members: Sequence[Member], deal
         groups: list[list[int]] = [[] for _ in members]
         for place in sorted(range(len(members)), key=windows.__getitem__):
             if windows[place] <= settled:
-                count = _count_within(replace(work, order=order), members[place], windows[place])
+                count = _count_for(replace(work, order=order), members[place], len(members))
                 groups[place] = list(order[len(order) - count :])
                 order = order[: len(order) - count]
         staying = [place for place, window_s in enumerate(windows) if window_s > settled]
@@ -209,8 +216,34 @@ def _within_windows(dealer: _Dealer, work: Work, members: Sequence[Member], deal
         dealt = work.timed(groups, members)
 
 
-def _count_within(work: Work, member: Member, window_s: float) -> int:
+def _count_for(work: Work, member: Member, members: int) -> int:
+    """How many groups from the short end the member ends in its window; else, how many keep it busy all the time."""
+    tokens_max = _tokens_max(work, member, members)
+    batch = _batch(work, member, members)
+    by_group = np.minimum(work.lengths[list(work.order[::-1])], tokens_max).sum(axis=1)
+    decoded = np.concatenate([[0.0], np.cumsum(by_group)])
+    fitting = _count_within(work, member)
+    if decoded[fitting] >= BUSY * batch * tokens_max:
+        return fitting
+    if tokens_max < HANDED_ON_MIN * float(work.lengths[work.order[-1]].mean()):
+        return fitting
+    return max(fitting, min(len(work.order), int(np.searchsorted(decoded, batch * tokens_max))))
+
+
+def _batch(work: Work, member: Member, members: int) -> int:
+    """How many responses it decodes together when all members decode alike many."""
+    return min(member.responses_max, math.ceil(work.responses / members))
+
+
+def _tokens_max(work: Work, member: Member, members: int) -> float:
+    """How many tokens of one response it decodes in its window."""
+    window_s = math.inf if member.window_s is None else member.window_s
+    return max(0.0, window_s - member.start_s) / member.step_time.step_s(max(1, _batch(work, member, members)))
+
+
+def _count_within(work: Work, member: Member) -> int:
     """How many groups from the short end the member ends in its window."""
+    window_s = math.inf if member.window_s is None else member.window_s
 
     def fits(count: int) -> bool:
         return work.timed([work.order[len(work.order) - count :]], [member]).makespan_s <= window_s
@@ -223,6 +256,35 @@ def _count_within(work: Work, member: Member, window_s: float) -> int:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
+
+
+def _somebody_stays(work: Work, members: Sequence[Member], dealt: Dealing) -> Dealing:
+    """Give one group to a member without a window if none has any: who else would go on with what is handed over?"""
+    staying = [place for place, member in enumerate(members) if member.window_s is None]
+    if not work.order or any(dealt.groups[place] for place in staying):
+        return dealt
+    groups = [[group for group in dealt_to if group != work.order[-1]] for dealt_to in dealt.groups]
+    groups[min(staying, key=lambda place: members[place].start_s)].append(work.order[-1])
+    return work.timed(groups, members)
+
+
+def _handed_on(work: Work, members: Sequence[Member], assignments: list[Assignment]) -> list[Assignment]:
+    """Who works beyond its window ends there, and the others, by their rates together, end so much later."""
+    left, rate = 0.0, 0.0
+    for member, assignment in zip(members, assignments, strict=True):
+        if member.window_s is None:
+            rate += member.step_time.tokens_per_s(max(1, _batch(work, member, len(members)))) * bool(assignment.groups)
+        elif assignment.ends_s > member.window_s:
+            tokens = work.lengths[list(assignment.groups)]
+            left += float(np.maximum(0.0, tokens - _tokens_max(work, member, len(members))).sum())
+    if not left or not rate:
+        return assignments
+    return [
+        replace(assignment, ends_s=assignment.ends_s + left / rate)
+        if member.window_s is None and assignment.groups
+        else replace(assignment, ends_s=min(assignment.ends_s, member.window_s or math.inf))
+        for member, assignment in zip(members, assignments, strict=True)
+    ]
 
 
 def _smaller_batches(member: Member, batch: int, num_generations: int) -> list[int]:

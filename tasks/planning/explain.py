@@ -104,14 +104,16 @@ def _seeding(request: PlanningRequest, crew: Crew) -> DecisionRecord | None:
         starts = [member.start_s for member in crew.members[: crew.size]]
         if starts:
             start_s = sum(starts) / len(starts)
-            ideal_s = closed_form_s(work_s, train_s, start_s, reserved.engines, crew.size, 0.0)
+            to_do_s = work_s + reserved.engines * reserved.start_s
+            ideal_s = closed_form_s(to_do_s, train_s, start_s, reserved.engines, crew.size, 0.0)
             alternatives = {"both sides end together": {"seeding/seconds": ideal_s}}
     seconds = seeding.seeding_s
     if seconds is None:
         chosen, reason = "until nothing is left", "there is no member but the trainer's machines"
         seconds = crew.rollout_s
     elif seconds == 0:
-        chosen, reason = "none", "the members alone generate for no longer than training takes"
+        alone = "the members alone generate for no longer than training takes"
+        chosen, reason = "none", alone if not reserved.start_s else f"{alone}, or engines would hardly have begun"
     else:
         chosen, reason = f"{seconds:.1f} s", _why_so_long(request, crew)
     return DecisionRecord(

@@ -38,13 +38,14 @@ class CrewOffer:
 class ReservedOffer:
     """The trainer's machines as members: so many engines, which generate until training begins.
 
-    usd_per_h: of all of them together; paid whether they generate or wait.
+    usd_per_h: of all of them together; paid whether they generate or wait. start_s: until the engines are ready.
     """
 
     engines: int
     usd_per_h: float
     responses_max: int
     step_time: StepTime = NOMINAL
+    start_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,8 @@ class StepWaits:
 
     wait_train_s: the trainer waited for responses (after it had ended its seeding); wait_remote_s: the crew waited for
     the iteration to end after its last response; train_s: the trainer computed; rollout_s: the crew decoded, from the
-    first token to the last. members, members_at_end: of the crew, on average and when the last response had ended.
+    first token to the last (where there was no crew, the trainer's engines). members, members_at_end: of the crew, on
+    average and when the last response had ended.
     """
 
     wait_train_s: float

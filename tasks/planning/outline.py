@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from storage.planning_records import SeedingRecord
-from tasks.planning.crew import planned_seeding, reach_s, reserved_usd, rework_s, step_time
+from tasks.planning.crew import iteration_s, planned_seeding, reach_s, reserved_usd, rework_s, step_time
 from tasks.planning.makespan import member_time_s
 from tasks.planning.offer import CrewOffer
 from tasks.planning.request import PlanningRequest
@@ -29,7 +29,7 @@ class Outline:
     """About what a Crew of these counts would say."""
 
     counts: tuple[int, ...]
-    rollout_s: float
+    iteration_s: float
     usd_iteration: float
 
 
@@ -63,7 +63,8 @@ def outline(request: PlanningRequest, counts: tuple[int, ...], lengths: npt.NDAr
     for part, (_, paid_s) in zip(parts, ends, strict=True):
         if part.offer is not None:
             usd += part.count * min(paid_s, rollout_s) * part.offer.usd_per_h / _SECONDS_PER_HOUR
-    return Outline(counts=counts, rollout_s=rollout_s, usd_iteration=usd + reserved_usd(request, rollout_s, seeding))
+    lasting_s = iteration_s(request, rollout_s, seeding)
+    return Outline(counts=counts, iteration_s=lasting_s, usd_iteration=usd + reserved_usd(request, lasting_s))
 
 
 def _parts(
@@ -82,11 +83,12 @@ def _parts(
     if seeding is not None and reserved is not None:
         batch = len(lengths) / (reserved.engines + size)
         curve = step_time(request, reserved)
-        trainer = _part(None, reserved.engines, curve, reserved.responses_max, 0.0, batch)
+        trainer = _part(None, reserved.engines, curve, reserved.responses_max, reserved.start_s, batch)
         if seeding.seeding_s is None:
             parts.append(trainer)
         else:
-            tokens = max(0.0, tokens - trainer.rate * trainer.count * seeding.seeding_s)
+            generating_s = max(0.0, seeding.seeding_s - reserved.start_s)
+            tokens = max(0.0, tokens - trainer.rate * trainer.count * generating_s)
     return parts, tokens
 
 

@@ -13,17 +13,24 @@ from tasks.planning.offer import StepWaits
 
 
 def work_engine_s(
-    waits: StepWaits | None, before: SeedingRecord | None, engines: int, transfer_s: float
+    waits: StepWaits | None,
+    before: SeedingRecord | None,
+    engines: int,
+    transfer_s: float = 0.0,
+    engine_start_s: float = 0.0,
 ) -> float | None:
     """R: engine-seconds that the last iteration's rollout took; None where it is not known.
 
     t_remote * n_prem + T_seed * N_resv of Algorithm 1, line 10. One member counts as one engine of the trainer.
-    transfer_s: until a member began.
+    transfer_s, engine_start_s: until a member began, and until an engine did.
     """
-    if waits is None or (before is not None and before.seeding_s is None):
+    if waits is None:
         return None
-    seeding_s = 0.0 if before is None else _seeded_s(before, waits, transfer_s)
-    return waits.rollout_s * waits.members + seeding_s * engines
+    if before is not None and before.seeding_s is None:
+        # Colocated: nobody else was there, or what others did is not told apart.
+        return waits.rollout_s * engines if waits.members == 0 and waits.rollout_s else None
+    seeded_s = 0.0 if before is None else _seeded_s(before, waits, transfer_s)
+    return waits.rollout_s * waits.members + max(0.0, seeded_s - engine_start_s) * engines
 
 
 def _seeded_s(before: SeedingRecord, waits: StepWaits, transfer_s: float) -> float:
@@ -55,27 +62,47 @@ def next_seeding(
     transfer_s: float,
     train_s: float | None,
     settings: PlanningConfig,
+    engine_start_s: float = 0.0,
 ) -> SeedingRecord:
     """The seeding time of the next iteration, and what is remembered from now on.
 
     before, waits: of the last concluded iteration; train_s: training takes so long, None: not known. members: of the
-    crew, as it is planned now. None seconds (until
-    nothing is left) when there is no member; 0 when there are as many as `members_needed`; else what suited so many
-    before; else, of another number than before, the closed form of the last iteration's work; else what the controller
-    says.
+    crew, as it is planned now. transfer_s, engine_start_s: until a member begins, and until an engine of the trainer
+    does; both may be long. None seconds (until nothing is left) when there is no member; 0 when there are as many as
+    `members_needed`, or when an engine would hardly have begun by then; else what suited so many before; else, of
+    another number than before and after the first iteration, the closed form of the last iteration's work; else what
+    the controller says.
     """
-    work_s = work_engine_s(waits, before, engines, transfer_s)
+    chosen = _chosen(before, waits, members, engines, transfer_s, train_s, settings, engine_start_s)
+    if chosen.seeding_s is not None and chosen.seeding_s <= engine_start_s:
+        return replace(chosen, seeding_s=0.0)
+    return chosen
+
+
+def _chosen(
+    before: SeedingRecord | None,
+    waits: StepWaits | None,
+    members: int,
+    engines: int,
+    transfer_s: float,
+    train_s: float | None,
+    settings: PlanningConfig,
+    engine_start_s: float,
+) -> SeedingRecord:
+    work_s = work_engine_s(waits, before, engines, transfer_s, engine_start_s)
     known = _adapted(before, waits, work_s, engines, transfer_s, settings)
     if members == 0:
         return replace(known, seeding_s=None, members=0)
     if work_s is not None and train_s is not None and members >= members_needed(work_s, train_s):
         return replace(known, seeding_s=0.0, members=members)
-    remembered = known.memory.get(str(members))
+    is_first = before is not None and not before.memory and before.seeding_s == _initial_s(settings)
+    remembered = None if is_first else known.memory.get(str(members))
     if remembered is not None:
         return replace(known, seeding_s=remembered, members=members)
-    if known.members != members and work_s is not None and train_s is not None:
-        fixed_s = closed_form_s(work_s, train_s, transfer_s, engines, members, settings.seeding_s_min)
-        return replace(known, seeding_s=min(fixed_s, work_s / engines), members=members)
+    if (is_first or known.members != members) and work_s is not None and train_s is not None:
+        to_do_s = work_s + engines * engine_start_s
+        fixed_s = closed_form_s(to_do_s, train_s, transfer_s, engines, members, settings.seeding_s_min)
+        return replace(known, seeding_s=min(fixed_s, to_do_s / engines), members=members)
     return replace(known, members=members)
 
 
@@ -93,11 +120,10 @@ def _adapted(
     this exceeds 2 eta; the divisor is therefore at least as much, with which it never goes past the fixed point. Nor
     does it exceed R / N, in which the trainer's engines do all the work.
     """
-    initial_s = max(settings.seeding_s_initial, settings.seeding_s_min)
     if before is None:
-        return SeedingRecord(seeding_s=initial_s, members=0)
+        return SeedingRecord(seeding_s=_initial_s(settings), members=0)
     if before.seeding_s is None:
-        return replace(before, seeding_s=initial_s)
+        return replace(before, seeding_s=_initial_s(settings))
     if waits is None or waits.members <= 0:
         return before
     divisor = max(settings.seeding_adaptation, 1 + engines / waits.members)
@@ -108,3 +134,7 @@ def _adapted(
     unchanged = round(waits.members) == waits.members_at_end
     memory = {**before.memory, **({str(waits.members_at_end): seeding_s} if unchanged else {})}
     return SeedingRecord(seeding_s=seeding_s, members=before.members, memory=memory)
+
+
+def _initial_s(settings: PlanningConfig) -> float:
+    return max(settings.seeding_s_initial, settings.seeding_s_min)

@@ -227,8 +227,8 @@ def test_a_window_that_nobody_needs_and_windows_of_all_change_nothing():
     assert dispatch(lengths, 8, [MEMBER, wide, MEMBER], "makespan") == free
     narrow = replace(MEMBER, window_s=1.0)
     assert all_groups(dispatch(lengths, 8, [narrow] * 3, "makespan")) == list(range(48))
-    # Too short for a single group.
-    beside = dispatch(lengths, 8, [narrow, MEMBER], "makespan")
+    # Too short for a tenth of a response.
+    beside = dispatch(lengths, 8, [replace(MEMBER, window_s=0.1), MEMBER], "makespan")
     assert [len(assignment.groups) for assignment in beside.assignments] == [0, 48]
 
 
@@ -247,3 +247,23 @@ def test_what_cannot_be_is_refused():
         dispatch(group_lengths([1.0]), 4, [], "makespan")
     with pytest.raises(ValueError, match="num_generations: value 0"):
         dispatch(group_lengths([1.0]), 0, [MEMBER], "makespan")
+
+
+def test_a_window_in_which_no_group_ends_is_used_all_the_same():
+    lengths = group_lengths([2000.0] * 48, 1.0)
+    window_s = 0.5 * 2000 * MEMBER.step_time.step_s(64)
+    helped = dispatch(lengths, 8, [replace(MEMBER, window_s=window_s), MEMBER, MEMBER], "makespan")
+    assert helped.assignments[0].groups
+    assert helped.assignments[0].ends_s <= window_s
+    alone = dispatch(lengths, 8, [MEMBER, MEMBER], "makespan")
+    assert helped.makespan_s < alone.makespan_s
+    # What is handed on is counted: it saves no more than was decoded in the window.
+    assert helped.makespan_s > 0.95 * (alone.makespan_s - window_s / 2)
+
+
+def test_somebody_without_a_window_always_has_work():
+    late = replace(MEMBER, start_s=1000.0)
+    quick = replace(MEMBER, window_s=500.0)
+    dealt = dispatch(long_tailed(3), 8, [late, quick, quick], "makespan")
+    assert dealt.assignments[0].groups
+    assert all_groups(dealt) == list(range(48))
