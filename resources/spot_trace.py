@@ -10,6 +10,7 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -212,12 +213,13 @@ def read_trace(path: Path | str, seed: int = 0) -> SpotTrace:
 
     `.csv` is Bamboo's: lines `milliseconds,add|remove,node`. `.json` is SkyPilot's:
     `{"metadata": {"gap_seconds": g}, "data": [n, ...]}`, n machines *available* at each tick (another reading of its
-    polarity exists; it would make launches of losses). Counts name no machine: which one goes is drawn with `seed`.
+    polarity exists; it would make launches of losses). `.txt` is Bamboo's other one: lines `date, time, count`, whose
+    order is not always that of time. Counts name no machine: which one goes is drawn with `seed`.
 
     Raises TraceError: the file cannot be read or is not such a trace; names the file, the line or tick, and the value.
     """
     path = Path(path)
-    readers = {".csv": _from_events, ".json": _from_counts}
+    readers = {".csv": _from_events, ".json": _from_ticks, ".txt": _from_dated_counts}
     if path.suffix not in readers:
         raise TraceError(f"{path}: file type {path.suffix!r}; allowed: {', '.join(readers)}")
     try:
@@ -258,7 +260,7 @@ def _from_events(text: str, _seed: int) -> SpotTrace:
     return SpotTrace(tuple(events), max(event.time_s for event in events))
 
 
-def _from_counts(text: str, seed: int) -> SpotTrace:
+def _from_ticks(text: str, seed: int) -> SpotTrace:
     try:
         counts = _COUNTS.validate_json(text)
     except ValidationError as error:
@@ -266,19 +268,44 @@ def _from_counts(text: str, seed: int) -> SpotTrace:
         where = ".".join(str(part) for part in first["loc"]) or "the document"
         raise TraceError(f"{where}: value {first['input']!r:.80}; {first['msg']}") from None
     gap_s = counts.metadata.gap_seconds
+    timed = [(tick * gap_s, count) for tick, count in enumerate(counts.data)]
+    return _from_counts(timed, len(counts.data) * gap_s, seed)
+
+
+def _from_dated_counts(text: str, seed: int) -> SpotTrace:
+    timed = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        day, _, rest = line.partition(",")
+        time, _, count = rest.partition(",")
+        try:
+            at = datetime.fromisoformat(f"{day.strip()} {time.strip()}+00:00")
+            timed.append((at.timestamp(), int(count)))
+        except ValueError:
+            at = None
+        if at is None or timed[-1][1] < 0:
+            raise TraceError(f"line {number}: value {line[:80]!r}; allowed: date, time, count")
+    if len(timed) < 2:
+        raise TraceError("it has less than two lines; allowed: lines date, time, count")
+    timed.sort(key=lambda one: one[0])
+    began_s = timed[0][0]
+    return _from_counts([(at_s - began_s, count) for at_s, count in timed], timed[-1][0] - began_s, seed)
+
+
+def _from_counts(timed: Iterable[tuple[float, int]], span_s: float, seed: int) -> SpotTrace:
+    """Machines by time, in order; the machine that goes is drawn."""
     rng = random.Random(seed)
     up: list[str] = []
     events: list[SpotEvent] = []
     born = 0
-    for tick, count in enumerate(counts.data):
+    for at_s, count in timed:
         while len(up) > count:
             node = up.pop(rng.randrange(len(up)))
-            events.append(SpotEvent(tick * gap_s, node, up=False))
+            events.append(SpotEvent(at_s, node, up=False))
         while len(up) < count:
             born += 1
             up.append(f"node{born}")
-            events.append(SpotEvent(tick * gap_s, up[-1], up=True))
-    return SpotTrace(tuple(events), len(counts.data) * gap_s)
+            events.append(SpotEvent(at_s, up[-1], up=True))
+    return SpotTrace(tuple(events), span_s)
 
 
 def _seated(events: Iterable[SpotEvent]) -> Iterator[tuple[SpotEvent, int]]:

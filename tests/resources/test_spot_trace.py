@@ -47,10 +47,27 @@ def test_skypilot_file_is_read_as_machines_available(tmp_path: Path):
     assert (trace.losses, trace.span_s) == (2, 1200.0)
 
 
+def test_dated_counts_are_read_in_order_of_time(tmp_path: Path):
+    lines = "2021-12-11, 23:59:30, 2\n2021-12-12, 00:01:30, 3\n2021-12-12, 00:00:00, 1\n"
+    (tmp_path / "t.txt").write_text(lines)
+    trace = read_trace(tmp_path / "t.txt")
+    assert [(event.time_s, event.up) for event in trace.events] == [
+        (0.0, True),
+        (0.0, True),
+        (30.0, False),
+        (120.0, True),
+        (120.0, True),
+    ]
+    assert (trace.span_s, trace.losses) == (120.0, 1)
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("t.txt", "", r"file type '\.txt'; allowed: \.csv, \.json"),
+        ("t.dat", "", r"file type '\.dat'; allowed: \.csv, \.json, \.txt"),
+        ("t.txt", "2021-12-11, 11:11:30, 5\n", "it has less than two lines"),
+        ("t.txt", "2021-12-11, 11:11:30, 5\n2021-12-11, 11:12, -1\n", "line 2: value '2021-12-11, 11:12, -1'"),
+        ("t.txt", "2021-12-11, 11:11:30\n", "line 1: value '2021-12-11, 11:11:30'; allowed: date, time, count"),
         ("t.csv", "", "it is empty"),
         ("t.csv", "0,add,a\n5,stop,a\n", r"line 2: value '5,stop,a'; allowed: milliseconds,add\|remove,node"),
         ("t.csv", "0,add,a\n-5,remove,a\n", "line 2: value '-5,remove,a'"),

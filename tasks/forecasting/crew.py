@@ -1,0 +1,195 @@
+"""The crew of one iteration: members claim, decode, look for work, are lost and hand over, by production's rules.
+
+Three things are simpler than in a session: what a member sees of others is never old; an end counts at once, not with
+the next flush; and what is taken from the living stops there at once.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+
+from storage.records import TRAIN_POOL, SlotPlan
+from tasks.forecasting.events import Events
+from tasks.forecasting.holdings import Holdings
+from tasks.forecasting.ledger import Account
+from tasks.forecasting.looking import Sight
+from tasks.forecasting.member import EngineModel, Member
+from tasks.forecasting.responses import Responses
+from tasks.forecasting.scenario import Policy
+from tasks.planning.cut import should_cut
+
+
+class Crew:
+    """All members of an iteration, those on the trainer's machines included.
+
+    on_group: called with the number of every group that is complete. on_end: when all responses have ended. on_leave:
+    when a member leaves although the iteration goes on.
+    """
+
+    def __init__(
+        self,
+        events: Events,
+        responses: Responses,
+        slots: Sequence[SlotPlan],
+        policy: Policy,
+        prompt_tokens: int,
+        rng: random.Random,
+        *,
+        on_group: Callable[[int], None],
+        on_end: Callable[[], None],
+        on_leave: Callable[[Member], None],
+    ) -> None:
+        self._events = events
+        self._responses = responses
+        self._slots = {slot.slot: slot for slot in slots}
+        self._policy = policy
+        self._prompt_tokens = prompt_tokens
+        self._rng = rng
+        self._on_group, self._on_end, self._on_leave = on_group, on_end, on_leave
+        self._holdings = Holdings(responses, slots, policy)
+        self._leaves_early = policy.planning.objective == "gpu_seconds"
+        self._incarnations = 0
+        self._ticking = False
+        self.ended_s: float | None = None
+        # When a response has ended last; the beginning before that.
+        self.progress_s = events.now_s
+
+    @property
+    def moved(self) -> int:
+        """How many responses changed hands between slots."""
+        return self._holdings.moved
+
+    @property
+    def working(self) -> int:
+        """Members beside the trainer's machines that have the weights and are alive."""
+        return sum(m.state == "working" and m.account.pool != TRAIN_POOL for m in self._holdings.members.values())
+
+    def begin(self, slot: int, engine: EngineModel, account: Account, weight: float = 1.0) -> Member:
+        """A process of the slot begins and claims; weight: the part of the pool's machine that it is."""
+        self._incarnations += 1
+        member = Member(
+            f"{slot}-{self._incarnations}",
+            slot,
+            engine,
+            account,
+            now_s=self._events.now_s,
+            batch_max=self._slots[slot].batch_max,
+            weight=weight,
+            phase_s=self._rng.uniform(0, self._policy.flush_interval_s),
+        )
+        self._holdings.claim_own(member)
+        self._tick()
+        return member
+
+    def work(self, member: Member) -> None:
+        """Its weights are in place."""
+        member.work(self._events.now_s)
+        if self.ended_s is None:
+            self._go_on(member)
+
+    def stop(self, member: Member, *, notice: bool) -> None:
+        """Its process ends. With notice it writes everything, says so, and others may claim at once."""
+        member.advance(self._events.now_s)
+        self._holdings.stop(member, "gone" if notice else "dead", self._events.now_s)
+
+    def settle(self) -> None:
+        """Bring every member's time up to now."""
+        for member in self._holdings.members.values():
+            member.advance(self._events.now_s)
+
+    def _go_on(self, member: Member) -> None:
+        """Begin what waits as far as there is room, look for work if there is none, and note the next end."""
+        self._fill(member)
+        if not member.unfinished:
+            self._look(member, self._sight())
+        self._note_next_end(member)
+
+    def _fill(self, member: Member) -> None:
+        member.advance(self._events.now_s)
+        responses = self._responses
+        while member.state == "working" and member.waiting and len(member.running) < member.batch_limit:
+            response = member.waiting.popleft()
+            kept = responses.kept[response]
+            left, group = responses.length[response] - kept, responses.group(response)
+            member.start(response, left, group, self._prompt_tokens, kept)
+
+    def _note_next_end(self, member: Member) -> None:
+        member.version += 1
+        version, next_s = member.version, member.next_end_s()
+        if next_s is not None:
+            self._events.at(next_s, lambda: self._decoded(member, version))
+
+    def _decoded(self, member: Member, version: int) -> None:
+        if version != member.version:
+            return
+        member.advance(self._events.now_s)
+        self.progress_s = self._events.now_s
+        for response in member.ended():
+            member.own.discard(response)
+            if self._responses.end(response, member.life):
+                self._on_group(self._responses.group(response))
+        if self._responses.left:
+            self._go_on(member)
+        else:
+            self.ended_s = self._events.now_s
+            self._on_end()
+
+    def _sight(self) -> Sight:
+        return Sight(
+            self._holdings,
+            self._rng,
+            now_s=self._events.now_s,
+            claim_ttl_s=self._policy.claim_ttl_s,
+            free_only=not self._policy.balance or self._leaves_early,
+        )
+
+    def _look(self, member: Member, sight: Sight) -> None:
+        """Once; who may leave early and found nothing leaves."""
+        givers = sight.seek(member)
+        if givers or member.waiting:
+            self._fill(member)
+        for name in givers & self._holdings.members.keys():
+            giver = self._holdings.members[name]
+            if giver.state == "working":
+                self._fill(giver)
+                self._note_next_end(giver)
+        if self._leaves_early and self._may_leave(member):
+            self._on_leave(member)
+
+    def _may_leave(self, member: Member) -> bool:
+        """Nothing is held, its own unit has ended, and nothing is free."""
+        held = member.unfinished or member.account.pool == TRAIN_POOL or member.state != "working"
+        free = self._holdings.unclaimed or not all(other.alive for other in self._holdings.members.values())
+        return not (held or free or self._responses.unit_left[member.slot])
+
+    def _tick(self) -> None:
+        if not self._ticking:
+            self._ticking = True
+            self._events.after(self._policy.heartbeat_interval_s, self._round)
+
+    def _round(self) -> None:
+        """With every heartbeat, who has room looks; all at once, in turns that are drawn."""
+        self._ticking = False
+        alive = [member for member in self._holdings.members.values() if member.alive]
+        if self.ended_s is not None or not alive:
+            return
+        self._rng.shuffle(alive)
+        self._cut(alive)
+        sight = self._sight()
+        for member in alive:
+            if member.alive and member.room:
+                self._look(member, sight)
+                if member.alive:
+                    self._note_next_end(member)
+        self._tick()
+
+    def _cut(self, alive: Sequence[Member]) -> None:
+        """Who has ended most of its responses leaves the rest to the others, if they have room for them."""
+        share = self._policy.planning.cut_share
+        working = [member for member in alive if member.state == "working"]
+        for member in working if share is not None else ():
+            member.advance(self._events.now_s)
+            total = len(self._responses.of_unit[member.slot])
+            ended = total - self._responses.unit_left[member.slot]
+            rooms = [other.room for other in working if other is not member and other.state == "working"]
+            if member.account.pool != TRAIN_POOL and should_cut(ended, total, member.unfinished, rooms, share):
+                self._on_leave(member)

@@ -1,0 +1,97 @@
+"""Where seconds, tokens and dollars went: one account per pool and iteration, whose parts add up to the whole.
+
+The price of a second is the pool's, whatever it was spent on; requests and egress come on top.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from resources.prices import GET_USD, PUT_USD
+from tasks.planning.flush_interval import GETS_PER_FLUSH
+
+SECONDS_PER_HOUR = 3600.0
+# What a second of a machine is spent on. "useful" and "wasted" are decoding, by the tokens that came of it.
+PARTS = ("starting", "process", "transfer", "prefill", "useful", "wasted", "idle", "train")
+BYTES_PER_TOKEN = 8
+
+
+@dataclass(slots=True)
+class Life:
+    """What one process did in an iteration: seconds and tokens.
+
+    worked_s: when it had the weights; None: it never had. weight: of the pool's machine that it is; an engine beside
+    others on the trainer's machines is a part of them.
+    """
+
+    began_s: float
+    weight: float = 1.0
+    worked_s: float | None = None
+    ended_s: float | None = None
+    decode_s: float = 0.0
+    decoded: float = 0.0
+    wasted: float = 0.0
+    prefill_tokens: float = 0.0
+    looks: int = 0
+
+
+@dataclass(slots=True)
+class Account:
+    """Of one pool in one iteration; seconds of decoding are in the lives until `close`."""
+
+    pool: str
+    usd_per_h: float
+    gpus: float
+    egress_usd_per_gb: float = 0.0
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
+    lives: list[Life] = field(default_factory=list)
+    losses: int = 0
+    bytes_read: float = 0.0
+    puts: float = 0.0
+    gets: float = 0.0
+
+    def add(self, part: str, duration_s: float) -> None:
+        self.seconds[part] += duration_s
+
+    def close(self, now_s: float, flush_interval_s: float, heartbeat_interval_s: float) -> None:
+        """Divide the decoding of all lives by what became of the tokens, and count their requests.
+
+        A life flushes while it decodes, beats all along, and reads one heartbeat per member it looks at.
+        """
+        for life in self.lives:
+            share = life.wasted / life.decoded if life.decoded else 0.0
+            self.seconds["wasted"] += life.decode_s * share
+            self.seconds["useful"] += life.decode_s * (1 - share)
+            flushes = life.decode_s / life.weight / flush_interval_s
+            ended_s = now_s if life.ended_s is None else life.ended_s
+            self.puts += flushes + (ended_s - life.began_s) / heartbeat_interval_s
+            self.gets += flushes * GETS_PER_FLUSH + life.looks
+
+    @property
+    def machine_s(self) -> float:
+        return sum(self.seconds.values())
+
+    @property
+    def decoded(self) -> float:
+        return sum(life.decoded for life in self.lives)
+
+    @property
+    def wasted(self) -> float:
+        return sum(life.wasted for life in self.lives)
+
+    def usd(self) -> dict[str, float]:
+        """Dollars by part of the seconds, and of requests and egress."""
+        spent = {part: duration_s * self.usd_per_h / SECONDS_PER_HOUR for part, duration_s in self.seconds.items()}
+        requests = self.puts * PUT_USD + self.gets * GET_USD
+        return spent | {"requests": requests, "egress": self.bytes_read / 1e9 * self.egress_usd_per_gb}
+
+
+def mean_members(lives: Iterable[Life], from_s: float, to_s: float) -> float:
+    """How many of these processes had the weights, on average over a stretch of time; 0 of an empty one."""
+    if to_s <= from_s:
+        return 0.0
+    worked = (
+        max(0.0, min(to_s, to_s if life.ended_s is None else life.ended_s) - max(from_s, life.worked_s))
+        for life in lives
+        if life.worked_s is not None
+    )
+    return sum(worked) / (to_s - from_s)

@@ -1,0 +1,142 @@
+"""A look for work as the session's claimant has one: what it sees of the others, and what the rules make of it.
+
+The rules are production's: tasks.planning.rebalance.
+"""
+
+import random
+from dataclasses import replace
+
+from tasks.forecasting.holdings import Holdings
+from tasks.forecasting.member import Member
+from tasks.planning.rebalance import Candidate, Holder, Seeker, Transfer, choose, next_transfer
+from tasks.sampling.claimant import LOOKS_MAX
+
+# Looks in a row that find nothing, after which it is worth seeing whether any can find something.
+FRUITLESS = 4
+
+
+class Sight:
+    """What there is to see at one moment, for one look or for those of all members.
+
+    free_only: nobody takes what its holder would go on with.
+    """
+
+    def __init__(
+        self, holdings: Holdings, rng: random.Random, *, now_s: float, claim_ttl_s: float, free_only: bool
+    ) -> None:
+        self._holdings = holdings
+        self._rng = rng
+        self._now_s = now_s
+        self._claim_ttl_s = claim_ttl_s
+        self._free_only = free_only
+        self._seen: dict[str, Holder] = {}
+        self._hopeful: dict[tuple[int, bool, bool, bool], bool] = {}
+        self._fruitless = 0
+
+    def seek(self, member: Member) -> set[str]:
+        """Take what rebalancing allows until there is no room or nothing to take; the names of those that gave.
+
+        At most LOOKS_MAX others are looked at, and each gives once.
+        """
+        everybody = list(self._holdings.members.values())
+        member.life.looks += min(LOOKS_MAX, len(everybody) - 1)
+        seeker = self._seeker(member)
+        if not self._may_find(member, seeker):
+            return set()
+        if len(everybody) > LOOKS_MAX + 1:
+            everybody = self._rng.sample(everybody, LOOKS_MAX + 1)
+        others = [other for other in everybody if other is not member][:LOOKS_MAX]
+        holders = {other.name: self._holder(other) for other in others}
+        unclaimed = self._unclaimed()
+        givers: set[str] = set()
+        self._fruitless += 1
+        while transfer := next_transfer(seeker, list(holders.values()), unclaimed):
+            taken = self._take(member, transfer)
+            seeker = replace(seeker, room=seeker.room - taken, running=seeker.running + taken)
+            if transfer.incarnation is None:
+                unclaimed = 0
+            else:
+                del holders[transfer.incarnation]
+                givers.add(transfer.incarnation)
+        return givers
+
+    def _may_find(self, member: Member, seeker: Seeker) -> bool:
+        """Whether the rules give it anything of anybody alone; if not, they give nothing of several either.
+
+        Worth asking when several have found nothing; seekers that are alike are asked once, until something changes
+        hands.
+        """
+        if self._fruitless < FRUITLESS:
+            return True
+        alike = (id(member.engine), seeker.loaded, seeker.running > 0, seeker.free_only)
+        if alike not in self._hopeful:
+            unclaimed = self._unclaimed()
+            self._hopeful[alike] = unclaimed > 0 or any(
+                next_transfer(seeker, [self._holder(other)], 0) for other in self._holdings.members.values()
+            )
+        return self._hopeful[alike]
+
+    def _seeker(self, member: Member) -> Seeker:
+        return Seeker(
+            room=member.room,
+            running=len(member.running),
+            loaded=member.state == "working",
+            tokens_per_s=member.engine.tokens_per_s,
+            free_only=self._free_only or member.isolated,
+        )
+
+    def _holder(self, member: Member) -> Holder:
+        if member.name not in self._seen:
+            member.advance(self._now_s)
+            self._seen[member.name] = _seen(member, self._now_s, self._claim_ttl_s)
+        return self._seen[member.name]
+
+    def _unclaimed(self) -> int:
+        return sum(len(responses) for responses in self._holdings.unclaimed.values())
+
+    def _take(self, member: Member, transfer: Transfer) -> int:
+        self._hopeful.clear()
+        self._fruitless = 0
+        self._seen.pop(member.name, None)
+        if transfer.incarnation is None:
+            # Not all from the same end, as in a claimant.
+            found = self._holdings.unclaimed_from(self._rng.randrange(len(self._holdings.unclaimed)), transfer.count)
+            self._holdings.take_unclaimed(member, found)
+            return len(found)
+        holder = self._holdings.members[transfer.incarnation]
+        del self._seen[holder.name]
+        chosen = choose(transfer.cause, transfer.count, _candidates(self._holdings, member, holder))
+        self._holdings.take(member, holder, chosen)
+        return len(chosen)
+
+
+def _seen(member: Member, now_s: float, claim_ttl_s: float) -> Holder:
+    """A member as its heartbeat shows it; of the dead the last one, until they are taken for dead."""
+    running, unfinished = len(member.running) + len(member.journalled), member.unfinished
+    return Holder(
+        incarnation=member.name,
+        lost=member.state == "gone" or (member.state == "dead" and now_s >= member.ended_s + claim_ttl_s),
+        idle=member.alive and unfinished == 0,
+        unfinished=unfinished,
+        running=running,
+        waiting=unfinished - running,
+        released=0,
+        tokens_per_s=running / float(member.engine.step_s[running]) if running else None,
+        plateau=member.engine.plateau if running else 0,
+        isolated=member.set_apart,
+    )
+
+
+def _candidates(holdings: Holdings, seeker: Member, holder: Member) -> list[Candidate]:
+    kept = holdings.responses.kept
+    begun = holder.running.keys() | holder.journalled
+    return [
+        Candidate(
+            response=response,
+            length=int(kept[response] + (holder.decoded(response) if response in holder.running else 0)),
+            begun=response in begun,
+            released=False,
+            held_before=holdings.held_before(seeker, response),
+        )
+        for response in [*holder.running, *holder.waiting]
+    ]

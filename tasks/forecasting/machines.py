@@ -1,0 +1,135 @@
+"""The machines of a pool: they come and go by the trace, start, and are paid for from when they are taken.
+
+What a member does on one of them is not their business; they know whose time it is.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+
+from tasks.forecasting.availability import Change
+from tasks.forecasting.events import Events
+from tasks.forecasting.ledger import Account
+from tasks.forecasting.member import Member
+from tasks.forecasting.scenario import PoolScenario
+
+
+class Machine:
+    """One that is paid for. part: what its time is spent on while no member works on it (tasks.forecasting.ledger)."""
+
+    def __init__(self, seat: int, now_s: float) -> None:
+        self.seat = seat
+        self.part = "starting"
+        self.since_s = now_s
+        self.ready = False
+        self.there = True
+        self.slot: int | None = None
+        self.member: Member | None = None
+        self.weight_version: int | None = None
+        self.pull: int | None = None
+
+    def settle(self, account: Account, now_s: float, part: str | None = None) -> None:
+        """Book the time until now; from now on it is spent on `part`. A member that works books its own."""
+        if self.member is None or self.member.state != "working":
+            account.add(self.part, now_s - self.since_s)
+        else:
+            self.member.advance(now_s)
+        self.since_s = now_s
+        self.part = part or self.part
+
+
+class Fleet:
+    """All machines of a pool. on_ready: a slot has a machine that has started; on_lost: a machine is there no more."""
+
+    def __init__(
+        self,
+        events: Events,
+        pool: PoolScenario,
+        changes: Iterator[Change],
+        *,
+        on_ready: Callable[["Fleet", Machine, int], None],
+        on_lost: Callable[["Fleet", Machine], None],
+    ) -> None:
+        self.pool = pool
+        self.account = Account(pool.name, pool.usd_per_h, pool.gpus, pool.egress_usd_per_gb)
+        self.machines: dict[int, Machine] = {}
+        self._events = events
+        self._changes = changes
+        self._on_ready, self._on_lost = on_ready, on_lost
+        self._there: dict[int, None] = {}
+        self._pending: deque[int] = deque()
+        self._next_change()
+
+    def settle(self, account: Account | None = None) -> None:
+        """Book all time until now; from now on on another account, if one is given."""
+        for machine in self.machines.values():
+            machine.settle(self.account, self._events.now_s)
+        self.account = account or self.account
+
+    def assign(self, slots: Sequence[int]) -> None:
+        """Give every slot a machine: those that are paid for first, then new ones, then whichever comes.
+
+        What is paid for and not needed is released.
+        """
+        kept = sorted(self.machines.values(), key=lambda machine: (not machine.ready, machine.seat))
+        for machine in kept[len(slots) :]:
+            self.release(machine)
+        for machine, slot in zip(kept, slots, strict=False):
+            machine.slot, machine.member = slot, None
+            if machine.ready:
+                self._on_ready(self, machine, slot)
+        self._pending = deque(slots[len(kept) :])
+        self._fill()
+
+    def want(self, slot: int) -> None:
+        """The slot has lost its machine and needs another."""
+        self._pending.append(slot)
+        self._fill()
+
+    def withdraw(self) -> None:
+        """No slot waits for a machine any more."""
+        self._pending.clear()
+
+    def release(self, machine: Machine) -> None:
+        """It is paid for no longer."""
+        machine.settle(self.account, self._events.now_s)
+        machine.there = False
+        del self.machines[machine.seat]
+
+    def _fill(self) -> None:
+        """Whoever waits gets a machine that nobody works on any more, or a new one."""
+        for machine in list(self.machines.values()):
+            if self._pending and machine.slot is None and machine.ready:
+                machine.slot = self._pending.popleft()
+                self._on_ready(self, machine, machine.slot)
+        free = [seat for seat in self._there if seat not in self.machines] if self._pending else []
+        for seat in free[: len(self._pending)]:
+            machine = Machine(seat, self._events.now_s)
+            machine.slot = self._pending.popleft()
+            self.machines[seat] = machine
+            self._events.after(self.pool.start_s, lambda machine=machine: self._started(machine))  # type: ignore[misc]
+
+    def _started(self, machine: Machine) -> None:
+        if machine.there:
+            machine.ready = True
+            machine.settle(self.account, self._events.now_s, "idle")
+            if machine.slot is not None:
+                self._on_ready(self, machine, machine.slot)
+
+    def _next_change(self) -> None:
+        change = next(self._changes, None)
+        if change is not None:
+            at_s, seat, there = change
+            self._events.at(at_s, lambda: self._change(seat, there=there))
+
+    def _change(self, seat: int, *, there: bool) -> None:
+        if there:
+            self._there[seat] = None
+            self._fill()
+        else:
+            del self._there[seat]
+            machine = self.machines.get(seat)
+            if machine is not None:
+                self.account.losses += 1
+                self.release(machine)
+                self._on_lost(self, machine)
+        self._next_change()

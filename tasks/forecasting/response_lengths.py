@@ -1,0 +1,105 @@
+"""Which prompts an iteration has, and how long each response is: drawn, the same for the same seed.
+
+Every draw is keyed by what it is of, so that no decision of a policy changes the work that another is compared on.
+"""
+
+import csv
+import math
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from tasks.forecasting.scenario import LengthsScenario, ScenarioError, WorkScenario
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+_ORDER, _PROMPTS, _SHIFTS, _SAMPLES = range(4)
+
+
+class ResponseLengths:
+    """The draws of one seed; raises ScenarioError when a file of quantiles cannot be used."""
+
+    def __init__(self, work: WorkScenario, seed: int) -> None:
+        self._work = work
+        self._seed = seed
+        self._quantiles = _quantiles(work.lengths)
+
+    def prompts(self, iteration: int) -> Ints:
+        """Prompt numbers, [groups]; every epoch has its own order."""
+        work = self._work
+        places = np.arange(iteration * work.num_prompts_per_step, (iteration + 1) * work.num_prompts_per_step)
+        size = work.prompts_in_dataset
+        if size is None:
+            return places
+        drawn = [self._rng(_ORDER, int(epoch)).permutation(size)[places[places // size == epoch] % size]
+                 for epoch in np.unique(places // size)]  # fmt: skip
+        return np.concatenate(drawn)
+
+    def lengths(self, iteration: int) -> Ints:
+        """Tokens, [groups, num_generations], from 1 to the cap.
+
+        A response's normal score is sqrt(rho) times its prompt's plus sqrt(1 - rho) times its own; its length is the
+        quantile of that score.
+        """
+        work, settings = self._work, self._work.lengths
+        of_prompt, shift = self._prompt_scores(iteration)
+        own = self._rng(_SAMPLES, iteration).standard_normal((work.num_prompts_per_step, work.num_generations))
+        scores = math.sqrt(settings.rho) * of_prompt[:, None] + math.sqrt(1 - settings.rho) * own
+        if settings.median is not None and settings.sigma is not None:
+            tokens = settings.median * np.exp(settings.sigma * scores)
+        else:
+            tokens = np.interp(_normal_cdf(scores), *self._quantiles)
+        tokens = tokens * (1 + settings.drift) ** iteration + shift[:, None]
+        return np.rint(np.clip(tokens, 1, settings.cap)).astype(np.int64)
+
+    def _prompt_scores(self, iteration: int) -> tuple[Floats, Floats]:
+        """Normal score and shift in tokens of each group's prompt.
+
+        Shifts of two epochs are independent, so their difference has sqrt(2) times the deviation of one.
+        """
+        work, size = self._work, self._work.prompts_in_dataset
+        if size is None:
+            scores = self._rng(_PROMPTS, iteration).standard_normal(work.num_prompts_per_step)
+            return scores, np.zeros(work.num_prompts_per_step)
+        prompts = self.prompts(iteration)
+        places = np.arange(len(prompts)) + iteration * len(prompts)
+        deviation = work.lengths.epoch_change_tokens / math.sqrt(2)
+        shift = np.zeros(len(prompts))
+        for epoch in np.unique(places // size):
+            within = places // size == epoch
+            shift[within] = deviation * self._rng(_SHIFTS, int(epoch)).standard_normal(size)[prompts[within]]
+        return self._rng(_PROMPTS, 0).standard_normal(size)[prompts], shift
+
+    def _rng(self, purpose: int, number: int) -> np.random.Generator:
+        return np.random.default_rng((self._seed, purpose, number))
+
+
+def _quantiles(settings: LengthsScenario) -> tuple[Floats, Floats]:
+    """(quantiles, tokens), ascending; empty for a log-normal distribution."""
+    if settings.quantiles is not None:
+        points = np.array(settings.quantiles)
+    elif settings.path is not None and settings.column is not None:
+        points = _read_quantiles(settings.path, settings.column)
+    else:
+        points = np.empty((0, 2))
+    return points[:, 0], points[:, 1]
+
+
+def _read_quantiles(path: str, column: str) -> Floats:
+    try:
+        with Path(path).open(encoding="utf-8", newline="") as file:
+            rows = csv.DictReader(file)
+            points = np.array([(float(row["quantile"]), float(row[column])) for row in rows])
+    except KeyError as error:
+        raise ScenarioError(f"{path}: no column {error}; allowed: a column of the file, besides 'quantile'") from None
+    except (OSError, UnicodeDecodeError, ValueError, TypeError) as error:
+        raise ScenarioError(f"{path}: cannot be read as quantiles: {error}") from None
+    if len(points) < 2 or (np.diff(points[:, 0]) <= 0).any() or (np.diff(points[:, 1]) < 0).any():
+        raise ScenarioError(f"{path}: column {column!r}: {len(points)} rows; allowed: at least 2, ascending")
+    return points
+
+
+def _normal_cdf(scores: Floats) -> Floats:
+    flat = [0.5 * math.erfc(-score / math.sqrt(2)) for score in scores.ravel()]
+    return np.array(flat).reshape(scores.shape)

@@ -1,0 +1,67 @@
+"""The responses of one iteration: how long each will be, what of it is journalled and by whom, and what has ended."""
+
+from collections.abc import Sequence
+
+from storage.records import SlotPlan
+from tasks.forecasting.ledger import Life
+from tasks.forecasting.response_lengths import Ints
+
+
+class Responses:
+    """By number, as in a plan: response r is member r % num_generations of group r // num_generations.
+
+    Every token that was decoded is in the end either kept or wasted, and is told to the life that decoded it.
+    """
+
+    def __init__(self, lengths: Ints, slots: Sequence[SlotPlan]) -> None:
+        groups, generations = int(lengths.shape[0]), int(lengths.shape[1])
+        self.length: list[int] = lengths.ravel().tolist()
+        self.kept = [0.0] * len(self.length)
+        self.generations = generations
+        self.left = len(self.length)
+        self.group_left = [generations] * groups
+        self.group_tokens: list[int] = lengths.sum(axis=1).tolist()
+        self.unit = [0] * len(self.length)
+        self.of_unit: dict[int, tuple[int, ...]] = {}
+        for slot in slots:
+            members = tuple(group * generations + k for group in slot.groups for k in range(generations))
+            self.of_unit[slot.slot] = members
+            for response in members:
+                self.unit[response] = slot.slot
+        self.unit_left = {unit: len(members) for unit, members in self.of_unit.items()}
+        self._ended = bytearray(len(self.length))
+        self._parts: dict[int, list[tuple[Life, float]]] = {}
+
+    def ended(self, response: int) -> bool:
+        return bool(self._ended[response])
+
+    def group(self, response: int) -> int:
+        return response // self.generations
+
+    def keep(self, response: int, life: Life, tokens: float) -> None:
+        """So many more of its tokens are journalled."""
+        life.decoded += tokens
+        self.kept[response] += tokens
+        self._parts.setdefault(response, []).append((life, tokens))
+
+    def waste(self, life: Life, tokens: float) -> None:
+        """So many tokens were decoded for nothing."""
+        life.decoded += tokens
+        life.wasted += tokens
+
+    def begin_again(self, response: int) -> None:
+        """Nothing of it counts any more."""
+        for life, tokens in self._parts.pop(response, ()):
+            life.wasted += tokens
+        self.kept[response] = 0.0
+
+    def end(self, response: int, life: Life) -> bool:
+        """Its last token is there; whether its group is complete now."""
+        life.decoded += self.length[response] - self.kept[response]
+        self.kept[response] = float(self.length[response])
+        self._parts.pop(response, None)
+        self._ended[response] = 1
+        self.left -= 1
+        self.unit_left[self.unit[response]] -= 1
+        self.group_left[self.group(response)] -= 1
+        return self.group_left[self.group(response)] == 0

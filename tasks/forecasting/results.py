@@ -1,0 +1,90 @@
+"""What a simulated run gives: every iteration with its seconds, tokens and dollars, and what follows for the whole."""
+
+from dataclasses import dataclass
+
+from storage.planning_records import DecisionRecord
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulatedIteration:
+    """One iteration that was concluded.
+
+    duration_s: from the end of the training before (or the beginning) to the end of its own; those of a run add up.
+    rollout_s: from the plan to the end of the last response. train_s: computing and publishing, without waiting.
+    wait_train_s, wait_remote_s: as of tasks.planning.offer.StepWaits. seeding_s: the trainer's machines generated.
+    members: by pool, that had the weights, on average while responses were decoded; planned: that the plan asked for.
+    tokens: of responses, as trained; tokens_regenerated: decoded for nothing, besides. moved: responses that changed
+    hands. losses: by pool, of machines that were in use. seconds, usd: by pool and by what they were spent on, as of
+    tasks.forecasting.ledger.PARTS (dollars also of "requests" and "egress"); the trainer's pool is TRAIN_POOL of
+    storage.records. gpu_s: of all machines.
+    """
+
+    iteration: int
+    duration_s: float
+    rollout_s: float
+    train_s: float
+    wait_train_s: float
+    wait_remote_s: float
+    seeding_s: float
+    members: dict[str, float]
+    planned: dict[str, int]
+    members_at_end: int
+    tokens: int
+    tokens_decoded: float
+    tokens_regenerated: float
+    prefill_tokens: float
+    moved: int
+    losses: dict[str, int]
+    seconds: dict[str, dict[str, float]]
+    usd: dict[str, dict[str, float]]
+    gpu_s: float
+    decisions: tuple[DecisionRecord, ...]
+
+    @property
+    def usd_total(self) -> float:
+        return sum(sum(parts.values()) for parts in self.usd.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulatedRun:
+    """A run; iterations that had not ended when its time was over are left out.
+
+    stopped: why it ended before its iterations and its time did, as the planner says it; None: it did not.
+    """
+
+    iterations: tuple[SimulatedIteration, ...]
+    stopped: str | None = None
+
+    @property
+    def duration_s(self) -> float:
+        return sum(each.duration_s for each in self.iterations)
+
+    @property
+    def tokens(self) -> int:
+        return sum(each.tokens for each in self.iterations)
+
+    @property
+    def tokens_regenerated(self) -> float:
+        return sum(each.tokens_regenerated for each in self.iterations)
+
+    @property
+    def usd(self) -> float:
+        return sum(each.usd_total for each in self.iterations)
+
+    @property
+    def gpu_seconds(self) -> float:
+        return sum(each.gpu_s for each in self.iterations)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Generated and trained; 0 of a run without iterations."""
+        return self.tokens / self.duration_s if self.iterations else 0.0
+
+    @property
+    def usd_per_mtok(self) -> float:
+        """Dollars per million tokens generated and trained; 0 of a run without iterations."""
+        return self.usd / self.tokens * 1e6 if self.iterations else 0.0
+
+    def last(self, count: int) -> "SimulatedRun":
+        """Its last iterations alone, after whatever had to settle."""
+        return SimulatedRun(iterations=self.iterations[-count:], stopped=self.stopped)

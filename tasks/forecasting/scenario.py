@@ -1,0 +1,308 @@
+"""A scenario: everything that a simulated run depends on, as strict values that a YAML file can hold.
+
+Pools, the trainer's machines, the work, and the policy, of which the planning is the production configuration.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+from resources.pools import POOL_NAME
+from resources.spot_trace import PROCESSES
+from storage.records import TRAIN_POOL
+from tasks.planning.config import PlanningConfig
+from tasks.planning.step_time import StepTime
+
+STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+Points = tuple[tuple[int, float], ...]
+_AtLeast0 = Annotated[float, Field(ge=0)]
+_Above0 = Annotated[float, Field(gt=0)]
+_Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class ScenarioError(ValueError):
+    """A scenario that is not understood: one line per problem, each with the path of its field."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AvailabilityScenario:
+    """When a pool's machines are there: exactly one of a trace file, a process that draws one, or counts.
+
+    path: a trace in one of the formats of resources.spot_trace; as many of its seats are drawn as the pool's count.
+    process: the name of one of resources.spot_trace.PROCESSES.
+    counts: (second, machines that are there from then on), seconds ascending; the last to come goes first.
+    rate_factor: losses so many times as often: of a process its rate, of a file all its events so much closer together.
+    start_s: second of the trace, as the factor made it, at which the run begins; None: drawn. What lies behind its end
+        is its beginning again, without a loss at the seam.
+    """
+
+    __pydantic_config__ = STRICT
+    path: str | None = None
+    process: str | None = None
+    counts: Annotated[tuple[tuple[_AtLeast0, Annotated[int, Field(ge=0)]], ...], Field(min_length=1)] | None = None
+    rate_factor: _Above0 = 1.0
+    start_s: _AtLeast0 | None = None
+
+    def __post_init__(self) -> None:
+        given = [name for name in ("path", "process", "counts") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"path, process, counts: value {given or 'none'} given; allowed: exactly one of them")
+        if self.process is not None and self.process not in PROCESSES:
+            raise ValueError(f"process: value {self.process!r}; allowed: {', '.join(PROCESSES)}")
+        if self.counts is not None and any(b[0] <= a[0] for a, b in pairwise(self.counts)):
+            raise ValueError(f"counts: seconds {[at_s for at_s, _ in self.counts]}; allowed: ascending")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolScenario:
+    """A pool of machines that generate, one member of the crew each.
+
+    count_min, count: members at least and at most; the planner chooses between them.
+    usd_per_h: of one machine. gpus: of one machine, for GPU-seconds.
+    responses_max: it decodes together. step_s: (batch, seconds of a decode step), as of tasks.planning.step_time.
+    prefill_tokens_per_s: how fast prompts and prefixes are computed; decoding stands still meanwhile.
+    start_s: of a new machine, until a process can start on it: provisioning and image. It is paid for.
+    process_s: of a member, in every iteration, until it asks for weights: pod and engine; 0 where engines persist.
+    link_gbps: of a machine, downwards. egress_usd_per_gb: for what it reads.
+    kept: between iterations its machines stay, and are paid for; else a machine goes when its member leaves, and the
+        next iteration starts new ones.
+    availability: None: whenever they are asked for.
+    """
+
+    __pydantic_config__ = STRICT
+    name: Annotated[str, Field(pattern=POOL_NAME)] = "rollout"
+    interruptible: bool = True
+    count: Annotated[int, Field(ge=0)]
+    count_min: Annotated[int, Field(ge=0)] = 0
+    usd_per_h: _AtLeast0
+    gpus: _AtLeast0 = 1.0
+    responses_max: Annotated[int, Field(ge=1)]
+    step_s: Points
+    prefill_tokens_per_s: _Above0
+    start_s: _AtLeast0 = 0.0
+    process_s: _AtLeast0 = 0.0
+    link_gbps: _Above0
+    egress_usd_per_gb: _AtLeast0 = 0.0
+    kept: bool = True
+    availability: AvailabilityScenario | None = None
+
+    def __post_init__(self) -> None:
+        if self.count_min > self.count:
+            raise ValueError(f"count_min: value {self.count_min}; allowed: 0 to count ({self.count})")
+        if self.name == TRAIN_POOL:
+            raise ValueError(f"name: value {self.name!r}; allowed: another, that is what the trainer's machines are")
+        StepTime(self.step_s)
+
+    @property
+    def step_time(self) -> StepTime:
+        return StepTime(self.step_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerScenario:
+    """The trainer's machines, which are always there.
+
+    engines: rollout engines that fit on them, for seeding (RLBoost's N_resv); 0: they do not generate.
+    usd_per_h, gpus: of all of them together.
+    responses_max, step_s, prefill_tokens_per_s: of one of the engines.
+    process_s: until the engines are ready, in every iteration in which they generate; 0 where they persist.
+    train_s_per_token: of a generated token. train_fixed_s: of a step, besides: optimizer, publishing the weights.
+    upload_gbps: weights reach all members together so fast at most; None: without limit, as from object storage.
+    micro_batch_responses: when streaming, training goes on as soon as so many have ended in complete groups.
+    """
+
+    __pydantic_config__ = STRICT
+    engines: Annotated[int, Field(ge=0)]
+    usd_per_h: _AtLeast0
+    gpus: _AtLeast0
+    responses_max: Annotated[int, Field(ge=1)]
+    step_s: Points
+    prefill_tokens_per_s: _Above0
+    process_s: _AtLeast0 = 0.0
+    train_s_per_token: _AtLeast0
+    train_fixed_s: _AtLeast0 = 0.0
+    upload_gbps: _Above0 | None = None
+    micro_batch_responses: Annotated[int, Field(ge=1)] = 16
+
+    def __post_init__(self) -> None:
+        StepTime(self.step_s)
+
+    @property
+    def step_time(self) -> StepTime:
+        return StepTime(self.step_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthsScenario:
+    """How long responses are, in tokens: quantiles, a file of them, or a log-normal distribution.
+
+    quantiles: (quantile, tokens), both ascending, linear between. path, column: a CSV file with a column `quantile`.
+    median, sigma: of the log-normal distribution; sigma is of the natural logarithm.
+    cap: longer ones end there.
+    rho: correlation of the normal scores of two responses to one prompt, in the same epoch or another.
+    drift: median and tail grow by this share with every iteration.
+    epoch_change_tokens: standard deviation of how a prompt's lengths shift from one epoch to the next.
+    """
+
+    __pydantic_config__ = STRICT
+    quantiles: Annotated[tuple[tuple[_Share, _AtLeast0], ...], Field(min_length=2)] | None = None
+    path: str | None = None
+    column: str | None = None
+    median: _Above0 | None = None
+    sigma: _AtLeast0 | None = None
+    cap: Annotated[int, Field(ge=1)]
+    rho: _Share = 0.5
+    drift: Annotated[float, Field(gt=-1, lt=10)] = 0.0
+    epoch_change_tokens: _AtLeast0 = 0.0
+
+    def __post_init__(self) -> None:
+        given = [name for name in ("quantiles", "path", "median") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"quantiles, path, median: value {given or 'none'} given; allowed: exactly one of them")
+        if (self.median is None) != (self.sigma is None) or (self.path is None) != (self.column is None):
+            raise ValueError("sigma, column: one is missing or too much; allowed: median with sigma, path with column")
+        if self.quantiles is not None and any(b[0] <= a[0] or b[1] < a[1] for a, b in pairwise(self.quantiles)):
+            raise ValueError("quantiles: they do not ascend; allowed: quantiles ascending, tokens not descending")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkScenario:
+    """What is to be generated: num_prompts_per_step groups of num_generations responses in each of `iterations`.
+
+    prompt_tokens: of every prompt. prompts_in_dataset: after so many the next epoch begins; None: no prompt recurs.
+    """
+
+    __pydantic_config__ = STRICT
+    num_prompts_per_step: Annotated[int, Field(ge=1)]
+    num_generations: Annotated[int, Field(ge=1)]
+    prompt_tokens: Annotated[int, Field(ge=1)]
+    prompts_in_dataset: Annotated[int, Field(ge=1)] | None = None
+    lengths: LengthsScenario
+    iterations: Annotated[int, Field(ge=1)]
+
+    def __post_init__(self) -> None:
+        prompts = self.prompts_in_dataset
+        if prompts is not None and prompts < self.num_prompts_per_step:
+            raise ValueError(
+                f"prompts_in_dataset: value {prompts}; allowed: null, or at least num_prompts_per_step "
+                f"({self.num_prompts_per_step})"
+            )
+
+    @property
+    def num_responses(self) -> int:
+        return self.num_prompts_per_step * self.num_generations
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """What is decided how. All but `planning` and the intervals are switches for comparisons that production lacks.
+
+    planning: as production plans.
+    resume: what a lost response begins again from: "token", the last flush; "response", its prompt. Work that the
+        living hand on keeps its tokens in the first case only.
+    balance: members without work take some from the living; what is lost or that nobody came for, they always take.
+    streaming: the trainer begins with the first complete groups; without, when all responses have ended.
+    one_step_off: the next iteration is generated while this one is trained, with weights one version behind.
+    seeding_memory: the controller remembers seeding times by number of members.
+    predictor: what the planner is told of lengths: nothing; the truth; what the prompt did in the epoch before; or the
+        truth, but only the share `recall` of the longest fifth of the groups is told as such.
+    flush_interval_s, heartbeat_interval_s, claim_ttl_s: as of tasks.sampling.config.RolloutConfig.
+    weights_bytes: of a full pull. weights_delta_bytes: of a pull by a machine that has the version before; None: full.
+    transfer: each member begins when its own pull has ended, or all of them when the last has.
+    """
+
+    __pydantic_config__ = STRICT
+    planning: PlanningConfig = field(default_factory=PlanningConfig)
+    resume: Literal["token", "response"] = "token"
+    balance: bool = True
+    streaming: bool = True
+    one_step_off: bool = False
+    seeding_memory: bool = True
+    predictor: Literal["none", "oracle", "history", "recall"] = "none"
+    recall: _Share = 0.87
+    flush_interval_s: _Above0 = 5.0
+    heartbeat_interval_s: _Above0 = 5.0
+    claim_ttl_s: _Above0 = 30.0
+    weights_bytes: _AtLeast0
+    weights_delta_bytes: _AtLeast0 | None = None
+    transfer: Literal["pull", "barrier"] = "pull"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """All of it. sources: where figures come from, by the path of their field; nothing reads it but people."""
+
+    __pydantic_config__ = STRICT
+    name: str
+    pools: tuple[PoolScenario, ...] = ()
+    trainer: TrainerScenario
+    work: WorkScenario
+    policy: Policy
+    sources: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        names = [pool.name for pool in self.pools]
+        if len(set(names)) < len(names):
+            raise ValueError(f"pools: names {names}; allowed: each once")
+        crew = sum(pool.count for pool in self.pools)
+        seeding = self.policy.planning.seeding
+        if not crew and not (self.trainer.engines and seeding == "auto"):
+            raise ValueError(
+                f"pools: value no members, with trainer.engines {self.trainer.engines} and policy.planning.seeding "
+                f"{seeding!r}; allowed: members, or engines that generate (seeding 'auto')"
+            )
+
+
+_ADAPTER = TypeAdapter(Scenario)
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1 reads 1e-6 and 4e11 as text."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9]+)[eE][-+]?[0-9]+"),
+    list("-+.0123456789"),
+)
+
+
+def load(path: str | Path) -> Scenario:
+    """The scenario in a YAML or JSON file; ScenarioError names the file and every field that is wrong."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        document = yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ScenarioError(f"{path}: cannot be read: {' '.join(str(error).split())}") from None
+    return parse(document, str(path))
+
+
+def parse(document: object, source: str = "the scenario") -> Scenario:
+    """The scenario that a mapping describes; raises ScenarioError."""
+    if not isinstance(document, Mapping):
+        raise ScenarioError(f"{source}: value of type {type(document).__name__}; allowed: a mapping")
+    try:
+        # By way of JSON, so that lists are tuples.
+        return _ADAPTER.validate_json(json.dumps(document))
+    except ValidationError as error:
+        problems = [_problem(details) for details in error.errors(include_url=False)]
+    except (TypeError, ValueError) as error:
+        problems = [str(error)]
+    raise ScenarioError(f"{source} is not a valid scenario:\n" + "\n".join(f"  {line}" for line in problems))
+
+
+def _problem(details: Any) -> str:
+    path = ".".join(str(part) for part in details["loc"]) or "the document"
+    message = details["msg"].removeprefix("Value error, ")
+    if details["type"] == "value_error":
+        return f"{path}: {message}"
+    if details["type"].startswith(("missing", "unexpected", "extra")):
+        return f"{path}: {message[:1].lower()}{message[1:]}"
+    return f"{path}: value {details['input']!r:.80}; allowed: {message.removeprefix('Input should be ')}"

@@ -1,0 +1,41 @@
+import numpy as np
+import pytest
+
+from tasks.forecasting.expectations import Expectations
+
+PROMPTS = np.arange(100)
+LENGTHS = np.random.default_rng(0).integers(10, 1000, (100, 4))
+TAIL = set(np.argsort(-LENGTHS.mean(axis=1))[:20].tolist())
+
+
+def tail_of(values: np.ndarray) -> set[int]:
+    return set(np.argsort(-values)[:20].tolist())
+
+
+def test_nothing_known_tells_all_groups_alike():
+    told = Expectations("none", 0.9, 0).expected(0, PROMPTS, LENGTHS)
+    assert told.predictor == "none"
+    assert set(told.expected) == {LENGTHS.mean()}
+    assert set(told.high) == {np.quantile(LENGTHS, 0.9)}
+
+
+def test_the_oracle_tells_the_truth():
+    told = Expectations("oracle", 0.0, 0).expected(0, PROMPTS, LENGTHS)
+    assert (told.expected == LENGTHS.mean(axis=1)).all()
+    assert (told.high >= told.expected).all()
+
+
+@pytest.mark.parametrize("recall", [0.0, 0.5, 0.87, 1.0])
+def test_so_much_of_the_tail_is_told_as_was_asked_for(recall):
+    told = Expectations("recall", recall, 1).expected(0, PROMPTS, LENGTHS)
+    assert len(tail_of(told.expected) & TAIL) == round(recall * 20)
+    assert sorted(told.expected) == sorted(LENGTHS.mean(axis=1))
+
+
+def test_history_tells_the_epoch_before_and_of_new_prompts_the_average():
+    history = Expectations("history", 0.9, 0)
+    assert history.expected(0, PROMPTS, LENGTHS).predictor == "none"
+    history.learn(PROMPTS, LENGTHS)
+    told = history.expected(1, np.array([5, 999, 7]), LENGTHS[:3])
+    assert told.predictor == "history"
+    assert told.expected.tolist() == [LENGTHS[5].mean(), LENGTHS.mean(), LENGTHS[7].mean()]

@@ -1,0 +1,71 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tasks.forecasting.response_lengths import ResponseLengths
+from tasks.forecasting.scenario import LengthsScenario, ScenarioError, WorkScenario
+
+LOGNORMAL = LengthsScenario(median=1000.0, sigma=0.8, cap=100_000, rho=0.5)
+
+
+def drawn(lengths: LengthsScenario, **changes) -> ResponseLengths:
+    work = WorkScenario(num_prompts_per_step=2000, num_generations=2, prompt_tokens=1, lengths=lengths, iterations=9)
+    return ResponseLengths(replace(work, **changes), 7)
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.5, 0.9])
+def test_the_distribution_and_the_correlation_are_those_that_were_asked_for(rho):
+    logs = np.log(drawn(replace(LOGNORMAL, rho=rho)).lengths(0))
+    assert np.median(logs) == pytest.approx(np.log(1000), abs=0.06)
+    assert logs.std() == pytest.approx(0.8, abs=0.03)
+    assert np.corrcoef(logs.T)[0, 1] == pytest.approx(rho, abs=0.06)
+
+
+def test_quantiles_inline_and_from_a_file_are_the_same(tmp_path):
+    points = ((0.0, 10.0), (0.5, 100.0), (1.0, 1000.0))
+    (tmp_path / "q.csv").write_text("quantile,a,b\n" + "".join(f"{q},0,{t}\n" for q, t in points))
+    inline = drawn(LengthsScenario(quantiles=points, cap=900)).lengths(0)
+    read = drawn(LengthsScenario(path=str(tmp_path / "q.csv"), column="b", cap=900)).lengths(0)
+    assert (inline == read).all()
+    assert np.median(inline) == pytest.approx(100, rel=0.1)
+    assert (inline.min() >= 10, inline.max()) == (True, 900)
+    for column, message in (("c", "no column 'c'"), ("a", None)):
+        settings = LengthsScenario(path=str(tmp_path / "q.csv"), column=column, cap=900)
+        if message:
+            with pytest.raises(ScenarioError, match=message):
+                drawn(settings)
+        else:
+            assert drawn(settings).lengths(0).max() == 1
+    (tmp_path / "q.csv").write_text("quantile,a\n0.5,3\n0.1,4\n")
+    with pytest.raises(ScenarioError, match="2 rows; allowed: at least 2, ascending"):
+        drawn(LengthsScenario(path=str(tmp_path / "q.csv"), column="a", cap=9))
+
+
+def test_lengths_drift_with_the_iterations():
+    lengths = drawn(replace(LOGNORMAL, drift=0.1))
+    assert np.median(lengths.lengths(5)) / np.median(lengths.lengths(0)) == pytest.approx(1.1**5, rel=0.1)
+
+
+def test_every_epoch_has_each_prompt_once_in_an_order_of_its_own():
+    lengths = drawn(LOGNORMAL, prompts_in_dataset=5000)
+    seen = np.concatenate([lengths.prompts(k) for k in range(5)])
+    assert sorted(seen[:5000]) == sorted(seen[5000:]) == list(range(5000))
+    assert (seen[:5000] != seen[5000:]).any()
+    assert (drawn(LOGNORMAL).prompts(1) == np.arange(2000, 4000)).all()
+
+
+def test_a_prompt_changes_between_epochs_as_much_as_was_asked_for():
+    # RLHFless: 70 % within 50 tokens, 90 % within 100; a normal change of 55 is between the two.
+    lengths = drawn(replace(LOGNORMAL, rho=1.0, epoch_change_tokens=55.0), prompts_in_dataset=2000)
+    by_prompt = [
+        dict(zip(lengths.prompts(k).tolist(), lengths.lengths(k)[:, 0].tolist(), strict=True)) for k in range(2)
+    ]
+    changes = np.array([by_prompt[1][prompt] - by_prompt[0][prompt] for prompt in range(2000)])
+    assert changes.std() == pytest.approx(55, rel=0.1)
+    assert np.mean(np.abs(changes) <= 50) == pytest.approx(0.64, abs=0.05)
+
+
+def test_the_draws_are_those_of_the_seed():
+    assert (drawn(LOGNORMAL).lengths(3) == drawn(LOGNORMAL).lengths(3)).all()
+    assert (drawn(LOGNORMAL).lengths(3) != drawn(LOGNORMAL).lengths(4)).any()

@@ -1,0 +1,300 @@
+"""A simulated run: what goes in comes out, and where the figures can be worked out by hand, they are those."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from storage.records import TRAIN_POOL
+from tasks.forecasting.events import Stalled
+from tasks.forecasting.ledger import PARTS
+from tasks.forecasting.response_lengths import ResponseLengths
+from tasks.forecasting.results import SimulatedRun
+from tasks.forecasting.scenario import AvailabilityScenario, Scenario
+from tasks.forecasting.simulate import simulate
+from tasks.planning.config import PlanningConfig
+from tasks.planning.makespan import member_time_s
+from tasks.planning.seeding import closed_form_s
+from tests.simulated_scenarios import a_pool, a_scenario, a_trainer, all_alike, some_lengths
+
+SEEDING = PlanningConfig(seeding="auto", seeding_s_initial=2.0, seeding_s_min=0.5)
+PREFILL_S, PULL_S = 100 / 1e4, 1.0
+
+
+def check(scenario: Scenario, run: SimulatedRun) -> None:
+    """Tokens, seconds and dollars add up in every iteration and pool."""
+    work = scenario.work
+    assert [each.iteration for each in run.iterations] == list(range(len(run.iterations)))
+    for each in run.iterations:
+        assert each.tokens >= work.num_responses
+        assert each.tokens_decoded == pytest.approx(each.tokens + each.tokens_regenerated, rel=1e-9)
+        assert each.tokens_regenerated >= 0
+        trainer = each.seconds[TRAIN_POOL]
+        assert sum(trainer.values()) == pytest.approx(each.duration_s)
+        assert trainer["train"] == pytest.approx(each.train_s)
+        assert min(min(parts.values()) for parts in each.seconds.values()) >= -1e-9
+        gpu_s = sum(trainer.values()) * scenario.trainer.gpus
+        for pool in scenario.pools:
+            parts, usd = each.seconds[pool.name], each.usd[pool.name]
+            assert set(parts) == set(PARTS)
+            for part, duration_s in parts.items():
+                assert usd[part] == pytest.approx(duration_s * pool.usd_per_h / 3600)
+            gpu_s += sum(parts.values()) * pool.gpus
+            assert each.members[pool.name] <= pool.count + 1e-9
+        assert each.gpu_s == pytest.approx(gpu_s)
+    if scenario.pools and all(pool.availability is None and pool.kept for pool in scenario.pools) and run.iterations:
+        first, later = run.iterations[0], run.iterations[1:-1]
+        for pool in scenario.pools if not scenario.policy.one_step_off else ():
+            for each in (first, *later):
+                machines = each.planned.get(pool.name, 0)
+                assert sum(each.seconds[pool.name].values()) == pytest.approx(machines * each.duration_s)
+
+
+planning = st.builds(
+    PlanningConfig,
+    seeding=st.sampled_from(["off", "auto"]),
+    seeding_s_initial=st.floats(0, 10),
+    width=st.sampled_from(["fixed", "cost", "balance"]),
+)
+gpu_seconds = st.builds(PlanningConfig, objective=st.just("gpu_seconds"), cut_share=st.sampled_from([None, 0.5]))
+availability = st.one_of(
+    st.none(),
+    st.builds(AvailabilityScenario, process=st.just("aws-v100-us-west-2a"), rate_factor=st.floats(1, 200)),
+    st.builds(
+        AvailabilityScenario,
+        counts=st.lists(st.integers(0, 3), max_size=5).map(
+            lambda counts: (*((4.0 * k, count) for k, count in enumerate(counts)), (100.0, 2))
+        ),
+    ),
+)
+pools = st.builds(
+    a_pool,
+    st.integers(1, 4),
+    availability=availability,
+    start_s=st.sampled_from([0.0, 3.0]),
+    process_s=st.sampled_from([0.0, 0.5]),
+    kept=st.booleans(),
+    responses_max=st.integers(1, 16),
+    egress_usd_per_gb=st.just(0.1),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(pools, min_size=1, max_size=2),
+    st.one_of(planning, gpu_seconds),
+    st.integers(0, 2),
+    st.fixed_dictionaries(
+        {
+            "resume": st.sampled_from(["token", "response"]),
+            "balance": st.booleans(),
+            "streaming": st.booleans(),
+            "one_step_off": st.booleans(),
+            "seeding_memory": st.booleans(),
+            "transfer": st.sampled_from(["pull", "barrier"]),
+            "predictor": st.sampled_from(["none", "oracle", "history", "recall"]),
+            "claim_ttl_s": st.just(10.0),
+            "weights_delta_bytes": st.sampled_from([None, 1e7]),
+        }
+    ),
+    st.integers(0, 1000),
+)
+def test_tokens_and_seconds_are_conserved_whatever_happens(pools, planning, engines, policy, seed):
+    named = [replace(pool, name=f"pool-{k}") for k, pool in enumerate(pools)]
+    scenario = a_scenario(*named, trainer=a_trainer(engines=engines, upload_gbps=20.0), planning=planning, **policy)
+    run = simulate(scenario, seed=seed)
+    assert run.stopped is None
+    assert len(run.iterations) == scenario.work.iterations
+    check(scenario, run)
+
+
+def test_one_seed_one_history():
+    pool = a_pool(4, availability=AvailabilityScenario(process="aws-p3", rate_factor=500.0))
+    scenario = a_scenario(pool, trainer=a_trainer(engines=2), planning=SEEDING, predictor="recall")
+    assert simulate(scenario, seed=5) == simulate(scenario, seed=5)
+    assert simulate(scenario, seed=5) != simulate(scenario, seed=6)
+
+
+def test_one_member_without_losses_takes_the_identity_of_its_step_time():
+    scenario = a_scenario(a_pool(1, responses_max=64), generations=1, groups=12, iterations=1)
+    run = simulate(scenario, seed=3)
+    lengths = sorted(_lengths(scenario, 3), reverse=True)
+    decode_s = member_time_s(lengths, scenario.pools[0].step_time, 64)
+    found = run.iterations[0]
+    assert found.rollout_s == pytest.approx(PULL_S + 12 * PREFILL_S + decode_s)
+    assert found.seconds["rollout"]["useful"] == pytest.approx(decode_s)
+    assert found.seconds["rollout"]["transfer"] == pytest.approx(PULL_S)
+    assert found.tokens == sum(lengths)
+    assert found.wait_remote_s + found.rollout_s == pytest.approx(found.duration_s)
+
+
+def test_colocated_and_without_streaming_is_rollout_and_then_training():
+    trainer = a_trainer(engines=1, responses_max=64)
+    scenario = a_scenario(trainer=trainer, planning=SEEDING, streaming=False, iterations=2)
+    for number, found in enumerate(simulate(scenario, seed=3).iterations):
+        lengths = sorted(_lengths(scenario, 3, number), reverse=True)
+        rollout_s = 8 * PREFILL_S + member_time_s(lengths, trainer.step_time, 64)
+        assert found.rollout_s == found.seeding_s == pytest.approx(rollout_s)
+        assert found.train_s == pytest.approx(sum(lengths) * 0.001 + 2.0)
+        assert found.duration_s == pytest.approx(found.rollout_s + found.train_s)
+
+
+def test_twice_the_members_take_half_the_time_where_there_is_no_tail():
+    # A step of eight takes as long as one of one, so two waves become one.
+    one, two = (
+        simulate(a_scenario(a_pool(count, responses_max=8), lengths=all_alike(500), groups=16, generations=1), seed=0)
+        for count in (1, 2)
+    )
+    decode_s = [run.iterations[0].rollout_s - PULL_S for run in (one, two)]
+    assert decode_s[1] == pytest.approx(decode_s[0] / 2)
+    assert decode_s[1] == pytest.approx(5.0 + 8 * PREFILL_S)
+
+
+def test_what_is_lost_with_everybody_is_taken_up_when_somebody_comes():
+    times = AvailabilityScenario(counts=((0.0, 3), (4.0, 0), (60.0, 3)))
+    scenario = a_scenario(a_pool(3, availability=times), iterations=1)
+    undisturbed = simulate(replace(scenario, pools=(a_pool(3),)), seed=1).iterations[0]
+    found = simulate(scenario, seed=1).iterations[0]
+    check(scenario, simulate(scenario, seed=1))
+    assert found.losses == {"rollout": 3, TRAIN_POOL: 0}
+    assert undisturbed.rollout_s > 4.0
+    # Everything was flushed but the last interval; so what is lost is no more than that.
+    lost_s = scenario.policy.flush_interval_s + PULL_S + 1.0
+    assert 56.0 < found.rollout_s - undisturbed.rollout_s < 56.0 + lost_s
+    assert found.tokens_regenerated > 0
+    with pytest.raises(Stalled, match="nothing can happen after second 5"):
+        simulate(replace(scenario, pools=(a_pool(3, availability=AvailabilityScenario(counts=((0.0, 3), (4.0, 0)))),)),
+                 seed=1)  # fmt: skip
+
+
+def test_beginning_again_from_the_prompt_costs_more():
+    pool = a_pool(3, availability=AvailabilityScenario(counts=((0.0, 3), (9.0, 2), (12.0, 3))))
+    scenario = a_scenario(pool, lengths=some_lengths(median=600.0), iterations=1, flush_interval_s=1.0)
+    by_token, by_response = (
+        simulate(replace(scenario, policy=replace(scenario.policy, resume=resume)), seed=2).iterations[0]
+        for resume in ("token", "response")
+    )
+    assert by_response.tokens_regenerated > 3 * by_token.tokens_regenerated > 0
+    assert by_response.rollout_s > by_token.rollout_s
+    assert by_response.seconds["rollout"]["wasted"] > by_token.seconds["rollout"]["wasted"]
+
+
+def test_streaming_and_a_step_off_each_save_time():
+    base = a_scenario(a_pool(2), iterations=6, streaming=False)
+    policies = [
+        base.policy,
+        replace(base.policy, streaming=True),
+        replace(base.policy, streaming=True, one_step_off=True),
+    ]
+    durations = [simulate(replace(base, policy=policy), seed=0).duration_s for policy in policies]
+    assert durations[0] > durations[1] > durations[2]
+
+
+def test_a_step_off_takes_the_longer_of_generating_and_training():
+    scenario = a_scenario(a_pool(2), lengths=all_alike(300), iterations=8, one_step_off=True)
+    steady = simulate(scenario, seed=0).iterations[3:-1]
+    for each in steady:
+        assert each.duration_s == pytest.approx(max(each.rollout_s, each.train_s), rel=0.01)
+
+
+def test_balancing_helps_when_one_member_has_more_than_the_others():
+    pool = a_pool(4, responses_max=4)
+    scenario = a_scenario(pool, groups=5, generations=8, lengths=all_alike(400), iterations=1)
+    unbalanced = simulate(replace(scenario, policy=replace(scenario.policy, balance=False)), seed=0).iterations[0]
+    balanced = simulate(scenario, seed=0).iterations[0]
+    assert unbalanced.moved == 0
+    assert balanced.moved > 0
+    assert balanced.rollout_s < unbalanced.rollout_s
+
+
+def test_a_barrier_holds_all_until_the_slowest_has_the_weights():
+    pools = (a_pool(2), a_pool(1, name="far", link_gbps=0.8))
+    scenario = a_scenario(*pools, iterations=1, planning=PlanningConfig(dispatch="in_turn"))
+    pulled, held = (
+        simulate(replace(scenario, policy=replace(scenario.policy, transfer=transfer)), seed=0).iterations[0]
+        for transfer in ("pull", "barrier")
+    )
+    assert pulled.seconds["rollout"]["transfer"] == pytest.approx(2 * PULL_S)
+    assert held.seconds["rollout"]["transfer"] == pytest.approx(2 * 10.0)
+
+
+def test_machines_that_are_not_kept_are_paid_for_only_while_they_work():
+    kept, released = (
+        simulate(a_scenario(a_pool(2, start_s=5.0, kept=kept), iterations=3), seed=0) for kept in (True, False)
+    )
+    assert [each.seconds["rollout"]["starting"] for each in kept.iterations] == pytest.approx([10.0, 0.0, 0.0])
+    assert [each.seconds["rollout"]["starting"] for each in released.iterations] == pytest.approx([10.0] * 3)
+    assert released.iterations[1].seconds["rollout"]["idle"] < kept.iterations[1].seconds["rollout"]["idle"]
+
+
+def test_who_has_ended_its_work_leaves_when_machine_time_counts():
+    planning = PlanningConfig(objective="gpu_seconds")
+    scenario = a_scenario(a_pool(4, kept=False), groups=16, iterations=2, predictor="oracle")
+    early = simulate(replace(scenario, policy=replace(scenario.policy, planning=planning)), seed=0)
+    assert early.gpu_seconds < simulate(scenario, seed=0).gpu_seconds
+    cutting = replace(planning, cut_share=0.5)
+    cut = simulate(replace(scenario, policy=replace(scenario.policy, planning=cutting, predictor="none")), seed=0)
+    assert sum(each.moved for each in cut.iterations) > 0
+    check(scenario, cut)
+
+
+def test_a_run_ends_with_its_budget_or_with_its_time():
+    scenario = a_scenario(a_pool(2), iterations=50)
+    whole = simulate(replace(scenario, work=replace(scenario.work, iterations=4)), seed=0)
+    planning = PlanningConfig(usd_per_run_max=whole.usd)
+    bounded = simulate(replace(scenario, policy=replace(scenario.policy, planning=planning)), seed=0)
+    assert bounded.stopped is not None
+    assert "usd_per_run_max" in bounded.stopped
+    assert 1 <= len(bounded.iterations) <= 6
+    timed = simulate(scenario, seed=0, span_s=whole.duration_s - 1.0)
+    assert timed.iterations == whole.iterations
+    assert timed.last(2).tokens == sum(each.tokens for each in whole.iterations[-2:])
+
+
+def test_requests_and_egress_are_paid_for():
+    scenario = a_scenario(a_pool(2, egress_usd_per_gb=0.1), iterations=1)
+    usd = simulate(scenario, seed=0).iterations[0].usd["rollout"]
+    assert usd["egress"] == pytest.approx(2 * 0.1, rel=1e-3)
+    assert 0 < usd["requests"] < usd["useful"]
+
+
+def _lengths(scenario: Scenario, seed: int, iteration: int = 0) -> list[int]:
+    return ResponseLengths(scenario.work, seed).lengths(iteration).ravel().tolist()
+
+
+FLAT = ((4, 0.01),)
+
+
+def tail_free(members: int, **pool) -> Scenario:
+    """256 engine-seconds of work in groups of one second each, training of 60 s, two engines on its machines."""
+    engine = {"responses_max": 4, "step_s": FLAT, "prefill_tokens_per_s": 1e9}
+    return a_scenario(
+        a_pool(members, **engine, **pool),
+        trainer=a_trainer(engines=2, train_s_per_token=60 / 102_400, train_fixed_s=0.0, **engine),
+        lengths=all_alike(100),
+        groups=256,
+        iterations=14,
+        planning=PlanningConfig(seeding="auto", seeding_s_initial=10.0, seeding_s_min=1.0),
+    )
+
+
+@pytest.mark.parametrize("members", [1, 2, 3, 4])
+def test_seeding_converges_to_the_closed_form_where_there_is_no_tail(members):
+    steady = simulate(tail_free(members), seed=0).iterations[-3:]
+    expected_s = closed_form_s(256.0, 60.0, PULL_S, 2, members, 1.0)
+    for each in steady:
+        assert each.seeding_s == pytest.approx(expected_s, abs=0.5)
+        assert each.duration_s == pytest.approx(expected_s + 60.0, abs=2.0)
+
+
+def test_no_seeding_where_the_crew_keeps_the_trainer_busy():
+    assert simulate(tail_free(5), seed=0).iterations[-1].seeding_s == 0.0
+
+
+def test_seeding_follows_the_members_that_are_there():
+    times = AvailabilityScenario(counts=((0.0, 4), (500.0, 1), (1200.0, 4)))
+    iterations = simulate(tail_free(4, availability=times), seed=0).iterations
+    by_members = {round(each.members["rollout"]): each for each in iterations if each.losses["rollout"] == 0}
+    assert set(by_members) >= {1, 4}
+    assert by_members[1].duration_s > by_members[4].duration_s + 20.0
