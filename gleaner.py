@@ -14,6 +14,7 @@ from rich.live import Live
 from rich.table import Table
 
 from resources.notice import PreemptionNotice
+from storage import records
 from storage.clock import SystemClock
 from storage.connect import connect
 from storage.evaluations import evaluations
@@ -24,11 +25,16 @@ from storage.run import next_iteration, read_config, read_plan, reports
 from storage.store import StorageError
 from tasks.configuration.run_config import ConfigError, RunConfig, dump, load, parse
 from tasks.evaluation.held_out import load_held_out
+from tasks.forecasting.forecast import forecast as forecast_run
+from tasks.forecasting.probe import NoProbe, probe_run
+from tasks.forecasting.realised import compare, save_forecast
+from tasks.forecasting.table import comparison_text, forecast_text
 from tasks.grading.grader import Grader
 from tasks.grading.reward import GradingError
 from tasks.learning.pretrained import ModelError, check_model
 from tasks.prompts.loading import load_prompts
 from tasks.prompts.prompt import PromptError
+from tasks.reporting.costs import usd_per_reward_point
 from tasks.reporting.crew_view import RunView
 from tasks.reporting.evaluation_tab import evaluation_line
 from tasks.reporting.export import export_rollouts
@@ -123,6 +129,36 @@ def _check_store(url: str, keys: int, *, as_json: bool) -> None:
 
 
 @main.command()
+@click.argument("config", type=click.Path(path_type=Path), required=False)
+@click.option("--save", is_flag=True, help="Also write the forecast into the run's directory.")
+@click.option("--no-probe", is_flag=True, help="Do not read the run's last reports; only what is configured counts.")
+@click.option("--realised", "run_url", metavar="RUN_URL", help="Instead: a saved forecast against what the run took.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def forecast(config: Path | None, save: bool, no_probe: bool, run_url: str | None, as_json: bool) -> None:
+    """Say what a run will take on several fleets, and recommend one; needs no GPU and no weights."""
+    try:
+        if config is not None and run_url is None:
+            _forecast_run(load(config), save=save, no_probe=no_probe, as_json=as_json)
+        elif run_url is not None and config is None and not save and not no_probe:
+            comparison = compare(connect(run_url))
+            width = Console().width if sys.stdout.isatty() else 120
+            click.echo(json.dumps(asdict(comparison)) if as_json else comparison_text(comparison, width), nl=as_json)
+        else:
+            raise ValueError("forecast: allowed: CONFIG [--save] [--no-probe] [--json], or --realised URL [--json]")
+    except EXPECTED as error:
+        _refuse(error)
+
+
+def _forecast_run(settings: RunConfig, *, save: bool, no_probe: bool, as_json: bool) -> None:
+    probe = NoProbe(reason="--no-probe") if no_probe else probe_run(settings.run.url)
+    record = forecast_run(settings, probe, SystemClock().wall(), lambda line: click.echo(line, err=True))
+    if save:
+        click.echo(f"written: {save_forecast(connect(settings.run.url), record)}", err=True)
+    width = Console().width if sys.stdout.isatty() else 150
+    click.echo(records.encode(record) if as_json else forecast_text(record, width), nl=as_json)
+
+
+@main.command()
 @click.argument("run_url")
 def status(run_url: str) -> None:
     """Show the committed iterations and evaluations of a run, and what stopped the training of the one after them."""
@@ -133,6 +169,9 @@ def status(run_url: str) -> None:
         _refuse(error)
     if history:
         Console(width=None if sys.stdout.isatty() else 120).print(table(history))
+        point_usd = usd_per_reward_point(history)
+        if point_usd is not None:
+            click.echo(f"a point of mean reward has cost {point_usd:.5f} dollars since iteration 0")
     else:
         click.echo(f"{run_url} holds no committed iteration")
     for record in evaluated:

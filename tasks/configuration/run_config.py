@@ -17,6 +17,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from resources.pools import PoolsConfig
 from storage.retention_config import RetentionConfig
 from tasks.evaluation.config import EvaluationConfig
+from tasks.forecasting.config import ForecastConfig
 from tasks.grading.config import OPERATIONAL as OPERATIONAL_OF_REWARD
 from tasks.grading.config import RewardConfig
 from tasks.learning.config import AlgorithmConfig, OptimizerConfig, TrainerConfig
@@ -69,6 +70,7 @@ OPERATIONAL = {
         "nproc_per_node",
     },
     "evaluation": None,
+    "forecast": None,
     "planning": None,
     "pools": None,
     "retention": None,
@@ -128,6 +130,7 @@ class RunConfig:
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     pools: PoolsConfig = field(default_factory=PoolsConfig)
     planning: PlanningConfig = field(default_factory=PlanningConfig)
+    forecast: ForecastConfig = field(default_factory=ForecastConfig)
     retention: RetentionConfig = field(default_factory=RetentionConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     evaluation: EvaluationConfig | None = None

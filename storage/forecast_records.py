@@ -1,0 +1,77 @@
+"""What a forecast said: its inputs with their sources, the fleets it compared, and what it recommended (format.md 3).
+
+It is written into the run's directory on request, so that it can be held against what the run then took.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pydantic import ConfigDict
+
+STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+Setting = int | float | str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForecastInput:
+    """A figure that a forecast was made from, in words, and where it came from: measured, configured or estimated."""
+
+    __pydantic_config__ = STRICT
+    name: str
+    value: str
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """Over trace windows and seeds: the median, and what one in ten was below (low) and above (high)."""
+
+    __pydantic_config__ = STRICT
+    low: float
+    median: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetForecast:
+    """A fleet: the configuration's fields that make it (by path), and what all iterations are expected to take on it.
+
+    members: of the crew, on average. usd_parts: medians of `usd` by what it is spent on. refused: why it cannot be
+    planned at all; its figures are then missing.
+    """
+
+    __pydantic_config__ = STRICT
+    name: str
+    settings: dict[str, Setting]
+    refused: str | None = None
+    members: float = 0.0
+    hours: Spread | None = None
+    usd: Spread | None = None
+    tokens_per_s: Spread | None = None
+    usd_per_mtok: Spread | None = None
+    usd_parts: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForecastRecord:
+    """forecasts/<digest>.json: of `iterations` iterations, so many of them simulated with each of `seeds` seeds.
+
+    recommended: the name of a fleet; reason: in one sentence; snippet: what to set, by path. sensitivity: dollars of
+    the recommended fleet by factor on the rate of losses; empty where none can be lost.
+    """
+
+    __pydantic_config__ = STRICT
+    format: Literal[1] = 1
+    created_at_s: float
+    iterations: int
+    iterations_simulated: int
+    seeds: int
+    inputs: tuple[ForecastInput, ...]
+    fleets: tuple[FleetForecast, ...]
+    recommended: str
+    reason: str
+    snippet: dict[str, Setting]
+    sensitivity: dict[str, Spread] = field(default_factory=dict)
+
+    def fleet(self, name: str) -> FleetForecast:
+        return next(fleet for fleet in self.fleets if fleet.name == name)

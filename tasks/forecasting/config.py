@@ -1,0 +1,81 @@
+"""What a user may tell the forecast: the model's size, the lengths to expect, the machines. Imports no simulator."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field
+
+STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+_Above0 = Annotated[float, Field(gt=0)]
+_AtLeast0 = Annotated[float, Field(ge=0)]
+_Share = Annotated[float, Field(gt=0, le=1)]
+_Batch = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,5}$")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForecastConfig:
+    """What a forecast is made from where no iteration of the run was measured; nothing here changes the run.
+
+    Attributes:
+        iterations: that the run is to have, those it has already included.
+        widths: members of the pool `rollout` to compare; empty: half, all and twice its `count`.
+        parameters_billions: of the model. kv_bytes_per_token: of its cache, all layers together. None: from config.json
+            at policy.path.
+        accelerator_rollout, accelerator_train: data sheets to estimate from; None: what the pools and prices name.
+        step_s: batch size to seconds of a decode step of a member of `rollout`, if measured; None: estimated.
+        train_s_per_token: of a generated token, all machines of the trainer together; None: estimated.
+        bandwidth_efficiency: share of the memory bandwidth that decoding reaches.
+        mfu: share of the arithmetic that training, prefill and large batches reach.
+        response_median, response_sigma: of a log-normal distribution of response lengths, in tokens; sigma is of the
+            natural logarithm.
+        lengths_path, lengths_column: instead, a CSV file of quantiles with a column `quantile`, and the column to take.
+        length_correlation: of two responses to one prompt.
+        prompt_tokens: of a prompt, on average.
+        prompts_in_dataset: after so many the next epoch begins; None: no prompt recurs.
+        loss_process: of resources.spot_trace, after which interruptible machines are lost. trace_path: a trace instead.
+        loss_rate_factor: losses so many times as often.
+        start_s: of a new machine, until a process can start: provisioning and image.
+        process_s: of a member, in each iteration, until it asks for weights: pod and engine.
+        machines_stay: between iterations, and are paid for; else each iteration starts new ones.
+        link_gbps: of a member's machine, downwards; train_link_gbps: of the trainer's machines, upwards, in all.
+        control_s: between two iterations, for conclusion and plan.
+        seeds: trace windows and draws of lengths for each fleet. iterations_simulated: of each; the rest is scaled.
+    """
+
+    __pydantic_config__ = STRICT
+    iterations: Annotated[int, Field(ge=1, le=100_000)] = 100
+    widths: tuple[Annotated[int, Field(ge=1, le=10_000)], ...] = ()
+    parameters_billions: _Above0 | None = None
+    kv_bytes_per_token: _Above0 | None = None
+    accelerator_rollout: str | None = None
+    accelerator_train: str | None = None
+    step_s: Annotated[dict[_Batch, _Above0], Field(min_length=1)] | None = None
+    train_s_per_token: _Above0 | None = None
+    bandwidth_efficiency: _Share = 0.6
+    mfu: _Share = 0.35
+    response_median: _Above0 | None = None
+    response_sigma: _AtLeast0 = 0.8
+    lengths_path: str | None = None
+    lengths_column: str | None = None
+    length_correlation: Annotated[float, Field(ge=0, le=1)] = 0.5
+    prompt_tokens: Annotated[int, Field(ge=1)] = 256
+    prompts_in_dataset: Annotated[int, Field(ge=1)] | None = None
+    loss_process: Literal["aws-p3", "aws-v100-us-east-2b", "aws-v100-us-west-2a"] = "aws-p3"
+    trace_path: str | None = None
+    loss_rate_factor: _Above0 = 1.0
+    start_s: _AtLeast0 = 180.0
+    process_s: _AtLeast0 = 60.0
+    machines_stay: bool = True
+    link_gbps: _Above0 = 10.0
+    train_link_gbps: _Above0 = 100.0
+    control_s: _AtLeast0 = 30.0
+    seeds: Annotated[int, Field(ge=2, le=1000)] = 5
+    iterations_simulated: Annotated[int, Field(ge=2, le=1000)] = 12
+
+    def __post_init__(self) -> None:
+        if (self.lengths_path is None) != (self.lengths_column is None):
+            raise ValueError(
+                "lengths_column: one is given without the other; allowed: lengths_path with lengths_column"
+            )
+        if self.lengths_path is not None and self.response_median is not None:
+            raise ValueError("response_median: given beside lengths_path; allowed: one of them")

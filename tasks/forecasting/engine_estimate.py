@@ -1,0 +1,114 @@
+"""What an engine and a trainer take, estimated from a model's size and a data sheet: a roofline, and no measurement.
+
+A decode step reads the weights once and each response's cache once, and multiplies by every parameter for every
+response (Williams, Waterman and Patterson, "Roofline", CACM 52 (2009)); training takes 6 operations per parameter and
+token, 8 where activations are computed twice (Kaplan et al., arXiv 2001.08361, section 2.1; Korthikanti et al., arXiv
+2205.05198). Peaks are multiplied by an efficiency that the user may set; a probe's figures replace all of it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from resources.accelerators import Accelerator
+
+# Of an engine's memory, for weights and cache; what vLLM takes unless told otherwise.
+MEMORY_SHARE = 0.9
+# Of bfloat16, in which caches are kept.
+CACHE_VALUE_BYTES = 2
+Points = tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSize:
+    """parameters: all of them. weight_bytes: of each. kv_bytes_per_token: of the cache, all layers, keys and values."""
+
+    parameters: float
+    weight_bytes: int
+    kv_bytes_per_token: float
+
+    @property
+    def bytes(self) -> float:
+        return self.parameters * self.weight_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """Accelerators that hold one copy of a model together (tensor parallel), and what of their peaks is reached."""
+
+    accelerator: Accelerator
+    gpus: int
+    bandwidth_efficiency: float
+    mfu: float
+
+    @property
+    def bytes_per_s(self) -> float:
+        return self.gpus * self.accelerator.bandwidth_bytes_per_s * self.bandwidth_efficiency
+
+    @property
+    def flops(self) -> float:
+        return self.gpus * self.accelerator.flops * self.mfu
+
+
+def size_from_config(document: Mapping[str, Any]) -> tuple[float, float]:
+    """(parameters, cache bytes per token) of a dense decoder by its config.json.
+
+    Counts embeddings, attention with grouped keys and values, and a gated feed-forward block; biases and norms, a
+    thousandth, are left out. Raises ValueError naming what is missing, and for mixtures of experts.
+    """
+    text = {**document, **document.get("text_config", {})}
+    if any(text.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts")):
+        raise ValueError(
+            "policy.path: value a mixture of experts; allowed: a dense model, or forecast.parameters_billions, "
+            "forecast.kv_bytes_per_token, forecast.step_s and forecast.train_s_per_token"
+        )
+    names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
+    missing = [name for name in names if not isinstance(text.get(name), int)]
+    if missing:
+        raise ValueError(
+            f"policy.path: config.json has no number {missing[0]!r}; allowed: forecast.parameters_billions"
+        )
+    hidden, layers, heads, inner, vocabulary = (int(text[name]) for name in names)
+    kv_heads = int(text.get("num_key_value_heads") or heads)
+    head = int(text.get("head_dim") or hidden // heads)
+    attention = 2 * hidden * heads * head + 2 * hidden * kv_heads * head
+    embeddings = vocabulary * hidden * (1 if text.get("tie_word_embeddings") else 2)
+    parameters = embeddings + layers * (attention + 3 * hidden * inner)
+    return float(parameters), float(2 * layers * kv_heads * head * CACHE_VALUE_BYTES)
+
+
+def decode_step_s(model: ModelSize, device: Device, batch: int, context_tokens: float) -> float:
+    """Seconds in which each of `batch` responses gets a token, at a mean context of so many tokens."""
+    weights_s = model.bytes / device.bytes_per_s
+    products_s = 2 * model.parameters * batch / device.flops
+    cache_s = batch * context_tokens * model.kv_bytes_per_token / device.bytes_per_s
+    return max(weights_s, products_s) + cache_s
+
+
+def step_points(model: ModelSize, device: Device, responses_max: int, context_tokens: float) -> Points:
+    """The curve at powers of two and at responses_max, for StepTime."""
+    batches = sorted({*(1 << k for k in range(responses_max.bit_length())), responses_max})
+    return tuple((batch, decode_step_s(model, device, batch, context_tokens)) for batch in batches)
+
+
+def prefill_tokens_per_s(model: ModelSize, device: Device) -> float:
+    """Prompts and prefixes are bound by arithmetic: 2 operations per parameter and token."""
+    return device.flops / (2 * model.parameters)
+
+
+def responses_that_fit(model: ModelSize, device: Device, context_tokens: float) -> int:
+    """How many caches of so many tokens fit beside the weights; raises ValueError when not even one does."""
+    memory = device.gpus * device.accelerator.memory_bytes * MEMORY_SHARE
+    fit = int((memory - model.bytes) / (context_tokens * model.kv_bytes_per_token))
+    if fit < 1:
+        raise ValueError(
+            f"gpus: value {device.gpus} of {device.accelerator.name}: {model.bytes / 1e9:.0f} GB of weights and one "
+            f"response's cache do not fit in {MEMORY_SHARE:.0%} of their {memory / MEMORY_SHARE / 1e9:.0f} GB; "
+            "allowed: more or larger ones"
+        )
+    return fit
+
+
+def train_s_per_token(model: ModelSize, device: Device, flops_per_parameter: float) -> float:
+    """Seconds of the trainer's machines together for a token that they train on."""
+    return flops_per_parameter * model.parameters / device.flops

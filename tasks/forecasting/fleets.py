@@ -1,0 +1,109 @@
+"""Fleets to compare: the trainer's machines alone, the crew alone, both, the user's own, and a width that is chosen.
+
+A fleet is a set of fields of the configuration, and the scenario that follows from them.
+"""
+
+from dataclasses import dataclass, replace
+
+from storage.forecast_records import Setting
+from tasks.configuration.run_config import RunConfig
+from tasks.forecasting.inputs import ForecastInputs
+from tasks.forecasting.scenario import PoolScenario, Scenario
+from tasks.planning.config import PlanningConfig
+
+CONFIGURED = "as configured"
+RESERVED = "reserved only"
+CHOSEN = "width by cost"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fleet:
+    """settings: the fields of the configuration that make it, by path."""
+
+    name: str
+    settings: dict[str, Setting]
+    scenario: Scenario
+
+
+def fleets(config: RunConfig, inputs: ForecastInputs) -> tuple[Fleet, ...]:
+    """The user's own first; every other has one pool, the configuration's first, and is left out where it is the same.
+
+    Raises ValueError when the configuration's own is impossible.
+    """
+    pool = inputs.pools[0]
+    widths = config.forecast.widths or tuple(sorted({max(1, pool.count // 2), pool.count, 2 * pool.count}))
+    can_seed = bool(inputs.trainer.engines)
+    found = [_configured(config, inputs)]
+    if can_seed:
+        found.append(_fleet(RESERVED, _reserved_settings(), inputs, ()))
+    kind = "spot" if pool.interruptible else "crew"
+    found += [_of_width(f"{kind} only, {width}", width, "off", inputs) for width in widths]
+    if can_seed:
+        found += [_of_width(f"reserved + {kind}, {width}", width, "auto", inputs) for width in widths]
+    chosen: dict[str, Setting] = {
+        "pools.rollout.count": max(widths),
+        "pools.rollout.count_min": 0 if can_seed else 1,
+        "planning.width": "cost",
+        "planning.seeding": "auto" if can_seed else "off",
+    }
+    found.append(_fleet(CHOSEN, chosen, inputs, (pool,)))
+    unlike: list[Fleet] = []
+    for fleet in found:
+        alike = (replace(fleet.scenario, name=other.scenario.name) for other in unlike)
+        if not any(other.scenario == same for other, same in zip(unlike, alike, strict=True)):
+            unlike.append(fleet)
+    return tuple(unlike)
+
+
+def _configured(config: RunConfig, inputs: ForecastInputs) -> Fleet:
+    settings: dict[str, Setting] = {}
+    for name, pool in config.pools.crews.items():
+        path = f"pools.{name}" if name == "rollout" else f"pools.more_rollout.{name}"
+        settings |= {f"{path}.count": pool.count, f"{path}.count_min": getattr(pool, "count_min", 0)}
+    settings |= {"planning.width": config.planning.width, "planning.seeding": config.planning.seeding}
+    return _fleet(CONFIGURED, settings, inputs, inputs.pools)
+
+
+def _reserved_settings() -> dict[str, Setting]:
+    # A pool has one slot at least; the planner takes none where none is worth its price.
+    return {
+        "pools.rollout.count": 1,
+        "pools.rollout.count_min": 0,
+        "planning.width": "cost",
+        "planning.seeding": "auto",
+    }
+
+
+def _of_width(name: str, width: int, seeding: str, inputs: ForecastInputs) -> Fleet:
+    settings: dict[str, Setting] = {
+        "pools.rollout.count": width,
+        "pools.rollout.count_min": min(inputs.pools[0].count_min, width),
+        "planning.width": "fixed",
+        "planning.seeding": seeding,
+    }
+    return _fleet(name, settings, inputs, inputs.pools[:1])
+
+
+def _fleet(name: str, settings: dict[str, Setting], inputs: ForecastInputs, pools: tuple[PoolScenario, ...]) -> Fleet:
+    """With the settings laid over the first pool and the planning; pools of none are not there."""
+    first = [
+        replace(
+            pool,
+            count=int(settings["pools.rollout.count"] or 0),
+            count_min=int(settings["pools.rollout.count_min"] or 0),
+        )
+        for pool in pools[:1]
+    ]
+    planning: PlanningConfig = replace(
+        inputs.policy.planning,
+        width=settings["planning.width"],  # type: ignore[arg-type]
+        seeding=settings["planning.seeding"],  # type: ignore[arg-type]
+    )
+    scenario = Scenario(
+        name=name,
+        pools=(*first, *pools[1:]),
+        trainer=inputs.trainer,
+        work=inputs.work,
+        policy=replace(inputs.policy, planning=planning),
+    )
+    return Fleet(name=name, settings=settings, scenario=scenario)

@@ -1,0 +1,381 @@
+"""The parts of a scenario from a run's configuration, each figure with its source.
+
+In this order: measured in the run's last reports; configured in the section `forecast`; estimated from data sheets. An
+estimate is not a measurement, so every figure is shown with where it came from.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from resources.accelerators import accelerator
+from resources.pools import PoolConfig
+from resources.prices import UnknownMachine, machine_price
+from resources.spot_trace import PROCESSES
+from storage.forecast_records import ForecastInput
+from storage.records import TRAIN_POOL
+from tasks.configuration.run_config import RunConfig
+from tasks.forecasting.engine_estimate import (
+    Device,
+    ModelSize,
+    Points,
+    prefill_tokens_per_s,
+    responses_that_fit,
+    size_from_config,
+    step_points,
+    train_s_per_token,
+)
+from tasks.forecasting.probe import NoProbe, PoolProbe, Probe
+from tasks.forecasting.response_lengths import ResponseLengths
+from tasks.forecasting.scenario import (
+    AvailabilityScenario,
+    LengthsScenario,
+    Policy,
+    PoolScenario,
+    TrainerScenario,
+    WorkScenario,
+)
+from tasks.planning.plan import groups_in_budget
+from tasks.planning.step_time import StepTime
+
+# What Qwen3-8B has: 36 layers x 8 heads x 128 x 2 values x 2 bytes are 147 kB for 8.2 billion parameters.
+KV_BYTES_PER_PARAMETER = 18e-6
+CHECKPOINT_BYTES_PER_PARAMETER = 12
+VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+# Fewer losses say little of a rate.
+LOSSES_MIN = 3
+# Share of a version's bytes that a difference to the one before has, by learning rate (docs/guide/cost.md, Weights).
+DELTA_SHARES = ((2e-6, 0.02), (float("inf"), 0.1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForecastInputs:
+    """pools: the crew's, as configured. shown: every figure in words, with its source."""
+
+    pools: tuple[PoolScenario, ...]
+    trainer: TrainerScenario
+    work: WorkScenario
+    policy: Policy
+    shown: tuple[ForecastInput, ...]
+
+
+def gather(config: RunConfig, probe: Probe | NoProbe) -> ForecastInputs:
+    """Everything a fleet of this configuration is simulated with.
+
+    Raises ValueError (a LookupError for machines and accelerators) naming the field that is missing or does not fit.
+    """
+    return _Gathering(config, probe).inputs()
+
+
+class _Gathering:
+    """Collects figures, and what is said of each."""
+
+    def __init__(self, config: RunConfig, probe: Probe | NoProbe) -> None:
+        self._config = config
+        self._forecast = config.forecast
+        self._probe = probe if isinstance(probe, Probe) else None
+        self._shown: list[ForecastInput] = []
+        if isinstance(probe, NoProbe):
+            self._show("probe", "none: nothing is measured", probe.reason)
+        self._lengths = self._response_lengths()
+        self._work = self._planned_work()
+        drawn = ResponseLengths(self._work, seed=0).lengths(0).astype(np.float64)
+        self._mean = float(drawn.mean())
+        # A token is decoded at the context that there is then: long responses count by their tokens.
+        self._context = self._forecast.prompt_tokens + float((drawn**2).sum() / drawn.sum()) / 2
+        self._show("mean response", f"{self._mean:.0f} tokens", "of the lengths above")
+        self._size, self._size_source = self._model_size()
+
+    def inputs(self) -> ForecastInputs:
+        pools = tuple(self._pool(name, pool) for name, pool in self._config.pools.crews.items())
+        trainer = self._trainer()
+        policy = self._policy()
+        return ForecastInputs(pools=pools, trainer=trainer, work=self._work, policy=policy, shown=tuple(self._shown))
+
+    def _show(self, name: str, value: str, source: str) -> None:
+        self._shown.append(ForecastInput(name=name, value=value, source=source))
+
+    def _response_lengths(self) -> LengthsScenario:
+        forecast, cap = self._forecast, self._config.sampling.max_completion_length
+        rho = forecast.length_correlation
+        if self._probe is not None:
+            self._show("response lengths", "of all graded responses", self._probe.source)
+            return LengthsScenario(quantiles=self._probe.lengths, cap=cap, rho=rho)
+        if forecast.lengths_path is not None:
+            self._show("response lengths", f"{forecast.lengths_column} of {forecast.lengths_path}", "configured")
+            return LengthsScenario(path=forecast.lengths_path, column=forecast.lengths_column, cap=cap, rho=rho)
+        source = "configured (forecast.response_median, response_sigma)"
+        median = forecast.response_median
+        if median is None:
+            median, source = cap / 4, "assumed: a quarter of sampling.max_completion_length"
+        words = f"log-normal, median {median:.0f}, sigma {forecast.response_sigma:g}, at most {cap}"
+        self._show("response lengths", words, source)
+        return LengthsScenario(median=median, sigma=forecast.response_sigma, cap=cap, rho=rho)
+
+    def _planned_work(self) -> WorkScenario:
+        run, algorithm, forecast = self._config.run, self._config.algorithm, self._forecast
+        prompts = run.num_prompts_per_step
+        if algorithm.filter_groups:
+            prompts = groups_in_budget(prompts, algorithm.filter_groups_budget)
+            source = "all of algorithm.filter_groups_budget, which an iteration may not need"
+            self._show("groups per iteration", str(prompts), source)
+        in_dataset = forecast.prompts_in_dataset
+        return WorkScenario(
+            num_prompts_per_step=prompts,
+            num_generations=run.num_generations,
+            prompt_tokens=forecast.prompt_tokens,
+            prompts_in_dataset=None if in_dataset is None else max(in_dataset, prompts),
+            lengths=self._lengths,
+            iterations=forecast.iterations_simulated,
+        )
+
+    def _model_size(self) -> tuple[ModelSize | None, str]:
+        """None where nothing says how large it is; whoever needs it complains."""
+        forecast, path = self._forecast, Path(self._config.policy.path).expanduser() / "config.json"
+        weight_bytes = VALUE_BYTES[self._config.rollout.dtype]
+        parameters = None if forecast.parameters_billions is None else forecast.parameters_billions * 1e9
+        kv, source = forecast.kv_bytes_per_token, "configured"
+        if parameters is None and path.is_file():
+            (parameters, of_config), source = size_from_config(_json(path)), f"counted from {path}"
+            kv = kv or of_config
+        if parameters is None:
+            return None, ""
+        if kv is None:
+            kv, source = parameters * KV_BYTES_PER_PARAMETER, f"{source}; its cache assumed to be as Qwen3-8B's"
+        words = f"{parameters / 1e9:.2f} billion" if parameters >= 1e8 else f"{parameters / 1e6:.2f} million"
+        words += f" parameters, {kv:,.0f} bytes of cache per token"
+        self._show("model", words, source)
+        return ModelSize(parameters=parameters, weight_bytes=weight_bytes, kv_bytes_per_token=kv), source
+
+    def _sized(self) -> ModelSize:
+        if self._size is None:
+            raise ValueError(
+                "forecast.parameters_billions: missing; allowed: the model's size in billions, or a policy.path with a "
+                "config.json on this machine"
+            )
+        return self._size
+
+    def _device(self, pool: PoolConfig, named: str | None, gpus: int) -> Device | None:
+        """What an engine or the trainer runs on; None without GPUs."""
+        if not gpus:
+            return None
+        name = named or pool.accelerator
+        if name is None:
+            try:
+                name = machine_price(pool.machine).accelerator
+            except UnknownMachine:
+                name = ""
+        forecast = self._forecast
+        return Device(
+            accelerator=accelerator(name),
+            gpus=gpus,
+            bandwidth_efficiency=forecast.bandwidth_efficiency,
+            mfu=forecast.mfu,
+        )
+
+    def _engine(
+        self, name: str, device: Device | None, configured: dict[str, float] | None
+    ) -> tuple[Points, int, float]:
+        """(step times, responses at once, prefill tokens per second) of one engine of a pool."""
+        limit = self._config.rollout.max_responses_in_flight
+        if device is not None and self._size is not None:
+            limit = min(limit, responses_that_fit(self._size, device, self._context))
+        probed = None if self._probe is None else self._probe.pools.get(name)
+        if probed is not None and self._probe is not None and probed.step_s:
+            points, source = probed.step_s, self._probe.source
+        elif configured is not None:
+            points = tuple(sorted((int(batch), step_s) for batch, step_s in configured.items()))
+            source = "configured (forecast.step_s)"
+        elif device is not None:
+            points = step_points(self._sized(), device, limit, self._context)
+            source = f"estimated: {device.gpus} x {device.accelerator.name} ({device.accelerator.source}), "
+            source += f"{device.bandwidth_efficiency:.0%} of bandwidth, {device.mfu:.0%} of arithmetic"
+        else:
+            raise ValueError(
+                f"pools.{name}.gpus: value 0, and no step time is known; allowed: at least 1, forecast.step_s, or a "
+                "run.url with a committed iteration"
+            )
+        curve = StepTime(points)
+        words = f"{curve.tokens_per_s(limit):.0f} tokens/s with {limit} responses, {1 / curve.step_s(1):.0f} with one"
+        self._show(f"{name}: engine", words, source)
+        if device is not None and self._size is not None:
+            return points, limit, prefill_tokens_per_s(self._size, device)
+        return points, limit, curve.tokens_per_s(limit)
+
+    def _pool(self, name: str, pool: PoolConfig) -> PoolScenario:
+        forecast = self._forecast
+        # The data sheet and the step times that are configured are those of the first pool.
+        is_first = name == "rollout"
+        device = self._device(pool, forecast.accelerator_rollout if is_first else None, pool.gpus)
+        points, limit, prefill = self._engine(name, device, forecast.step_s if is_first else None)
+        probed = None if self._probe is None else self._probe.pools.get(name)
+        price = "configured (usd_per_hour)" if pool.usd_per_hour is not None else f"price table, {pool.machine}"
+        self._show(f"{name}: price", f"{pool.price_usd_per_h:.2f} $/h of a slot", price)
+        return PoolScenario(
+            name=name,
+            interruptible=pool.interruptible,
+            count=pool.count,
+            count_min=getattr(pool, "count_min", 0),
+            usd_per_h=pool.price_usd_per_h,
+            gpus=pool.gpus,
+            responses_max=limit,
+            step_s=points,
+            prefill_tokens_per_s=prefill,
+            start_s=forecast.start_s,
+            process_s=self._process_s(name, probed),
+            link_gbps=forecast.link_gbps,
+            egress_usd_per_gb=getattr(pool, "egress_usd_per_gb", 0.0),
+            kept=forecast.machines_stay,
+            availability=self._availability(name, probed) if pool.interruptible else None,
+        )
+
+    def _process_s(self, name: str, probed: PoolProbe | None) -> float:
+        if probed is None or probed.start_s is None or self._probe is None:
+            words = f"machine {self._forecast.start_s:g} s, process {self._forecast.process_s:g} s"
+            self._show(f"{name}: start", words, "configured (forecast.start_s, process_s)")
+            return self._forecast.process_s
+        words = f"{probed.start_s:.0f} s from process start to weights in place, their transfer included"
+        self._show(f"{name}: start", words, self._probe.source)
+        pull_s = self._weights()[1] * 8 / 1e9 / self._forecast.link_gbps
+        return max(0.0, probed.start_s - pull_s)
+
+    def _availability(self, name: str, probed: PoolProbe | None) -> AvailabilityScenario:
+        forecast = self._forecast
+        if forecast.trace_path is not None:
+            words = f"{forecast.trace_path}, {forecast.loss_rate_factor:g} times as fast"
+            self._show(f"{name}: losses", words, "configured (forecast.trace_path)")
+            return AvailabilityScenario(path=forecast.trace_path, rate_factor=forecast.loss_rate_factor)
+        process = PROCESSES[forecast.loss_process]
+        if probed is not None and self._probe is not None and probed.losses >= LOSSES_MIN:
+            per_h = probed.losses / probed.machine_h
+            words = (
+                f"{per_h:.2f} per machine hour ({probed.losses} in {probed.machine_h:.1f} h), as {process.name} loses"
+            )
+            self._show(f"{name}: losses", words, self._probe.source)
+            factor = per_h / process.losses_per_node_h
+            return AvailabilityScenario(process=process.name, rate_factor=factor)
+        per_h = process.losses_per_node_h * forecast.loss_rate_factor
+        words = f"{per_h:.2f} per machine hour, {process.name} x {forecast.loss_rate_factor:g}"
+        self._show(f"{name}: losses", words, f"another kind of machine's: {process.source}")
+        return AvailabilityScenario(process=process.name, rate_factor=forecast.loss_rate_factor)
+
+    def _trainer(self) -> TrainerScenario:
+        config, pool, trainer = self._config, self._config.pools.train, self._config.trainer
+        engines = trainer.nnodes * trainer.nproc_per_node
+        of_engine = self._device(pool, self._forecast.accelerator_train, min(1, pool.gpus))
+        try:
+            points, limit, prefill = self._engine(TRAIN_POOL, of_engine, None)
+        except ValueError as error:
+            # Only whether it may generate depends on it; who wants it to is refused by the scenario.
+            self._show(f"{TRAIN_POOL}: engine", "none: it does not generate", str(error))
+            engines, points, limit, prefill = 0, ((1, 1.0),), 1, 1.0
+        usd_per_h = pool.price_usd_per_h * trainer.nnodes
+        price = "configured (usd_per_hour)" if pool.usd_per_hour is not None else f"price table, {pool.machine}"
+        self._show(f"{TRAIN_POOL}: price", f"{usd_per_h:.2f} $/h of {trainer.nnodes} x {pool.machine}", price)
+        per_token = self._train_s_per_token(engines_gpus=trainer.nnodes * max(pool.gpus, trainer.nproc_per_node))
+        return TrainerScenario(
+            engines=engines,
+            usd_per_h=usd_per_h,
+            gpus=float(trainer.nnodes * pool.gpus),
+            responses_max=limit,
+            step_s=points,
+            prefill_tokens_per_s=prefill,
+            process_s=self._forecast.process_s,
+            train_s_per_token=per_token,
+            train_fixed_s=self._train_fixed_s(),
+            micro_batch_responses=config.run.num_generations,
+        )
+
+    def _train_s_per_token(self, engines_gpus: int) -> float:
+        forecast, pool = self._forecast, self._config.pools.train
+        if self._probe is not None and self._probe.train_s_per_token is not None:
+            found, source = self._probe.train_s_per_token, self._probe.source
+        elif forecast.train_s_per_token is not None:
+            found, source = forecast.train_s_per_token, "configured (forecast.train_s_per_token)"
+        else:
+            device = self._device(pool, forecast.accelerator_train, engines_gpus if pool.gpus else 0)
+            if device is None:
+                raise ValueError(
+                    "pools.train.gpus: value 0, and no speed of training is known; allowed: at least 1, "
+                    "forecast.train_s_per_token, or a run.url with a committed iteration"
+                )
+            operations = flops_per_parameter(self._config)
+            # Prompts are trained on with every response.
+            per_generated = (forecast.prompt_tokens + self._mean) / self._mean
+            found = train_s_per_token(self._sized(), device, operations) * per_generated
+            source = f"estimated: {operations:g} operations per parameter and token, {device.gpus} x "
+            source += f"{device.accelerator.name} at {device.mfu:.0%}"
+        self._show(f"{TRAIN_POOL}: step", f"{1 / found:.0f} generated tokens/s", source)
+        return found
+
+    def _train_fixed_s(self) -> float:
+        if self._probe is not None and self._probe.train_fixed_s is not None:
+            fixed_s = self._probe.train_fixed_s + self._probe.control_s
+            self._show("between iterations", f"{fixed_s:.0f} s", self._probe.source)
+            return fixed_s
+        weights, _ = self._weights()
+        state = 0.0 if self._size is None else CHECKPOINT_BYTES_PER_PARAMETER * self._size.parameters
+        publish_s = (weights + state) * 8 / 1e9 / self._forecast.train_link_gbps
+        source = (
+            f"estimated: checkpoint and weights at {self._forecast.train_link_gbps:g} Gbit/s, and forecast.control_s"
+        )
+        self._show("between iterations", f"{publish_s + self._forecast.control_s:.0f} s", source)
+        return publish_s + self._forecast.control_s
+
+    def _weights(self) -> tuple[float, float]:
+        """Bytes of a whole version, and of the difference to the one before."""
+        whole = 0.0 if self._size is None else self._size.bytes
+        rate = self._config.optimizer.learning_rate
+        return whole, whole * next(share for limit, share in DELTA_SHARES if rate <= limit)
+
+    def _policy(self) -> Policy:
+        config, (whole, delta) = self._config, self._weights()
+        recurs = config.forecast.prompts_in_dataset is not None and config.planning.length_predictor != "none"
+        return Policy(
+            planning=config.planning,
+            streaming=streams(config),
+            one_step_off=config.algorithm.max_staleness > 0,
+            predictor="history" if recurs else "none",
+            flush_interval_s=config.rollout.flush_interval_s,
+            heartbeat_interval_s=config.rollout.heartbeat_interval_s,
+            claim_ttl_s=config.rollout.claim_ttl_s,
+            weights_bytes=whole,
+            weights_delta_bytes=delta,
+        )
+
+
+def flops_per_parameter(config: RunConfig) -> float:
+    """Operations per parameter and token of an iteration's training: 2 for a forward pass, 4 for a backward one.
+
+    Recomputed activations take 2 more; frozen weights (LoRA) 2 less; a KL and the log-probs before several optimizer
+    steps a forward pass each; a critic of the policy's size as much again, and its values a forward pass.
+    """
+    algorithm = config.algorithm
+    trained = 6.0 + 2.0 * config.trainer.gradient_checkpointing
+    steps = algorithm.num_epochs * (trained - 2.0 * (config.lora is not None))
+    passes = 2.0 * (algorithm.kl_coef > 0)
+    several = algorithm.num_epochs > 1 or algorithm.num_mini_batches > 1
+    passes += 2.0 * (several and algorithm.old_logprobs == "trainer")
+    if algorithm.advantage_estimator == "gae":
+        passes += algorithm.num_epochs * trained + 2.0
+    return steps + passes
+
+
+def streams(config: RunConfig) -> bool:
+    """Whether training begins with the first complete groups; it does not where the whole step must be known first."""
+    algorithm = config.algorithm
+    whole_step = algorithm.advantage_estimator in ("reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae")
+    several = algorithm.num_epochs > 1 or algorithm.num_mini_batches > 1
+    return not (whole_step or several or algorithm.scale_rewards == "batch")
+
+
+def _json(path: Path) -> dict[str, object]:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"policy.path: {path} is not JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise ValueError(f"policy.path: {path} holds a {type(document).__name__}; allowed: a mapping")  # noqa: TRY004
+    return document

@@ -1,0 +1,133 @@
+"""What a run's last reports say of its machines, lengths and trainer: measurements, in the place of estimates.
+
+One committed iteration is enough; of several the last few count together. Reads reports and nothing else.
+"""
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from storage.connect import connect
+from storage.planning_records import PoolObservation
+from storage.records import ReportRecord
+from storage.run import next_iteration, read_report
+from storage.store import ObjectStore, StoreDenied, StoreUnavailable
+
+REPORTS_READ = 8
+QUANTILES = 41
+Points = tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolProbe:
+    """Of one pool: losses in so many machine hours.
+
+    step_s: (batch, seconds), ascending. start_s: from process start to weights in place; None when nobody got so far.
+    """
+
+    step_s: Points
+    start_s: float | None
+    losses: int
+    machine_h: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """Of the last iterations of a run, from `first` to `last`.
+
+    lengths: (quantile, tokens) of all graded responses. train_s_per_token: computing, without waiting, per generated
+    token; train_fixed_s: from the step to published weights; None where reports do not say. control_s: from there to
+    the report.
+    """
+
+    run_url: str
+    first: int
+    last: int
+    pools: dict[str, PoolProbe]
+    lengths: tuple[tuple[float, float], ...]
+    train_s_per_token: float | None
+    train_fixed_s: float | None
+    control_s: float
+
+    @property
+    def source(self) -> str:
+        span = f"iteration {self.last}" if self.first == self.last else f"iterations {self.first} to {self.last}"
+        return f"measured in {self.run_url}, {span}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoProbe:
+    """Nothing was measured; why."""
+
+    reason: str
+
+
+def probe_run(url: str) -> Probe | NoProbe:
+    """What is known of the run at a url. A store that does not answer, or not to us, is no error."""
+    try:
+        return probe(connect(url))
+    except (StoreDenied, StoreUnavailable) as error:
+        return NoProbe(reason=f"{url} cannot be read ({type(error).__name__})")
+
+
+def probe(store: ObjectStore) -> Probe | NoProbe:
+    """What is known of the run in this store."""
+    committed = next_iteration(store)
+    if not committed:
+        return NoProbe(reason=f"{store.url} holds no committed iteration")
+    first = max(0, committed - REPORTS_READ)
+    reports = [read_report(store, iteration) for iteration in range(first, committed)]
+    return Probe(
+        run_url=store.url,
+        first=first,
+        last=committed - 1,
+        pools=_pools(observation for report in reports for observation in report.pools),
+        lengths=_quantiles([length for report in reports for length in report.lengths]),
+        train_s_per_token=_per_token(reports),
+        train_fixed_s=_median(report.metrics.get("timing_s/publish") for report in reports),
+        control_s=statistics.median(max(0.0, report.created_at_s - report.train_ended_at_s) for report in reports),
+    )
+
+
+def _pools(observations: Iterable[PoolObservation]) -> dict[str, PoolProbe]:
+    by_pool: dict[str, list[PoolObservation]] = defaultdict(list)
+    for observation in observations:
+        by_pool[observation.pool].append(observation)
+    return {
+        name: PoolProbe(
+            step_s=_curve(of_pool),
+            start_s=_median(one.start_s for one in of_pool),
+            losses=sum(one.losses for one in of_pool),
+            machine_h=sum(one.machine_s for one in of_pool) / 3600.0,
+        )
+        for name, of_pool in by_pool.items()
+    }
+
+
+def _curve(observations: Iterable[PoolObservation]) -> Points:
+    """The median of each batch size over the iterations."""
+    measured: dict[int, list[float]] = defaultdict(list)
+    for observation in observations:
+        for batch, step_s in observation.step_s:
+            measured[batch].append(step_s)
+    return tuple((batch, statistics.median(measured[batch])) for batch in sorted(measured))
+
+
+def _quantiles(lengths: list[int]) -> tuple[tuple[float, float], ...]:
+    at = np.linspace(0, 1, QUANTILES)
+    return tuple(zip(at.tolist(), np.quantile(np.array(lengths), at).tolist(), strict=True))
+
+
+def _per_token(reports: Iterable[ReportRecord]) -> float | None:
+    """Over all these iterations: one that was small counts little."""
+    told = [report.metrics for report in reports if "timing_s/compute" in report.metrics]
+    tokens = sum(metrics["num_tokens"] for metrics in told)
+    return sum(metrics["timing_s/compute"] for metrics in told) / tokens if tokens else None
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None

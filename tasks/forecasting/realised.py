@@ -1,0 +1,138 @@
+"""Forecasts in a run's directory: written on request, and held against the iterations committed since."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from storage import layout, records
+from storage.forecast_records import FleetForecast, ForecastRecord, Setting, Spread
+from storage.framing import digest
+from storage.records import ReportRecord
+from storage.run import read_config, read_plan, reports
+from storage.store import ConflictingRecord, ObjectStore, commit
+from tasks.forecasting.fleets import CONFIGURED
+
+_SECONDS_PER_HOUR = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RealisedFigure:
+    """form: how a value of it is written."""
+
+    name: str
+    form: str
+    forecast: Spread
+    realised: float
+
+    @property
+    def error(self) -> float:
+        """Of the forecast's median, as a share of what happened: above 0 where it said too much."""
+        return self.forecast.median / self.realised - 1 if self.realised else float("inf")
+
+    @property
+    def within(self) -> bool:
+        return self.forecast.low <= self.realised <= self.forecast.high
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """fleet: which of the forecast's; is_same_fleet: whether it has the run's settings. iterations: since then."""
+
+    key: str
+    fleet: str
+    is_same_fleet: bool
+    iterations: int
+    rows: tuple[RealisedFigure, ...]
+
+
+def save_forecast(store: ObjectStore, record: ForecastRecord) -> str:
+    """Write it under its digest, beside any that were made before; its key."""
+    body = records.encode(record)
+    key = layout.forecast(digest(body).hex())
+    if not commit(store, key, body):
+        raise ConflictingRecord(f"{key!r} holds other bytes than its name says")
+    return key
+
+
+def compare(store: ObjectStore) -> Comparison:
+    """The newest forecast of which iterations were committed since, against these.
+
+    Raises LookupError when there is none.
+    """
+    found = [(records.read(store, ForecastRecord, key), key) for key in store.list(layout.FORECASTS)]
+    if not found:
+        raise LookupError(f"{store.url} holds no forecast; make one with `gleaner forecast CONFIG --save`")
+    history = reports(store)
+    for record, key in sorted(found, key=lambda one: one[0].created_at_s, reverse=True):
+        later = [report for report in history if _planned_at_s(report) >= record.created_at_s]
+        if later:
+            return _compared(store, record, key, later)
+    raise LookupError(
+        f"{store.url} holds no iteration that was begun after the forecast, so there is nothing to compare"
+    )
+
+
+def _compared(store: ObjectStore, record: ForecastRecord, key: str, later: list[ReportRecord]) -> Comparison:
+    config = read_config(store, read_plan(store, later[-1].iteration))
+    possible = [fleet for fleet in record.fleets if fleet.hours is not None and fleet.usd is not None]
+    same = next((fleet for fleet in possible if _is_fleet_of(fleet, config)), None)
+    fleet = same or next((fleet for fleet in possible if fleet.name == CONFIGURED), None)
+    if fleet is None:
+        raise LookupError(f"{key} holds no figures for the run's fleet; forecast again, with --save")
+    return Comparison(
+        key=key,
+        fleet=fleet.name,
+        is_same_fleet=same is not None,
+        iterations=len(later),
+        rows=_rows(fleet, record.iterations, later),
+    )
+
+
+def _rows(fleet: FleetForecast, iterations: int, later: list[ReportRecord]) -> tuple[RealisedFigure, ...]:
+    if fleet.hours is None or fleet.usd is None or fleet.tokens_per_s is None or fleet.usd_per_mtok is None:
+        raise ValueError(f"fleet: value {fleet.name!r}; allowed: one with figures")
+    duration_s = sum(_durations_s(later))
+    usd = sum(report.metrics["cost/usd_iter"] for report in later)
+    tokens = sum(report.metrics["num_tokens"] for report in later)
+    figures = (
+        ("hours", "{:.4f}", _each(fleet.hours, iterations), duration_s / _SECONDS_PER_HOUR / len(later)),
+        ("dollars", "{:.4f}", _each(fleet.usd, iterations), usd / len(later)),
+        ("tokens/s", "{:,.1f}", fleet.tokens_per_s, tokens / duration_s),
+        ("$ per million tokens", "{:.3f}", fleet.usd_per_mtok, usd / tokens * 1e6),
+    )
+    return tuple(
+        RealisedFigure(name=name, form=form, forecast=spread, realised=realised)
+        for name, form, spread, realised in figures
+    )
+
+
+def _durations_s(later: list[ReportRecord]) -> list[float]:
+    """From plan to report, or from report to report where iterations overlap; pauses do not count."""
+    durations = [report.metrics["timing_s/iteration"] for report in later]
+    between = [after.created_at_s - before.created_at_s for before, after in pairwise(later)]
+    return [durations[0], *(min(pair) for pair in zip(durations[1:], between, strict=True))]
+
+
+def _planned_at_s(report: ReportRecord) -> float:
+    return report.created_at_s - report.metrics["timing_s/iteration"]
+
+
+def _each(spread: Spread, iterations: int) -> Spread:
+    return Spread(low=spread.low / iterations, median=spread.median / iterations, high=spread.high / iterations)
+
+
+def _is_fleet_of(fleet: FleetForecast, config: Mapping[str, Any]) -> bool:
+    """Whether a run's configuration has the settings of a fleet; the least of a fixed width means nothing."""
+    fixed = fleet.settings.get("planning.width") == "fixed"
+    relevant = {path: value for path, value in fleet.settings.items() if not (fixed and path.endswith(".count_min"))}
+    has_more = bool(_at(config, "pools.more_rollout"))
+    forecast_more = any(path.startswith("pools.more_rollout.") for path in relevant)
+    return has_more == forecast_more and all(_at(config, path) == value for path, value in relevant.items())
+
+
+def _at(config: Mapping[str, Any], path: str) -> Setting:
+    value: Any = config
+    for part in path.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value  # type: ignore[no-any-return]

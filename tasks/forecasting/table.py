@@ -1,0 +1,127 @@
+"""A forecast, and how it turned out, for people: text for a terminal or a page."""
+
+import io
+from collections.abc import Mapping, Sequence
+
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from storage.forecast_records import FleetForecast, ForecastRecord, Setting, Spread
+from tasks.forecasting.realised import Comparison
+
+TEXT_WIDTH = 150
+COVERAGE = (
+    "An interval is what one in ten runs is below and one in ten above, over trace windows and draws of lengths. It "
+    "does not cover inputs that are wrong: where none is measured, train one iteration and forecast again."
+)
+
+
+def forecast_text(record: ForecastRecord, width: int = TEXT_WIDTH) -> str:
+    """Inputs with their sources, the fleets, the recommendation, and the fields to set."""
+    buffer = io.StringIO()
+    console = Console(file=buffer, width=width, highlight=False)
+    console.print(inputs_table(record))
+    console.print(fleets_table(record))
+    console.print(parts_table(record))
+    simulated = f"{record.seeds} runs of {record.iterations_simulated} iterations for each fleet, scaled to"
+    console.print(f"{simulated} {record.iterations}. {COVERAGE}\n")
+    console.print(f"Recommended: {record.reason}.")
+    if record.sensitivity:
+        spreads = (f"x{factor}: {_interval(usd, _money(usd))}" for factor, usd in record.sensitivity.items())
+        console.print(f"Its dollars, were losses so many times as frequent: {'; '.join(spreads)}.")
+    console.print(f"\nSet:\n\n{snippet_yaml(record.snippet)}", markup=False, end="")
+    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
+
+
+def inputs_table(record: ForecastRecord) -> Table:
+    grid = Table("input", "value", "where from", title="made from")
+    for each in record.inputs:
+        grid.add_row(each.name, each.value, each.source)
+    return grid
+
+
+def fleets_table(record: ForecastRecord) -> Table:
+    """One row per fleet; medians with intervals, the recommended one marked."""
+    grid = Table(title=f"{record.iterations} iterations: median (10 % to 90 %)")
+    for title in ("fleet", "members"):
+        grid.add_column(title, justify="left" if title == "fleet" else "right")
+    for title in ("hours", "dollars", "tokens/s", "$ per million tokens"):
+        grid.add_column(title, justify="right")
+    for fleet in record.fleets:
+        name = f"{fleet.name} *" if fleet.name == record.recommended else fleet.name
+        grid.add_row(name, *_cells(fleet))
+    return grid
+
+
+def parts_table(record: ForecastRecord) -> Table:
+    """Medians of dollars, by what they are spent on."""
+    grid = Table(title="dollars, by what they are spent on: medians")
+    grid.add_column("fleet")
+    forecast = [fleet for fleet in record.fleets if fleet.usd is not None]
+    for part in forecast[0].usd_parts if forecast else ():
+        grid.add_column(part, justify="right")
+    for fleet in forecast:
+        grid.add_row(fleet.name, *(_dollars(usd) for usd in fleet.usd_parts.values()))
+    return grid
+
+
+def comparison_text(comparison: Comparison, width: int = TEXT_WIDTH) -> str:
+    """Forecast against what happened."""
+    buffer = io.StringIO()
+    console = Console(file=buffer, width=width, highlight=False)
+    title = f"{comparison.iterations} iterations against the forecast for '{comparison.fleet}'"
+    grid = Table("per iteration", "forecast", "realised", "error", "within the interval", title=title)
+    for row in comparison.rows:
+        form = row.form
+        grid.add_row(
+            row.name,
+            _interval(row.forecast, form),
+            form.format(row.realised),
+            f"{row.error:+.1%}",
+            "yes" if row.within else "no",
+        )
+    console.print(grid)
+    if not comparison.is_same_fleet:
+        console.print(
+            "The run's fleet is none of those that were forecast; it is held against the one configured then."
+        )
+    return buffer.getvalue()
+
+
+def snippet_yaml(settings: Mapping[str, Setting]) -> str:
+    """The fields by path as the YAML of a configuration; YAML takes a bare `off` for false, so that is in quotes."""
+    document: dict[str, object] = {}
+    for path, value in settings.items():
+        *parents, name = path.split(".")
+        section = document
+        for parent in parents:
+            section = section.setdefault(parent, {})  # type: ignore[assignment]
+        section[name] = value
+    text: str = yaml.safe_dump(document, sort_keys=False)
+    return text
+
+
+def _cells(fleet: FleetForecast) -> Sequence[str]:
+    if fleet.hours is None or fleet.usd is None or fleet.tokens_per_s is None or fleet.usd_per_mtok is None:
+        return ["", f"cannot be planned: {fleet.refused}"]
+    return [
+        f"{fleet.members:.1f}",
+        _interval(fleet.hours, "{:.1f}" if fleet.hours.median >= 1 else "{:.3f}"),
+        _interval(fleet.usd, _money(fleet.usd)),
+        _interval(fleet.tokens_per_s, "{:,.0f}"),
+        _interval(fleet.usd_per_mtok, "{:.2f}"),
+    ]
+
+
+def _money(usd: Spread) -> str:
+    """How values of about this size are written."""
+    return "{:,.0f}" if usd.median >= 10 else "{:.3f}"
+
+
+def _dollars(usd: float) -> str:
+    return f"{usd:,.0f}" if usd >= 10 else f"{usd:.3f}"
+
+
+def _interval(spread: Spread, form: str) -> str:
+    return f"{form.format(spread.median)} ({form.format(spread.low)} to {form.format(spread.high)})"

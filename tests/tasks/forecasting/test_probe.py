@@ -1,0 +1,91 @@
+import pytest
+
+from storage import layout, records
+from storage.memory import MemoryStore
+from storage.planning_records import PoolObservation
+from storage.records import ReportRecord
+from tasks.forecasting.probe import REPORTS_READ, NoProbe, Probe, probe, probe_run
+
+
+def report(iteration: int, *pools: PoolObservation, **metrics: float) -> ReportRecord:
+    return ReportRecord(
+        iteration=iteration,
+        weight_version=iteration + 1,
+        next_prompt=0,
+        metrics={"num_tokens": 1000.0, "timing_s/iteration": 50.0, "cost/usd_iter": 2.0, **metrics},
+        rewards=(0.0, 1.0),
+        lengths=(100, 300),
+        lives=(),
+        train_started_at_s=0.0,
+        train_ended_at_s=100.0,
+        created_at_s=107.0,
+        pools=pools,
+    )
+
+
+def observation(step_s: tuple[tuple[int, float], ...] = ((1, 0.01), (8, 0.02)), **fields: object) -> PoolObservation:
+    given = {"members": 2.0, "members_at_end": 2, "machine_s": 3600.0, "losses": 1, "start_s": 30.0, **fields}
+    return PoolObservation(pool="rollout", step_s=step_s, **given)  # type: ignore[arg-type]
+
+
+def stored(*reports: ReportRecord) -> MemoryStore:
+    store = MemoryStore("probed")
+    for each in reports:
+        store.create(layout.report(each.iteration), records.encode(each))
+    return store
+
+
+def probed(*reports: ReportRecord) -> Probe:
+    found = probe(stored(*reports))
+    assert isinstance(found, Probe)
+    return found
+
+
+def test_a_run_without_reports_gives_nothing_and_says_so():
+    found = probe(MemoryStore("empty"))
+    assert isinstance(found, NoProbe)
+    assert found.reason.endswith("holds no committed iteration")
+
+
+def test_a_store_that_does_not_let_us_in_is_no_error(monkeypatch: pytest.MonkeyPatch):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/nowhere")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nowhere")
+    found = probe_run("s3://bucket/run")
+    assert found == NoProbe(reason="s3://bucket/run cannot be read (StoreDenied)")
+
+
+def test_what_one_report_says():
+    found = probed(report(0, observation(), **{"timing_s/compute": 5.0, "timing_s/publish": 3.0}))
+    assert found.source.endswith(", iteration 0")
+    pool = found.pools["rollout"]
+    assert (pool.step_s, pool.start_s, pool.losses, pool.machine_h) == (((1, 0.01), (8, 0.02)), 30.0, 1, 1.0)
+    assert (found.train_s_per_token, found.train_fixed_s, found.control_s) == (0.005, 3.0, 7.0)
+    assert (found.lengths[0], found.lengths[20], found.lengths[-1]) == ((0.0, 100.0), (0.5, 200.0), (1.0, 300.0))
+
+
+def test_several_reports_count_together():
+    found = probed(
+        report(0, observation(start_s=None, losses=0), **{"timing_s/compute": 5.0}),
+        report(1, observation(((1, 0.03), (4, 0.05)), start_s=40.0), **{"timing_s/compute": 7.0}),
+        report(2, observation(((1, 0.02),), start_s=20.0)),
+    )
+    pool = found.pools["rollout"]
+    assert pool.step_s == ((1, 0.02), (4, 0.05), (8, 0.02))
+    assert (pool.start_s, pool.losses, pool.machine_h) == (30.0, 2, 3.0)
+    assert found.train_s_per_token == pytest.approx(0.006)
+    assert found.train_fixed_s is None
+
+
+def test_only_the_last_reports_count():
+    found = probed(*(report(k, observation(((1, 1.0 + k),))) for k in range(REPORTS_READ + 3)))
+    assert (found.first, found.last) == (3, REPORTS_READ + 2)
+    assert found.pools["rollout"].step_s == ((1, 1.0 + 3 + (REPORTS_READ - 1) / 2),)
+
+
+def test_reports_from_before_there_were_observations_have_no_pools():
+    found = probed(report(0))
+    assert found.pools == {}
+    assert found.train_s_per_token is None

@@ -1,0 +1,86 @@
+"""The command `gleaner forecast`, and the Flyte task and workflow beside it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from gleaner import main
+from storage import layout, records
+from storage.connect import connect
+from storage.forecast_records import ForecastRecord
+from tests.forecast_documents import document
+from tests.tasks.forecasting.test_realised import commit
+from workflows.forecast import forecast
+
+
+def gleaner(*arguments: Any) -> Any:
+    return CliRunner().invoke(main, ["forecast", *map(str, arguments)], catch_exceptions=False)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(document(str(tmp_path / "run"), forecast={"widths": [2]})))
+    return file
+
+
+def test_a_forecast_needs_nothing_and_leaves_nothing(config: Path, tmp_path: Path):
+    result = gleaner(config)
+    assert result.exit_code == 0
+    assert "Recommended: " in result.stdout
+    assert "reserved + spot" not in result.stderr
+    assert "simulating reserved only" in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
+
+
+def test_json_is_the_record_that_is_saved(config: Path, tmp_path: Path):
+    result = gleaner(config, "--json", "--save")
+    assert result.exit_code == 0
+    store = connect(str(tmp_path / "run"))
+    [key] = store.list(layout.FORECASTS)
+    assert f"written: {key}" in result.stderr
+    assert json.loads(result.stdout) == json.loads(store.get(key))
+    assert records.read(store, ForecastRecord, key).recommended in [
+        one["name"] for one in json.loads(store.get(key))["fleets"]
+    ]
+
+
+def test_what_was_saved_is_held_against_what_happened(config: Path, tmp_path: Path):
+    gleaner(config, "--save")
+    run = tmp_path / "run"
+    result = gleaner("--realised", run)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "holds no iteration that was begun after the forecast" in result.stderr
+    store = connect(str(run))
+    [key] = store.list(layout.FORECASTS)
+    commit(store, 0, began_s=records.read(store, ForecastRecord, key).created_at_s + 1)
+    assert "1 iterations against the forecast for 'as configured'" in gleaner("--realised", run).stdout
+    told = json.loads(gleaner("--realised", run, "--json").stdout)
+    assert told["iterations"] == 1
+    assert [row["name"] for row in told["rows"]] == ["hours", "dollars", "tokens/s", "$ per million tokens"]
+
+
+@pytest.mark.parametrize("arguments", [(), ("--save", "--realised", "x"), ("a.yaml", "--realised", "x")])
+def test_what_does_not_belong_together_is_refused(arguments: tuple[str, ...]):
+    result = gleaner(*arguments)
+    assert result.exit_code == 1
+    assert result.stderr.startswith("gleaner: forecast: allowed: CONFIG [--save]")
+
+
+def test_what_is_missing_is_named_without_a_traceback(config: Path):
+    settings = yaml.safe_load(config.read_text())
+    del settings["forecast"]["parameters_billions"]
+    config.write_text(yaml.safe_dump(settings))
+    result = gleaner(config)
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[-1].startswith("gleaner: forecast.parameters_billions: missing; allowed: ")
+
+
+def test_the_workflow_says_the_same_and_saves(config: Path, tmp_path: Path):
+    settings = yaml.safe_load(config.read_text())
+    assert forecast(config=settings, save=True) == gleaner(config).stdout
+    assert len(list(connect(str(tmp_path / "run")).list(layout.FORECASTS))) == 1

@@ -1,0 +1,17 @@
+"""A forecast: hours, dollars and tokens per second of a run on several fleets; needs no GPU and no weights."""
+
+from flytekit import workflow
+
+from tasks.forecast import make_forecast
+
+
+@workflow
+def forecast(config: dict = {}, save: bool = False) -> str:  # type: ignore[type-arg]  # noqa: B006
+    """Say what a run will take, and which fleet suits it, as the section `forecast` of its configuration says.
+
+    Args:
+        config: the run's configuration, a YAML or JSON file
+        save: also write the forecast into the run's directory
+    """
+    text: str = make_forecast(config=config, save=save)
+    return text
