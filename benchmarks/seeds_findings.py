@@ -1,0 +1,72 @@
+"""What benchmarks.seeds says of one published figure: theirs, ours, and whether ours is as near as was expected."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.reporting import Target
+
+# One bound for all figures, whatever they came to: a ratio is reproduced if it is within 15 % of the published one, a
+# share of an overhead (which is a difference of two such ratios) if it is within 0.15 of it.
+RATIO_OFF_MAX = 0.15
+SHARE_OFF_MAX = 0.15
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One line of the table.
+
+    published: the paper's figure; None: it has none. to: the other end, where it gives a range. mark: where it was
+    read, as in benchmarks/scenarios. share: it is a share, not a ratio. fitted: a knob was set on it, so that it is no
+    prediction and no target. least: what a figure without a published one must reach.
+    """
+
+    paper: str
+    what: str
+    ours: float
+    published: float | None = None
+    to: float | None = None
+    mark: str = ""
+    share: bool = False
+    fitted: bool = False
+    least: float | None = None
+    comment: str = ""
+
+    @property
+    def off(self) -> float | None:
+        """Distance from the published figure, or from the nearer end of the range, relative for ratios."""
+        if self.published is None:
+            return None
+        nearest = min(max(self.ours, self.published), self.published if self.to is None else self.to)
+        return abs(self.ours - nearest) / (1 if self.share else nearest)
+
+    @property
+    def verdict(self) -> str:
+        if self.off is None:
+            return "" if self.least is None else ("reached" if self.ours >= self.least else "missed")
+        inside = "inside" if self.off <= self.off_max else "outside"
+        return f"fitted, {inside}" if self.fitted else inside
+
+    @property
+    def off_max(self) -> float:
+        return SHARE_OFF_MAX if self.share else RATIO_OFF_MAX
+
+    def row(self) -> dict[str, Any]:
+        published = "" if self.published is None else f"{self.published:.3g}"
+        if self.to is not None:
+            published += f" to {self.to:.3g}"
+        return {
+            "paper": self.paper,
+            "what": self.what,
+            "published": f"{published} {self.mark}".strip(),
+            "ours": self.ours,
+            "verdict": self.verdict,
+            "comment": self.comment,
+        }
+
+    def target(self) -> Target | None:
+        """How far off, against what was expected; None where nothing was predicted."""
+        if self.least is not None:
+            return Target(f"{self.paper}: {self.what}", round(self.ours, 4), f">= {self.least}")
+        if self.off is None or self.fitted:
+            return None
+        return Target(f"{self.paper}: {self.what}: off by", round(self.off, 4), f"<= {self.off_max}")

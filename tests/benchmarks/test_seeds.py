@@ -1,0 +1,293 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks import seeds, seeds_rlboost, seeds_rlhfless, seeds_streamrl, seeds_together
+from benchmarks.seeds_arms import (
+    SCENARIOS,
+    Arm,
+    Preemption,
+    colocated,
+    run,
+    run_all,
+    scenario,
+    with_counts,
+    with_policy,
+    with_pool,
+    with_work,
+)
+from benchmarks.seeds_findings import Finding
+from benchmarks.seeds_global_cut import crew_gpu_s
+from resources.accelerators import accelerator
+from storage.records import TRAIN_POOL
+from tasks.forecasting.engine_estimate import Device, ModelSize, prefill_tokens_per_s, step_points
+from tasks.forecasting.response_lengths import ResponseLengths
+from tasks.forecasting.simulate import simulate
+from tasks.planning.makespan import member_time_s
+from tasks.planning.plan import assign_groups
+
+FILES = sorted(path.stem for path in SCENARIOS.glob("*.yaml"))
+SIZES = {
+    "8b": (8.19e9, 147_456),
+    "14b": (14.77e9, 163_840),
+    "3b": (3.09e9, 36_864),
+    "72b": (72.7e9, 327_680),
+    "7b": (7.62e9, 57_344),
+    "32b": (32.76e9, 262_144),
+}
+# Accelerator, contexts in tokens, and seconds of a step besides the roofline, as the files say.
+CURVES = {"rlboost": ("H100-80GB", 3000, 0.0), "streamrl": ("H800", 5000, 0.0), "rlhfless": ("L40S", 400, 0.01)}
+
+
+def small():
+    return with_work(scenario("rlboost_14b"), num_prompts_per_step=8, iterations=2)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_parameter_of_a_scenario_has_a_source(name):
+    sources = " ".join(scenario(name).sources)
+    for parameter in (
+        "step_s",
+        "responses_max",
+        "link_gbps",
+        "usd_per_h",
+        "train_s_per_token",
+        "num_prompts_per_step",
+        "lengths.cap",
+        "lengths.median",
+        "lengths.sigma",
+    ):
+        assert parameter in sources, parameter
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_step_times_are_the_roofline_that_the_source_names(name):
+    paper, size = name.split("_")
+    kind, context, besides_s = CURVES[paper]
+    parameters, cache = SIZES[size]
+    model = ModelSize(parameters=parameters, weight_bytes=2, kv_bytes_per_token=cache)
+    loaded = scenario(name)
+    for pool, found in zip(loaded.pools, (kind, "H20"), strict=False):
+        device = Device(accelerator=accelerator(found), gpus=int(pool.gpus), bandwidth_efficiency=0.6, mfu=0.4)
+        expected = step_points(model, device, pool.responses_max, context)
+        assert [b for b, _ in pool.step_s] == [b for b, _ in expected]
+        assert [s for _, s in pool.step_s] == pytest.approx([s + besides_s for _, s in expected], rel=1e-3)
+        assert pool.prefill_tokens_per_s == pytest.approx(prefill_tokens_per_s(model, device), rel=1e-3)
+    assert loaded.trainer.step_s == loaded.pools[0].step_s
+    assert loaded.policy.weights_bytes == pytest.approx(2 * parameters, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("paper", "files", "knobs"),
+    [
+        (seeds_rlboost, "rlboost_*", {"responses_max": "32", "lengths.sigma": "0.5"}),
+        (seeds_streamrl, "streamrl_*", {"lengths.sigma": "1.0"}),
+        (seeds_rlhfless, "rlhfless_*", {"lengths.sigma": "0.4"}),
+    ],
+)
+def test_knobs_are_at_most_two_and_the_files_have_their_values(paper, files, knobs):
+    assert paper.KNOBS.keys() == knobs.keys()
+    assert len(knobs) <= 2
+    for path in SCENARIOS.glob(files + ".yaml"):
+        loaded = scenario(path.stem)
+        found = {"responses_max": loaded.trainer.responses_max, "lengths.sigma": loaded.work.lengths.sigma}
+        for knob, value in knobs.items():
+            assert found[knob] == float(value)
+            assert paper.KNOBS[knob].startswith(f"{value}, fitted on")
+
+
+def test_rollout_work_and_training_time_are_those_of_the_papers_code():
+    for name, work_s, train_s in (("rlboost_14b", 2130, 410), ("rlboost_8b", 1120, 132)):
+        three = with_work(with_counts(scenario(name), [(0.0, 3)]), iterations=5)
+        got = run_all({"three": Arm(scenario=three, settle=2)}, (1, 2), 0)
+        assert got.median("three", "engine_s") == pytest.approx(work_s, rel=0.05)
+        assert got.median("three", "train_s") == pytest.approx(train_s, rel=0.05)
+
+
+def test_colocated_is_generation_then_training_on_the_trainers_machines_alone():
+    outcome = run(Arm(scenario=colocated(small())), 1)
+    assert outcome.members == outcome.crew_gpu_s == 0
+    assert outcome.duration_s == pytest.approx(outcome.rollout_s + outcome.train_s)
+    assert outcome.usd > 0
+
+
+def test_outcomes_are_medians_of_ratios_of_the_same_seed():
+    half = with_work(small(), num_prompts_per_step=4)
+    got = run_all({"whole": Arm(scenario=small()), "half": Arm(scenario=half, minor=True)}, (1, 2, 3), 0)
+    assert len(got.of("whole")) == 3
+    assert len(got.of("half")) == 1
+    assert got.ratio("tokens", "half", "whole") == got.of("half")[0].tokens / got.of("whole")[0].tokens
+    assert got.best("tokens", "") == "whole"
+    assert got.best("tokens", "", min) == "half"
+    assert not got.stalled("whole")
+
+
+def test_processes_find_what_this_one_finds():
+    arms = {"whole": Arm(scenario=small()), "colocated": Arm(scenario=colocated(small()))}
+    here, there = run_all(arms, (1, 2), 0), run_all(arms, (1, 2), 2)
+    assert [here.of(arm) for arm in arms] == [there.of(arm) for arm in arms]
+
+
+def test_preemption_changes_the_named_iteration_only_and_costs_more_without_the_journal():
+    # One iteration takes some 100 s, so that a loss after 20 s finds responses half done.
+    six = with_work(with_counts(scenario("rlboost_14b"), [(0.0, 6)]), num_prompts_per_step=32, iterations=2)
+    lost = Preemption(iteration=1, after_s=40.0, left=3)
+    arms = {"undisturbed": Arm(scenario=six)}
+    for resume in ("token", "response"):
+        arms[resume] = Arm(scenario=with_policy(six, resume=resume), preemption=lost)
+    got = run_all(arms, (1,), 0)
+    last_s = {arm: got.of(arm)[0].last_s for arm in arms}
+    first_s = {arm: 2 * got.of(arm)[0].duration_s - last_s[arm] for arm in arms}
+    assert first_s["token"] == pytest.approx(first_s["undisturbed"])
+    assert last_s["undisturbed"] < last_s["token"] < last_s["response"]
+    assert got.of("token")[0].regenerated < got.of("response")[0].regenerated
+    share = 1 - (last_s["token"] - last_s["undisturbed"]) / (last_s["response"] - last_s["undisturbed"])
+    assert got.kept_share("token", "response", "undisturbed") == pytest.approx(share)
+
+
+def test_settling_longer_than_the_run_is_refused():
+    with pytest.raises(ValueError, match=r"2 iterations; allowed: more than settle \(2\)"):
+        run(Arm(scenario=small(), settle=2), 1)
+
+
+def test_a_run_that_stalls_has_no_throughput_and_says_so():
+    nobody = with_policy(with_counts(small(), [(0.0, 1), (1.0, 0)]), planning={"seeding": "off"})
+    arms = {"stalled": Arm(scenario=nobody), "whole": Arm(scenario=small())}
+    got = run_all(arms, (1,), 0)
+    assert got.stalled("stalled").startswith("1 of 1 stall (")
+    assert got.ratio("tokens_per_s", "stalled", "whole") == 0
+    assert got.ratio("tokens_per_usd", "stalled", "whole") == 0
+
+
+@pytest.mark.parametrize(
+    ("ours", "published", "to", "share", "verdict", "off"),
+    [
+        (1.1, 1.0, None, False, "inside", 0.1),
+        (0.8, 1.0, None, False, "outside", 0.2),
+        (1.3, 1.2, 1.4, False, "inside", 0.0),
+        (1.7, 1.2, 1.4, False, "outside", 0.3 / 1.4),
+        (0.45, 0.33, None, True, "inside", 0.12),
+        (0.5, 0.33, None, True, "outside", 0.17),
+    ],
+)
+def test_verdicts(ours, published, to, share, verdict, off):
+    found = Finding(paper="P", what="w", ours=ours, published=published, to=to, mark="[P]", share=share)
+    assert found.verdict == verdict
+    assert found.off == pytest.approx(off)
+    target = found.target()
+    assert target is not None
+    assert target.met == (verdict == "inside")
+    fitted = replace(found, fitted=True)
+    assert fitted.verdict == f"fitted, {verdict}"
+    assert fitted.target() is None
+
+
+def test_without_a_published_figure_there_is_a_target_only_where_a_least_was_set():
+    plain = Finding(paper="P", what="w", ours=0.9)
+    assert (plain.verdict, plain.target(), plain.row()["published"]) == ("", None, "")
+    least = replace(plain, least=1.0)
+    target = least.target()
+    assert target is not None
+    assert (least.verdict, target.met) == ("missed", False)
+    assert replace(least, ours=1.0).verdict == "reached"
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(1, 1000), members=st.integers(1, 6), share=st.floats(0.1, 1.0))
+def test_global_cut_spends_what_lockstep_decoding_spends(seed, members, share):
+    cheap = with_pool(with_work(scenario("rlhfless_3b"), num_prompts_per_step=24), prefill_tokens_per_s=1e12)
+    spent = crew_gpu_s(cheap, members, share, seed, 0)
+    pool = cheap.pools[0]
+    lengths = ResponseLengths(cheap.work, seed).lengths(0)
+    alone = [
+        member_time_s(lengths[list(groups)], pool.step_time, pool.responses_max)
+        for groups in assign_groups(len(lengths), members)
+    ]
+    # All of them until the last response is the most, because two batches in one take no longer than one after another;
+    # all tokens at the rate of a full batch are the least.
+    full_s = float(lengths.sum()) * pool.step_time.step_s(pool.responses_max) / pool.responses_max
+    assert pool.gpus * full_s <= spent * (1 + 1e-9)
+    if share == 1.0 or members == 1:
+        assert spent == pytest.approx(pool.gpus * members * max(alone))
+    assert spent <= pool.gpus * members * max(alone) * (1 + 1e-6)
+
+
+def test_global_cut_refuses_what_would_have_to_wait():
+    crowded = with_pool(scenario("rlhfless_3b"), responses_max=8)
+    with pytest.raises(ValueError, match="responses_max: value 8; allowed: at least 512"):
+        crew_gpu_s(crowded, 1, 0.7, 1, 0)
+
+
+def test_one_static_actor_spends_in_the_simulator_what_the_replay_says():
+    one = seeds_rlhfless.static(with_work(scenario("rlhfless_3b"), num_prompts_per_step=32, iterations=1), 1)
+    lived = simulate(one, seed=1).iterations[0]
+    replayed = crew_gpu_s(one, 1, 1.0, 1, 0)
+    decoded_s = sum(lived.seconds["rollout"][part] for part in ("useful", "wasted"))
+    assert decoded_s * one.pools[0].gpus == pytest.approx(replayed, rel=0.02)
+    assert not np.isnan(lived.seconds[TRAIN_POOL]["train"])
+
+
+def test_every_finding_has_arms_and_every_arm_runs():
+    arms = {name: small_arm(arm) for name, arm in seeds_rlhfless.arms().items()}
+    found = seeds_rlhfless.findings(run_all(arms, (1,), 0), (1,))
+    assert all(finding.ours > 0 for finding in found)
+    assert len({finding.what for finding in found}) == len(found)
+
+
+def small_arm(arm):
+    """With an eighth of the prompts."""
+    work = arm.scenario.work
+    prompts = max(8, work.num_prompts_per_step // 8)
+    dataset = None if work.prompts_in_dataset is None else 4 * prompts
+    return replace(arm, scenario=with_work(arm.scenario, num_prompts_per_step=prompts, prompts_in_dataset=dataset))
+
+
+def test_rlboost_and_together_compare_arms_that_exist():
+    for paper, lines in ((seeds_rlboost.PAPER, 38), (seeds_together.PAPER, 18)):
+        arms = {name: small_arm(arm) for name, arm in shortened(seeds.PAPERS[paper].arms(None)).items()}
+        found = seeds.PAPERS[paper].findings(run_all(arms, (1,), 0), (1,))
+        assert len(found) == len({finding.what for finding in found}) == lines
+
+
+def shortened(arms):
+    return {
+        name: replace(
+            arm, span_s=None, scenario=with_work(arm.scenario, iterations=min(6, arm.scenario.work.iterations))
+        )
+        for name, arm in arms.items()
+    }
+
+
+def test_a_trace_takes_the_place_of_the_process(tmp_path):
+    lines = ["0,add,a", "0,add,b", "600000,remove,a", "900000,add,c", "7200000,remove,b"]
+    (tmp_path / "p3-trace.csv").write_text("\n".join(lines) + "\n")
+    given = seeds_rlboost.on_trace("rlboost_14b", tmp_path)
+    assert given.pools[0].availability.path == str(tmp_path / "p3-trace.csv")
+    two = with_work(seeds_rlboost.fixed(given, 2), num_prompts_per_step=8, iterations=2)
+    assert run(Arm(scenario=two), 1).iterations == 2
+
+
+def test_the_command_refuses_what_it_cannot_use(capsys, tmp_path):
+    for arguments, complaint in (
+        (["--seeds", "0"], "--seeds, --workers: value 0, 2"),
+        (["--traces", str(tmp_path)], "allowed: a folder with p3-trace.csv"),
+        (["--paper", "PlexRL"], "invalid choice"),
+    ):
+        with pytest.raises(SystemExit):
+            seeds.main(arguments)
+        assert complaint in capsys.readouterr().err
+
+
+def test_the_command_prints_a_table_and_json(capsys):
+    seeds.main(["--json", "--paper", "StreamRL", "--seeds", "1", "--workers", "0"])
+    lines = capsys.readouterr().out.splitlines()
+    summary = json.loads(lines[-1])
+    assert summary["conditions"]["knobs"] == {"StreamRL": seeds_streamrl.KNOBS}
+    assert {row["verdict"] for row in summary["rows"]} >= {"inside"}
+    assert all(set(target) == {"value", "bound", "met"} for target in summary["targets"].values())
+    assert Path(SCENARIOS, "streamrl_72b.yaml").exists()
