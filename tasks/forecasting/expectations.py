@@ -10,6 +10,7 @@ from tasks.planning.offer import GroupLengths
 
 TAIL_SHARE = 0.2
 HIGH = 0.9
+NOISE_MAX, BISECTIONS = 8.0, 30
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
@@ -33,7 +34,7 @@ class Expectations:
         if self._predictor == "oracle":
             return GroupLengths("oracle", *_by_group(lengths))
         if self._predictor == "recall":
-            return GroupLengths("recall", *self._misjudged(iteration, *_by_group(lengths)))
+            return GroupLengths("recall", *self._misjudged(iteration, lengths))
         if self._predictor == "history" and self._seen:
             told = np.array([self._seen.get(int(prompt), (mean, high)) for prompt in prompts])
             return GroupLengths("history", told[:, 0], told[:, 1])
@@ -47,17 +48,34 @@ class Expectations:
             told = zip(prompts.tolist(), means.tolist(), highs.tolist(), strict=True)
             self._seen.update({prompt: (mean, high) for prompt, mean, high in told})
 
-    def _misjudged(self, iteration: int, means: Floats, highs: Floats) -> tuple[Floats, Floats]:
-        """Some of the longest fifth are told to be like some of the others, and these like them."""
-        rng = np.random.default_rng((self._seed, 4, iteration))
-        order = np.argsort(-means, kind="stable")
-        tail = math.ceil(TAIL_SHARE * len(means))
-        missed = min(round((1 - self._recall) * tail), len(means) - tail)
-        longest = rng.choice(order[:tail], missed, replace=False)
-        others = rng.choice(order[tail:], missed, replace=False)
-        source = np.arange(len(means))
-        source[longest], source[others] = others, longest
-        return means[source], highs[source]
+    def _misjudged(self, iteration: int, lengths: Ints) -> tuple[Floats, Floats]:
+        """Means in a wrong order: by means with so much noise that the given recall of the longest fifth is left.
+
+        Ranks are what a ranker tells (StreamRL, arXiv 2504.15930, section 5), and their lengths those of an earlier
+        iteration's ranks. The ratio of what responses have to what was told is known, as it is to production.
+        """
+        means = lengths.mean(axis=1)
+        noise = np.random.default_rng((self._seed, 4, iteration)).standard_normal(len(means))
+        low, high = 0.0, NOISE_MAX
+        for _ in range(BISECTIONS):
+            middle = (low + high) / 2
+            low, high = (middle, high) if _recall(means, _told(means, noise, middle)) > self._recall else (low, middle)
+        told = _told(means, noise, low)
+        ratio = max(1.0, float(np.quantile(lengths / told[:, None], HIGH)))
+        return told, told * ratio
+
+
+def _told(means: Floats, noise: Floats, scale: float) -> Floats:
+    told = np.empty_like(means)
+    told[np.argsort(np.log(means) + scale * noise, kind="stable")] = np.sort(means)
+    return told
+
+
+def _recall(means: Floats, told: Floats) -> float:
+    """Share of the longest fifth that is told to be in it."""
+    tail = math.ceil(TAIL_SHARE * len(means))
+    longest, expected = (set(np.argsort(-values, kind="stable")[:tail].tolist()) for values in (means, told))
+    return len(longest & expected) / tail
 
 
 def _overall(lengths: Ints) -> tuple[float, float]:

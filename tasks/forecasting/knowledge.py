@@ -1,6 +1,7 @@
 """What the planner is told before each iteration: the offers, and how the iterations concluded so far went."""
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from storage.planning_records import SeedingRecord
@@ -30,8 +31,8 @@ class Knowledge:
         self._losses: Counter[str] = Counter()
         self._machine_h: Counter[str] = Counter()
 
-    def request(self, lengths: GroupLengths) -> PlanningRequest:
-        """For the next iteration."""
+    def request(self, lengths: GroupLengths, available: Mapping[str, int | None]) -> PlanningRequest:
+        """For the next iteration; available: machines by pool, where there are fewer than were asked for."""
         scenario, last = self._scenario, self._last
         trainer, policy = scenario.trainer, scenario.policy
         reserved = ReservedOffer(
@@ -47,7 +48,7 @@ class Knowledge:
         return PlanningRequest(
             num_generations=scenario.work.num_generations,
             lengths=lengths,
-            offers=tuple(self._offer(pool) for pool in scenario.pools),
+            offers=tuple(self._offer(pool, available[pool.name]) for pool in scenario.pools),
             settings=policy.planning,
             reserved=reserved if trainer.engines else None,
             waits=last.waits if last else None,
@@ -66,7 +67,7 @@ class Knowledge:
         for pool, parts in iteration.seconds.items():
             self._machine_h[pool] += sum(parts.values()) / 3600.0  # type: ignore[assignment]
 
-    def _offer(self, pool: PoolScenario) -> CrewOffer:
+    def _offer(self, pool: PoolScenario, available: int | None) -> CrewOffer:
         """Where machines stay, only the first iteration waits for them to start."""
         pull_s = self._pull_s(pool)
         machine_s = 0.0 if pool.kept and self._last else pool.start_s
@@ -82,6 +83,7 @@ class Knowledge:
             start_s=machine_s + pool.process_s + pull_s,
             losses_per_h=self._losses[pool.name] / hours if hours else 0.0,
             remote_s=pull_s,
+            available=available,
         )
 
     def _pull_s(self, pool: PoolScenario) -> float:

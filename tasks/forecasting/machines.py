@@ -57,7 +57,13 @@ class Fleet:
         self._on_ready, self._on_lost = on_ready, on_lost
         self._there: dict[int, None] = {}
         self._pending: deque[int] = deque()
+        self._available: int | None = None
         self._next_change()
+
+    @property
+    def available(self) -> int | None:
+        """How many machines there were at last, where slots waited for more; None: as many as were wanted."""
+        return self._available
 
     def settle(self, account: Account | None = None) -> None:
         """Book all time until now; from now on on another account, if one is given."""
@@ -87,6 +93,7 @@ class Fleet:
 
     def withdraw(self) -> None:
         """No slot waits for a machine any more."""
+        self._available = len(self.machines) if self._pending else None
         self._pending.clear()
 
     def release(self, machine: Machine) -> None:

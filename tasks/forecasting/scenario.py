@@ -205,14 +205,14 @@ class Policy:
     """What is decided how. All but `planning` and the intervals are switches for comparisons that production lacks.
 
     planning: as production plans.
-    resume: what a lost response begins again from: "token", the last flush; "response", its prompt. Work that the
-        living hand on keeps its tokens in the first case only.
+    resume: what a lost response begins again from: "token", the last flush; "response", its prompt. What the
+        living hand on keeps its tokens in either case.
     balance: members without work take some from the living; what is lost or that nobody came for, they always take.
     streaming: the trainer begins with the first complete groups; without, when all responses have ended.
     one_step_off: the next iteration is generated while this one is trained, with weights one version behind.
     seeding_memory: the controller remembers seeding times by number of members.
     predictor: what the planner is told of lengths: nothing; the truth; what the prompt did in the epoch before; or the
-        truth, but only the share `recall` of the longest fifth of the groups is told as such.
+        truth in an order so wrong that the share `recall` of the longest fifth of the groups is told as such.
     flush_interval_s, heartbeat_interval_s, claim_ttl_s: as of tasks.sampling.config.RolloutConfig.
     weights_bytes: of a full pull. weights_delta_bytes: of a pull by a machine that has the version before; None: full.
     transfer: each member begins when its own pull has ended, or all of them when the last has.

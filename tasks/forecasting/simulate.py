@@ -117,7 +117,8 @@ class _Simulation:
         prompts, lengths = self._lengths.prompts(number), self._lengths.lengths(number)
         expected = self._expectations.expected(number, prompts, lengths)
         try:
-            plan = plan_iteration(self._knowledge.request(expected))
+            there = {name: fleet.available for name, fleet in self._fleets.items()}
+            plan = plan_iteration(self._knowledge.request(expected, there))
         except BudgetExceeded as error:
             self._stopped = str(error)
             self._go_on()

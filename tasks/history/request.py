@@ -36,7 +36,7 @@ def planning_request(store: ObjectStore, config: RunConfig, iteration: int, leng
     return PlanningRequest(
         num_generations=config.run.num_generations,
         lengths=lengths,
-        offers=crew_offers(config, recent),
+        offers=crew_offers(config, recent, written),
         settings=config.planning,
         keep_order=config.algorithm.filter_groups,
         # Also where they do not generate: what an iteration costs depends on how long they wait.
@@ -61,9 +61,14 @@ def recent_reports(store: ObjectStore, iteration: int) -> list[ReportRecord]:
     return found
 
 
-def crew_offers(config: RunConfig, recent: Sequence[ReportRecord]) -> tuple[CrewOffer, ...]:
-    """One per pool of the crew, in the configuration's order; what was not observed yet is as in CrewOffer."""
-    offers = []
+def crew_offers(
+    config: RunConfig, recent: Sequence[ReportRecord], written: PlanRecord | None = None
+) -> tuple[CrewOffer, ...]:
+    """One per pool of the crew, in the configuration's order; what was not observed yet is as in CrewOffer.
+
+    written: the plan of the newest report.
+    """
+    offers, asked = [], dict(() if written is None else _width(written))
     for name, pool in config.pools.crews.items():
         observed = _observations(name, recent)
         machine_h = sum(seen.machine_s for seen in observed) / SECONDS_PER_HOUR
@@ -78,6 +83,7 @@ def crew_offers(config: RunConfig, recent: Sequence[ReportRecord]) -> tuple[Crew
                 step_time=observed_step_time(observed),
                 start_s=_start_s(observed),
                 losses_per_h=sum(seen.losses for seen in observed) / machine_h if machine_h else 0.0,
+                available=_available(name, recent, asked.get(name, 0)),
             )
         )
     return tuple(offers)
@@ -96,6 +102,12 @@ def _reserved_offer(config: RunConfig, recent: Sequence[ReportRecord]) -> Reserv
 
 def _observations(pool: str, recent: Sequence[ReportRecord]) -> list[PoolObservation]:
     return [seen for report in recent for seen in report.pools if seen.pool == pool]
+
+
+def _available(pool: str, recent: Sequence[ReportRecord], asked: int) -> int | None:
+    """Machines at the end of the last iteration, where they were fewer than it was planned for."""
+    at_end = [seen.members_at_end for seen in recent[0].pools if seen.pool == pool] if recent else []
+    return at_end[0] if at_end and at_end[0] < asked else None
 
 
 def _start_s(observed: Sequence[PoolObservation]) -> float:

@@ -5,23 +5,28 @@ its own work has ended, which is when it leaves: its start counts, and what loss
 trainer's machines are paid for as long as the iteration lasts, so that a longer iteration costs more of them.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
+import numpy.typing as npt
 
 from storage.planning_records import SeedingRecord
 from storage.records import TRAIN_POOL
 from tasks.planning.dispatch import Assignment, Member, dispatch
 from tasks.planning.locality import decode_s, longest_nearest
 from tasks.planning.makespan import ends_s
-from tasks.planning.offer import CrewOffer, ReservedOffer
+from tasks.planning.offer import CrewOffer, GroupLengths, ReservedOffer
 from tasks.planning.plan import assign_groups
 from tasks.planning.request import PlanningRequest
 from tasks.planning.seeding import next_seeding, work_engine_s
 from tasks.planning.step_time import NOMINAL, StepTime
+from tasks.planning.streaming import group_ends_s, long_then_short, streamed_s
 
 _SECONDS_PER_HOUR = 3600.0
+# Of a member's groups so many begin as its longest, where its short ones shall end early.
+LONG_SHARES = (0.1, 0.3)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +76,8 @@ def planned_crew(request: PlanningRequest, counts: tuple[int, ...]) -> Crew:
     usd_rollout = sum(s * o.usd_per_h for s, o in zip(paid_s, offers, strict=False)) / _SECONDS_PER_HOUR
     rollout_s = max(paid_s)
     lasting_s = iteration_s(request, rollout_s, seeding)
+    if request.training_s:
+        lasting_s = max(lasting_s, trained_s(request, members, assignments))
     return Crew(
         counts=counts,
         members=members,
@@ -111,11 +118,16 @@ def measured_work_s(request: PlanningRequest) -> float | None:
 
 
 def planned_seeding(request: PlanningRequest, counts: tuple[int, ...]) -> SeedingRecord | None:
-    """How long the trainer's machines generate beside so many members; None where they do not."""
-    size = sum(counts)
-    if request.reserved is None or (request.settings.seeding == "off" and size):
+    """How long the trainer's machines generate beside so many members, as far as they will be there.
+
+    None where they do not generate.
+    """
+    if request.reserved is None or (request.settings.seeding == "off" and any(counts)):
         return None
-    reach = sum(reach_s(offer) * count for offer, count in zip(request.offers, counts, strict=True))
+    offers = request.offers
+    there = [offer.expected(count) for offer, count in zip(offers, counts, strict=True)]
+    size = sum(there)
+    reach = sum(reach_s(offer) * count for offer, count in zip(offers, there, strict=True))
     return next_seeding(
         request.seeding,
         request.waits,
@@ -162,12 +174,52 @@ def _knows_lengths(request: PlanningRequest) -> bool:
 
 
 def _dealt(request: PlanningRequest, members: tuple[Member, ...]) -> tuple[Assignment, ...]:
-    """In turn where that is asked for, or where groups and members are all alike; else by length and speed."""
+    """By length and speed; as if all groups were alike where that is asked for, or has training end sooner."""
+    alike = _dealt_alike(request, members)
+    if request.settings.dispatch == "in_turn" or not _knows_lengths(request):
+        return alike
+    by_length = _dispatched(request, members, request.lengths)
+    if request.settings.objective == "gpu_seconds" or not request.training_s:
+        return by_length
+    dealings = [by_length, alike]
+    if not request.keep_order:
+        dealings += [_short_early(request, members, by_length, share) for share in LONG_SHARES]
+    return min(dealings, key=lambda dealt: trained_s(request, members, dealt))
+
+
+def _short_early(
+    request: PlanningRequest, members: Sequence[Member], dealt: Sequence[Assignment], share: float
+) -> tuple[Assignment, ...]:
+    """The same with other orders, where a member has more responses than it decodes together."""
+    ordered = []
+    for member, assignment in zip(members, dealt, strict=True):
+        slots = assignment.batch_max or member.responses_max
+        if len(assignment.groups) * request.num_generations <= slots:
+            ordered.append(assignment)
+            continue
+        groups = long_then_short(assignment.groups, share)
+        (end_s,) = ends_s(request.responses, [groups], [replace(member, responses_max=slots)])
+        ordered.append(replace(assignment, groups=groups, ends_s=end_s))
+    return tuple(ordered)
+
+
+def _dealt_alike(request: PlanningRequest, members: tuple[Member, ...]) -> tuple[Assignment, ...]:
+    """In turn where members are alike, too, or that is asked for; else by speed."""
     kinds = {(member.step_time, member.responses_max, member.start_s, member.window_s) for member in members}
-    if request.settings.dispatch == "in_turn" or (len(kinds) == 1 and not _knows_lengths(request)):
-        return _dealt_in_turn(request, members)
+    if len(kinds) == 1 or request.settings.dispatch == "in_turn":
+        dealt = assign_groups(len(request.lengths), len(members))
+        ends = ends_s(request.responses, dealt, members)
+        return tuple(Assignment(groups=g, batch_max=None, ends_s=end) for g, end in zip(dealt, ends, strict=True))
+    lengths = request.lengths
+    mean, high = (np.full(len(lengths), float(values.mean())) for values in (lengths.expected, lengths.high))
+    dealt_alike = _dispatched(request, members, GroupLengths("none", mean, high))
+    ends = ends_s(request.responses, [assignment.groups for assignment in dealt_alike], members)
+    return tuple(replace(a, ends_s=end if a.groups else 0.0) for a, end in zip(dealt_alike, ends, strict=True))
+
+
+def _dispatched(request: PlanningRequest, members: tuple[Member, ...], lengths: GroupLengths) -> tuple[Assignment, ...]:
     return dispatch(
-        request.lengths,
+        lengths,
         request.num_generations,
         members,
         request.settings.objective,
@@ -176,10 +228,16 @@ def _dealt(request: PlanningRequest, members: tuple[Member, ...]) -> tuple[Assig
     ).assignments
 
 
-def _dealt_in_turn(request: PlanningRequest, members: tuple[Member, ...]) -> tuple[Assignment, ...]:
-    dealt = assign_groups(len(request.lengths), len(members))
-    ends = ends_s(request.responses, dealt, members)
-    return tuple(Assignment(groups=g, batch_max=None, ends_s=end) for g, end in zip(dealt, ends, strict=True))
+def trained_s(request: PlanningRequest, members: Sequence[Member], assignments: Sequence[Assignment]) -> float:
+    """When training ends that takes groups as they end, while members generate as they were dealt."""
+    lengths = request.responses
+    ends: list[npt.NDArray[np.float64]] = []
+    groups: list[int] = []
+    for member, assignment in zip(members, assignments, strict=True):
+        if assignment.groups:
+            groups += assignment.groups
+            ends.append(group_ends_s(lengths, assignment.groups, member, assignment.batch_max))
+    return streamed_s(np.concatenate(ends), lengths[groups].sum(axis=1), request.training_s or 0.0)
 
 
 def _rework_s(request: PlanningRequest, offer: CrewOffer, member: Member, assignment: Assignment) -> float:

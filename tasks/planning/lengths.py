@@ -115,7 +115,8 @@ def learn(
         if len(prompts) > 1 and expected.predictor == name
     }
     # Before anything was learned no expectation is of these responses' scale.
-    scales = [expected.expected[:, None] if table.learned else means.mean() for expected in found.values()]
+    overall = max(1.0, means.mean())
+    scales = [expected.expected[:, None] if table.learned else overall for expected in found.values()]
     ratios = [np.quantile(lengths / scale, 0.9) for scale in scales]
     keep = 1 - ALPHA if table.learned else 0.0
     weights, squares = trained(table.weights, table.squares, prompts, means)

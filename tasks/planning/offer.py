@@ -15,7 +15,8 @@ class CrewOffer:
     count_min, count_max: members at least, and at most (of what there is). usd_per_h: of one member. responses_max: it
     decodes together. step_time: NOMINAL while nothing was measured. start_s: from being asked for to the weights in
     place, the machine's start included. losses_per_h: of one machine. remote_s: more that it takes to hand a response
-    there and back than on the trainer's own machines (weights and journal over a slow link).
+    there and back than on the trainer's own machines (weights and journal over a slow link). available: machines that
+    there were at last, where they were fewer than were asked for; more may come. None: as many as are asked for.
     """
 
     pool: str
@@ -28,10 +29,15 @@ class CrewOffer:
     start_s: float = 0.0
     losses_per_h: float = 0.0
     remote_s: float = 0.0
+    available: int | None = None
 
     @property
     def measured(self) -> bool:
         return self.step_time is not NOMINAL
+
+    def expected(self, count: int) -> int:
+        """How many will be there, of so many members that are asked for."""
+        return count if self.available is None else min(count, self.available)
 
 
 @dataclass(frozen=True, kw_only=True)

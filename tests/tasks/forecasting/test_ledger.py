@@ -7,7 +7,7 @@ from tasks.forecasting.ledger import Account, Life, mean_members
 from tasks.planning.flush_interval import GETS_PER_FLUSH
 
 
-@given(st.lists(st.tuples(st.floats(0, 1e4), st.floats(0, 1e6), st.floats(0, 1)), max_size=5))
+@given(st.lists(st.tuples(st.floats(0, 1e4), st.integers(0, 10**6), st.floats(0, 1)), max_size=5))
 def test_decoding_is_divided_by_what_became_of_the_tokens(lives):
     account = Account("rollout", 3.6, 1.0)
     for decode_s, decoded, share in lives:
