@@ -162,6 +162,12 @@ class RunConfig:
             raise ValueError(
                 f"trainer.nproc_per_node: value {processes}; allowed: 1 to pools.train.gpus ({gpus}), one for each GPU"
             )
+        ranks, per_engine = self.trainer.nnodes * processes, self.rollout.vllm.tensor_parallel_size
+        if self.planning.seeding == "auto" and ranks > 1 and per_engine > 1:
+            raise ValueError(
+                f"rollout.vllm.tensor_parallel_size: value {per_engine}; allowed with planning.seeding 'auto' and "
+                f"{ranks} processes of the trainer: 1, because each generates on its own GPU"
+            )
         if self.critic != CriticConfig() and self.algorithm.advantage_estimator != "gae":
             raise ValueError(
                 "critic: given; allowed with algorithm.advantage_estimator "

@@ -156,10 +156,12 @@ class Crew:
             self._on_leave(member)
 
     def _may_leave(self, member: Member) -> bool:
-        """Nothing is held, its own unit has ended, and nothing is free."""
+        """Nothing is held, its own unit has ended, nothing is free, and the trainer has nothing to hand on."""
         held = member.unfinished or member.account.pool == TRAIN_POOL or member.state != "working"
-        free = self._holdings.unclaimed or not all(other.alive for other in self._holdings.members.values())
-        return not (held or free or self._responses.unit_left[member.slot])
+        others = self._holdings.members.values()
+        free = self._holdings.unclaimed or not all(other.alive for other in others)
+        handed_on = any(other.account.pool == TRAIN_POOL and other.unfinished for other in others)
+        return not (held or free or handed_on or self._responses.unit_left[member.slot])
 
     def _tick(self) -> None:
         if not self._ticking:
@@ -185,11 +187,13 @@ class Crew:
     def _cut(self, alive: Sequence[Member]) -> None:
         """Who has ended most of its responses leaves the rest to the others, if they have room for them."""
         share = self._policy.planning.cut_share
-        working = [member for member in alive if member.state == "working"]
-        for member in working if share is not None else ():
+        crew = [member for member in alive if member.state == "working" and member.account.pool != TRAIN_POOL]
+        for member in crew if share is not None else ():
             member.advance(self._events.now_s)
             total = len(self._responses.of_unit[member.slot])
             ended = total - self._responses.unit_left[member.slot]
-            rooms = [other.room for other in working if other is not member and other.state == "working"]
-            if member.account.pool != TRAIN_POOL and should_cut(ended, total, member.unfinished, rooms, share):
+            # As in production: no two leave their work to each other, and nobody to who will train.
+            mine = (member.unfinished, member.name)
+            rooms = [m.room for m in crew if m.state == "working" and (m.unfinished, m.name) > mine]
+            if should_cut(ended, total, member.unfinished, rooms, share):
                 self._on_leave(member)

@@ -190,6 +190,14 @@ def test_the_overlong_buffer_is_within_the_length_of_responses():
             {"pools": {"train": {"gpus": 4}}, "trainer": {"nproc_per_node": 8}},
             r"trainer\.nproc_per_node: value 8; allowed: 1 to pools\.train\.gpus \(4\), one for each GPU",
         ),
+        (
+            {
+                "planning": {"seeding": "auto"},
+                "trainer": {"nproc_per_node": 2},
+                "rollout": {"vllm": {"tensor_parallel_size": 2}},
+            },
+            r"rollout\.vllm\.tensor_parallel_size: value 2; allowed with planning\.seeding 'auto' and 2 processes",
+        ),
     ],
 )
 def test_sections_that_do_not_go_together_are_refused(sections, message):

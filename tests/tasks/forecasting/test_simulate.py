@@ -57,7 +57,13 @@ planning = st.builds(
     seeding_s_initial=st.floats(0, 10),
     width=st.sampled_from(["fixed", "cost", "balance"]),
 )
-gpu_seconds = st.builds(PlanningConfig, objective=st.just("gpu_seconds"), cut_share=st.sampled_from([None, 0.5]))
+gpu_seconds = st.builds(
+    PlanningConfig,
+    objective=st.just("gpu_seconds"),
+    cut_share=st.sampled_from([None, 0.5]),
+    seeding=st.sampled_from(["off", "auto"]),
+    seeding_s_initial=st.floats(0, 10),
+)
 availability = st.one_of(
     st.none(),
     st.builds(AvailabilityScenario, process=st.just("aws-v100-us-west-2a"), rate_factor=st.floats(1, 200)),
@@ -237,6 +243,16 @@ def test_who_has_ended_its_work_leaves_when_machine_time_counts():
     cut = simulate(replace(scenario, policy=replace(scenario.policy, planning=cutting, predictor="none")), seed=0)
     assert sum(each.moved for each in cut.iterations) > 0
     check(scenario, cut)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whoever_may_leave_early_stays_until_the_trainer_has_handed_on(seed):
+    """Else nobody would go on with what it had begun when it began to train."""
+    planning = PlanningConfig(objective="gpu_seconds", cut_share=0.5, seeding="auto", seeding_s_initial=3.0)
+    scenario = a_scenario(
+        a_pool(3), trainer=a_trainer(engines=2), groups=12, planning=planning, one_step_off=True, predictor="recall"
+    )
+    assert len(simulate(scenario, seed=seed).iterations) == 3
 
 
 def test_a_run_ends_with_its_budget_or_with_its_time():
