@@ -4,7 +4,7 @@ import logging
 import os
 import socket
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from flytekit import current_context, task
@@ -29,6 +29,7 @@ from storage.run import (
     read_config,
     read_plan,
     read_run,
+    release_lease,
 )
 from storage.store import ConflictingRecord, ObjectStore, StoreUnavailable, commit
 from storage.weights import publish
@@ -41,7 +42,7 @@ from tasks.grading.run_rewards import held_models, publish_models
 from tasks.history.lengths import expected_lengths
 from tasks.history.request import planning_request
 from tasks.learning.pretrained import ModelError, check_model, read_tensors, stop_token_ids, vocabulary_size
-from tasks.planning.iteration_plan import plan_iteration
+from tasks.planning.iteration_plan import BudgetExceeded, plan_iteration
 from tasks.planning.offer import GroupLengths
 from tasks.planning.plan import groups_in_budget
 from tasks.prompts.draw import draw_prompts
@@ -59,28 +60,37 @@ class WeightsTooOld(LookupError):  # noqa: N818 - reads as what happened
 
 
 @task(retries=2)
-def plan(config: dict, after: int, follows: int = -1) -> tuple[PlanReference, list[list[int]]]:  # type: ignore[type-arg]
+def plan(
+    config: dict,  # type: ignore[type-arg]
+    after: int,
+    pools: list[str],
+    follows: int = -1,
+) -> tuple[PlanReference, list[list[int]]]:
     """Write the next iteration's plan, or find the one an earlier attempt wrote; its reference, its slots by pool.
 
     Everything that can be wrong with the input is found here, before a GPU is paid for and before anything is created.
     `after` only orders this task behind the conclusion of an iteration. `follows`: plan the iteration after this one,
-    which need not be committed, nor trained; -1: plan the first that is not committed.
+    which need not be committed, nor trained; -1: plan the first that is not committed. pools: of the crew, for which
+    the workflow has machines; those of its slots come in this order.
     """
     del after
     try:
-        reference, slots = prepare(parse(config), execution_name(), SystemClock(), follows=follows)
+        reference, slots = prepare(parse(config), execution_name(), SystemClock(), follows=follows, pools=pools)
     except (StoreUnavailable, WeightsTooOld) as error:
         raise FlyteRecoverableException(str(error)) from error
     return reference, slots
 
 
 def prepare(
-    config: RunConfig, execution: str, clock: Clock, *, follows: int = -1
+    config: RunConfig, execution: str, clock: Clock, *, follows: int = -1, pools: Sequence[str] = ()
 ) -> tuple[PlanReference, list[list[int]]]:
-    """The plain function behind the task: the plan's reference, and `crew_slots` of it.
+    """The plain function behind the task: the plan's reference, and `crew_slots` of it; pools: () are the configured.
 
-    Raises WeightsTooOld when the iteration may not begin yet, and ObjectMissing when `follows` has no plan.
+    Raises WeightsTooOld when the iteration may not begin yet, and ObjectMissing when `follows` has no plan. Raises
+    BudgetExceeded, with the lease released; but while `follows` is worked on, which that would abort although most of
+    it is paid for, that iteration is given once more, without slots, and the next plan is refused.
     """
+    pools = pools or tuple(config.pools.crews)
     config.pools.check_prices()
     config.tracking.check_libraries()
     store = connect(config.run.url)
@@ -114,23 +124,33 @@ def prepare(
             if iteration == 0:
                 publish_initial(store, model_dir)
                 publish_models(store, config.rewards)
-            write_plan(store, config, rows, iteration, version, first, stop_token_ids(model_dir), clock)
+            try:
+                write_plan(store, config, rows, iteration, version, first, stop_token_ids(model_dir), clock)
+            except BudgetExceeded as error:
+                if follows < 0 or exists(store, layout.report(follows)):
+                    release_lease(store, execution)
+                    raise
+                log.warning("iteration %d is not planned, %d is brought to its end: %s", iteration, follows, error)
+                return _reference(config, read_plan(store, follows), execution), [[] for _ in pools]
     store.put(layout.settings(iteration), records.encode(SettingsRecord(config=dump(config))))
     written = read_plan(store, iteration)
     log.info("iteration %d: weight version %d, %d slots", iteration, written.weight_version, len(written.slots))
-    reference = PlanReference(
+    return _reference(config, written, execution), crew_slots(written, pools)
+
+
+def _reference(config: RunConfig, written: PlanRecord, execution: str) -> PlanReference:
+    return PlanReference(
         run_url=config.run.url,
-        iteration=iteration,
+        iteration=written.iteration,
         weight_version=written.weight_version,
         execution=execution,
     )
-    return reference, crew_slots(written, config.pools.crews)
 
 
 def crew_slots(plan: PlanRecord, pools: Iterable[str]) -> list[list[int]]:
     """The slots with work on each of the pools, in their order; the trainer's are not the crew's.
 
-    Those on a pool that is not configured any more, since the plan was written, are on the first.
+    Those on a pool that is not among them, or not any more since the plan was written, are on the first.
     """
     slots: dict[str, list[int]] = {pool: [] for pool in pools}
     first = next(iter(slots.values()))

@@ -20,7 +20,8 @@ from tasks.train import train
 
 def plan_node(config: dict[str, Any], pools: PoolsConfig, *, after: Any, follows: Any = -1) -> Any:
     """Wire the plan; its reference and its slots by pool. `after` and `follows` are those of the task."""
-    return plan(config=config, after=after, follows=follows).with_overrides(**overrides(pools.control))
+    planned = plan(config=config, after=after, follows=follows, pools=list(pools.crews))
+    return planned.with_overrides(**overrides(pools.control))
 
 
 def rollout_node(reference: Any, slots: Any, pool: RolloutPoolConfig) -> Any:

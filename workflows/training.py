@@ -45,7 +45,8 @@ def one_step_off(config: dict[str, Any], count: int, settings: RunConfig) -> lis
     The one-step asynchronous pipeline of StreamRL (arXiv 2504.15930). The first iteration is on-policy, unless an
     execution before had planned it already. There is one crew at a time, and one trainer: rollouts on a pool wait for
     each other, trainers too, and so do conclusions. On one machine, where nodes run in the order of their calls, the
-    plans come before the trainers that would give them newer weights.
+    plans come before the trainers that would give them newer weights. Where the next plan is refused for its cost, this
+    iteration stands twice in the chain, so that it is trained and concluded first; the second time does nothing.
     """
     pools = settings.pools
     outcomes: list[Any] = []

@@ -108,7 +108,10 @@ def _seeded(store: ObjectStore, plan: PlanRecord, config: RunConfig, clock: Cloc
     if ranks.broadcast(ranks.is_first and is_due(store, plan)):
         device = ranks.device.index if ranks.world_size > 1 else None
         done = seed(store, plan, config, ranks.rank, device, clock)
-    return {"seeding/seconds": done.seconds, "seeding/tokens": ranks.all_sum([done.tokens])[0]}
+        # A rank without a slot, or whose engine died, is here long before the others.
+        ranks.meet()
+    seconds, tokens = zip(*ranks.gather([done.seconds, done.tokens]), strict=True)
+    return {"seeding/seconds": max(seconds), "seeding/tokens": float(sum(tokens))}
 
 
 def request_metrics(requests: Requests, ranks: Ranks) -> dict[str, float]:

@@ -43,11 +43,12 @@ class RankUnavailableError(RankError, StoreUnavailable):
 
 @dataclass(frozen=True)
 class _Gang:
-    """What several ranks have and one has not: devices in a row, a store of small values, a counter of broadcasts."""
+    """What several ranks have and one has not: devices in a row, a store of small values, counters of its uses."""
 
     mesh: DeviceMesh
     store: Store
     broadcasts: list[int]
+    meetings: list[int]
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,20 @@ class Ranks:
     def barrier(self) -> None:
         """Return when every rank has come here."""
         self.all_sum([0.0])
+
+    def meet(self) -> None:
+        """As `barrier`, where one rank may come hours before another (BROADCAST_TIMEOUT).
+
+        Ranks that wait occupy no device. Where one does not come because it failed, the launcher ends the others.
+        """
+        if self.world_size == 1:
+            return
+        gang = self._gang()
+        gang.meetings[0] += 1
+        key = f"meeting/{gang.meetings[0]}"
+        if gang.store.add(f"{key}/came", 1) == self.world_size:
+            gang.store.set(key, "")
+        gang.store.wait([key], BROADCAST_TIMEOUT)
 
     def all_sum(self, values: Sequence[float]) -> list[float]:
         """The sums over all ranks of as many values on each, in float64 and the same on every rank."""
@@ -208,7 +223,7 @@ def _join(rank: int, world_size: int, device: torch.device, store: Store) -> Ran
         timeout=COLLECTIVE_TIMEOUT,
     )
     mesh = init_device_mesh(device.type, (world_size,))
-    return Ranks(rank, world_size, device, _Gang(mesh, PrefixStore("ranks", store), [0]))
+    return Ranks(rank, world_size, device, _Gang(mesh, PrefixStore("ranks", store), [0], [0]))
 
 
 def _leave(world_size: int, store: Store) -> None:

@@ -169,16 +169,16 @@ class Claimant:
         """Whether every response that others hold, and the slot must answer for, has ended.
 
         Somebody must be there whose death Flyte notices. A slot answers for its first assignment; all of the crew for
-        what the trainer's machine has, or was given and has not claimed: that will be handed over. Where members cut,
-        a slot answers besides for what it had, and no other slot of the crew has now; one that has cut, for no more of
-        its first assignment than that.
+        what the trainer's machine has, which will be handed over, and for what it was given and nobody of the crew has:
+        a member from outside may vanish with it. Where members cut, a slot answers besides for what it had, and no
+        other slot of the crew has now; one that has cut, for no more of its first assignment than that.
         """
         book = self._reader.book
         answered = {response for response in self._own_unit if not (has_cut and self._is_with_crew(response))}
         if cuts:
             answered |= {r for r in self._unit if self._had(r) and not self._is_with_crew(r)}
         if self._trainers:
-            answered |= {r for r in self._unit if self._is_with_trainer(r)}
+            answered |= {r for r in self._unit if self._is_from_trainer(r)}
         owners = {response: book.owner(response) for response in answered}
         others = {
             r: owner.incarnation for r, owner in owners.items() if owner and owner.incarnation != self._incarnation
@@ -194,9 +194,11 @@ class Claimant:
         owner = self._reader.book.owner(response)
         return owner is not None and owner.slot != self._slot and self._is_crew(owner.slot)
 
-    def _is_with_trainer(self, response: int) -> bool:
+    def _is_from_trainer(self, response: int) -> bool:
         owner = self._reader.book.owner(response)
-        return (self._unit[response] if owner is None else owner.slot) in self._trainers
+        if owner is not None and owner.slot in self._trainers:
+            return True
+        return self._unit[response] in self._trainers and not self._is_with_crew(response)
 
     def _had(self, response: int) -> bool:
         book = self._reader.book

@@ -139,6 +139,13 @@ def test_slots_without_a_group_are_not_started(store, model):
     assert len(read_plan(store, 0).slots) == 9
 
 
+def test_where_the_workflow_has_machines_of_one_pool_only_all_slots_are_on_it(store, model):
+    settings = config(URL, model, pools={"more_rollout": {"far": {"count": 1}}})
+    _, slots = prepare(settings, "e1", ManualClock())
+    assert slots == [[0, 1], [2]]
+    assert prepare(settings, "e1", ManualClock(), pools=["rollout"])[1] == [[0, 1, 2]]
+
+
 def test_the_crews_slots_are_told_by_pool_without_the_trainers_and_those_of_unknown_pools_are_on_the_first(
     store, model
 ):
@@ -256,7 +263,7 @@ def test_a_local_execution_is_named_by_its_process():
 
 
 def test_the_task_takes_a_configuration_as_flyte_hands_it_over(store, model):
-    reference, slots = plan(config=document(URL, model), after=-1)
+    reference, slots = plan(config=document(URL, model), after=-1, pools=["rollout"])
     assert (reference.iteration, reference.execution, slots) == (0, execution_name(), [[0, 1]])
     assert dump(config(URL, model)) == read_run(store).config
 
@@ -264,4 +271,4 @@ def test_the_task_takes_a_configuration_as_flyte_hands_it_over(store, model):
 def test_a_store_that_does_not_answer_is_worth_another_attempt(model):
     memory_store("plan", Unreachable())
     with pytest.raises(FlyteRecoverableException, match="no answer"):
-        plan(config=document(URL, model), after=-1)
+        plan(config=document(URL, model), after=-1, pools=["rollout"])

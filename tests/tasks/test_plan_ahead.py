@@ -8,16 +8,23 @@ from flytekit.exceptions.user import FlyteRecoverableException
 from storage import layout, records
 from storage.clock import ManualClock
 from storage.memory import MemoryStore
+from storage.planning_records import PoolObservation
 from storage.records import ReportRecord
-from storage.run import next_iteration, read_plan, release_lease
+from storage.run import acquire_lease, next_iteration, read_plan, release_lease
 from storage.store import ObjectMissing
 from tasks.plan import WeightsTooOld, plan, prepare
+from tasks.planning.iteration_plan import BudgetExceeded
 from tests.small_run import EXECUTION, config, document, everything, memory_store, model_directory
 
 URL = "memory://plan-ahead"
 AHEAD = {"max_staleness": 1}
 ITERATIONS = 3
 FIRST_PLAN_WRITES = 8  # where it dies before, tests/tasks/test_plan.py says what happens
+
+
+OBSERVED = PoolObservation(
+    pool="rollout", members=2.0, members_at_end=2, machine_s=60.0, losses=0, start_s=5.0, step_s=((1, 0.01), (4, 0.01))
+)
 
 
 class Killed(BaseException):
@@ -66,19 +73,20 @@ def publish(store, version):
     store.put(layout.manifest(layout.weights(version)), b"{}")
 
 
-def commit(store, iteration):
+def commit(store, iteration, **measured):
     last = read_plan(store, iteration)
     report = ReportRecord(
         iteration=iteration,
         weight_version=iteration + 1,
         next_prompt=last.first_prompt + last.num_groups,
-        metrics={},
+        metrics=measured,
         rewards=(),
         lengths=(),
         lives=(),
         train_started_at_s=0,
         train_ended_at_s=0,
         created_at_s=0,
+        pools=(OBSERVED,),
     )
     store.put(layout.report(iteration), records.encode(report))
 
@@ -126,7 +134,7 @@ def test_further_ahead_than_allowed_is_refused_and_nothing_is_written(model, sto
     assert everything(store) == before
     release_lease(store, EXECUTION)
     with pytest.raises(FlyteRecoverableException, match="no weight version from 1 on is published"):
-        plan(config=document(URL, model, algorithm={"max_staleness": allowed}), after=-1, follows=allowed)
+        plan(config=document(URL, model, algorithm={"max_staleness": allowed}), after=-1, pools=[], follows=allowed)
 
 
 def test_an_iteration_cannot_follow_one_that_was_never_planned(store, settings):
@@ -134,6 +142,32 @@ def test_an_iteration_cannot_follow_one_that_was_never_planned(store, settings):
     publish(store, 4)
     with pytest.raises(ObjectMissing, match="iterations/000003/plan"):
         plan_after(settings, 3)
+
+
+def test_what_is_worked_on_is_brought_to_its_end_before_a_budget_ends_the_run(model, store):
+    settings = config(
+        URL,
+        model,
+        algorithm=AHEAD,
+        planning={"usd_per_run_max": 3.0},
+        pools={"rollout": {"count": 2, "usd_per_hour": 1.0}},
+    )
+    for follows in (-1, 0):
+        plan_after(settings, follows)
+    publish(store, 1)
+    commit(store, 0, **{"cost/usd_run": 2.0, "cost/usd_iter": 2.0})
+    before = everything(store)
+    again, slots = prepare(settings, EXECUTION, ManualClock(), follows=1)
+    assert (again.iteration, again.weight_version, slots) == (1, 0, [[]])
+    assert everything(store) == before
+    publish(store, 2)
+    commit(store, 1, **{"cost/usd_run": 4.0, "cost/usd_iter": 2.0})
+    for follows in (1, -1):
+        before = everything(store)
+        with pytest.raises(BudgetExceeded, match=r"^usd_per_run_max: 3 given, 4 of it spent"):
+            plan_after(settings, follows)
+        assert not [key for key in everything(store).keys() - before.keys() if not key.startswith(layout.LEASE)]
+    acquire_lease(store, "whoever is next", 1e9, ManualClock())  # at once: it was given back
 
 
 def live(store, settings):

@@ -217,6 +217,20 @@ def test_each_pool_of_the_crew_is_a_map_of_its_own_and_conclusions_wait_for_all(
         assert {array.id for array in maps[2 * index : 2 * index + 2]} <= set(conclusion.upstream_node_ids)
 
 
+def planned_for(nodes):
+    """The pools that the plan is told there are machines of."""
+    [plan] = [node for node in nodes if node.task_node.reference_id.name == "tasks.plan.plan"]
+    [pools] = [binding.binding.collection.bindings for binding in plan.inputs if binding.var == "pools"]
+    return [pool.scalar.primitive.string_value for pool in pools]
+
+
+def test_a_plan_is_told_for_which_pools_there_are_machines():
+    """A slot of another would never start."""
+    one = get_serializable(OrderedDict(), SETTINGS, iteration).template.nodes
+    assert planned_for([node.to_flyte_idl() for node in one]) == ["rollout"]
+    assert planned_for([node.to_flyte_idl() for node in unrolled(1, TWO_POOLS)]) == ["rollout", "far"]
+
+
 @pytest.mark.parametrize("entity", [iteration, training, iterations, one_iteration])
 def test_no_input_or_output_travels_as_a_pickle(entity):
     """A pickle is a file at the machine that wrote it, and a program to the one that reads it."""

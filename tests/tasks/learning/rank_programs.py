@@ -7,14 +7,20 @@ import json
 import os
 import subprocess
 import sys
+import time
+from datetime import timedelta
 from pathlib import Path
 
 import torch
+from torch.distributed.distributed_c10d import _set_pg_timeout
 from transformers import AutoModel
 
 from storage.clock import SystemClock
 from storage.local import LocalStore
+from storage.run import read_plan
 from storage.store import StoreUnavailable
+from tasks.configuration.run_config import parse
+from tasks.learning import advance as advancing
 from tasks.learning import checkpoint
 from tasks.learning.advance import advance
 from tasks.learning.batching import collate
@@ -29,6 +35,7 @@ from tasks.learning.scoring import Valuer
 from tasks.learning.sharded import add_nothing, skeleton
 from tasks.learning.step import accumulate
 from tasks.learning.trained_model import TrainedModel, compute_dtype, read_model_config
+from tasks.sampling.seeding_member import seed
 from tests.small_run import EXECUTION
 from tests.tasks.learning.tiny_model import VOCABULARY, write_model
 
@@ -184,7 +191,28 @@ def talk(ranks):
     return heard
 
 
+def wait_long_for_the_first(directory):
+    """Seed where only the first rank has a slot, and takes longer than any collective may."""
+
+    def begins_late(*arguments):
+        if arguments[3] == 0:
+            time.sleep(3.0)
+        return seed(*arguments)
+
+    advancing.seed = begins_late
+    store = LocalStore(directory)
+    plan = read_plan(store, 0)
+    with joined(torch.device("cpu")) as ranks:
+        _set_pg_timeout(timedelta(seconds=1))
+        metrics = advancing._seeded(store, plan, parse(plan.config), SystemClock(), ranks)
+        (directory / f"seed{ranks.rank}.json").write_text(json.dumps(metrics))
+        _set_pg_timeout(timedelta(seconds=60))
+
+
 def main(what, directory):
+    if what == "seed":
+        wait_long_for_the_first(directory)
+        return
     if what == "advance":
         advance(str(directory), 0, EXECUTION, SystemClock())
         return

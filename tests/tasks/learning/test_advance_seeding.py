@@ -123,6 +123,14 @@ def test_every_rank_of_the_trainer_seeds_its_own_slot(tmp_path, model, trained_b
     assert digests(store).keys() == trained_by_a_crew.keys()
 
 
+def test_a_rank_without_a_slot_waits_longer_for_the_others_than_a_collective_may_take(tmp_path, model):
+    seeded_plan(config(str(tmp_path), model), [TRAIN_POOL], None)
+    done, found = launch("seed", tmp_path, 2)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert found[0] == found[1]
+    assert min(found[0].values()) > 0
+
+
 def slow(step_s):
     """Builds scripted engines that take so long for a token."""
 

@@ -11,7 +11,7 @@ from storage.assembly import JournalReader
 from storage.clock import ManualClock
 from storage.journal import JournalWriter
 from storage.memory import MemoryStore
-from storage.records import JOINED_POOL, TRAIN_POOL, AliveRecord
+from storage.records import JOINED_POOL, TRAIN_POOL, AliveRecord, SlotPlan
 from storage.shard import Finish
 from tasks.sampling.claimant import Claimant
 from tasks.sampling.member import session_config
@@ -186,15 +186,45 @@ def test_the_crew_stays_as_long_as_the_trainers_machine_has_something_to_hand_ov
     assert responses(store) == EXPECTED
 
 
+def a_claimant(store, plan, slot):
+    return Claimant(store, plan, incarnation=f"{slot:05d}-a", slot=slot, claim_ttl_s=1.0, clock=ManualClock())
+
+
+def test_the_crew_answers_for_what_a_member_from_outside_took_from_the_trainers_machine():
+    """It may vanish with it, when the trainer's machine does not generate any more."""
+    store, plan = MemoryStore(), planned(1, pool=TRAIN_POOL)
+    member, trainers, joined = (a_claimant(store, plan, slot) for slot in range(3))
+    for each in (member, trainers):
+        each.take_own_slot()
+    joined.refresh()
+    assert joined._claim(1, {"00001-a"}, plan.responses_of(1))
+    member.refresh()
+    assert not member.own_unit_ended()
+    end(store, *joined.owned().items())
+    member.refresh()
+    assert member.own_unit_ended()
+
+
+def test_what_the_crew_took_from_the_trainers_machine_is_one_members_business():
+    store, pools = MemoryStore(), ("rollout", "rollout", TRAIN_POOL)
+    plan = replace(
+        a_plan(), slots=tuple(SlotPlan(slot=slot, pool=pool, groups=(slot,)) for slot, pool in enumerate(pools))
+    )
+    member, other, trainers = (a_claimant(store, plan, slot) for slot in range(3))
+    for each in (member, other, trainers):
+        each.take_own_slot()
+    other.refresh()
+    assert other._claim(2, {"00002-a"}, plan.responses_of(2))
+    member.refresh()
+    assert member.own_unit_ended()
+
+
 def test_where_members_cut_each_answers_for_what_it_had_until_the_crew_has_it_or_it_has_ended():
     """0 has cut and left; 1 took it, and a member from outside took it from 1."""
     store, plan = MemoryStore(), a_plan()
     mine, last = plan.responses_of(0), plan.responses_of(0)[-1]
 
-    def claimant(slot):
-        return Claimant(store, plan, incarnation=f"{slot:05d}-a", slot=slot, claim_ttl_s=1.0, clock=ManualClock())
-
-    cutter, taker, joined = (claimant(slot) for slot in range(3))
+    cutter, taker, joined = (a_claimant(store, plan, slot) for slot in range(3))
     for each in (cutter, taker):
         each.take_own_slot()
     taker.refresh()
@@ -208,7 +238,7 @@ def test_where_members_cut_each_answers_for_what_it_had_until_the_crew_has_it_or
         each.refresh()
         assert not each.own_unit_ended(cuts=True, has_cut=True)
     assert taker.own_unit_ended()  # where nobody cuts, slot 0 answers for it
-    end(store, joined.owned()[last], last)
+    end(store, (last, joined.owned()[last]))
     for each in (cutter, taker):
         each.refresh()
         assert each.own_unit_ended(cuts=True, has_cut=True)
@@ -222,8 +252,9 @@ def test_only_the_plans_own_crew_leaves_for_the_sake_of_its_machines_time(tmp_pa
     assert {(told[pool].objective, told[pool].cut_share) for pool in (TRAIN_POOL, JOINED_POOL)} == {("makespan", None)}
 
 
-def end(store, epoch, response):
-    """The member from outside journals the end of a response."""
+def end(store, *responses):
+    """The member from outside journals the ends of responses; given with the epochs of its claims."""
     writer = JournalWriter(store, 0, "00002-a", 0)
-    writer.append(response, epoch, 0, (5, 0), (-1.0, -1.0), Finish.STOP)
+    for response, epoch in responses:
+        writer.append(response, epoch, 0, (5, 0), (-1.0, -1.0), Finish.STOP)
     writer.flush()
