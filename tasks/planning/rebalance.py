@@ -78,7 +78,8 @@ class Transfer:
 class Candidate:
     """An unfinished response of the chosen holder, as the journal shows it.
 
-    length: tokens journalled; begun: whether its holder has journalled some; held_before: by the seeker.
+    length: tokens journalled; begun: whether its holder has journalled some; held_before: by the seeker. left: tokens
+    that are expected to follow; None: nothing is expected of it.
     """
 
     response: int
@@ -86,6 +87,7 @@ class Candidate:
     begun: bool
     released: bool
     held_before: bool
+    left: float | None = None
 
 
 def next_transfer(seeker: Seeker, holders: Sequence[Holder], unclaimed: int) -> Transfer | None:
@@ -123,8 +125,9 @@ def next_transfer(seeker: Seeker, holders: Sequence[Holder], unclaimed: int) -> 
 def choose(cause: Cause, count: int, candidates: Collection[Candidate]) -> tuple[int, ...]:
     """Which of a holder's responses to take for `cause`; `candidates` in the order in which the holder begins them.
 
-    Unstarted ones from the end of that order, because the holder begins at its front; running ones with the fewest
-    tokens first, because their prefixes are the cheapest to compute again.
+    Unstarted ones from the end of that order, because the holder begins at its front; running ones of which most is
+    left first, because they gain most from a smaller batch, or, where that is not known, those with the fewest tokens,
+    because their prefixes are the cheapest to compute again.
     """
     if cause is Cause.RELEASED:
         fit = [candidate for candidate in candidates if candidate.released]
@@ -132,7 +135,7 @@ def choose(cause: Cause, count: int, candidates: Collection[Candidate]) -> tuple
         fit = [candidate for candidate in candidates if not candidate.begun and not candidate.held_before][::-1]
     elif cause.from_the_living:
         fit = [candidate for candidate in candidates if candidate.begun and not candidate.held_before]
-        fit.sort(key=lambda candidate: candidate.length)
+        fit.sort(key=lambda candidate: candidate.length if candidate.left is None else -candidate.left)
     else:
         fit = list(candidates)
     return tuple(candidate.response for candidate in fit[:count])

@@ -69,6 +69,12 @@ def with_siblings(
     return replace(lengths, predictor="siblings", expected=expected, high=np.maximum(high, expected))
 
 
+def expected_left(lengths: GroupLengths, finished: Floats, running: Floats) -> Floats:
+    """Tokens that are expected to follow what runs: [n, members], NaN where nothing does; as for `with_siblings`."""
+    left: Floats = with_siblings(lengths, finished, running).expected[:, None] - running
+    return left
+
+
 def spread_of(expected: Floats, high: Floats) -> Floats:
     """The deviation of ln(length) of the log-normal with this mean and 0.9 quantile, at most NINETY.
 

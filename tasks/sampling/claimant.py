@@ -9,6 +9,8 @@ import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from storage import layout
 from storage.assembly import JournalReader
 from storage.claims import take_over
@@ -19,7 +21,9 @@ from storage.records import TRAIN_POOL, AliveRecord, PlanRecord
 from storage.run import exists
 from storage.shard import Finish
 from storage.store import ObjectStore
-from tasks.planning.rebalance import Candidate, Holder, Seeker, Transfer, choose, next_transfer
+from tasks.planning.offer import GroupLengths
+from tasks.planning.rebalance import Candidate, Cause, Holder, Seeker, Transfer, choose, next_transfer
+from tasks.planning.sibling_lengths import expected_left
 
 log = logging.getLogger(__name__)
 # Heartbeats read in one look, so that a crew of a thousand idle members does not read a million.
@@ -243,7 +247,10 @@ class Claimant:
             responses = tuple([*free[start:], *free[:start]][: transfer.count])
         else:
             self._reader.shards.advance(holder)
-            responses = choose(transfer.cause, transfer.count, self._candidates(holder))
+            candidates = self._candidates(holder)
+            if transfer.cause in (Cause.OVERFULL, Cause.LATE):
+                candidates = self._with_what_is_left(candidates)
+            responses = choose(transfer.cause, transfer.count, candidates)
         by_unit: dict[int, list[int]] = {}
         for response in responses:
             by_unit.setdefault(self._unit[response], []).append(response)
@@ -275,6 +282,29 @@ class Claimant:
                 )
             )
         return found
+
+    def _with_what_is_left(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """What the plan expects of their groups, and what has become of their siblings as far as it was read."""
+        if self._plan.lengths is None:
+            return list(candidates)
+        size = self._plan.num_generations
+        groups = sorted({candidate.response // size for candidate in candidates})
+        finished = np.full((len(groups), size), np.nan)
+        running = finished.copy()
+        for row, group in enumerate(groups):
+            for member in range(size):
+                assembled = self._reader.assemble(group * size + member)
+                if len(assembled.token_ids):
+                    found = finished if assembled.finish.ends_response else running
+                    found[row, member] = len(assembled.token_ids)
+        expected, high = (np.array(told)[groups] for told in (self._plan.lengths.expected, self._plan.lengths.high))
+        left = expected_left(GroupLengths(self._plan.lengths.predictor, expected, high), finished, running)
+        row_of = {group: row for row, group in enumerate(groups)}
+        places = [(row_of[candidate.response // size], candidate.response % size) for candidate in candidates]
+        return [
+            candidate if np.isnan(left[place]) else replace(candidate, left=float(left[place]))
+            for candidate, place in zip(candidates, places, strict=True)
+        ]
 
     def _claim(self, unit: int, predecessors: Collection[str], responses: tuple[int, ...] | None) -> bool:
         return take_over(

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tasks.planning.length_scores import rank_correlation
 from tasks.planning.offer import GroupLengths
-from tasks.planning.sibling_lengths import NINETY, high_of, spread_of, with_siblings
+from tasks.planning.sibling_lengths import NINETY, expected_left, high_of, spread_of, with_siblings
 
 NAN = np.nan
 
@@ -100,3 +100,12 @@ def test_wrong_shapes_are_refused():
         with_siblings(expecting(1.0, 2.0), np.ones((1, 4)))
     with pytest.raises(ValueError, match="correlation: value 1"):
         with_siblings(expecting(1.0), np.ones((1, 4)), correlation=1)
+
+
+def test_what_is_left_is_more_where_siblings_were_long_and_unknown_where_nothing_runs():
+    finished = np.array([[300.0, NAN, NAN], [40.0, NAN, NAN]])
+    running = np.array([[NAN, 30.0, NAN], [NAN, 30.0, 60.0]])
+    left = expected_left(expecting(100.0, 100.0), finished, running)
+    assert np.isnan(left[:, 0]).all()
+    assert np.isnan(left[0, 2])
+    assert left[0, 1] > left[1, 1] > left[1, 2]

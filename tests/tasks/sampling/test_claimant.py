@@ -9,6 +9,7 @@ from storage import layout, records
 from storage.assembly import JournalReader
 from storage.clock import ManualClock
 from storage.memory import MemoryStore
+from storage.planning_records import LengthsRecord
 from storage.records import ClosedRecord
 from storage.shard import Finish
 from storage.store import StoreUnavailable
@@ -158,6 +159,22 @@ def test_unstarted_work_of_the_living_is_halved_and_never_taken_back():
     say(store, "00001-me", unfinished=4 + 2, waiting=6)
     back = a_claimant(store, "00000-full", slot=0)
     assert set(numbers(seek(back, IDLE, dict.fromkeys((0, 1), 1)))) <= {2, 3, 6, 7}
+
+
+@pytest.mark.parametrize(("expected", "taken"), [(None, [0, 1]), ((4.0, 4.0, 60.0, 4.0), [4, 5])])
+def test_of_what_runs_that_is_taken_of_which_most_is_expected_to_follow(expected, taken):
+    """Where nothing is expected, that with the shortest prefixes."""
+    told = None if expected is None else LengthsRecord(predictor="history", expected=expected, high=(80.0,) * 4)
+    plan = replace(PLAN, lengths=told)
+    store = MemoryStore()
+    full = Incarnation(store, plan, 0, "00000-full")
+    for response, tokens in ((0, [1, 2]), (1, [1, 2]), (4, [1] * 14), (5, [1] * 15)):
+        full.write(response, tokens, Finish.RUNNING)
+    say(store, "00000-full", unfinished=4, running=4, plateau=2)
+    me = a_claimant(store, plan=plan)
+    me.take_own_slot()
+    work = seek(me, Seeker(room=8, running=0), me.owned())
+    assert sorted(numbers(work)) == taken
 
 
 def test_two_that_seek_at_once_never_hold_the_same_response():
