@@ -187,11 +187,6 @@ def request_prices(prices_path: Path | str | None = None) -> RequestPrices:
     return _own_prices(prices_path)[1]
 
 
-def price_per_hour(machine: str, interruptible: bool, prices_path: Path | str | None = None) -> float:
-    """US dollars per hour of the whole machine; raises UnknownMachine listing the known ones for an unknown machine."""
-    return machine_price(machine, prices_path).usd_per_h(interruptible)
-
-
 def machine_price(machine: str, prices_path: Path | str | None = None) -> MachinePrice:
     """The entry of `machine`; raises UnknownMachine listing the known ones when there is none."""
     table = price_table(prices_path)

@@ -65,11 +65,12 @@ def offers(draw: st.DrawFn) -> tuple[CrewOffer, ...]:
                 count_min=draw(st.integers(0, 3)),
                 count_max=count_max,
                 usd_per_h=draw(st.sampled_from([0.0, 1.0, 3.5])),
-                responses_max=draw(st.sampled_from([1, 6, 64])),
-                step_time=draw(st.sampled_from([CURVE, CURVE, CURVE.scaled(2.0), NOMINAL])),
-                start_s=draw(st.sampled_from([0.0, 40.0])),
+                responses_max=draw(st.sampled_from([1, 6, 64, 1000])),
+                step_time=draw(st.sampled_from([CURVE, CURVE, CURVE.scaled(2.0), CURVE.scaled(1e-4), NOMINAL])),
+                start_s=draw(st.sampled_from([0.0, 40.0, 1e5])),
                 remote_s=draw(st.sampled_from([0.0, 15.0])),
-                losses_per_h=draw(st.sampled_from([0.0, 2.0])),
+                losses_per_h=draw(st.sampled_from([0.0, 2.0, 1e4])),
+                available=draw(st.sampled_from([None, None, 0, 1])),
             )
         )
     return tuple(found)
@@ -77,13 +78,21 @@ def offers(draw: st.DrawFn) -> tuple[CrewOffer, ...]:
 
 @st.composite
 def requests(draw: st.DrawFn) -> PlanningRequest:
-    """Of small iterations, with and without a trainer that generates, budgets, and a past."""
+    """Of small iterations, with and without a trainer that generates, budgets, and a past; with what hardly happens."""
     groups = draw(st.integers(1, 12))
     lengths = draw(
-        st.sampled_from([alike_lengths(groups), some_lengths(groups, seed=groups), some_lengths(groups, sigma=0.1)])
+        st.sampled_from(
+            [
+                alike_lengths(groups),
+                some_lengths(groups, seed=groups),
+                some_lengths(groups, sigma=0.1),
+                # From one token to millions, of which nobody is sure.
+                GroupLengths("ranker", np.geomspace(1.0, 1e6, groups), np.geomspace(1e3, 1e9, groups)),
+            ]
+        )
     )
     past = draw(st.booleans())
-    seconds = st.floats(0, 300)
+    seconds = st.floats(0, 300) | st.sampled_from([0.0, 1e-9, 1e7])
     settings = PlanningConfig(
         dispatch=draw(st.sampled_from(["auto", "auto", "in_turn"])),
         objective=draw(st.sampled_from(["makespan", "gpu_seconds"])),
@@ -93,18 +102,20 @@ def requests(draw: st.DrawFn) -> PlanningRequest:
         usd_per_run_max=draw(st.none() | st.floats(0.5, 2.0)),
         seeding=draw(st.sampled_from(["off", "auto"])),
         seeding_s_initial=draw(seconds),
+        seeding_s_min=draw(st.sampled_from([0.0, 5.0])),
     )
     reserved = ReservedOffer(
         engines=draw(st.integers(1, 3)),
         usd_per_h=draw(st.sampled_from([0.0, 8.0])),
         responses_max=32,
-        step_time=draw(st.sampled_from([CURVE, NOMINAL])),
+        step_time=draw(st.sampled_from([CURVE, CURVE.scaled(1e3), NOMINAL])),
+        start_s=draw(st.sampled_from([0.0, 50.0])),
     )
     before = SeedingRecord(seeding_s=draw(st.none() | seconds), members=draw(st.integers(0, 4)), memory={"2": 9.0})
     last = waits(
         wait_train_s=draw(seconds),
         wait_remote_s=draw(seconds),
-        train_s=draw(st.floats(1, 300)),
+        train_s=draw(st.floats(1, 300) | st.just(0.0)),
         rollout_s=draw(seconds),
         members=draw(st.sampled_from([0.0, 1.0, 2.5, 4.0])),
         members_at_end=draw(st.integers(0, 4)),
@@ -119,7 +130,8 @@ def requests(draw: st.DrawFn) -> PlanningRequest:
         waits=last if past else None,
         seeding=before if past else None,
         width=(("rollout", draw(st.integers(0, 5))),) if past else (),
-        train_s=draw(st.none() | st.floats(1, 300)),
+        train_s=draw(st.none() | st.floats(1, 300) | st.sampled_from([0.0, 1e-9])),
         spent_usd=draw(st.sampled_from([0.0, 0.4])),
-        length_max=draw(st.sampled_from([math.inf, 900.0])),
+        usd_no_machine=draw(st.sampled_from([0.0, 0.01])),
+        length_max=draw(st.sampled_from([math.inf, 900.0, 1.0])),
     )

@@ -22,6 +22,8 @@ REPORTS_READ = 8
 # An observation counts half of the one after it.
 FADING = 0.5
 SECONDS_PER_HOUR = 3600.0
+# What a report tells of dollars that no machine costs while it generates or trains.
+NO_MACHINE = ("cost/usd_requests", "cost/usd_egress", "cost/usd_control")
 
 
 def planning_request(store: ObjectStore, config: RunConfig, iteration: int, lengths: GroupLengths) -> PlanningRequest:
@@ -46,6 +48,7 @@ def planning_request(store: ObjectStore, config: RunConfig, iteration: int, leng
         width=() if written is None else _width(written),
         train_s=_train_s(recent),
         spent_usd=_spent_usd(store, iteration, last),
+        usd_no_machine=0.0 if last is None else sum(last.metrics.get(name, 0.0) for name in NO_MACHINE),
         length_max=float(config.sampling.max_completion_length),
     )
 

@@ -87,7 +87,7 @@ def planned_crew(request: PlanningRequest, counts: tuple[int, ...]) -> Crew:
         iteration_s=lasting_s,
         machines_s=sum(paid_s[:size]),
         usd_rollout=usd_rollout,
-        usd_iteration=usd_rollout + reserved_usd(request, lasting_s),
+        usd_iteration=usd_rollout + usd_beside(request, lasting_s),
     )
 
 
@@ -99,9 +99,11 @@ def iteration_s(request: PlanningRequest, rollout_s: float, seeding: SeedingReco
     return max(rollout_s, before_s + (request.training_s or 0.0))
 
 
-def reserved_usd(request: PlanningRequest, lasting_s: float) -> float:
-    """Dollars of the trainer's machines in an iteration that lasts so long."""
-    return 0.0 if request.reserved is None else lasting_s * request.reserved.usd_per_h / _SECONDS_PER_HOUR
+def usd_beside(request: PlanningRequest, lasting_s: float) -> float:
+    """Dollars of an iteration that lasts so long, but for its crew: the trainer's machines, and what is no machine."""
+    if request.reserved is None:
+        return request.usd_no_machine
+    return request.usd_no_machine + lasting_s * request.reserved.usd_per_h / _SECONDS_PER_HOUR
 
 
 def reach_s(offer: CrewOffer) -> float:
@@ -110,11 +112,44 @@ def reach_s(offer: CrewOffer) -> float:
 
 
 def measured_work_s(request: PlanningRequest) -> float | None:
-    """Engine-seconds of the last iteration's rollout, as seeding reckons them."""
-    reserved = request.reserved
-    engines, start_s = (0, 0.0) if reserved is None else (reserved.engines, reserved.start_s)
+    """Member-seconds of the last iteration's rollout, as seeding reckons them."""
+    start_s = 0.0 if request.reserved is None else request.reserved.start_s
     reach = [reach_s(offer) for offer in request.offers]
+    engines = engines_in_members(request)
     return work_engine_s(request.waits, request.seeding, engines, sum(reach) / max(1, len(reach)), start_s)
+
+
+def engines_in_members(request: PlanningRequest) -> float:
+    """The trainer's engines, in members that decode as much.
+
+    RLBoost's are alike: a remote instance has the accelerators of one engine.
+    """
+    if request.reserved is None:
+        return 0.0
+    member = members_rate(request)
+    return request.reserved.engines * (_rate(request, request.reserved) / member if member else 1.0)
+
+
+def members_rate(request: PlanningRequest) -> float:
+    """Tokens per second of the last iteration's members, on average; 0 where there is no pool to take any from."""
+    width = dict(request.width)
+    rates = [(_rate(request, offer), width.get(offer.pool, 0)) for offer in request.offers]
+    if not any(count for _, count in rates):
+        rates = [(rate, 1) for rate, _ in rates]
+    return sum(rate * count for rate, count in rates) / max(1, sum(count for _, count in rates))
+
+
+def slowest_rate(request: PlanningRequest) -> float:
+    """Tokens per second of a member of the slowest pool that there is; 0 where there is none."""
+    return min((_rate(request, offer) for offer in request.offers if offer.count_max), default=0.0)
+
+
+def _rate(request: PlanningRequest, offer: CrewOffer | ReservedOffer) -> float:
+    """Tokens per second with as many responses as everybody has if all are asked for."""
+    everybody = sum(other.count_max for other in request.offers)
+    everybody += 0 if request.reserved is None else request.reserved.engines
+    responses = len(request.lengths) * request.num_generations
+    return step_time(request, offer).tokens_per_s(min(offer.responses_max, -(-responses // max(1, everybody))))
 
 
 def planned_seeding(request: PlanningRequest, counts: tuple[int, ...]) -> SeedingRecord | None:
@@ -132,7 +167,7 @@ def planned_seeding(request: PlanningRequest, counts: tuple[int, ...]) -> Seedin
         request.seeding,
         request.waits,
         members=size,
-        engines=request.reserved.engines,
+        engines=engines_in_members(request),
         transfer_s=reach / max(1, size),
         train_s=request.training_s,
         settings=request.settings,
@@ -175,13 +210,12 @@ def _knows_lengths(request: PlanningRequest) -> bool:
 
 def _dealt(request: PlanningRequest, members: tuple[Member, ...]) -> tuple[Assignment, ...]:
     """By length and speed; as if all groups were alike where that is asked for, or has training end sooner."""
-    alike = _dealt_alike(request, members)
     if request.settings.dispatch == "in_turn" or not _knows_lengths(request):
-        return alike
+        return _dealt_alike(request, members)
     by_length = _dispatched(request, members, request.lengths)
     if request.settings.objective == "gpu_seconds" or not request.training_s:
         return by_length
-    dealings = [by_length, alike]
+    dealings = [by_length, _dealt_alike(request, members)]
     if not request.keep_order:
         dealings += [_short_early(request, members, by_length, share) for share in LONG_SHARES]
     return min(dealings, key=lambda dealt: trained_s(request, members, dealt))

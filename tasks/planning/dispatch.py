@@ -24,7 +24,15 @@ from tasks.planning.dealing import (
     longest_first,
     tail_apart,
 )
-from tasks.planning.makespan import Lengths, Member, drawn_lengths, mean_makespan_s, member_time_s, response_lengths
+from tasks.planning.makespan import (
+    Lengths,
+    Member,
+    drawn_lengths,
+    lower_bound_s,
+    mean_makespan_s,
+    member_time_s,
+    response_lengths,
+)
 from tasks.planning.offer import GroupLengths
 
 __all__ = ["Assignment", "Dispatch", "Member", "dispatch"]
@@ -34,7 +42,7 @@ Objective = Literal["makespan", "gpu_seconds"]
 # Expectations are not that exact: anything but dealing plainly, and a smaller batch, must promise more than this.
 GAIN_MIN = 0.03
 # How often lengths are drawn: fewer times where there are many, whose sums vary less.
-DRAWS_MIN, DRAWS_MAX, DRAWN_RESPONSES = 2, 16, 1 << 15
+DRAWS_MIN, DRAWS_MAX, DRAWN_RESPONSES = 2, 16, 1 << 12
 PROMISING_MAX = 4
 # Costs within this count as equal.
 EQUAL = 1.01
@@ -94,9 +102,11 @@ def dispatch(
     dealer = _Dealer(lengths, num_generations, length_max, objective)
     order = np.lexsort((-responses[:, 0], -lengths.expected)).tolist()
     work = Work(responses, tuple(order), keep_order)
-    dealt = dealer.deal(work, members)
-    if any(member.window_s is None for member in members):
-        dealt = _somebody_stays(work, members, _within_windows(dealer, work, members, dealt))
+    timed = sum(member.window_s is not None for member in members)
+    if 0 < timed < len(members):
+        dealt = _somebody_stays(work, members, _within_windows(dealer, work, members))
+    else:
+        dealt = dealer.deal(work, members)
     assignments = [
         dealer.assignment(work, groups, end_s, member, len(members))
         for groups, end_s, member in zip(dealt.groups, dealt.ends_s, members, strict=True)
@@ -138,8 +148,10 @@ class _Dealer:
         if self.objective == "gpu_seconds" and not alike:
             return _cheapest(work, members, evenly)
         plain = min(evenly, longest_first(work, members), key=lambda dealt: dealt.makespan_s)
-        apart = [] if alike else tail_apart(work, members)
-        return self._soonest(members, plain, [*balanced_ranges(work, members), *apart])
+        if alike:
+            soonest = min(balanced_ranges(work, members), key=lambda dealt: dealt.makespan_s)
+            return soonest if soonest.makespan_s < (1 - GAIN_MIN) * plain.makespan_s else plain
+        return self._soonest(members, plain, [*balanced_ranges(work, members), *tail_apart(work, members)])
 
     def _soonest(self, members: Sequence[Member], plain: Dealing, others: Sequence[Dealing]) -> Dealing:
         """The one that ends first on average over lengths as they may turn out; `plain` unless another gains enough.
@@ -161,21 +173,21 @@ class _Dealer:
             return Assignment(groups=(), batch_max=None, ends_s=0.0)
         tokens = work.lengths[groups]
         batch_max, bounded_s = None, ends_s
-        for batch in _smaller_batches(member, min(tokens.size, member.responses_max), self.num_generations):
-            bounded = replace(member, responses_max=batch)
-            time_s = member.start_s + member_time_s(tokens, member.step_time, batch)
-            if time_s < (1 - GAIN_MIN) * bounded_s and self._gains(groups, member, bounded):
-                batch_max, bounded_s = batch, time_s
+        batches = _smaller_batches(member, min(tokens.size, member.responses_max), self.num_generations)
+        times_s = {batch: member.start_s + member_time_s(tokens, member.step_time, batch) for batch in batches}
+        batch = min(batches, key=times_s.__getitem__, default=0)
+        if batch and times_s[batch] < (1 - GAIN_MIN) * ends_s:
+            # Whichever of a group's responses comes first.
+            whole_s, in_part_s = (
+                mean_makespan_s(self.drawn, [groups], [who]) for who in (member, replace(member, responses_max=batch))
+            )
+            if in_part_s < (1 - GAIN_MIN) * whole_s:
+                batch_max, bounded_s = batch, times_s[batch]
         # Who has fewer groups than others, and longer ones, shall not take unstarted work from these meanwhile.
         few = tokens.size < member.responses_max and len(groups) * members < len(work.order)
         if batch_max is None and few and tokens.sum() > ISOLATED_RATIO * work.tokens_per_group * len(groups):
             batch_max = tokens.size
         return Assignment(groups=tuple(groups), batch_max=batch_max, ends_s=bounded_s)
-
-    def _gains(self, groups: list[int], member: Member, bounded: Member) -> bool:
-        """Whether a member does better with a smaller batch, whichever of a group's responses comes first."""
-        whole_s = mean_makespan_s(self.drawn, [groups], [member])
-        return mean_makespan_s(self.drawn, [groups], [bounded]) < (1 - GAIN_MIN) * whole_s
 
 
 def _cheapest(work: Work, members: Sequence[Member], evenly: Dealing) -> Dealing:
@@ -190,18 +202,16 @@ def _cheapest(work: Work, members: Sequence[Member], evenly: Dealing) -> Dealing
     return min((dealt for cost, dealt in allowed if cost <= enough), key=lambda dealt: dealt.makespan_s)
 
 
-def _within_windows(dealer: _Dealer, work: Work, members: Sequence[Member], dealt: Dealing) -> Dealing:
+def _within_windows(dealer: _Dealer, work: Work, members: Sequence[Member]) -> Dealing:
     """Deal again until nobody is expected to work beyond its window more than it must to be busy until then.
 
     Who would, gets the shortest groups; the others get the rest.
     """
     windows = [math.inf if member.window_s is None else member.window_s for member in members]
-    settled = -1.0
+    # Whose window has ended by then would be late in any dealing that is worth it.
+    bound_s = lower_bound_s(work.lengths, members)
+    settled = max((window_s for window_s in windows if window_s < bound_s), default=-1.0)
     while True:
-        late = [w for w, end_s in zip(windows, dealt.ends_s, strict=True) if settled < w < end_s]
-        if not late:
-            return dealt
-        settled = max(late)
         order = work.order
         groups: list[list[int]] = [[] for _ in members]
         for place in sorted(range(len(members)), key=windows.__getitem__):
@@ -214,6 +224,10 @@ def _within_windows(dealer: _Dealer, work: Work, members: Sequence[Member], deal
         for place, part in zip(staying, rest.groups, strict=True):
             groups[place] = part
         dealt = work.timed(groups, members)
+        late = [w for w, end_s in zip(windows, dealt.ends_s, strict=True) if settled < w < end_s]
+        if not late:
+            return dealt
+        settled = max(late)
 
 
 def _count_for(work: Work, member: Member, members: int) -> int:

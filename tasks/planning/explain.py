@@ -4,13 +4,13 @@ What is predicted stands under the names of the report's metrics (docs/guide/met
 nothing is predicted while no step time was measured.
 """
 
-from storage.planning_records import DecisionRecord
-from tasks.planning.crew import Crew, measured_work_s
+from storage.planning_records import DecisionRecord, SeedingRecord
+from tasks.planning.crew import Crew, engines_in_members, measured_work_s
 from tasks.planning.locality import decode_s, may_hold
 from tasks.planning.makespan import lower_bound_s
 from tasks.planning.plan import assign_groups
 from tasks.planning.request import PlanningRequest
-from tasks.planning.seeding import closed_form_s, members_needed
+from tasks.planning.seeding import closed_form_s, is_initial, members_needed
 from tasks.planning.width import WidthChoice, allowed_usd, describe
 
 ALTERNATIVES_MAX = 16
@@ -99,40 +99,49 @@ def _seeding(request: PlanningRequest, crew: Crew) -> DecisionRecord | None:
         inputs |= {"wait_train_s": waits.wait_train_s, "wait_remote_s": waits.wait_remote_s}
     alternatives: dict[str, Figures] = {}
     work_s = measured_work_s(request)
-    if work_s is not None and train_s:
-        inputs |= {"train_s": train_s, "members_needed": members_needed(work_s, train_s)}
+    needed = members_needed(work_s, train_s) if work_s is not None and train_s else None
+    if work_s is not None and train_s and needed is not None:
+        inputs |= {"train_s": train_s, "members_needed": needed}
         starts = [member.start_s for member in crew.members[: crew.size]]
-        if starts:
-            start_s = sum(starts) / len(starts)
-            to_do_s = work_s + reserved.engines * reserved.start_s
-            ideal_s = closed_form_s(to_do_s, train_s, start_s, reserved.engines, crew.size, 0.0)
+        if seeding.members:
+            start_s, engines = sum(starts) / len(starts), engines_in_members(request)
+            to_do_s = work_s + engines * reserved.start_s
+            ideal_s = closed_form_s(to_do_s, train_s, start_s, engines, seeding.members, 0.0)
             alternatives = {"both sides end together": {"seeding/seconds": ideal_s}}
     seconds = seeding.seeding_s
     if seconds is None:
-        chosen, reason = "until nothing is left", "there is no member but the trainer's machines"
-        seconds = crew.rollout_s
-    elif seconds == 0:
-        alone = "the members alone generate for no longer than training takes"
-        chosen, reason = "none", alone if not reserved.start_s else f"{alone}, or engines would hardly have begun"
+        nobody = "no member of the crew is expected to be there"
+        chosen, reason = "until nothing is left", nobody if crew.size else "all is left to the trainer's machines"
+    elif seconds > 0:
+        chosen, reason = f"{seconds:.1f} s", _why_so_long(request, seeding, knows_work=needed is not None)
+    elif needed is not None and seeding.members >= needed:
+        chosen, reason = "none", "the members alone generate for no longer than training takes"
     else:
-        chosen, reason = f"{seconds:.1f} s", _why_so_long(request, crew)
+        chosen, reason = "none", "the engines would hardly have begun by then"
+    if request.measured:
+        seconds = crew.rollout_s if seconds is None else min(seconds, crew.rollout_s)
     return DecisionRecord(
         name="seeding",
         chosen=chosen,
         reason=reason,
         inputs=inputs,
         alternatives=alternatives,
-        predicted={"seeding/seconds": seconds} if seeding.seeding_s is not None or request.measured else {},
+        predicted={} if seconds is None else {"seeding/seconds": seconds},
     )
 
 
-def _why_so_long(request: PlanningRequest, crew: Crew) -> str:
+def _why_so_long(request: PlanningRequest, seeding: SeedingRecord, *, knows_work: bool) -> str:
     before, waits = request.seeding, request.waits
-    if before is None or waits is None:
+    if before is None:
         return "the first time: as it is set"
-    if before.members != crew.size:
-        remembered = crew.seeding is not None and str(crew.size) in crew.seeding.memory
-        return f"what suited {crew.size} members before" if remembered else "what the last iteration's work asks for"
+    if seeding.seeding_s == before.memory.get(str(seeding.members)):
+        return f"what suited {seeding.members} members before"
+    if knows_work and (is_initial(before, request.settings) or before.members != seeding.members):
+        return "what the last iteration's work asks for"
+    if before.seeding_s is None:
+        return "as it is set: how much work there is for members is not known"
+    if waits is None or waits.members <= 0:
+        return "as before: nothing is known of who waited"
     longer = waits.wait_train_s > waits.wait_remote_s
     return f"the {'trainer' if longer else 'crew'} waited for longer than the {'crew' if longer else 'trainer'}"
 
@@ -142,23 +151,27 @@ def _dispatch(request: PlanningRequest, crew: Crew) -> DecisionRecord:
     in_turn = tuple(assignment.groups for assignment in crew.assignments) == dealt_in_turn
     isolated = sum(a.batch_max is not None for a in crew.assignments)
     aim = "the last response ends early" if request.settings.objective == "makespan" else "members may leave early"
+    by = "speed" if request.lengths.predictor == "none" else "length"
     if request.settings.dispatch == "in_turn":
         reason = "as dispatch: in_turn says"
     elif in_turn:
         reason = "groups and members are all alike, or nothing does better"
     else:
-        reason = f"by expected length, so that {aim}"
-    bound_s = lower_bound_s(request.responses, crew.members)
+        reason = f"by {'what each member can do' if by == 'speed' else 'expected length'}, so that {aim}"
+    alternatives = {}
+    if request.measured:
+        bound_s = lower_bound_s(request.responses, crew.members)
+        alternatives = {"chosen": {ROLLOUT: crew.rollout_s}, "no dealing is faster than": {ROLLOUT: bound_s}}
     return DecisionRecord(
         name="dispatch",
-        chosen="in turn" if in_turn else f"by length; {isolated} members with a smaller batch",
+        chosen="in turn" if in_turn else f"by {by}; {isolated} members with a smaller batch",
         reason=reason,
         inputs={
             "groups": float(len(request.lengths)),
             "members": float(len(crew.members)),
             "isolated": float(isolated),
         },
-        alternatives={"chosen": {ROLLOUT: crew.rollout_s}, "no dealing is faster than": {ROLLOUT: bound_s}},
+        alternatives=alternatives,
         predicted={ROLLOUT: crew.rollout_s} if request.measured else {},
     )
 

@@ -105,7 +105,7 @@ def _times_s(tokens: Lengths, step_time: StepTime, responses_max: int) -> Length
     if tokens.shape[1] > responses_max:
         tokens = np.array([_slots(row, responses_max) for row in tokens.tolist()])
     # Sum by parts: L_j (tau(j) - tau(j - 1)).
-    return np.asarray(np.sort(tokens, axis=1)[:, ::-1] @ np.diff(step_time.table(tokens.shape[1])))
+    return np.asarray(np.sort(tokens, axis=1)[:, ::-1] @ step_time.rises(tokens.shape[1]))
 
 
 def _slots(tokens: list[float], slots_max: int) -> list[float]:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from storage.planning_records import SeedingRecord
-from tasks.planning.crew import iteration_s, planned_seeding, reach_s, reserved_usd, rework_s, step_time
+from tasks.planning.crew import iteration_s, planned_seeding, reach_s, rework_s, step_time, usd_beside
 from tasks.planning.makespan import member_time_s
 from tasks.planning.offer import CrewOffer
 from tasks.planning.request import PlanningRequest
@@ -20,6 +20,8 @@ from tasks.planning.step_time import StepTime
 _SECONDS_PER_HOUR = 3600.0
 # Ranges of similar lengths that are timed for all, where every member gets one range.
 RANGES = 3
+# Of a member with more full batches than this, so many are timed, and the others taken to decode at its full rate.
+BATCHES_TIMED = 8
 # Fewer members with so many times the responses each are paid for where that ends hardly later.
 FULLER, LATER = 4, 1.05
 
@@ -64,7 +66,7 @@ def outline(request: PlanningRequest, counts: tuple[int, ...], lengths: npt.NDAr
         if part.offer is not None:
             usd += part.count * min(paid_s, rollout_s) * part.offer.usd_per_h / _SECONDS_PER_HOUR
     lasting_s = iteration_s(request, rollout_s, seeding)
-    return Outline(counts=counts, iteration_s=lasting_s, usd_iteration=usd + reserved_usd(request, lasting_s))
+    return Outline(counts=counts, iteration_s=lasting_s, usd_iteration=usd + usd_beside(request, lasting_s))
 
 
 def _parts(
@@ -145,7 +147,9 @@ def _range_ends_s(part: _Part, lengths: npt.NDArray[np.float64], count: int) -> 
 
 
 def _end_s(part: _Part, sample: npt.NDArray[np.float64], mean_length: float) -> float:
-    decode_s = member_time_s(sample, part.step_time, part.responses_max)
+    timed = sample[:: max(1, len(sample) // (BATCHES_TIMED * part.responses_max))]
+    decode_s = member_time_s(timed, part.step_time, part.responses_max)
+    decode_s += float(sample.sum() - timed.sum()) / part.step_time.tokens_per_s(part.responses_max)
     if part.offer is None or not part.offer.losses_per_h:
         return part.start_s + decode_s
     running = min(len(sample), part.responses_max)

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +21,8 @@ class PlanningRequest:
     keep_order: a member must begin its groups in the order of their numbers (dynamic sampling takes them so).
     reserved: the trainer's machines, which generate where settings.seeding says so; None: nothing is known of them.
     waits, seeding, width: of the last concluded iteration; width is the number of members by pool. train_s: a training
-    step takes so long without waiting; None: not known. spent_usd: of the run so far. length_max: no response gets
+    step takes so long without waiting; None: not known. spent_usd: of the run so far. usd_no_machine: what an iteration
+    costs beside its machines (requests, egress, the control plane), as the last one did. length_max: no response gets
     longer (tokens).
     """
 
@@ -35,6 +37,7 @@ class PlanningRequest:
     width: tuple[tuple[str, int], ...] = ()
     train_s: float | None = None
     spent_usd: float = 0.0
+    usd_no_machine: float = 0.0
     length_max: float = math.inf
 
     @property
@@ -45,7 +48,7 @@ class PlanningRequest:
             return self.reserved.step_time is not NOMINAL
         return all(offer.measured for offer in offered)
 
-    @property
+    @cached_property
     def responses(self) -> npt.NDArray[np.float64]:
         """Lengths that stand for the groups' responses: [groups, num_generations]."""
         return response_lengths(self.lengths, self.num_generations, self.length_max)

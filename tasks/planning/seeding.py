@@ -1,6 +1,6 @@
 """Seeding: how long the trainer's machines generate before they train.
 
-RLBoost's Algorithm 1 (arXiv 2510.19225, section 4.1). The step model behind it: R engine-seconds of work are done by
+RLBoost's Algorithm 1 (arXiv 2510.19225, section 4.1). The step model behind it: R member-seconds of work are done by
 N engines of the trainer for T_seed and by n members from x on, while training takes T after T_seed. Both end together
 when x + (R - N T_seed) / n = T_seed + T, which is `closed_form_s`; the controller finds it from the two waits.
 """
@@ -15,14 +15,14 @@ from tasks.planning.offer import StepWaits
 def work_engine_s(
     waits: StepWaits | None,
     before: SeedingRecord | None,
-    engines: int,
+    engines: float,
     transfer_s: float = 0.0,
     engine_start_s: float = 0.0,
 ) -> float | None:
-    """R: engine-seconds that the last iteration's rollout took; None where it is not known.
+    """R: member-seconds that the last iteration's rollout took; None where it is not known.
 
-    t_remote * n_prem + T_seed * N_resv of Algorithm 1, line 10. One member counts as one engine of the trainer.
-    transfer_s, engine_start_s: until a member began, and until an engine did.
+    t_remote * n_prem + T_seed * N_resv of Algorithm 1, line 10. engines: of the trainer, in members that decode as
+    much. transfer_s, engine_start_s: until a member began, and until an engine did.
     """
     if waits is None:
         return None
@@ -44,7 +44,7 @@ def members_needed(work_s: float, train_s: float) -> float:
 
 
 def closed_form_s(
-    work_s: float, train_s: float, transfer_s: float, engines: int, members: int, floor_s: float
+    work_s: float, train_s: float, transfer_s: float, engines: float, members: int, floor_s: float
 ) -> float:
     """The controller's fixed point, (R - n (T - x)) / (N + n), and at least `floor_s`.
 
@@ -58,7 +58,7 @@ def next_seeding(
     waits: StepWaits | None,
     *,
     members: int,
-    engines: int,
+    engines: float,
     transfer_s: float,
     train_s: float | None,
     settings: PlanningConfig,
@@ -67,11 +67,11 @@ def next_seeding(
     """The seeding time of the next iteration, and what is remembered from now on.
 
     before, waits: of the last concluded iteration; train_s: training takes so long, None: not known. members: of the
-    crew, as it is planned now. transfer_s, engine_start_s: until a member begins, and until an engine of the trainer
-    does; both may be long. None seconds (until nothing is left) when there is no member; 0 when there are as many as
-    `members_needed`, or when an engine would hardly have begun by then; else what suited so many before; else, of
-    another number than before and after the first iteration, the closed form of the last iteration's work; else what
-    the controller says.
+    crew, as it is planned now. engines: as in `work_engine_s`. transfer_s, engine_start_s: until a member begins, and
+    until an engine of the trainer does; both may be long. None seconds (until nothing is left) when there is no member;
+    0 when there are as many as `members_needed`, or when an engine would hardly have begun by then; else what suited so
+    many before; else, of another number than before and after the first iteration, the closed form of the last
+    iteration's work; else what the controller says.
     """
     chosen = _chosen(before, waits, members, engines, transfer_s, train_s, settings, engine_start_s)
     if chosen.seeding_s is not None and chosen.seeding_s <= engine_start_s:
@@ -83,7 +83,7 @@ def _chosen(
     before: SeedingRecord | None,
     waits: StepWaits | None,
     members: int,
-    engines: int,
+    engines: float,
     transfer_s: float,
     train_s: float | None,
     settings: PlanningConfig,
@@ -95,11 +95,11 @@ def _chosen(
         return replace(known, seeding_s=None, members=0)
     if work_s is not None and train_s is not None and members >= members_needed(work_s, train_s):
         return replace(known, seeding_s=0.0, members=members)
-    is_first = before is not None and not before.memory and before.seeding_s == _initial_s(settings)
-    remembered = None if is_first else known.memory.get(str(members))
+    was_first = is_initial(before, settings)
+    remembered = None if was_first else known.memory.get(str(members))
     if remembered is not None:
         return replace(known, seeding_s=remembered, members=members)
-    if (is_first or known.members != members) and work_s is not None and train_s is not None:
+    if (was_first or known.members != members) and work_s is not None and train_s is not None:
         to_do_s = work_s + engines * engine_start_s
         fixed_s = closed_form_s(to_do_s, train_s, transfer_s, engines, members, settings.seeding_s_min)
         return replace(known, seeding_s=min(fixed_s, to_do_s / engines), members=members)
@@ -110,7 +110,7 @@ def _adapted(
     before: SeedingRecord | None,
     waits: StepWaits | None,
     work_s: float | None,
-    engines: int,
+    engines: float,
     transfer_s: float,
     settings: PlanningConfig,
 ) -> SeedingRecord:
@@ -134,6 +134,11 @@ def _adapted(
     unchanged = round(waits.members) == waits.members_at_end
     memory = {**before.memory, **({str(waits.members_at_end): seeding_s} if unchanged else {})}
     return SeedingRecord(seeding_s=seeding_s, members=before.members, memory=memory)
+
+
+def is_initial(before: SeedingRecord | None, settings: PlanningConfig) -> bool:
+    """Whether the last iteration's seeding time was the one that is set, which nothing was known to speak for."""
+    return before is not None and not before.memory and before.seeding_s == _initial_s(settings)
 
 
 def _initial_s(settings: PlanningConfig) -> float:

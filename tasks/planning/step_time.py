@@ -46,6 +46,10 @@ class StepTime:
         """Seconds by batch from 0 (which takes none) to batch_max."""
         return _table(self.points, 1 << max(0, batch_max).bit_length())[: batch_max + 1]
 
+    def rises(self, batch_max: int) -> npt.NDArray[np.float64]:
+        """How many seconds more a step takes with the first, the second, ... and the batch_max-th response."""
+        return _rises(self.points, 1 << max(0, batch_max).bit_length())[:batch_max]
+
     def tokens_per_s(self, batch: int) -> float:
         """Of all responses together."""
         return batch / self.step_s(batch) if batch else 0.0
@@ -79,3 +83,10 @@ def _table(points: tuple[tuple[int, float], ...], size: int) -> npt.NDArray[np.f
     table[0] = 0.0
     table.setflags(write=False)
     return table
+
+
+@lru_cache(maxsize=64)
+def _rises(points: tuple[tuple[int, float], ...], size: int) -> npt.NDArray[np.float64]:
+    rises = np.diff(_table(points, size))
+    rises.setflags(write=False)
+    return rises

@@ -19,7 +19,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from tasks.planning.crew import Crew, measured_work_s, planned_crew, step_time
+from tasks.planning.crew import Crew, measured_work_s, members_rate, planned_crew, slowest_rate, step_time
 from tasks.planning.outline import Outline, outline
 from tasks.planning.request import BudgetExceeded, PlanningRequest
 from tasks.planning.seeding import members_needed
@@ -93,11 +93,11 @@ def describe(request: PlanningRequest, counts: Counts) -> str:
 
 
 def _members_cap(request: PlanningRequest) -> int | None:
-    """N_prem, rounded up; None where the work or the training time is not known."""
-    work_s = measured_work_s(request)
-    if not work_s or not request.training_s:
+    """N_prem, rounded up, of the slowest members that there are; None where work or training time is not known."""
+    work_s, slowest = measured_work_s(request), slowest_rate(request)
+    if not work_s or not request.training_s or not slowest:
         return None
-    return max(1, math.ceil(members_needed(work_s, request.training_s)))
+    return max(1, math.ceil(members_needed(work_s, request.training_s) * members_rate(request) / slowest))
 
 
 def _bounds(request: PlanningRequest, cap: int | None) -> tuple[Counts, Counts, int]:
@@ -255,11 +255,12 @@ def _balanced(request: PlanningRequest, widest: Counts) -> WidthChoice:
     if request.waits is None or not request.training_s or not request.waits.rollout_s:
         return WidthChoice(crew=crew, reason="as before: how long generating and training took is not known")
     crews: dict[int, Crew] = {}
-    for change, bounds in ((1, high), (-1, low)):
-        changed = _changed(request, counts, change, bounds)
-        if changed is not None and sum(changed) >= _fewest(request):
-            crews[change] = planned_crew(request, changed)
     measured_s = request.waits.rollout_s
+    # Nobody comes while generating is shorter, or leaves while it is longer: the other one need not be dealt.
+    change, bounds = (1, high) if measured_s >= request.training_s else (-1, low)
+    changed = _changed(request, counts, change, bounds)
+    if changed is not None and sum(changed) >= _fewest(request):
+        crews[change] = planned_crew(request, changed)
     expected_s = {change: measured_s * other.rollout_s / crew.rollout_s for change, other in crews.items()}
     one_more_s, one_less_s = expected_s.get(1), expected_s.get(-1)
     step = balance_step(measured_s, request.training_s, one_more_s=one_more_s, one_less_s=one_less_s)

@@ -12,7 +12,6 @@ from resources.prices import (
     UnknownMachine,
     dollars,
     machine_price,
-    price_per_hour,
     price_table,
     request_prices,
 )
@@ -35,8 +34,8 @@ def test_listed_prices_are_sane_and_name_their_source():
 
 
 def test_price_depends_on_interruptible():
-    assert price_per_hour("p5.48xlarge", interruptible=False) == 55.04
-    assert price_per_hour("p5.48xlarge", interruptible=True) == 14.5543
+    assert machine_price("p5.48xlarge").usd_per_h(interruptible=False) == 55.04
+    assert machine_price("p5.48xlarge").usd_per_h(interruptible=True) == 14.5543
     assert machine_price("p5.48xlarge").usd_per_gpu_h(interruptible=False) == 6.88
 
 
@@ -49,23 +48,23 @@ def test_unknown_machine_lists_the_known_ones():
     with pytest.raises(
         UnknownMachine, match=r"no price for 'p6'.*known: .*p4d\.24xlarge.*p5\.48xlarge.*GLEANER_PRICES"
     ):
-        price_per_hour("p6", interruptible=True)
+        machine_price("p6")
 
 
 @pytest.mark.parametrize("name", ["own.json", "own.yaml", "own.yml"])
 def test_file_overrides_and_adds(tmp_path: Path, name: str):
     path = tmp_path / name
     path.write_text(json.dumps({"p5.48xlarge": OWN | {"gpus": 8}, "workstation": OWN}))  # JSON is YAML, too
-    assert price_per_hour("p5.48xlarge", interruptible=True, prices_path=path) == 0.3
-    assert price_per_hour("workstation", interruptible=False, prices_path=str(path)) == 0.8
-    assert price_per_hour("p4d.24xlarge", interruptible=False, prices_path=path) == 21.95764
+    assert machine_price("p5.48xlarge", path).usd_per_h(interruptible=True) == 0.3
+    assert machine_price("workstation", str(path)).usd_per_h(interruptible=False) == 0.8
+    assert machine_price("p4d.24xlarge", path).usd_per_h(interruptible=False) == 21.95764
     assert machine_price("workstation", path).source == str(path)
 
 
 def test_environment_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "own.json").write_text(json.dumps({"workstation": OWN}))
     monkeypatch.setenv(PRICES_VARIABLE, str(tmp_path / "own.json"))
-    assert price_per_hour("workstation", interruptible=True) == 0.3
+    assert machine_price("workstation").usd_per_h(interruptible=True) == 0.3
     monkeypatch.setenv(PRICES_VARIABLE, "")
     assert "workstation" not in price_table()
 
@@ -123,7 +122,7 @@ def test_requests_cost_what_s3_lists_unless_the_file_says_otherwise(tmp_path: Pa
     path.write_text("requests: {put_usd: 1.0e-05}\nbox: {on_demand_usd_per_h: 2, spot_usd_per_h: 1, gpus: 1}\n")
     assert request_prices(path) == RequestPrices(put_usd=1e-5, get_usd=GET_USD)
     assert "requests" not in price_table(path)
-    assert price_per_hour("box", interruptible=True, prices_path=path) == 1.0
+    assert machine_price("box", path).usd_per_h(interruptible=True) == 1.0
     monkeypatch.setenv(PRICES_VARIABLE, str(path))
     assert request_prices().put_usd == 1e-5
 

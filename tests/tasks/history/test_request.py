@@ -145,6 +145,14 @@ def test_what_the_last_iterations_showed_is_told():
     assert (waits.wait_train_s, waits.wait_remote_s, waits.train_s, waits.rollout_s) == (40.0, 40.0, 60.0, 100.0)
     assert (waits.members, waits.members_at_end) == (2.0, 2)
     assert request.spent_usd == 4.0
+    assert request.usd_no_machine == 0.0
+
+
+def test_what_is_no_machines_costs_as_much_as_in_the_last_iteration():
+    paid = {"cost/usd_requests": 0.5, "cost/usd_egress": 0.25, "cost/usd_control": 0.125, "cost/usd_train": 9.0}
+    store = a_run([a_report(0), a_report(1, **paid)])
+    assert planning_request(store, a_config(), 2, LENGTHS).usd_no_machine == 0.875
+    assert planning_request(store, a_config(), 1, LENGTHS).usd_no_machine == 0.0
 
 
 def test_without_the_trainers_word_nothing_is_known_of_waiting():

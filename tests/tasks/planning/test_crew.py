@@ -7,7 +7,7 @@ import pytest
 
 from storage.planning_records import SeedingRecord
 from storage.records import TRAIN_POOL
-from tasks.planning.crew import planned_crew
+from tasks.planning.crew import engines_in_members, planned_crew
 from tasks.planning.makespan import member_time_s, response_lengths
 from tasks.planning.offer import GroupLengths, ReservedOffer
 from tasks.planning.plan import assign_groups
@@ -101,3 +101,30 @@ def test_a_member_further_away_gets_less_of_what_is_long():
         crew = planned_crew(request, (1, 1))
         held = dict(zip(("far", "rollout"), crew.assignments, strict=True))
         assert 0 in held["rollout"].groups
+
+
+def test_an_engine_counts_as_so_many_members_as_it_is_faster():
+    """R = 200 s of 2 members; an engine does the work of two, so that it seeds half as long as one like a member."""
+    past = {
+        "settings": {"seeding": "auto", "seeding_s_min": 0.0},
+        "seeding": SeedingRecord(seeding_s=150.0, members=2),
+        "waits": waits(rollout_s=100.0, members=2.0, members_at_end=2),
+        "train_s": 10.0,
+    }
+    offer = an_offer(count_max=2, start_s=0.0)
+    one, fast = ReservedOffer(engines=1, usd_per_h=8.0, responses_max=64, step_time=CURVE), CURVE.scaled(0.5)
+    alike = a_request(offer, reserved=one, **past)
+    faster = a_request(offer, reserved=replace(one, step_time=fast), **past)
+    assert [engines_in_members(request) for request in (alike, faster)] == [1.0, pytest.approx(2.0)]
+    # The trainer generated as long as the crew did, whatever was planned: 100 s.
+    seconds = [planned_crew(request, (2,)).seeding.seeding_s for request in (alike, faster)]
+    assert seconds == pytest.approx([(300 - 2 * 10) / 3, (400 - 2 * 10) / 4])
+
+
+def test_what_is_no_machines_is_paid_for_too():
+    plain = a_request(an_offer(), reserved=RESERVED)
+    asked = replace(plain, usd_no_machine=0.25)
+    assert planned_crew(asked, (2,)).usd_iteration == pytest.approx(planned_crew(plain, (2,)).usd_iteration + 0.25)
+    no_trainer = a_request(an_offer(), usd_no_machine=0.25)
+    crew = planned_crew(no_trainer, (2,))
+    assert crew.usd_iteration == pytest.approx(crew.usd_rollout + 0.25)

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 from hypothesis import given, settings
 
@@ -27,7 +28,7 @@ def test_a_plain_iteration_says_that_nothing_is_known():
     assert found["lengths"].reason == "nothing tells the groups apart"
     assert found["width"].chosen == "rollout 4"
     assert found["dispatch"].chosen == "in turn"
-    assert all(not decision.predicted for decision in found.values())
+    assert all(not decision.predicted and not decision.alternatives for decision in found.values())
 
 
 def test_measured_crews_are_predicted_under_the_reports_names():
@@ -64,9 +65,13 @@ def test_seeding_says_who_waited_and_what_the_closed_form_says():
     past = {"reserved": RESERVED, "settings": {"seeding": "auto"}, "train_s": 100.0}
     before = SeedingRecord(seeding_s=60.0, members=4)
     last = waits(wait_train_s=30.0, rollout_s=200.0)
-    found = decisions(a_request(an_offer(), **past, seeding=before, waits=last))["seeding"]
+    plan = decisions(a_request(an_offer(), **past, seeding=before, waits=last))
+    found = plan["seeding"]
     assert found.chosen == "70.0 s"
-    assert found.predicted == {"seeding/seconds": 70.0}
+    # There is less work than that.
+    assert found.predicted == {"seeding/seconds": plan["width"].predicted["timing_s/rollout"]}
+    longer = decisions(a_request(an_offer(), **past, groups=400, seeding=before, waits=last))["seeding"]
+    assert longer.predicted == {"seeding/seconds": 70.0}
     assert found.reason == "the trainer waited for longer than the crew"
     assert found.alternatives == {"both sides end together": {"seeding/seconds": (920.0 - 4 * 70.0) / 6}}
     first = decisions(a_request(an_offer(), **past))["seeding"]
@@ -80,6 +85,31 @@ def test_seeding_says_who_waited_and_what_the_closed_form_says():
     known = SeedingRecord(seeding_s=60.0, members=4, memory={"3": 80.0})
     back = decisions(a_request(an_offer(count_max=3), **past, seeding=known, waits=last))["seeding"]
     assert (back.chosen, back.reason) == ("80.0 s", "what suited 3 members before")
+
+
+def test_seeding_says_what_it_went_by():
+    past = {"reserved": RESERVED, "settings": {"seeding": "auto"}, "train_s": 100.0}
+    last = waits(wait_train_s=30.0, rollout_s=200.0)
+    initial = SeedingRecord(seeding_s=150.0, members=4)
+    second = decisions(a_request(an_offer(), **past, seeding=initial, waits=last))["seeding"]
+    assert second.reason == "what the last iteration's work asks for"
+    colocated = SeedingRecord(seeding_s=None, members=0)
+    after = decisions(a_request(an_offer(), **past, seeding=colocated, waits=last))["seeding"]
+    assert (after.chosen, after.reason[:12]) == ("150.0 s", "as it is set")
+    untold = decisions(a_request(an_offer(), **past, seeding=replace(initial, seeding_s=9.0)))["seeding"]
+    assert (untold.chosen, untold.reason) == ("9.0 s", "as before: nothing is known of who waited")
+    slow = {**past, "reserved": replace(RESERVED, start_s=80.0)}
+    hardly = decisions(a_request(an_offer(), **slow, seeding=replace(initial, seeding_s=9.0), waits=last))["seeding"]
+    assert (hardly.chosen, hardly.reason) == ("none", "the engines would hardly have begun by then")
+    nobody = decisions(a_request(an_offer(available=0), **past))["seeding"]
+    assert nobody.reason == "no member of the crew is expected to be there"
+
+
+def test_members_of_other_speeds_are_no_reason_to_speak_of_lengths():
+    request = a_request(an_offer(), an_offer("spot", step_time=CURVE.scaled(2.0)), lengths=alike_lengths(16))
+    found = decisions(request)["dispatch"]
+    assert found.chosen.startswith("by speed")
+    assert found.reason == "by what each member can do, so that the last response ends early"
 
 
 def test_locality_is_said_where_members_differ_in_reach():

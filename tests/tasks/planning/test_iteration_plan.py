@@ -74,8 +74,10 @@ def test_the_trainers_slots_are_there_exactly_while_it_generates(request):
         assert plan.seeding is None
     else:
         assert plan.seeding is not None
-        assert plan.seeding.members == crew
-        assert (plan.seeding.seeding_s is None) == (crew == 0)
+        counts = Counter(slot.pool for slot in plan.slots)
+        there = sum(offer.expected(counts[offer.pool]) for offer in request.offers)
+        assert plan.seeding.members == there
+        assert (plan.seeding.seeding_s is None) == (there == 0)
 
 
 @settings(max_examples=40, deadline=None)

@@ -161,3 +161,9 @@ def test_impossible_counts_are_refused():
         response_lengths(group_lengths([1.0], [1.0]), 0)
     with pytest.raises(ValueError, match="responses_max: value 0"):
         member_time_s([1.0], CURVES[0], 0)
+
+
+@given(st.sampled_from(CURVES), st.integers(0, 300))
+def test_a_step_is_the_sum_of_what_each_response_adds(curve, batch):
+    assert curve.rises(batch).shape == (batch,)
+    assert curve.rises(batch).sum() == pytest.approx(curve.step_s(batch))

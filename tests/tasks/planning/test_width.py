@@ -199,3 +199,11 @@ def test_of_very_many_pools_some_are_tried():
     chosen = weighed(0.8, *offers).crew
     assert chosen.counts[0] >= 1
     assert sum(chosen.counts[6:]) == 0
+
+
+def test_the_cap_lets_slow_members_do_the_work_of_fewer_fast_ones():
+    """2 fast members took 300 s of 200 in training: 3 of them would do, or 9 that are three times as slow."""
+    offers = an_offer(count_min=0), an_offer("spot", count_min=0, count_max=12, step_time=CURVE.scaled(3.0))
+    past = {"waits": waits(rollout_s=300.0, members=2.0), "width": (("rollout", 2),), "train_s": 200.0}
+    assert weighed(0.5, *offers, **past).members_cap == 9
+    assert weighed(0.5, offers[0], **past).members_cap == 3
