@@ -7,6 +7,7 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import Literal
 
 from storage.planning_records import PoolObservation
 from storage.records import TRAIN_POOL, PlanRecord, ReportRecord
@@ -47,6 +48,7 @@ def planning_request(store: ObjectStore, config: RunConfig, iteration: int, leng
         seeding=None if written is None else written.seeding,
         width=() if written is None else _width(written),
         train_s=_train_s(recent),
+        training=_training(config),
         spent_usd=_spent_usd(store, iteration, last),
         usd_no_machine=0.0 if last is None else sum(last.metrics.get(name, 0.0) for name in NO_MACHINE),
         length_max=float(config.sampling.max_completion_length),
@@ -159,6 +161,12 @@ def step_waits(report: ReportRecord) -> StepWaits | None:
         members=sum(seen.members for seen in pools),
         members_at_end=sum(seen.members_at_end for seen in pools),
     )
+
+
+def _training(config: RunConfig) -> Literal["as_ended", "in_order", "at_end"]:
+    if not config.algorithm.streams:
+        return "at_end"
+    return "in_order" if config.algorithm.micro_batch_order == "plan" else "as_ended"
 
 
 def _train_s(recent: Sequence[ReportRecord]) -> float | None:

@@ -10,16 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from tasks.learning.config import AlgorithmConfig, RewardScale
+from tasks.learning.config import NEEDS_WHOLE_BATCH, AlgorithmConfig, RewardScale
 from tasks.learning.returns import discounted_returns, gae, normalised, token_rewards
-
-# Estimators whose advantages are right only when they are given all responses of the step; so is "batch" scaling.
-NEEDS_WHOLE_BATCH = {"reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae"}
-
-
-def needs_whole_batch(algorithm: AlgorithmConfig) -> bool:
-    """Whether advantages depend on every response of the step, and not on their own group alone."""
-    return algorithm.advantage_estimator in NEEDS_WHOLE_BATCH or algorithm.scale_rewards == "batch"
 
 
 def advantages_of(
@@ -32,7 +24,7 @@ def advantages_of(
     """The advantages of each response: one number [], or one per trained token [length] with "reinforce_plus_plus".
 
     Args:
-        rewards: [B] float64; whole groups, and all of the step when `needs_whole_batch` says so.
+        rewards: [B] float64; whole groups, and all of the step when the algorithm's `needs_whole_batch` says so.
         lengths: [B] integer, trained tokens per response; 0 for those that are not trained, whose rewards count in the
             mean of their group all the same.
         num_generations: Responses per group.
@@ -59,7 +51,8 @@ def response_advantages(rewards: Tensor, lengths: Tensor, num_generations: int, 
     """One advantage per response, by the configured estimator.
 
     Args:
-        rewards: [B] or [groups, num_generations], floating; all of the step when `needs_whole_batch` says so.
+        rewards: [B] or [groups, num_generations], floating; all of the step when the algorithm's `needs_whole_batch`
+            says so.
         lengths: Trained tokens per response, in the shape of `rewards`; used by "reinforce_plus_plus_baseline".
         num_generations: Responses per group, at least 2.
         algorithm: advantage_estimator, scale_rewards and advantage_eps are used.

@@ -38,6 +38,8 @@ READ_WITH: dict[str, tuple[str, set[str]]] = {
 }
 # Estimators under which a group of equal rewards teaches nothing, so that it may be filtered out.
 GROUP_RELATIVE = {"grpo", "rloo", "reinforce_plus_plus_baseline"}
+# Advantage estimators that look at all responses of a step.
+NEEDS_WHOLE_BATCH = frozenset({"reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +120,16 @@ class AlgorithmConfig:
     @classmethod
     def _fill_in_preset(cls, document: Any) -> Any:
         return with_preset(document) if isinstance(document, dict) else document
+
+    @property
+    def needs_whole_batch(self) -> bool:
+        """Whether advantages depend on every response of the step, and not on their own group alone."""
+        return self.advantage_estimator in NEEDS_WHOLE_BATCH or self.scale_rewards == "batch"
+
+    @property
+    def streams(self) -> bool:
+        """Whether the gradient can be accumulated while other responses are still generated."""
+        return self.num_mini_batches * self.num_epochs == 1 and not self.needs_whole_batch
 
     def __post_init__(self) -> None:
         problems = [*_impossible(self), *_without_effect(self)]

@@ -17,7 +17,6 @@ from storage.prompt_table import PromptRow
 from storage.records import BatchRecord, GradedResponse, PlanRecord, TrainingRecord
 from storage.store import ObjectStore
 from tasks.grading.grader import Grader
-from tasks.learning.advantage import needs_whole_batch
 from tasks.learning.batching import TokenBatch
 from tasks.learning.config import AlgorithmConfig, TrainerConfig
 from tasks.learning.dealing import is_idle
@@ -97,7 +96,7 @@ class IterationTrainer:
         """
         recorded: list[BatchRecord] = []
         began_s = self._clock.monotonic()
-        metrics = self._streamed(recorded) if self._streams else self._in_steps(recorded)
+        metrics = self._streamed(recorded) if self._algorithm.streams else self._in_steps(recorded)
         responses = [graded for batch in recorded for graded in batch.graded]
         if self._algorithm.overlong_buffer_length is not None:
             penalties = length_penalties(responses, self._algorithm, self._plan.sampling)
@@ -125,12 +124,6 @@ class IterationTrainer:
             self._ranks.broadcast(batch.number)
             yield batch
         self._ranks.broadcast(None)
-
-    @property
-    def _streams(self) -> bool:
-        """Whether the gradient can be accumulated while other responses are still generated."""
-        one_step = self._algorithm.num_mini_batches * self._algorithm.num_epochs == 1
-        return one_step and not needs_whole_batch(self._algorithm)
 
     def _streamed(self, recorded: list[BatchRecord]) -> dict[str, float]:
         """One optimizer step, whose micro-batches are trained as they are recorded."""

@@ -263,7 +263,7 @@ def _dispatched(request: PlanningRequest, members: tuple[Member, ...], lengths: 
 
 
 def trained_s(request: PlanningRequest, members: Sequence[Member], assignments: Sequence[Assignment]) -> float:
-    """When training ends that takes groups as they end, while members generate as they were dealt."""
+    """When training ends, while members generate as they were dealt."""
     lengths = request.responses
     ends: list[npt.NDArray[np.float64]] = []
     groups: list[int] = []
@@ -271,7 +271,12 @@ def trained_s(request: PlanningRequest, members: Sequence[Member], assignments: 
         if assignment.groups:
             groups += assignment.groups
             ends.append(group_ends_s(lengths, assignment.groups, member, assignment.batch_max))
-    return streamed_s(np.concatenate(ends), lengths[groups].sum(axis=1), request.training_s or 0.0)
+    ended_s, tokens = np.concatenate(ends), lengths[groups].sum(axis=1)
+    train_s = request.training_s or 0.0
+    if request.training == "at_end":
+        return float(ended_s.max()) + train_s
+    order = np.argsort(groups) if request.training == "in_order" else None
+    return streamed_s(ended_s, tokens, train_s, order)
 
 
 def _rework_s(request: PlanningRequest, offer: CrewOffer, member: Member, assignment: Assignment) -> float:

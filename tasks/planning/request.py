@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +22,8 @@ class PlanningRequest:
     keep_order: a member must begin its groups in the order of their numbers (dynamic sampling takes them so).
     reserved: the trainer's machines, which generate where settings.seeding says so; None: nothing is known of them.
     waits, seeding, width: of the last concluded iteration; width is the number of members by pool. train_s: a training
-    step takes so long without waiting; None: not known. spent_usd: of the run so far. usd_no_machine: what an iteration
+    step takes so long without waiting; None: not known. training: whether it takes groups as they end, in the order of
+    their numbers, or all at the end. spent_usd: of the run so far. usd_no_machine: what an iteration
     costs beside its machines (requests, egress, the control plane), as the last one did. length_max: no response gets
     longer (tokens).
     """
@@ -36,6 +38,7 @@ class PlanningRequest:
     seeding: SeedingRecord | None = None
     width: tuple[tuple[str, int], ...] = ()
     train_s: float | None = None
+    training: Literal["as_ended", "in_order", "at_end"] = "as_ended"
     spent_usd: float = 0.0
     usd_no_machine: float = 0.0
     length_max: float = math.inf

@@ -42,12 +42,12 @@ def long_then_short(groups: Sequence[int], share: float) -> tuple[int, ...]:
     return (*groups[:first], *reversed(groups[first:]))
 
 
-def streamed_s(ends_s: Seconds, tokens: Seconds, train_s: float) -> float:
-    """When everything is trained on, if training takes `train_s` in all and takes groups in the order of their ends.
+def streamed_s(ends_s: Seconds, tokens: Seconds, train_s: float, order: npt.NDArray[np.intp] | None = None) -> float:
+    """When everything is trained on, if training takes `train_s` in all.
 
-    ends_s, tokens: by group.
+    ends_s, tokens: by group. order: in which training takes them; None: as they end.
     """
-    order = np.argsort(ends_s, kind="stable")
+    order = np.argsort(ends_s, kind="stable") if order is None else order
     left_s = train_s * np.cumsum(tokens[order][::-1])[::-1] / tokens.sum()
     return float((ends_s[order] + left_s).max())
 

@@ -12,7 +12,6 @@ from tasks.learning.advantage import (
     frac_reward_zero_std,
     group_advantages,
     leave_one_out_advantages,
-    needs_whole_batch,
     reinforce_plus_plus_advantages,
     reinforce_plus_plus_baseline_advantages,
     response_advantages,
@@ -163,7 +162,7 @@ def test_the_configured_estimator_is_used():
     ]
     for algorithm, expected, whole in cases:
         assert torch.equal(response_advantages(rewards, lengths, 2, algorithm), expected)
-        assert needs_whole_batch(algorithm) == whole
+        assert algorithm.needs_whole_batch == whole
 
 
 def test_estimators_per_token_are_not_mistaken_for_estimators_per_response(monkeypatch):

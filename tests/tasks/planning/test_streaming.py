@@ -58,6 +58,12 @@ def test_training_ends_after_the_last_group_or_when_it_was_busy_all_the_time():
     assert streamed_s(np.array([50.0, 50.0, 50.0]), tokens, 8.0) == 58.0
 
 
+def test_training_in_the_order_of_numbers_waits_for_the_first():
+    ends, tokens = np.array([50.0, 1.0]), np.array([1.0, 1.0])
+    assert streamed_s(ends, tokens, 8.0) == 54.0
+    assert streamed_s(ends, tokens, 8.0, np.array([0, 1])) == 58.0
+
+
 def test_long_then_short():
     assert long_then_short((9, 8, 7, 6, 5), 0.3) == (9, 8, 5, 6, 7)
     assert long_then_short((9, 8, 7), 1.0) == (9, 8, 7)
