@@ -217,7 +217,8 @@ def _dealt(request: PlanningRequest, members: tuple[Member, ...]) -> tuple[Assig
         return by_length
     dealings = [by_length, _dealt_alike(request, members)]
     if not request.keep_order:
-        dealings += [_short_early(request, members, by_length, share) for share in LONG_SHARES]
+        reordered = [_short_early(request, members, by_length, share) for share in LONG_SHARES]
+        dealings += [dealt for dealt in reordered if dealt != by_length]
     return min(dealings, key=lambda dealt: trained_s(request, members, dealt))
 
 
