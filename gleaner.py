@@ -152,10 +152,11 @@ def forecast(config: Path | None, save: bool, no_probe: bool, run_url: str | Non
 def _forecast_run(settings: RunConfig, *, save: bool, no_probe: bool, as_json: bool) -> None:
     probe = NoProbe(reason="--no-probe") if no_probe else probe_run(settings.run.url)
     record = forecast_run(settings, probe, SystemClock().wall(), lambda line: click.echo(line, err=True))
-    if save:
-        click.echo(f"written: {save_forecast(connect(settings.run.url), record)}", err=True)
     width = Console().width if sys.stdout.isatty() else 150
     click.echo(records.encode(record) if as_json else forecast_text(record, width), nl=as_json)
+    if save:
+        # Last: where it cannot be written, it was at least shown.
+        click.echo(f"written: {save_forecast(connect(settings.run.url), record)}", err=True)
 
 
 @main.command()

@@ -23,6 +23,10 @@ class TraceError(ValueError):
     """A trace that cannot be used."""
 
 
+class TooFewSeatsError(TraceError):
+    """A trace of fewer machines than are wanted of it."""
+
+
 @dataclass(frozen=True, slots=True)
 class SpotEvent:
     """One machine came (`up`) or was taken away, `time_s` seconds after the trace began."""
@@ -105,7 +109,7 @@ class SpotTrace:
         seated = list(_seated(self.events))
         known = max((seat for _, seat in seated), default=-1) + 1
         if not 1 <= seats <= known:
-            raise TraceError(f"seats: value {seats}; allowed: 1 to {known}, the most nodes up at one time")
+            raise TooFewSeatsError(f"seats: value {seats}; allowed: 1 to {known}, the most nodes up at one time")
         drawn = {seat: f"seat-{k}" for k, seat in enumerate(random.Random(seed).sample(range(known), seats))}
         events = (SpotEvent(e.time_s, drawn[seat], e.up) for e, seat in seated if seat in drawn)
         return SpotTrace(tuple(events), self.span_s)

@@ -36,8 +36,10 @@ class Spread:
 class FleetForecast:
     """A fleet: the configuration's fields that make it (by path), and what all iterations are expected to take on it.
 
-    members: of the crew, on average. usd_parts: medians of `usd` by what it is spent on. refused: why it cannot be
-    planned at all; its figures are then missing.
+    members: of the crew, on average. usd_parts: medians of `usd` by what it is spent on. usd_reported,
+    usd_per_mtok_reported: what of the dollars reports will tell, which do not see a machine while no process of the
+    run's is on it; None in forecasts from before they were told apart. refused: why it cannot be planned at all; its
+    figures are then missing.
     """
 
     __pydantic_config__ = STRICT
@@ -49,6 +51,8 @@ class FleetForecast:
     usd: Spread | None = None
     tokens_per_s: Spread | None = None
     usd_per_mtok: Spread | None = None
+    usd_reported: Spread | None = None
+    usd_per_mtok_reported: Spread | None = None
     usd_parts: dict[str, float] = field(default_factory=dict)
 
 

@@ -49,6 +49,15 @@ def test_json_is_the_record_that_is_saved(config: Path, tmp_path: Path):
     ]
 
 
+def test_what_cannot_be_saved_was_at_least_shown(config: Path, tmp_path: Path):
+    (tmp_path / "run").write_text("a file")
+    result = gleaner(config, "--no-probe", "--save")
+    assert result.exit_code == 1
+    assert "Recommended: " in result.stdout
+    assert result.stderr.splitlines()[-1].startswith("gleaner: ")
+    assert "written" not in result.stderr
+
+
 def test_what_was_saved_is_held_against_what_happened(config: Path, tmp_path: Path):
     gleaner(config, "--save")
     run = tmp_path / "run"

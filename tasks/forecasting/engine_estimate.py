@@ -12,8 +12,6 @@ from typing import Any
 
 from resources.accelerators import Accelerator
 
-# Of an engine's memory, for weights and cache; what vLLM takes unless told otherwise.
-MEMORY_SHARE = 0.9
 # Of bfloat16, in which caches are kept.
 CACHE_VALUE_BYTES = 2
 Points = tuple[tuple[int, float], ...]
@@ -96,15 +94,28 @@ def prefill_tokens_per_s(model: ModelSize, device: Device) -> float:
     return device.flops / (2 * model.parameters)
 
 
-def responses_that_fit(model: ModelSize, device: Device, context_tokens: float) -> int:
-    """How many caches of so many tokens fit beside the weights; raises ValueError when not even one does."""
-    memory = device.gpus * device.accelerator.memory_bytes * MEMORY_SHARE
-    fit = int((memory - model.bytes) / (context_tokens * model.kv_bytes_per_token))
+def responses_that_fit(
+    model: ModelSize,
+    device: Device,
+    context_tokens: float,
+    memory_share: float,
+    cache_bytes: float | None = None,
+) -> int:
+    """How many caches of so many tokens fit beside the weights; raises ValueError when not even one does.
+
+    memory_share: of the memory, for weights and cache; cache_bytes: so much of each accelerator's is for the cache
+    instead.
+    """
+    memory = device.gpus * device.accelerator.memory_bytes
+    left = memory * memory_share - model.bytes
+    if cache_bytes is not None:
+        left = min(memory - model.bytes, device.gpus * cache_bytes)
+    fit = int(left / (context_tokens * model.kv_bytes_per_token))
     if fit < 1:
         raise ValueError(
-            f"gpus: value {device.gpus} of {device.accelerator.name}: {model.bytes / 1e9:.0f} GB of weights and one "
-            f"response's cache do not fit in {MEMORY_SHARE:.0%} of their {memory / MEMORY_SHARE / 1e9:.0f} GB; "
-            "allowed: more or larger ones"
+            f"{device.gpus} x {device.accelerator.name} of an engine: {model.bytes / 1e9:.0f} GB of weights and one "
+            f"response's cache do not fit in {memory_share:.0%} of {memory / 1e9:.0f} GB; allowed: more of them "
+            "(rollout.vllm.tensor_parallel_size, and as many gpus), or larger ones"
         )
     return fit
 

@@ -12,12 +12,13 @@ from functools import partial
 import numpy as np
 
 from resources.prices import request_prices
-from resources.spot_trace import PROCESSES, read_trace
+from resources.spot_trace import PROCESSES, TooFewSeatsError, read_trace
 from storage.forecast_records import FleetForecast, ForecastRecord, Setting, Spread
 from tasks.configuration.run_config import RunConfig
 from tasks.forecasting.events import Stalled
 from tasks.forecasting.fleets import Fleet, fleets
 from tasks.forecasting.inputs import gather
+from tasks.forecasting.ledger import NO_MACHINE
 from tasks.forecasting.probe import NoProbe, Probe
 from tasks.forecasting.results import SimulatedIteration, SimulatedRun
 from tasks.forecasting.scenario import AvailabilityScenario, Scenario
@@ -27,13 +28,15 @@ from tasks.planning.flush_interval import best_flush_interval_s, flush_usd
 LOW, HIGH = 0.1, 0.9
 SENSITIVITY = (0.3, 3.0)
 FLUSH_S = (1.0, 60.0)
+# Of an iteration: what a loss takes with it is late by as much, and the formula counts dollars alone.
+FLUSH_SHARE_MAX = 0.02
 # What a user pays for, by what the ledger calls it.
 PARTS = {
     "useful": ("useful", "prefill", "train"),
     "wasted": ("wasted",),
     "starting": ("starting", "process", "transfer"),
-    "idle": ("idle",),
-    "requests and egress": ("requests", "egress"),
+    "idle": ("idle", "standing"),
+    "requests and egress": NO_MACHINE,
 }
 _SECONDS_PER_HOUR = 3600.0
 
@@ -45,6 +48,7 @@ class _Outcome:
     hours: float
     tokens: float
     usd_parts: dict[str, float]
+    usd_reported: float
     members: float
 
     @property
@@ -85,7 +89,7 @@ def forecast(
         fleets=tuple(results),
         recommended=chosen.name,
         reason=reason,
-        snippet=fleet.settings | _flush_setting(fleet.scenario),
+        snippet=fleet.settings | _flush_setting(fleet.scenario, _iteration_s(chosen, settings.iterations)),
         sensitivity=sensitivity,
     )
 
@@ -155,12 +159,12 @@ def _usd(usd: float) -> str:
 
 
 def _simulated(fleet: Fleet, iterations: int, seeds: int) -> FleetForecast:
-    """One run per seed. A fleet on which the planner refuses an iteration has no figures."""
+    """One run per seed. A fleet that the planner refuses, or that is larger than the trace's, has no figures."""
     outcomes: list[_Outcome] = []
     for seed in range(seeds):
         try:
             run = simulate(fleet.scenario, seed=seed)
-        except Stalled as error:
+        except (Stalled, TooFewSeatsError) as error:
             return FleetForecast(name=fleet.name, settings=fleet.settings, refused=str(error))
         if run.stopped is not None or not run.iterations:
             return FleetForecast(name=fleet.name, settings=fleet.settings, refused=run.stopped or "no iteration ended")
@@ -174,6 +178,8 @@ def _simulated(fleet: Fleet, iterations: int, seeds: int) -> FleetForecast:
         usd=_spread([outcome.usd for outcome in outcomes]),
         tokens_per_s=_spread([outcome.tokens / (outcome.hours * _SECONDS_PER_HOUR) for outcome in outcomes]),
         usd_per_mtok=_spread([outcome.usd / outcome.tokens * 1e6 for outcome in outcomes]),
+        usd_reported=_spread([outcome.usd_reported for outcome in outcomes]),
+        usd_per_mtok_reported=_spread([outcome.usd_reported / outcome.tokens * 1e6 for outcome in outcomes]),
         usd_parts=parts,
     )
 
@@ -193,6 +199,7 @@ def _outcome(run: SimulatedRun, iterations: int) -> _Outcome:
         hours=scaled(lambda each: each.duration_s) / _SECONDS_PER_HOUR,
         tokens=scaled(lambda each: each.tokens),
         usd_parts={part: scaled(partial(_spent, names)) for part, names in PARTS.items()},
+        usd_reported=scaled(lambda each: each.usd_reported),
         members=sum(sum(each.members.values()) for each in settled) / len(settled),
     )
 
@@ -216,7 +223,11 @@ def _hastened(fleet: Fleet, factor: float) -> Fleet:
     return replace(fleet, scenario=replace(fleet.scenario, pools=pools))
 
 
-def _flush_setting(scenario: Scenario) -> dict[str, Setting]:
+def _iteration_s(fleet: FleetForecast, iterations: int) -> float:
+    return 0.0 if fleet.hours is None else fleet.hours.median * _SECONDS_PER_HOUR / iterations
+
+
+def _flush_setting(scenario: Scenario, iteration_s: float) -> dict[str, Setting]:
     """The flush interval that suits the first pool that can be lost; none where nothing is."""
     for pool in scenario.pools:
         if pool.availability is None or not pool.usd_per_h:
@@ -225,7 +236,8 @@ def _flush_setting(scenario: Scenario) -> dict[str, Setting]:
         usd = flush_usd(prices.put_usd, prices.get_usd, 0.0, pool.usd_per_h)
         best_s = best_flush_interval_s(usd, _losses_per_h(pool.availability), pool.usd_per_h)
         if math.isfinite(best_s):
-            return {"rollout.flush_interval_s": round(min(max(best_s, FLUSH_S[0]), FLUSH_S[1]), 1)}
+            most_s = min(FLUSH_S[1], max(FLUSH_S[0], FLUSH_SHARE_MAX * iteration_s))
+            return {"rollout.flush_interval_s": round(min(max(best_s, FLUSH_S[0]), most_s), 1)}
     return {}
 
 

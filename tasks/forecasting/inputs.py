@@ -5,6 +5,7 @@ estimate is not a measurement, so every figure is shown with where it came from.
 """
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from resources.accelerators import accelerator
 from resources.pools import PoolConfig
-from resources.prices import UnknownMachine, machine_price
+from resources.prices import UnknownMachine, machine_price, request_prices
 from resources.spot_trace import PROCESSES
 from storage.forecast_records import ForecastInput
 from storage.records import TRAIN_POOL
@@ -37,6 +38,7 @@ from tasks.forecasting.scenario import (
     TrainerScenario,
     WorkScenario,
 )
+from tasks.forecasting.training_work import flops_per_parameter
 from tasks.planning.plan import groups_in_budget
 from tasks.planning.step_time import StepTime
 
@@ -157,32 +159,60 @@ class _Gathering:
             )
         return self._size
 
-    def _device(self, pool: PoolConfig, named: str | None, gpus: int) -> Device | None:
-        """What an engine or the trainer runs on; None without GPUs."""
+    @property
+    def _in_turn(self) -> bool:
+        """Whether one machine runs all tasks in turn: none has to be started."""
+        return self._probe is not None and self._probe.in_turn
+
+    def _device(self, name: str, pool: PoolConfig, named: str | None, gpus: int) -> Device | None:
+        """What an engine or the trainer runs on; None without GPUs. Raises LookupError for one that is not known."""
         if not gpus:
             return None
-        name = named or pool.accelerator
-        if name is None:
-            try:
-                name = machine_price(pool.machine).accelerator
-            except UnknownMachine:
-                name = ""
-        forecast = self._forecast
+        forecast, found = self._forecast, named or pool.accelerator
+        if found is None:
+            with suppress(UnknownMachine):
+                found = machine_price(pool.machine).accelerator
+        try:
+            known = accelerator(found or "")
+        except LookupError as error:
+            raise LookupError(f"pools.{name}: {error}; or forecast.accelerator_*, the most similar of them") from None
         return Device(
-            accelerator=accelerator(name),
+            accelerator=known,
             gpus=gpus,
             bandwidth_efficiency=forecast.bandwidth_efficiency,
             mfu=forecast.mfu,
         )
 
+    def _engine_device(self, name: str, pool: PoolConfig, named: str | None, *, is_timed: bool) -> Device | None:
+        """The GPUs of one engine, whatever its machine has besides; None where only estimates need them, and none can.
+
+        is_timed: its step times are known, so that none has to be estimated.
+        """
+        rollout = self._config.rollout
+        per_engine = 1 if rollout.engine == "torch" else rollout.vllm.tensor_parallel_size
+        try:
+            return self._device(name, pool, named, min(pool.gpus, per_engine))
+        except LookupError:
+            if not is_timed:
+                raise
+            return None
+
     def _engine(
-        self, name: str, device: Device | None, configured: dict[str, float] | None
+        self, name: str, pool: PoolConfig, named: str | None, configured: dict[str, float] | None
     ) -> tuple[Points, int, float]:
         """(step times, responses at once, prefill tokens per second) of one engine of a pool."""
-        limit = self._config.rollout.max_responses_in_flight
-        if device is not None and self._size is not None:
-            limit = min(limit, responses_that_fit(self._size, device, self._context))
+        limit, vllm = self._config.rollout.max_responses_in_flight, self._config.rollout.vllm
         probed = None if self._probe is None else self._probe.pools.get(name)
+        is_timed = configured is not None or (probed is not None and bool(probed.step_s))
+        device = self._engine_device(name, pool, named, is_timed=is_timed)
+        if device is not None and self._size is not None:
+            try:
+                fit = responses_that_fit(
+                    self._size, device, self._context, vllm.gpu_memory_utilization, vllm.kv_cache_memory_bytes
+                )
+            except ValueError as error:
+                raise ValueError(f"pools.{name}: {error}") from None
+            limit = min(limit, fit)
         if probed is not None and self._probe is not None and probed.step_s:
             points, source = probed.step_s, self._probe.source
         elif configured is not None:
@@ -208,8 +238,8 @@ class _Gathering:
         forecast = self._forecast
         # The data sheet and the step times that are configured are those of the first pool.
         is_first = name == "rollout"
-        device = self._device(pool, forecast.accelerator_rollout if is_first else None, pool.gpus)
-        points, limit, prefill = self._engine(name, device, forecast.step_s if is_first else None)
+        sheet, step_s = (forecast.accelerator_rollout, forecast.step_s) if is_first else (None, None)
+        points, limit, prefill = self._engine(name, pool, sheet, step_s)
         probed = None if self._probe is None else self._probe.pools.get(name)
         price = "configured (usd_per_hour)" if pool.usd_per_hour is not None else f"price table, {pool.machine}"
         self._show(f"{name}: price", f"{pool.price_usd_per_h:.2f} $/h of a slot", price)
@@ -223,7 +253,7 @@ class _Gathering:
             responses_max=limit,
             step_s=points,
             prefill_tokens_per_s=prefill,
-            start_s=forecast.start_s,
+            start_s=0.0 if self._in_turn else forecast.start_s,
             process_s=self._process_s(name, probed),
             link_gbps=forecast.link_gbps,
             egress_usd_per_gb=getattr(pool, "egress_usd_per_gb", 0.0),
@@ -236,7 +266,8 @@ class _Gathering:
             words = f"machine {self._forecast.start_s:g} s, process {self._forecast.process_s:g} s"
             self._show(f"{name}: start", words, "configured (forecast.start_s, process_s)")
             return self._forecast.process_s
-        words = f"{probed.start_s:.0f} s from process start to weights in place, their transfer included"
+        machine = "no machine" if self._in_turn else f"machine {self._forecast.start_s:g} s (configured)"
+        words = f"{machine}, process until weights are in place {probed.start_s:.1f} s"
         self._show(f"{name}: start", words, self._probe.source)
         pull_s = self._weights()[1] * 8 / 1e9 / self._forecast.link_gbps
         return max(0.0, probed.start_s - pull_s)
@@ -263,18 +294,19 @@ class _Gathering:
 
     def _trainer(self) -> TrainerScenario:
         config, pool, trainer = self._config, self._config.pools.train, self._config.trainer
-        engines = trainer.nnodes * trainer.nproc_per_node
-        of_engine = self._device(pool, self._forecast.accelerator_train, min(1, pool.gpus))
+        processes = engines = trainer.nnodes * trainer.nproc_per_node
         try:
-            points, limit, prefill = self._engine(TRAIN_POOL, of_engine, None)
-        except ValueError as error:
+            points, limit, prefill = self._engine(TRAIN_POOL, pool, self._forecast.accelerator_train, None)
+        except (ValueError, LookupError) as error:
             # Only whether it may generate depends on it; who wants it to is refused by the scenario.
             self._show(f"{TRAIN_POOL}: engine", "none: it does not generate", str(error))
             engines, points, limit, prefill = 0, ((1, 1.0),), 1, 1.0
         usd_per_h = pool.price_usd_per_h * trainer.nnodes
         price = "configured (usd_per_hour)" if pool.usd_per_hour is not None else f"price table, {pool.machine}"
         self._show(f"{TRAIN_POOL}: price", f"{usd_per_h:.2f} $/h of {trainer.nnodes} x {pool.machine}", price)
-        per_token = self._train_s_per_token(engines_gpus=trainer.nnodes * max(pool.gpus, trainer.nproc_per_node))
+        # One process of the trainer uses one GPU, however many its machine has.
+        per_token = self._train_s_per_token(gpus=processes if pool.gpus else 0)
+        publish_s, control_s = self._between_s()
         return TrainerScenario(
             engines=engines,
             usd_per_h=usd_per_h,
@@ -284,18 +316,20 @@ class _Gathering:
             prefill_tokens_per_s=prefill,
             process_s=self._forecast.process_s,
             train_s_per_token=per_token,
-            train_fixed_s=self._train_fixed_s(),
+            train_fixed_s=publish_s,
+            control_s=control_s,
+            waits=not self._in_turn,
             micro_batch_responses=config.run.num_generations,
         )
 
-    def _train_s_per_token(self, engines_gpus: int) -> float:
+    def _train_s_per_token(self, gpus: int) -> float:
         forecast, pool = self._forecast, self._config.pools.train
         if self._probe is not None and self._probe.train_s_per_token is not None:
             found, source = self._probe.train_s_per_token, self._probe.source
         elif forecast.train_s_per_token is not None:
             found, source = forecast.train_s_per_token, "configured (forecast.train_s_per_token)"
         else:
-            device = self._device(pool, forecast.accelerator_train, engines_gpus if pool.gpus else 0)
+            device = self._device(TRAIN_POOL, pool, forecast.accelerator_train, gpus)
             if device is None:
                 raise ValueError(
                     "pools.train.gpus: value 0, and no speed of training is known; allowed: at least 1, "
@@ -310,19 +344,22 @@ class _Gathering:
         self._show(f"{TRAIN_POOL}: step", f"{1 / found:.0f} generated tokens/s", source)
         return found
 
-    def _train_fixed_s(self) -> float:
+    def _between_s(self) -> tuple[float, float]:
+        """Seconds between two iterations: to publish the weights, and for conclusion and plan."""
         if self._probe is not None and self._probe.train_fixed_s is not None:
-            fixed_s = self._probe.train_fixed_s + self._probe.control_s
-            self._show("between iterations", f"{fixed_s:.0f} s", self._probe.source)
-            return fixed_s
+            publish_s, control_s = self._probe.train_fixed_s, self._probe.control_s
+            self._show("between iterations", f"{publish_s + control_s:.1f} s", self._probe.source)
+            return publish_s, control_s
         weights, _ = self._weights()
-        state = 0.0 if self._size is None else CHECKPOINT_BYTES_PER_PARAMETER * self._size.parameters
+        # Of adapters the checkpoint is small.
+        trains_all = self._size is not None and self._config.lora is None
+        state = CHECKPOINT_BYTES_PER_PARAMETER * self._sized().parameters if trains_all else 0.0
         publish_s = (weights + state) * 8 / 1e9 / self._forecast.train_link_gbps
         source = (
             f"estimated: checkpoint and weights at {self._forecast.train_link_gbps:g} Gbit/s, and forecast.control_s"
         )
         self._show("between iterations", f"{publish_s + self._forecast.control_s:.0f} s", source)
-        return publish_s + self._forecast.control_s
+        return publish_s, self._forecast.control_s
 
     def _weights(self) -> tuple[float, float]:
         """Bytes of a whole version, and of the difference to the one before."""
@@ -331,44 +368,23 @@ class _Gathering:
         return whole, whole * next(share for limit, share in DELTA_SHARES if rate <= limit)
 
     def _policy(self) -> Policy:
-        config, (whole, delta) = self._config, self._weights()
+        config, (whole, delta), requests = self._config, self._weights(), request_prices()
         recurs = config.forecast.prompts_in_dataset is not None and config.planning.length_predictor != "none"
         return Policy(
             planning=config.planning,
-            streaming=streams(config),
+            streaming=config.algorithm.streams,
+            in_order=config.algorithm.micro_batch_order == "plan",
+            keep_order=config.algorithm.filter_groups,
             one_step_off=config.algorithm.max_staleness > 0,
             predictor="history" if recurs else "none",
             flush_interval_s=config.rollout.flush_interval_s,
             heartbeat_interval_s=config.rollout.heartbeat_interval_s,
             claim_ttl_s=config.rollout.claim_ttl_s,
+            put_usd=requests.put_usd,
+            get_usd=requests.get_usd,
             weights_bytes=whole,
             weights_delta_bytes=delta,
         )
-
-
-def flops_per_parameter(config: RunConfig) -> float:
-    """Operations per parameter and token of an iteration's training: 2 for a forward pass, 4 for a backward one.
-
-    Recomputed activations take 2 more; frozen weights (LoRA) 2 less; a KL and the log-probs before several optimizer
-    steps a forward pass each; a critic of the policy's size as much again, and its values a forward pass.
-    """
-    algorithm = config.algorithm
-    trained = 6.0 + 2.0 * config.trainer.gradient_checkpointing
-    steps = algorithm.num_epochs * (trained - 2.0 * (config.lora is not None))
-    passes = 2.0 * (algorithm.kl_coef > 0)
-    several = algorithm.num_epochs > 1 or algorithm.num_mini_batches > 1
-    passes += 2.0 * (several and algorithm.old_logprobs == "trainer")
-    if algorithm.advantage_estimator == "gae":
-        passes += algorithm.num_epochs * trained + 2.0
-    return steps + passes
-
-
-def streams(config: RunConfig) -> bool:
-    """Whether training begins with the first complete groups; it does not where the whole step must be known first."""
-    algorithm = config.algorithm
-    whole_step = algorithm.advantage_estimator in ("reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae")
-    several = algorithm.num_epochs > 1 or algorithm.num_mini_batches > 1
-    return not (whole_step or several or algorithm.scale_rewards == "batch")
 
 
 def _json(path: Path) -> dict[str, object]:

@@ -1,39 +1,43 @@
 """What the planner is told before each iteration: the offers, and how the iterations concluded so far went."""
 
-from collections import Counter
+import statistics
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from storage.planning_records import SeedingRecord
+from tasks.forecasting.ledger import SECONDS_PER_HOUR
 from tasks.forecasting.links import BYTES_PER_GBIT
 from tasks.forecasting.results import SimulatedIteration
 from tasks.forecasting.scenario import PoolScenario, Scenario
+from tasks.history.request import REPORTS_READ
 from tasks.planning.offer import CrewOffer, GroupLengths, ReservedOffer, StepWaits
 from tasks.planning.request import PlanningRequest
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Last:
-    """Of the last concluded iteration."""
+class _Concluded:
+    """Of a concluded iteration."""
 
+    iteration: SimulatedIteration
     waits: StepWaits
     seeding: SeedingRecord | None
-    width: tuple[tuple[str, int], ...]
 
 
 class Knowledge:
-    """Grows with every iteration; nothing in it was not seen by then, but the pools' step times and starts."""
+    """Grows with every iteration; nothing in it was not seen by then, but the pools' step times and starts.
+
+    As tasks.history.request tells it: losses and training of the last reports, everything else of the last.
+    """
 
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
-        self._last: _Last | None = None
+        self._recent: deque[_Concluded] = deque(maxlen=REPORTS_READ)
         self._usd = 0.0
-        self._losses: Counter[str] = Counter()
-        self._machine_h: Counter[str] = Counter()
 
     def request(self, lengths: GroupLengths, available: Mapping[str, int | None]) -> PlanningRequest:
         """For the next iteration; available: machines by pool, where there are fewer than were asked for."""
-        scenario, last = self._scenario, self._last
+        scenario, last = self._scenario, self._recent[-1] if self._recent else None
         trainer, policy = scenario.trainer, scenario.policy
         reserved = ReservedOffer(
             engines=trainer.engines,
@@ -53,25 +57,24 @@ class Knowledge:
             reserved=reserved if trainer.engines else None,
             waits=last.waits if last else None,
             seeding=seeding,
-            width=last.width if last else (),
-            train_s=last.waits.train_s if last else None,
+            width=tuple(last.iteration.planned.items()) if last else (),
+            keep_order=policy.keep_order,
+            training="at_end" if not policy.streaming else "in_order" if policy.in_order else "as_ended",
+            train_s=statistics.median(each.waits.train_s for each in self._recent) if last else None,
             spent_usd=self._usd,
+            usd_no_machine=last.iteration.usd_no_machine if last else 0.0,
             length_max=float(scenario.work.lengths.cap),
         )
 
     def learn(self, iteration: SimulatedIteration, waits: StepWaits, seeding: SeedingRecord | None) -> None:
         """From one that was concluded."""
-        self._last = _Last(waits=waits, seeding=seeding, width=tuple(iteration.planned.items()))
+        self._recent.append(_Concluded(iteration=iteration, waits=waits, seeding=seeding))
         self._usd += iteration.usd_total
-        self._losses.update(iteration.losses)
-        for pool, parts in iteration.seconds.items():
-            self._machine_h[pool] += sum(parts.values()) / 3600.0  # type: ignore[assignment]
 
     def _offer(self, pool: PoolScenario, available: int | None) -> CrewOffer:
-        """Where machines stay, only the first iteration waits for them to start."""
-        pull_s = self._pull_s(pool)
-        machine_s = 0.0 if pool.kept and self._last else pool.start_s
-        hours = self._machine_h[pool.name]
+        """What reports call a start is from the process to the weights in place: that of a machine is not in it."""
+        losses = sum(each.iteration.losses[pool.name] for each in self._recent)
+        process_s = sum(each.iteration.process_s(pool.name) for each in self._recent)
         return CrewOffer(
             pool=pool.name,
             interruptible=pool.interruptible,
@@ -80,9 +83,8 @@ class Knowledge:
             usd_per_h=pool.usd_per_h,
             responses_max=pool.responses_max,
             step_time=pool.step_time,
-            start_s=machine_s + pool.process_s + pull_s,
-            losses_per_h=self._losses[pool.name] / hours if hours else 0.0,
-            remote_s=pull_s,
+            start_s=pool.process_s + self._pull_s(pool),
+            losses_per_h=losses / (process_s / SECONDS_PER_HOUR) if process_s else 0.0,
             available=available,
         )
 
@@ -90,7 +92,7 @@ class Knowledge:
         """Seconds of a pull while all of the pool's machines pull."""
         policy, upload = self._scenario.policy, self._scenario.trainer.upload_gbps
         size = policy.weights_bytes
-        if self._last and pool.kept and policy.weights_delta_bytes is not None:
+        if self._recent and pool.kept and policy.weights_delta_bytes is not None:
             size = policy.weights_delta_bytes
         gbps = pool.link_gbps if upload is None else min(pool.link_gbps, upload / max(1, pool.count))
         return size / (gbps * BYTES_PER_GBIT)

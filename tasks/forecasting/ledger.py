@@ -6,12 +6,14 @@ The price of a second is the pool's, whatever it was spent on; requests and egre
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from resources.prices import GET_USD, PUT_USD
 from tasks.planning.flush_interval import GETS_PER_FLUSH
 
 SECONDS_PER_HOUR = 3600.0
-# What a second of a machine is spent on. "useful" and "wasted" are decoding, by the tokens that came of it.
-PARTS = ("starting", "process", "transfer", "prefill", "useful", "wasted", "idle", "train")
+# What a second of a machine is spent on. "useful" and "wasted" are decoding, by the tokens that came of it; "idle" is
+# waiting while a process is there, "standing" while none is.
+PARTS = ("starting", "process", "transfer", "prefill", "useful", "wasted", "idle", "train", "standing")
+WITHOUT_PROCESS = ("starting", "standing")
+NO_MACHINE = ("requests", "egress")
 BYTES_PER_TOKEN = 8
 
 
@@ -36,12 +38,17 @@ class Life:
 
 @dataclass(slots=True)
 class Account:
-    """Of one pool in one iteration; seconds of decoding are in the lives until `close`."""
+    """Of one pool in one iteration; seconds of decoding are in the lives until `close`.
+
+    put_usd, get_usd: of a request to the store.
+    """
 
     pool: str
     usd_per_h: float
     gpus: float
     egress_usd_per_gb: float = 0.0
+    put_usd: float = 0.0
+    get_usd: float = 0.0
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
     lives: list[Life] = field(default_factory=list)
     losses: int = 0
@@ -81,7 +88,7 @@ class Account:
     def usd(self) -> dict[str, float]:
         """Dollars by part of the seconds, and of requests and egress."""
         spent = {part: duration_s * self.usd_per_h / SECONDS_PER_HOUR for part, duration_s in self.seconds.items()}
-        requests = self.puts * PUT_USD + self.gets * GET_USD
+        requests = self.puts * self.put_usd + self.gets * self.get_usd
         return spent | {"requests": requests, "egress": self.bytes_read / 1e9 * self.egress_usd_per_gb}
 
 

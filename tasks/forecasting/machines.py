@@ -118,7 +118,7 @@ class Fleet:
     def _started(self, machine: Machine) -> None:
         if machine.there:
             machine.ready = True
-            machine.settle(self.account, self._events.now_s, "idle")
+            machine.settle(self.account, self._events.now_s, "standing")
             if machine.slot is not None:
                 self._on_ready(self, machine, machine.slot)
 

@@ -12,11 +12,11 @@ import numpy as np
 
 from storage.connect import connect
 from storage.planning_records import PoolObservation
-from storage.records import ReportRecord
+from storage.records import TRAIN_POOL, ReportRecord
 from storage.run import next_iteration, read_report
 from storage.store import ObjectStore, StoreDenied, StoreUnavailable
+from tasks.history.request import REPORTS_READ
 
-REPORTS_READ = 8
 QUANTILES = 41
 Points = tuple[tuple[int, float], ...]
 
@@ -39,8 +39,10 @@ class Probe:
     """Of the last iterations of a run, from `first` to `last`.
 
     lengths: (quantile, tokens) of all graded responses. train_s_per_token: computing, without waiting, per generated
-    token; train_fixed_s: from the step to published weights; None where reports do not say. control_s: from there to
-    the report.
+    token; train_fixed_s: from the step to published weights; None where reports do not say. control_s: of an iteration,
+    in which no process works: from the plan to the first process (but in the run's first iteration, which waits for
+    machines), and from published weights to the report. in_turn: the trainer's process started when those of the crew
+    had ended, as where one machine runs all tasks in turn; what lies between counts as control_s, too.
     """
 
     run_url: str
@@ -51,6 +53,7 @@ class Probe:
     train_s_per_token: float | None
     train_fixed_s: float | None
     control_s: float
+    in_turn: bool
 
     @property
     def source(self) -> str:
@@ -88,7 +91,8 @@ def probe(store: ObjectStore) -> Probe | NoProbe:
         lengths=_quantiles([length for report in reports for length in report.lengths]),
         train_s_per_token=_per_token(reports),
         train_fixed_s=_median(report.metrics.get("timing_s/publish") for report in reports),
-        control_s=statistics.median(max(0.0, report.created_at_s - report.train_ended_at_s) for report in reports),
+        control_s=statistics.median(map(_control_s, reports)),
+        in_turn=all(map(_is_in_turn, reports)),
     )
 
 
@@ -126,6 +130,29 @@ def _per_token(reports: Iterable[ReportRecord]) -> float | None:
     told = [report.metrics for report in reports if "timing_s/compute" in report.metrics]
     tokens = sum(metrics["num_tokens"] for metrics in told)
     return sum(metrics["timing_s/compute"] for metrics in told) / tokens if tokens else None
+
+
+def _crew_span_s(report: ReportRecord) -> tuple[float, float] | None:
+    """When the first process of the crew started and the last ended; None without a crew."""
+    crew = [life for life in report.lives if life.pool != TRAIN_POOL]
+    if not crew:
+        return None
+    return min(life.started_at_s for life in crew), max(life.ended_at_s for life in crew)
+
+
+def _is_in_turn(report: ReportRecord) -> bool:
+    span_s = _crew_span_s(report)
+    return span_s is not None and report.train_started_at_s >= span_s[1]
+
+
+def _control_s(report: ReportRecord) -> float:
+    span_s = _crew_span_s(report)
+    idle_s = report.created_at_s - report.train_ended_at_s
+    if span_s is not None and report.iteration:
+        idle_s += max(0.0, span_s[0] - (report.created_at_s - report.metrics["timing_s/iteration"]))
+    if span_s is not None and _is_in_turn(report):
+        idle_s += report.train_started_at_s - span_s[1]
+    return max(0.0, idle_s)
 
 
 def _median(values: Iterable[float | None]) -> float | None:

@@ -97,9 +97,9 @@ def _rows(fleet: FleetForecast, iterations: int, later: list[ReportRecord]) -> t
     tokens = sum(report.metrics["num_tokens"] for report in later)
     figures = (
         ("hours", "{:.4f}", _each(fleet.hours, iterations), duration_s / _SECONDS_PER_HOUR / len(later)),
-        ("dollars", "{:.4f}", _each(fleet.usd, iterations), usd / len(later)),
+        ("dollars", "{:.4f}", _each(fleet.usd_reported or fleet.usd, iterations), usd / len(later)),
         ("tokens/s", "{:,.1f}", fleet.tokens_per_s, tokens / duration_s),
-        ("$ per million tokens", "{:.3f}", fleet.usd_per_mtok, usd / tokens * 1e6),
+        ("$ per million tokens", "{:.3f}", fleet.usd_per_mtok_reported or fleet.usd_per_mtok, usd / tokens * 1e6),
     )
     return tuple(
         RealisedFigure(name=name, form=form, forecast=spread, realised=realised)

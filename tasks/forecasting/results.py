@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from storage.planning_records import DecisionRecord
+from tasks.forecasting.ledger import NO_MACHINE, WITHOUT_PROCESS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +44,19 @@ class SimulatedIteration:
     @property
     def usd_total(self) -> float:
         return sum(sum(parts.values()) for parts in self.usd.values())
+
+    @property
+    def usd_no_machine(self) -> float:
+        return sum(parts[name] for parts in self.usd.values() for name in NO_MACHINE)
+
+    @property
+    def usd_reported(self) -> float:
+        """What a report would tell: a machine costs it nothing while none of the run's processes is there."""
+        return self.usd_total - sum(parts[name] for parts in self.usd.values() for name in WITHOUT_PROCESS)
+
+    def process_s(self, pool: str) -> float:
+        """Machine seconds of a pool with a process of the run's, as reports count them."""
+        return sum(duration_s for part, duration_s in self.seconds[pool].items() if part not in WITHOUT_PROCESS)
 
 
 @dataclass(frozen=True, kw_only=True)

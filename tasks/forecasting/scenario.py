@@ -15,6 +15,7 @@ import yaml
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from resources.pools import POOL_NAME
+from resources.prices import GET_USD, PUT_USD
 from resources.spot_trace import PROCESSES
 from storage.records import TRAIN_POOL
 from tasks.planning.config import PlanningConfig
@@ -114,6 +115,9 @@ class TrainerScenario:
     responses_max, step_s, prefill_tokens_per_s: of one of the engines.
     process_s: until the engines are ready, in every iteration in which they generate; 0 where they persist.
     train_s_per_token: of a generated token. train_fixed_s: of a step, besides: optimizer, publishing the weights.
+    control_s: from published weights to the next plan: conclusion and plan. No process is on any machine then.
+    waits: its process is there, and waits, while responses are generated; else it starts when all have ended, as where
+        one machine runs all tasks in turn.
     upload_gbps: weights reach all members together so fast at most; None: without limit, as from object storage.
     micro_batch_responses: when streaming, training goes on as soon as so many have ended in complete groups.
     """
@@ -128,6 +132,8 @@ class TrainerScenario:
     process_s: _AtLeast0 = 0.0
     train_s_per_token: _AtLeast0
     train_fixed_s: _AtLeast0 = 0.0
+    control_s: _AtLeast0 = 0.0
+    waits: bool = True
     upload_gbps: _Above0 | None = None
     micro_batch_responses: Annotated[int, Field(ge=1)] = 16
 
@@ -208,12 +214,14 @@ class Policy:
     resume: what a lost response begins again from: "token", the last flush; "response", its prompt. What the
         living hand on keeps its tokens in either case.
     balance: members without work take some from the living; what is lost or that nobody came for, they always take.
-    streaming: the trainer begins with the first complete groups; without, when all responses have ended.
+    streaming: the trainer begins with the first complete groups; without, when all responses have ended. in_order: it
+        takes them in the order of their numbers. keep_order: members begin them so, as with dynamic sampling.
     one_step_off: the next iteration is generated while this one is trained, with weights one version behind.
     seeding_memory: the controller remembers seeding times by number of members.
     predictor: what the planner is told of lengths: nothing; the truth; what the prompt did in the epoch before; or the
         truth in an order so wrong that the share `recall` of the longest fifth of the groups is told as such.
     flush_interval_s, heartbeat_interval_s, claim_ttl_s: as of tasks.sampling.config.RolloutConfig.
+    put_usd, get_usd: of a request to the store.
     weights_bytes: of a full pull. weights_delta_bytes: of a pull by a machine that has the version before; None: full.
     transfer: each member begins when its own pull has ended, or all of them when the last has.
     """
@@ -223,6 +231,8 @@ class Policy:
     resume: Literal["token", "response"] = "token"
     balance: bool = True
     streaming: bool = True
+    in_order: bool = False
+    keep_order: bool = False
     one_step_off: bool = False
     seeding_memory: bool = True
     predictor: Literal["none", "oracle", "history", "recall"] = "none"
@@ -230,6 +240,8 @@ class Policy:
     flush_interval_s: _Above0 = 5.0
     heartbeat_interval_s: _Above0 = 5.0
     claim_ttl_s: _Above0 = 30.0
+    put_usd: _AtLeast0 = PUT_USD
+    get_usd: _AtLeast0 = GET_USD
     weights_bytes: _AtLeast0
     weights_delta_bytes: _AtLeast0 | None = None
     transfer: Literal["pull", "barrier"] = "pull"

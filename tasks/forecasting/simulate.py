@@ -29,6 +29,8 @@ from tasks.planning.offer import StepWaits
 
 # Without the end of a response or of a training for so long, a run is given up: its machines never last long enough.
 PATIENCE_S = 7 * 24 * 3600.0
+# Between the seeds of two pools, more than anybody simulates.
+POOL_SEEDS = 1_000_003
 
 
 def simulate(scenario: Scenario, *, seed: int, span_s: float | None = None) -> SimulatedRun:
@@ -86,11 +88,12 @@ class _Simulation:
             pool.name: Fleet(
                 self._events,
                 pool,
-                changes(pool.availability, pool.count, seed),
+                # No two pools lose their machines together.
+                changes(pool.availability, pool.count, seed + POOL_SEEDS * number),
                 on_ready=self._process,
                 on_lost=self._lost,
             )
-            for pool in scenario.pools
+            for number, pool in enumerate(scenario.pools)
         }
         self._current: _Iteration | None = None
         self._training: _Iteration | None = None
@@ -125,10 +128,10 @@ class _Simulation:
             return
         trainer, now_s = self._scenario.trainer, self._events.now_s
         accounts = {
-            pool.name: Account(pool.name, pool.usd_per_h, pool.gpus, pool.egress_usd_per_gb)
+            pool.name: self._account(pool.name, pool.usd_per_h, pool.gpus, pool.egress_usd_per_gb)
             for pool in self._scenario.pools
         }
-        accounts[TRAIN_POOL] = Account(TRAIN_POOL, trainer.usd_per_h, trainer.gpus)
+        accounts[TRAIN_POOL] = self._account(TRAIN_POOL, trainer.usd_per_h, trainer.gpus)
         responses = Responses(lengths, plan.slots)
         iteration = _Iteration(
             number=number,
@@ -142,6 +145,7 @@ class _Simulation:
                 accounts[TRAIN_POOL],
                 responses,
                 streaming=self._policy.streaming,
+                in_order=self._policy.in_order,
                 on_end=self._training_ended,
             ),
             accounts=accounts,
@@ -169,7 +173,7 @@ class _Simulation:
 
     def _train(self, iteration: _Iteration) -> None:
         self._training = iteration
-        iteration.accounts[TRAIN_POOL].add("idle", self._events.now_s - self._trained_s)
+        iteration.accounts[TRAIN_POOL].add("standing", self._events.now_s - self._trained_s)
         slots = [slot.slot for slot in iteration.plan.slots if slot.pool == TRAIN_POOL and slot.groups]
         seeding = iteration.plan.seeding
         # Where the crew was given nothing, nobody is there to hand over to.
@@ -183,8 +187,9 @@ class _Simulation:
         last = self._policy.one_step_off and not self._may_begin(iteration.number + 1)
         for fleet in self._fleets.values():
             fleet.withdraw()
-            if last or not fleet.pool.kept:
-                for machine in list(fleet.machines.values()):
+            for machine in list(fleet.machines.values()):
+                self._leave(iteration, fleet, machine)
+                if last or not fleet.pool.kept:
                     fleet.release(machine)
         iteration.training.rollout_ended()
         self._go_on()
@@ -232,7 +237,7 @@ class _Simulation:
         first_s = min((life.worked_s for life in lives if life.worked_s is not None), default=alone_s)
         waits = StepWaits(
             wait_train_s=training.wait_s,
-            wait_remote_s=left_s - ended_s,
+            wait_remote_s=max(0.0, min(left_s, training.ended_s) - ended_s),
             train_s=training.train_s,
             rollout_s=max(0.0, ended_s - first_s),
             members=mean_members(lives, first_s, ended_s),
@@ -277,7 +282,7 @@ class _Simulation:
         if iteration is not self._current or not machine.there:
             return
         if iteration.crew.ended_s is not None:
-            machine.settle(fleet.account, self._events.now_s, "idle")
+            machine.settle(fleet.account, self._events.now_s, "standing")
             return
         machine.settle(fleet.account, self._events.now_s, "transfer")
         member = iteration.crew.begin(slot, self._engines[fleet.pool.name], fleet.account)
@@ -333,11 +338,21 @@ class _Simulation:
     def _left(self, member: Member) -> None:
         """A member leaves before the iteration has ended."""
         fleet, machine = self._now().machines[member.name]
-        machine.settle(fleet.account, self._events.now_s, "idle")
-        self._now().crew.stop(member, notice=True)
+        self._leave(self._now(), fleet, machine)
         machine.slot = None
         if not fleet.pool.kept:
             fleet.release(machine)
+
+    def _leave(self, iteration: _Iteration, fleet: Fleet, machine: Machine) -> None:
+        """The process on a machine ends, if there is one."""
+        member = machine.member
+        if member is not None and member.alive:
+            machine.settle(fleet.account, self._events.now_s, "standing")
+            iteration.crew.stop(member, notice=True)
+
+    def _account(self, name: str, usd_per_h: float, gpus: float, egress_usd_per_gb: float = 0.0) -> Account:
+        policy = self._policy
+        return Account(name, usd_per_h, gpus, egress_usd_per_gb, policy.put_usd, policy.get_usd)
 
     def _now(self) -> _Iteration:
         if self._current is None:

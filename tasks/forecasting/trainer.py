@@ -1,6 +1,7 @@
 """The trainer's machines: they may generate for a while, then train on complete groups as these come, then publish."""
 
 from collections.abc import Callable, Sequence
+from itertools import count, takewhile
 
 from tasks.forecasting.crew import Crew
 from tasks.forecasting.events import Events
@@ -11,10 +12,11 @@ from tasks.forecasting.scenario import TrainerScenario
 
 
 class Training:
-    """The training of one iteration. on_end: when the new weights are there.
+    """The training of one iteration. on_end: when the new weights are there, and the next iteration can be planned.
 
     Training goes on as soon as `micro_batch_responses` in complete groups are there, with all that are there
-    (RLBoost, arXiv 2510.19225, section 4.1), or with fewer when no more will come.
+    (RLBoost, arXiv 2510.19225, section 4.1), or with fewer when no more will come. in_order: a group is there when all
+    before it are.
     """
 
     def __init__(
@@ -25,15 +27,16 @@ class Training:
         responses: Responses,
         *,
         streaming: bool,
+        in_order: bool,
         on_end: Callable[[], None],
     ) -> None:
         self._events = events
         self._scenario = scenario
         self._account = account
         self._responses = responses
-        self._streaming = streaming
+        self._streaming, self._in_order = streaming, in_order
         self._on_end = on_end
-        self._complete: list[int] = []
+        self._complete: set[int] = set()
         self._trained = 0
         self._engines: list[Member] = []
         self._phase = "before"
@@ -60,7 +63,7 @@ class Training:
             self._events.after(seeding_s, self._end_seeding)
 
     def group_ended(self, group: int) -> None:
-        self._complete.append(group)
+        self._complete.add(group)
         if self._phase == "waiting":
             self._go_on()
 
@@ -97,19 +100,27 @@ class Training:
 
     def _go_on(self) -> None:
         now_s, all_ended = self._events.now_s, self._responses.left == 0
-        enough = len(self._complete) * self._responses.generations >= self._scenario.micro_batch_responses
-        if not (all_ended or (self._streaming and enough)):
+        ready = self._ready()
+        enough = len(ready) * self._responses.generations >= self._scenario.micro_batch_responses
+        if not (all_ended or (self._streaming and self._scenario.waits and enough)):
             return
-        self.wait_s += now_s - self._since_s
-        self._account.add("idle", now_s - self._since_s)
+        if self._scenario.waits:
+            self.wait_s += now_s - self._since_s
+        self._account.add("idle" if self._scenario.waits else "standing", now_s - self._since_s)
         self._since_s = now_s
         self._phase = "training"
-        tokens = sum(self._responses.group_tokens[group] for group in self._complete)
-        self._trained += len(self._complete)
-        self._complete.clear()
+        tokens = sum(self._responses.group_tokens[group] for group in ready)
+        self._trained += len(ready)
+        self._complete.difference_update(ready)
         last = self._trained == len(self._responses.group_tokens)
         duration_s = tokens * self._scenario.train_s_per_token + (self._scenario.train_fixed_s if last else 0.0)
         self._events.after(duration_s, lambda: self._trained_batch(last=last))
+
+    def _ready(self) -> list[int]:
+        """Complete groups that may be trained on now."""
+        if not self._in_order:
+            return sorted(self._complete)
+        return list(takewhile(self._complete.__contains__, count(self._trained)))
 
     def _trained_batch(self, *, last: bool) -> None:
         duration_s = self._events.now_s - self._since_s
@@ -120,6 +131,7 @@ class Training:
         if last:
             self._phase = "ended"
             self.ended_s = self._events.now_s
-            self._on_end()
+            self._account.add("standing", self._scenario.control_s)
+            self._events.after(self._scenario.control_s, self._on_end)
         else:
             self._go_on()

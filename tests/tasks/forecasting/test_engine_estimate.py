@@ -64,10 +64,14 @@ def test_points_are_a_step_time_curve_that_meets_the_roofline(responses_max: int
 
 def test_what_does_not_fit_in_memory_is_refused():
     # 9 GB of 10, less 2 GB of weights: 7 GB hold 7 million tokens.
-    assert responses_that_fit(MODEL, ONE, context_tokens=1000) == 7000
+    assert responses_that_fit(MODEL, ONE, context_tokens=1000, memory_share=0.9) == 7000
+    assert responses_that_fit(MODEL, ONE, context_tokens=1000, memory_share=0.5) == 3000
+    # So much for the cache whatever the share, and never more than is left.
+    assert responses_that_fit(MODEL, ONE, 1000, memory_share=0.1, cache_bytes=4e9) == 4000
+    assert responses_that_fit(MODEL, ONE, 1000, memory_share=0.9, cache_bytes=20e9) == 8000
     large = ModelSize(parameters=7e9, weight_bytes=2, kv_bytes_per_token=1000.0)
-    with pytest.raises(ValueError, match=r"gpus: value 1 of round: 14 GB of weights .* of their 10 GB; allowed: more"):
-        responses_that_fit(large, ONE, 1000)
+    with pytest.raises(ValueError, match=r"1 x round of an engine: 14 GB of weights .* in 90% of 10 GB; allowed: more"):
+        responses_that_fit(large, ONE, 1000, memory_share=0.9)
 
 
 def test_a_model_is_counted_from_its_config():

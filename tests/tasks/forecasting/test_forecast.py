@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resources.prices import PRICES_VARIABLE
+from resources.spot_trace import TraceError
 from storage import records
 from storage.forecast_records import FleetForecast, ForecastRecord
 from tasks.configuration.run_config import load, parse
@@ -53,6 +54,18 @@ def test_fleets_are_compared_with_figures_that_add_up(record: ForecastRecord):
 def test_the_same_configuration_gives_the_same_forecast(record: ForecastRecord):
     assert made() == record
     assert records.decode(ForecastRecord, "key", records.encode(record)) == record
+
+
+def test_a_fleet_larger_than_the_trace_is_left_out_and_no_other(tmp_path: Path):
+    trace = tmp_path / "trace.csv"
+    trace.write_text("0,add,a\n0,add,b\n500000,remove,a\n600000,add,c\n40000000,remove,b\n")
+    found = made(forecast={**document()["forecast"], "trace_path": str(trace), "widths": [2, 3]})
+    assert found.fleet("as configured").hours is not None
+    assert found.fleet("spot only, 3").hours is None
+    assert found.fleet("spot only, 3").refused == "seats: value 3; allowed: 1 to 2, the most nodes up at one time"
+    trace.write_text("0,add\n")
+    with pytest.raises(TraceError, match="line 1: value '0,add'"):
+        made(forecast={**document()["forecast"], "trace_path": str(trace)})
 
 
 def test_reserved_machines_alone_cost_at_least_what_they_cost(record: ForecastRecord):
@@ -145,11 +158,23 @@ def test_the_example_moves_its_recommendation_with_the_price(tmp_path: Path, mon
     small = replace(
         example,
         run=replace(example.run, num_prompts_per_step=64),
+        algorithm=replace(example.algorithm, micro_batch_order="arrival"),
         forecast=replace(example.forecast, seeds=2, iterations_simulated=4, iterations=20, widths=(8,)),
     )
     cheap = forecast(small, UNPROBED, created_at_s=0.0)
     assert cheap.recommended != "reserved only"
-    assert cheap.snippet["rollout.flush_interval_s"] == pytest.approx(12.0)
+    best = cheap.fleet(cheap.recommended).hours
+    assert best is not None
+    # By its dollars alone it were 12 s; a lost tail would make an iteration late by more than 2 %.
+    assert cheap.snippet["rollout.flush_interval_s"] == pytest.approx(0.02 * best.median * 3600 / 20, abs=0.05)
+    # In the plan's order training waits for the first groups, whatever else has ended.
+    in_order = forecast(
+        replace(small, algorithm=replace(small.algorithm, micro_batch_order="plan")), UNPROBED, created_at_s=0.0
+    )
+    ordered, arrived = in_order.fleet("spot only, 8").hours, cheap.fleet("spot only, 8").hours
+    assert ordered is not None
+    assert arrived is not None
+    assert ordered.low > arrived.high
     prices = tmp_path / "prices.yaml"
     own = "{on_demand_usd_per_h: 55.04, spot_usd_per_h: 110, gpus: 8, accelerator: H100-80GB}"
     prices.write_text(f"p5.48xlarge: {own}\n")

@@ -6,10 +6,8 @@ import pytest
 
 from resources.spot_trace import AWS_P3
 from tasks.configuration.run_config import RunConfig, parse
-from tasks.forecasting.inputs import ForecastInputs, flops_per_parameter, gather, streams
+from tasks.forecasting.inputs import ForecastInputs, gather
 from tasks.forecasting.probe import NoProbe, PoolProbe, Probe
-from tasks.learning.advantage import needs_whole_batch
-from tasks.learning.presets import PRESETS
 from tests.forecast_documents import document
 
 UNPROBED = NoProbe(reason="not asked")
@@ -31,6 +29,7 @@ def probe(**changes: Any) -> Probe:
             "train_s_per_token": 0.002,
             "train_fixed_s": 4.0,
             "control_s": 3.0,
+            "in_turn": False,
             **changes,
         }
     )
@@ -57,7 +56,7 @@ def test_what_was_measured_wins_over_what_is_configured():
     [pool] = inputs.pools
     assert pool.step_s == inputs.trainer.step_s == ((1, 0.03), (8, 0.05))
     assert inputs.trainer.train_s_per_token == 0.002
-    assert inputs.trainer.train_fixed_s == 7.0
+    assert (inputs.trainer.train_fixed_s, inputs.trainer.control_s) == (4.0, 3.0)
     assert inputs.work.lengths.quantiles == ((0.0, 10.0), (0.5, 200.0), (1.0, 900.0))
     # Six losses in four hours are 1.5 an hour; what is paid for until weights arrive is the process and their pull.
     assert pool.availability is not None
@@ -96,7 +95,7 @@ def test_a_cpu_needs_a_probe_or_figures():
 def test_an_unknown_model_or_accelerator_is_named():
     with pytest.raises(ValueError, match=r"forecast\.parameters_billions: missing; allowed: the model's size"):
         gather(config(forecast={"parameters_billions": None}), UNPROBED)
-    with pytest.raises(LookupError, match=r"accelerator: value 'abacus'; allowed: H100"):
+    with pytest.raises(LookupError, match=r"pools\.rollout: accelerator: value 'abacus'; allowed: H100"):
         gather(config(forecast={"accelerator_rollout": "abacus"}), UNPROBED)
 
 
@@ -126,29 +125,85 @@ def test_a_trainer_that_cannot_hold_an_engine_does_not_generate():
         "accelerator_rollout": "h200",
         "accelerator_train": "h100",
     }
-    inputs = gather(config(forecast=large, pools={"rollout": {"gpus": 2, "usd_per_hour": 3.0}}), UNPROBED)
+    vllm = {"engine": "vllm", "vllm": {"tensor_parallel_size": 2}}
+    pools = {"rollout": {"gpus": 2, "usd_per_hour": 3.0}, "train": {"machine": "g6.xlarge", "gpus": 1}}
+    inputs = gather(config(forecast=large, pools=pools, rollout=vllm, planning={"seeding": "off"}), UNPROBED)
     assert inputs.trainer.engines == 0
     assert "do not fit" in sources(inputs)["train: engine"]
 
 
-@pytest.mark.parametrize("preset", sorted(PRESETS))
-def test_streaming_is_known_of_every_algorithm(preset: str):
-    one = config(algorithm={"preset": preset}, sampling={"max_completion_length": 8192})
-    assert streams(one) is not needs_whole_batch(one.algorithm)
+def test_an_accelerator_without_a_data_sheet_does_where_nothing_is_estimated_from_it():
+    strange = {"machine": "g6.xlarge", "gpus": 1, "accelerator": "nvidia-b300"}
+    pools = {"rollout": strange, "train": strange}
+    inputs = gather(config(pools=pools), probe())
+    assert inputs.pools[0].step_s == inputs.trainer.step_s == ((1, 0.03), (8, 0.05))
+    configured = {"step_s": {1: 0.01, 8: 0.02}, "train_s_per_token": 1e-4}
+    [pool] = gather(config(pools=pools, forecast=configured, planning={"seeding": "off"}), UNPROBED).pools
+    assert pool.prefill_tokens_per_s == pytest.approx(8 / 0.02)
+    with pytest.raises(
+        LookupError, match=r"pools\.rollout: accelerator: value 'nvidia-b300'; .*forecast\.accelerator_"
+    ):
+        gather(config(pools=pools), UNPROBED)
 
 
-@pytest.mark.parametrize(
-    ("sections", "operations"),
-    [
-        ({}, 6),
-        ({"trainer": {"gradient_checkpointing": True}}, 8),
-        ({"lora": {"rank": 8}}, 4),
-        ({"algorithm": {"kl_coef": 0.1}}, 8),
-        ({"algorithm": {"num_mini_batches": 2}}, 8),
-        ({"algorithm": {"num_mini_batches": 2, "old_logprobs": "sampler"}}, 6),
-        ({"algorithm": {"num_epochs": 2}}, 14),
-        ({"algorithm": {"preset": "ppo", "num_mini_batches": 1, "num_epochs": 1, "kl_coef": 0.0, "kl_in": "loss"}}, 14),
-    ],
-)
-def test_operations_of_a_training_step(sections: dict[str, Any], operations: float):
-    assert flops_per_parameter(config(**sections)) == operations
+def test_an_engine_has_the_gpus_of_tensor_parallelism_and_not_all_of_its_machine():
+    def step_s(gpus: int, parallel: int, engine: str = "vllm") -> float:
+        rollout = {"engine": engine, "vllm": {"tensor_parallel_size": parallel}}
+        pools = {"rollout": {"gpus": gpus, "usd_per_hour": 1.0}}
+        return gather(config(pools=pools, rollout=rollout), UNPROBED).pools[0].step_s[0][1]
+
+    assert step_s(8, 1) == step_s(1, 1) == step_s(8, 8, "torch")
+    assert step_s(8, 4) == pytest.approx(step_s(1, 1) / 4)
+
+
+def test_a_trainer_computes_on_one_gpu_per_process():
+    pools = {"train": {"gpus": 8, "usd_per_hour": 1.0}}
+    one, four = (
+        gather(config(pools=pools, trainer={"nproc_per_node": processes}), UNPROBED).trainer for processes in (1, 4)
+    )
+    assert one.train_s_per_token == pytest.approx(4 * four.train_s_per_token)
+    assert (one.engines, four.engines) == (1, 4)
+
+
+def test_memory_for_caches_is_what_vllm_is_told():
+    def responses(**vllm: Any) -> int:
+        rollout = {"max_responses_in_flight": 100_000, "vllm": vllm}
+        return gather(config(rollout=rollout), UNPROBED).pools[0].responses_max
+
+    assert responses(gpu_memory_utilization=0.5) < responses() / 1.5
+    assert responses(kv_cache_memory_bytes=1 << 30) < responses(kv_cache_memory_bytes=2 << 30) < responses()
+    with pytest.raises(ValueError, match=r"pools\.rollout: 1 x L4 of an engine: 3 GB of weights .* in 10% of 24 GB"):
+        responses(gpu_memory_utilization=0.1)
+
+
+def test_requests_cost_what_the_price_file_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    prices = tmp_path / "prices.json"
+    prices.write_text(json.dumps({"requests": {"put_usd": 0.25, "get_usd": 0.125}}))
+    monkeypatch.setenv("GLEANER_PRICES", str(prices))
+    policy = gather(config(), UNPROBED).policy
+    assert (policy.put_usd, policy.get_usd) == (0.25, 0.125)
+
+
+def test_one_machine_that_runs_all_in_turn_is_not_started_and_does_not_wait():
+    inputs = gather(config(), probe(in_turn=True))
+    assert (inputs.pools[0].start_s, inputs.trainer.waits) == (0.0, False)
+    assert next(each.value for each in inputs.shown if each.name == "rollout: start").startswith("no machine, ")
+    inputs = gather(config(), probe())
+    assert (inputs.pools[0].start_s, inputs.trainer.waits) == (config().forecast.start_s, True)
+
+
+def test_of_adapters_no_checkpoint_of_the_whole_model_is_written():
+    whole, adapters = (
+        gather(config(**sections), UNPROBED).trainer.train_fixed_s for sections in ({}, {"lora": {"rank": 8}})
+    )
+    assert whole - adapters == pytest.approx(12 * 1.5e9 * 8 / 100e9)
+
+
+def test_the_planner_is_told_how_the_trainer_takes_groups():
+    found = gather(config(algorithm={"micro_batch_order": "plan"}), UNPROBED).policy
+    assert (found.streaming, found.in_order, found.keep_order) == (True, True, False)
+    assert gather(config(algorithm={"num_mini_batches": 2}), UNPROBED).policy.streaming is False
+    filtering = {"filter_groups": True, "filter_groups_budget": 2.0}
+    found = gather(config(algorithm=filtering), UNPROBED).policy
+    assert (found.in_order, found.keep_order) == (True, True)
+    assert gather(config(algorithm={"micro_batch_order": "arrival"}), UNPROBED).policy.in_order is False

@@ -2,14 +2,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resources.prices import GET_USD, PUT_USD
 from tasks.forecasting.ledger import Account, Life, mean_members
 from tasks.planning.flush_interval import GETS_PER_FLUSH
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e4), st.integers(0, 10**6), st.floats(0, 1)), max_size=5))
 def test_decoding_is_divided_by_what_became_of_the_tokens(lives):
-    account = Account("rollout", 3.6, 1.0)
+    account = Account("rollout", 3.6, 1.0, put_usd=0.5, get_usd=0.25)
     for decode_s, decoded, share in lives:
         account.lives.append(Life(began_s=0.0, decode_s=decode_s, decoded=decoded, wasted=share * decoded))
     account.add("idle", 7.0)
@@ -17,7 +16,7 @@ def test_decoding_is_divided_by_what_became_of_the_tokens(lives):
     assert account.machine_s == pytest.approx(7.0 + sum(decode_s for decode_s, _, _ in lives))
     assert account.seconds["wasted"] == pytest.approx(sum(s * share for s, decoded, share in lives if decoded))
     assert sum(account.usd().values()) == pytest.approx(
-        account.machine_s * 0.001 + account.puts * PUT_USD + account.gets * GET_USD
+        account.machine_s * 0.001 + account.puts * 0.5 + account.gets * 0.25
     )
 
 

@@ -1,9 +1,11 @@
+from dataclasses import replace
+
 import pytest
 
 from storage import layout, records
 from storage.memory import MemoryStore
 from storage.planning_records import PoolObservation
-from storage.records import ReportRecord
+from storage.records import TRAIN_POOL, ReportRecord, SlotLife
 from tasks.forecasting.probe import REPORTS_READ, NoProbe, Probe, probe, probe_run
 
 
@@ -20,6 +22,20 @@ def report(iteration: int, *pools: PoolObservation, **metrics: float) -> ReportR
         train_ended_at_s=100.0,
         created_at_s=107.0,
         pools=pools,
+    )
+
+
+def life(pool: str = "rollout", *, started_at_s: float, ended_at_s: float) -> SlotLife:
+    return SlotLife(
+        slot=0,
+        incarnation=f"{pool}-{started_at_s}",
+        pool=pool,
+        started_at_s=started_at_s,
+        ended_at_s=ended_at_s,
+        state="gone",
+        tokens_kept=10,
+        tokens_recovered=0,
+        tokens_regenerated=0,
     )
 
 
@@ -89,3 +105,21 @@ def test_reports_from_before_there_were_observations_have_no_pools():
     found = probed(report(0))
     assert found.pools == {}
     assert found.train_s_per_token is None
+
+
+def test_time_without_any_process_is_control():
+    # Planned at 57, trained from 0 to 100, reported at 107.
+    beside = replace(report(1), lives=(life(started_at_s=60.0, ended_at_s=90.0),), train_started_at_s=58.0)
+    assert (probed(report(0), beside).in_turn, probed(report(0), beside).control_s) == (False, (7.0 + 10.0) / 2)
+    # The run's first iteration waits for machines, which is no control.
+    assert probed(replace(beside, iteration=0)).control_s == 7.0
+
+
+def test_a_machine_that_runs_all_in_turn_is_recognised():
+    lives = (life(started_at_s=60.0, ended_at_s=80.0), life(TRAIN_POOL, started_at_s=83.0, ended_at_s=90.0))
+    after = replace(report(0), lives=lives, train_started_at_s=82.0)
+    assert (probed(after).in_turn, probed(after).control_s) == (True, 7.0 + 2.0)
+    beside = replace(after, iteration=1, train_started_at_s=79.0)
+    assert probed(after, beside).in_turn is False
+    # Without a crew nothing is known of turns.
+    assert probed(report(0)).in_turn is False

@@ -9,7 +9,7 @@ from storage.memory import MemoryStore
 from storage.records import PlanRecord, ReportRecord, SamplingParams
 from tasks.forecasting.realised import compare, save_forecast
 from tasks.forecasting.table import comparison_text
-from tests.forecast_documents import fleet
+from tests.forecast_documents import fleet, spread
 
 SETTINGS: dict[str, Any] = {"pools.rollout.count": 2, "pools.rollout.count_min": 1, "planning.width": "fixed"}
 CONFIGURATION = {"pools": {"rollout": {"count": 2, "count_min": 0}, "more_rollout": {}}, "planning": {"width": "fixed"}}
@@ -80,6 +80,16 @@ def test_errors_are_those_of_the_median_against_what_happened():
     assert "2 iterations against the forecast for 'two'" in text
     assert "-5.3%" in text
     assert "none of those" not in text
+
+
+def test_dollars_are_held_against_those_that_reports_can_tell():
+    store = MemoryStore("run")
+    told = replace(fleet("two", 1.0, 30.0, **SETTINGS), usd_reported=spread(20.0), usd_per_mtok_reported=spread(54.0))
+    save_forecast(store, forecast(told))
+    commit(store, 0, began_s=200.0)
+    found = figures(store)
+    assert found["dollars"] == (2.0, pytest.approx(0.0), True)
+    assert found["$ per million tokens"] == (pytest.approx(2.0 / 0.036), pytest.approx(54 * 0.018 - 1), True)
 
 
 def test_iterations_that_overlap_count_once_and_pauses_not_at_all():

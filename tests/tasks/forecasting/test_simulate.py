@@ -231,7 +231,63 @@ def test_machines_that_are_not_kept_are_paid_for_only_while_they_work():
     )
     assert [each.seconds["rollout"]["starting"] for each in kept.iterations] == pytest.approx([10.0, 0.0, 0.0])
     assert [each.seconds["rollout"]["starting"] for each in released.iterations] == pytest.approx([10.0] * 3)
-    assert released.iterations[1].seconds["rollout"]["idle"] < kept.iterations[1].seconds["rollout"]["idle"]
+    standing = [[each.seconds["rollout"]["standing"] for each in run.iterations] for run in (kept, released)]
+    assert min(standing[0][:-1]) > 0.0
+    assert standing[1] == [0.0] * 3
+
+
+def test_while_trained_and_concluded_the_crews_machines_stand():
+    scenario = a_scenario(a_pool(2), trainer=a_trainer(control_s=7.0), iterations=3)
+    run = simulate(scenario, seed=0)
+    check(scenario, run)
+    for each in run.iterations:
+        after_s = each.duration_s - each.rollout_s
+        assert after_s > 7.0
+        assert each.seconds["rollout"]["standing"] == pytest.approx(2 * after_s)
+        assert each.wait_remote_s == pytest.approx(after_s - 7.0)
+        assert each.seconds[TRAIN_POOL]["standing"] == 7.0
+        standing_usd = 7.0 * 36 / 3600 + 2 * after_s * 3.6 / 3600
+        assert each.usd_reported == pytest.approx(each.usd_total - standing_usd)
+    without = simulate(replace(scenario, trainer=a_trainer()), seed=0)
+    assert run.duration_s == pytest.approx(without.duration_s + 3 * 7.0)
+    assert [each.train_s for each in run.iterations] == pytest.approx([each.train_s for each in without.iterations])
+
+
+def test_no_heartbeat_is_written_when_everything_has_been_generated():
+    short, long = (
+        simulate(a_scenario(a_pool(2), trainer=a_trainer(control_s=s), iterations=2), seed=0) for s in (0.0, 10_000.0)
+    )
+    for a, b in zip(short.iterations, long.iterations, strict=True):
+        assert a.usd["rollout"]["requests"] == pytest.approx(b.usd["rollout"]["requests"], rel=0.05)
+
+
+def test_a_trainer_whose_turn_comes_after_the_crews_neither_waits_nor_trains_beside_it():
+    scenario = a_scenario(a_pool(2), trainer=a_trainer(waits=False))
+    for each in simulate(scenario, seed=0).iterations:
+        assert each.duration_s == pytest.approx(each.rollout_s + each.tokens * 0.001 + 2.0)
+        assert (each.wait_train_s, each.seconds[TRAIN_POOL]["idle"]) == (0.0, 0.0)
+        assert each.seconds[TRAIN_POOL]["standing"] == pytest.approx(each.rollout_s)
+
+
+def test_pools_do_not_lose_their_machines_together():
+    losing = {"availability": AvailabilityScenario(process="aws-p3", rate_factor=200.0)}
+    scenario = a_scenario(a_pool(4, **losing), a_pool(4, name="other", **losing), groups=64, iterations=4)
+    run = simulate(scenario, seed=1)
+    here, there = ([each.losses[pool] for each in run.iterations] for pool in ("rollout", "other"))
+    assert sum(here) > 0
+    assert sum(there) > 0
+    assert here != there
+
+
+def test_a_trainer_that_takes_groups_in_order_waits_for_the_first():
+    trainer = a_trainer(train_fixed_s=0.0, train_s_per_token=1e-3)
+    scenario = a_scenario(a_pool(2), trainer=trainer, groups=16, iterations=1, lengths=some_lengths(sigma=1.2))
+    (ended,) = simulate(scenario, seed=2).iterations
+    (ordered,) = simulate(replace(scenario, policy=replace(scenario.policy, in_order=True)), seed=2).iterations
+    check(scenario, simulate(replace(scenario, policy=replace(scenario.policy, in_order=True)), seed=2))
+    assert ordered.rollout_s == pytest.approx(ended.rollout_s)
+    assert ordered.wait_train_s > ended.wait_train_s
+    assert ordered.train_s == pytest.approx(ended.train_s)
 
 
 def test_who_has_ended_its_work_leaves_when_machine_time_counts():

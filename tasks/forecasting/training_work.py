@@ -1,0 +1,20 @@
+"""What the configured algorithm asks of the trainer: operations per token."""
+
+from tasks.configuration.run_config import RunConfig
+
+
+def flops_per_parameter(config: RunConfig) -> float:
+    """Operations per parameter and token of an iteration's training: 2 for a forward pass, 4 for a backward one.
+
+    Recomputed activations take 2 more; frozen weights (LoRA) 2 less; a KL and the log-probs before several optimizer
+    steps a forward pass each; a critic of the policy's size as much again, and its values a forward pass.
+    """
+    algorithm = config.algorithm
+    trained = 6.0 + 2.0 * config.trainer.gradient_checkpointing
+    steps = algorithm.num_epochs * (trained - 2.0 * (config.lora is not None))
+    passes = 2.0 * (algorithm.kl_coef > 0)
+    several = algorithm.num_epochs > 1 or algorithm.num_mini_batches > 1
+    passes += 2.0 * (several and algorithm.old_logprobs == "trainer")
+    if algorithm.advantage_estimator == "gae":
+        passes += algorithm.num_epochs * trained + 2.0
+    return steps + passes

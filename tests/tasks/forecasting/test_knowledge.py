@@ -1,0 +1,89 @@
+"""What a simulated planner is told is what tasks.history.request would tell a real one."""
+
+import numpy as np
+import pytest
+
+from storage.records import TRAIN_POOL
+from tasks.forecasting.knowledge import Knowledge
+from tasks.forecasting.ledger import PARTS
+from tasks.forecasting.results import SimulatedIteration
+from tasks.history.request import REPORTS_READ
+from tasks.planning.offer import GroupLengths, StepWaits
+from tasks.planning.request import PlanningRequest
+from tests.simulated_scenarios import a_pool, a_scenario
+
+LENGTHS = GroupLengths("none", np.full(8, 100.0), np.full(8, 200.0))
+
+
+def told(knowledge: Knowledge) -> PlanningRequest:
+    return knowledge.request(LENGTHS, {"rollout": None})
+
+
+def concluded(iteration: int, losses: int, train_s: float) -> tuple[SimulatedIteration, StepWaits]:
+    """An hour of a crew's processes and nine of machines without any; a dollar beside machines."""
+    seconds = dict.fromkeys(PARTS, 0.0) | {"useful": 3000.0, "process": 600.0, "starting": 7200.0, "standing": 25_200.0}
+    usd = dict.fromkeys(PARTS, 2.0) | {"requests": 0.75, "egress": 0.25}
+    waits = StepWaits(
+        wait_train_s=1.0, wait_remote_s=2.0, train_s=train_s, rollout_s=50.0, members=2.0, members_at_end=2
+    )
+    result = SimulatedIteration(
+        iteration=iteration,
+        duration_s=100.0,
+        rollout_s=50.0,
+        train_s=train_s,
+        wait_train_s=1.0,
+        wait_remote_s=2.0,
+        seeding_s=0.0,
+        members={"rollout": 2.0},
+        planned={"rollout": 2},
+        members_at_end=2,
+        tokens=100,
+        tokens_decoded=100.0,
+        tokens_regenerated=0.0,
+        prefill_tokens=0.0,
+        moved=0,
+        losses={"rollout": losses},
+        seconds={"rollout": seconds, TRAIN_POOL: dict.fromkeys(PARTS, 0.0)},
+        usd={"rollout": usd},
+        gpu_s=0.0,
+        decisions=(),
+    )
+    return result, waits
+
+
+def test_a_start_is_that_of_a_process_with_one_pull_and_never_that_of_a_machine():
+    scenario = a_scenario(a_pool(2, start_s=500.0, process_s=3.0, kept=False))
+    [offer] = told(Knowledge(scenario)).offers
+    # A gigabyte over 8 Gbit/s.
+    assert offer.start_s + offer.remote_s == pytest.approx(3.0 + 1.0)
+
+
+def test_how_training_takes_groups_is_known():
+    def training(**policy: bool) -> tuple[str, bool]:
+        request = told(Knowledge(a_scenario(a_pool(2), **policy)))
+        return request.training, request.keep_order
+
+    assert training() == ("as_ended", False)
+    assert training(in_order=True, keep_order=True) == ("in_order", True)
+    assert training(in_order=True, streaming=False) == ("at_end", False)
+
+
+def test_losses_are_per_hour_of_a_process_and_forgotten_with_their_reports():
+    knowledge = Knowledge(a_scenario(a_pool(2)))
+    knowledge.learn(*concluded(0, losses=8, train_s=10.0), None)
+    assert told(knowledge).offers[0].losses_per_h == pytest.approx(8.0)
+    for iteration in range(1, REPORTS_READ):
+        knowledge.learn(*concluded(iteration, losses=0, train_s=10.0), None)
+    assert told(knowledge).offers[0].losses_per_h == pytest.approx(8.0 / REPORTS_READ)
+    knowledge.learn(*concluded(REPORTS_READ, losses=0, train_s=10.0), None)
+    assert told(knowledge).offers[0].losses_per_h == 0.0
+
+
+def test_training_is_the_median_and_dollars_beside_machines_those_of_the_last():
+    knowledge = Knowledge(a_scenario(a_pool(2)))
+    assert (told(knowledge).train_s, told(knowledge).usd_no_machine, told(knowledge).waits) == (None, 0.0, None)
+    for iteration, train_s in enumerate((10.0, 30.0, 12.0)):
+        knowledge.learn(*concluded(iteration, losses=0, train_s=train_s), None)
+    request = told(knowledge)
+    assert (request.train_s, request.usd_no_machine, request.width) == (12.0, 1.0, (("rollout", 2),))
+    assert request.spent_usd == pytest.approx(3 * (len(PARTS) * 2.0 + 1.0))
