@@ -195,7 +195,6 @@ def a_request(told: GroupLengths, members: int, planning: PlanningConfig) -> Pla
     """Of a run that has measured what it needs: step times, losses, starts, and how long training takes."""
     offer = CrewOffer(
         pool="rollout",
-        interruptible=True,
         count_min=1,
         count_max=members,
         usd_per_h=1.82,

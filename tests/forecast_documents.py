@@ -1,4 +1,4 @@
-"""A configuration to forecast that takes a second: sixteen groups on L4s, one of them reserved, and a fleet's figures."""
+"""A configuration to forecast that takes a second: sixteen groups on L4s, one reserved; and the figures of a fleet."""
 
 from typing import Any
 

@@ -20,7 +20,6 @@ POOLS = ("rollout", "spot", "far")
 def an_offer(pool: str = "rollout", **changes: Any) -> CrewOffer:
     plain = CrewOffer(
         pool=pool,
-        interruptible=True,
         count_min=1,
         count_max=4,
         usd_per_h=2.0,
@@ -68,7 +67,6 @@ def offers(draw: st.DrawFn) -> tuple[CrewOffer, ...]:
                 responses_max=draw(st.sampled_from([1, 6, 64, 1000])),
                 step_time=draw(st.sampled_from([CURVE, CURVE, CURVE.scaled(2.0), CURVE.scaled(1e-4), NOMINAL])),
                 start_s=draw(st.sampled_from([0.0, 40.0, 1e5])),
-                remote_s=draw(st.sampled_from([0.0, 15.0])),
                 losses_per_h=draw(st.sampled_from([0.0, 2.0, 1e4])),
                 available=draw(st.sampled_from([None, None, 0, 1])),
             )

@@ -77,7 +77,6 @@ class Knowledge:
         process_s = sum(each.iteration.process_s(pool.name) for each in self._recent)
         return CrewOffer(
             pool=pool.name,
-            interruptible=pool.interruptible,
             count_min=pool.count_min,
             count_max=pool.count,
             usd_per_h=pool.usd_per_h,

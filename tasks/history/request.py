@@ -80,7 +80,6 @@ def crew_offers(
         offers.append(
             CrewOffer(
                 pool=name,
-                interruptible=pool.interruptible,
                 count_min=pool.count_min,
                 count_max=pool.count,
                 usd_per_h=pool.price_usd_per_h,

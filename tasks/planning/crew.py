@@ -106,15 +106,10 @@ def usd_beside(request: PlanningRequest, lasting_s: float) -> float:
     return request.usd_no_machine + lasting_s * request.reserved.usd_per_h / _SECONDS_PER_HOUR
 
 
-def reach_s(offer: CrewOffer) -> float:
-    """From being asked for until it can decode, and what its distance adds."""
-    return offer.start_s + offer.remote_s
-
-
 def measured_work_s(request: PlanningRequest) -> float | None:
     """Member-seconds of the last iteration's rollout, as seeding reckons them."""
     start_s = 0.0 if request.reserved is None else request.reserved.start_s
-    reach = [reach_s(offer) for offer in request.offers]
+    reach = [offer.start_s for offer in request.offers]
     engines = engines_in_members(request)
     return work_engine_s(request.waits, request.seeding, engines, sum(reach) / max(1, len(reach)), start_s)
 
@@ -162,7 +157,7 @@ def planned_seeding(request: PlanningRequest, counts: tuple[int, ...]) -> Seedin
     offers = request.offers
     there = [offer.expected(count) for offer, count in zip(offers, counts, strict=True)]
     size = sum(there)
-    reach = sum(reach_s(offer) * count for offer, count in zip(offers, there, strict=True))
+    reach = sum(offer.start_s * count for offer, count in zip(offers, there, strict=True))
     return next_seeding(
         request.seeding,
         request.waits,
@@ -180,7 +175,7 @@ def _member(request: PlanningRequest, offer: CrewOffer) -> Member:
         pool=offer.pool,
         step_time=step_time(request, offer),
         responses_max=offer.responses_max,
-        start_s=reach_s(offer),
+        start_s=offer.start_s,
         usd_per_h=offer.usd_per_h,
     )
 
@@ -295,4 +290,4 @@ def rework_s(offer: CrewOffer, decode_s: float, reprefill_s: float) -> float:
     A prefix is taken to be half a response of the mean length, prefilled as fast as a full batch decodes; an engine
     prefills faster than that.
     """
-    return offer.losses_per_h * decode_s / _SECONDS_PER_HOUR * (reach_s(offer) + reprefill_s)
+    return offer.losses_per_h * decode_s / _SECONDS_PER_HOUR * (offer.start_s + reprefill_s)

@@ -14,13 +14,11 @@ class CrewOffer:
 
     count_min, count_max: members at least, and at most (of what there is). usd_per_h: of one member. responses_max: it
     decodes together. step_time: NOMINAL while nothing was measured. start_s: from being asked for to the weights in
-    place, the machine's start included. losses_per_h: of one machine. remote_s: more that it takes to hand a response
-    there and back than on the trainer's own machines (weights and journal over a slow link). available: machines that
-    there were at last, where they were fewer than were asked for; more may come. None: as many as are asked for.
+    place, as far as it is known. losses_per_h: of one machine. available: machines that there were at last, where they
+    were fewer than were asked for; more may come. None: as many as are asked for.
     """
 
     pool: str
-    interruptible: bool
     count_min: int
     count_max: int
     usd_per_h: float
@@ -28,7 +26,6 @@ class CrewOffer:
     step_time: StepTime = NOMINAL
     start_s: float = 0.0
     losses_per_h: float = 0.0
-    remote_s: float = 0.0
     available: int | None = None
 
     @property

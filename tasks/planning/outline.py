@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from storage.planning_records import SeedingRecord
-from tasks.planning.crew import iteration_s, planned_seeding, reach_s, rework_s, step_time, usd_beside
+from tasks.planning.crew import iteration_s, planned_seeding, rework_s, step_time, usd_beside
 from tasks.planning.makespan import member_time_s
 from tasks.planning.offer import CrewOffer
 from tasks.planning.request import PlanningRequest
@@ -78,7 +78,7 @@ def _parts(
     """Who works, and the tokens that are left to them: those of a limited seeding are taken off."""
     size, tokens, reserved = sum(counts), float(lengths.sum()), request.reserved
     parts = [
-        _part(offer, count, step_time(request, offer), offer.responses_max, reach_s(offer), len(lengths) / size)
+        _part(offer, count, step_time(request, offer), offer.responses_max, offer.start_s, len(lengths) / size)
         for offer, count in zip(request.offers, counts, strict=True)
         if count
     ]

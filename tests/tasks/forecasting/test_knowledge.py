@@ -55,7 +55,7 @@ def test_a_start_is_that_of_a_process_with_one_pull_and_never_that_of_a_machine(
     scenario = a_scenario(a_pool(2, start_s=500.0, process_s=3.0, kept=False))
     [offer] = told(Knowledge(scenario)).offers
     # A gigabyte over 8 Gbit/s.
-    assert offer.start_s + offer.remote_s == pytest.approx(3.0 + 1.0)
+    assert offer.start_s == pytest.approx(3.0 + 1.0)
 
 
 def test_how_training_takes_groups_is_known():

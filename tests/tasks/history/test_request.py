@@ -96,14 +96,13 @@ def a_run(reports, planned=()):
 def test_a_new_run_knows_its_pools_and_prices_alone():
     request = planning_request(MemoryStore(), a_config(), 0, LENGTHS)
     near, far = request.offers
-    assert (near.pool, near.count_min, near.count_max, near.usd_per_h, near.interruptible) == (
+    assert (near.pool, near.count_min, near.count_max, near.usd_per_h) == (
         "rollout",
         1,
         3,
         1.5,
-        True,
     )
-    assert (far.pool, far.count_min, far.count_max, far.usd_per_h, far.interruptible) == ("zone-b", 0, 5, 0.5, False)
+    assert (far.pool, far.count_min, far.count_max, far.usd_per_h) == ("zone-b", 0, 5, 0.5)
     assert (near.responses_max, near.measured, near.start_s, near.losses_per_h) == (16, False, 0.0, 0.0)
     assert (request.num_generations, request.keep_order, request.lengths) == (3, False, LENGTHS)
     assert (request.waits, request.seeding, request.width, request.train_s, request.spent_usd) == (

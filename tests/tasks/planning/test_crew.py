@@ -18,7 +18,7 @@ RESERVED = ReservedOffer(engines=2, usd_per_h=16.0, responses_max=64, step_time=
 
 
 def test_a_member_is_paid_for_from_being_asked_for_until_its_work_has_ended():
-    request = a_request(an_offer(count_max=2, start_s=30.0, remote_s=6.0), settings={"dispatch": "in_turn"})
+    request = a_request(an_offer(count_max=2, start_s=36.0), settings={"dispatch": "in_turn"})
     crew = planned_crew(request, (2,))
     responses = response_lengths(request.lengths, 4)
     ends = [36.0 + member_time_s(responses[k::2].ravel(), CURVE, 64) for k in range(2)]
@@ -95,7 +95,7 @@ def test_groups_are_dealt_in_turn_where_nothing_tells_them_apart(settings):
 
 def test_a_member_further_away_gets_less_of_what_is_long():
     lengths = GroupLengths("history", np.array([900.0, 100.0]), np.array([1000.0, 120.0]))
-    offers = an_offer("far", remote_s=5.0), an_offer("rollout")
+    offers = an_offer("far", start_s=35.0), an_offer("rollout")
     for objective in ("makespan", "gpu_seconds"):
         request = a_request(*offers, lengths=lengths, settings={"objective": objective})
         crew = planned_crew(request, (1, 1))

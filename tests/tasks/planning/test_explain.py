@@ -113,7 +113,7 @@ def test_members_of_other_speeds_are_no_reason_to_speak_of_lengths():
 
 
 def test_locality_is_said_where_members_differ_in_reach():
-    near, far = an_offer(count_max=2), an_offer("far", count_max=2, remote_s=5.0)
+    near, far = an_offer(count_max=2), an_offer("far", count_max=2, start_s=35.0)
     found = decisions(a_request(near, far, lengths=some_lengths(64, sigma=0.2)))["locality"]
     assert found.chosen == "the longest work to rollout"
     assert (found.inputs["nearest_reach_s"], found.inputs["farthest_reach_s"]) == (30.0, 35.0)
