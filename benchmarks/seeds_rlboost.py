@@ -237,7 +237,7 @@ def _of_ablations(got: Outcomes) -> list[Finding]:
             mark="[P]",
             ours=got.ratio("tokens_per_s", f"{whole} without seeding", whole),
             comment=f"{got.median(whole, 'seeding_s'):.0f} s of seeding on average, {_one_needs_s(got):.0f} s with one "
-            "instance all along: where it is less, the planner was not told that one is left",
+            "instance all along: that one is left is known an iteration later",
         ),
         Finding(
             paper=PAPER,

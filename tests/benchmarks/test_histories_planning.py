@@ -47,7 +47,7 @@ def test_where_members_would_leave_too_early_they_stay_and_some_leave_after_a_cu
 
 
 def test_a_crew_that_leaves_before_the_trainers_machine_hands_over_is_found(monkeypatch):
-    monkeypatch.setattr(Claimant, "_is_with_trainer", lambda *_: False)
+    monkeypatch.setattr(Claimant, "_is_from_trainer", lambda *_: False)
     assert broken_by(HANDED_OVER_LATE)["livelock"] >= 2
 
 

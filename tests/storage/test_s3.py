@@ -169,7 +169,7 @@ def test_passing_failures_are_retried(server, answer):
 
 
 def test_retries_are_bounded_and_the_outcome_is_called_unknown(server):
-    store, seen = server((503, "SlowDown", ""), deadline_s=0.6)
+    store, seen = server((503, "SlowDown", ""), deadline_s=1.2)
     for verb in VERBS:
         seen.clear()
         with pytest.raises(StoreUnavailable, match=r"s3://bucket/run/a?.* no answer") as caught:

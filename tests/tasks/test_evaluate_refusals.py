@@ -129,7 +129,7 @@ def test_a_section_that_was_checked_is_not_opened_again(store, model, tmp_path):
     settings = evaluated_as(model, data={"source": str(source)}, num_prompts=1)
     plan_training(settings, "e1", ManualClock())
     source.unlink()
-    assert plan_training(settings, "e1", ManualClock())[1] == [0, 1]
+    assert plan_training(settings, "e1", ManualClock())[1] == [[0, 1]]
     with pytest.raises(PromptError):
         plan_training(evaluated_as(model, data={"source": str(source)}, seed=12), "e1", ManualClock())
 
@@ -137,4 +137,4 @@ def test_a_section_that_was_checked_is_not_opened_again(store, model, tmp_path):
 def test_training_does_not_open_prompts_that_only_the_workflow_evaluates(model):
     memory_store("evaluate")
     settings = evaluated_as(model, data={"source": "none.jsonl"}, interval=0)
-    assert plan_training(settings, "e1", ManualClock())[1] == [0, 1]
+    assert plan_training(settings, "e1", ManualClock())[1] == [[0, 1]]

@@ -150,8 +150,13 @@ def test_on_one_machine_pools_run_one_after_another_and_the_first_leaves_nothing
     assert [slot.pool for slot in plan.slots if slot.groups] == ["rollout", "rollout", "far", "train"]
     assert plan.seeding is not None
     [report] = reports(store)
-    lives = sorted((life.pool, life.slot, life.tokens_kept > 0, life.state) for life in report.lives)
-    assert lives == [("far", 2, False, "gone"), ("rollout", 0, True, "gone"), ("rollout", 1, True, "gone")]
+    assert sorted((life.pool, life.slot, life.state) for life in report.lives) == [
+        ("far", 2, "gone"),
+        ("rollout", 0, "gone"),
+        ("rollout", 1, "gone"),
+    ]
+    # One of the first pool may come so late that the other has done everything.
+    assert {life.pool for life in report.lives if life.tokens_kept} == {"rollout"}
     assert report.metrics["seeding/tokens"] == 0
     assert undisturbed_equals(url, 0)[:2] == (32, 32)
 
