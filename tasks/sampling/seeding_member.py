@@ -75,7 +75,6 @@ def seed(
     colocated = _is_colocated(plan)
     settings = replace(
         session_config(config, slot=places[rank], pool=TRAIN_POOL),
-        time_limit_s=None if plan.seeding is None else plan.seeding.seeding_s,
         # Several ranks go on together, so there is nothing that one of them would wait for less.
         idle_timeout_s=math.inf if colocated or len(places) > 1 else config.rollout.idle_timeout_s,
     )
@@ -84,6 +83,10 @@ def seed(
     began_s = clock.monotonic()
     try:
         with _one_device(device), built_engine(weights_store(store, plan), rollout, build) as engine:
+            if plan.seeding is not None and plan.seeding.seeding_s is not None:
+                # The engine's start is a part of it: training is to begin when the plan says.
+                left_s = plan.seeding.seeding_s - (clock.monotonic() - began_s)
+                settings = replace(settings, time_limit_s=max(0.0, left_s))
             outcome = run_session(store, plan, engine, weight_cache(config), settings, lambda: False, clock)
         tokens = outcome.tokens_generated
     except EngineDied as error:
