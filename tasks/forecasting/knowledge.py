@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from storage.planning_records import SeedingRecord
-from tasks.forecasting.ledger import SECONDS_PER_HOUR
 from tasks.forecasting.links import BYTES_PER_GBIT
 from tasks.forecasting.results import SimulatedIteration
 from tasks.forecasting.scenario import PoolScenario, Scenario
 from tasks.history.request import REPORTS_READ
 from tasks.planning.offer import CrewOffer, GroupLengths, ReservedOffer, StepWaits
 from tasks.planning.request import PlanningRequest
+
+SECONDS_PER_HOUR = 3600.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,9 +6,9 @@ The price of a second is the pool's, whatever it was spent on; requests and egre
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from resources.prices import dollars
 from tasks.planning.flush_interval import GETS_PER_FLUSH
 
-SECONDS_PER_HOUR = 3600.0
 # What a second of a machine is spent on. "useful" and "wasted" are decoding, by the tokens that came of it; "idle" is
 # waiting while a process is there, "standing" while none is.
 PARTS = ("starting", "process", "transfer", "prefill", "useful", "wasted", "idle", "train", "standing")
@@ -87,7 +87,7 @@ class Account:
 
     def usd(self) -> dict[str, float]:
         """Dollars by part of the seconds, and of requests and egress."""
-        spent = {part: duration_s * self.usd_per_h / SECONDS_PER_HOUR for part, duration_s in self.seconds.items()}
+        spent = {part: dollars(duration_s, self.usd_per_h) for part, duration_s in self.seconds.items()}
         requests = self.puts * self.put_usd + self.gets * self.get_usd
         return spent | {"requests": requests, "egress": self.bytes_read / 1e9 * self.egress_usd_per_gb}
 

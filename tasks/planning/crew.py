@@ -12,6 +12,7 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
+from resources.prices import dollars
 from storage.planning_records import SeedingRecord
 from storage.records import TRAIN_POOL
 from tasks.planning.dispatch import Assignment, Member, dispatch
@@ -33,9 +34,9 @@ LONG_SHARES = (0.1, 0.3)
 class Crew:
     """counts: members of each offer, in their order. members: these, then the trainer's engines where they generate.
 
-    assignments: one per member. rollout_s: until the last response has ended; iteration_s: until
-    training has, too, as far as it is known how long that takes. machines_s: of the crew's members, in
-    all; usd_rollout: of these. usd_iteration: with the trainer's machines, where it is known what they cost.
+    assignments: one per member. rollout_s: until the last response has ended; iteration_s: until training has, too, as
+    far as it is known how long that takes. machines_s: of the crew's members, in all; usd_rollout: of these.
+    usd_iteration: with the trainer's machines, where it is known what they cost.
     """
 
     counts: tuple[int, ...]
@@ -73,7 +74,7 @@ def planned_crew(request: PlanningRequest, counts: tuple[int, ...]) -> Crew:
     paid_s = [assignment.ends_s if assignment.groups else 0.0 for assignment in assignments]
     for index, offer in enumerate(offers):
         paid_s[index] += _rework_s(request, offer, members[index], assignments[index])
-    usd_rollout = sum(s * o.usd_per_h for s, o in zip(paid_s, offers, strict=False)) / _SECONDS_PER_HOUR
+    usd_rollout = sum(dollars(s, offer.usd_per_h) for s, offer in zip(paid_s, offers, strict=False))
     rollout_s = max(paid_s)
     lasting_s = iteration_s(request, rollout_s, seeding)
     if request.training_s:
@@ -103,7 +104,7 @@ def usd_beside(request: PlanningRequest, lasting_s: float) -> float:
     """Dollars of an iteration that lasts so long, but for its crew: the trainer's machines, and what is no machine."""
     if request.reserved is None:
         return request.usd_no_machine
-    return request.usd_no_machine + lasting_s * request.reserved.usd_per_h / _SECONDS_PER_HOUR
+    return request.usd_no_machine + dollars(lasting_s, request.reserved.usd_per_h)
 
 
 def measured_work_s(request: PlanningRequest) -> float | None:

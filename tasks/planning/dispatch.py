@@ -14,6 +14,7 @@ from typing import Literal
 
 import numpy as np
 
+from resources.prices import dollars
 from tasks.planning.dealing import (
     Dealing,
     Work,
@@ -117,7 +118,7 @@ def dispatch(
         assignments=tuple(assignments),
         makespan_s=max(ends),
         machine_s=math.fsum(ends),
-        usd=math.fsum(end_s * member.usd_per_h / 3600 for end_s, member in zip(ends, members, strict=True)),
+        usd=math.fsum(dollars(end_s, member.usd_per_h) for end_s, member in zip(ends, members, strict=True)),
     )
 
 

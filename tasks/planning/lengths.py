@@ -14,10 +14,10 @@ import numpy.typing as npt
 from storage.length_tables import PREDICTORS, PROMPTS_MAX, QUANTILES, LengthTable
 from tasks.planning.config import PlanningConfig
 from tasks.planning.length_scores import rank_correlation, ranks, recall_of_longest
+from tasks.planning.log_normal import high_of
 from tasks.planning.offer import GroupLengths
 from tasks.planning.prompt_features import PromptFeatures
 from tasks.planning.ranker import scores, trained
-from tasks.planning.sibling_lengths import high_of
 
 Floats = npt.NDArray[np.float64]
 # Of the newest epoch in a prompt's history: a window of three (alpha = 2 / (window + 1)). RLHFless finds windows of one

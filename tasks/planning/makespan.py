@@ -15,12 +15,11 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
+from tasks.planning.log_normal import spread_of
 from tasks.planning.offer import GroupLengths
 from tasks.planning.step_time import StepTime
 
 Lengths = npt.NDArray[np.float64]
-
-HIGH = NormalDist().inv_cdf(0.9)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +77,7 @@ def drawn_lengths(lengths: GroupLengths, num_generations: int, length_max: float
 
 
 def _spread(lengths: GroupLengths) -> Lengths:
-    """Standard deviation of the logarithm: high / expected = exp(HIGH s - s^2 / 2), which is greatest at s = HIGH."""
+    """Standard deviation of the logarithm; raises ValueError for lengths that cannot be."""
     expected, high = lengths.expected, lengths.high
     if not len(expected) or expected.shape != high.shape or expected.ndim != 1:
         raise ValueError(f"lengths: shapes {expected.shape} and {high.shape}; allowed: one entry per group in both")
@@ -87,7 +86,7 @@ def _spread(lengths: GroupLengths) -> Lengths:
     if wrong.any():
         found = f"{expected[wrong][0]} and {high[wrong][0]}"
         raise ValueError(f"lengths: expected and high {found}; allowed: expected above 0, high at least that, finite")
-    return np.asarray(HIGH - np.sqrt(np.maximum(0.0, HIGH**2 - 2 * np.log(high / expected))))
+    return spread_of(expected, high)
 
 
 def member_time_s(lengths: Sequence[float] | Lengths, step_time: StepTime, responses_max: int) -> float:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from resources.prices import dollars
 from storage.planning_records import SeedingRecord
 from tasks.planning.crew import iteration_s, planned_seeding, rework_s, step_time, usd_beside
 from tasks.planning.makespan import member_time_s
@@ -17,7 +18,6 @@ from tasks.planning.offer import CrewOffer
 from tasks.planning.request import PlanningRequest
 from tasks.planning.step_time import StepTime
 
-_SECONDS_PER_HOUR = 3600.0
 # Ranges of similar lengths that are timed for all, where every member gets one range.
 RANGES = 3
 # Of a member with more full batches than this, so many are timed, and the others taken to decode at its full rate.
@@ -64,7 +64,7 @@ def outline(request: PlanningRequest, counts: tuple[int, ...], lengths: npt.NDAr
     usd = 0.0
     for part, (_, paid_s) in zip(parts, ends, strict=True):
         if part.offer is not None:
-            usd += part.count * min(paid_s, rollout_s) * part.offer.usd_per_h / _SECONDS_PER_HOUR
+            usd += dollars(part.count * min(paid_s, rollout_s), part.offer.usd_per_h)
     lasting_s = iteration_s(request, rollout_s, seeding)
     return Outline(counts=counts, iteration_s=lasting_s, usd_iteration=usd + usd_beside(request, lasting_s))
 

@@ -3,13 +3,10 @@
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
+from tasks.planning.log_normal import HIGH, Floats, spread_of
 from tasks.planning.offer import GroupLengths
 
-Floats = npt.NDArray[np.float64]
-# The normal distribution's 0.9 quantile.
-NINETY = 1.2815515594
 # Of the variance of ln(length) that a prediction leaves open, the share that a group has in common.
 CORRELATION = 0.5
 STEPS = 8
@@ -65,7 +62,7 @@ def with_siblings(
     left = np.sqrt(np.maximum(0, spread**2 - group_variance + 1 / (1 / group_variance + slope)))
     changed = ended.any(axis=1) | bounded.any(axis=1)
     expected = np.where(changed, np.exp(centre + left**2 / 2), lengths.expected)
-    high = np.where(changed, np.exp(centre + NINETY * left), lengths.high)
+    high = np.where(changed, np.exp(centre + HIGH * left), lengths.high)
     return replace(lengths, predictor="siblings", expected=expected, high=np.maximum(high, expected))
 
 
@@ -73,23 +70,6 @@ def expected_left(lengths: GroupLengths, finished: Floats, running: Floats) -> F
     """Tokens that are expected to follow what runs: [n, members], NaN where nothing does; as for `with_siblings`."""
     left: Floats = with_siblings(lengths, finished, running).expected[:, None] - running
     return left
-
-
-def spread_of(expected: Floats, high: Floats) -> Floats:
-    """The deviation of ln(length) of the log-normal with this mean and 0.9 quantile, at most NINETY.
-
-    ln(high / expected) is NINETY * s - s^2 / 2, which is largest at NINETY.
-    """
-    ratio = np.log(np.maximum(high, expected) / expected)
-    spread: Floats = NINETY - np.sqrt(np.maximum(0.0, NINETY**2 - 2 * ratio))
-    return spread
-
-
-def high_of(expected: Floats, deviation: Floats) -> Floats:
-    """The 0.9 quantile of the log-normal with this mean and deviation of lengths; the inverse of `spread_of`."""
-    spread = np.minimum(NINETY, np.sqrt(np.log1p((deviation / expected) ** 2)))
-    high: Floats = expected * np.exp(NINETY * spread - spread**2 / 2)
-    return high
 
 
 def _beyond(u: Floats) -> tuple[Floats, Floats]:

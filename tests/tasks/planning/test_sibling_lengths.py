@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.planning.length_scores import rank_correlation
+from tasks.planning.log_normal import HIGH, spread_of
 from tasks.planning.offer import GroupLengths
-from tasks.planning.sibling_lengths import NINETY, expected_left, high_of, spread_of, with_siblings
+from tasks.planning.sibling_lengths import expected_left, with_siblings
 
 NAN = np.nan
 
@@ -35,7 +36,7 @@ def test_the_mean_is_the_weighted_one_of_two_normals():
     left = np.sqrt(s2 * (1 - rho) + s2 / precision)
     updated = with_siblings(lengths, np.array([[150.0, 250.0, NAN]]), correlation=rho)
     assert updated.expected == pytest.approx([np.exp(mean + left**2 / 2)])
-    assert updated.high == pytest.approx([np.exp(mean + NINETY * left)])
+    assert updated.high == pytest.approx([np.exp(mean + HIGH * left)])
 
 
 def test_who_runs_longer_than_expected_is_expected_to_be_longer():
@@ -59,7 +60,7 @@ def test_the_first_to_end_do_not_make_a_drawn_group_look_short():
     mean = np.log(100) + np.sqrt(0.5) * s * rng.normal(size=(size, 1))
     drawn = np.sort(np.exp(mean + np.sqrt(0.5) * s * rng.normal(size=(size, 8))), axis=1)
     prior_mean = np.exp(np.log(100) + s**2 / 2)
-    lengths = expecting(*[prior_mean] * size, ratio=np.exp(NINETY * s - s**2 / 2))
+    lengths = expecting(*[prior_mean] * size, ratio=np.exp(HIGH * s - s**2 / 2))
     finished, running = drawn.copy(), np.full(drawn.shape, NAN)
     finished[:, 4:] = NAN
     running[:, 4:] = drawn[:, 3:4]
@@ -86,13 +87,6 @@ def test_always_finite_and_never_below_what_runs_in_common(expected, ratio, seed
     for row in range(shape[0]):
         begun = running[row][running[row] >= 1]
         assert not begun.size or updated.expected[row] >= begun.min() * (1 - 1e-9)
-
-
-@given(st.floats(1, 1e5), st.floats(0, 1.9))
-def test_spread_and_high_are_inverse(mean, relative):
-    expected = np.array([mean])
-    spread = spread_of(expected, high_of(expected, relative * expected))
-    assert spread == pytest.approx(min(NINETY, np.sqrt(np.log1p(relative**2))), abs=1e-5)
 
 
 def test_wrong_shapes_are_refused():
