@@ -18,9 +18,10 @@ from torch import Tensor
 from benchmarks.gpu_model import write_model
 from benchmarks.gpu_sizes import Size
 from tasks.learning.advantage import group_advantages
-from tasks.learning.batching import TokenBatch, collate, passes
+from tasks.learning.batching import TokenBatch, collate
 from tasks.learning.config import AlgorithmConfig, OptimizerConfig, TrainerConfig
 from tasks.learning.optimizer import PolicyOptimizer
+from tasks.learning.padding import passes
 from tasks.learning.policy import Policy
 from tasks.learning.step import accumulate, apply
 from tasks.learning.totals import combined

@@ -20,9 +20,10 @@ from benchmarks.trainer_work import (
     samples,
     work_of_arguments,
 )
-from tasks.learning.batching import collate, padded_tokens, passes
+from tasks.learning.batching import collate
 from tasks.learning.config import AlgorithmConfig, OptimizerConfig, TrainerConfig
 from tasks.learning.optimizer import PolicyOptimizer
+from tasks.learning.padding import padded_tokens, passes
 from tasks.learning.policy import Policy
 from tasks.learning.step import accumulate, apply
 from tasks.learning.totals import combined

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 import torch
 
-from tasks.learning.batching import TokenBatch, collate, passes
+from tasks.learning.batching import TokenBatch, collate
+from tasks.learning.padding import passes
 
 # The response of a batch that trains none.
 IDLE = -1
@@ -42,7 +43,7 @@ def dealt_passes(lengths: Sequence[int], tokens_max: int, world_size: int) -> li
     """The forward passes of every rank: [rank][pass] is the positions in it, [] for an idle pass.
 
     All ranks have the same number of passes, each of at most `tokens_max` padded tokens as
-    `tasks.learning.batching.passes` divides them. With one rank, exactly its passes.
+    `tasks.learning.padding.passes` divides them. With one rank, exactly its passes.
     """
     divided = []
     for hand in deal(lengths, world_size):

@@ -19,8 +19,8 @@ from storage.shard import Finish
 from storage.store import CorruptObject, ObjectMissing, ObjectStore, commit
 from tasks.grading.grader import Graded, Grader
 from tasks.grading.reward import GradingCase
-from tasks.learning.batching import padded_tokens
 from tasks.learning.follow import FollowConfig, GroupFollower, RecordedElsewhereError
+from tasks.learning.padding import padded_tokens
 
 
 class BatchReader:
@@ -58,14 +58,16 @@ class RecordedBatches(BatchReader):
         follow: FollowConfig,
         tokens_max: int,
         clock: Clock,
+        watch: Callable[[bool], None] = lambda _: None,
     ) -> None:
+        """watch: as of GroupFollower."""
         super().__init__(store, plan)
         self._prompts = prompts
         self._grader = grader
         self._decode = decode
         self._in_order = follow.in_plan_order
         self._tokens_max = tokens_max
-        self._follower = GroupFollower(self._reader, plan, follow, clock)
+        self._follower = GroupFollower(self._reader, plan, follow, clock, watch)
         self._pending = list(range(plan.num_groups))
         self._groups_trained = 0
 

@@ -32,8 +32,11 @@ from tasks.learning.staleness import staleness_totals
 from tasks.learning.step import accumulate, apply, take_part
 from tasks.learning.totals import StepTotals, combined
 from tasks.learning.value_step import ValueTotals, accumulate_values, apply_values, take_part_in_values
+from tasks.sampling.crew_watch import LeftAlone
 
 log = logging.getLogger(__name__)
+# In place of a micro-batch's number: all ranks are to generate.
+LEFT_ALONE = -1
 Totals = TypeVar("Totals", StepTotals, ValueTotals)
 
 
@@ -54,9 +57,11 @@ class IterationTrainer:
         clock: Clock,
         started_at_s: float | None = None,
         same_engine: bool = True,
+        watch: Callable[[bool], None] = lambda _: None,
     ) -> None:
         """Of several ranks the first follows the journal, grades and records; `grader` is None for the others.
 
+        watch: as of GroupFollower.
         same_engine: the sampler is known to compute as the trainer does (`tasks.learning.importance`).
         """
         self._plan = plan
@@ -84,6 +89,7 @@ class IterationTrainer:
                 follow=follow,
                 tokens_max=tokens_max,
                 clock=clock,
+                watch=watch,
             )
         self._passes = ForwardPasses(self._reader, plan, prompts, tokens_max, self._ranks)
 
@@ -92,7 +98,8 @@ class IterationTrainer:
 
         The reward, and the penalty of long responses, are measured over all graded responses, filtered or not.
 
-        Raises GroupTimeout, GradingError, NonFiniteGradient or CorruptObject; the learner is not to be used then.
+        Raises GroupTimeout, GradingError, NonFiniteGradient or CorruptObject, and LeftAlone on every rank when `watch`
+        does; the learner is not to be used then.
         """
         recorded: list[BatchRecord] = []
         began_s = self._clock.monotonic()
@@ -118,12 +125,21 @@ class IterationTrainer:
         """The micro-batches, as the first rank records them or finds them recorded; the same on every rank."""
         if self._recording is None:
             while (number := self._ranks.broadcast()) is not None:
+                if number == LEFT_ALONE:
+                    raise LeftAlone("the first rank says so")
                 yield self._reader.read(number)
             return
-        for batch in self._recording:
-            self._ranks.broadcast(batch.number)
+        batches = iter(self._recording)
+        while True:
+            try:
+                batch = next(batches, None)
+            except LeftAlone:
+                self._ranks.broadcast(LEFT_ALONE)
+                raise
+            self._ranks.broadcast(None if batch is None else batch.number)
+            if batch is None:
+                return
             yield batch
-        self._ranks.broadcast(None)
 
     def _streamed(self, recorded: list[BatchRecord]) -> dict[str, float]:
         """One optimizer step, whose micro-batches are trained as they are recorded."""

@@ -20,8 +20,7 @@ from storage.local import LocalStore
 from storage.run import read_plan
 from storage.store import StoreUnavailable
 from tasks.configuration.run_config import parse
-from tasks.learning import advance as advancing
-from tasks.learning import checkpoint
+from tasks.learning import checkpoint, generation
 from tasks.learning.advance import advance
 from tasks.learning.batching import collate
 from tasks.learning.checkpoint import TrainerState
@@ -195,16 +194,18 @@ def wait_long_for_the_first(directory):
     """Seed where only the first rank has a slot, and takes longer than any collective may."""
 
     def begins_late(*arguments):
-        if arguments[3] == 0:
+        if arguments[3].rank == 0:
             time.sleep(3.0)
         return seed(*arguments)
 
-    advancing.seed = begins_late
+    generation.seed = begins_late
     store = LocalStore(directory)
     plan = read_plan(store, 0)
     with joined(torch.device("cpu")) as ranks:
         _set_pg_timeout(timedelta(seconds=1))
-        metrics = advancing._seeded(store, plan, parse(plan.config), SystemClock(), ranks)
+        generating = generation.Generation(store, plan, parse(plan.config), "test", SystemClock(), ranks)
+        generating.begin()
+        metrics = generating.metrics()
         (directory / f"seed{ranks.rank}.json").write_text(json.dumps(metrics))
         _set_pg_timeout(timedelta(seconds=60))
 

@@ -3,8 +3,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.learning.batching import padded_tokens, passes
 from tasks.learning.dealing import deal, dealt_passes, idle_batch
+from tasks.learning.padding import padded_tokens, passes
 
 LENGTHS = st.lists(st.integers(1, 50), max_size=20)
 
