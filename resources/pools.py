@@ -1,7 +1,7 @@
 """Pools: kinds of machines as values, and what they mean to Flyte.
 
-A pool is either interruptible (spot: cheap, vanishes) or reserved. Only this file and images.py import flytekit, and
-only when a node is built.
+A pool is either interruptible (spot: cheap, vanishes) or reserved. Of this package only this file and pod_template.py
+import flytekit, and only when a task is declared or a node is built.
 """
 
 from dataclasses import dataclass, field
@@ -122,6 +122,11 @@ class PoolsConfig:
             raise ValueError("train.interruptible: true given; allowed: false, the trainer runs on reserved machines")
         if self.train.count != 1:
             raise ValueError(f"train.count: {self.train.count} given; allowed: 1")
+        # Node ids know no underscores.
+        names = [name.replace("_", "-") for name in self.more_rollout]
+        alike = sorted(name for name in set(names) if names.count(name) > 1)
+        if alike:
+            raise ValueError(f"more_rollout: two pools are called {alike[0]!r} where _ is -; allowed: different names")
         taken = sorted(RESERVED_NAMES & set(self.more_rollout))
         if taken:
             raise ValueError(f"more_rollout: {taken[0]!r} given; allowed: other names than {sorted(RESERVED_NAMES)}")
@@ -160,18 +165,20 @@ def overrides(pool: PoolConfig) -> dict[str, Any]:
     return chosen
 
 
+def task_settings(pool: PoolConfig) -> dict[str, Any]:
+    """Arguments for `@task` or `@dynamic`, which has the same as a node, of a task that runs on `pool` by default.
+
+    For what is declared before a configuration is known, or runs without one's overrides: what asks for nothing gets
+    the platform's default, 200 MiB on Flyte's own.
+    """
+    return overrides(pool)
+
+
 def pod_template(pool: PoolConfig) -> "PodTemplate":
     """The pod's grace period, placement and tolerations, which Flyte has no arguments for."""
-    from flytekit import PodTemplate  # noqa: PLC0415
-    from kubernetes.client import V1Container, V1PodSpec, V1Toleration  # noqa: PLC0415
+    from resources.pod_template import PoolPodTemplate  # noqa: PLC0415 - as flytekit
 
-    spec = V1PodSpec(
-        containers=[V1Container(name="primary")],
-        termination_grace_period_seconds=pool.grace_s,
-        node_selector=dict(pool.node_selector) or None,
-        tolerations=[V1Toleration(**_typed(toleration)) for toleration in pool.tolerations] or None,
-    )
-    return PodTemplate(pod_spec=spec, primary_container_name="primary")
+    return PoolPodTemplate(pool.grace_s, pool.node_selector, [_typed(toleration) for toleration in pool.tolerations])
 
 
 def _typed(toleration: dict[str, str]) -> dict[str, Any]:

@@ -1,8 +1,15 @@
-"""When this process began: what its machine is paid for includes Python's imports. Linux only; elsewhere, now."""
+"""What the kernel knows of processes: when this one began, and what one has started.
+
+What a machine is paid for includes Python's imports. Linux only; elsewhere this process began now, and none has
+started any.
+"""
 
 import os
 import time
 from pathlib import Path
+
+_PROC = Path("/proc")
+_ENDED = frozenset("ZX")
 
 
 def started_at_s() -> float:
@@ -14,3 +21,34 @@ def started_at_s() -> float:
     except (OSError, ValueError, IndexError):
         return time.time()
     return time.time() - (uptime_s - ticks / os.sysconf("SC_CLK_TCK"))
+
+
+def descendants(process: int) -> list[int]:
+    """The processes that `process` has started, those that these have started, and so on, parents first.
+
+    Not those that have ended, nor those whose parent has.
+    """
+    try:
+        # Numbers of another PID namespace would name other processes.
+        if int((_PROC / "self").readlink().name) != os.getpid():
+            return []
+        stats = [_stat(entry) for entry in _PROC.iterdir() if entry.name.isdecimal()]
+    except (OSError, ValueError):
+        return []
+    children: dict[int, list[int]] = {}
+    for child, state, parent in filter(None, stats):
+        if state not in _ENDED:
+            children.setdefault(parent, []).append(child)
+    found = [process]
+    for each in found:
+        found += children.get(each, [])
+    return found[1:]
+
+
+def _stat(entry: Path) -> tuple[int, str, int] | None:
+    """(process, its state, its parent) of a folder of /proc; None when it has ended."""
+    try:
+        state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+    except (OSError, ValueError):
+        return None
+    return int(entry.name), state, int(parent)

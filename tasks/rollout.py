@@ -1,19 +1,26 @@
 """The rollout task: one element of the map, one slot of the crew, on an interruptible machine."""
 
+import logging
 import os
+import socket
 
 from flytekit import task
 from flytekit.exceptions.user import FlyteRecoverableException
 
 from resources.notice import EXIT_CODE, PreemptionNotice
 from resources.pools import PoolConfig, pod_template
+from storage import layout
 from storage.clock import SystemClock
+from storage.connect import connect
+from storage.crew_records import note_failure
+from storage.run import exists
 from storage.store import StoreUnavailable
 from tasks.configuration.references import PlanReference, SlotOutcome
 from tasks.sampling.engine import EngineDied
 from tasks.sampling.member import generate_slot
 from tasks.sampling.session import Preempted
 
+log = logging.getLogger(__name__)
 DEFAULT_POOL = PoolConfig(interruptible=True)
 
 
@@ -22,17 +29,28 @@ def rollout(slot: int, plan: PlanReference) -> SlotOutcome:
     """Generate a slot's responses, resuming each at the token where the journal ends.
 
     On SIGTERM everything is flushed and the process exits with 137, which Flyte always counts as a loss of the machine
-    and retries without using up `retries`.
+    and retries without using up `retries`. Any other failure is noted in the run: when nobody is left to generate, the
+    trainer tells it.
     """
     with PreemptionNotice() as notice:
         try:
-            outcome = generate_slot(plan.run_url, plan.iteration, slot, lambda: notice.given, SystemClock())
+            outcome = generate_slot(
+                plan.run_url,
+                plan.iteration,
+                slot,
+                lambda: notice.given,
+                SystemClock(),
+                execution=plan.execution,
+            )
         except Preempted:
             os._exit(EXIT_CODE)
-        except (StoreUnavailable, EngineDied) as error:
-            # The next attempt may meet a better store or, where an engine died, a better machine.
-            # Anything else than this exception would fail the whole map at once, whatever `retries` says.
-            raise FlyteRecoverableException(str(error)) from error
+        except Exception as error:
+            note(plan, slot, error)
+            if isinstance(error, StoreUnavailable | EngineDied):
+                # The next attempt may meet a better store or, where an engine died, a better machine. Any other
+                # exception than this one is the slot's last, whatever `retries` says.
+                raise FlyteRecoverableException(str(error)) from error
+            raise
     return SlotOutcome(
         slot=slot,
         incarnation=outcome.incarnation,
@@ -40,3 +58,14 @@ def rollout(slot: int, plan: PlanReference) -> SlotOutcome:
         tokens_recovered=outcome.tokens_recovered,
         responses_finished=outcome.responses_finished,
     )
+
+
+def note(plan: PlanReference, slot: int, error: Exception) -> None:
+    """Write into the run why this attempt failed, if this machine sees the run and the iteration is not closed."""
+    try:
+        store = connect(plan.run_url)
+        if exists(store, layout.plan(plan.iteration)) and not exists(store, layout.closed(plan.iteration)):
+            host = socket.gethostname()
+            note_failure(store, plan.iteration, plan.execution, slot, host, error, SystemClock())
+    except Exception as unwritten:  # noqa: BLE001 - the error that is to be told must not be lost to this one
+        log.warning("slot %d: its failure could not be noted in the run: %s", slot, unwritten)

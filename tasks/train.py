@@ -3,11 +3,11 @@
 from flytekit import task
 from flytekit.exceptions.user import FlyteRecoverableException
 
+from resources.ending import ends_on_notice
 from resources.pools import PoolConfig, pod_template
 from storage.clock import SystemClock
 from storage.store import StoreUnavailable
 from tasks.configuration.references import PlanReference, TrainOutcome
-from tasks.learning.advance import advance
 from tasks.sampling.engine import EngineDied
 
 DEFAULT_POOL = PoolConfig()
@@ -22,10 +22,13 @@ def train(plan: PlanReference) -> TrainOutcome:
     return trained(plan)
 
 
+@ends_on_notice()
 def trained(plan: PlanReference) -> TrainOutcome:
-    """The body of the task; raises FlyteRecoverableException where another attempt may help."""
+    """The body of the task; raises FlyteRecoverableException where another attempt may help, and ends at SIGTERM."""
+    from tasks.learning.advance import advance  # noqa: PLC0415 - it imports torch, and workflows import this file
+
     try:
         record = advance(plan.run_url, plan.iteration, plan.execution, SystemClock())
     except (StoreUnavailable, EngineDied) as error:
         raise FlyteRecoverableException(str(error)) from error
-    return TrainOutcome(weight_version=record.weight_version, reward=record.metrics["reward"])
+    return TrainOutcome(plan=plan, weight_version=record.weight_version, reward=record.metrics["reward"])

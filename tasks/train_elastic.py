@@ -14,6 +14,7 @@ from flytekit.extend import TaskPlugins
 from flytekitplugins.kfpytorch import Elastic
 from flytekitplugins.kfpytorch.task import PytorchElasticFunctionTask
 
+from resources.ending import ends_on_notice
 from resources.pools import pod_template
 from storage.connect import connect
 from storage.run import read_config, read_plan
@@ -41,6 +42,8 @@ class GangTask(PytorchElasticFunctionTask):  # type: ignore[misc]
         kind = self._ELASTIC_TASK_TYPE_STANDALONE if nnodes == 1 else self._ELASTIC_TASK_TYPE
         self._task_type = kind
 
+    # Without this, the launcher would wait for the other nodes whatever it is told, and later end with status 0.
+    @ends_on_notice()
     def _execute(self, **kwargs: Any) -> Any:
         plan: PlanReference = kwargs["plan"]
         try:

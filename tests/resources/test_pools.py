@@ -4,7 +4,15 @@ import sys
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from resources.pools import PoolConfig, PoolsConfig, overrides, pod_template
+from resources.pools import (
+    ControlPoolConfig,
+    PoolConfig,
+    PoolsConfig,
+    RolloutPoolConfig,
+    overrides,
+    pod_template,
+    task_settings,
+)
 from resources.prices import PRICES_VARIABLE, UnknownMachine, machine_price
 
 EVERYTHING = PoolConfig(
@@ -59,6 +67,14 @@ def test_the_pods_main_container_is_the_one_that_flyte_fills_in():
     assert template.primary_container_name == template.pod_spec.containers[0].name == "primary"
     assert template.pod_spec.node_selector is None
     assert template.pod_spec.tolerations is None
+
+
+def test_a_declared_task_asks_for_what_its_pool_says():
+    chosen = task_settings(ControlPoolConfig())
+    assert chosen["requests"] == chosen["limits"]
+    assert (chosen["requests"].cpu, chosen["requests"].mem) == ("1", "4Gi")
+    assert (chosen["interruptible"], chosen["retries"]) == (False, ControlPoolConfig().retries)
+    assert chosen["pod_template"].pod_spec.termination_grace_period_seconds == ControlPoolConfig().grace_s
 
 
 def test_a_price_is_the_machines_by_the_share_of_its_gpus():
@@ -132,3 +148,9 @@ def test_looking_at_pools_does_not_wait_for_flytekit():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "[]\n"
+
+
+def test_pools_whose_nodes_would_have_one_name_are_refused():
+    """Flyte's node ids have no underscores."""
+    with pytest.raises(ValueError, match="more_rollout: two pools are called 'a-b'"):
+        PoolsConfig(more_rollout={"a_b": RolloutPoolConfig(), "a-b": RolloutPoolConfig()})

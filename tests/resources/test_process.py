@@ -1,8 +1,10 @@
+import os
+import signal
 import subprocess
 import sys
 import time
 
-from resources.process import started_at_s
+from resources.process import descendants, started_at_s
 
 
 def test_a_process_knows_when_it_was_started_and_not_when_it_asked():
@@ -14,3 +16,22 @@ def test_a_process_knows_when_it_was_started_and_not_when_it_asked():
 
 def test_it_does_not_move():
     assert abs(started_at_s() - started_at_s()) < 0.1
+
+
+def test_those_that_a_process_has_started_are_known_parents_first_and_not_those_that_have_ended():
+    ended = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+    script = "import subprocess; subprocess.run(['sh', '-c', 'echo up; sleep 600; true'])"
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"up\n"
+        deadline_s = time.monotonic() + 60
+        while len(found := descendants(child.pid)) < 2 and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        mine = descendants(os.getpid())
+        for process in found:
+            os.kill(process, signal.SIGKILL)
+    assert len(found) == 2
+    assert [each for each in mine if each in (child.pid, *found)] == [child.pid, *found]
+    assert ended.pid not in mine
+    ended.wait()

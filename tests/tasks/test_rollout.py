@@ -10,6 +10,7 @@ from flytekit.exceptions.user import FlyteRecoverableException
 from resources.notice import EXIT_CODE
 from storage import layout, records
 from storage.connect import connect
+from storage.crew_records import failures
 from storage.records import AliveRecord
 from tasks.configuration.references import PlanReference
 from tasks.rollout import rollout
@@ -133,3 +134,34 @@ def test_a_store_that_does_not_answer_is_worth_another_attempt():
     reference = PlanReference(run_url=URL, iteration=0, weight_version=0, execution="e")
     with pytest.raises(FlyteRecoverableException, match="no answer"):
         rollout(slot=0, plan=reference)
+
+
+def test_why_an_attempt_failed_is_noted_in_the_run(model, monkeypatch):
+    store = memory_store("rollout-task")
+    reference = plan_iteration(config(URL, model))
+
+    def refuses(engine):
+        raise EngineError("vLLM is not installed")
+
+    monkeypatch.setattr(ScriptedEngine, "step", refuses)
+    for _ in range(2):
+        with pytest.raises(EngineError):
+            rollout(slot=1, plan=reference)
+    [told] = failures(store, 0, reference.execution)
+    assert (told.slot, told.error) == (1, "EngineError: vLLM is not installed")
+    assert failures(store, 0, "another execution") == []
+
+
+def test_a_machine_that_does_not_see_the_run_writes_nothing_where_it_looks():
+    """An image that points to another bucket must not begin a run there."""
+    store = memory_store("rollout-task")
+    with pytest.raises(EngineError):
+        rollout(slot=0, plan=PlanReference(run_url=URL, iteration=3, weight_version=3, execution="e"))
+    assert store.list("") == []
+
+
+def test_a_failure_that_cannot_be_noted_is_raised_all_the_same(caplog):
+    memory_store("rollout-task", Unreachable())
+    with pytest.raises(FlyteRecoverableException, match="no answer"):
+        rollout(slot=0, plan=PlanReference(run_url=URL, iteration=0, weight_version=0, execution="e"))
+    assert "could not be noted" in caplog.text

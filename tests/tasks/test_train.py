@@ -1,12 +1,18 @@
-"""The train task as Flyte calls it."""
+"""The train task as Flyte calls it, and how its container ends at a notice."""
+
+import os
+import signal
 
 import pytest
 from flytekit.exceptions.user import FlyteRecoverableException
 
+from resources.notice import EXIT_CODE
+from resources.process import descendants
 from storage import layout
 from tasks.configuration.references import PlanReference
 from tasks.learning.follow import GroupTimeout
 from tasks.train import train
+from tests.processes import LIMIT_S, PID_1, are_gone, command, container, first_process, wait_until
 from tests.small_run import (
     Unreachable,
     config,
@@ -54,3 +60,17 @@ def test_a_store_that_does_not_answer_is_worth_another_attempt():
     reference = PlanReference(run_url=URL, iteration=0, weight_version=0, execution="e")
     with pytest.raises(FlyteRecoverableException, match="no answer"):
         train(plan=reference)
+
+
+def test_told_to_end_it_ends_with_what_it_has_started_and_another_attempt_does_the_step(model, tmp_path):
+    url = str(tmp_path / "run")
+    reference = plan_iteration(config(url, model, trainer={"group_timeout_s": 600.0}))
+    with container(train, reference, tmp_path / "container") as process:
+        wait_until(lambda: any("tasks.grading.worker" in command(each) for each in descendants(process.pid)))
+        started = descendants(process.pid)
+        os.kill(first_process(process.pid, as_pid_1=bool(PID_1)), signal.SIGTERM)
+        assert process.wait(LIMIT_S) == EXIT_CODE
+        wait_until(lambda: are_gone(started))
+    assert not (tmp_path / "container" / "out").exists()
+    roll_out(url, 0)
+    assert train(plan=reference).weight_version == 1

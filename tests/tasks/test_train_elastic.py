@@ -1,13 +1,20 @@
-"""The train task on several ranks: what Flyte is told, and what a failure is worth."""
+"""The train task on several ranks: what Flyte is told, what a failure is worth, and how it ends at a notice."""
+
+import os
+import signal
+import socket
 
 import pytest
 from flytekit.configuration import ImageConfig, SerializationSettings
 from flytekit.exceptions.user import FlyteRecoverableException
 from flytekitplugins.kfpytorch.task import PytorchElasticFunctionTask
 
+from resources.notice import EXIT_CODE
+from resources.process import descendants
 from tasks.configuration.references import PlanReference, TrainOutcome
 from tasks.train_elastic import elastic_trainer, train_elastic
-from tests.small_run import Unreachable, memory_store
+from tests.processes import LIMIT_S, PID_1, are_gone, command, container, first_process, wait_until
+from tests.small_run import Unreachable, config, memory_store, model_directory, plan_iteration
 
 SETTINGS = SerializationSettings(ImageConfig.auto(img_name="x/y:1"), "p", "d", "v")
 
@@ -41,3 +48,47 @@ def test_a_store_that_does_not_answer_is_worth_another_attempt():
     reference = PlanReference(run_url="memory://train-elastic", iteration=0, weight_version=0, execution="e")
     with pytest.raises(FlyteRecoverableException, match="no answer"):
         train_elastic(plan=reference)
+
+
+def planned(folder, **trainer):
+    """A plan without a crew, so that the trainer waits."""
+    settings = config(
+        str(folder / "run"), model_directory(folder / "model"), trainer={"group_timeout_s": 600.0, **trainer}
+    )
+    return plan_iteration(settings)
+
+
+def answers(port):
+    with socket.socket() as peer:
+        return peer.connect_ex(("127.0.0.1", port)) == 0
+
+
+def end(process):
+    """Tell a container to end, and see that it does, with all it has started."""
+    started = descendants(process.pid)
+    os.kill(first_process(process.pid, as_pid_1=bool(PID_1)), signal.SIGTERM)
+    assert process.wait(LIMIT_S) == EXIT_CODE
+    wait_until(lambda: are_gone(started))
+
+
+def test_told_to_end_while_it_waits_for_another_node_it_ends(tmp_path):
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    plan = planned(tmp_path, nnodes=2)
+    ends = {"PET_NNODES": "2", "PET_RDZV_ENDPOINT": f"localhost:{port}"}
+    with container(train_elastic, plan, tmp_path / "container", **ends) as process:
+        wait_until(lambda: answers(port) or process.poll() is not None)
+        end(process)
+
+
+def test_told_to_end_its_ranks_end_too_even_one_that_hears_nothing(tmp_path):
+    plan = planned(tmp_path, nproc_per_node=2)
+    with container(train_elastic, plan, tmp_path / "container") as process:
+        wait_until(lambda: any("tasks.grading.worker" in command(each) for each in descendants(process.pid)))
+        ranks = [each for each in descendants(process.pid) if "spawn_main" in command(each)]
+        assert len(ranks) == 2
+        os.kill(ranks[1], signal.SIGSTOP)
+        end(process)
+    # Nothing that Flyte would take for an end of its own.
+    assert not (tmp_path / "container" / "out").exists()

@@ -1,0 +1,108 @@
+"""Real processes for tests: as PID 1 of a namespace of their own, the container's command of a task, their end."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from flytekit.configuration import ImageConfig, SerializationSettings
+from flytekit.core import utils
+from flytekit.core.context_manager import FlyteContextManager
+from flytekit.core.type_engine import TypeEngine
+from flytekit.models.literals import LiteralMap
+
+from resources.process import descendants
+from tasks.configuration.references import PlanReference
+
+ROOT = Path(__file__).parents[1]
+# Three processes that import torch on a busy machine take a minute.
+LIMIT_S = 240
+_UNSHARE = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+
+
+def _namespaces() -> list[str]:
+    for command in (_UNSHARE, [*_UNSHARE, "--user", "--map-root-user"]):
+        try:
+            subprocess.run([*command, "true"], check=True, capture_output=True, timeout=LIMIT_S)
+        except (OSError, subprocess.SubprocessError):
+            continue
+        return command
+    return []
+
+
+# What makes a command PID 1, as in a container; empty where this user may not.
+PID_1 = _namespaces()
+
+
+def first_process(launcher: int, *, as_pid_1: bool) -> int:
+    """The process that a container would signal: `launcher`, or the one it has made PID 1."""
+    return descendants(launcher)[0] if as_pid_1 else launcher
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+
+
+def are_gone(processes: Sequence[int]) -> bool:
+    """Whether all have ended, if perhaps nobody has asked for their status."""
+    return not any(_is_alive(process) for process in processes)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def command(process: int) -> str:
+    """The command line of a process; empty when it has ended."""
+    try:
+        return Path(f"/proc/{process}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+@contextmanager
+def container(task: Any, plan: PlanReference, folder: Path, **environment: str) -> "Iterator[subprocess.Popen[bytes]]":
+    """A task with a plan, by the very command of its container, as PID 1 where that can be; killed at the end.
+
+    Its output is in `folder`/log.
+    """
+    context = FlyteContextManager.current_context()
+    literal = TypeEngine.to_literal(context, plan, PlanReference, TypeEngine.to_literal_type(PlanReference))
+    folder.mkdir(parents=True)
+    utils.write_proto_to_file(LiteralMap({"plan": literal}).to_flyte_idl(), str(folder / "inputs.pb"))
+    values = {
+        "{{.input}}": str(folder / "inputs.pb"),
+        "{{.outputPrefix}}": str(folder / "out"),
+        "{{.rawOutputDataPrefix}}": str(folder / "raw"),
+        "{{.checkpointOutputPrefix}}": str(folder / "raw" / "checkpoints"),
+        "{{.prevCheckpointPrefix}}": '""',
+    }
+    settings = SerializationSettings(ImageConfig.auto(img_name="x/y:1"), "p", "d", "v")
+    command = [values.get(part, part) for part in task.get_command(settings)]
+    command[0] = str(Path(sys.executable).parent / command[0])
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [*PID_1, *command],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "FLYTE_INTERNAL_EXECUTION_ID": folder.name, **environment},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        yield process
+    finally:
+        for each in (process.pid, *descendants(process.pid)) if process.poll() is None else ():
+            with suppress(ProcessLookupError):
+                os.kill(each, signal.SIGKILL)
+        process.wait(LIMIT_S)
