@@ -99,6 +99,16 @@ def alive_all(index: int) -> str:
     return f"{iteration(index)}alive/"
 
 
+def ended(index: int, execution_digest: str) -> str:
+    """Below it, the rollout maps of an execution that have ended, by pool."""
+    return f"{iteration(index)}ended/{execution_digest}/"
+
+
+def failures(index: int, execution_digest: str) -> str:
+    """Below it, why attempts of slots failed in an execution; for people."""
+    return f"{iteration(index)}failures/{execution_digest}/"
+
+
 def batch(index: int, number: int) -> str:
     return f"{iteration(index)}batches/{number:06d}.json"
 

@@ -69,10 +69,7 @@ class LocalStore:
         path = self._path(key)
         check_range(start, end)
         with self._explained("get", key):
-            try:
-                descriptor = os.open(path, os.O_RDONLY)
-            except (FileNotFoundError, NotADirectoryError):
-                raise ObjectMissing(key) from None
+            descriptor = self._open_existing(path, key)
             try:
                 return _read_range(descriptor, start, end)
             except IsADirectoryError:
@@ -86,10 +83,7 @@ class LocalStore:
         check_range(start, None)
         filled = 0
         with self._explained("get", key):
-            try:
-                descriptor = os.open(path, os.O_RDONLY)
-            except (FileNotFoundError, NotADirectoryError):
-                raise ObjectMissing(key) from None
+            descriptor = self._open_existing(path, key)
             try:
                 while filled < len(view):
                     part = os.preadv(descriptor, [view[filled:]], start + filled)
@@ -170,6 +164,18 @@ class LocalStore:
                     swept = True
         if swept and not kept:
             self._remove_empty(folder)
+
+    def _open_existing(self, path: Path, key: str) -> int:
+        """A descriptor of the file `path`; ObjectMissing when it is not there."""
+        try:
+            return os.open(path, os.O_RDONLY)
+        except FileNotFoundError:
+            raise ObjectMissing(key) from None
+        except NotADirectoryError:
+            # Where the store itself is, or is below, a file, there will never be objects.
+            if not self._root.is_dir():
+                raise
+            raise ObjectMissing(key) from None
 
     def _open_new(self, path: Path) -> int:
         """A descriptor of the new file `path`; its folder is made as often as a racing delete removes it."""

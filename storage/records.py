@@ -110,6 +110,11 @@ class PlanRecord:
     def num_responses(self) -> int:
         return self.num_groups * self.num_generations
 
+    @property
+    def crew_slots(self) -> set[int]:
+        """The slots with work that are not the trainer's."""
+        return {place.slot for place in self.slots if place.groups and place.pool != TRAIN_POOL}
+
     def responses_of(self, unit: int) -> tuple[int, ...]:
         """The responses of a claim unit, in starting order."""
         g = self.num_generations
@@ -121,11 +126,13 @@ class SettingsRecord:
     """settings.json: the configuration of the execution that works on an iteration now.
 
     What decides what is learned is equal to the run's; devices, limits and intervals may be mended after a failure.
+    execution: its name.
     """
 
     __pydantic_config__ = STRICT
     format: Literal[1] = FORMAT_VERSION
     config: dict[str, Any]
+    execution: str = field(default="", metadata=LATER)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -157,6 +157,12 @@ def release_lease(store: ObjectStore, holder: str) -> None:
         commit(store, layout.lease(epoch + 1), records.encode(LeaseRecord(holder=holder, released=True)))
 
 
+def lease_holder(store: ObjectStore) -> str | None:
+    """The execution that advances the run, as far as it has not released it; None: nobody does."""
+    _, lease = _last_lease(store)
+    return None if lease is None or lease.released else lease.holder
+
+
 def _last_lease(store: ObjectStore) -> tuple[int, LeaseRecord | None]:
     keys = [key for key in store.list(layout.LEASE) if key != layout.LEASE_BEAT]
     if not keys:

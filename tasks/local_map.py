@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from flytekit.core import utils
 from flytekit.core.array_node_map_task import ArrayNodeMapTask
 from flytekit.core.context_manager import FlyteContextManager
 from flytekit.core.type_engine import TypeEngine
+from flytekit.models.core.workflow import NodeMetadata
 from flytekit.models.literals import LiteralMap
 
 log = logging.getLogger(__name__)
@@ -34,16 +35,22 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 class ElementFailed(RuntimeError):  # noqa: N818 - reads as what happened
-    """An element of a local map used up its attempts, or failed in a way that is not retried."""
+    """An element of a local map used up its attempts, or failed in a way that is not retried; others go on."""
 
 
 class CrewMapTask(ArrayNodeMapTask):  # type: ignore[misc]
     """An array node on a cluster; child processes of the container's command on one machine.
 
     local_retries: attempts on one machine after failures of the task's own; on a cluster the node's override counts.
+    title: the node's name in the console; flytekit gives a name override of a map to its elements alone.
     """
 
     local_retries: int
+    title: str
+
+    def construct_node_metadata(self) -> NodeMetadata:
+        """As any map's, with a name that people can read."""
+        return NodeMetadata(name=self.title)
 
     def _raw_execute(self, **kwargs: Any) -> list[Any]:
         sizes = [len(v) for k, v in kwargs.items() if isinstance(v, list) and k not in self.bound_inputs]
@@ -78,15 +85,22 @@ class _LocalElements:
         utils.write_proto_to_file(LiteralMap(literals).to_flyte_idl(), str(folder / "inputs.pb"))
 
     def run(self) -> list[Any]:
-        """Run every element; the outputs in order. Raises the first failure after all have ended."""
+        """Run every element; the outputs in order, None for an element that failed for good."""
         with ThreadPoolExecutor(self._width) as threads:
             futures = [threads.submit(self._element, index) for index in range(self._size)]
             try:
-                return [future.result() for future in futures]
+                return [self._outcome(future) for future in futures]
             except BaseException:
                 threads.shutdown(wait=False, cancel_futures=True)
                 self._stop()
                 raise
+
+    def _outcome(self, future: "Future[Any]") -> Any:
+        try:
+            return future.result()
+        except ElementFailed as error:
+            log.warning("%s", error)
+            return None
 
     def _element(self, index: int) -> Any:
         user_failures = system_failures = attempt = 0
@@ -132,7 +146,7 @@ class _LocalElements:
         }
         with self._lock:
             if self._stopping:
-                raise ElementFailed(f"element {index} of {self._task.name} was not started: another one failed")
+                raise ElementFailed(f"element {index} of {self._task.name} was not started: the map is being ended")
             # A session of its own: an interrupt at the terminal reaches it as our SIGTERM, on which it flushes.
             child = subprocess.Popen(command, env=environment, start_new_session=True)  # noqa: S603 - our entrypoint
             self._children.add(child)
@@ -170,9 +184,16 @@ def _read_error(path: Path) -> tuple[str, bool]:
 
 
 def crew_map(
-    target: "functools.partial[Any]", concurrency: int | None = None, local_retries: int | None = None
+    target: "functools.partial[Any]",
+    concurrency: int | None = None,
+    local_retries: int | None = None,
+    title: str | None = None,
 ) -> CrewMapTask:
-    """Map a task over the list given for its unbound input; at most `concurrency` elements at a time (None: all)."""
-    mapped = CrewMapTask(target, concurrency=concurrency, min_success_ratio=1.0)
+    """Map a task over the list given for its unbound input; at most `concurrency` elements at a time (None: all).
+
+    The map succeeds however its elements end: it says how many machines may help, not how many must.
+    """
+    mapped = CrewMapTask(target, concurrency=concurrency, min_success_ratio=0.0)
     mapped.local_retries = mapped.metadata.retries if local_retries is None else local_retries
+    mapped.title = mapped.name if title is None else title
     return mapped

@@ -22,6 +22,7 @@ from storage.weight_versions import pull_version
 from storage.weights import read_manifest
 from tasks.configuration.run_config import RunConfig, parse
 from tasks.grading.run_rewards import open_grader
+from tasks.learning.generation import Generation, free_device
 from tasks.learning.importance import same_engine
 from tasks.learning.learner import Learner
 from tasks.learning.nonfinite import keep_nonfinite
@@ -33,7 +34,7 @@ from tasks.learning.staleness import check_staleness
 from tasks.learning.trained_model import training_device
 from tasks.learning.trainer import IterationTrainer
 from tasks.prompts.decode import open_decoder
-from tasks.sampling.seeding_member import Seeded, is_due, is_seeded, seed
+from tasks.sampling.crew_watch import CrewWatch, LeftAlone
 
 log = logging.getLogger(__name__)
 BEATS_PER_TTL = 5
@@ -44,7 +45,8 @@ def advance(run_url: str, iteration: int, execution: str, clock: Clock) -> Train
 
     With several ranks every one calls it. Raises whatever makes the step impossible (TooStaleError, GroupTimeout,
     GradingError, NonFiniteGradient, CorruptObject); nothing is published then, and the next attempt replays the
-    recorded batches. Raises EngineDied where the trainer's machine alone generates, and its engine dies.
+    recorded batches. Raises EngineDied where the trainer's machine alone generates, and its engine dies, and CrewLost
+    where nobody can generate what is missing.
     """
     started_at_s = clock.wall()
     store = MeteredStore(connect(run_url))
@@ -59,7 +61,7 @@ def advance(run_url: str, iteration: int, execution: str, clock: Clock) -> Train
             check_staleness(plan, config.algorithm.max_staleness)
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gleaner-model-")))
             model_files.download(store, folder)
-            _train_and_publish(store, plan, config, folder, clock, started_at_s, ranks)
+            _train_and_publish(store, plan, config, folder, execution, clock, started_at_s, ranks)
     return records.read(store, TrainingRecord, layout.training(iteration))
 
 
@@ -68,6 +70,7 @@ def _train_and_publish(
     plan: PlanRecord,
     config: RunConfig,
     model: Path,
+    execution: str,
     clock: Clock,
     started_at_s: float,
     ranks: Ranks,
@@ -76,11 +79,28 @@ def _train_and_publish(
     before, version = plan.iteration, plan.iteration + 1
     full_interval = config.trainer.weights_full_interval
     if not ranks.broadcast(ranks.is_first and exists(store, layout.manifest(layout.checkpoint(version)))):
-        seeded = _seeded(connect(store.url), plan, config, clock, ranks)
-        learner = restore_learner(store, before, config, model, clock, ranks)
-        base = published_blocks(store, learner.policy, ranks, lasting=True)
-        record = _step(store, plan, config, model, clock, started_at_s, learner)
-        record = replace(record, metrics=record.metrics | request_metrics(store.requests, ranks) | seeded)
+        generation = Generation(connect(store.url), plan, config, execution, clock, ranks)
+        generation.begin()
+        dropped_s = 0.0
+        while True:
+            began_s = clock.monotonic()
+            learner = restore_learner(store, before, config, model, clock, ranks)
+            base = published_blocks(store, learner.policy, ranks, lasting=True)
+            watch = generation.watch()
+            try:
+                record = _step(store, plan, config, model, clock, started_at_s, learner, watch)
+                break
+            except LeftAlone as error:
+                log.warning("%s; the trainer's machines generate", error)
+            # The engine needs the device. What was trained is replayed from the recorded batches.
+            del learner, base
+            free_device(ranks.device)
+            dropped_s += clock.monotonic() - began_s
+            generation.again()
+        # Time that came to nothing is no time of training.
+        waited = {"timing_s/wait": record.metrics["timing_s/wait"] + dropped_s}
+        measured = waited | request_metrics(store.requests, ranks) | generation.metrics()
+        record = replace(record, metrics=record.metrics | measured)
         if ranks.is_first:
             commit(store, layout.training(plan.iteration), records.encode(record))
         try:
@@ -97,23 +117,6 @@ def _train_and_publish(
     log.info("published weight version %d", version)
 
 
-def _seeded(store: ObjectStore, plan: PlanRecord, config: RunConfig, clock: Clock, ranks: Ranks) -> dict[str, float]:
-    """Generate first where the plan says so, before the device holds a learner; what it took. Every rank must call it.
-
-    store: counts nothing, for the member's heartbeat tells its own requests.
-    """
-    if not is_seeded(plan):
-        return {}
-    done = Seeded()
-    if ranks.broadcast(ranks.is_first and is_due(store, plan)):
-        device = ranks.device.index if ranks.world_size > 1 else None
-        done = seed(store, plan, config, ranks.rank, device, clock)
-        # A rank without a slot, or whose engine died, is here long before the others.
-        ranks.meet()
-    seconds, tokens = zip(*ranks.gather([done.seconds, done.tokens]), strict=True)
-    return {"seeding/seconds": max(seconds), "seeding/tokens": float(sum(tokens))}
-
-
 def request_metrics(requests: Requests, ranks: Ranks) -> dict[str, float]:
     """What the ranks asked of the store until now; every rank must call it."""
     asked = sum((Requests(**each) for each in ranks.gather(asdict(requests))), Requests())
@@ -128,6 +131,7 @@ def _step(
     clock: Clock,
     started_at_s: float,
     learner: Learner,
+    watch: CrewWatch,
 ) -> TrainingRecord:
     prompts = prompt_table.decode_prompts(plan.prompts_key, store.get(plan.prompts_key))
     published = {entry.dtype for entry in read_manifest(store, layout.weights(0)).tensors.values()}
@@ -150,6 +154,7 @@ def _step(
             clock=clock,
             started_at_s=started_at_s,
             same_engine=same_engine(config.rollout, config.trainer, published),
+            watch=watch.check,
         ).step()
 
 

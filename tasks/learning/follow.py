@@ -53,7 +53,16 @@ def incarnations_to_read(reader: JournalReader, unfinished: Iterable[int]) -> li
 class GroupFollower:
     """Answers "which group is finished next?" from claims and shards."""
 
-    def __init__(self, reader: JournalReader, plan: PlanRecord, config: FollowConfig, clock: Clock) -> None:
+    def __init__(
+        self,
+        reader: JournalReader,
+        plan: PlanRecord,
+        config: FollowConfig,
+        clock: Clock,
+        watch: Callable[[bool], None] = lambda _: None,
+    ) -> None:
+        """watch: called at every look in vain with whether anything was journalled since; may raise to end the wait."""
+        self._watch = watch
         self._reader = reader
         self._plan = plan
         self._config = config
@@ -70,7 +79,8 @@ class GroupFollower:
     def wait(self, pending: Sequence[int], recorded: Callable[[], bool] = lambda: False) -> int:
         """The next finished group of `pending` (in plan order).
 
-        Raises GroupTimeout when the journal stands still, RecordedElsewhereError once `recorded` says so.
+        Raises GroupTimeout when the journal stands still, RecordedElsewhereError once `recorded` says so, and what
+        `watch` raises.
         The journal of every pending group is read, whichever is waited for: any progress puts the time limit off.
         """
         seen, since_s = self._progress(), self._clock.monotonic()
@@ -83,15 +93,17 @@ class GroupFollower:
             self._reader.book.refresh()
             self._reader.shards.advance_all(incarnations_to_read(self._reader, self._unfinished(pending)))
             progress, now_s = self._progress(), self._clock.monotonic()
+            progressed = progress != seen
             if slept_at_s is not None:
                 self._waited_s += now_s - slept_at_s
                 slept_at_s = None
-            if progress != seen:
+            if progressed:
                 seen, since_s = progress, now_s
                 if any(self.is_finished(group) for group in candidates):
                     continue
             if recorded():
                 raise RecordedElsewhereError
+            self._watch(progressed)
             if now_s - since_s > self._config.timeout_s:
                 raise GroupTimeout(self._describe(candidates))
             if now_s >= self._next_log_s:

@@ -29,6 +29,8 @@ class PlanningConfig:
         seeding_s_initial: how long, the first time.
         seeding_s_min: at least so long, unless there are members enough without.
         seeding_adaptation: the time changes by the difference of the two waits divided by this.
+        seeding_after_s: with seeding "auto", the trainer's machines generate again when no member has lived for this
+            long, until one does or nothing is left; somewhat longer than an engine takes to start.
         cut_share: with objective "gpu_seconds", a member of whose responses so many have ended hands the others to
             members with room, and leaves; null: never.
     """
@@ -46,6 +48,7 @@ class PlanningConfig:
     seeding_s_initial: Annotated[float, Field(ge=0)] = 150.0
     seeding_s_min: Annotated[float, Field(ge=0)] = 5.0
     seeding_adaptation: Annotated[float, Field(ge=1)] = 3.0
+    seeding_after_s: Annotated[float, Field(gt=0)] = 120.0
     cut_share: Annotated[float, Field(gt=0, lt=1)] | None = None
 
     def __post_init__(self) -> None:

@@ -74,7 +74,8 @@ class StepWaits:
     wait_train_s: the trainer waited for responses (after it had ended its seeding); wait_remote_s: the crew waited for
     the iteration to end after its last response; train_s: the trainer computed; rollout_s: the crew decoded, from the
     first token to the last (where there was no crew, the trainer's engines). members, members_at_end: of the crew, on
-    average and when the last response had ended.
+    average and when the last response had ended. generated_s: each of the trainer's engines decoded for so long, beyond
+    the planned window too; None: not told, so as the plan had it.
     """
 
     wait_train_s: float
@@ -83,3 +84,4 @@ class StepWaits:
     rollout_s: float
     members: float
     members_at_end: int
+    generated_s: float | None = None

@@ -26,6 +26,8 @@ def work_engine_s(
     """
     if waits is None:
         return None
+    if waits.generated_s is not None:
+        return waits.rollout_s * waits.members + waits.generated_s * engines
     if before is not None and before.seeding_s is None:
         # Colocated: nobody else was there, or what others did is not told apart.
         return waits.rollout_s * engines if waits.members == 0 and waits.rollout_s else None
@@ -134,6 +136,14 @@ def _adapted(
     unchanged = round(waits.members) == waits.members_at_end
     memory = {**before.memory, **({str(waits.members_at_end): seeding_s} if unchanged else {})}
     return SeedingRecord(seeding_s=seeding_s, members=before.members, memory=memory)
+
+
+def generates_again(alone_s: float, settings: PlanningConfig, *, crew_ended: bool = False) -> bool:
+    """Whether the trainer's machines take up generating in the middle of an iteration.
+
+    alone_s: how long no other member has lived. crew_ended: none of the crew will come any more, so waiting is in vain.
+    """
+    return settings.seeding == "auto" and (crew_ended or alone_s >= settings.seeding_after_s)
 
 
 def is_initial(before: SeedingRecord | None, settings: PlanningConfig) -> bool:

@@ -28,7 +28,7 @@ FAILURES_MAX = 5
 
 
 class Bookkeeping:
-    """For one incarnation. What the loop may read at any time: owned, closed, leaving, inbox, cut_due."""
+    """For one incarnation. What the loop may read at any time: owned, closed, enough, leaving, inbox, cut_due."""
 
     def __init__(
         self,
@@ -40,7 +40,11 @@ class Bookkeeping:
         rate: DecodeRate,
         config: SessionConfig,
         clock: Clock,
+        is_enough: Callable[[], bool] | None = None,
     ) -> None:
+        """is_enough: asked with every heartbeat; its last answer is `enough`, which is true where nobody is asked."""
+        self._is_enough = is_enough
+        self.enough = is_enough is None
         self._incarnation = incarnation
         self._engine = engine
         self._holdings = holdings
@@ -74,7 +78,7 @@ class Bookkeeping:
         self._released_journalled: dict[int, int] = {}
         self.wake_interval_s = min(config.flush_interval_s, config.heartbeat_interval_s)
         self.thread = Housekeeping(self.keep, clock, interval_s=self.wake_interval_s, background=config.background)
-        self._failures = {"flush": 0, "heartbeat": 0, "look": 0}
+        self._failures = {"flush": 0, "heartbeat": 0, "look": 0, "watch": 0}
         now_s = clock.monotonic()
         self._next_flush_s = now_s + config.flush_interval_s
         self._next_beat_s = now_s + config.heartbeat_interval_s
@@ -159,9 +163,14 @@ class Bookkeeping:
         if now_s + self.wake_interval_s > self._next_beat_s:
             self._next_beat_s = now_s + self._config.heartbeat_interval_s
             self._attempt("heartbeat", self.announce)
+            self._attempt("watch", self._ask)
         if (self._room() > 0 or self._awaits_takers()) and now_s + self.wake_interval_s > self._next_look_s:
             self._next_look_s = now_s + self._config.heartbeat_interval_s
             self._attempt("look", self.look)
+
+    def _ask(self) -> None:
+        if self._is_enough is not None:
+            self.enough = self._is_enough()
 
     def flush(self) -> None:
         """Write what is pending; then see what others have claimed of what is held, and whether it is still wanted."""

@@ -3,6 +3,7 @@
 A joined member takes what is free or late, iteration by iteration, and may leave at any moment.
 """
 
+import logging
 import math
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,9 +18,18 @@ from storage.run import exists, next_iteration, read_plan, read_run
 from storage.store import ObjectMissing, ObjectStore
 from storage.weight_cache import open_cache
 from tasks.sampling.choose import build_engine
-from tasks.sampling.member import Build, built_engine, config_in_force, run_session, session_config, weights_store
+from tasks.sampling.member import (
+    Build,
+    built_engine,
+    config_in_force,
+    helping_slot,
+    run_session,
+    session_config,
+    weights_store,
+)
 from tasks.sampling.session import Preempted, SessionOutcome
 
+log = logging.getLogger(__name__)
 POLL_INTERVAL_S = 1.0
 
 
@@ -27,8 +37,8 @@ POLL_INTERVAL_S = 1.0
 class JoinLimits:
     """When a joined member leaves.
 
-    iterations: after helping with so many; time_limit_s: after so long; patience_s: when nothing has been planned for
-    so long. None: never.
+    iterations: after helping with so many; time_limit_s: after so long; patience_s: when the run has not begun, or
+    nothing has been planned, for so long. None: never.
     """
 
     iterations: int | None = None
@@ -46,15 +56,16 @@ def join_run(
     build: Build = build_engine,
     report: Callable[[PlanRecord, SessionOutcome], None] = lambda plan, outcome: None,  # noqa: ARG005
 ) -> int:
-    """Help with the run's iterations until a limit or a notice; how many it helped with.
+    """Help with the run's iterations, waiting for it to begin, until a limit or a notice; how many it helped with.
 
-    Raises ObjectMissing when there is no run at `run_url`, and EngineDied when the engine cannot be kept alive here.
-    After a notice, and when the engine died, everything is flushed and free for others.
+    Raises StoreDenied or StoreUnavailable where nothing can be read at `run_url`, and EngineDied when the engine cannot
+    be kept alive here. After a notice, and when the engine died, everything is flushed and free for others.
     """
     store = connect(run_url)
-    read_run(store)
     ends_s = None if limits.time_limit_s is None else clock.monotonic() + limits.time_limit_s
     helped = 0
+    if not _has_begun(store, limits, ends_s, notice, clock):
+        return 0
     plan = _next_plan(store, 0, limits, ends_s, notice, clock)
     if plan is None:
         return 0
@@ -66,7 +77,7 @@ def join_run(
             # Never where the run says: its writers do not decide which folder of this machine is kept tidy.
             cache = open_cache(None, config.rollout.weight_cache_bytes_max)
             left_s = None if ends_s is None else max(0.0, ends_s - clock.monotonic())
-            settings = session_config(config, slot=_free_slot(store, plan), pool=JOINED_POOL)
+            settings = session_config(config, slot=helping_slot(store, plan), pool=JOINED_POOL)
             settings = replace(
                 settings,
                 started_at_s=paid_since_s,
@@ -87,6 +98,33 @@ def join_run(
                 break
             plan = _next_plan(store, plan.iteration + 1, limits, ends_s, notice, clock)
     return helped
+
+
+def _has_begun(
+    store: ObjectStore, limits: JoinLimits, ends_s: float | None, notice: Callable[[], bool], clock: Clock
+) -> bool:
+    """Wait for the run's first record, which a machine may be earlier than; False when it is time to leave.
+
+    A place where no run will ever be looks the same, so what is waited for is said. A store that refuses or does not
+    answer raises.
+    """
+    leaves_s = min(
+        math.inf if ends_s is None else ends_s,
+        math.inf if limits.patience_s is None else clock.monotonic() + limits.patience_s,
+    )
+    is_said = False
+    while not notice():
+        with suppress(ObjectMissing):
+            read_run(store)
+            return True
+        if clock.monotonic() >= leaves_s:
+            return False
+        if not is_said:
+            # A warning, because nothing below it reaches a terminal.
+            log.warning("%s holds no run yet (no %s); waiting for it to begin", store.url, layout.RUN)
+            is_said = True
+        clock.sleep(POLL_INTERVAL_S)
+    return False
 
 
 def _next_plan(
@@ -120,9 +158,3 @@ def _next_plan(
             return None
         clock.sleep(POLL_INTERVAL_S)
     return None
-
-
-def _free_slot(store: ObjectStore, plan: PlanRecord) -> int:
-    """A number beyond the plan's slots and those that joined before; it only names the member, and may be shared."""
-    names = [key.rsplit("/", 1)[1] for key in store.list(layout.alive_all(plan.iteration))]
-    return max([len(plan.slots) - 1, *(int(name.split("-", 1)[0]) for name in names)]) + 1

@@ -5,16 +5,16 @@ import os
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from resources.process import started_at_s
-from storage import layout, model_files, prompt_table
+from storage import layout, model_files, prompt_table, records
 from storage.clock import Clock
 from storage.connect import connect
 from storage.metered import metered
-from storage.records import JOINED_POOL, TRAIN_POOL, PlanRecord
-from storage.run import exists, read_config, read_plan, read_run
+from storage.records import JOINED_POOL, TRAIN_POOL, PlanRecord, SettingsRecord
+from storage.run import exists, lease_holder, next_iteration, read_config, read_plan, read_run
 from storage.store import CorruptObject, ObjectMissing, ObjectStore
 from storage.weight_cache import WeightCache, open_cache
 from storage.weight_versions import pull_version
@@ -22,10 +22,11 @@ from tasks.configuration.run_config import RunConfig, parse
 from tasks.sampling.choose import build_engine
 from tasks.sampling.config import RolloutConfig
 from tasks.sampling.engine import Engine, EngineError
-from tasks.sampling.session import Session, SessionOutcome
+from tasks.sampling.session import Preempted, Session, SessionOutcome
 from tasks.sampling.session_config import SessionConfig
 
 log = logging.getLogger(__name__)
+POLL_INTERVAL_S = 1.0
 Build = Callable[[RolloutConfig, Path, int], Engine]
 
 
@@ -36,20 +37,63 @@ def generate_slot(
     notice: Callable[[], bool],
     clock: Clock,
     build: Build = build_engine,
+    execution: str = "",
 ) -> SessionOutcome:
     """Generate what the plan gives to a slot, from where the journal stands, and help others.
 
-    Raises Preempted after a notice, EngineDied when the engine cannot be kept alive here.
+    A slot that comes when its iteration is closed helps with the one that is open, if `execution` works on one. Raises
+    Preempted after a notice, EngineDied when the engine cannot be kept alive here.
     """
     store = metered(connect(run_url))
     try:
         plan = read_plan(store, iteration)
     except ObjectMissing as error:
         raise EngineError(f"this machine does not see iteration {iteration} of the run at {run_url}") from error
-    config = config_in_force(store, plan)
-    settings = session_config(config, slot=slot, pool=plan.slots[slot].pool)
-    with built_engine(weights_store(store, plan), config.rollout, build) as engine:
-        return run_session(store, plan, engine, weight_cache(config), settings, notice, clock)
+    config, pool = config_in_force(store, plan), plan.slots[slot].pool
+    patience_s = config.rollout.idle_timeout_s
+    current = still_open(store, plan, execution, patience_s, notice, clock)
+    if current is None:
+        return SessionOutcome.of_nobody()
+    with built_engine(weights_store(store, current), config.rollout, build) as engine:
+        # It may have been closed while the engine started.
+        current = still_open(store, current, execution, patience_s, notice, clock)
+        if current is None:
+            return SessionOutcome.of_nobody()
+        config = config_in_force(store, current)
+        number = slot
+        if current.iteration != plan.iteration:
+            # Its pool may have been taken out of the configuration, and then it has no price there.
+            pools = config.pools.crews
+            number, pool = helping_slot(store, current), pool if pool in pools else next(iter(pools))
+        settings = session_config(config, slot=number, pool=pool)
+        return run_session(store, current, engine, weight_cache(config), settings, notice, clock)
+
+
+def still_open(
+    store: ObjectStore, plan: PlanRecord, execution: str, patience_s: float, notice: Callable[[], bool], clock: Clock
+) -> PlanRecord | None:
+    """The plan if its iteration is open, else that of the first one that is; None when there is nothing to help with.
+
+    Between two iterations of the execution it waits for the next plan, for patience_s. Raises Preempted after a notice.
+    """
+    if not exists(store, layout.closed(plan.iteration)):
+        return plan
+    if plan.weights_url is not None:
+        return None  # An evaluation is one iteration.
+    since_s = clock.monotonic()
+    while not notice():
+        iteration = next_iteration(store)
+        while exists(store, layout.closed(iteration)):
+            iteration += 1
+        with suppress(ObjectMissing):
+            if records.read(store, SettingsRecord, layout.settings(iteration)).execution == execution:
+                log.info("iteration %d is closed; helping with iteration %d", plan.iteration, iteration)
+                return read_plan(store, iteration)
+        if lease_holder(store) != execution or clock.monotonic() - since_s >= patience_s:
+            log.info("iteration %d is closed, and no other is open", plan.iteration)
+            return None
+        clock.sleep(POLL_INTERVAL_S)
+    raise Preempted
 
 
 def config_in_force(store: ObjectStore, plan: PlanRecord) -> RunConfig:
@@ -117,6 +161,7 @@ def run_session(
     clock: Clock,
     *,
     engine_died: bool = False,
+    enough: Callable[[], bool] | None = None,
 ) -> SessionOutcome:
     """One session of one iteration on an engine; raises Preempted after a notice, and EngineDied.
 
@@ -140,6 +185,7 @@ def run_session(
         clock=clock,
         notice=notice,
         engine_died=engine_died,
+        enough=enough,
     )
     log.info("slot %d: iteration %d as %s", settings.slot, plan.iteration, session.incarnation)
     try:
@@ -155,6 +201,12 @@ def run_session(
         "slot %d: %d tokens, %d responses ended", settings.slot, outcome.tokens_generated, outcome.responses_finished
     )
     return outcome
+
+
+def helping_slot(store: ObjectStore, plan: PlanRecord) -> int:
+    """A number beyond the plan's slots and those that helped before; it only names the member, and may be shared."""
+    names = [key.rsplit("/", 1)[1] for key in store.list(layout.alive_all(plan.iteration))]
+    return max([len(plan.slots) - 1, *(int(name.split("-", 1)[0]) for name in names)]) + 1
 
 
 def check_weights(run: ObjectStore, version: int) -> None:

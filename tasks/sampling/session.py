@@ -47,6 +47,11 @@ class SessionOutcome:
     responses_finished: int
     engine_died: bool = False
 
+    @classmethod
+    def of_nobody(cls) -> "SessionOutcome":
+        """Of a process that found nothing to do and claimed nothing."""
+        return cls(incarnation="", tokens_generated=0, tokens_recovered=0, responses_finished=0)
+
 
 class Session:
     """Drives an engine over the responses of a slot, and of others that need help. `run` returns when it is done."""
@@ -64,12 +69,15 @@ class Session:
         notice: Callable[[], bool],
         incarnation: str | None = None,
         engine_died: bool = False,
+        enough: Callable[[], bool] | None = None,
     ) -> None:
         """load: gives the engine the plan's weights, once there is something to decode.
 
         It is given a function to call now and then while it waits, which raises when there is no more use in waiting.
         incarnation: a name that was never used before; by default a random one.
         engine_died: the engine must be restarted before it is used.
+        enough: once time_limit_s has passed, the session ends only when this says so; housekeeping asks it with every
+        heartbeat, so it may read the store.
         """
         self.incarnation = incarnation or f"{config.slot:05d}-{uuid.uuid4().hex[:16]}"
         self._plan = plan
@@ -84,7 +92,9 @@ class Session:
         self._holdings = Holdings(
             own=frozenset(plan.responses_of(config.slot) if place else ()), batch_max=place.batch_max if place else None
         )
-        self._books = Bookkeeping(store, plan, self.incarnation, engine, self._holdings, self._rate, config, clock)
+        self._books = Bookkeeping(
+            store, plan, self.incarnation, engine, self._holdings, self._rate, config, clock, enough
+        )
         self._owned_seen: dict[int, int] | None = None
         self._claimed = False
         self._pause_s = IDLE_POLL_S_MIN
@@ -189,7 +199,7 @@ class Session:
 
     def _is_done(self) -> bool:
         now_s = self._clock.monotonic()
-        if self._books.closed or (self._ends_s is not None and now_s >= self._ends_s):
+        if self._books.closed or (self._ends_s is not None and now_s >= self._ends_s and self._books.enough):
             return True
         if self._holdings.held or self._books.inbox:
             self._idle_since_s = None

@@ -13,8 +13,8 @@ class SessionConfig:
     slot: of the plan, or beyond: a member that joined from outside and has no work of its own.
     started_at_s: since when its machine is paid for, on this machine's wall clock; None: since now.
     usd_per_hour: its price, if it is not its pool's.
-    time_limit_s: after so long it leaves as if it had been given notice, but without an error; None: never. Whoever has
-        one is not waited for: others finish what its slot began with.
+    time_limit_s: after so long it leaves as if it had been given notice, but without an error (see also `enough` of
+        Session); None: never. Whoever has one is not waited for: others finish what its slot began with.
     objective: with "gpu_seconds" it takes nothing from the living, and leaves as soon as nothing is free.
     cut_share: when so much of its work has ended, it hands the rest to members with room, and leaves; None: never.
     background: housekeeping in a thread of its own; without, all storage is read and written between decode steps.

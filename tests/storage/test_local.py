@@ -237,6 +237,15 @@ def test_a_root_that_is_a_file_is_denied(tmp_path):
         LocalStore(tmp_path / "file").create("a", b"x")
 
 
+@pytest.mark.parametrize("root", ["file", "file/run"])
+def test_nothing_is_missing_where_a_file_is_in_the_way(tmp_path, root):
+    (tmp_path / "file").write_bytes(b"")
+    store = LocalStore(tmp_path / root)
+    for read in (lambda: store.get("a"), lambda: store.get_into("a", 0, memoryview(bytearray(1)))):
+        with pytest.raises(StoreDenied, match=r"cannot get 'a' in .*file"):
+            read()
+
+
 def test_files_left_by_a_kill_are_no_objects(tmp_path):
     store = LocalStore(tmp_path)
     store.put("a/b", b"1")

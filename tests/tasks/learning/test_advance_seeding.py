@@ -1,5 +1,7 @@
 """Training that begins with generating: alone, beside a crew, again after a restart, and with an engine that dies."""
 
+import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -8,19 +10,24 @@ from flytekit.exceptions.user import FlyteRecoverableException
 from storage import layout, records
 from storage.clock import SystemClock
 from storage.connect import connect
+from storage.crew_records import note_rollout_ended
 from storage.planning_records import SeedingRecord
 from storage.records import TRAIN_POOL, AliveRecord, SlotPlan, TrainingRecord
-from storage.run import read_plan
+from storage.run import exists, read_plan
 from storage.weights import read_manifest
 from tasks.configuration.references import PlanReference
 from tasks.learning.follow import GroupTimeout
+from tasks.learning.recorded_batches import RecordedBatches
 from tasks.sampling import seeding_member
+from tasks.sampling.crew_watch import CrewLost
 from tasks.sampling.engine import EngineDied
 from tasks.sampling.member import generate_slot
 from tasks.sampling.scripted_engine import ScriptedEngine
-from tasks.sampling.seeding_member import Seeded, is_due, is_seeded, seed
+from tasks.sampling.seeding_member import Seeded, TrainersMachine, is_due, is_seeded, seed
+from tasks.sampling.session import Preempted
 from tasks.train import train
 from tests.small_run import (
+    EXECUTION,
     commit_iteration,
     config,
     memory_store,
@@ -90,7 +97,7 @@ def test_alone_it_generates_what_is_missing_after_a_restart_though_batches_are_r
     store, plan = seeded_plan(settings, [TRAIN_POOL, TRAIN_POOL], None)
     assert is_due(store, plan)
     with pytest.raises(EngineDied):
-        seed(store, plan, settings, 0, None, SystemClock(), build=dying(30, settings))
+        seed(store, plan, settings, machine(), SystemClock(), build=dying(30, settings))
     assert is_due(store, plan)
     store.create(layout.batch(0, 0), b"an attempt before began to train")
     assert is_due(store, plan)
@@ -142,6 +149,10 @@ def slow(step_s):
     return build
 
 
+def machine(rank=0, device=None):
+    return TrainersMachine(rank=rank, ranks=1, device=device, execution="test")
+
+
 def dying(steps, settings):
     """Builds scripted engines that die after so many steps, and at every start from then on."""
 
@@ -159,7 +170,7 @@ def dying(steps, settings):
 
 def test_when_its_time_is_up_it_hands_over_and_the_crew_goes_on_at_the_token(settings, trained_by_a_crew):
     store, plan = seeded_plan(settings, ["rollout", TRAIN_POOL], 0.3)
-    seeded = seed(store, plan, settings, 0, None, SystemClock(), build=slow(0.02))
+    seeded = seed(store, plan, settings, machine(), SystemClock(), build=slow(0.02))
     assert 0.3 <= seeded.seconds < 5
     assert seeded.tokens > 0
     [left] = beats(store, TRAIN_POOL)
@@ -182,7 +193,7 @@ def test_beside_a_crew_it_does_not_seed_again_once_a_batch_is_recorded(settings)
 
 def test_an_engine_that_dies_is_the_crews_business_where_there_is_one(settings, caplog):
     store, plan = seeded_plan(settings, ["rollout", TRAIN_POOL], 60.0)
-    seeded = seed(store, plan, settings, 0, None, SystemClock(), build=dying(0, settings))
+    seeded = seed(store, plan, settings, machine(), SystemClock(), build=dying(0, settings))
     assert seeded.tokens == 0
     assert "the crew goes on" in caplog.text
     assert [beat.state for beat in beats(store, TRAIN_POOL)] == ["gone"]
@@ -210,7 +221,7 @@ def test_without_work_for_the_trainer_nothing_is_seeded(settings):
 
 def test_a_rank_without_a_slot_does_nothing(settings):
     store, plan = seeded_plan(settings, ["rollout", TRAIN_POOL], 60.0)
-    assert seed(store, plan, settings, 1, None, SystemClock()) == Seeded()
+    assert seed(store, plan, settings, machine(1), SystemClock()) == Seeded()
     assert beats(store, TRAIN_POOL) == []
 
 
@@ -223,10 +234,10 @@ def test_a_rank_shows_its_engine_its_own_gpu_only(settings, monkeypatch):
         return slow(0.0)(rollout, folder, vocab_size)
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
-    seed(store, plan, settings, 1, 1, SystemClock(), build=build)
+    seed(store, plan, settings, machine(1, 1), SystemClock(), build=build)
     assert seeding_member.os.environ["CUDA_VISIBLE_DEVICES"] == "4,6"
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    seed(store, plan, settings, 0, 3, SystemClock(), build=build)
+    seed(store, plan, settings, machine(0, 3), SystemClock(), build=build)
     assert "CUDA_VISIBLE_DEVICES" not in seeding_member.os.environ
     assert seen == [("6", "own"), ("3", "own")]
 
@@ -235,3 +246,127 @@ def test_the_training_record_is_read_by_a_second_attempt(settings):
     store, _ = seeded_plan(settings, [TRAIN_POOL], None)
     first = train_iteration(URL, 0)
     assert train_iteration(URL, 0) == first == records.read(store, TrainingRecord, layout.training(0))
+
+
+# In the middle of an iteration, when no other member lives.
+
+ALONE = {"seeding": "auto", "seeding_s_initial": 0.0, "seeding_s_min": 0.0, "seeding_after_s": 0.4}
+OFTEN = {"heartbeat_interval_s": 0.05, "claim_ttl_s": 0.2, "flush_interval_s": 0.05}
+
+
+@pytest.fixture(scope="module")
+def trained_group_by_group(model):
+    """The same with micro-batches of one group: another division adds up in another order."""
+    store = memory_store("seeding")
+    plan_iteration(config(URL, model, trainer={"micro_batch_tokens_max": 1}))
+    roll_out(URL, 0)
+    train_iteration(URL, 0)
+    return digests(store)
+
+
+def half_done(model, url=URL, **sections):
+    """A plan of four slots: two are done, one was given notice in the middle, one never came."""
+    given = {"trainer": {"group_timeout_s": 30.0, "micro_batch_tokens_max": 1}, "planning": ALONE, "rollout": OFTEN}
+    settings = config(url, model, **(given | sections))
+    store, _ = seeded_plan(settings, ["rollout"] * 4, 0.0)
+    for slot in (0, 1):
+        generate_slot(url, 0, slot, lambda: False, SystemClock(), build=slow(0.0))
+    noticed = iter([False] * 12 + [True] * 1000)
+    with pytest.raises(Preempted):
+        generate_slot(url, 0, 2, lambda: next(noticed), SystemClock(), build=slow(0.0))
+    return store
+
+
+def test_left_alone_it_generates_the_rest_replays_what_was_recorded_and_learns_the_same(
+    model, trained_group_by_group, caplog
+):
+    store = half_done(model)
+    record = train_iteration(URL, 0)
+    assert "no member has lived" in caplog.text
+    assert digests(store) == trained_group_by_group
+    report = commit_iteration(URL, 0)
+    [alone] = beats(store, TRAIN_POOL)
+    assert (alone.slot, alone.state) == (4, "gone")  # on no slot of the plan
+    assert 0 < record.metrics["seeding/tokens"] < sum(report.lengths)
+    assert sum(life.tokens_kept for life in report.lives) == sum(report.lengths)
+
+
+def test_with_a_batch_recorded_already_the_learner_is_dropped_and_the_batch_replayed(model, trained_group_by_group):
+    store = half_done(model)
+    seen = []
+    record = RecordedBatches._batch
+
+    def noted(self, number, key):
+        seen.append((number, exists(store, key)))
+        return record(self, number, key)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RecordedBatches, "_batch", noted)
+        train_iteration(URL, 0)
+    # It is recorded before the trainer is left alone, and read when it trains again.
+    assert (0, False) in seen
+    assert (0, True) in seen
+    assert digests(store) == trained_group_by_group
+
+
+def test_with_seeding_off_it_does_not(model):
+    half_done(model, planning={}, trainer={"group_timeout_s": 1.5, "micro_batch_tokens_max": 1})
+    with pytest.raises(GroupTimeout):
+        train_iteration(URL, 0)
+
+
+def test_with_seeding_off_and_every_slot_ended_it_fails_at_once(model):
+    store = half_done(model, planning={})
+    note_rollout_ended(store, 0, EXECUTION, "rollout", range(4))
+    with pytest.raises(CrewLost, match="slot 3: wrote nothing"):
+        train_iteration(URL, 0)
+
+
+def test_when_members_return_it_hands_over_and_trains_on(model, trained_group_by_group):
+    """The rest takes long, so that the member comes in the middle of it."""
+    store = half_done(model)
+    began, built = threading.Event(), seeding_member.built_engine
+
+    def told(weights, rollout, build):
+        began.set()
+        return built(weights, rollout, slow(0.2))
+
+    def returns():
+        began.wait(30)
+        while not beats(store, TRAIN_POOL) or not beats(store, TRAIN_POOL)[0].tokens_generated:
+            time.sleep(0.01)
+        generate_slot(URL, 0, 3, lambda: False, SystemClock(), build=slow(0.02))
+
+    member = threading.Thread(target=returns)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(seeding_member, "built_engine", told)
+        member.start()
+        train_iteration(URL, 0)
+    member.join()
+    [alone] = beats(store, TRAIN_POOL)
+    [back] = [beat for beat in beats(store, "rollout") if beat.slot == 3]
+    assert alone.state == "gone"
+    assert back.tokens_generated > 0
+    assert digests(store) == trained_group_by_group
+
+
+def test_a_plan_that_seeds_goes_on_while_nobody_has_come(model, trained_by_a_crew):
+    """Handing over to nobody would leave the work undone."""
+    settings = config(URL, model, planning=ALONE | {"seeding_after_s": 60.0}, rollout=OFTEN | {"idle_timeout_s": 5.0})
+    store, plan = seeded_plan(settings, ["rollout", TRAIN_POOL], 0.05)
+    seeded = seed(store, plan, settings, machine(), SystemClock(), build=slow(0.01))
+    assert seeded.seconds > 0.3
+    assert not is_due(store, plan)
+    train_iteration(URL, 0)
+    assert digests(store) == trained_by_a_crew
+
+
+def test_all_ranks_drop_their_learners_and_generate(tmp_path, model, trained_group_by_group):
+    url = str(tmp_path / "run")
+    store = half_done(model, url)
+    done, _ = launch("advance", tmp_path / "run", 2)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert {beat.state for beat in beats(store, TRAIN_POOL)} == {"gone"}
+    assert records.read(store, TrainingRecord, layout.training(0)).metrics["seeding/tokens"] > 0
+    commit_iteration(url, 0)
+    assert digests(store).keys() == trained_group_by_group.keys()

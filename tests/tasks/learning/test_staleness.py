@@ -44,8 +44,8 @@ def ahead(model):
     return config(URL, model, algorithm={"max_staleness": 1})
 
 
-def plan_next(settings, follows):
-    prepare(settings, EXECUTION, ManualClock(), follows=follows)
+def plan_next(settings):
+    prepare(settings, EXECUTION, ManualClock(), ahead=1)
 
 
 def one_after_another(settings):
@@ -55,7 +55,7 @@ def one_after_another(settings):
     for iteration in range(ITERATIONS):
         roll_out(URL, iteration)
         if iteration < ITERATIONS - 1:
-            plan_next(settings, iteration)
+            plan_next(settings)
         train_iteration(URL, iteration)
         commit_iteration(URL, iteration)
     return store
@@ -69,7 +69,7 @@ def side_by_side(settings):
     for iteration in range(ITERATIONS):
         trainer = threading.Thread(target=train_iteration, args=(URL, iteration))
         if iteration < ITERATIONS - 1:
-            plan_next(settings, iteration)
+            plan_next(settings)
         trainer.start()
         if iteration < ITERATIONS - 1:
             roll_out(URL, iteration + 1)
@@ -138,7 +138,7 @@ def test_a_trainer_killed_at_any_write_ends_with_the_same_bits(ahead):
     store = memory_store("staleness")
     plan_iteration(ahead)
     roll_out(URL, 0)
-    plan_next(ahead, 0)
+    plan_next(ahead)
     train_iteration(URL, 0)
     roll_out(URL, 1)
     begun = everything(store)

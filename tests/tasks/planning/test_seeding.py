@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from storage.planning_records import SeedingRecord
 from tasks.planning.config import PlanningConfig
 from tasks.planning.offer import StepWaits
-from tasks.planning.seeding import closed_form_s, members_needed, next_seeding, work_engine_s
+from tasks.planning.seeding import closed_form_s, generates_again, members_needed, next_seeding, work_engine_s
 from tests.planning_requests import waits
 
 # Fitted to the starting points in the published code for 14B (arXiv 2510.19225, PolyRL 836120a).
@@ -152,6 +152,29 @@ def test_work_is_not_known_of_an_iteration_without_members():
     assert work_engine_s(None, None, 4, 0.0) is None
     assert work_engine_s(waits(), SeedingRecord(seeding_s=None, members=0), 4, 0.0) is None
     assert work_engine_s(waits(rollout_s=10.0, members=3.0), SeedingRecord(seeding_s=5.0, members=3), 4, 0.0) == 50.0
+
+
+def test_what_the_trainer_generated_counts_whatever_was_planned():
+    """As it was measured, in the middle of an iteration, too, and where members came after all."""
+    told = waits(rollout_s=10.0, members=3.0, generated_s=7.0)
+    for seeding_s in (None, 0.0, 5.0):
+        assert work_engine_s(told, SeedingRecord(seeding_s=seeding_s, members=3), 4, 1.0, 2.0) == 10 * 3 + 7 * 4
+    assert work_engine_s(replace(told, generated_s=0.0), SeedingRecord(seeding_s=5.0, members=3), 4) == 30.0
+
+
+def test_it_generates_again_when_it_has_been_alone_for_long_enough():
+    assert not generates_again(119.9, SETTINGS)
+    assert generates_again(120.0, SETTINGS)
+    assert generates_again(10.0, replace(SETTINGS, seeding_after_s=10.0))
+
+
+def test_it_generates_again_at_once_when_none_of_the_crew_will_come():
+    assert generates_again(0.0, SETTINGS, crew_ended=True)
+
+
+@pytest.mark.parametrize("crew_ended", [False, True])
+def test_it_never_generates_again_with_seeding_off(crew_ended):
+    assert not generates_again(1e9, PlanningConfig(), crew_ended=crew_ended)
 
 
 def test_the_trainer_did_not_generate_for_longer_than_there_was_work():

@@ -11,13 +11,14 @@ from storage.clock import ManualClock, SystemClock
 from storage.connect import connect
 from storage.records import JOINED_POOL, AliveRecord
 from storage.run import next_iteration, read_plan
-from storage.store import ObjectMissing
+from storage.store import StoreUnavailable
 from tasks.plan import prepare
 from tasks.sampling.engine import EngineDied
 from tasks.sampling.join import JoinLimits, join_run
 from tasks.sampling.scripted_engine import ScriptedEngine
 from tests.small_run import (
     EXECUTION,
+    Unreachable,
     commit_iteration,
     config,
     memory_store,
@@ -80,7 +81,7 @@ def test_where_two_iterations_are_planned_it_helps_the_older_until_that_is_close
     memory_store("join")
     ahead = config(URL, model, algorithm={"max_staleness": 1}, rollout={"flush_interval_s": 0.05})
     plan_iteration(ahead)
-    prepare(ahead, EXECUTION, ManualClock(), follows=0)
+    prepare(ahead, EXECUTION, ManualClock(), ahead=1)
     told = []
     limits = JoinLimits(iterations=2)
 
@@ -203,7 +204,35 @@ def test_it_leaves_in_time_and_when_nothing_is_planned(settings):
     assert join_run(URL, JoinLimits(), lambda: True, clock) == 0
 
 
-def test_where_there_is_no_run_it_says_so():
+def test_it_waits_for_a_run_to_begin_and_says_so_once(settings, caplog):
+    helped = []
+    joined = threading.Thread(target=lambda: helped.append(join()))
+    joined.start()
+    deadline_s = time.monotonic() + 30
+    while not caplog.records:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+    plan_iteration(settings)
+    joined.join(30)
+    assert helped == [1]
+    assert all_ended()
+    assert [record.getMessage() for record in caplog.records if record.name == "tasks.sampling.join"] == [
+        f"{URL} holds no run yet (no run.json); waiting for it to begin"
+    ]
+
+
+def test_it_does_not_wait_for_ever_for_a_run_to_begin():
     memory_store("join")
-    with pytest.raises(ObjectMissing, match=r"run\.json"):
+    clock = ManualClock()
+    assert join_run(URL, JoinLimits(patience_s=30.0), lambda: False, clock) == 0
+    assert 30 <= clock.monotonic() < 40
+    assert join_run(URL, JoinLimits(time_limit_s=5.0, patience_s=30.0), lambda: False, clock) == 0
+    assert 35 <= clock.monotonic() < 45
+    calls = iter(range(100))
+    assert join_run(URL, JoinLimits(), lambda: next(calls) > 3, clock) == 0
+
+
+def test_a_store_that_does_not_answer_is_not_waited_for():
+    memory_store("join", Unreachable())
+    with pytest.raises(StoreUnavailable, match="no answer"):
         join()

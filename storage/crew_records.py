@@ -1,0 +1,93 @@
+"""What a run knows of a crew beside its heartbeats: which slots will start no more, and why members failed.
+
+Written into an iteration's directory, below the execution that it was said of: another execution has slots of its own.
+"""
+
+import hashlib
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import ConfigDict
+
+from storage import layout, records
+from storage.clock import Clock
+from storage.store import ObjectMissing, ObjectStore
+
+STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+ERROR_LENGTH_MAX = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutEndedRecord:
+    """The rollout map of a pool has ended: of these slots none is started again by the execution."""
+
+    __pydantic_config__ = STRICT
+    format: Literal[1] = records.FORMAT_VERSION
+    iteration: int
+    execution: str
+    pool: str
+    slots: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailureRecord:
+    """An attempt of a slot ended with an error, in one line. at_s: by the failed machine's clock, for people."""
+
+    __pydantic_config__ = STRICT
+    format: Literal[1] = records.FORMAT_VERSION
+    iteration: int
+    execution: str
+    slot: int
+    host: str
+    error: str
+    at_s: float
+
+
+def note_rollout_ended(store: ObjectStore, iteration: int, execution: str, pool: str, slots: Iterable[int]) -> None:
+    """Write that a pool's map has ended."""
+    record = RolloutEndedRecord(iteration=iteration, execution=execution, pool=pool, slots=tuple(slots))
+    key = f"{layout.ended(iteration, _digest(execution))}{pool}.json"
+    store.put(key, records.encode(record))
+
+
+def ended_slots(store: ObjectStore, iteration: int, execution: str) -> set[int]:
+    """The slots that the execution does not start again for this iteration."""
+    keys = store.list(layout.ended(iteration, _digest(execution)))
+    return {slot for key in keys for slot in records.read(store, RolloutEndedRecord, key).slots}
+
+
+def note_failure(
+    store: ObjectStore, iteration: int, execution: str, slot: int, host: str, error: BaseException, clock: Clock
+) -> None:
+    """Write why an attempt of a slot failed."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    record = FailureRecord(
+        iteration=iteration,
+        execution=execution,
+        slot=slot,
+        host=host,
+        error=text if len(text) <= ERROR_LENGTH_MAX else text[: ERROR_LENGTH_MAX - 3] + "...",
+        at_s=clock.wall(),
+    )
+    key = f"{layout.failures(iteration, _digest(execution))}{slot:05d}-{uuid.uuid4().hex[:16]}.json"
+    store.put(key, records.encode(record))
+
+
+def failures(store: ObjectStore, iteration: int, execution: str) -> list[FailureRecord]:
+    """Why attempts of slots failed in this execution, the last one of each slot."""
+    last: dict[int, FailureRecord] = {}
+    for key in store.list(layout.failures(iteration, _digest(execution))):
+        try:
+            found = records.read(store, FailureRecord, key)
+        except ObjectMissing:
+            continue
+        if found.slot not in last or last[found.slot].at_s <= found.at_s:
+            last[found.slot] = found
+    return [last[slot] for slot in sorted(last)]
+
+
+def _digest(execution: str) -> str:
+    """Names of executions hold what keys may not."""
+    return hashlib.blake2b(execution.encode(), digest_size=8).hexdigest()

@@ -1,0 +1,38 @@
+"""The task behind a rollout map, as Flyte calls it."""
+
+import pytest
+from flytekit.exceptions.user import FlyteRecoverableException
+
+from storage.crew_records import ended_slots
+from tasks.configuration.references import PlanReference
+from tasks.rollout_ended import rollout_ended
+from tests.small_run import Unreachable, everything, memory_store
+
+URL = "memory://rollout-ended"
+REFERENCE = PlanReference(run_url=URL, iteration=4, weight_version=4, execution="here:host:12")
+
+
+def test_it_notes_for_its_execution_that_slots_start_no_more():
+    store = memory_store("rollout-ended")
+    assert rollout_ended(plan=REFERENCE, pool="rollout", slots=[0, 1])
+    assert rollout_ended(plan=REFERENCE, pool="far", slots=[2])
+    assert ended_slots(store, 4, REFERENCE.execution) == {0, 1, 2}
+    assert ended_slots(store, 4, "another") == ended_slots(store, 3, REFERENCE.execution) == set()
+
+
+def test_a_second_attempt_says_the_same_and_a_pool_without_slots_says_nothing():
+    store = memory_store("rollout-ended")
+    rollout_ended(plan=REFERENCE, pool="rollout", slots=[0, 1])
+    before = everything(store)
+    rollout_ended(plan=REFERENCE, pool="rollout", slots=[0, 1])
+    assert not rollout_ended(plan=REFERENCE, pool="far", slots=[])
+    assert everything(store) == before
+
+
+def test_a_store_that_does_not_answer_is_worth_another_attempt():
+    class Deaf(Unreachable):
+        put = Unreachable.get
+
+    memory_store("rollout-ended", Deaf())
+    with pytest.raises(FlyteRecoverableException, match="no answer"):
+        rollout_ended(plan=REFERENCE, pool="rollout", slots=[0])
