@@ -5,38 +5,43 @@ import logging
 from flytekit import Deck, task
 from flytekit.exceptions.user import FlyteRecoverableException
 
+from resources.pools import ControlPoolConfig, task_settings
 from resources.prices import request_prices
 from storage import layout
 from storage.clock import SystemClock
 from storage.connect import connect
+from storage.crew_records import failures
 from storage.records import TRAIN_POOL, ReportRecord
 from storage.retention import sweep
 from storage.retention_config import RetentionConfig
 from storage.run import read_config, read_plan, read_run, release_lease
 from storage.store import ObjectStore, StoreUnavailable
-from tasks.configuration.references import IterationOutcome, PlanReference, SlotOutcome, TrainOutcome
+from tasks.configuration.references import IterationOutcome, PlanReference, TrainOutcome
 from tasks.configuration.run_config import RunConfig, parse
 from tasks.reporting.conclusion import conclude_iteration
 from tasks.reporting.costs import CONTROL_POOL
+from tasks.reporting.crew_presence import await_goodbyes, described, slots_not_come
 from tasks.reporting.deck import page, render
 from tasks.reporting.metrics_lines import write_metrics
 from tasks.reporting.plan_tab import plan_tab
 from tasks.reporting.tracking import TRACKERS, track, tracked_iteration
 
 log = logging.getLogger(__name__)
+DEFAULT_POOL = ControlPoolConfig()
 # How far back a conclusion looks for what an interrupted deletion or a zombie left; `gleaner sweep` looks at all.
 ITERATIONS_SWEPT = 8
+# Beyond the flush at which a member learns that the iteration is closed, until it has left.
+GOODBYE_S = 3.0
 
 
-@task(retries=2, enable_deck=True, deck_fields=())
-def conclude(plan: PlanReference, slots: list[SlotOutcome], trained: TrainOutcome, last: bool) -> IterationOutcome:
+@task(**task_settings(DEFAULT_POOL), enable_deck=True, deck_fields=())
+def conclude(trained: TrainOutcome, last: bool) -> IterationOutcome:
     """Verify that what was planned was trained, write the report, draw the Deck; `last` releases the run's lease.
 
-    `slots` and `trained` only say that rollout and training have ended: the truth is in the run's directory.
+    `trained` only says which iteration's training has ended: the truth is in the run's directory.
     """
-    del slots, trained
     try:
-        return commit_and_show(plan, last=last)
+        return commit_and_show(trained.plan, last=last)
     except StoreUnavailable as error:
         raise FlyteRecoverableException(str(error)) from error
 
@@ -47,6 +52,7 @@ def commit_and_show(plan: PlanReference, *, last: bool) -> IterationOutcome:
     written = read_plan(store, plan.iteration)
     config = parse(read_config(store, written))
     pools = config.pools
+    await_goodbyes(store, written, config.rollout.flush_interval_s + GOODBYE_S, SystemClock())
     # A pool may have been taken out of the configuration since.
     crews = parse(written.config).pools.crews | pools.crews
     prices = {name: pool.price_usd_per_h for name, pool in crews.items()} | {
@@ -64,8 +70,11 @@ def commit_and_show(plan: PlanReference, *, last: bool) -> IterationOutcome:
     # What others wait for, before what is for people.
     if last:
         release_lease(store, plan.execution)
+    not_come = described(slots_not_come(store, plan.iteration, plan.execution)) if last else ""
+    if not_come:
+        log.warning(not_come)
     tidy(store, config.retention)
-    tabs = render(report, write_metrics(store))
+    tabs = render(report, write_metrics(store), notes=warnings(store, plan, not_come))
     tabs["Plan"] = plan_tab(written.decisions, report.metrics)
     for name, tab in tabs.items():
         Deck(name, tab)
@@ -80,6 +89,15 @@ def commit_and_show(plan: PlanReference, *, last: bool) -> IterationOutcome:
         tokens_recovered=int(report.metrics["resume/tokens_recovered"]),
         usd=report.metrics["cost/usd_iter"],
     )
+
+
+def warnings(store: ObjectStore, plan: PlanReference, not_come: str) -> list[str]:
+    """What people should know of the crew: slots that failed although the iteration went well, and those not come."""
+    told = failures(store, plan.iteration, plan.execution)
+    notes = [f"an attempt of slot {found.slot} failed, on {found.host}: {found.error}" for found in told]
+    for note in notes:
+        log.warning("iteration %d: %s", plan.iteration, note)
+    return [*notes, *([not_come] if not_come else [])]
 
 
 def tidy(store: ObjectStore, config: RetentionConfig) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from flytekit import Deck, task
 from flytekit.exceptions.user import FlyteRecoverableException
 
-from resources.pools import ControlPoolConfig, pod_template
+from resources.pools import ControlPoolConfig, task_settings
 from storage import layout, model_files, prompt_table, records
 from storage.clock import Clock, SystemClock
 from storage.connect import connect
@@ -19,7 +19,7 @@ from storage.records import PlanRecord, RunRecord, SettingsRecord, SlotPlan
 from storage.retention import list_versions
 from storage.run import exists, read_config, read_plan, read_run
 from storage.store import ConflictingRecord, ObjectMissing, ObjectStore, StoreUnavailable, commit
-from tasks.configuration.references import EvaluationOutcome, PlanReference, SlotOutcome
+from tasks.configuration.references import EvaluationOutcome, PlanReference
 from tasks.configuration.run_config import RunConfig, differences, dump, identity, parse
 from tasks.evaluation.config import settings_digest
 from tasks.evaluation.held_out import draw_held_out, load_held_out
@@ -32,13 +32,15 @@ from tasks.evaluation.measure import (
     rewards_of,
 )
 from tasks.grading.run_rewards import held_models, publish_models
+from tasks.learning.follow import GroupTimeout
 from tasks.learning.pretrained import stop_token_ids
-from tasks.plan import execution_name, open_tokenizer
+from tasks.plan import execution_name, forgo_models_in_a_container, open_tokenizer
 from tasks.planning.plan import assign_groups
 from tasks.reporting.deck import page
 from tasks.reporting.evaluation_tab import evaluation_tab
 from tasks.reporting.metrics_lines import write_metrics
 from tasks.reporting.tracking import TRACKERS, track, tracked_evaluation
+from tasks.sampling.crew_watch import CrewLost
 
 log = logging.getLogger(__name__)
 DEFAULT_POOL = ControlPoolConfig()
@@ -49,7 +51,7 @@ class VersionGone(LookupError):  # noqa: N818 - reads as what happened
     """The weight version to evaluate is not, or no longer, in the run."""
 
 
-@task(retries=2)
+@task(**task_settings(DEFAULT_POOL))
 def plan_evaluation(
     config: dict,  # type: ignore[type-arg]
     version: int,
@@ -62,6 +64,7 @@ def plan_evaluation(
     `version` and that is still in the run: training that was faster does not wait for it. resume: for a `version` with
     nothing left to begin, take one that was interrupted (`interrupted_version`).
     """
+    forgo_models_in_a_container()
     settings_of_run = parse(config)
     try:
         version = interrupted_version(settings_of_run, version) if resume else version
@@ -84,25 +87,25 @@ def plan_evaluation(
     return reference, slots, True
 
 
-@task(
-    interruptible=False,
-    retries=DEFAULT_POOL.retries,
-    pod_template=pod_template(DEFAULT_POOL),
-    enable_deck=True,
-    deck_fields=(),
-)
-def evaluate(plan: PlanReference, slots: list[SlotOutcome], due: bool) -> EvaluationOutcome:
+@task(**task_settings(DEFAULT_POOL), enable_deck=True, deck_fields=())
+def evaluate(plan: PlanReference, due: bool, beside_training: bool = False) -> EvaluationOutcome:
     """Grade what the crew has sampled, commit the evaluation's record, show it; nothing when it is not due.
 
-    `slots` only says that the crew has ended: the truth is in the evaluation's directory.
+    Its node stands behind the crew's map; the truth is in the evaluation's directory. beside_training: when nobody can
+    finish it now it is left to a later execution, for a failure of this node would end the trainer's too.
     """
-    del slots
+    forgo_models_in_a_container()
     if not due:
         return EvaluationOutcome(run_url=plan.run_url, evaluation="", weight_version=plan.weight_version, metrics={})
     try:
-        return measure_and_show(plan.run_url, SystemClock())
+        return measure_and_show(plan.run_url, SystemClock(), plan.execution)
     except StoreUnavailable as error:
         raise FlyteRecoverableException(str(error)) from error
+    except (CrewLost, GroupTimeout) as error:
+        if not beside_training:
+            raise
+        log.warning("left to a later execution: %s", error)
+        return EvaluationOutcome(run_url=plan.run_url, evaluation="", weight_version=plan.weight_version, metrics={})
 
 
 def prepare(config: RunConfig, version: int, execution: str, clock: Clock) -> tuple[PlanReference, list[int]]:
@@ -136,7 +139,7 @@ def prepare(config: RunConfig, version: int, execution: str, clock: Clock) -> tu
         _write_plan(run, store, stored, config, version, decided_by, held, clock)
         # From now on retention keeps it; before, it may have deleted it.
         published(run, version)
-    store.put(layout.settings(ITERATION), records.encode(SettingsRecord(config=dump(config))))
+    store.put(layout.settings(ITERATION), records.encode(SettingsRecord(config=dump(config), execution=execution)))
     slots = read_plan(store, ITERATION).slots
     closed = exists(store, layout.closed(ITERATION))
     return reference, [] if closed else [slot.slot for slot in slots if slot.groups]
@@ -217,9 +220,9 @@ def _write_plan(
     commit(store, layout.plan(ITERATION), records.encode(plan))
 
 
-def measure_and_show(url: str, clock: Clock) -> EvaluationOutcome:
+def measure_and_show(url: str, clock: Clock, execution: str = "") -> EvaluationOutcome:
     """The plain function behind evaluate. Its page is written last: where it is, everybody has been told."""
-    record, _ = measure(url, clock)
+    record, _ = measure(url, clock, execution)
     run_url, name = layout.evaluated(url)
     run = connect(run_url)
     tab = evaluation_tab(record, evaluations(run))

@@ -6,7 +6,7 @@ import logging
 from flytekit import Deck, task
 from flytekit.exceptions.user import FlyteRecoverableException
 
-from resources.pools import ControlPoolConfig, pod_template
+from resources.pools import ControlPoolConfig, task_settings
 from storage.clock import SystemClock
 from storage.connect import connect
 from storage.store import StoreUnavailable
@@ -21,13 +21,7 @@ log = logging.getLogger(__name__)
 DEFAULT_POOL = ControlPoolConfig()
 
 
-@task(
-    interruptible=False,
-    retries=DEFAULT_POOL.retries,
-    pod_template=pod_template(DEFAULT_POOL),
-    enable_deck=True,
-    deck_fields=(),
-)
+@task(**task_settings(DEFAULT_POOL), enable_deck=True, deck_fields=())
 def make_forecast(config: dict, save: bool) -> str:  # type: ignore[type-arg]
     """Compare fleets for a run; the tables and the recommendation as text, which are also the Deck.
 

@@ -8,8 +8,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from flytekit import current_context, task
+from flytekit.core.context_manager import ExecutionState, FlyteContextManager
 from flytekit.exceptions.user import FlyteRecoverableException
 
+from resources.pools import ControlPoolConfig, task_settings
 from storage import layout, model_files, prompt_table, records
 from storage.clock import Clock, SystemClock
 from storage.connect import connect
@@ -45,6 +47,7 @@ from tasks.learning.pretrained import ModelError, check_model, read_tensors, sto
 from tasks.planning.iteration_plan import BudgetExceeded, plan_iteration
 from tasks.planning.offer import GroupLengths
 from tasks.planning.plan import groups_in_budget
+from tasks.prompts.auto_tokenizer import auto_tokenizer, forgo_models
 from tasks.prompts.draw import draw_prompts
 from tasks.prompts.loading import load_prompts
 from tasks.prompts.prompt import PromptSet
@@ -52,6 +55,7 @@ from tasks.prompts.tokenise import Tokenizer
 from tasks.sampling.choose import context_length
 
 log = logging.getLogger(__name__)
+DEFAULT_POOL = ControlPoolConfig()
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
@@ -59,36 +63,43 @@ class WeightsTooOld(LookupError):  # noqa: N818 - reads as what happened
     """What may be sampled from is not published yet; another attempt may find it."""
 
 
-@task(retries=2)
+@task(**task_settings(DEFAULT_POOL))
 def plan(
     config: dict,  # type: ignore[type-arg]
     after: int,
     pools: list[str],
-    follows: int = -1,
-) -> tuple[PlanReference, list[list[int]]]:
-    """Write the next iteration's plan, or find the one an earlier attempt wrote; its reference, its slots by pool.
+    ahead: int = 0,
+) -> tuple[PlanReference, list[list[int]], PlanReference]:
+    """Write the next iteration's plan, or find the one that an earlier attempt wrote.
 
-    Everything that can be wrong with the input is found here, before a GPU is paid for and before anything is created.
-    `after` only orders this task behind the conclusion of an iteration. `follows`: plan the iteration after this one,
-    which need not be committed, nor trained; -1: plan the first that is not committed. pools: of the crew, for which
-    the workflow has machines; those of its slots come in this order.
+    Returns its reference, its slots by pool, and the reference of the iteration that is to be trained next: the first
+    that is not committed, which with `ahead` is one before. Everything that can be wrong with the input is found here,
+    before a GPU is paid for and before anything is created.
+
+    Args:
+        config: the run's configuration
+        after: only orders this task behind another, by the iteration that this one gave
+        pools: those of the crew for which the workflow has machines; slots are returned in this order
+        ahead: so many iterations that are planned and not committed are passed over; they need not be trained yet
     """
     del after
+    forgo_models_in_a_container()
+    settings = parse(config)
     try:
-        reference, slots = prepare(parse(config), execution_name(), SystemClock(), follows=follows, pools=pools)
+        reference, slots = prepare(settings, execution_name(), SystemClock(), ahead=ahead, pools=pools)
+        return reference, slots, to_train(settings, reference) if ahead else reference
     except (StoreUnavailable, WeightsTooOld) as error:
         raise FlyteRecoverableException(str(error)) from error
-    return reference, slots
 
 
 def prepare(
-    config: RunConfig, execution: str, clock: Clock, *, follows: int = -1, pools: Sequence[str] = ()
+    config: RunConfig, execution: str, clock: Clock, *, ahead: int = 0, pools: Sequence[str] = ()
 ) -> tuple[PlanReference, list[list[int]]]:
     """The plain function behind the task: the plan's reference, and `crew_slots` of it; pools: () are the configured.
 
-    Raises WeightsTooOld when the iteration may not begin yet, and ObjectMissing when `follows` has no plan. Raises
-    BudgetExceeded, with the lease released; but while `follows` is worked on, which that would abort although most of
-    it is paid for, that iteration is given once more, without slots, and the next plan is refused.
+    Raises WeightsTooOld when the iteration may not begin yet. Raises BudgetExceeded, with the lease released; but while
+    an iteration before is worked on, which that would abort although most of it is paid for, that iteration is given
+    once more, without slots, and the next plan is refused.
     """
     pools = pools or tuple(config.pools.crews)
     config.pools.check_prices()
@@ -115,10 +126,12 @@ def prepare(
             explain=lambda stored: differences(identity(config), identity(parse(stored))),
         )
         acquire_lease(store, execution, config.run.lease_ttl_s, clock, known_dead=ended_here)
-        iteration = next_iteration(store) if follows < 0 else follows + 1
+        first_open = next_iteration(store)
+        iteration = _passing_over(store, first_open, ahead)
+        is_ahead = iteration > first_open
         if not exists(store, layout.plan(iteration)):
             # What is committed has published the version it ends with.
-            version = iteration if follows < 0 else sampled_version(store, iteration, config.algorithm.max_staleness)
+            version = sampled_version(store, iteration, config.algorithm.max_staleness) if is_ahead else iteration
             first = next_prompt(store, iteration)
             rows = _draw(config, prompts, model_dir, first=first, count=_groups_planned(config))
             if iteration == 0:
@@ -127,15 +140,30 @@ def prepare(
             try:
                 write_plan(store, config, rows, iteration, version, first, stop_token_ids(model_dir), clock)
             except BudgetExceeded as error:
-                if follows < 0 or exists(store, layout.report(follows)):
+                if not is_ahead:
                     release_lease(store, execution)
                     raise
-                log.warning("iteration %d is not planned, %d is brought to its end: %s", iteration, follows, error)
-                return _reference(config, read_plan(store, follows), execution), [[] for _ in pools]
-    store.put(layout.settings(iteration), records.encode(SettingsRecord(config=dump(config))))
+                log.warning("iteration %d is not planned, %d is brought to its end: %s", iteration, first_open, error)
+                return _reference(config, read_plan(store, first_open), execution), [[] for _ in pools]
+    settings = SettingsRecord(config=dump(config), execution=execution)
+    store.put(layout.settings(iteration), records.encode(settings))
     written = read_plan(store, iteration)
     log.info("iteration %d: weight version %d, %d slots", iteration, written.weight_version, len(written.slots))
     return _reference(config, written, execution), crew_slots(written, pools)
+
+
+def to_train(config: RunConfig, planned: PlanReference) -> PlanReference:
+    """The first iteration that is not committed, for the execution that has `planned`."""
+    store = connect(config.run.url)
+    return _reference(config, read_plan(store, next_iteration(store)), planned.execution)
+
+
+def _passing_over(store: ObjectStore, iteration: int, ahead: int) -> int:
+    """The iteration `ahead` after this one, or the first without a plan that comes before it."""
+    passed = 0
+    while passed < ahead and exists(store, layout.plan(iteration)):
+        iteration, passed = iteration + 1, passed + 1
+    return iteration
 
 
 def _reference(config: RunConfig, written: PlanRecord, execution: str) -> PlanReference:
@@ -269,6 +297,13 @@ def execution_name() -> str:
     return f"here:{socket.gethostname()}:{os.getpid()}" if name == "local" else name
 
 
+def forgo_models_in_a_container() -> None:
+    """No torch for a tokenizer in a process that ends with this task; another process may train next."""
+    state = FlyteContextManager.current_context().execution_state
+    if state is not None and state.mode is ExecutionState.Mode.TASK_EXECUTION:
+        forgo_models()
+
+
 def ended_here(execution: str) -> bool:
     """Whether a lease is held by a process of this machine that has ended."""
     kind, _, rest = execution.partition(":")
@@ -298,13 +333,11 @@ def _draw(config: RunConfig, prompts: PromptSet, model_dir: Path, *, first: int,
 
 def open_tokenizer(model_dir: Path) -> Tokenizer:
     """The tokenizer of a model directory; raises ModelError when there is none that can be used."""
-    from transformers import AutoTokenizer  # noqa: PLC0415 - costs seconds, and only a new plan needs it
-
     # Without any of them transformers makes a tokenizer that knows no word.
     if not any((model_dir / name).is_file() for name in TOKENIZER_FILES):
         raise ModelError(f"policy.path: no tokenizer in {str(model_dir)!r}; looked for {', '.join(TOKENIZER_FILES)}")
     try:
-        tokenizer: Tokenizer = AutoTokenizer.from_pretrained(str(model_dir))
+        tokenizer: Tokenizer = auto_tokenizer().from_pretrained(str(model_dir))
     except Exception as error:  # whatever a damaged file makes of the library that reads it
         raise ModelError(f"policy.path: no usable tokenizer in {str(model_dir)!r}: {error}") from error
     return tokenizer

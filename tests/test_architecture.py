@@ -40,11 +40,11 @@ LIBRARIES_ALLOWED = {
     "workflows": FLYTE,
 }
 TRACKERS = {"tensorboard", "wandb", "mlflow"}
-_FLYTE_MODULES = r"resources\.(pools|images)|tasks\.\w+|workflows(\.\w+)?"
+_FLYTE_MODULES = r"resources\.(pools|pod_template|images)|tasks\.\w+|workflows(\.\w+)?"
 CONFINED = {
-    "torch": r"tasks\.learning\.(?!config$)\w+|tasks\.grading\.reward_model"
+    "torch": r"tasks\.learning\.(?!(config|padding|follow|recorded_batches|pretrained)$)\w+"
     r"|tasks\.sampling\.(torch_engine|\w*decoder|batch|kv_cache|slot_table|tied_names|keyed_noise\w*|weight_tensors)"
-    r"|tasks\.sampling\.vllm_(engine|sampler)",
+    r"|tasks\.sampling\.vllm_(engine|sampler)|tasks\.grading\.reward_model",
     "triton": r"tasks\.sampling\.keyed_noise_triton",
     "vllm": r"tasks\.sampling\.vllm_names",
     **dict.fromkeys(TRACKERS, r"tasks\.reporting\.tracking"),
@@ -54,9 +54,11 @@ CONFINED = {
 # Libraries that take long to import, and the modules that can be imported without waiting for them.
 HEAVY = {"torch", "triton", "transformers", "datasets", "vllm", "s3fs", "math_verify", "flytekit"} | TRACKERS
 LIGHT = re.compile(
-    r"storage\.(?!s3$)\w+|resources\.\w+|tasks\.(configuration|planning|prompts|reporting)\.\w+|tasks\.\w+\.config"
-    r"|tasks\.sampling\.(choose|vllm_names|vllm_settings)"
+    r"storage\.(?!s3$)\w+|resources\.(?!pod_template$)\w+|tasks\.(configuration|planning|prompts|reporting)\.\w+"
+    r"|tasks\.\w+\.config|tasks\.sampling\.(choose|vllm_names|vllm_settings)"
 )
+# What containers import waits for Flyte and nothing else that is heavy. The plugin of train_elastic imports torch.
+FLYTE_ENTRIES = re.compile(r"workflows(\.\w+)?|tasks\.(?!train_elastic$)\w+")
 
 
 @dataclass(frozen=True)
@@ -156,15 +158,17 @@ def _allowed(tree: Tree, source: Source, target: str) -> bool:
 
 
 def slow_imports(tree: Tree) -> Iterator[str]:
-    """Light modules that reach a heavy library by what they import eagerly."""
+    """Light modules, and Flyte's entries, that reach a heavy library by what they import eagerly."""
     eager = {source.name: [i.target for i in source.imports if i.eager] for source in tree.sources}
-    for start in sorted(filter(LIGHT.fullmatch, eager)):
+    entries = {name for name in eager if FLYTE_ENTRIES.fullmatch(name) and tree.layer(name) in ("task", "workflows")}
+    for start in sorted({*filter(LIGHT.fullmatch, eager), *entries}):
+        heavy = HEAVY - FLYTE if start in entries else HEAVY
         chains = [(start,)]
         seen = {start}
         while chains:
             chain = chains.pop()
             for target in eager[chain[-1]]:
-                if target.split(".")[0] in HEAVY:
+                if target.split(".")[0] in heavy:
                     yield f"{' -> '.join(chain)} -> {target}"
                 module = tree.module(target)
                 if module and module not in seen:
@@ -326,6 +330,11 @@ BROKEN = [
         slow_imports,
         {"tasks/sampling/choose.py": "import tasks.sampling.keyed", "tasks/sampling/keyed.py": "import torch"},
         "tasks.sampling.choose -> tasks.sampling.keyed -> torch",
+    ),
+    (
+        slow_imports,
+        {"workflows/a.py": "import tasks.b", "tasks/b.py": "import torch"},
+        "workflows.a -> tasks.b -> torch",
     ),
     (slow_imports, {"tasks/prompts/a.py": "try:\n    import datasets\nexcept ImportError: pass"}, "-> datasets"),
     (

@@ -84,13 +84,41 @@ def test_told_to_leave_it_ends_well_and_another_machine_goes_on(tmp_path, word):
         assert np.array_equal(joined.token_ids, alone.token_ids)
 
 
-def test_it_says_in_one_line_where_there_is_no_run(tmp_path):
-    done = join(str(tmp_path / "nothing"))
-    _, errors = done.communicate(timeout=LIMIT_S)
-    assert done.returncode == 1
-    assert errors.startswith("gleaner: ")
-    assert "run.json" in errors
-    assert errors.count("\n") == 1
+def test_before_the_run_begins_it_waits_says_so_and_works_when_it_has(tmp_path):
+    url = str(tmp_path / "run")
+    early = join(url, "--iterations", "1")
+    assert early.stderr is not None
+    assert early.stderr.readline() == f"{url} holds no run yet (no run.json); waiting for it to begin\n"
+    assert not (tmp_path / "run").exists()
+    assert planned(tmp_path) == url
+    told, errors = early.communicate(timeout=LIMIT_S)
+    assert early.returncode == 0, errors
+    assert "left after helping with 1 iterations" in told
+    assert all(response.finish.ends_response for response in responses(url))
+
+
+def test_a_wait_for_a_run_ends_with_its_limits_and_at_a_notice(tmp_path):
+    url = str(tmp_path / "nothing")
+    for options in (("--time-limit-s", "0.1"), ("--patience-s", "0.1")):
+        done = join(url, *options)
+        told, errors = done.communicate(timeout=LIMIT_S)
+        assert (done.returncode, told) == (0, "left after helping with 0 iterations\n"), errors
+    waiting = join(url)
+    assert waiting.stderr is not None
+    assert "waiting" in waiting.stderr.readline()
+    waiting.send_signal(signal.SIGTERM)
+    told, errors = waiting.communicate(timeout=LIMIT_S)
+    assert (waiting.returncode, told, errors) == (0, "left after helping with 0 iterations\n", "")
+
+
+def test_it_says_in_one_line_where_there_can_be_no_run(tmp_path):
+    (tmp_path / "file").write_text("a model, perhaps")
+    for url in (str(tmp_path / "file"), str(tmp_path / "file" / "run")):
+        done = join(url)
+        _, errors = done.communicate(timeout=LIMIT_S)
+        assert done.returncode == 1
+        assert errors.startswith("gleaner: cannot get 'run.json' in ")
+        assert errors.count("\n") == 1
 
 
 def test_an_engine_that_dies_for_good_is_said_in_one_line_and_holds_nothing_back(tmp_path):

@@ -4,43 +4,54 @@ from typing import Any
 
 from flytekit import dynamic, workflow
 
-from resources.pools import PoolsConfig, overrides
+from resources.pools import ControlPoolConfig, PoolsConfig, overrides, task_settings
 from tasks.configuration.references import EvaluationOutcome
 from tasks.configuration.run_config import parse
 from tasks.evaluate import evaluate, grades_with_a_model, plan_evaluation
 from workflows.iteration import rollout_node
+from workflows.node_names import NodeNames
 
 
 def evaluation_nodes(
-    config: dict[str, Any], version: Any, pools: PoolsConfig, *, only_if_due: bool, resume: bool = False
+    config: dict[str, Any],
+    version: Any,
+    pools: PoolsConfig,
+    names: NodeNames,
+    *,
+    only_if_due: bool,
+    resume: bool = False,
 ) -> Any:
     """Wire one evaluation; whether it is due is known when it runs, and one that is not has a crew of nobody."""
     planned = plan_evaluation(config=config, version=version, only_if_due=only_if_due, resume=resume)
-    reference, slots, due = planned.with_overrides(**overrides(pools.control))
-    outcomes = rollout_node(reference, slots, pools.rollout)
+    reference, slots, due = planned.with_overrides(**overrides(pools.control), **names.of("evaluation-plan"))
+    crew = rollout_node(reference, slots, pools.rollout, names.of("evaluation-rollout"))
     # A reward model needs a machine like the one that it has in training.
     pool = pools.train if grades_with_a_model(parse(config)) else pools.control
-    return evaluate(plan=reference, slots=outcomes, due=due).with_overrides(**overrides(pool))
+    evaluated = evaluate(plan=reference, due=due, beside_training=only_if_due)
+    evaluated = evaluated.with_overrides(**overrides(pool), **names.of("evaluation"))
+    crew >> evaluated
+    return evaluated
 
 
-def evaluation_behind(config: dict[str, Any], concluded: Any, pools: PoolsConfig) -> None:
+def evaluation_behind(config: dict[str, Any], concluded: Any, pools: PoolsConfig, names: NodeNames) -> None:
     """Wire the evaluation of what an iteration published, where training evaluates at all.
 
     Nothing waits for it, so the next iteration does not. On one machine, where nodes run in the order of their calls,
     it comes before the next iteration, whose conclusion may delete older weights.
     """
     if _evaluates(config):
-        evaluation_nodes(config, concluded.weight_version, pools, only_if_due=True)
+        evaluation_nodes(config, concluded.weight_version, pools, names, only_if_due=True)
 
 
-def evaluation_ahead(config: dict[str, Any], reference: Any, pools: PoolsConfig) -> None:
+def evaluation_ahead(config: dict[str, Any], reference: Any, pools: PoolsConfig, count: int) -> None:
     """Wire the evaluation behind an execution's first plan: of the weights that the run begins or goes on with.
 
     Those are version 0, or what the execution before did not come to; where they are evaluated, it is one that was
     interrupted. Nothing waits for it, as in `evaluation_behind`.
     """
     if _evaluates(config):
-        evaluation_nodes(config, reference.iteration, pools, only_if_due=True, resume=True)
+        names = NodeNames.of_iteration(0, count)
+        evaluation_nodes(config, reference.iteration, pools, names, only_if_due=True, resume=True)
 
 
 def _evaluates(config: dict[str, Any]) -> bool:
@@ -49,10 +60,10 @@ def _evaluates(config: dict[str, Any]) -> bool:
     return evaluation is not None and evaluation.interval > 0
 
 
-@dynamic
+@dynamic(**task_settings(ControlPoolConfig()))
 def evaluate_version(config: dict, version: int) -> EvaluationOutcome:  # type: ignore[type-arg]
     """One evaluation, on the pools its configuration names."""
-    outcome: EvaluationOutcome = evaluation_nodes(config, version, parse(config).pools, only_if_due=False)
+    outcome: EvaluationOutcome = evaluation_nodes(config, version, parse(config).pools, NodeNames(), only_if_due=False)
     return outcome
 
 

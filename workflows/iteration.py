@@ -1,6 +1,8 @@
-"""One RL iteration: plan -> (rollout || train) -> conclude.
+"""One RL iteration: plan -> train -> conclude, and maps of rollout slots beside it, for which nothing waits.
 
-A configuration is annotated `dict`, not `dict[str, Any]`: Flyte carries the one as JSON, the other as pickles.
+Flyte's compiler walks every path of a workflow, so the nodes that carry a run on are one path: each takes what it needs
+from the one before. A rollout map and the node that notes its end are leaves. A configuration is annotated `dict`, not
+`dict[str, Any]`: Flyte carries the one as JSON, the other as pickles.
 """
 
 import functools
@@ -15,59 +17,64 @@ from tasks.learning.config import TrainerConfig
 from tasks.local_map import crew_map
 from tasks.plan import plan
 from tasks.rollout import rollout
+from tasks.rollout_ended import rollout_ended
 from tasks.train import train
+from workflows.node_names import NodeNames
 
 
-def plan_node(config: dict[str, Any], pools: PoolsConfig, *, after: Any, follows: Any = -1) -> Any:
-    """Wire the plan; its reference and its slots by pool. `after` and `follows` are those of the task."""
-    planned = plan(config=config, after=after, follows=follows, pools=list(pools.crews))
-    return planned.with_overrides(**overrides(pools.control))
+def plan_node(config: dict[str, Any], pools: PoolsConfig, names: NodeNames, *, after: Any, ahead: int = 0) -> Any:
+    """Wire the plan; its reference, its slots by pool, and the iteration that is to be trained next (tasks.plan)."""
+    planned = plan(config=config, after=after, ahead=ahead, pools=list(pools.crews))
+    return planned.with_overrides(**overrides(pools.control), **names.of("plan"))
 
 
-def rollout_node(reference: Any, slots: Any, pool: RolloutPoolConfig) -> Any:
+def rollout_node(reference: Any, slots: Any, pool: RolloutPoolConfig, named: dict[str, str]) -> Any:
     """Wire the members of a crew that are on one kind of machine."""
     crew = crew_map(
         functools.partial(rollout, plan=reference),
         concurrency=pool.concurrency or None,
         local_retries=pool.retries,
+        title=named["name"],
     )
-    return crew(slot=slots).with_overrides(**overrides(pool))
+    return crew(slot=slots).with_overrides(**overrides(pool), **named)
 
 
-def rollout_nodes(reference: Any, slots: Any, pools: PoolsConfig) -> list[Any]:
-    """Wire the whole crew of a plan, a map for each of its pools, in their order."""
-    return [rollout_node(reference, slots[index], pool) for index, pool in enumerate(pools.crews.values())]
+def rollout_nodes(reference: Any, slots: Any, pools: PoolsConfig, names: NodeNames) -> None:
+    """Wire the whole crew of a plan: for each of its pools a map, and behind it the node that notes its end."""
+    for index, (name, pool) in enumerate(pools.crews.items()):
+        what = "rollout" if name == "rollout" else f"rollout-{name}"
+        crew = rollout_node(reference, slots[index], pool, names.of(what))
+        ended = rollout_ended(plan=reference, pool=name, slots=slots[index])
+        ended = ended.with_overrides(**overrides(pools.control), **names.of(f"end-of-{what}"))
+        crew >> ended
 
 
-def train_node(reference: Any, pools: PoolsConfig, trainer: TrainerConfig) -> Any:
+def train_node(reference: Any, pools: PoolsConfig, trainer: TrainerConfig, names: NodeNames) -> Any:
     """Wire the trainer of a plan: a sibling of rollout, never downstream of it, because it follows the journal."""
-    if trainer.nnodes * trainer.nproc_per_node == 1:
-        return train(plan=reference).with_overrides(**overrides(pools.train))
-    from tasks.train_elastic import elastic_trainer  # noqa: PLC0415 - needs the plugin of the extra train-gpu
+    task = train
+    if trainer.nnodes * trainer.nproc_per_node > 1:
+        from tasks.train_elastic import elastic_trainer  # noqa: PLC0415 - needs the plugin of the extra train-gpu
 
-    task = elastic_trainer(trainer.nnodes, trainer.nproc_per_node)
-    return task(plan=reference).with_overrides(**overrides(pools.train))
+        task = elastic_trainer(trainer.nnodes, trainer.nproc_per_node)
+    return task(plan=reference).with_overrides(**overrides(pools.train), **names.of("train"))
 
 
-def conclude_node(reference: Any, outcomes: list[Any], trained: Any, pools: PoolsConfig, *, last: bool) -> Any:
-    """Wire the conclusion of a plan, which waits for its rollout on every pool and for its training."""
-    concluded = conclude(plan=reference, slots=outcomes[0], trained=trained, last=last)
-    for others in outcomes[1:]:
-        others >> concluded
-    return concluded.with_overrides(**overrides(pools.control))
+def conclude_node(trained: Any, pools: PoolsConfig, names: NodeNames, *, last: bool) -> Any:
+    """Wire the conclusion of the iteration that was trained."""
+    return conclude(trained=trained, last=last).with_overrides(**overrides(pools.control), **names.of("conclude"))
 
 
 def iteration_nodes(
-    config: dict[str, Any], after: Any, pools: PoolsConfig, trainer: TrainerConfig, *, last: bool
+    config: dict[str, Any], after: Any, pools: PoolsConfig, trainer: TrainerConfig, names: NodeNames, *, last: bool
 ) -> Any:
     """Wire one iteration's nodes; `after` is the iteration that must be concluded first (-1: none).
 
     train stands after rollout because siblings run in the order of their calls on one machine.
     """
-    reference, slots = plan_node(config, pools, after=after)
-    outcomes = rollout_nodes(reference, slots, pools)
-    trained = train_node(reference, pools, trainer)
-    return conclude_node(reference, outcomes, trained, pools, last=last)
+    reference, slots, _ = plan_node(config, pools, names, after=after)
+    rollout_nodes(reference, slots, pools, names)
+    trained = train_node(reference, pools, trainer, names)
+    return conclude_node(trained, pools, names, last=last)
 
 
 @workflow
@@ -78,5 +85,5 @@ def iteration(config: dict, after: int = -1) -> IterationOutcome:  # type: ignor
         config: the run's configuration, a YAML or JSON file
         after: the iteration that must be concluded first; only orders
     """
-    outcome: IterationOutcome = iteration_nodes(config, after, PoolsConfig(), TrainerConfig(), last=True)
+    outcome: IterationOutcome = iteration_nodes(config, after, PoolsConfig(), TrainerConfig(), NodeNames(), last=True)
     return outcome

@@ -3,73 +3,77 @@
 With algorithm.max_staleness the next iteration is rolled out while this one is trained on.
 """
 
+import functools
 from typing import Any
 
 from flytekit import dynamic, workflow
 
+from resources.pools import ControlPoolConfig, task_settings
 from tasks.configuration.references import IterationOutcome
 from tasks.configuration.run_config import RunConfig, parse
+from workflows.compiled_size import check_size
 from workflows.evaluation import evaluation_ahead, evaluation_behind
 from workflows.iteration import conclude_node, plan_node, rollout_nodes, train_node
+from workflows.node_names import NodeNames
 
 
-@dynamic
+@dynamic(**task_settings(ControlPoolConfig()))
 def iterations(config: dict, count: int) -> list[IterationOutcome]:  # type: ignore[type-arg]
     """Chain `count` iterations of the run, on the pools its configuration names."""
     settings = parse(config)
-    chain = one_step_off if settings.algorithm.max_staleness else one_by_one
-    return chain(config, count, settings)
+    chain = functools.partial(one_step_off if settings.algorithm.max_staleness else one_by_one, config, settings)
+    check_size(chain, count)
+    return chain(count)
 
 
-def one_by_one(config: dict[str, Any], count: int, settings: RunConfig) -> list[Any]:
-    """An iteration begins when the one before is concluded: it samples from the newest weights."""
-    pools = settings.pools
-    outcomes: list[Any] = []
-    after: Any = -1
-    for step in range(count):
-        reference, slots = plan_node(config, pools, after=after)
-        if not outcomes:
-            evaluation_ahead(config, reference, pools)
-        rolled_out = rollout_nodes(reference, slots, pools)
-        trained = train_node(reference, pools, settings.trainer)
-        outcome = conclude_node(reference, rolled_out, trained, pools, last=step == count - 1)
-        evaluation_behind(config, outcome, pools)
-        after = outcome.iteration
-        outcomes.append(outcome)
-    return outcomes
+def one_by_one(config: dict[str, Any], settings: RunConfig, count: int) -> list[Any]:
+    """An iteration begins when the one before is concluded: it samples from the newest weights.
 
-
-def one_step_off(config: dict[str, Any], count: int, settings: RunConfig) -> list[Any]:
-    """Iteration n + 1 is planned when n - 1 is concluded, and rolled out while n is trained on: from weights n.
-
-    The one-step asynchronous pipeline of StreamRL (arXiv 2504.15930). The first iteration is on-policy, unless an
-    execution before had planned it already. There is one crew at a time, and one trainer: rollouts on a pool wait for
-    each other, trainers too, and so do conclusions. On one machine, where nodes run in the order of their calls, the
-    plans come before the trainers that would give them newer weights. Where the next plan is refused for its cost, this
-    iteration stands twice in the chain, so that it is trained and concluded first; the second time does nothing.
+    The spine is plan -> train -> conclude -> next plan.
     """
     pools = settings.pools
     outcomes: list[Any] = []
-    reference, slots = plan_node(config, pools, after=-1)
-    evaluation_ahead(config, reference, pools)
-    # (rolled out on each pool, trained, concluded) of the iteration before.
-    before: tuple[Any, ...] = ()
-    for step in range(count):
-        rolled_out = rollout_nodes(reference, slots, pools)
-        planned = None
-        if step < count - 1:
-            after = outcomes[-1].iteration if outcomes else -1
-            planned = plan_node(config, pools, after=after, follows=reference.iteration)
-        trained = train_node(reference, pools, settings.trainer)
-        concluded = conclude_node(reference, rolled_out, trained, pools, last=planned is None)
-        now = (*rolled_out, trained, concluded)
-        for earlier, later in zip(before, now, strict=False):
-            earlier >> later
-        before = now
-        evaluation_behind(config, concluded, pools)
-        outcomes.append(concluded)
-        if planned is not None:
-            reference, slots = planned
+    for number in range(1, count + 1):
+        names = NodeNames.of_iteration(number, count)
+        after = outcomes[-1].iteration if outcomes else -1
+        reference, slots, _ = plan_node(config, pools, names, after=after)
+        if number == 1:
+            evaluation_ahead(config, reference, pools, count)
+        rollout_nodes(reference, slots, pools, names)
+        trained = train_node(reference, pools, settings.trainer, names)
+        outcomes.append(conclude_node(trained, pools, names, last=number == count))
+        evaluation_behind(config, outcomes[-1], pools, names)
+    return outcomes
+
+
+def one_step_off(config: dict[str, Any], settings: RunConfig, count: int) -> list[Any]:
+    """Iteration n + 1 is planned when n - 1 is concluded, and rolled out while n is trained on: from weights n.
+
+    The one-step asynchronous pipeline of StreamRL (arXiv 2504.15930). The first iteration is on-policy, unless an
+    execution before had planned it already. The spine is next plan -> train -> conclude -> the plan after the next:
+    the plan of n + 1 says that n is to be trained now. On one machine, where nodes run in the order of their calls, the
+    plans come before the trainers that would give them newer weights. Where a plan is refused for its cost, what was
+    planned before is trained and concluded first.
+    """
+    pools = settings.pools
+    outcomes: list[Any] = []
+    names = NodeNames.of_iteration(1, count)
+    reference, slots, _ = plan_node(config, pools, names, after=-1)
+    evaluation_ahead(config, reference, pools, count)
+    for number in range(1, count + 1):
+        rollout_nodes(reference, slots, pools, names)
+        after, to_train, of_next = outcomes[-1] if outcomes else None, reference, names
+        if number < count:
+            of_next = NodeNames.of_iteration(number + 1, count)
+            # The first two plans follow each other; then a plan follows a conclusion.
+            behind = reference.iteration if after is None else after.iteration
+            reference, slots, to_train = plan_node(config, pools, of_next, after=behind, ahead=1)
+        trained = train_node(to_train, pools, settings.trainer, names)
+        if number == count and after is not None:
+            after >> trained
+        outcomes.append(conclude_node(trained, pools, names, last=number == count))
+        evaluation_behind(config, outcomes[-1], pools, names)
+        names = of_next
     return outcomes
 
 

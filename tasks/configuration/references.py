@@ -29,8 +29,9 @@ class SlotOutcome:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOutcome:
-    """The weight version the trainer published, and the mean reward it trained on."""
+    """The iteration that was trained, the weight version that the trainer published, and the mean reward."""
 
+    plan: PlanReference
     weight_version: int
     reward: float
 

@@ -26,9 +26,11 @@ from tasks.grading.config import RewardConfig
 from tasks.grading.run_rewards import content_digests, open_grader
 from tasks.learning.follow import FollowConfig, GroupTimeout
 from tasks.learning.recorded_batches import RecordedBatches
+from tasks.planning.config import PlanningConfig
 from tasks.prompts.decode import open_decoder
 from tasks.reporting.conclusion import IntegrityError, resume_metrics, slot_lives, verify
 from tasks.reporting.costs import crew_cost
+from tasks.sampling.crew_watch import CrewLost, CrewWatch
 
 log = logging.getLogger(__name__)
 # An evaluation's directory holds one iteration.
@@ -37,11 +39,11 @@ ITERATION = 0
 OWN_MODELS = "evaluation-"
 
 
-def measure(url: str, clock: Clock) -> tuple[EvaluationRecord, bool]:
+def measure(url: str, clock: Clock, execution: str = "") -> tuple[EvaluationRecord, bool]:
     """The record of the evaluation at `url`, and whether this call wrote it; its journal is compacted.
 
     Of several that measure at the same time all return the first one's. Raises GroupTimeout when the crew makes no
-    progress, GradingError, IntegrityError, CorruptObject.
+    progress, CrewLost when nobody can finish, GradingError, IntegrityError, CorruptObject.
     """
     run_url, name = layout.evaluated(url)
     run, store = connect(run_url), connect(url)
@@ -51,8 +53,8 @@ def measure(url: str, clock: Clock) -> tuple[EvaluationRecord, bool]:
         try:
             plan = read_plan(store, ITERATION)
             config = parse(read_config(store, plan), f"the configuration of evaluation {name}")
-            record = _record(run, store, plan, config, clock)
-        except (StorageError, IntegrityError, GroupTimeout):
+            record = _record(run, store, plan, config, execution, clock)
+        except (StorageError, IntegrityError, GroupTimeout, CrewLost):
             # Who commits the record deletes the journal that is read here.
             if not exists(run, key):
                 raise
@@ -75,11 +77,11 @@ def tidy(store: ObjectStore) -> None:
 
 
 def _record(
-    run: ObjectStore, store: ObjectStore, plan: PlanRecord, config: RunConfig, clock: Clock
+    run: ObjectStore, store: ObjectStore, plan: PlanRecord, config: RunConfig, execution: str, clock: Clock
 ) -> EvaluationRecord:
     evaluation = evaluation_of(config)
     prompts = decode_prompts(plan.prompts_key, store.get(plan.prompts_key))
-    batches = _grade(run, store, plan, config, prompts, clock)
+    batches = _grade(run, store, plan, config, prompts, execution, clock)
     graded = [response for batch in batches for response in batch.responses]
     reader = JournalReader(store, plan)
     reader.refresh()
@@ -113,9 +115,14 @@ def _grade(
     plan: PlanRecord,
     config: RunConfig,
     prompts: Sequence[PromptRow],
+    execution: str,
     clock: Clock,
 ) -> list[BatchRecord]:
-    """Every response, graded and recorded as they end; the iteration is closed then."""
+    """Every response, graded and recorded as they end; the iteration is closed then.
+
+    This comes behind the crew's map, and no trainer generates: what is missing then can come from joined members alone.
+    """
+    watch = CrewWatch(store, plan, config.rollout, PlanningConfig(), clock, execution=execution, crew_ended=True)
     follow = FollowConfig(
         in_plan_order=False, timeout_s=config.trainer.group_timeout_s, poll_interval_s=config.trainer.poll_interval_s
     )
@@ -134,6 +141,7 @@ def _grade(
                 follow=follow,
                 tokens_max=config.trainer.micro_batch_tokens_max,
                 clock=clock,
+                watch=watch.check,
             )
         )
 

@@ -22,7 +22,8 @@ class Crew:
     """All members of an iteration, those on the trainer's machines included.
 
     on_group: called with the number of every group that is complete. on_end: when all responses have ended. on_leave:
-    when a member leaves although the iteration goes on.
+    when a member leaves although the iteration goes on. on_members: when one beside the trainer's machines has claimed,
+    or has ended.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class Crew:
         on_group: Callable[[int], None],
         on_end: Callable[[], None],
         on_leave: Callable[[Member], None],
+        on_members: Callable[[], None],
     ) -> None:
         self._events = events
         self._responses = responses
@@ -45,10 +47,13 @@ class Crew:
         self._prompt_tokens = prompt_tokens
         self._rng = rng
         self._on_group, self._on_end, self._on_leave = on_group, on_end, on_leave
+        self._on_members = on_members
         self._holdings = Holdings(responses, slots, policy)
         self._leaves_early = policy.planning.objective == "gpu_seconds"
         self._incarnations = 0
         self._ticking = False
+        self._alive = 0
+        self._alone_from_s = events.now_s
         self.ended_s: float | None = None
         # When a response has ended last; the beginning before that.
         self.progress_s = events.now_s
@@ -63,21 +68,41 @@ class Crew:
         """Members beside the trainer's machines that have the weights and are alive."""
         return sum(m.state == "working" and m.account.pool != TRAIN_POOL for m in self._holdings.members.values())
 
+    @property
+    def alone_from_s(self) -> float | None:
+        """From when on no member beside the trainer's machines lives; None: one does.
+
+        That may be still to come, because the dead are taken for living until they have been silent for long enough.
+        """
+        return None if self._alive else self._alone_from_s
+
+    @property
+    def slot_beyond(self) -> int:
+        """The first number that no slot of the plan has."""
+        return max(self._slots, default=-1) + 1
+
     def begin(self, slot: int, engine: EngineModel, account: Account, weight: float = 1.0) -> Member:
-        """A process of the slot begins and claims; weight: the part of the pool's machine that it is."""
+        """A process of the slot begins and claims; weight: the part of the pool's machine that it is.
+
+        A slot that the plan does not have was given nothing: who joins in it takes what it finds.
+        """
         self._incarnations += 1
+        planned = self._slots.get(slot)
         member = Member(
             f"{slot}-{self._incarnations}",
             slot,
             engine,
             account,
             now_s=self._events.now_s,
-            batch_max=self._slots[slot].batch_max,
+            batch_max=None if planned is None else planned.batch_max,
             weight=weight,
             phase_s=self._rng.uniform(0, self._policy.flush_interval_s),
         )
         self._holdings.claim_own(member)
         self._tick()
+        if account.pool != TRAIN_POOL:
+            self._alive += 1
+            self._on_members()
         return member
 
     def work(self, member: Member) -> None:
@@ -90,6 +115,11 @@ class Crew:
         """Its process ends. With notice it writes everything, says so, and others may claim at once."""
         member.advance(self._events.now_s)
         self._holdings.stop(member, "gone" if notice else "dead", self._events.now_s)
+        if member.account.pool != TRAIN_POOL:
+            self._alive -= 1
+            silent_s = self._events.now_s + (0.0 if notice else self._policy.claim_ttl_s)
+            self._alone_from_s = max(self._alone_from_s, silent_s)
+            self._on_members()
 
     def settle(self) -> None:
         """Bring every member's time up to now."""

@@ -22,7 +22,7 @@ class Holdings:
 
     def claim_own(self, member: Member) -> None:
         """What earlier processes of the slot hold, and what nobody has of its unit, in the plan's order."""
-        own = self.responses.of_unit[member.slot]
+        own = self.responses.of_unit.get(member.slot, ())
         mine = set(self.unclaimed.pop(member.slot, ()))
         for former in [other for other in self.members.values() if other.slot == member.slot]:
             mine.update(former.waiting)

@@ -11,8 +11,9 @@ class SimulatedIteration:
     """One iteration that was concluded.
 
     duration_s: from the end of the training before (or the beginning) to the end of its own; those of a run add up.
-    rollout_s: from the plan to the end of the last response. train_s: computing and publishing, without waiting.
-    wait_train_s, wait_remote_s: as of tasks.planning.offer.StepWaits. seeding_s: the trainer's machines generated.
+    rollout_s: from the plan to the end of the last response. train_s: computing and publishing, without waiting;
+    retrain_s: of this, what had been trained before the trainer's machines generated again. wait_train_s,
+    wait_remote_s: as of tasks.planning.offer.StepWaits. seeding_s: the trainer's machines generated, in all.
     members: by pool, that had the weights, on average while responses were decoded; planned: that the plan asked for.
     tokens: of responses, as trained; tokens_regenerated: decoded for nothing, besides. moved: responses that changed
     hands. losses: by pool, of machines that were in use. seconds, usd: by pool and by what they were spent on, as of
@@ -24,6 +25,7 @@ class SimulatedIteration:
     duration_s: float
     rollout_s: float
     train_s: float
+    retrain_s: float = 0.0
     wait_train_s: float
     wait_remote_s: float
     seeding_s: float

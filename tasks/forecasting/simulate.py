@@ -142,6 +142,7 @@ class _Simulation:
             training=Training(
                 self._events,
                 trainer,
+                self._policy.planning,
                 accounts[TRAIN_POOL],
                 responses,
                 streaming=self._policy.streaming,
@@ -161,6 +162,7 @@ class _Simulation:
             on_group=iteration.training.group_ended,
             on_end=self._rollout_ended,
             on_leave=self._left,
+            on_members=iteration.training.members_changed,
         )
         if self._current is not None:
             self._current.next_s = now_s
@@ -238,16 +240,18 @@ class _Simulation:
         waits = StepWaits(
             wait_train_s=training.wait_s,
             wait_remote_s=max(0.0, min(left_s, training.ended_s) - ended_s),
-            train_s=training.train_s,
+            train_s=training.train_s - training.retrain_s,
             rollout_s=max(0.0, ended_s - first_s),
             members=mean_members(lives, first_s, ended_s),
             members_at_end=iteration.members_at_end,
+            generated_s=training.generated_s,
         )
         result = SimulatedIteration(
             iteration=iteration.number,
             duration_s=now_s - self._trained_s,
             rollout_s=ended_s - iteration.began_s,
             train_s=training.train_s,
+            retrain_s=training.retrain_s,
             wait_train_s=waits.wait_train_s,
             wait_remote_s=waits.wait_remote_s,
             seeding_s=training.seeding_s,

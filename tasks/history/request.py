@@ -44,7 +44,7 @@ def planning_request(store: ObjectStore, config: RunConfig, iteration: int, leng
         keep_order=config.algorithm.filter_groups,
         # Also where they do not generate: what an iteration costs depends on how long they wait.
         reserved=_reserved_offer(config, recent),
-        waits=None if last is None else step_waits(last),
+        waits=None if last is None else step_waits(last, config.trainer.nnodes * config.trainer.nproc_per_node),
         seeding=None if written is None else written.seeding,
         width=() if written is None else _width(written),
         train_s=_train_s(recent),
@@ -143,8 +143,11 @@ def observed_step_time(observed: Sequence[PoolObservation]) -> StepTime:
     return StepTime(points) if points else NOMINAL
 
 
-def step_waits(report: ReportRecord) -> StepWaits | None:
-    """How a concluded iteration went, by its report; None where the trainer did not tell how long it waited."""
+def step_waits(report: ReportRecord, engines: int = 1) -> StepWaits | None:
+    """How a concluded iteration went, by its report; None where the trainer did not tell how long it waited.
+
+    engines: on the trainer's machines.
+    """
     crew = [life for life in report.lives if life.pool != TRAIN_POOL] or list(report.lives)
     wait_s = report.metrics.get("timing_s/wait")
     if wait_s is None or not crew:
@@ -152,6 +155,7 @@ def step_waits(report: ReportRecord) -> StepWaits | None:
     began_s = min(life.started_at_s if life.working_at_s is None else life.working_at_s for life in crew)
     ended_s = max(life.ended_at_s for life in crew)
     pools = [seen for seen in report.pools if seen.pool != TRAIN_POOL]
+    seeded = [life.decode_s for life in report.lives if life.pool == TRAIN_POOL]
     return StepWaits(
         wait_train_s=wait_s,
         wait_remote_s=max(0.0, report.train_ended_at_s - ended_s),
@@ -159,6 +163,7 @@ def step_waits(report: ReportRecord) -> StepWaits | None:
         rollout_s=max(0.0, ended_s - began_s),
         members=sum(seen.members for seen in pools),
         members_at_end=sum(seen.members_at_end for seen in pools),
+        generated_s=sum(seeded) / engines if seeded else None,
     )
 
 

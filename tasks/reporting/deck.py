@@ -50,6 +50,7 @@ _PURPOSES = {
     "control": "cost/usd_control",
 }
 _METRICS_MAX = 200
+_NOTES_MAX = 8
 _PAGE = (
     "font-family:system-ui,-apple-system,'Segoe UI','DejaVu Sans',sans-serif;font-size:14px;line-height:1.5;"
     "color:#1b1f24;background:#ffffff;max-width:900px;padding:16px"
@@ -58,16 +59,17 @@ _CELL = "padding:3px 14px 3px 0;border-bottom:1px solid #e3e6ea"
 _NUMBER = f"{_CELL};text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap"
 
 
-def render(report: ReportRecord, history: Sequence[ReportRecord]) -> dict[str, str]:
+def render(report: ReportRecord, history: Sequence[ReportRecord], notes: Sequence[str] = ()) -> dict[str, str]:
     """The tabs of the Deck, in order: name to a self-contained piece of HTML without scripts, under 100 kB each.
 
     Args:
         report: The iteration shown.
         history: Reports of the run in any order; where one has the iteration of `report`, `report` counts.
+        notes: Sentences that people should read first; the first few are shown.
     """
     reports = _in_order(report, history)
     return {
-        "Overview": styled(_overview(report, reports)),
+        "Overview": styled(_overview(report, reports, notes)),
         "Lengths": styled(_lengths(report, reports)),
         "Slots": styled(_slots(report)),
         "Cost": styled(_cost(report, reports)),
@@ -86,13 +88,14 @@ def _in_order(report: ReportRecord, history: Sequence[ReportRecord]) -> list[Rep
     return [by_iteration[index] for index in sorted(by_iteration)]
 
 
-def _overview(report: ReportRecord, reports: Sequence[ReportRecord]) -> list[str]:
+def _overview(report: ReportRecord, reports: Sequence[ReportRecord], notes: Sequence[str]) -> list[str]:
     rewards = {"mean reward": _curve(reports, "reward")}
     before = [past for past in reports if past.iteration < report.iteration]
     shown = {name for name, _, _ in _KEY_METRICS}
     others = {name: value for name, value in sorted(report.metrics.items()) if name not in shown}
     parts = [
         f"<h2>Iteration {report.iteration}, weight version {report.weight_version}</h2>",
+        *(f"<p>{html.escape(note)}</p>" for note in notes[:_NOTES_MAX]),
         charts.line_chart(rewards, "Reward by iteration", "iteration", "mean reward"),
         _key_table(report.metrics, before[-1].metrics if before else {}),
     ]

@@ -6,16 +6,19 @@ import pytest
 from flytekit.exceptions.user import FlyteRecoverableException
 
 from storage import layout, records
+from storage.clock import SystemClock
 from storage.compaction import read_responses
+from storage.crew_records import note_failure
 from storage.memory import MemoryStore
 from storage.records import SettingsRecord
 from storage.retention import list_versions
 from storage.run import acquire_lease, next_iteration, read_report, read_run
 from storage.store import ObjectMissing, StoreDenied
 from tasks.conclude import conclude
-from tasks.configuration.references import PlanReference, SlotOutcome, TrainOutcome
+from tasks.configuration.references import PlanReference, TrainOutcome
 from tasks.configuration.run_config import dump
 from tasks.reporting.conclusion import IntegrityError
+from tasks.sampling.member import generate_slot
 from tests.small_run import (
     EXECUTION,
     Unreachable,
@@ -29,8 +32,11 @@ from tests.small_run import (
 )
 
 URL = "memory://conclude-task"
-SLOTS = [SlotOutcome(slot=0, incarnation="x", tokens_generated=1, tokens_recovered=0, responses_finished=1)]
-TRAINED = TrainOutcome(weight_version=9, reward=9.0)  # only says that training has ended
+
+
+def after(reference):
+    """What training gives; of this only the reference is used."""
+    return TrainOutcome(plan=reference, weight_version=9, reward=9.0)
 
 
 class Waits(Exception):  # noqa: N818 - what happened
@@ -66,7 +72,7 @@ def trained(model):
 
 def test_the_iteration_is_committed_shown_and_priced(trained):
     store, reference = trained
-    outcome = conclude(plan=reference, slots=SLOTS, trained=TRAINED, last=False)
+    outcome = conclude(trained=after(reference), last=False)
     report = read_report(store, 0)
     assert (outcome.run_url, outcome.iteration, outcome.weight_version) == (URL, 0, 1)
     assert outcome.reward == report.metrics["reward"]
@@ -83,21 +89,38 @@ def test_the_iteration_is_committed_shown_and_priced(trained):
 
 def test_concluding_again_gives_the_same(trained):
     store, reference = trained
-    first = conclude(plan=reference, slots=SLOTS, trained=TRAINED, last=True)
+    first = conclude(trained=after(reference), last=True)
     before = everything(store)
-    assert conclude(plan=reference, slots=SLOTS, trained=TRAINED, last=True) == first
+    assert conclude(trained=after(reference), last=True) == first
     assert everything(store) == before
 
 
 def test_the_journal_becomes_one_object(trained):
     store, reference = trained
     live = read_responses(store, 0)
-    conclude(plan=reference, slots=SLOTS, trained=TRAINED, last=False)
+    conclude(trained=after(reference), last=False)
     assert not any(store.list(folder(0)) for folder in (layout.journal, layout.claims, layout.alive_all))
     compacted = read_responses(store, 0)
     assert [row.reward for row in compacted] == [row.reward for row in live]
     assert all(a.equals(b) for a, b in zip(live, compacted, strict=True))
     assert len(compacted) == 12
+
+
+def test_slots_that_failed_and_pods_that_did_not_come_are_told_at_the_end(model, caplog):
+    """In the log and on the Deck, with what to set."""
+    store = memory_store("conclude-task")
+    reference = plan_iteration(config(URL, model, rollout={"idle_timeout_s": 5.0}))
+    generate_slot(URL, 0, 0, lambda: False, SystemClock())  # all of it
+    train_iteration(URL, 0)
+    note_failure(store, 0, EXECUTION, 1, "far-machine", ValueError("<no> space left"), SystemClock())
+    conclude(trained=after(reference), last=False)
+    assert "an attempt of slot 1 failed, on far-machine: ValueError: <no> space left" in caplog.text
+    assert "had not come" not in caplog.text
+    page = store.get(layout.deck(0)).decode()
+    assert "an attempt of slot 1 failed, on far-machine: ValueError: &lt;no&gt; space left" in page
+    conclude(trained=after(reference), last=True)
+    assert "1 rollout pods of this execution had not come" in caplog.text
+    assert "pod-pending-timeout" in store.get(layout.deck(0)).decode()
 
 
 def test_the_run_goes_on_from_what_is_kept(model):
@@ -107,7 +130,7 @@ def test_the_run_goes_on_from_what_is_kept(model):
         reference = plan_iteration(config(URL, model, retention={"keep_weights": 2, "keep_checkpoints": 1}))
         roll_out(URL, iteration)
         train_iteration(URL, iteration)
-        conclude(plan=reference, slots=SLOTS, trained=TRAINED, last=False)
+        conclude(trained=after(reference), last=False)
     assert next_iteration(store) == 4
     assert list_versions(store, layout.WEIGHTS).newest == 4
     assert list_versions(store, layout.CHECKPOINTS).complete == {4}
@@ -125,7 +148,7 @@ def test_every_iteration_is_a_line_of_metrics_whatever_became_of_the_lines_befor
         reference = plan_iteration(config(URL, model))
         roll_out(URL, iteration)
         train_iteration(URL, iteration)
-        conclude(plan=reference, slots=SLOTS, trained=TRAINED, last=False)
+        conclude(trained=after(reference), last=False)
         lines = [json.loads(line) for line in store.get(layout.METRICS).splitlines()]
         assert [line["iteration"] for line in lines] == list(range(iteration + 1))
         mishap()
@@ -143,7 +166,7 @@ def test_a_tracker_that_fails_does_not_fail_the_iteration(trained, model, caplog
     store, reference = trained
     told = config(URL, model, tracking={"backends": ["mlflow"]})
     store.put(layout.settings(0), records.encode(SettingsRecord(config=dump(told))))
-    assert conclude(plan=reference, slots=SLOTS, trained=TRAINED, last=True).weight_version == 1
+    assert conclude(trained=after(reference), last=True).weight_version == 1
     assert next_iteration(store) == 1
     assert "mlflow may lack iteration 0: LookupError" in caplog.text
 
@@ -155,7 +178,7 @@ def test_trackers_get_the_reports_metrics(trained, model, tmp_path):
     store, reference = trained
     told = config(URL, model, tracking={"backends": ["tensorboard"], "directory": str(tmp_path)})
     store.put(layout.settings(0), records.encode(SettingsRecord(config=dump(told))))
-    conclude(plan=reference, slots=SLOTS, trained=TRAINED, last=True)
+    conclude(trained=after(reference), last=True)
     [folder] = (tmp_path / "tensorboard").iterdir()
     assert folder.name == f"conclude-task-{read_run(store).nonce[:8]}"
     shown = EventAccumulator(str(folder))
@@ -171,7 +194,7 @@ def test_a_journal_is_kept_on_request(model):
     roll_out(URL, 0)
     train_iteration(URL, 0)
     before = store.list(layout.journal(0))
-    conclude(plan=reference, slots=SLOTS, trained=TRAINED, last=False)
+    conclude(trained=after(reference), last=False)
     assert store.list(layout.journal(0)) == before
     assert layout.responses(0) not in store.list("")
 
@@ -188,7 +211,7 @@ def test_what_cannot_be_deleted_does_not_fail_the_iteration(trained, caplog):
     for key, body in everything(store).items():
         keeps.put(key, body)
     memory_store("conclude-task", keeps)
-    assert conclude(plan=reference, slots=SLOTS, trained=TRAINED, last=True).weight_version == 1
+    assert conclude(trained=after(reference), last=True).weight_version == 1
     assert "left as it is: iteration 0: cannot delete iterations/000000/" in caplog.text
     assert keeps.list(layout.journal(0))
     acquire_lease(keeps, "another", 60, Impatient())
@@ -207,7 +230,7 @@ def test_whoever_waits_for_the_lease_does_not_wait_for_what_is_for_people(traine
         denies.put(key, body)
     memory_store("conclude-task", denies)
     with pytest.raises(StoreDenied, match=layout.METRICS):
-        conclude(plan=reference, slots=SLOTS, trained=TRAINED, last=True)
+        conclude(trained=after(reference), last=True)
     assert denies.list(layout.journal(0)) == []
     acquire_lease(denies, "another", 60, Impatient())
 
@@ -216,7 +239,7 @@ def test_something_else_below_evaluations_fails_no_conclusion(trained, caplog):
     store, reference = trained
     store.put("evaluations/notes.json", b'{"format": 2}')
     store.put(layout.evaluation("00000000-ab"), b'{"format": 2}')
-    conclude(plan=reference, slots=SLOTS, trained=TRAINED, last=True)
+    conclude(trained=after(reference), last=True)
     assert next_iteration(store) == 1
     assert len(store.get(layout.METRICS).splitlines()) == 1
     assert "left out: object 'evaluations/00000000-ab.json' is corrupt" in caplog.text
@@ -225,10 +248,10 @@ def test_something_else_below_evaluations_fails_no_conclusion(trained, caplog):
 
 def test_only_the_last_iteration_of_an_execution_lets_others_in(trained):
     store, reference = trained
-    conclude(plan=reference, slots=SLOTS, trained=TRAINED, last=False)
+    conclude(trained=after(reference), last=False)
     with pytest.raises(Waits):
         acquire_lease(store, "another", 60, Impatient())
-    conclude(plan=reference, slots=SLOTS, trained=TRAINED, last=True)
+    conclude(trained=after(reference), last=True)
     acquire_lease(store, "another", 60, Impatient())
 
 
@@ -236,7 +259,7 @@ def test_what_does_not_add_up_is_not_committed_and_keeps_the_lease(trained):
     store, reference = trained
     store.delete(store.list(layout.batches(0))[-1])
     with pytest.raises(IntegrityError, match="never: "):
-        conclude(plan=reference, slots=SLOTS, trained=TRAINED, last=True)
+        conclude(trained=after(reference), last=True)
     assert layout.report(0) not in store.list("")
     assert layout.deck(0) not in store.list("")
     with pytest.raises(Waits):
@@ -249,7 +272,7 @@ def test_without_training_nothing_is_committed(model):
     reference = plan_iteration(config(URL, model))
     roll_out(URL, 0)
     with pytest.raises(ObjectMissing, match=r"training\.json"):
-        conclude(plan=reference, slots=SLOTS, trained=TRAINED, last=True)
+        conclude(trained=after(reference), last=True)
     assert layout.report(0) not in store.list("")
 
 
@@ -261,4 +284,4 @@ def test_a_store_that_does_not_answer_is_worth_another_attempt():
     memory_store("conclude-task", Unreachable())
     reference = PlanReference(run_url=URL, iteration=0, weight_version=0, execution="e")
     with pytest.raises(FlyteRecoverableException, match="no answer"):
-        conclude(plan=reference, slots=SLOTS, trained=TRAINED, last=True)
+        conclude(trained=after(reference), last=True)

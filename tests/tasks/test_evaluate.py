@@ -26,6 +26,7 @@ from tasks.evaluate import evaluate, grades_with_a_model, plan_evaluation
 from tasks.evaluation.measure import measure
 from tasks.plan import prepare as plan_training
 from tasks.reporting.watch import Watcher
+from tasks.sampling.crew_watch import CrewLost
 from tasks.sampling.engine import EngineError
 from tasks.sampling.join import JoinLimits, join_run
 from tasks.sampling.member import generate_slot
@@ -240,7 +241,7 @@ def run_tasks(settings, version=-1, *, only_if_due=False):
     reference, slots, due = plan_evaluation(config=dump(settings), version=version, only_if_due=only_if_due)
     for slot in slots:
         generate_slot(reference.run_url, 0, slot, lambda: False, SystemClock())
-    return evaluate(plan=reference, slots=[], due=due)
+    return evaluate(plan=reference, due=due)
 
 
 def lines(store):
@@ -292,7 +293,7 @@ def test_the_next_iteration_keeps_the_line(store, settings):
     reference = plan_iteration(settings)
     roll_out(URL, 1)
     train_iteration(URL, 1)
-    conclude(plan=reference, slots=[], trained=TrainOutcome(weight_version=2, reward=0), last=True)
+    conclude(trained=TrainOutcome(plan=reference, weight_version=2, reward=0), last=True)
     assert [(line.get("iteration"), line["weight_version"]) for line in lines(store)] == [(0, 1), (None, 1), (1, 2)]
 
 
@@ -331,3 +332,14 @@ def test_an_evaluations_plan_is_no_plan_elsewhere(store, settings):
 def test_the_record_of_an_evaluation_reads_back(store, settings):
     record, _ = measure(sampled(settings), SystemClock())
     assert records.decode(EvaluationRecord, "k", records.encode(record)) == record
+
+
+def test_beside_training_one_that_nobody_can_finish_is_left_to_a_later_execution(store, settings, caplog):
+    """Its failure would end the trainer, too."""
+    reference, slots, due = plan_evaluation(config=dump(settings), version=1, only_if_due=False)
+    assert slots
+    outcome = evaluate(plan=reference, due=due, beside_training=True)
+    assert (outcome.evaluation, outcome.weight_version) == ("", 1)
+    assert "left to a later execution" in caplog.text
+    with pytest.raises(CrewLost, match="slot 0: wrote nothing"):
+        evaluate(plan=reference, due=due)

@@ -126,16 +126,16 @@ def test_another_attempt_tells_what_the_first_one_did_not(store, model, key, cap
     verb = "put" if key == layout.METRICS else "create"
     flaky = filled(Once(verb, key, unavailable), everything(store))
     with pytest.raises(FlyteRecoverableException, match="no answer"):
-        evaluate(plan=reference, slots=[], due=due)
+        evaluate(plan=reference, due=due)
     deck = layout.evaluation_deck(layout.evaluated(url)[1])
     assert len(evaluations(flaky)) == 1
     assert deck not in flaky.list("")
-    evaluate(plan=reference, slots=[], due=due)
+    evaluate(plan=reference, due=due)
     assert "pass@3" in flaky.get(deck).decode()
     assert [line["weight_version"] for line in lines(flaky)] == [1, 1]
     assert caplog.text.count("mlflow may lack") == 1  # asked once, in vain
     before = everything(flaky)
-    evaluate(plan=reference, slots=[], due=due)
+    evaluate(plan=reference, due=due)
     assert everything(flaky) == before
     assert caplog.text.count("mlflow may lack") == 1
 
@@ -171,7 +171,7 @@ def taken_up(settings, version):
     reference, slots, due = plan_evaluation(config=dump(settings), version=version, only_if_due=True, resume=True)
     for slot in slots:
         generate_slot(reference.run_url, 0, slot, lambda: False, SystemClock())
-    evaluate(plan=reference, slots=[], due=due)
+    evaluate(plan=reference, due=due)
     return reference.weight_version if slots else None
 
 

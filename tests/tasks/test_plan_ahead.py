@@ -10,8 +10,7 @@ from storage.clock import ManualClock
 from storage.memory import MemoryStore
 from storage.planning_records import PoolObservation
 from storage.records import ReportRecord
-from storage.run import acquire_lease, next_iteration, read_plan, release_lease
-from storage.store import ObjectMissing
+from storage.run import acquire_lease, exists, next_iteration, read_plan, release_lease
 from tasks.plan import WeightsTooOld, plan, prepare
 from tasks.planning.iteration_plan import BudgetExceeded
 from tests.small_run import EXECUTION, config, document, everything, memory_store, model_directory
@@ -64,8 +63,8 @@ def store():
     return memory_store("plan-ahead")
 
 
-def plan_after(settings, follows):
-    return prepare(settings, EXECUTION, ManualClock(), follows=follows)[0]
+def planned(settings, ahead=0):
+    return prepare(settings, EXECUTION, ManualClock(), ahead=ahead)[0]
 
 
 def publish(store, version):
@@ -92,56 +91,63 @@ def commit(store, iteration, **measured):
 
 
 def test_while_an_iteration_is_trained_the_next_is_planned_from_the_weights_there_are(store, settings):
-    plan_after(settings, -1)
-    reference = plan_after(settings, 0)
+    planned(settings)
+    reference = planned(settings, 1)
     assert (reference.iteration, reference.weight_version) == (1, 0)
     written = read_plan(store, 1)
     assert (written.iteration, written.weight_version, written.first_prompt) == (1, 0, 4)
     assert next_iteration(store) == 0
     publish(store, 1)
     commit(store, 0)
-    assert (read_plan(store, 1), plan_after(settings, 0)) == (written, reference)
-    assert plan_after(settings, 1).weight_version == 1
+    assert (read_plan(store, 1), planned(settings)) == (written, reference)
+    assert planned(settings, 1).weight_version == 1
     assert read_plan(store, 2).first_prompt == 8
 
 
 def test_where_newer_weights_are_published_already_they_are_taken(store, settings):
-    plan_after(settings, -1)
+    planned(settings)
     publish(store, 1)
-    assert plan_after(settings, 0).weight_version == 1
+    assert planned(settings, 1).weight_version == 1
 
 
 def test_the_first_iteration_of_an_execution_is_on_policy(store, settings):
-    plan_after(settings, -1)
+    planned(settings)
     publish(store, 1)
     commit(store, 0)
-    reference = plan_after(settings, -1)
+    reference = planned(settings)
     assert (reference.iteration, reference.weight_version) == (1, 1)
 
 
 @pytest.mark.parametrize("allowed", [0, 1, 2])
 def test_further_ahead_than_allowed_is_refused_and_nothing_is_written(model, store, allowed):
     settings = config(URL, model, algorithm={"max_staleness": allowed})
-    for follows in range(-1, allowed):
-        assert plan_after(settings, follows).weight_version == 0
+    for ahead in range(allowed + 1):
+        assert planned(settings, ahead).weight_version == 0
     before = everything(store)
     message = (
         f"iteration {allowed + 1}: no weight version from 1 on is published; allowed with algorithm.max_staleness "
         f"{allowed}: {allowed} older than the iteration at most"
     )
     with pytest.raises(WeightsTooOld, match=message):
-        plan_after(settings, allowed)
+        planned(settings, allowed + 1)
     assert everything(store) == before
     release_lease(store, EXECUTION)
     with pytest.raises(FlyteRecoverableException, match="no weight version from 1 on is published"):
-        plan(config=document(URL, model, algorithm={"max_staleness": allowed}), after=-1, pools=[], follows=allowed)
+        plan(config=document(URL, model, algorithm={"max_staleness": allowed}), after=-1, pools=[], ahead=allowed + 1)
 
 
-def test_an_iteration_cannot_follow_one_that_was_never_planned(store, settings):
-    plan_after(settings, -1)
-    publish(store, 4)
-    with pytest.raises(ObjectMissing, match="iterations/000003/plan"):
-        plan_after(settings, 3)
+def test_an_iteration_without_a_plan_is_not_passed_over(store, settings):
+    planned(settings)
+    assert planned(settings, 3).iteration == 1
+    assert not exists(store, layout.plan(2))
+
+
+def test_the_task_says_which_iteration_is_to_be_trained_next(store, model):
+    given = document(URL, model, algorithm=AHEAD)
+    first = plan(config=given, after=-1, pools=["rollout"])
+    second = plan(config=given, after=-1, pools=["rollout"], ahead=1)
+    assert [each.iteration for each in (first[0], first[2], second[0], second[2])] == [0, 0, 1, 0]
+    assert second[2] == first[0]
 
 
 def test_what_is_worked_on_is_brought_to_its_end_before_a_budget_ends_the_run(model, store):
@@ -152,29 +158,29 @@ def test_what_is_worked_on_is_brought_to_its_end_before_a_budget_ends_the_run(mo
         planning={"usd_per_run_max": 3.0},
         pools={"rollout": {"count": 2, "usd_per_hour": 1.0}},
     )
-    for follows in (-1, 0):
-        plan_after(settings, follows)
+    for ahead in (0, 1):
+        planned(settings, ahead)
     publish(store, 1)
     commit(store, 0, **{"cost/usd_run": 2.0, "cost/usd_iter": 2.0})
     before = everything(store)
-    again, slots = prepare(settings, EXECUTION, ManualClock(), follows=1)
+    again, slots = prepare(settings, EXECUTION, ManualClock(), ahead=1)
     assert (again.iteration, again.weight_version, slots) == (1, 0, [[]])
     assert everything(store) == before
     publish(store, 2)
     commit(store, 1, **{"cost/usd_run": 4.0, "cost/usd_iter": 2.0})
-    for follows in (1, -1):
+    for ahead in (1, 0):
         before = everything(store)
         with pytest.raises(BudgetExceeded, match=r"^usd_per_run_max: 3 given, 4 of it spent"):
-            plan_after(settings, follows)
+            planned(settings, ahead)
         assert not [key for key in everything(store).keys() - before.keys() if not key.startswith(layout.LEASE)]
     acquire_lease(store, "whoever is next", 1e9, ManualClock())  # at once: it was given back
 
 
 def live(store, settings):
     """An execution: every iteration that is not committed, as workflows/training.py orders it on one machine."""
-    iteration = plan_after(settings, -1).iteration
+    iteration = planned(settings).iteration
     while iteration < ITERATIONS - 1:
-        plan_after(settings, iteration)
+        planned(settings, 1)
         publish(store, iteration + 1)
         commit(store, iteration)
         iteration += 1

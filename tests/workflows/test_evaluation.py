@@ -21,7 +21,7 @@ from tasks.configuration.run_config import load
 from tasks.evaluate import prepare
 from tasks.sampling.member import generate_slot
 from tests.small_run import everything
-from tests.workflows.test_iteration import CONFIG, SETTINGS, split, unrolled
+from tests.workflows.test_iteration import CONFIG, SETTINGS, unrolled
 from tests.workflows.test_training import PYFLYTE, ROOT, config_file, kill_a_slot_in_the_middle
 from workflows.evaluation import evaluate_version, evaluation
 
@@ -127,7 +127,7 @@ def by_kind(nodes):
 
 def test_nothing_of_training_waits_for_an_evaluation():
     nodes = unrolled(3, CONFIG | {"evaluation": EVALUATION})
-    assert len(nodes) == 3 * (4 + 3) + 3
+    assert len(nodes) == 3 * (5 + 3) + 3
     plans, crews, measures = by_kind(nodes)
     assert [len(kind) for kind in (plans, crews, measures)] == [4, 4, 4]
     own = {node.id for kind in (plans, crews, measures) for node in kind}
@@ -160,8 +160,8 @@ def test_with_staleness_it_is_the_same():
 
 @pytest.mark.parametrize("config", [CONFIG, CONFIG | {"evaluation": EVALUATION | {"interval": 0}}])
 def test_training_that_does_not_evaluate_has_no_node_for_it(config):
-    assert len(unrolled(2, config)) == 8
-    assert len(split(unrolled(1, config))) == 4
+    assert len(unrolled(2, config)) == 10
+    assert not [node for node in unrolled(1, config) if "evaluat" in node.id]
 
 
 @pytest.mark.parametrize("entity", [evaluation, evaluate_version])

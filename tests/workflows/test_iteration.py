@@ -11,11 +11,18 @@ from flytekit.core.type_engine import TypeEngine
 from flytekit.models.literals import LiteralMap
 from flytekit.tools.translator import get_serializable
 
+from resources.pools import ControlPoolConfig
+from tasks.conclude import conclude
 from tasks.configuration.references import IterationOutcome
 from tasks.configuration.run_config import parse
+from tasks.evaluate import evaluate, plan_evaluation
+from tasks.forecast import make_forecast
 from tasks.learning.config import TrainerConfig
+from tasks.plan import plan
 from tasks.train_elastic import elastic_trainer
+from workflows.evaluation import evaluate_version
 from workflows.iteration import iteration, iteration_nodes
+from workflows.node_names import NodeNames
 from workflows.training import iterations, training
 
 SETTINGS = SerializationSettings(ImageConfig.auto(img_name="x/y:1"), "p", "d", "v")
@@ -47,7 +54,7 @@ POOLS = parse(CONFIG).pools
 
 @workflow
 def one_iteration(config: dict, after: int = -1) -> IterationOutcome:  # type: ignore[type-arg]
-    outcome: IterationOutcome = iteration_nodes(config, after, POOLS, TrainerConfig(), last=False)
+    outcome: IterationOutcome = iteration_nodes(config, after, POOLS, TrainerConfig(), NodeNames(), last=False)
     return outcome
 
 
@@ -64,7 +71,12 @@ def static_nodes():
 
 
 def unrolled(count, config=CONFIG):
-    """The nodes that the dynamic task tells the cluster to run, as its container would work them out."""
+    """The nodes that the dynamic task tells the cluster to run."""
+    return job(count, config).nodes
+
+
+def job(count, config=CONFIG):
+    """What the dynamic task hands to the cluster, as its container would work it out."""
     context = FlyteContextManager.current_context()
     inputs = {"config": config, "count": count}
     with FlyteContextManager.with_context(
@@ -78,7 +90,7 @@ def unrolled(count, config=CONFIG):
             name: TypeEngine.to_literal(inside, value, kinds[name], TypeEngine.to_literal_type(kinds[name]))
             for name, value in inputs.items()
         }
-        return iterations.dispatch_execute(inside, LiteralMap(literals)).nodes
+        return iterations.dispatch_execute(inside, LiteralMap(literals))
 
 
 CPU, GPU, MEMORY = (tasks_pb2.Resources.ResourceName.Value(name) for name in ("CPU", "GPU", "MEMORY"))
@@ -94,25 +106,26 @@ def nodes(request):
     return split(static_nodes() if request.param == "static" else unrolled(1))
 
 
-def test_train_is_a_sibling_of_rollout_and_conclude_waits_for_both(nodes):
+def test_train_is_a_sibling_of_rollout_and_nothing_that_carries_on_waits_for_it(nodes):
     plan, rollout, train, conclude = nodes
     assert set(plan.upstream_node_ids) == set()
     assert set(rollout.upstream_node_ids) == {plan.id}
     assert set(train.upstream_node_ids) == {plan.id}
-    assert set(conclude.upstream_node_ids) == {plan.id, rollout.id, train.id}
+    assert set(conclude.upstream_node_ids) == {train.id}
 
 
 def test_on_one_machine_where_siblings_run_in_order_rollout_comes_first():
     names = [node.to_flyte_idl().WhichOneof("target") for node in static_nodes()]
-    assert names.index("array_node") == 1  # plan, rollout, train, conclude
+    assert names.index("array_node") == 1  # plan, rollout, its end, train, conclude
 
 
-def test_rollout_is_an_array_of_interruptible_elements_of_which_all_must_succeed(nodes):
+def test_rollout_is_an_array_of_interruptible_elements_of_which_none_must_succeed(nodes):
     array = nodes[1].array_node
     assert array.node.metadata.interruptible
     assert array.node.metadata.retries.retries == 9
     assert array.parallelism == 3
-    assert array.min_success_ratio == 1.0
+    assert array.WhichOneof("success_criteria") == "min_success_ratio"
+    assert array.min_success_ratio == 0.0
     assert list(array.bound_inputs) == ["plan"]
 
 
@@ -152,40 +165,11 @@ def test_the_pools_pods_are_those_of_the_nodes(nodes):
     assert train.task_node.overrides.container_image == ""
 
 
-def test_iterations_in_a_row_wait_for_the_conclusion_of_the_one_before():
-    nodes = [node.to_flyte_idl() for node in unrolled(3)]
-    assert len(nodes) == 12
-    plans = [node for node in nodes if node.task_node.reference_id.name == "tasks.plan.plan"]
-    conclusions = [node for node in nodes if node.task_node.reference_id.name == "tasks.conclude.conclude"]
-    assert [list(plan.upstream_node_ids) for plan in plans] == [[], [conclusions[0].id], [conclusions[1].id]]
-    last = [binding.binding for node in conclusions for binding in node.inputs if binding.var == "last"]
-    assert [binding.scalar.primitive.boolean for binding in last] == [False, False, True]
-
-
-def test_with_staleness_the_next_rollout_runs_beside_training_and_nothing_else_does():
-    nodes = [node.to_flyte_idl() for node in unrolled(4, CONFIG | {"algorithm": {"max_staleness": 1}})]
-    assert len(nodes) == 16
-    plans, trains, conclusions = (
-        [node for node in nodes if node.task_node.reference_id.name == name]
-        for name in ("tasks.plan.plan", "tasks.train.train", "tasks.conclude.conclude")
-    )
-    rollouts = [node for node in nodes if node.WhichOneof("target") == "array_node"]
-    plan, rollout, train, conclude = ([node.id for node in kind] for kind in (plans, rollouts, trains, conclusions))
-
-    def upstream(kind):
-        return [set(node.upstream_node_ids) for node in kind]
-
-    assert upstream(plans) == [set(), {plan[0]}, {plan[1], conclude[0]}, {plan[2], conclude[1]}]
-    assert upstream(rollouts) == [{plan[0]}, *({plan[k], rollout[k - 1]} for k in (1, 2, 3))]
-    assert upstream(trains) == [{plan[0]}, *({plan[k], train[k - 1]} for k in (1, 2, 3))]
-    own = [{plan[k], rollout[k], train[k]} for k in range(4)]
-    assert upstream(conclusions) == [own[0], *(own[k] | {conclude[k - 1]} for k in (1, 2, 3))]
-    order = [node.id for node in nodes]
-    # On one machine nodes run in this order: a plan must come before the trainer that would give it newer weights.
-    assert all(order.index(plan[k + 1]) < order.index(train[k]) for k in range(3))
-    assert all(order.index(conclude[k]) < order.index(rollout[k + 1]) for k in range(3))
-    last = [binding.binding for node in conclusions for binding in node.inputs if binding.var == "last"]
-    assert [binding.scalar.primitive.boolean for binding in last] == [False, False, False, True]
+def test_a_single_iteration_is_the_last_of_its_execution():
+    nodes = get_serializable(OrderedDict(), SETTINGS, iteration).template.nodes
+    conclude = split(nodes)[3]
+    [last] = [binding.binding for binding in conclude.inputs if binding.var == "last"]
+    assert last.scalar.primitive.boolean
 
 
 TWO_POOLS = {
@@ -198,23 +182,39 @@ TWO_POOLS = {
 
 
 @pytest.mark.parametrize("max_staleness", [0, 1])
-def test_each_pool_of_the_crew_is_a_map_of_its_own_and_conclusions_wait_for_all(max_staleness):
+def test_each_pool_of_the_crew_is_a_map_of_its_own(max_staleness):
     nodes = [node.to_flyte_idl() for node in unrolled(2, TWO_POOLS | {"algorithm": {"max_staleness": max_staleness}})]
     maps = [node for node in nodes if node.WhichOneof("target") == "array_node"]
+    assert [array.id for array in maps] == ["i1-rollout", "i1-rollout-far", "i2-rollout", "i2-rollout-far"]
     assert [array.array_node.parallelism for array in maps] == [3, 1, 3, 1]
     elements = [array.array_node.node for array in maps]
     assert [element.metadata.interruptible for element in elements] == [True, False, True, False]
     assert [element.metadata.retries.retries for element in elements] == [9, 5, 9, 5]
     assert [quantities(e.task_node.overrides.resources.requests)[GPU] for e in elements] == ["1", "4", "1", "4"]
-    plans = [node.id for node in nodes if node.task_node.reference_id.name == "tasks.plan.plan"]
     for index, array in enumerate(maps):
         [slots] = [binding.binding.promise for binding in array.inputs if binding.var == "slot"]
-        assert (slots.node_id, [part.int_value for part in slots.attr_path]) == (plans[index // 2], [index % 2])
-    if max_staleness:
-        assert [set(array.upstream_node_ids) for array in maps[2:]] == [{plans[1], array.id} for array in maps[:2]]
-    conclusions = [node for node in nodes if node.task_node.reference_id.name == "tasks.conclude.conclude"]
-    for index, conclusion in enumerate(conclusions):
-        assert {array.id for array in maps[2 * index : 2 * index + 2]} <= set(conclusion.upstream_node_ids)
+        assert (slots.node_id, [part.int_value for part in slots.attr_path]) == (f"i{index // 2 + 1}-plan", [index % 2])
+        [ended] = [node for node in nodes if node.id == array.id.replace("-", "-end-of-", 1)]
+        assert set(ended.upstream_node_ids) == {array.id, slots.node_id}
+        assert quantities(ended.task_node.overrides.resources.requests) == {CPU: "2", MEMORY: "3Gi"}
+
+
+@pytest.mark.parametrize(
+    "entity", [iterations, evaluate_version, plan, conclude, plan_evaluation, evaluate, make_forecast]
+)
+def test_what_is_declared_before_a_configuration_is_known_asks_for_the_control_pools_machine(entity):
+    """Of the platform's default, 200 MiB, Python alone takes half."""
+    template = get_serializable(OrderedDict(), SETTINGS, entity).template.to_flyte_idl()
+    assert template.metadata.retries.retries == ControlPoolConfig().retries
+    assert template.metadata.WhichOneof("interruptible_value") == "interruptible"
+    assert not template.metadata.interruptible
+    spec = template.k8s_pod.pod_spec
+    [container] = spec["containers"]
+    asked = {"cpu": ControlPoolConfig().cpu, "memory": ControlPoolConfig().memory}
+    assert dict(container["resources"]["requests"]) == dict(container["resources"]["limits"]) == asked
+    assert container["name"] == template.config["primary_container_name"]
+    assert entity.name.rpartition(".")[2] in list(container["args"])
+    assert spec["terminationGracePeriodSeconds"] == ControlPoolConfig().grace_s
 
 
 def planned_for(nodes):
@@ -236,13 +236,6 @@ def test_no_input_or_output_travels_as_a_pickle(entity):
     """A pickle is a file at the machine that wrote it, and a program to the one that reads it."""
     interface = get_serializable(OrderedDict(), SETTINGS, entity).template.interface
     assert "Pickle" not in str(interface.to_flyte_idl())
-
-
-def test_a_single_iteration_is_the_last_of_its_execution():
-    nodes = get_serializable(OrderedDict(), SETTINGS, iteration).template.nodes
-    conclude = split(nodes)[3]
-    [last] = [binding.binding for binding in conclude.inputs if binding.var == "last"]
-    assert last.scalar.primitive.boolean
 
 
 @pytest.mark.parametrize(("nnodes", "task_type"), [(1, "python-task"), (2, "pytorch")])

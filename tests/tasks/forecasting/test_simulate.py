@@ -55,6 +55,7 @@ planning = st.builds(
     PlanningConfig,
     seeding=st.sampled_from(["off", "auto"]),
     seeding_s_initial=st.floats(0, 10),
+    seeding_after_s=st.floats(0.1, 10),
     width=st.sampled_from(["fixed", "cost", "balance"]),
 )
 gpu_seconds = st.builds(
@@ -63,6 +64,7 @@ gpu_seconds = st.builds(
     cut_share=st.sampled_from([None, 0.5]),
     seeding=st.sampled_from(["off", "auto"]),
     seeding_s_initial=st.floats(0, 10),
+    seeding_after_s=st.floats(0.1, 10),
 )
 availability = st.one_of(
     st.none(),
@@ -90,7 +92,7 @@ pools = st.builds(
 @given(
     st.lists(pools, min_size=1, max_size=2),
     st.one_of(planning, gpu_seconds),
-    st.integers(0, 2),
+    st.builds(a_trainer, engines=st.integers(0, 2), process_s=st.sampled_from([0.0, 2.0]), upload_gbps=st.just(20.0)),
     st.fixed_dictionaries(
         {
             "resume": st.sampled_from(["token", "response"]),
@@ -100,15 +102,15 @@ pools = st.builds(
             "seeding_memory": st.booleans(),
             "transfer": st.sampled_from(["pull", "barrier"]),
             "predictor": st.sampled_from(["none", "oracle", "history", "recall"]),
-            "claim_ttl_s": st.just(10.0),
+            "claim_ttl_s": st.sampled_from([1.0, 10.0]),
             "weights_delta_bytes": st.sampled_from([None, 1e7]),
         }
     ),
     st.integers(0, 1000),
 )
-def test_tokens_and_seconds_are_conserved_whatever_happens(pools, planning, engines, policy, seed):
+def test_tokens_and_seconds_are_conserved_whatever_happens(pools, planning, trainer, policy, seed):
     named = [replace(pool, name=f"pool-{k}") for k, pool in enumerate(pools)]
-    scenario = a_scenario(*named, trainer=a_trainer(engines=engines, upload_gbps=20.0), planning=planning, **policy)
+    scenario = a_scenario(*named, trainer=trainer, planning=planning, **policy)
     run = simulate(scenario, seed=seed)
     assert run.stopped is None
     assert len(run.iterations) == scenario.work.iterations

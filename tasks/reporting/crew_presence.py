@@ -1,0 +1,82 @@
+"""Who of a crew is still there when its iteration is concluded, and which of an execution's slots never came.
+
+A conclusion waits for no rollout pod. It only lets members that are about to leave say so, or the report would count
+them as lost.
+"""
+
+import logging
+from collections.abc import Mapping
+
+from storage import layout, records
+from storage.clock import Clock
+from storage.crew_records import ended_slots
+from storage.records import TRAIN_POOL, AliveRecord, PlanRecord, SettingsRecord
+from storage.run import read_plan, read_report
+from storage.store import ObjectMissing, ObjectStore
+
+log = logging.getLogger(__name__)
+POLL_INTERVAL_S = 0.2
+
+
+def await_goodbyes(store: ObjectStore, plan: PlanRecord, limit_s: float, clock: Clock) -> None:
+    """Return when every member of a closed iteration has said that it left, or after limit_s.
+
+    Members learn at their next flush that an iteration is closed. A process that another one of its planned slot has
+    followed is not waited for: it is dead. Nor are the trainer's: its task has ended.
+    """
+    ends_s = clock.monotonic() + limit_s
+    known: dict[str, AliveRecord] = {}
+    while staying := _staying(store, plan, known):
+        if clock.monotonic() >= ends_s:
+            log.info("iteration %d: %d members have not said that they left", plan.iteration, len(staying))
+            return
+        clock.sleep(POLL_INTERVAL_S)
+
+
+def _staying(store: ObjectStore, plan: PlanRecord, known: dict[str, AliveRecord]) -> list[AliveRecord]:
+    """The members that have not left. known: what was read before; who left stays so."""
+    for key in store.list(layout.alive_all(plan.iteration)):
+        if key not in known or known[key].state != "gone":
+            known[key] = records.read(store, AliveRecord, key)
+    last: dict[int | str, AliveRecord] = {}
+    for alive in known.values():
+        # Beyond the plan a number may be shared.
+        who = alive.slot if alive.slot < len(plan.slots) else alive.incarnation
+        if who not in last or last[who].started_at_s < alive.started_at_s:
+            last[who] = alive
+    return [alive for alive in last.values() if alive.state != "gone" and alive.pool != TRAIN_POOL]
+
+
+def slots_not_come(store: ObjectStore, iteration: int, execution: str) -> dict[int, list[int]]:
+    """By iteration, the slots that the execution may still start although the iteration is concluded.
+
+    iteration: the execution's last one, which is committed. A slot is left out when a process of it took part, or when
+    the map that it belongs to has ended.
+    """
+    found: dict[int, list[int]] = {}
+    while iteration >= 0 and _worked_on_by(store, iteration) == execution:
+        plan, came = read_plan(store, iteration), {life.slot for life in read_report(store, iteration).lives}
+        missing = plan.crew_slots - came - ended_slots(store, iteration, execution)
+        if missing:
+            found[iteration] = sorted(missing)
+        iteration -= 1
+    return found
+
+
+def described(missing: Mapping[int, list[int]]) -> str:
+    """The same in a sentence; empty where every slot came."""
+    if not missing:
+        return ""
+    count, iterations = sum(map(len, missing.values())), ", ".join(map(str, sorted(missing)))
+    return (
+        f"{count} rollout pods of this execution had not come when their iterations ({iterations}) were concluded. "
+        "Nothing waits for them but the execution, which Flyte ends when each has run or its pending time is over "
+        "(plugins.k8s.pod-pending-timeout)."
+    )
+
+
+def _worked_on_by(store: ObjectStore, iteration: int) -> str | None:
+    try:
+        return records.read(store, SettingsRecord, layout.settings(iteration)).execution
+    except ObjectMissing:
+        return None

@@ -1,0 +1,207 @@
+"""The graph that `iterations` hands to Flyte: how its compiler walks it, what waits for what, and how nodes are called.
+
+Flyte's compiler (every release up to 1.16.8) looks for cycles by walking every path of a workflow without remembering
+where it was. A chain with two ways through each iteration has 2^n paths, and holds the compiler for hours at n = 50.
+"""
+
+import functools
+import re
+from collections import defaultdict
+
+import pytest
+from flytekit.exceptions.user import FlyteUserRuntimeException
+
+from tests.workflows.test_evaluation import EVALUATION
+from tests.workflows.test_iteration import CONFIG, TWO_POOLS, job, unrolled
+from workflows.compiled_size import FLYTE_BYTES_MAX
+from workflows.iteration import rollout_nodes
+
+PLAIN, STALE = CONFIG, CONFIG | {"algorithm": {"max_staleness": 1}}
+RANKS = CONFIG | {"trainer": {"nnodes": 2, "nproc_per_node": 4}}
+SHAPES = {
+    "plain": PLAIN,
+    "one step off": STALE,
+    "two pools": TWO_POOLS,
+    "two pools one step off": TWO_POOLS | {"algorithm": {"max_staleness": 1}},
+    "evaluations": CONFIG | {"evaluation": EVALUATION},
+    "evaluations one step off": STALE | {"evaluation": EVALUATION},
+    "several ranks": RANKS,
+}
+# Of a node's id, what carries the run on.
+SPINE = ("plan", "train", "conclude")
+STEPS_PER_ITERATION_MAX = 40
+
+
+@functools.cache
+def chain(shape, count):
+    """What is handed to Flyte for so many iterations."""
+    return job(count, SHAPES[shape])
+
+
+def idl(nodes):
+    return [node.to_flyte_idl() for node in nodes]
+
+
+def edges(spec):
+    """Downstream neighbours by node, as the compiler sees them: start and end are nodes, too."""
+    nodes = idl(spec.nodes)
+    found = defaultdict(set)
+    for node in nodes:
+        for before in node.upstream_node_ids or ["start-node"]:
+            found[before].add(node.id)
+    for output in spec.to_flyte_idl().outputs:
+        for binding in output.binding.collection.bindings:
+            found[binding.promise.node_id].add("end-node")
+    for node in nodes:
+        if not found[node.id]:
+            found[node.id].add("end-node")
+    return found
+
+
+def walked_steps(found):
+    """Visits of a depth-first search that does not remember where it was; stops beyond any number that is bearable."""
+    steps, stack = 0, ["start-node"]
+    while stack:
+        steps += 1
+        assert steps < 1_000_000, "the paths multiply"
+        stack += found.get(stack.pop(), ())
+    return steps
+
+
+def upstream_closure(nodes, of):
+    by_id = {node.id: set(node.upstream_node_ids) for node in nodes}
+    found, stack = set(), [of]
+    while stack:
+        for before in by_id[stack.pop()] - found:
+            found.add(before)
+            stack.append(before)
+    return found
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_search_that_walks_every_path_takes_steps_in_proportion_to_the_iterations(shape):
+    steps = {count: walked_steps(edges(chain(shape, count))) for count in (2, 20, 60)}
+    per_iteration = [(steps[60] - steps[20]) / 40, (steps[20] - steps[2]) / 18]
+    assert per_iteration[0] == pytest.approx(per_iteration[1])  # linear
+    assert per_iteration[0] <= STEPS_PER_ITERATION_MAX
+
+
+def test_a_conclusion_that_also_waited_for_the_rollout_would_multiply_the_paths():
+    """The search above finds what it is for: the graph as it was, with three ways through each iteration."""
+    found = defaultdict(set)
+    for number in range(20):
+        plan, rollout, train, conclude = (f"{kind}{number}" for kind in ("plan", "rollout", "train", "conclude"))
+        found[plan] |= {rollout, train, conclude}
+        found[rollout].add(conclude)
+        found[train].add(conclude)
+        found[conclude].add(f"plan{number + 1}")
+    found["start-node"].add("plan0")
+    with pytest.raises(AssertionError, match="the paths multiply"):
+        walked_steps(found)
+
+
+@pytest.mark.parametrize("count", [2, 60])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_nothing_that_carries_on_is_downstream_of_a_map(shape, count):
+    nodes = idl(chain(shape, count).nodes)
+    maps = {node.id for node in nodes if node.WhichOneof("target") == "array_node"}
+    spine = [node.id for node in nodes if re.fullmatch(rf"i\d+-({'|'.join(SPINE)})", node.id)]
+    assert len(spine) == 3 * count
+    for each in spine[-3:]:
+        before = upstream_closure(nodes, each)
+        assert not maps & before
+        assert {node.split("-", 1)[1] for node in before} <= set(SPINE)
+
+
+def test_a_search_of_the_closure_finds_a_conclusion_behind_a_map():
+    """The test above fails where a map is upstream of the spine."""
+    nodes = idl(unrolled(2, PLAIN))
+    [train] = [node for node in nodes if node.id == "i2-train"]
+    train.upstream_node_ids.append("i1-rollout")
+    assert "i1-rollout" in upstream_closure(nodes, "i2-conclude")
+
+
+def test_the_spine_of_iterations_one_by_one():
+    nodes = idl(unrolled(3, PLAIN))
+    upstream = {node.id: set(node.upstream_node_ids) for node in nodes}
+    assert upstream["i1-plan"] == set()
+    for number in (1, 2, 3):
+        assert upstream[f"i{number}-train"] == {f"i{number}-plan"}
+        assert upstream[f"i{number}-conclude"] == {f"i{number}-train"}
+        assert upstream[f"i{number}-rollout"] == {f"i{number}-plan"}
+    assert (upstream["i2-plan"], upstream["i3-plan"]) == ({"i1-conclude"}, {"i2-conclude"})
+    assert lasts(nodes) == [False, False, True]
+
+
+def test_one_step_off_the_next_plan_comes_before_this_iteration_is_trained():
+    nodes = idl(unrolled(4, STALE))
+    upstream = {node.id: set(node.upstream_node_ids) for node in nodes}
+    assert upstream["i1-plan"] == set()
+    assert upstream["i2-plan"] == {"i1-plan"}
+    assert upstream["i3-plan"] == {"i1-conclude"}
+    assert upstream["i4-plan"] == {"i2-conclude"}
+    for number in (1, 2, 3):
+        assert upstream[f"i{number}-train"] == {f"i{number + 1}-plan"}
+    assert upstream["i4-train"] == {"i4-plan", "i3-conclude"}
+    for number in (1, 2, 3, 4):
+        assert upstream[f"i{number}-conclude"] == {f"i{number}-train"}
+        # Rollouts wait for their plan alone, so the next one runs beside training.
+        assert upstream[f"i{number}-rollout"] == {f"i{number}-plan"}
+    order = [node.id for node in nodes]
+    # On one machine nodes run in this order: a plan must come before the trainer that would give it newer weights.
+    for number in (1, 2, 3):
+        assert order.index(f"i{number + 1}-plan") < order.index(f"i{number}-train")
+        assert order.index(f"i{number}-conclude") < order.index(f"i{number + 1}-rollout")
+    assert lasts(nodes) == [False, False, False, True]
+    ahead = [b.binding.scalar.primitive.integer for node in nodes for b in node.inputs if b.var == "ahead"]
+    assert ahead == [0, 1, 1, 1]
+
+
+def lasts(nodes):
+    conclusions = [node for node in nodes if node.id.endswith("-conclude")]
+    last = [binding.binding for node in conclusions for binding in node.inputs if binding.var == "last"]
+    return [binding.scalar.primitive.boolean for binding in last]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_nodes_are_told_apart_in_the_console_and_name_their_pods(shape):
+    nodes = idl(chain(shape, 20).nodes)
+    names = {node.id: node.metadata.name for node in nodes}
+    assert len(set(names.values())) == len(names) == len(nodes)
+    assert names["i2-train"] == "iteration 2 of 20: train"
+    assert names["i13-rollout"] == "iteration 13 of 20: rollout"
+    for node, name in names.items():
+        assert re.fullmatch(r"i\d+-[a-z0-9-]+", node)
+        assert len(node) <= 63
+        assert re.match(r"(iteration \d+|before iteration 1) of 20: ", name)
+
+
+def test_a_pool_with_a_long_name_has_nodes_whose_ids_are_short_enough():
+    long_name = "p" + 39 * "x"
+    pools = CONFIG["pools"] | {"more_rollout": {long_name: {"count": 1}, "under_score": {"count": 1}}}
+    ids = [node.id for node in idl(unrolled(1, CONFIG | {"pools": pools}))]
+    assert len(set(ids)) == len(ids)
+    assert all(len(each) <= 63 and re.fullmatch(r"[a-z0-9-]+", each) for each in ids)
+
+
+def largest_allowed(config):
+    with pytest.raises(FlyteUserRuntimeException, match=r"allowed with this configuration: 1 to \d+") as raised:
+        job(100_000, config)
+    return int(re.search(r"1 to (\d+)", str(raised.value))[1])
+
+
+@pytest.mark.parametrize("shape", ["plain", "evaluations one step off"])
+def test_a_count_that_flyte_could_not_read_back_is_refused_with_the_largest_that_it_can(shape):
+    config = SHAPES[shape]
+    largest = largest_allowed(config)
+    spec = job(largest, config)
+    stored = spec.to_flyte_idl().ByteSize()
+    assert 0.8 * FLYTE_BYTES_MAX < stored < 0.95 * FLYTE_BYTES_MAX
+    assert walked_steps(edges(spec)) <= STEPS_PER_ITERATION_MAX * largest + 100
+    with pytest.raises(FlyteUserRuntimeException, match=f"count: value {largest + 1}; allowed"):
+        job(largest + 1, config)
+
+
+def test_the_crew_is_wired_for_side_effects_alone():
+    """Nobody can wait for what is not returned."""
+    assert rollout_nodes.__annotations__["return"] is None

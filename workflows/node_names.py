@@ -1,0 +1,24 @@
+"""Names of an execution's nodes: what the console shows, and what pods are called.
+
+An iteration's number is known only when its plan is made, so nodes count from the first iteration of their execution.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeNames:
+    """Names for the nodes of one iteration. prefix: of ids, which pods are named after; label: of names for people."""
+
+    prefix: str = ""
+    label: str = ""
+
+    @classmethod
+    def of_iteration(cls, number: int, count: int) -> "NodeNames":
+        """`number` counts from 1; 0 is what stands before the first."""
+        label = f"iteration {number} of {count}: " if number else f"before iteration 1 of {count}: "
+        return cls(prefix=f"i{number}-", label=label)
+
+    def of(self, what: str) -> dict[str, str]:
+        """Arguments for `with_overrides`, such as i7-train and "iteration 7 of 20: train"."""
+        return {"node_name": f"{self.prefix}{what}", "name": f"{self.label}{what.replace('-', ' ')}"}
