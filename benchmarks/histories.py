@@ -3,7 +3,8 @@
 Each seed is one simulated iteration: production session, claims, journal and rebalancing, a scripted engine, a faulty
 store in memory and a virtual clock (benchmarks/simulated_crew.py). In one of three, groups of equal rewards are
 filtered, and the iteration closes when enough others are recorded; in others members have small batches, cut, or are on
-the trainer's machine for a while. `--seed K --trace` shows one event by event.
+the trainer's machine for a while. In one of two, slots come too late, never, or die for good, and the trainer's machine
+generates when nobody else does. `--seed K --trace` shows one event by event.
 """
 
 import argparse
@@ -30,6 +31,7 @@ class Verdict:
     counts: Counter[str]
     lasted_s: float
     requests_to_bound: float
+    wait_to_bound: float = 0.0
 
 
 def run_seeds(seeds: range) -> list[Verdict]:
@@ -43,7 +45,14 @@ def run_seeds(seeds: range) -> list[Verdict]:
 
 def _verdict(seed: int) -> Verdict:
     outcome = live_and_judge(draw_history(seed))
-    return Verdict(seed, tuple(outcome.broken), outcome.counts, outcome.ended_at_s, outcome.requests_to_bound)
+    return Verdict(
+        seed,
+        tuple(outcome.broken),
+        outcome.counts,
+        outcome.ended_at_s,
+        outcome.requests_to_bound,
+        outcome.wait_to_bound,
+    )
 
 
 def run_parallel(seeds: range, processes: int) -> list[Verdict]:
@@ -83,6 +92,8 @@ def report(verdicts: list[Verdict], wall_s: float, processes: int, *, as_json: b
             "histories that trained, filtered or left out other groups than their rewards say", broken["filter"], "== 0"
         ),
         Target("histories that did not end, or went round in circles", broken["livelock"], "== 0"),
+        Target("histories that waited for machines that did not come", broken["waits"], "== 0"),
+        Target("histories in which who came after closing wrote something", broken["late"], "== 0"),
         Target("histories with a process that ended by an error of its own", broken["error"], "== 0"),
     ]
     finish(
@@ -99,6 +110,7 @@ def report(verdicts: list[Verdict], wall_s: float, processes: int, *, as_json: b
             "virtual_hours": sum(verdict.lasted_s for verdict in verdicts) / 3600,
             "requests_per_response": counts["requests"] / counts["responses"],
             "requests_to_bound_max": max(verdict.requests_to_bound for verdict in verdicts),
+            "wait_to_bound_max": max(verdict.wait_to_bound for verdict in verdicts),
         },
     )
 

@@ -13,8 +13,9 @@ from typing import Literal
 
 import numpy as np
 
+from benchmarks.histories_absence import check_latecomers, check_waiting, is_member
 from benchmarks.ledger import Claim, Ledger
-from benchmarks.simulated_crew import OBSERVER, TRAINER, Outcome, SimulatedCrew
+from benchmarks.simulated_crew import Outcome, SimulatedCrew
 from benchmarks.simulated_history import History, reward_of
 from benchmarks.simulated_machine import ShardMemory, shards_remembered
 from benchmarks.undisturbed import Whole
@@ -122,7 +123,19 @@ def _judge(outcome: Outcome, history: History, memory: ShardMemory) -> None:
     _check_readers(outcome, reference)
     _check_transfers(outcome, history, reference)
     _check_requests(outcome, history)
+    check_latecomers(outcome.ledger)
+    outcome.wait_to_bound = check_waiting(outcome.ledger, history, _news(outcome, reference))
     _count(outcome, reference)
+
+
+def _news(outcome: Outcome, reference: Reference) -> set[str]:
+    """The shards that hold something that counts."""
+    return {
+        layout.shard(0, span.incarnation, sequence)
+        for response in outcome.truth
+        for span in reference.lineage(response)
+        for sequence, _ in reference.rows_of(response, span)
+    }
 
 
 def _check_store(ledger: Ledger) -> None:
@@ -299,20 +312,22 @@ def _check_requests(outcome: Outcome, history: History) -> None:
 
     It gets every claim and shard once, and asks in vain for one more of every journal and unit when it looks. A flush
     is a create, its read-back, a probe of every unit, and two looks for the end; a beat is one put; a look is a flush,
-    a listing, one heartbeat and two journals of every member that ever was, and at most one claim per unit.
+    a listing, one heartbeat and two journals of every member that ever was, and at most one claim per unit. Whoever
+    watches for other members asks with every beat what has ended, who there is, and each for its heartbeat.
     """
     ledger = outcome.ledger
     objects, units = len(ledger.created), len(history.plan.slots)
-    lives = sum(not name.startswith((TRAINER, OBSERVER)) for name in ledger.lives)
+    lives = sum(is_member(name) for name in ledger.lives)
     flush, look = units + 4, 2 * units + 6 + 3 * lives
+    watch = 0 if history.absence is None else 3 + lives
     used = 0.0
     for name, life in ledger.lives.items():
-        if name.startswith((TRAINER, OBSERVER)):
+        if not is_member(name):
             continue
         lasted_s = life.last_s - life.first_s
         flushes = lasted_s / history.flush_interval_s + 2
         beats = lasted_s / history.heartbeat_interval_s + 2
-        bound = 2 * objects + flushes * flush + beats * (1 + look)
+        bound = 2 * objects + flushes * flush + beats * (1 + look + watch)
         used = max(used, life.calls / bound)
         if life.calls > bound:
             ledger.breaks(f"livelock: {name} made {life.calls} requests; allowed: {bound:.0f}")

@@ -14,6 +14,7 @@ from storage.memory import MemoryStore
 from storage.store import ObjectMissing
 
 Event = tuple[float, str, str]
+WRITES = ("create", "put")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,10 @@ class Ledger:
     lives: dict[str, Life] = field(default_factory=dict)
     created: dict[str, bytes] = field(default_factory=dict)
     looked_in_vain: set[tuple[str, str]] = field(default_factory=set)
+    created_at_s: dict[str, float] = field(default_factory=dict)
+    faults: list[tuple[float, float]] = field(default_factory=list)
+    delays: list[tuple[float, float]] = field(default_factory=list)
+    writes: Counter[str] = field(default_factory=Counter)
 
     @property
     def is_closed(self) -> bool:
@@ -68,6 +73,14 @@ class Ledger:
     def tell(self, who: str, what: str) -> None:
         """Note an event for the trace."""
         self.events.append((self.now(), who, what))
+
+    def note_fault(self, duration_s: float = 0.0) -> None:
+        """Something goes wrong now, and for so long."""
+        self.faults.append((self.now(), self.now() + duration_s))
+
+    def note_delay(self, duration_s: float) -> None:
+        """Somebody's line to the store stands still from now on for so long."""
+        self.delays.append((self.now(), duration_s))
 
     def breaks(self, rule: str) -> None:
         """Note a broken rule."""
@@ -82,6 +95,7 @@ class Ledger:
         """A create was answered with True."""
         if self.created.setdefault(key, body) != body:
             self.breaks(f"doubled: {key} was created twice with different bytes")
+        self.created_at_s.setdefault(key, self.now())
         if "/claims/" in key:
             claim = self._read_claim(body)
             self.claims.append(claim)
@@ -137,6 +151,8 @@ class LedgerView:
             name = key.rsplit("/", 1)[1].removesuffix(".json")
             self._ledger.beats.setdefault(name, []).append(Beat(self._ledger.now(), state))
             self._note("put", key, f" {state}")
+        elif "/ended/" in key or "/failures/" in key:  # they tell of a crew, not of tokens
+            self._note("put", key, "")
         else:
             self._ledger.breaks(f"doubled: {self._who} overwrote {key}")
 
@@ -165,4 +181,6 @@ class LedgerView:
         life.last_s = now_s
         life.calls += 1
         ledger.calls[verb] += 1
+        if verb in WRITES:
+            ledger.writes[self._who] += 1
         ledger.events.append((now_s, self._who, f"{verb} {key}{outcome}"))

@@ -4,7 +4,8 @@
 
 Every setting is a file in benchmarks/scenarios, with the source of each parameter. At most two knobs of a paper are
 fitted, each on one figure that is named; all other figures are predictions, and one that is further off than the bound
-for all of them (benchmarks/seeds_findings.py) is reported as missed. PlexRL shares a trainer between jobs, which
+for all of them (benchmarks/seeds_findings.py) is reported as missed. Two settings of our own follow: all mechanisms
+together, and spot machines that are all gone. PlexRL shares a trainer between jobs, which
 nothing here does.
 """
 
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import seeds_rlboost, seeds_rlhfless, seeds_streamrl, seeds_together
+from benchmarks import seeds_outage, seeds_rlboost, seeds_rlhfless, seeds_streamrl, seeds_together
 from benchmarks.reporting import finish
 from benchmarks.seeds_arms import Arm, Outcomes, run_all
 from benchmarks.seeds_findings import RATIO_OFF_MAX, SHARE_OFF_MAX, Finding
@@ -49,6 +50,9 @@ PAPERS = {
         arms=lambda traces: seeds_together.compared(traces) | seeds_together.arms(traces),
         findings=lambda got, _: seeds_together.findings(got),
         knobs={},
+    ),
+    seeds_outage.PAPER: Paper(
+        arms=lambda _: seeds_outage.arms(), findings=lambda got, _: seeds_outage.findings(got), knobs={}
     ),
 }
 

@@ -17,7 +17,7 @@ class Finding:
 
     published: the paper's figure; None: it has none. to: the other end, where it gives a range. mark: where it was
     read, as in benchmarks/scenarios. share: it is a share, not a ratio. fitted: a knob was set on it, so that it is no
-    prediction and no target. least: what a figure without a published one must reach.
+    prediction and no target. least, most: what a figure without a published one must reach, or not exceed.
     """
 
     paper: str
@@ -29,6 +29,7 @@ class Finding:
     share: bool = False
     fitted: bool = False
     least: float | None = None
+    most: float | None = None
     comment: str = ""
 
     @property
@@ -42,7 +43,10 @@ class Finding:
     @property
     def verdict(self) -> str:
         if self.off is None:
-            return "" if self.least is None else ("reached" if self.ours >= self.least else "missed")
+            if self.least is None and self.most is None:
+                return ""
+            enough = self.least is None or self.ours >= self.least
+            return "reached" if enough and (self.most is None or self.ours <= self.most) else "missed"
         inside = "inside" if self.off <= self.off_max else "outside"
         return f"fitted, {inside}" if self.fitted else inside
 
@@ -64,9 +68,11 @@ class Finding:
         }
 
     def target(self) -> Target | None:
-        """How far off, against what was expected; None where nothing was predicted."""
+        """How far off, against what was expected, or the figure against its own bound; None where there is neither."""
         if self.least is not None:
             return Target(f"{self.paper}: {self.what}", round(self.ours, 4), f">= {self.least}")
+        if self.most is not None:
+            return Target(f"{self.paper}: {self.what}", round(self.ours, 4), f"<= {self.most}")
         if self.off is None or self.fitted:
             return None
         return Target(f"{self.paper}: {self.what}: off by", round(self.off, 4), f"<= {self.off_max}")

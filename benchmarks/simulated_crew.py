@@ -4,33 +4,36 @@ Session, claims, journal, rebalancing and the trainer's following are the produc
 are the deterministic ones. What Flyte does is here: lost members are started again, with another name and a cold start.
 """
 
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from benchmarks.ledger import Ledger
-from benchmarks.simulated_history import History, Strike
-from benchmarks.simulated_machine import HangingEngine
+from benchmarks.simulated_absence import Outage, Pods
+from benchmarks.simulated_history import LASTING, History, Strike
+from benchmarks.simulated_member import EXECUTION, Members
 from benchmarks.simulated_trainer import SimulatedTrainer, observe
-from benchmarks.undisturbed import Whole, prompt, undisturbed
+from benchmarks.undisturbed import Whole, undisturbed
 from benchmarks.virtual_threads import Machine
 from benchmarks.virtual_time import ProcessClock, Timeline
 from storage import layout
 from storage.assembly import JournalReader
+from storage.crew_records import note_rollout_ended
 from storage.faults import Crashed, CrashingStore, FaultRates, FaultyStore
 from storage.records import TRAIN_POOL
 from storage.store import CorruptObject, ObjectStore, StoreUnavailable
-from tasks.sampling.engine import Engine, EngineDied
-from tasks.sampling.session import Preempted, Session
-from tasks.sampling.session_config import SessionConfig
+from tasks.sampling.engine import EngineDied
+from tasks.sampling.session import Preempted
 
-TRAINER, OBSERVER = "trainer", "observer"
+TRAINER, OBSERVER, FLYTE = "trainer", "observer", "flyte"
 RELAUNCH_AFTER_S = 300.0
 TURNS_MAX = 50_000
-LOAD_PARTS = 4
+WAITS_MAX = 3
 EXPECTED = (Preempted, StoreUnavailable, EngineDied)
 MOMENTS: tuple[Literal["before", "after", "later"], ...] = ("before", "after", "later")
 
@@ -40,6 +43,7 @@ class Outcome:
     """How a history went: the true store, what happened how often, and when everything was over.
 
     requests_to_bound: the most requests of any member, as a part of what it may make (benchmarks/histories_check.py).
+    wait_to_bound: the longest time without news, as a part of what it may be (benchmarks/histories_absence.py).
     """
 
     ledger: Ledger
@@ -47,11 +51,32 @@ class Outcome:
     counts: Counter[str]
     ended_at_s: float
     requests_to_bound: float = 0.0
+    wait_to_bound: float = 0.0
 
     @property
     def broken(self) -> list[str]:
         """Every rule that did not hold, with its kind before the colon."""
         return self.ledger.broken
+
+
+class LineClock:
+    """What a line to the store waits on: a process's clock, which notes every wait that is longer than `usual_s`."""
+
+    def __init__(self, clock: ProcessClock, ledger: Ledger, usual_s: float) -> None:
+        self._clock = clock
+        self._ledger = ledger
+        self._usual_s = usual_s
+
+    def monotonic(self) -> float:
+        return self._clock.monotonic()
+
+    def wall(self) -> float:
+        return self._clock.wall()
+
+    def sleep(self, duration_s: float) -> None:
+        if duration_s > self._usual_s:
+            self._ledger.note_delay(duration_s)
+        self._clock.sleep(duration_s)
 
 
 class SimulatedCrew:
@@ -68,17 +93,22 @@ class SimulatedCrew:
         self._crashing: dict[str, CrashingStore] = {}
         self._crashes_left = history.crashes
         self._members: dict[int, Machine] = {}
-        self._engines: dict[int, HangingEngine] = {}
         self._noticed: set[str] = set()
         self._starts_pending = 0
         self._trainer: Machine | None = None
         self._trainers = 0
         self._counts: Counter[str] = Counter()
+        self._pods = Pods(history.absence, [place.slot for place in history.plan.slots if place.pool != TRAIN_POOL])
+        self._is_map_noted = self._are_latecomers_due = False
+        self._lives = Members(history, self._ledger, self._counts, lambda: self._timeline.now_s, self._behind_faults)
 
     def run(self) -> Outcome:
         """Live through the history until nothing is left to happen, zombies included."""
         for member, arrival_s in enumerate(self._history.arrivals_s):
-            self._schedule_member(member, arrival_s)
+            if self._pods.comes(member):
+                self._schedule_member(member, arrival_s)
+        for outage in self._history.absence.outages if self._history.absence else ():
+            self._timeline.at(outage.at_s, partial(self._black_out, outage))
         for strike in self._history.strikes:
             self._schedule_strike(strike)
         self._timeline.at(self._history.calm_at_s, lambda: self._change_weather(self._history.calm, "calm"))
@@ -92,13 +122,16 @@ class SimulatedCrew:
 
     @property
     def limit_s(self) -> float:
-        """When even the slowest member alone would long have decoded everything after the calm."""
+        """When even the slowest machine alone would long have decoded everything after the last fault."""
         history = self._history
         tokens = sum(len(whole.token_ids) for whole in self._truth.values())
-        slowest_s = max(speed.step_s(history.in_flight) for speed in history.speeds)
         standing_s = sum(strike.duration_s for strike in history.strikes) + 10 * history.weather.pause_s[1]
         waiting_s = 2 * RELAUNCH_AFTER_S + 20 * history.claim_ttl_s
-        return history.calm_at_s + standing_s + waiting_s + 2 * tokens * slowest_s
+        if history.absence is not None:
+            # In full batches, and the longest on its own at last.
+            steps = 2 * tokens / history.in_flight + max(len(whole.token_ids) for whole in self._truth.values())
+            return history.last_fault_s + WAITS_MAX * history.wait_s_max + steps * history.slowest_step_s
+        return history.calm_at_s + standing_s + waiting_s + 2 * tokens * history.slowest_step_s
 
     # Members and what Flyte does with them.
 
@@ -108,120 +141,77 @@ class SimulatedCrew:
 
     def _start_member(self, member: int) -> None:
         self._starts_pending -= 1
-        if self._ledger.is_closed:
+        delay_s = 0.0 if self._is_trainers(member) else self._pods.delay_s(self._timeline.now_s)
+        # Where somebody may be absent, all who were to come still do: they must do nothing.
+        if math.isinf(delay_s) or (self._ledger.is_closed and self._history.absence is None):
             return
+        if delay_s:
+            self._schedule_member(member, delay_s + self._rng.uniform(*self._history.cold_start_s))
+            return
+        lasts_s = self._pods.start(member)
         self._counts["joins" if self._joins(member) else "starts"] += 1
         name = f"{member:05d}-{self._rng.getrandbits(64):016x}"
-        self._members[member] = self._start(
-            name, lambda process: self._live(process, member), lambda process, error: self._lost(process, member, error)
+        process = self._members[member] = self._start(
+            name,
+            lambda process: self._lives.live(process, member, lambda: process.name in self._noticed),
+            lambda process, error: self._lost(process, member, error),
         )
+        if lasts_s is not None:
+            self._timeline.after(lasts_s, process.kill)
 
     def _joins(self, member: int) -> bool:
         return member >= len(self._history.plan.slots)
 
-    def _live(self, process: Machine, member: int) -> None:
-        history = self._history
-        rng = random.Random(f"member {history.seed} {process.name}")
-
-        def load(into: Engine, heed: Callable[[], None]) -> None:
-            for _ in range(LOAD_PARTS):
-                heed()
-                process.clock.sleep(rng.uniform(*history.cold_start_s) / LOAD_PARTS)
-            into.load_weights(history.plan.weight_version, {})
-
-        def notice() -> bool:
-            # Asked once between two steps, in the session's own thread: there it may also hand something over.
-            if rng.random() < history.hand_over:
-                session.hand_over(rng.sample(range(history.plan.num_responses), 3))
-            return process.name in self._noticed
-
-        session = Session(
-            self._behind_faults(process),
-            history.plan,
-            prompts=[prompt(group) for group in range(history.plan.num_groups)],
-            engine=self._new_engine(process, member),
-            load=load,
-            config=self._session_config(process, member),
-            clock=process.clock,
-            notice=notice,
-            incarnation=process.name,
-        )
-        session.run()
-        self._check_leaving(process, member)
-
-    def _check_leaving(self, process: Machine, member: int) -> None:
-        """Who ends by itself leaves no thread, and a planned slot nothing of its own unit unfinished.
-
-        Where members cut, it may leave what another slot of the crew has had since: that one answers for it.
-        """
-        if any(not thread.dead for thread in process.threads):
-            self._ledger.breaks(f"error: {process.name} ended and left a thread running")
-        stays_s = self._history.stays_s[member]
-        if self._joins(member) or self._ledger.is_closed or stays_s is not None:
-            return
-        reader = JournalReader(self._ledger.store, self._history.plan, 1)
-        reader.refresh()
-        left = [r for r in self._history.plan.responses_of(member) if not reader.assemble(r).finish.ends_response]
-        if self._history.cut_share is not None:
-            self._counts["members that left after a cut"] += bool(left)
-            left = [response for response in left if not self._is_answered_for(reader, response, member)]
-        if left:
-            self._ledger.breaks(f"livelock: {process.name} left although {left} of its own unit had not ended")
-
-    def _is_answered_for(self, reader: JournalReader, response: int, member: int) -> bool:
-        """Whether another slot of the crew has, or has had, the response."""
-        owner = reader.book.owner(response)
-        names = {*reader.book.former_owners(response), *([owner.incarnation] if owner else [])}
-        slots = {reader.book.incarnations[name] for name in names} - {member}
-        return any(self._history.is_crew(slot) for slot in slots)
-
-    def _new_engine(self, process: Machine, member: int) -> HangingEngine:
-        rng = random.Random(f"engine {self._history.seed} {process.name}")
-
-        def dies(probability: float) -> bool:
-            if rng.random() >= probability or self._timeline.now_s >= self._history.calm_at_s:
-                return False
-            self._counts["engine deaths"] += 1
-            self._ledger.tell(process.name, "its engine dies")
-            return True
-
-        engine = self._engines[member] = HangingEngine(self._history, member, process.clock, dies)
-        return engine
-
-    def _session_config(self, process: Machine, member: int) -> SessionConfig:
-        history, in_crew = self._history, self._history.is_crew(member)
-        return SessionConfig(
-            slot=member,
-            pool=history.pool(member),
-            host="simulated",
-            pid=1,
-            started_at_s=process.clock.wall(),
-            flush_interval_s=history.flush_interval_s,
-            heartbeat_interval_s=history.heartbeat_interval_s,
-            claim_ttl_s=history.claim_ttl_s,
-            idle_timeout_s=history.idle_timeout_s,
-            time_limit_s=history.stays_s[member],
-            objective=history.objective if in_crew else "makespan",
-            cut_share=history.cut_share if in_crew else None,
-            engine_restarts_max=2,
-            parallel_reads=1,
-        )
+    def _is_trainers(self, member: int) -> bool:
+        return self._history.pool(member) == TRAIN_POOL
 
     def _lost(self, process: Machine, member: int, error: BaseException | None) -> None:
         self._ended(process, error)
         if error is not None and self._comes_again(member, error):
             self._schedule_member(member, self._rng.uniform(*self._history.cold_start_s))
-        else:
-            self._timeline.after(RELAUNCH_AFTER_S, self._relaunch)
+            return
+        self._pods.ended(member)
+        self._note_end_of_map()
+        self._timeline.after(RELAUNCH_AFTER_S, self._relaunch)
 
     def _comes_again(self, member: int, error: BaseException) -> bool:
-        """The crew always; the trainer's machine does not seed again when its engine died, or it has begun to train."""
-        if self._history.pool(member) == TRAIN_POOL:
+        """The crew while Flyte tries; the trainer's does not seed again when its engine died, or it began to train."""
+        if self._is_trainers(member):
             return not isinstance(error, EngineDied) and layout.batch(0, 0) not in self._ledger.created
-        return not self._joins(member) or self._rng.random() < 0.3
+        if self._joins(member):
+            return self._rng.random() < 0.3
+        return self._pods.starts_again(member)
+
+    def _black_out(self, outage: Outage) -> None:
+        """All members but the trainer's are killed at once, and none comes for a while, or ever again."""
+        self._counts["crew outages for ever" if math.isinf(outage.duration_s) else "crew outages"] += 1
+        self._ledger.note_fault()
+        self._ledger.tell(FLYTE, f"has no machines, {outage.duration_s:.1f} s")
+        self._pods.none_until(self._timeline.now_s + outage.duration_s)
+        for member, process in sorted(self._members.items()):
+            if not self._is_trainers(member):
+                process.kill()
+        self._note_end_of_map()
+
+    def _note_end_of_map(self) -> None:
+        """What the task behind a rollout map writes, some time after its last slot has ended."""
+        if self._history.absence is None or self._is_map_noted or not self._pods.all_ended:
+            return
+        self._is_map_noted = True
+        self._counts["rollout maps noted as ended"] += 1
+        slots = [place.slot for place in self._history.plan.slots if not self._is_trainers(place.slot)]
+        self._timeline.after(
+            self._rng.uniform(1, 30),
+            lambda: note_rollout_ended(self._ledger.view(FLYTE), 0, EXECUTION, "rollout", slots),
+        )
 
     def _relaunch(self) -> None:
-        """Nobody may be left as long as the iteration is not finished; then an operator would have to help."""
+        """Nobody may be left as long as the iteration is not finished; then an operator would have to help.
+
+        Where the trainer's machine generates, nobody else need be there; the judge sees to it that it does.
+        """
+        if self._history.absence is not None:
+            return
         if self._ledger.is_closed or self._starts_pending or any(not one.dead for one in self._members.values()):
             return
         if self._is_finished():
@@ -247,6 +237,7 @@ class SimulatedCrew:
 
     def _strike(self, strike: Strike) -> None:
         self._counts[f"strike: {strike.kind}"] += 1
+        self._ledger.note_fault(strike.duration_s if strike.kind in LASTING else 0.0)
         living = [member for member, process in sorted(self._members.items()) if not process.dead]
         if strike.kind == "outage":
             self._change_weather(self._history.outage, "outage")
@@ -268,8 +259,8 @@ class SimulatedCrew:
         elif strike.kind == "notice":
             self._preempt(member, strike.duration_s)
         elif strike.kind == "hang":
-            if member in self._engines:
-                self._engines[member].hang_s = strike.duration_s
+            if member in self._lives.engines:
+                self._lives.engines[member].hang_s = strike.duration_s
         else:
             process.freeze(strike.duration_s)
             if strike.kind == "suspend":
@@ -304,14 +295,16 @@ class SimulatedCrew:
         is_calm = self._timeline.now_s >= self._history.calm_at_s
         self._change_weather(self._history.calm if is_calm else self._history.weather, "outage ends")
 
-    def _behind_faults(self, process: Machine) -> ObjectStore:
-        rng = random.Random(f"faults {self._history.seed} {process.name}")
-        store: ObjectStore = self._ledger.view(process.name)
+    def _behind_faults(self, process: Machine, name: str) -> ObjectStore:
+        """The store as a process reaches it under a name, which is its own or that of a member that lives in it."""
+        rng = random.Random(f"faults {self._history.seed} {name}")
+        store: ObjectStore = self._ledger.view(name)
         if self._crashes_left and rng.random() < 0.4:
             self._crashes_left -= 1
             store = self._crashing[process.name] = self._crash_in_time(store, rng)
-        faulty = FaultyStore(store, self._weather, rng, process.clock, self._later)
-        self._stores[process.name] = faulty
+        line = LineClock(process.clock, self._ledger, 20 * self._history.weather.latency_s)
+        faulty = FaultyStore(store, self._weather, rng, line, self._later)
+        self._stores[name] = faulty
         return faulty
 
     def _crash_in_time(self, store: ObjectStore, rng: random.Random) -> CrashingStore:
@@ -336,11 +329,24 @@ class SimulatedCrew:
             self._trainer = self._start(f"{TRAINER}-{self._trainers}", self._train, self._trainer_ended)
 
     def _train(self, process: Machine) -> None:
-        store = self._behind_faults(process)
-        SimulatedTrainer(self._history, store, process, self._ledger, self._truth).train()
+        store = self._behind_faults(process, process.name)
+        rng = random.Random(f"helping {self._history.seed} {process.name}")
+        trainer = SimulatedTrainer(
+            self._history,
+            store,
+            process,
+            self._ledger,
+            self._truth,
+            generate=lambda: self._lives.help_out(process, store, rng),
+        )
+        trainer.train()
 
     def _trainer_ended(self, process: Machine, error: BaseException | None) -> None:
         self._ended(process, error)
+        if self._ledger.is_closed and not self._are_latecomers_due:
+            self._are_latecomers_due = True
+            for member, late_s in self._pods.latecomers().items():
+                self._schedule_member(member, late_s)
         if error is not None:
             self._timeline.after(self._rng.uniform(*self._history.cold_start_s), self._start_trainer)
 
@@ -363,6 +369,8 @@ class SimulatedCrew:
 
     def _ended(self, process: Machine, error: BaseException | None) -> None:
         how = "done" if error is None else type(error).__name__
+        if error is not None:
+            self._ledger.note_fault()
         self._counts[f"ended: {how}"] += 1
         for thread in process.threads:
             self._timeline.after(0.0, thread.kill)

@@ -4,11 +4,13 @@ Knows no session and no store. Of each kind of fault there is a bounded number, 
 wrong, so that a history that does not end shows a fault of the protocol and not of the weather.
 """
 
+import math
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from benchmarks.simulated_absence import Absence, draw_absence
 from storage.faults import FaultRates
 from storage.planning_records import SeedingRecord
 from storage.records import JOINED_POOL, TRAIN_POOL, PlanRecord, SamplingParams, SlotPlan
@@ -17,8 +19,10 @@ from tasks.planning.plan import assign_groups
 VOCABULARY = 50
 STOP_TOKEN = 0
 CONTEXT = 1 << 10
+SLOWEST_CLOCK = 0.85
+TRAINING_S_MAX = 5.0
 Kind = Literal["kill", "notice", "freeze", "suspend", "hang", "outage", "mass", "trainer kill", "trainer freeze"]
-LOSSES: tuple[Kind, ...] = ("kill", "notice")
+LASTING: tuple[Kind, ...] = ("freeze", "suspend", "hang", "outage", "trainer freeze")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +57,8 @@ class History:
     in_plan_order: always so where the plan says how many groups are wanted.
     micro_batch_tokens_max: padded tokens, prompts included, of a micro-batch; where the plan says how many are wanted.
     engine_dies: probability per decode step, until the calm, that the engine dies in it.
+    absence: who does not come; None: everybody does, as often as it takes, and the trainer's machine never generates.
+    trainer_speed: of the trainer's machine when it generates because nobody else does.
     """
 
     seed: int
@@ -78,6 +84,8 @@ class History:
     in_plan_order: bool
     micro_batch_tokens_max: int
     engine_dies: float
+    absence: Absence | None
+    trainer_speed: Speed
 
     def pool(self, member: int) -> str:
         """The kind of machine of a member."""
@@ -88,9 +96,41 @@ class History:
         return self.pool(member) not in (JOINED_POOL, TRAIN_POOL)
 
     @property
+    def last_fault_s(self) -> float:
+        """When nothing goes wrong any more, and who was struck is there again."""
+        struck_s = [strike.at_s + strike.duration_s for strike in self.strikes]
+        calm_s = max([self.calm_at_s + self.weather.pause_s[1], *struck_s])
+        return calm_s if self.absence is None else max(calm_s, self.absence.lasts_s + 4 * self.cold_start_s[1])
+
+    @property
+    def wait_s_max(self) -> float:
+        """How long at most nothing new is journalled after a fault, while something is unfinished.
+
+        Nobody is left; the trainer's machine sees it, frees its device, starts an engine, sees that the dead are dead,
+        loads weights, decodes and flushes. Before that a member may have loaded in vain, or the trainer have trained.
+        """
+        if self.absence is None:
+            return math.inf
+        beats_s = 3 * self.heartbeat_interval_s + 2 * self.flush_interval_s + 2 * self.poll_interval_s
+        engines_s = 3 * self.cold_start_s[1]
+        asleep_s = self.absence.seeding_after_s + self.claim_ttl_s + beats_s + engines_s
+        return asleep_s / SLOWEST_CLOCK + self.slowest_step_s + TRAINING_S_MAX * self.plan.num_groups
+
+    @property
+    def slowest_step_s(self) -> float:
+        """Of the slowest machine, with as much as it can decode together."""
+        speeds = self.speeds if self.absence is None else (*self.speeds, self.trainer_speed)
+        return max(speed.step_s(self.in_flight) for speed in speeds)
+
+    @property
     def calm(self) -> FaultRates:
         """The store when nothing goes wrong any more."""
         return FaultRates(latency_s=self.weather.latency_s)
+
+    @property
+    def untroubled(self) -> "History":
+        """The same, where nothing happens but that members are absent."""
+        return replace(self, strikes=(), crashes=0, engine_dies=0.0, weather=self.calm)
 
     @property
     def outage(self) -> FaultRates:
@@ -98,12 +138,13 @@ class History:
         return replace(self.calm, request_lost=0.8, throttled=0.2, timeout_s=self.weather.timeout_s)
 
 
-def draw_history(seed: int) -> History:
-    """The history of a seed; the same on every machine and in every process."""
+def draw_history(seed: int, *, all_come: bool = False) -> History:
+    """The history of a seed; the same on every machine and in every process. all_come: where nobody is absent."""
     rng = random.Random(f"history {seed}")
     # Of its own, so that whatever else the seed decides is as in a history where all groups are wanted.
     of_filter = random.Random(f"groups wanted {seed}")
     of_planning = random.Random(f"planning {seed}")
+    of_crew = random.Random(f"crew {seed}")
     plan = _draw_planning(of_planning, _draw_wanted(of_filter, _draw_plan(rng)))
     cut_share = of_planning.choice((None, None, None, 0.3, 0.6))
     slots, joiners = len(plan.slots), rng.choice((0, 0, 1, 1, 2, 3))
@@ -112,7 +153,9 @@ def draw_history(seed: int) -> History:
     calm_at_s = rng.uniform(100, 300)
     arrivals = [rng.uniform(0, 300) if rng.random() < 0.1 else rng.uniform(0, 15) for _ in range(slots)]
     cold_start_s = rng.uniform(1, 30)
-    return History(
+    crew = [place.slot for place in plan.slots if place.pool != TRAIN_POOL]
+    absence = None if all_come else draw_absence(of_crew, crew, ttl_s, calm_at_s)
+    history = History(
         seed=seed,
         plan=plan,
         median_length=rng.uniform(4, 16),
@@ -122,7 +165,10 @@ def draw_history(seed: int) -> History:
         stays_s=(*_seeding_s(plan), *(rng.choice((None, None, rng.uniform(20, 200))) for _ in range(joiners))),
         objective="makespan" if cut_share is None and of_planning.random() < 0.8 else "gpu_seconds",
         cut_share=cut_share,
-        strikes=tuple(_draw_strikes(rng, ttl_s, calm_at_s)),
+        strikes=(
+            *_draw_strikes(rng, ttl_s, calm_at_s),
+            *(() if absence is None else _draw_trainers_strikes(of_crew, (0, 1, 2), calm_at_s)),
+        ),
         crashes=rng.choice((0, 0, 1, 2, 4, 8)),
         weather=_draw_weather(rng, ttl_s),
         calm_at_s=calm_at_s,
@@ -136,7 +182,11 @@ def draw_history(seed: int) -> History:
         in_plan_order=rng.random() < 0.5 or plan.groups_wanted is not None,
         micro_batch_tokens_max=of_filter.choice((1, 60, 120, 300)),
         engine_dies=rng.choice((0.0, 0.0, 0.005, 0.03)),
+        absence=absence,
+        trainer_speed=_draw_speed(of_crew, base_s),
     )
+    # With nothing else to help it on, whoever waits does so to the end.
+    return history.untroubled if absence is not None and of_crew.random() < 1 / 3 else history
 
 
 def _draw_plan(rng: random.Random) -> PlanRecord:
@@ -207,9 +257,14 @@ def _draw_strikes(rng: random.Random, ttl_s: float, calm_at_s: float) -> list[St
     if rng.random() < 0.15:
         duration_s = rng.uniform(0.3, 3) * ttl_s
         strikes.append(Strike(at_s=rng.uniform(0, calm_at_s), kind="outage", duration_s=duration_s))
-    trainer_kinds: tuple[Kind, ...] = ("trainer kill", "trainer freeze")
-    for _ in range(rng.choice((0, 0, 1, 3))):
-        kind = rng.choice(trainer_kinds)
+    return strikes + _draw_trainers_strikes(rng, (0, 0, 1, 3), calm_at_s)
+
+
+def _draw_trainers_strikes(rng: random.Random, numbers: Sequence[int], calm_at_s: float) -> list[Strike]:
+    strikes = []
+    kinds: tuple[Kind, ...] = ("trainer kill", "trainer freeze")
+    for _ in range(rng.choice(numbers)):
+        kind = rng.choice(kinds)
         strikes.append(Strike(at_s=rng.uniform(0, calm_at_s), kind=kind, duration_s=rng.uniform(20, 150)))
     return strikes
 

@@ -23,14 +23,16 @@ class HangingEngine(ScriptedEngine):
     It is asked with a probability, after every step and every restart, which takes as long as a cold start.
     """
 
-    def __init__(self, history: History, member: int, clock: Clock, dies: Callable[[float], bool]) -> None:
+    def __init__(self, history: History, member: int | None, clock: Clock, dies: Callable[[float], bool]) -> None:
+        """member: None for the trainer's machine, which helps out."""
+        speed = history.trainer_speed if member is None else history.speeds[member]
         super().__init__(
             VOCABULARY,
             history.in_flight,
             context_length=CONTEXT,
             median_length=history.median_length,
             clock=clock,
-            step_time_s=lambda batch: history.speeds[member].step_s(batch) + self._hang(),
+            step_time_s=lambda batch: speed.step_s(batch) + self._hang(),
         )
         self.hang_s = 0.0
         self._history = history
@@ -67,7 +69,9 @@ class HangingEngine(ScriptedEngine):
     def _check_isolation(self) -> None:
         """While anything of its own unit is decoded, the batch is no larger than the plan says."""
         plan, running = self._history.plan, self._table.responses
-        allowed = plan.slots[self._member].batch_max if self._member < len(plan.slots) else None
+        if self._member is None or self._member >= len(plan.slots):
+            return
+        allowed = plan.slots[self._member].batch_max
         if allowed is not None and len(running) > allowed and set(plan.responses_of(self._member)) & set(running):
             raise EngineError(f"a batch of {len(running)}; allowed: {allowed}")
 

@@ -1,7 +1,8 @@
 """The trainer of a simulated crew, without its gradients; and an observer, who reads at any moment and wants nothing.
 
 Both read with the production code and compare what they get with the undisturbed responses on the spot. Where the plan
-says how many groups are wanted, the production code also grades, filters, divides, records and closes.
+says how many groups are wanted, the production code also grades, filters, divides, records and closes. Where somebody
+may be absent, the trainer generates whenever the production code says that it is left alone, and then replays.
 """
 
 import random
@@ -10,7 +11,8 @@ from contextlib import suppress
 from dataclasses import replace
 
 from benchmarks.ledger import Ledger
-from benchmarks.simulated_history import History, reward_of
+from benchmarks.simulated_history import TRAINING_S_MAX, History, reward_of
+from benchmarks.simulated_member import new_watch
 from benchmarks.undisturbed import Whole, begins, prompt
 from benchmarks.virtual_time import Process
 from storage import layout, records
@@ -23,8 +25,11 @@ from tasks.grading.config import RewardConfig
 from tasks.grading.grader import Grader
 from tasks.learning.follow import FollowConfig, GroupFollower, RecordedElsewhereError
 from tasks.learning.recorded_batches import RecordedBatches
+from tasks.sampling.crew_watch import LeftAlone
+from tasks.sampling.session import SessionOutcome
 
 FOR_EVER_S = 1e9
+Watch = Callable[[bool], None]
 # The one reward that runs in this process: 1.0 where the decoded text is this column of the prompt.
 REWARD = RewardConfig(function="arithmetic")
 WORTH = {"worked": str(1.0)}
@@ -34,7 +39,14 @@ class SimulatedTrainer:
     """One life of the trainer: recorded batches first, then new ones, each recorded before use; at last, `closed`."""
 
     def __init__(
-        self, history: History, store: ObjectStore, process: Process, ledger: Ledger, truth: Mapping[int, Whole]
+        self,
+        history: History,
+        store: ObjectStore,
+        process: Process,
+        ledger: Ledger,
+        truth: Mapping[int, Whole],
+        *,
+        generate: Callable[[], SessionOutcome],
     ) -> None:
         self._history = history
         self._plan = history.plan
@@ -44,25 +56,39 @@ class SimulatedTrainer:
         self._ledger = ledger
         self._truth = truth
         self._rng = random.Random(f"trainer {history.seed} {process.name}")
-        self._reader = JournalReader(store, history.plan, 1)
-        self._follower = GroupFollower(self._reader, history.plan, _follow(history), process.clock)
+        self._generate = generate
+        self._is_fruitless = False
 
     def train(self) -> None:
         """Until all groups are recorded, or as many as the plan wants."""
-        if self._plan.groups_wanted is None:
-            self._train_all()
-        else:
-            self._train_wanted()
+        while True:
+            try:
+                if self._plan.groups_wanted is None:
+                    self._train_all(self._watch())
+                else:
+                    self._train_wanted(self._watch())
+            except LeftAlone as error:
+                self._ledger.tell(self._process.name, str(error))
+            else:
+                return
+            self._is_fruitless = not self._generate().tokens_generated
 
-    def _train_wanted(self) -> None:
+    def _watch(self) -> Watch:
+        if self._history.absence is None:
+            return lambda _: None
+        return new_watch(self._history, self._store, self._process.clock, at_once=not self._is_fruitless).check
+
+    def _train_wanted(self, watch: Watch) -> None:
         with Grader((REWARD,)) as grader:
-            batches = WantedBatches(self._history, self._store, self._process, grader)
+            batches = WantedBatches(self._history, self._store, self._process, grader, watch)
             for batch in batches:
                 for graded in batch.graded:
                     self._compare(graded, batches.tokens(graded))
-                self._process.sleep(self._rng.uniform(0, 5))
+                self._process.sleep(self._rng.uniform(0, TRAINING_S_MAX))
 
-    def _train_all(self) -> None:
+    def _train_all(self, watch: Watch) -> None:
+        self._reader = JournalReader(self._store, self._plan, 1)
+        self._follower = GroupFollower(self._reader, self._plan, _follow(self._history), self._process.clock, watch)
         pending, number = list(range(self._plan.num_groups)), 0
         while pending:
             batch = self._batch(number, pending)
@@ -71,7 +97,7 @@ class SimulatedTrainer:
             groups = {graded.response // self._plan.num_generations for graded in batch.responses}
             pending = [group for group in pending if group not in groups]
             number += 1
-            self._process.sleep(self._rng.uniform(0, 5))
+            self._process.sleep(self._rng.uniform(0, TRAINING_S_MAX))
         mark = ClosedRecord(iteration=self._plan.iteration, reason="all responses are recorded")
         commit(self._store, layout.closed(self._plan.iteration), records.encode(mark))
 
@@ -106,7 +132,7 @@ class SimulatedTrainer:
 class WantedBatches(RecordedBatches):
     """The production code, reading with one request at a time: virtual time has no pools of threads."""
 
-    def __init__(self, history: History, store: ObjectStore, process: Process, grader: Grader) -> None:
+    def __init__(self, history: History, store: ObjectStore, process: Process, grader: Grader, watch: Watch) -> None:
         plan, follow = history.plan, _follow(history)
         super().__init__(
             store,
@@ -119,7 +145,7 @@ class WantedBatches(RecordedBatches):
             clock=process.clock,
         )
         self._reader = JournalReader(store, plan, 1)
-        self._follower = GroupFollower(self._reader, plan, follow, process.clock)
+        self._follower = GroupFollower(self._reader, plan, follow, process.clock, watch)
 
 
 def _follow(history: History) -> FollowConfig:

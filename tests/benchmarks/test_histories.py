@@ -87,7 +87,8 @@ def broken_by(seeds):
     """By how many of the seeds each kind of rule is broken."""
     kinds = Counter()
     for seed in seeds:
-        kinds.update({rule.split(":", 1)[0] for rule in live_and_judge(draw_history(seed)).broken})
+        history = draw_history(seed, all_come=True)
+        kinds.update({rule.split(":", 1)[0] for rule in live_and_judge(history).broken})
     return kinds
 
 

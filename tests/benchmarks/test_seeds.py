@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks import seeds, seeds_rlboost, seeds_rlhfless, seeds_streamrl, seeds_together
+from benchmarks import seeds, seeds_outage, seeds_rlboost, seeds_rlhfless, seeds_streamrl, seeds_together
 from benchmarks.seeds_arms import (
     SCENARIOS,
     Arm,
@@ -195,6 +195,9 @@ def test_without_a_published_figure_there_is_a_target_only_where_a_least_was_set
     assert target is not None
     assert (least.verdict, target.met) == ("missed", False)
     assert replace(least, ours=1.0).verdict == "reached"
+    most = replace(plain, most=0.8)
+    assert (most.verdict, most.target().bound) == ("missed", "<= 0.8")
+    assert replace(most, ours=0.8).verdict == "reached"
 
 
 @settings(max_examples=25, deadline=None)
@@ -237,6 +240,27 @@ def test_every_finding_has_arms_and_every_arm_runs():
     found = seeds_rlhfless.findings(run_all(arms, (1,), 0), (1,))
     assert all(finding.ours > 0 for finding in found)
     assert len({finding.what for finding in found}) == len(found)
+
+
+def test_an_outage_costs_little_with_seeding_and_an_order_more_without():
+    found = seeds_outage.findings(run_all(seeds_outage.arms(), (1,), 0))
+    bounded = [finding for finding in found if finding.most is not None]
+    assert len(bounded) == 4
+    assert {finding.verdict for finding in bounded} == {"reached"}
+    unseeded = [finding for finding in found if finding.what.endswith("without seeding")]
+    assert len(unseeded) == 2
+    assert min(finding.ours for finding in unseeded) > 10.0
+    assert sum("1 of 1 stall" in finding.comment for finding in found) == 2
+
+
+def test_an_outage_is_dear_with_seeding_at_the_beginning_only():
+    """As it was before the trainer's machines generated again."""
+    arms = {name: arm for name, arm in seeds_outage.arms().items() if name in ("14B colocated", "14B outage")}
+    never = with_policy(arms["14B outage"].scenario, planning={"seeding_after_s": 1e6})
+    arms["never again"] = replace(arms["14B outage"], scenario=never)
+    got = run_all(arms, (1,), 0)
+    assert got.ratio("last_s", "never again", "14B colocated") > 10.0
+    assert got.ratio("last_s", "14B outage", "14B colocated") < seeds_outage.OVER_COLOCATED_MAX
 
 
 def small_arm(arm):
