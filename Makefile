@@ -12,7 +12,7 @@ VLLM_BIN := $(VLLM_VENV)/bin
 CUDA_ONLY := torchvision torchaudio torchcodec triton
 VLLM_TESTS := tests/benchmarks/test_gpu.py tests/tasks/sampling/test_choose.py \
 	tests/tasks/sampling/test_vllm_*.py tests/benchmarks/test_engine_parity.py
-# Older pips search for hours among versions that the constraints leave open.
+# Older pips take minutes to resolve what this one resolves in seconds.
 PIP_VERSION := 26.3
 # Tests start servers and child processes on ports and directories of their own; a file stays in one process.
 TEST_PROCESSES ?= 2
