@@ -16,7 +16,7 @@ from storage.records import ReportRecord
 from storage.run import release_lease
 from tasks.learning.advance import advance
 from tasks.learning.presets import PRESETS
-from tasks.plan import prepare
+from tasks.preparing.iteration import prepare
 from tasks.reporting.conclusion import conclude_iteration
 from tasks.sampling.member import generate_slot
 

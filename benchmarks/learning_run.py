@@ -18,7 +18,7 @@ from storage.weight_versions import pull_version
 from storage.weights import read_manifest
 from tasks.configuration.run_config import RunConfig, parse
 from tasks.learning.advance import advance
-from tasks.plan import prepare
+from tasks.preparing.iteration import prepare
 from tasks.prompts.arithmetic import ArithmeticPrompts
 from tasks.prompts.config import ArithmeticConfig
 from tasks.reporting.conclusion import conclude_iteration

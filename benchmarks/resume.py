@@ -28,7 +28,7 @@ from storage.records import AliveRecord
 from storage.run import read_plan
 from storage.store import ObjectStore
 from tasks.configuration.run_config import parse
-from tasks.plan import prepare
+from tasks.preparing.iteration import prepare
 
 SLOTS = 2
 GENERATIONS = 4

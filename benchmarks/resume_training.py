@@ -37,7 +37,7 @@ from storage.weight_manifest import TensorBlock, read_manifest_at
 from storage.weight_versions import pull_version
 from tasks.configuration.run_config import RunConfig, parse
 from tasks.learning.advance import advance
-from tasks.plan import prepare
+from tasks.preparing.iteration import prepare
 from tasks.prompts.config import ArithmeticConfig
 from tasks.reporting.conclusion import conclude_iteration
 from tasks.sampling.member import generate_slot

@@ -37,8 +37,8 @@ from tasks.configuration.references import PlanReference
 HERE = Path(__file__).resolve().parents[1]
 FLYTEKIT = "flytekit alone"
 NEW, NEXT = "plan, new run", "plan, next iteration"
-# Of this checkout at most: times the import of flytekit, which nobody can save, and peak MB.
-BOUNDS = {"iterations": (3, 200), NEW: (6, 280), NEXT: (6, 280), "conclude": (4, 240)}
+# Of this checkout at most, as multiples of importing flytekit alone: seconds, and peak MB. torch alone adds 2.4 times.
+BOUNDS = {"iterations": (3, 2.2), NEW: (6, 3.5), NEXT: (6, 3.5), "conclude": (4, 3.2)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,12 +150,15 @@ def targets_of(measured: Mapping[str, Starts]) -> list[Target]:
     def work_s(label: str, task: str) -> float:
         return median(measured[label][task], lambda start: start.work_s)
 
+    def peak_mb(task: str) -> float:
+        return median(measured["this"][task], lambda start: start.peak_mb)
+
     found = []
-    for task, (times, peak_mb) in BOUNDS.items():
+    for task, (seconds, peaks) in BOUNDS.items():
         name = task.replace(", ", "_").replace(" ", "_")
         found += [
-            Target(f"{name}_over_flytekit", work_s("this", task) / work_s("this", FLYTEKIT), f"<= {times}"),
-            Target(f"{name}_peak_mb", median(measured["this"][task], lambda start: start.peak_mb), f"<= {peak_mb}"),
+            Target(f"{name}_over_flytekit", work_s("this", task) / work_s("this", FLYTEKIT), f"<= {seconds}"),
+            Target(f"{name}_peak_over_flytekit", peak_mb(task) / peak_mb(FLYTEKIT), f"<= {peaks}"),
         ]
         if "other" in measured and task != "conclude":
             found.append(Target(f"{name}_over_other", work_s("this", task) / work_s("other", task), "<= 0.5"))

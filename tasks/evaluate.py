@@ -1,54 +1,19 @@
 """The evaluation tasks: plan one as an iteration without training, and measure it when its crew has ended."""
 
 import logging
-import tempfile
-from collections.abc import Collection
-from pathlib import Path
 
 from flytekit import Deck, task
 from flytekit.exceptions.user import FlyteRecoverableException
 
 from resources.pools import ControlPoolConfig, task_settings
-from storage import layout, model_files, prompt_table, records
-from storage.clock import Clock, SystemClock
-from storage.connect import connect
-from storage.evaluation_records import EvaluationRecord
-from storage.evaluations import begun_evaluations, ended_evaluations, evaluations, version_of
-from storage.framing import digest as bytes_digest
-from storage.records import PlanRecord, RunRecord, SettingsRecord, SlotPlan
-from storage.retention import list_versions
-from storage.run import exists, read_config, read_plan, read_run
-from storage.store import ConflictingRecord, ObjectMissing, ObjectStore, StoreUnavailable, commit
+from storage.clock import SystemClock
+from storage.store import StoreUnavailable
 from tasks.configuration.references import EvaluationOutcome, PlanReference
-from tasks.configuration.run_config import RunConfig, differences, dump, identity, parse
-from tasks.evaluation.config import settings_digest
-from tasks.evaluation.held_out import draw_held_out, load_held_out
-from tasks.evaluation.measure import (
-    ITERATION,
-    OWN_MODELS,
-    deciding_settings,
-    evaluation_of,
-    measure,
-    rewards_of,
-)
-from tasks.grading.run_rewards import held_models, publish_models
-from tasks.learning.follow import GroupTimeout
-from tasks.learning.pretrained import stop_token_ids
-from tasks.plan import execution_name, forgo_models_in_a_container, open_tokenizer
-from tasks.planning.plan import assign_groups
-from tasks.reporting.deck import page
-from tasks.reporting.evaluation_tab import evaluation_tab
-from tasks.reporting.metrics_lines import write_metrics
-from tasks.reporting.tracking import TRACKERS, track, tracked_evaluation
-from tasks.sampling.crew_watch import CrewLost
+from tasks.configuration.run_config import parse
+from tasks.plan import execution_name, forgo_models_in_a_container
 
 log = logging.getLogger(__name__)
 DEFAULT_POOL = ControlPoolConfig()
-NEWEST = -1
-
-
-class VersionGone(LookupError):  # noqa: N818 - reads as what happened
-    """The weight version to evaluate is not, or no longer, in the run."""
 
 
 @task(**task_settings(DEFAULT_POOL))
@@ -64,6 +29,9 @@ def plan_evaluation(
     `version` and that is still in the run: training that was faster does not wait for it. resume: for a `version` with
     nothing left to begin, take one that was interrupted (`interrupted_version`).
     """
+    from tasks.evaluation.measure import ITERATION, evaluation_of  # noqa: PLC0415 - when the task runs
+    from tasks.preparing.evaluation import VersionGone, interrupted_version, prepare  # noqa: PLC0415
+
     forgo_models_in_a_container()
     settings_of_run = parse(config)
     try:
@@ -94,11 +62,15 @@ def evaluate(plan: PlanReference, due: bool, beside_training: bool = False) -> E
     Its node stands behind the crew's map; the truth is in the evaluation's directory. beside_training: when nobody can
     finish it now it is left to a later execution, for a failure of this node would end the trainer's too.
     """
+    from tasks.concluding.evaluation import measure_and_tell  # noqa: PLC0415 - when the task runs
+    from tasks.learning.follow import GroupTimeout  # noqa: PLC0415
+    from tasks.sampling.crew_watch import CrewLost  # noqa: PLC0415
+
     forgo_models_in_a_container()
     if not due:
         return EvaluationOutcome(run_url=plan.run_url, evaluation="", weight_version=plan.weight_version, metrics={})
     try:
-        return measure_and_show(plan.run_url, SystemClock(), plan.execution)
+        outcome, tab = measure_and_tell(plan.run_url, SystemClock(), plan.execution)
     except StoreUnavailable as error:
         raise FlyteRecoverableException(str(error)) from error
     except (CrewLost, GroupTimeout) as error:
@@ -106,140 +78,5 @@ def evaluate(plan: PlanReference, due: bool, beside_training: bool = False) -> E
             raise
         log.warning("left to a later execution: %s", error)
         return EvaluationOutcome(run_url=plan.run_url, evaluation="", weight_version=plan.weight_version, metrics={})
-
-
-def prepare(config: RunConfig, version: int, execution: str, clock: Clock) -> tuple[PlanReference, list[int]]:
-    """The plain function behind plan_evaluation; version -1 is the newest.
-
-    Everything that can be wrong with the input is found here, before anything is created. Raises ValueError and what
-    opening prompts and rewards raises, ConflictingRecord for another run's configuration, VersionGone.
-    """
-    rewards, prefix = rewards_of(config)
-    config.pools.check_prices()
-    run = connect(config.run.url)
-    try:
-        stored = read_run(run)
-    except ObjectMissing:
-        raise ValueError(f"run.url: value {config.run.url!r}; allowed: a run that training has begun") from None
-    unlike = differences(identity(config), identity(parse(stored.config)))
-    if unlike:
-        reasons = "\n".join(f"  {line}" for line in unlike)
-        raise ConflictingRecord(f"{run.url} holds a run of another configuration; nothing was changed:\n{reasons}")
-    version = published(run, version)
-    held = held_models(run, rewards, prefix)
-    decided_by = settings_digest(deciding_settings(run, config))
-    name = layout.evaluation_name(version, decided_by)
-    url = layout.evaluation_url(config.run.url, name)
-    reference = PlanReference(run_url=url, iteration=ITERATION, weight_version=version, execution=execution)
-    if exists(run, layout.evaluation(name)):
-        log.info("evaluation %s has ended already", name)
-        return reference, []
-    store = connect(url)
-    if not exists(store, layout.plan(ITERATION)):
-        _write_plan(run, store, stored, config, version, decided_by, held, clock)
-        # From now on retention keeps it; before, it may have deleted it.
-        published(run, version)
-    store.put(layout.settings(ITERATION), records.encode(SettingsRecord(config=dump(config), execution=execution)))
-    slots = read_plan(store, ITERATION).slots
-    closed = exists(store, layout.closed(ITERATION))
-    return reference, [] if closed else [slot.slot for slot in slots if slot.groups]
-
-
-def interrupted_version(config: RunConfig, version: int) -> int:
-    """The oldest weight version that is due and whose evaluation has begun and not ended; else `version`.
-
-    Also `version` where that can be begun and has not been: an interrupted one is still there next time.
-    """
-    evaluation, run = evaluation_of(config), connect(config.run.url)
-    decided_by = settings_digest(deciding_settings(run, config))
-    name, begun = layout.evaluation_name(version, decided_by), begun_evaluations(run)
-    held = list_versions(run, layout.WEIGHTS).complete
-    if version in held and evaluation.is_due(version) and name not in {*begun, *ended_evaluations(run)}:
-        return version
-    versions = sorted(version_of(name) for name in begun if name.endswith(f"-{decided_by}"))
-    return next((found for found in versions if found in held and evaluation.is_due(found)), version)
-
-
-def grades_with_a_model(config: RunConfig) -> bool:
-    """Whether a reward model is among the rewards of the evaluation."""
-    own = config.evaluation.rewards if config.evaluation is not None else None
-    return any(reward.model is not None for reward in own or config.rewards)
-
-
-def published(run: ObjectStore, version: int) -> int:
-    """The version if the run holds it, of NEWEST the newest; raises VersionGone with those that it holds."""
-    if version != NEWEST and version >= 0 and exists(run, layout.manifest(layout.weights(version))):
-        return version
-    held = sorted(list_versions(run, layout.WEIGHTS).complete)
-    if version == NEWEST and held:
-        return held[-1]
-    raise VersionGone(f"version: value {version}; {run.url} holds the weight versions {', '.join(map(str, held))}")
-
-
-def _write_plan(
-    run: ObjectStore,
-    store: ObjectStore,
-    stored: RunRecord,
-    config: RunConfig,
-    version: int,
-    decided_by: str,
-    held: Collection[str],
-    clock: Clock,
-) -> None:
-    """Prompts, identity, plan; losing the race to another planner is no error, for it planned the same.
-
-    decided_by: the digest of what decides the outcome. held: the reward models that the run holds.
-    """
-    evaluation = evaluation_of(config)
-    prompts = load_held_out(evaluation, config.rewards, held)
-    with tempfile.TemporaryDirectory(prefix="gleaner-model-") as folder:
-        model_files.download(run, Path(folder))
-        rows = draw_held_out(evaluation, prompts, open_tokenizer(Path(folder)), config.rollout, Path(folder))
-        stop_ids = stop_token_ids(Path(folder))
-    body = prompt_table.encode_prompts(rows)
-    prompts_key = layout.prompts(ITERATION, bytes_digest(body).hex())
-    if not commit(store, prompts_key, body):
-        raise ConflictingRecord(f"{prompts_key!r} holds other bytes than its name says")
-    mine = RunRecord(config=dump(config), digest=decided_by, vocab_size=stored.vocab_size, created_at_s=clock.wall())
-    commit(store, layout.RUN, records.encode(mine))
-    publish_models(run, evaluation.rewards or (), OWN_MODELS)
-    assignment = assign_groups(len(rows), config.pools.rollout.count)
-    plan = PlanRecord(
-        iteration=ITERATION,
-        weight_version=version,
-        run_seed=evaluation.seed,
-        num_generations=evaluation.num_generations,
-        prompts_key=prompts_key,
-        first_prompt=0,
-        slots=tuple(SlotPlan(slot=slot, pool="rollout", groups=groups) for slot, groups in enumerate(assignment)),
-        sampling=evaluation.sampling.params(stop_ids),
-        config=dump(config),
-        created_at_s=clock.wall(),
-        weights_url="../..",
-    )
-    commit(store, layout.plan(ITERATION), records.encode(plan))
-
-
-def measure_and_show(url: str, clock: Clock, execution: str = "") -> EvaluationOutcome:
-    """The plain function behind evaluate. Its page is written last: where it is, everybody has been told."""
-    record, _ = measure(url, clock, execution)
-    run_url, name = layout.evaluated(url)
-    run = connect(run_url)
-    tab = evaluation_tab(record, evaluations(run))
     Deck("Evaluation", tab)
-    if not exists(run, layout.evaluation_deck(name)):
-        write_metrics(run)
-        _tell_trackers(run, url, record)
-        run.put(layout.evaluation_deck(name), page(f"Gleaner, evaluation {name}", {"Evaluation": tab}).encode())
-    return EvaluationOutcome(
-        run_url=run_url, evaluation=name, weight_version=record.weight_version, metrics=record.metrics
-    )
-
-
-def _tell_trackers(run: ObjectStore, url: str, record: EvaluationRecord) -> None:
-    """Log the evaluation where the section `tracking` says; a tracker that fails is told, and left behind."""
-    store = connect(url)
-    config = parse(read_config(store, read_plan(store, ITERATION)))
-    if config.tracking.backends:
-        entry = tracked_evaluation(record, config.tracking, run_id=read_run(run).nonce, run_url=run.url)
-        track(entry, {backend: TRACKERS[backend] for backend in config.tracking.backends})
+    return outcome

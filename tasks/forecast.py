@@ -11,11 +11,6 @@ from storage.clock import SystemClock
 from storage.connect import connect
 from storage.store import StoreUnavailable
 from tasks.configuration.run_config import parse
-from tasks.forecasting.forecast import forecast
-from tasks.forecasting.probe import probe_run
-from tasks.forecasting.realised import save_forecast
-from tasks.forecasting.table import forecast_text
-from tasks.reporting.deck import styled
 
 log = logging.getLogger(__name__)
 DEFAULT_POOL = ControlPoolConfig()
@@ -27,6 +22,12 @@ def make_forecast(config: dict, save: bool) -> str:  # type: ignore[type-arg]
 
     save: also write the forecast into the run's directory, to be held against what the run then takes.
     """
+    from tasks.forecasting.forecast import forecast  # noqa: PLC0415 - when the task runs
+    from tasks.forecasting.probe import probe_run  # noqa: PLC0415
+    from tasks.forecasting.realised import save_forecast  # noqa: PLC0415
+    from tasks.forecasting.table import forecast_text  # noqa: PLC0415
+    from tasks.reporting.deck import styled  # noqa: PLC0415
+
     settings = parse(config)
     record = forecast(settings, probe_run(settings.run.url), SystemClock().wall(), log.info)
     if save:

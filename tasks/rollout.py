@@ -16,9 +16,6 @@ from storage.crew_records import note_failure
 from storage.run import exists
 from storage.store import StoreUnavailable
 from tasks.configuration.references import PlanReference, SlotOutcome
-from tasks.sampling.engine import EngineDied
-from tasks.sampling.member import generate_slot
-from tasks.sampling.session import Preempted
 
 log = logging.getLogger(__name__)
 DEFAULT_POOL = PoolConfig(interruptible=True)
@@ -32,6 +29,10 @@ def rollout(slot: int, plan: PlanReference) -> SlotOutcome:
     and retries without using up `retries`. Any other failure is noted in the run: when nobody is left to generate, the
     trainer tells it.
     """
+    from tasks.sampling.engine import EngineDied  # noqa: PLC0415 - when the task runs
+    from tasks.sampling.member import generate_slot  # noqa: PLC0415
+    from tasks.sampling.session import Preempted  # noqa: PLC0415
+
     with PreemptionNotice() as notice:
         try:
             outcome = generate_slot(

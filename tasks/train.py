@@ -8,7 +8,6 @@ from resources.pools import PoolConfig, pod_template
 from storage.clock import SystemClock
 from storage.store import StoreUnavailable
 from tasks.configuration.references import PlanReference, TrainOutcome
-from tasks.sampling.engine import EngineDied
 
 DEFAULT_POOL = PoolConfig()
 
@@ -25,7 +24,8 @@ def train(plan: PlanReference) -> TrainOutcome:
 @ends_on_notice()
 def trained(plan: PlanReference) -> TrainOutcome:
     """The body of the task; raises FlyteRecoverableException where another attempt may help, and ends at SIGTERM."""
-    from tasks.learning.advance import advance  # noqa: PLC0415 - it imports torch, and workflows import this file
+    from tasks.learning.advance import advance  # noqa: PLC0415 - when the task runs
+    from tasks.sampling.engine import EngineDied  # noqa: PLC0415
 
     try:
         record = advance(plan.run_url, plan.iteration, plan.execution, SystemClock())

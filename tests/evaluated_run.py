@@ -5,7 +5,7 @@ from pathlib import Path
 from storage.clock import ManualClock, SystemClock
 from tasks.configuration.references import PlanReference
 from tasks.configuration.run_config import RunConfig
-from tasks.evaluate import prepare
+from tasks.preparing.evaluation import prepare
 from tasks.sampling.member import generate_slot
 from tests.small_run import (
     commit_iteration,

@@ -13,7 +13,7 @@ from storage.store import ObjectStore, StoreUnavailable
 from tasks.configuration.references import PlanReference
 from tasks.configuration.run_config import RunConfig, parse
 from tasks.learning.advance import advance
-from tasks.plan import prepare
+from tasks.preparing.iteration import prepare
 from tasks.reporting.conclusion import conclude_iteration
 from tasks.sampling.member import generate_slot
 from tests.tiny_model import save_tiny_model, tiny_config, tiny_model

@@ -20,7 +20,7 @@ from storage.store import ConflictingRecord, CorruptObject, StoreDenied, StoreUn
 from tasks.configuration.run_config import ConfigError
 from tasks.grading.reward import GradingError
 from tasks.learning.pretrained import ModelError
-from tasks.plan import prepare
+from tasks.preparing.iteration import prepare
 from tasks.prompts.prompt import PromptError
 from tasks.sampling.engine import EngineError
 from tests.small_run import (

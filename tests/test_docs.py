@@ -31,7 +31,7 @@ from tasks.grading.grader import Grader
 from tasks.grading.reward import GradingCase
 from tasks.learning.advance import advance
 from tasks.learning.config import OptimizerConfig
-from tasks.plan import prepare
+from tasks.preparing.iteration import prepare
 from tasks.prompts.config import DataConfig
 from tasks.prompts.loading import load_prompts
 from tasks.reporting.conclusion import conclude_iteration

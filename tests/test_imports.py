@@ -11,10 +11,12 @@ ROOT = Path(__file__).parents[1]
 WORKFLOWS = sorted(f"workflows.{file.stem}" for file in (ROOT / "workflows").glob("*.py") if file.stem != "__init__")
 TASKS = [f"tasks.{name}" for name in ("plan", "rollout", "train", "conclude", "evaluate", "forecast", "local_map")]
 MODEL_LIBRARIES = {"torch", "transformers", "vllm", "triton", "datasets"}
+TABLES = {"numpy.linalg", "pyarrow.lib"}
 # Of a package that flytekit loads lazily, what is there only when it was really imported.
 OTHERS = {"kubernetes.client", "pandas.core"}
-# flytekit alone is 85 MB; torch would be 200 more, and 600 in its CUDA build.
-PEAK_MB_MAX = 160
+# Times flytekit's own peak, which is 85 MB, or more where the kernel maps files in larger pieces. Measured: 1.09; with
+# NumPy and Arrow it was 1.6, with torch it would be 4.
+PEAK_RATIO_MAX = 1.3
 
 # Not ru_maxrss, which also counts the process that this one was forked from.
 LOOK = """
@@ -33,12 +35,17 @@ def loaded_by(module: str) -> tuple[set[str], float]:
     return set(names), peak_mb
 
 
+@pytest.fixture(scope="module")
+def flytekit_mb() -> float:
+    return loaded_by("flytekit")[1]
+
+
 @pytest.mark.parametrize("module", [*WORKFLOWS, *TASKS])
-def test_what_a_container_imports_is_flytekit_and_little_else(module: str):
+def test_what_a_container_imports_is_flytekit_and_little_else(module: str, flytekit_mb: float):
     names, peak_mb = loaded_by(module)
     assert module in names
-    assert sorted(names & (MODEL_LIBRARIES | OTHERS)) == []
-    assert peak_mb <= PEAK_MB_MAX
+    assert sorted(names & (MODEL_LIBRARIES | TABLES | OTHERS)) == []
+    assert peak_mb <= PEAK_RATIO_MAX * flytekit_mb
 
 
 def test_what_is_looked_for_would_be_found():

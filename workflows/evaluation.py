@@ -6,8 +6,8 @@ from flytekit import dynamic, workflow
 
 from resources.pools import ControlPoolConfig, PoolsConfig, overrides, task_settings
 from tasks.configuration.references import EvaluationOutcome
-from tasks.configuration.run_config import parse
-from tasks.evaluate import evaluate, grades_with_a_model, plan_evaluation
+from tasks.configuration.run_config import RunConfig, parse
+from tasks.evaluate import evaluate, plan_evaluation
 from workflows.iteration import rollout_node
 from workflows.node_names import NodeNames
 
@@ -58,6 +58,12 @@ def _evaluates(config: dict[str, Any]) -> bool:
     """Whether training evaluates at all."""
     evaluation = parse(config).evaluation
     return evaluation is not None and evaluation.interval > 0
+
+
+def grades_with_a_model(config: RunConfig) -> bool:
+    """Whether a reward model is among the rewards of the evaluation."""
+    own = config.evaluation.rewards if config.evaluation is not None else None
+    return any(reward.model is not None for reward in own or config.rewards)
 
 
 @dynamic(**task_settings(ControlPoolConfig()))

@@ -22,9 +22,9 @@ from storage.store import ConflictingRecord
 from tasks.conclude import conclude
 from tasks.configuration.references import TrainOutcome
 from tasks.configuration.run_config import dump
-from tasks.evaluate import evaluate, grades_with_a_model, plan_evaluation
+from tasks.evaluate import evaluate, plan_evaluation
 from tasks.evaluation.measure import measure
-from tasks.plan import prepare as plan_training
+from tasks.preparing.iteration import prepare as plan_training
 from tasks.reporting.watch import Watcher
 from tasks.sampling.crew_watch import CrewLost
 from tasks.sampling.engine import EngineError
@@ -42,6 +42,7 @@ from tests.small_run import (
     train_iteration,
 )
 from tests.tasks.grading.tiny_reward_model import save_reward_model
+from workflows.evaluation import grades_with_a_model
 
 MATH = [{"function": "math"}]
 

@@ -18,7 +18,7 @@ from storage.connect import connect
 from storage.evaluations import evaluations
 from storage.run import next_iteration
 from tasks.configuration.run_config import load
-from tasks.evaluate import prepare
+from tasks.preparing.evaluation import prepare
 from tasks.sampling.member import generate_slot
 from tests.small_run import everything
 from tests.workflows.test_iteration import CONFIG, SETTINGS, unrolled

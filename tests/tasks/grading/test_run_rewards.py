@@ -23,7 +23,7 @@ from tasks.grading.config import RewardConfig
 from tasks.grading.grader import check_rewards
 from tasks.grading.reward import GradingError
 from tasks.grading.run_rewards import content_digests, held_models, open_grader, publish_models
-from tasks.plan import prepare
+from tasks.preparing.iteration import prepare
 from tasks.prompts.config import DataConfig
 from tasks.prompts.loading import load_prompts
 from tests.small_run import (

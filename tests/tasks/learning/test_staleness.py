@@ -15,7 +15,7 @@ from storage.weights import read_manifest
 from tasks.configuration.run_config import dump
 from tasks.learning import checkpoint
 from tasks.learning.staleness import TooStaleError, check_staleness, staleness_totals
-from tasks.plan import prepare
+from tasks.preparing.iteration import prepare
 from tests.journals import a_plan
 from tests.small_run import (
     EXECUTION,

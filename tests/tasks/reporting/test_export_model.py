@@ -24,7 +24,7 @@ from storage.retention_config import RetentionConfig
 from storage.store import CorruptObject
 from storage.weight_versions import pull_version
 from storage.weights import publish
-from tasks.plan import publish_initial
+from tasks.preparing.iteration import publish_initial
 from tasks.reporting.export_model import SHARD_BYTES_MAX, choose_version, divide, export_model
 from tasks.sampling.weight_tensors import as_block, as_torch
 from tests.committed_runs import run_of

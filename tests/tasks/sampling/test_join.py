@@ -12,7 +12,7 @@ from storage.connect import connect
 from storage.records import JOINED_POOL, AliveRecord
 from storage.run import next_iteration, read_plan
 from storage.store import StoreUnavailable
-from tasks.plan import prepare
+from tasks.preparing.iteration import prepare
 from tasks.sampling.engine import EngineDied
 from tasks.sampling.join import JoinLimits, join_run
 from tasks.sampling.scripted_engine import ScriptedEngine

@@ -6,7 +6,7 @@ from storage import layout, records
 from storage.clock import ManualClock, SystemClock
 from storage.records import AliveRecord
 from storage.run import release_lease
-from tasks.plan import prepare
+from tasks.preparing.iteration import prepare
 from tasks.sampling.choose import build_engine
 from tasks.sampling.engine import EngineDied
 from tasks.sampling.member import generate_slot

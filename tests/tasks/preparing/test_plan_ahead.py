@@ -11,8 +11,9 @@ from storage.memory import MemoryStore
 from storage.planning_records import PoolObservation
 from storage.records import ReportRecord
 from storage.run import acquire_lease, exists, next_iteration, read_plan, release_lease
-from tasks.plan import WeightsTooOld, plan, prepare
+from tasks.plan import plan
 from tasks.planning.iteration_plan import BudgetExceeded
+from tasks.preparing.iteration import WeightsTooOld, prepare
 from tests.small_run import EXECUTION, config, document, everything, memory_store, model_directory
 
 URL = "memory://plan-ahead"

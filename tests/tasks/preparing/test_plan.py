@@ -16,7 +16,8 @@ from storage.memory import MemoryStore
 from storage.records import PlanRecord, ReportRecord, SlotPlan
 from storage.run import RunBusy, read_plan, read_run, release_lease
 from tasks.configuration.run_config import dump, identity, parse
-from tasks.plan import crew_slots, ended_here, execution_name, plan, prepare
+from tasks.plan import execution_name, plan
+from tasks.preparing.iteration import crew_slots, ended_here, prepare
 from tasks.prompts.order import prompt_index
 from tests.small_run import (
     Unreachable,

@@ -4,9 +4,9 @@ import pytest
 
 from storage.clock import ManualClock
 from storage.store import ConflictingRecord
-from tasks.evaluate import VersionGone
 from tasks.grading.reward import GradingError
-from tasks.plan import prepare as plan_training
+from tasks.preparing.evaluation import VersionGone
+from tasks.preparing.iteration import prepare as plan_training
 from tasks.prompts.prompt import PromptError
 from tests.evaluated_run import EVALUATION, URL, planned, trained_run
 from tests.small_run import config, everything, memory_store, model_directory

@@ -1,0 +1,1 @@
+"""What the concluding tasks do: verify, commit, delete what is no longer needed, and tell people."""

@@ -1,0 +1,100 @@
+"""What the conclude task does: verify and commit the iteration, and delete what is no longer needed."""
+
+import logging
+
+from resources.prices import request_prices
+from storage import layout
+from storage.clock import SystemClock
+from storage.connect import connect
+from storage.crew_records import failures
+from storage.records import TRAIN_POOL, ReportRecord
+from storage.retention import sweep
+from storage.retention_config import RetentionConfig
+from storage.run import read_config, read_plan, read_run, release_lease
+from storage.store import ObjectStore
+from tasks.configuration.references import IterationOutcome, PlanReference
+from tasks.configuration.run_config import RunConfig, parse
+from tasks.reporting.conclusion import conclude_iteration
+from tasks.reporting.costs import CONTROL_POOL
+from tasks.reporting.crew_presence import await_goodbyes, described, slots_not_come
+from tasks.reporting.deck import page, render
+from tasks.reporting.metrics_lines import write_metrics
+from tasks.reporting.plan_tab import plan_tab
+from tasks.reporting.tracking import TRACKERS, track, tracked_iteration
+
+log = logging.getLogger(__name__)
+# How far back a conclusion looks for what an interrupted deletion or a zombie left; `gleaner sweep` looks at all.
+ITERATIONS_SWEPT = 8
+# Beyond the flush at which a member learns that the iteration is closed, until it has left.
+GOODBYE_S = 3.0
+
+
+def commit_and_tell(plan: PlanReference, *, last: bool) -> tuple[IterationOutcome, dict[str, str]]:
+    """Commit the iteration and tell people; its outcome, and HTML for the Deck by the name of its tab."""
+    store = connect(plan.run_url)
+    written = read_plan(store, plan.iteration)
+    config = parse(read_config(store, written))
+    pools = config.pools
+    await_goodbyes(store, written, config.rollout.flush_interval_s + GOODBYE_S, SystemClock())
+    # A pool may have been taken out of the configuration since.
+    crews = parse(written.config).pools.crews | pools.crews
+    prices = {name: pool.price_usd_per_h for name, pool in crews.items()} | {
+        TRAIN_POOL: config.trainer.nnodes * pools.train.price_usd_per_h,
+        CONTROL_POOL: pools.control.price_usd_per_h,
+    }
+    report = conclude_iteration(
+        store,
+        plan.iteration,
+        prices,
+        SystemClock(),
+        egress_usd_per_gb={name: pool.egress_usd_per_gb for name, pool in crews.items()},
+        requests=request_prices(),
+    )
+    # What others wait for, before what is for people.
+    if last:
+        release_lease(store, plan.execution)
+    not_come = described(slots_not_come(store, plan.iteration, plan.execution)) if last else ""
+    if not_come:
+        log.warning(not_come)
+    tidy(store, config.retention)
+    tabs = render(report, write_metrics(store), notes=warnings(store, plan, not_come))
+    tabs["Plan"] = plan_tab(written.decisions, report.metrics)
+    store.put(layout.deck(plan.iteration), page(f"Gleaner, iteration {plan.iteration}", tabs).encode())
+    tell_trackers(store, config, report)
+    outcome = IterationOutcome(
+        run_url=plan.run_url,
+        iteration=plan.iteration,
+        weight_version=report.weight_version,
+        reward=report.metrics["reward"],
+        tokens=int(report.metrics["num_tokens"]),
+        tokens_recovered=int(report.metrics["resume/tokens_recovered"]),
+        usd=report.metrics["cost/usd_iter"],
+    )
+    return outcome, tabs
+
+
+def warnings(store: ObjectStore, plan: PlanReference, not_come: str) -> list[str]:
+    """What people should know of the crew: slots that failed although the iteration went well, and those not come."""
+    told = failures(store, plan.iteration, plan.execution)
+    notes = [f"an attempt of slot {found.slot} failed, on {found.host}: {found.error}" for found in told]
+    for note in notes:
+        log.warning("iteration %d: %s", plan.iteration, note)
+    return [*notes, *([not_come] if not_come else [])]
+
+
+def tidy(store: ObjectStore, config: RetentionConfig) -> None:
+    """Compact and delete; what goes wrong here is told and left to the next conclusion: the iteration is committed."""
+    try:
+        swept = sweep(store, config, newest=ITERATIONS_SWEPT)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it must not fail a committed iteration
+        log.warning("not everything that is no longer needed was deleted: %s", error)
+    else:
+        log.info("compacted %d iterations, deleted %d objects", len(swept.compacted), len(swept.deleted))
+
+
+def tell_trackers(store: ObjectStore, config: RunConfig, report: ReportRecord) -> None:
+    """Log the iteration where the section `tracking` says; a tracker that fails or hangs is told, and left behind."""
+    if not config.tracking.backends:
+        return
+    entry = tracked_iteration(report, config.tracking, run_id=read_run(store).nonce, run_url=store.url)
+    track(entry, {backend: TRACKERS[backend] for backend in config.tracking.backends})

@@ -1,0 +1,281 @@
+"""What the plan task does: check everything, open the run, and write the next iteration's plan."""
+
+import logging
+import os
+import socket
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from storage import layout, model_files, prompt_table, records
+from storage.clock import Clock
+from storage.connect import connect
+from storage.framing import digest as bytes_digest
+from storage.planning_records import LengthsRecord
+from storage.probe import probe
+from storage.prompt_table import PromptRow
+from storage.records import TRAIN_POOL, PlanRecord, SettingsRecord
+from storage.run import (
+    acquire_lease,
+    exists,
+    next_iteration,
+    next_prompt,
+    open_run,
+    plans_in_flight,
+    published_version,
+    read_config,
+    read_plan,
+    read_run,
+    release_lease,
+)
+from storage.store import ConflictingRecord, ObjectStore, commit
+from storage.weights import publish
+from tasks.configuration.references import PlanReference
+from tasks.configuration.run_config import RunConfig, differences, digest, dump, identity, parse
+from tasks.evaluation.held_out import draw_held_out, load_held_out
+from tasks.evaluation.measure import rewards_of
+from tasks.grading.grader import check_rewards
+from tasks.grading.run_rewards import held_models, publish_models
+from tasks.history.lengths import expected_lengths
+from tasks.history.request import planning_request
+from tasks.learning.pretrained import check_model, read_tensors, stop_token_ids, vocabulary_size
+from tasks.planning.iteration_plan import BudgetExceeded, plan_iteration
+from tasks.planning.offer import GroupLengths
+from tasks.planning.plan import groups_in_budget
+from tasks.preparing.tokenizer import open_tokenizer
+from tasks.prompts.draw import draw_prompts
+from tasks.prompts.loading import load_prompts
+from tasks.prompts.prompt import PromptSet
+from tasks.sampling.choose import context_length
+
+log = logging.getLogger(__name__)
+
+
+class WeightsTooOld(LookupError):  # noqa: N818 - reads as what happened
+    """What may be sampled from is not published yet; another attempt may find it."""
+
+
+def prepare(
+    config: RunConfig, execution: str, clock: Clock, *, ahead: int = 0, pools: Sequence[str] = ()
+) -> tuple[PlanReference, list[list[int]]]:
+    """The plain function behind the task: the plan's reference, and `crew_slots` of it; pools: () are the configured.
+
+    Raises WeightsTooOld when the iteration may not begin yet. Raises BudgetExceeded, with the lease released; but while
+    an iteration before is worked on, which that would abort although most of it is paid for, that iteration is given
+    once more, without slots, and the next plan is refused.
+    """
+    pools = pools or tuple(config.pools.crews)
+    config.pools.check_prices()
+    config.tracking.check_libraries()
+    store = connect(config.run.url)
+    is_new = not exists(store, layout.RUN)
+    prompts = load_prompts(config.data, check_rows=is_new)
+    check_rewards(config.rewards, prompts.columns, held_models(store, config.rewards), prompts)
+    with tempfile.TemporaryDirectory(prefix="gleaner-model-") as folder:
+        model_dir = _model_directory(store, config, Path(folder))
+        if is_new:
+            # All of them now, so that no iteration in the middle of the run meets one that does not fit.
+            _draw(config, prompts, model_dir, first=0, count=len(prompts))
+        if is_new or not _is_evaluation_known(store, config):
+            _check_evaluation(store, config, model_dir)
+        if is_new:
+            probe(store)
+        open_run(
+            store,
+            config=dump(config),
+            digest=digest(config),
+            vocab_size=vocabulary_size(model_dir),
+            clock=clock,
+            explain=lambda stored: differences(identity(config), identity(parse(stored))),
+        )
+        acquire_lease(store, execution, config.run.lease_ttl_s, clock, known_dead=ended_here)
+        first_open = next_iteration(store)
+        iteration = _passing_over(store, first_open, ahead)
+        is_ahead = iteration > first_open
+        if not exists(store, layout.plan(iteration)):
+            # What is committed has published the version it ends with.
+            version = sampled_version(store, iteration, config.algorithm.max_staleness) if is_ahead else iteration
+            first = next_prompt(store, iteration)
+            rows = _draw(config, prompts, model_dir, first=first, count=_groups_planned(config))
+            if iteration == 0:
+                publish_initial(store, model_dir)
+                publish_models(store, config.rewards)
+            try:
+                write_plan(store, config, rows, iteration, version, first, stop_token_ids(model_dir), clock)
+            except BudgetExceeded as error:
+                if not is_ahead:
+                    release_lease(store, execution)
+                    raise
+                log.warning("iteration %d is not planned, %d is brought to its end: %s", iteration, first_open, error)
+                return _reference(config, read_plan(store, first_open), execution), [[] for _ in pools]
+    settings = SettingsRecord(config=dump(config), execution=execution)
+    store.put(layout.settings(iteration), records.encode(settings))
+    written = read_plan(store, iteration)
+    log.info("iteration %d: weight version %d, %d slots", iteration, written.weight_version, len(written.slots))
+    return _reference(config, written, execution), crew_slots(written, pools)
+
+
+def to_train(config: RunConfig, planned: PlanReference) -> PlanReference:
+    """The first iteration that is not committed, for the execution that has `planned`."""
+    store = connect(config.run.url)
+    return _reference(config, read_plan(store, next_iteration(store)), planned.execution)
+
+
+def _passing_over(store: ObjectStore, iteration: int, ahead: int) -> int:
+    """The iteration `ahead` after this one, or the first without a plan that comes before it."""
+    passed = 0
+    while passed < ahead and exists(store, layout.plan(iteration)):
+        iteration, passed = iteration + 1, passed + 1
+    return iteration
+
+
+def _reference(config: RunConfig, written: PlanRecord, execution: str) -> PlanReference:
+    return PlanReference(
+        run_url=config.run.url,
+        iteration=written.iteration,
+        weight_version=written.weight_version,
+        execution=execution,
+    )
+
+
+def crew_slots(plan: PlanRecord, pools: Iterable[str]) -> list[list[int]]:
+    """The slots with work on each of the pools, in their order; the trainer's are not the crew's.
+
+    Those on a pool that is not among them, or not any more since the plan was written, are on the first.
+    """
+    slots: dict[str, list[int]] = {pool: [] for pool in pools}
+    first = next(iter(slots.values()))
+    for place in plan.slots:
+        if place.groups and place.pool != TRAIN_POOL:
+            slots.get(place.pool, first).append(place.slot)
+    return list(slots.values())
+
+
+def _is_evaluation_known(store: ObjectStore, config: RunConfig) -> bool:
+    """Whether the section `evaluation` is that of the last iteration that was planned, or else of the run."""
+    current = next_iteration(store)
+    plans = plans_in_flight(store) or [read_plan(store, iteration) for iteration in (current - 1,) if iteration >= 0]
+    known = read_config(store, plans[-1]) if plans else read_run(store).config
+    return bool(known.get("evaluation") == dump(config)["evaluation"])
+
+
+def _check_evaluation(store: ObjectStore, config: RunConfig, model_dir: Path) -> None:
+    """Open and tokenise the held-out prompts if training evaluates; raises PromptError and GradingError."""
+    if config.evaluation is None or not config.evaluation.interval:
+        return
+    held = held_models(store, *rewards_of(config))
+    held_out = load_held_out(config.evaluation, config.rewards, held)
+    draw_held_out(config.evaluation, held_out, open_tokenizer(model_dir), config.rollout, model_dir)
+
+
+def sampled_version(store: ObjectStore, iteration: int, max_staleness: int) -> int:
+    """The weight version an iteration samples from: the newest that is published, up to its own.
+
+    Raises WeightsTooOld when none is published that is at most `max_staleness` older than the iteration's own.
+    """
+    version = published_version(store, iteration, iteration - max_staleness)
+    if version is None:
+        raise WeightsTooOld(
+            f"iteration {iteration}: no weight version from {max(0, iteration - max_staleness)} on is published; "
+            f"allowed with algorithm.max_staleness {max_staleness}: {max_staleness} older than the iteration at most"
+        )
+    return version
+
+
+def _model_directory(store: ObjectStore, config: RunConfig, folder: Path) -> Path:
+    """Where configuration and tokenizer are: in the run once it holds them, before that at policy.path."""
+    if exists(store, layout.manifest(layout.weights(0))):
+        model_files.download(store, folder)
+        return folder
+    directory = Path(config.policy.path).expanduser()
+    check_model(directory)
+    return directory
+
+
+def publish_initial(store: ObjectStore, model_dir: Path) -> None:
+    """Weight version 0: the pretrained model, as it is stored, and the files beside it. Done once in a run."""
+    if exists(store, layout.manifest(layout.weights(0))):
+        return
+    model_files.upload(store, model_dir)
+    publish(store, layout.weights(0), read_tensors(model_dir), {"source": model_dir.name})
+
+
+def write_plan(
+    store: ObjectStore,
+    config: RunConfig,
+    rows: list[PromptRow],
+    iteration: int,
+    weight_version: int,
+    first_prompt: int,
+    stop_ids: tuple[int, ...],
+    clock: Clock,
+) -> None:
+    """Prompts first, then the plan that names them; losing the race to another planner is no error.
+
+    rows: one per group. With filter_groups only num_prompts_per_step of them are wanted. Raises BudgetExceeded, and
+    ValueError where there is nobody to generate, before anything of the iteration is written.
+    """
+    length_max = config.sampling.max_completion_length
+    lengths = expected_lengths(store, iteration, rows, config.planning, length_max=length_max)
+    planned = plan_iteration(planning_request(store, config, iteration, lengths))
+    body = prompt_table.encode_prompts(rows)
+    prompts_key = layout.prompts(iteration, bytes_digest(body).hex())
+    if not commit(store, prompts_key, body):
+        raise ConflictingRecord(f"{prompts_key!r} holds other bytes than its name says")
+    record = PlanRecord(
+        iteration=iteration,
+        weight_version=weight_version,
+        run_seed=config.run.seed,
+        num_generations=config.run.num_generations,
+        prompts_key=prompts_key,
+        first_prompt=first_prompt,
+        slots=planned.slots,
+        sampling=config.sampling.params(stop_ids),
+        config=dump(config),
+        created_at_s=clock.wall(),
+        groups_wanted=config.run.num_prompts_per_step if config.algorithm.filter_groups else None,
+        lengths=_lengths_record(lengths),
+        seeding=planned.seeding,
+        decisions=planned.decisions,
+    )
+    commit(store, layout.plan(iteration), records.encode(record))
+
+
+def _lengths_record(lengths: GroupLengths) -> LengthsRecord | None:
+    """None where all groups are expected alike."""
+    if lengths.predictor == "none":
+        return None
+    expected, high = (tuple(map(float, values)) for values in (lengths.expected, lengths.high))
+    return LengthsRecord(predictor=lengths.predictor, expected=expected, high=high)
+
+
+def _groups_planned(config: RunConfig) -> int:
+    wanted, algorithm = config.run.num_prompts_per_step, config.algorithm
+    return groups_in_budget(wanted, algorithm.filter_groups_budget) if algorithm.filter_groups else wanted
+
+
+def ended_here(execution: str) -> bool:
+    """Whether a lease is held by a process of this machine that has ended."""
+    kind, _, rest = execution.partition(":")
+    host, _, pid = rest.rpartition(":")
+    if kind != "here" or host != socket.gethostname():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False
+
+
+def _draw(config: RunConfig, prompts: PromptSet, model_dir: Path, *, first: int, count: int) -> list[PromptRow]:
+    return draw_prompts(
+        prompts,
+        open_tokenizer(model_dir),
+        config.data,
+        first=first,
+        count=count,
+        context_length=context_length(config.rollout, model_dir),
+        max_completion_length=config.sampling.max_completion_length,
+    )
