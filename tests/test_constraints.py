@@ -48,3 +48,8 @@ def test_botocore_is_held_to_what_its_user_asks_for():
     [asked_for] = [each.specifier for each in asked if each.name == "botocore" and each.marker is None]
     held = {each.name: each.specifier for _, each in bounds() if each.name in ("botocore", "boto3")}
     assert held == {"botocore": asked_for, "boto3": asked_for}
+
+
+def test_pre_commit_runs_the_formatter_and_linter_of_make_check():
+    text = (ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8")
+    assert re.findall(r"rev: v(\S+)", text) == [str(constrained()["ruff"])]
