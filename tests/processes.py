@@ -21,7 +21,7 @@ from tasks.configuration.references import PlanReference
 
 ROOT = Path(__file__).parents[1]
 # Three processes that import torch on a busy machine take a minute.
-LIMIT_S = 240
+LIMIT_S = 600
 _UNSHARE = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
 
 

@@ -364,7 +364,7 @@ def test_missing_s3_credentials_are_one_line_and_no_traceback(tmp_path):
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 1

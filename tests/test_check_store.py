@@ -96,7 +96,7 @@ def test_ctrl_c_leaves_nothing(tmp_path, after):
             if line.startswith(after):
                 break
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=600)
     assert process.returncode == 1
     assert errors.strip() == "Aborted!"
     assert list(tmp_path.iterdir()) == []

@@ -17,7 +17,7 @@ from storage.run import read_plan
 from tests.small_run import config, model_directory, plan_iteration, roll_out
 
 ROOT = Path(__file__).parents[1]
-LIMIT_S = 120
+LIMIT_S = 600
 DYING_ENGINE = """
 from gleaner import main
 from tasks.sampling.engine import EngineDied

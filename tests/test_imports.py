@@ -30,7 +30,7 @@ print(json.dumps([sorted(sys.modules), int(peak) / 1024]))
 def loaded_by(module: str) -> tuple[set[str], float]:
     """The modules of a fresh interpreter that has imported `module`, and its peak memory in MB."""
     command = [sys.executable, "-c", LOOK, module]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120, cwd=ROOT)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600, cwd=ROOT)
     names, peak_mb = json.loads(done.stdout.splitlines()[-1])
     return set(names), peak_mb
 

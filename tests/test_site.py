@@ -25,7 +25,7 @@ def built(folder: Path, **changed_pages: str) -> subprocess.CompletedProcess[str
     (folder / "mkdocs.yml").write_text(yaml.safe_dump(config))
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(folder / "mkdocs.yml")]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
 
 
 def test_the_site_builds_with_all_pages_and_a_search(tmp_path):

@@ -12,6 +12,15 @@ from storage.store import StoreUnavailable
 JOIN_TIME_LIMIT_S = 60.0
 
 
+def begins_s(began_s: float, took_s: float, interval_s: float) -> float:
+    """When work begins that began at `began_s` the last time, and took `took_s`.
+
+    What is written is safe only when the work has ended. It therefore begins so early that it ends within the interval,
+    even if it takes twice as long as the last time.
+    """
+    return began_s + interval_s - min(2 * took_s, interval_s / 2)
+
+
 class Housekeeping:
     """What the work raises ends it, and reaches the decode loop by `tick`."""
 
@@ -58,10 +67,7 @@ class Housekeeping:
     def _loop(self) -> None:
         began_s, took_s = self._clock.monotonic(), 0.0
         while True:
-            # What is written is safe only at the end of the work: begin so early that it ends within the interval,
-            # even if it takes twice as long as the last time.
-            due_s = began_s + self._interval_s - min(2 * took_s, self._interval_s / 2)
-            self._awake.wait(max(0.0, due_s - self._clock.monotonic()))
+            self._awake.wait(max(0.0, begins_s(began_s, took_s, self._interval_s) - self._clock.monotonic()))
             self._awake.clear()
             if self._stopping:
                 return

@@ -63,7 +63,7 @@ FIGURES = {
 def test_small_run_ends_with_the_figures_of_its_parts_and_the_reason_of_what_was_skipped():
     command = [sys.executable, "-m", "benchmarks.gpu", "--small", "--device", "cpu", "--json"]
     parts = [f"--part={part}" for part in ("noise", "trainer", "invariant")]
-    ended = subprocess.run([*command, *parts], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    ended = subprocess.run([*command, *parts], cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
     assert ended.returncode == 0, ended.stderr
     lines = ended.stdout.splitlines()
     summary = json.loads(lines[-1])
@@ -95,7 +95,7 @@ def test_without_a_gpu_the_full_size_is_skipped_and_not_begun_on_the_cpu():
 
 def test_full_size_on_a_cpu_is_refused():
     command = [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu"]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
     assert ended.returncode == 2
     assert "--device cpu: the full size is for a GPU; allowed: with --small" in ended.stderr
 

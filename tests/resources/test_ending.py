@@ -16,7 +16,7 @@ from resources.process import descendants
 from tests.processes import PID_1, are_gone, first_process, wait_until
 
 ROOT = Path(__file__).parents[2]
-LIMIT_S = 60
+LIMIT_S = 600
 # A main thread in native code that no signal interrupts: a mutex that it has locked already.
 NATIVE = """
     import ctypes

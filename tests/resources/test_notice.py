@@ -17,7 +17,7 @@ def test_sigterm_is_remembered_and_the_old_handler_comes_back():
         with PreemptionNotice() as notice:
             assert not notice.given
             os.kill(os.getpid(), signal.SIGTERM)
-            assert notice.wait(5.0)
+            assert notice.wait(300.0)
             assert notice.given
             os.kill(os.getpid(), signal.SIGTERM)  # the second notice is the first
         assert seen_before == []
@@ -33,7 +33,7 @@ def test_wait_ends_at_its_time_limit():
     with PreemptionNotice() as notice:
         started_s = time.monotonic()
         assert not notice.wait(0.05)
-        assert 0.04 <= time.monotonic() - started_s < 5.0
+        assert 0.04 <= time.monotonic() - started_s < 60.0
 
 
 @pytest.mark.parametrize("timeout_s", [0.0, -1.0])
@@ -49,30 +49,30 @@ def test_wait_in_the_main_thread_is_interrupted_by_the_signal():
         timer = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGTERM))
         started_s = time.monotonic()
         timer.start()
-        assert notice.wait(20.0)
-        assert time.monotonic() - started_s < 10.0
+        assert notice.wait(300.0)
+        assert time.monotonic() - started_s < 150.0
         timer.join()
 
 
 def test_other_threads_can_wait():
     seen: list[bool] = []
     with PreemptionNotice() as notice:
-        waiters = [threading.Thread(target=lambda: seen.append(notice.wait(20.0))) for _ in range(3)]
+        waiters = [threading.Thread(target=lambda: seen.append(notice.wait(300.0))) for _ in range(3)]
         for waiter in waiters:
             waiter.start()
         started_s = time.monotonic()
         os.kill(os.getpid(), signal.SIGTERM)
         for waiter in waiters:
-            waiter.join(20.0)
+            waiter.join(300)
     assert seen == [True, True, True]
-    assert time.monotonic() - started_s < 10.0
+    assert time.monotonic() - started_s < 150.0
 
 
 def test_closed_notice_does_not_block_or_change():
     notice = PreemptionNotice()
     notice.close()
     notice.give()
-    assert not notice.wait(20.0)
+    assert not notice.wait(300.0)
 
 
 def test_other_thread_cannot_create_one():

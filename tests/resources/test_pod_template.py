@@ -53,5 +53,5 @@ def test_declaring_does_not_import_the_client():
         "import sys; from resources.pools import PoolConfig, task_settings; task_settings(PoolConfig());"
         "print('kubernetes.client' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=600)
     assert done.stdout == "False\n"

@@ -67,7 +67,7 @@ for write in (lambda: store.create("new", b"x" * 100_000), lambda: store.put("ke
 
 def run_python(code: str, *arguments: str) -> str:
     command = [sys.executable, "-c", code, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=True).stdout
 
 
 def files_in(root: Path) -> list[str]:
@@ -160,7 +160,7 @@ def test_of_racing_processes_exactly_one_wins_each_key(tmp_path):
         racer.stdin.flush()
     wins: Counter[str] = Counter()
     for racer in racers:
-        output, errors = racer.communicate(timeout=60)
+        output, errors = racer.communicate(timeout=600)
         assert racer.returncode == 0, errors
         wins.update(output.split())
     assert wins == {f"race/{number:03d}": 1 for number in range(100)}

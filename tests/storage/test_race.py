@@ -137,14 +137,14 @@ def test_when_a_writer_dies_the_race_ends(tmp_path):
         process.stdin.write(json.dumps([f"race/{number:06d}" for number in range(100_000)]))
         process.stdin.close()
         process.stdin = None
-        deadline_s = time.monotonic() + 30
+        deadline_s = time.monotonic() + 300
         while not list(tmp_path.glob("race/0*")):
             assert time.monotonic() < deadline_s
             time.sleep(0.01)
         writers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         assert len(writers) == 4
         os.kill(int(writers[2]), signal.SIGKILL)
-        output, errors = process.communicate(timeout=30)
+        output, errors = process.communicate(timeout=600)
     assert (process.returncode, output, errors) == (1, "", "a writer died\n")
     assert not any(Path(f"/proc/{writer}").exists() for writer in writers)
 
@@ -172,5 +172,5 @@ def test_the_error_of_a_process_is_one_line(tmp_path):
 
 def test_only_s3_pays_for_s3():
     code = "import sys, storage.race; print(any(name in sys.modules for name in ('s3fs', 'botocore', 'numpy')))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=600)
     assert done.stdout == "False\n"

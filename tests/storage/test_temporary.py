@@ -139,7 +139,7 @@ def test_deletes_and_creates_in_the_same_folders_do_not_disturb_each_other(tmp_p
     command = [sys.executable, "-c", CHURN, str(tmp_path / "run")]
     racers = [subprocess.Popen([*command, str(n)], stderr=subprocess.PIPE, text=True) for n in range(6)]
     for racer in racers:
-        _, errors = racer.communicate(timeout=120)
+        _, errors = racer.communicate(timeout=600)
         assert racer.returncode == 0, errors
     assert names(tmp_path) == ["run"]
 

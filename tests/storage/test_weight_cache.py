@@ -262,7 +262,7 @@ def test_processes_of_one_machine_fetch_once(tmp_path, count):
     for process in processes:
         process.start()
     for process in processes:
-        process.join(30)
+        process.join(300)
     assert [process.exitcode for process in processes] == [0] * count
     assert len((tmp_path / "reads").read_text().splitlines()) == 5
     assert len(packs(tmp_path / "cache")) == 1

@@ -167,22 +167,23 @@ def test_a_check_ends_reading_from_a_slow_store():
     class Slow(MemoryStore):
         def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
             if key.endswith(".safetensors"):
+                asked.append(key)
                 time.sleep(0.1)
             return super().get(key, start, end)
 
+    asked: list[str] = []
     store = Slow("run")
     tensors = {f"{seed}": block("U8", (100,), seed) for seed in range(2000)}
     publish(store, layout.weights(0), tensors, {}, object_bytes_max=1)
     threads = threading.active_count()
-    started_at_s = time.monotonic()
 
     def check() -> None:
-        if time.monotonic() > started_at_s + 0.3:
+        if len(asked) > 5:
             raise Preempted
 
     with pytest.raises(Preempted):
         pull_version(store, 0, None, ManualClock(), check=check)
-    assert time.monotonic() < started_at_s + 5  # all of it takes 25 s
+    assert 5 < len(asked) < 1000  # of 2,000
     assert threading.active_count() == threads
 
 

@@ -72,7 +72,7 @@ def test_told_to_go_it_flushes_and_exits_with_the_code_that_flyte_retries(model,
     settings = config(url, model, run=run, rollout=slow, sampling={"max_completion_length": 200})
     reference = plan_iteration(settings)
     done = subprocess.run(
-        [sys.executable, "-c", TOLD_TO_GO, url], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", TOLD_TO_GO, url], cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == EXIT_CODE == 137, done.stdout + done.stderr
     store = connect(url)

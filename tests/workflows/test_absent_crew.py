@@ -59,7 +59,7 @@ def configured(folder: Path, model: Path, **sections) -> tuple[Path, str]:
 
 def lived(file: Path, *more: str) -> tuple[int, str]:
     child = pyflyte(file, *more)
-    output, _ = child.communicate(timeout=300)
+    output, _ = child.communicate(timeout=600)
     return child.returncode, " ".join(output.replace("│", " ").split())
 
 

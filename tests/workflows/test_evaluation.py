@@ -50,7 +50,7 @@ def pyflyte(workflow: str, config: Path, *more: str) -> "subprocess.Popen[str]":
 
 
 def ended(child: "subprocess.Popen[str]") -> str:
-    output, _ = child.communicate(timeout=120)
+    output, _ = child.communicate(timeout=600)
     assert child.returncode == 0, output
     return output
 

@@ -83,7 +83,7 @@ def test_a_killed_run_continues_and_learns_from_the_same_tokens(tmp_path, model)
     store = connect(url)
     child = pyflyte(config)
     victim = kill_a_slot_in_the_middle(store, child)
-    output, _ = child.communicate(timeout=120)
+    output, _ = child.communicate(timeout=600)
     assert child.returncode == 0, output
     [first] = reports(store)
     assert victim in {life.incarnation for life in first.lives if life.state == "lost"}
@@ -91,7 +91,7 @@ def test_a_killed_run_continues_and_learns_from_the_same_tokens(tmp_path, model)
     assert undisturbed_equals(url, 0)[:2] == (32, 32)
 
     child = pyflyte(config)  # the same command again: the run goes on where it stands
-    output, _ = child.communicate(timeout=120)
+    output, _ = child.communicate(timeout=600)
     assert child.returncode == 0, output
     second = reports(store)[1]
     assert (second.iteration, second.weight_version, second.next_prompt) == (1, 2, 16)
@@ -100,7 +100,7 @@ def test_a_killed_run_continues_and_learns_from_the_same_tokens(tmp_path, model)
 
     before = {key: store.get(key) for key in store.list("")}
     child = pyflyte(config_file(tmp_path, model, url, seed=4))
-    output, _ = child.communicate(timeout=120)
+    output, _ = child.communicate(timeout=600)
     assert child.returncode == 1
     assert "run.seed: 4 here, 3 there" in output.replace("\n", " ")
     assert {key: store.get(key) for key in store.list("")} == before
@@ -118,7 +118,7 @@ def test_with_staleness_the_next_iteration_is_sampled_from_older_weights_and_cor
     }
     file.write_text(yaml.safe_dump(document))
     child = pyflyte(file, "--count", "3")
-    output, _ = child.communicate(timeout=200)
+    output, _ = child.communicate(timeout=600)
     assert child.returncode == 0, output
     store = connect(url)
     history = reports(store)
@@ -143,7 +143,7 @@ def test_on_one_machine_pools_run_one_after_another_and_the_first_leaves_nothing
     document["pools"]["more_rollout"] = {"far": {"count": 1, "interruptible": False}}
     file.write_text(yaml.safe_dump(document))
     child = pyflyte(file)
-    output, _ = child.communicate(timeout=120)
+    output, _ = child.communicate(timeout=600)
     assert child.returncode == 0, output
     store = connect(url)
     plan = read_plan(store, 0)
@@ -164,7 +164,7 @@ def test_on_one_machine_pools_run_one_after_another_and_the_first_leaves_nothing
 def test_a_run_lives_in_an_s3_bucket_as_well(tmp_path, model, s3_url):
     url = f"{s3_url}/workflow"
     child = pyflyte(config_file(tmp_path, model, url))
-    output, _ = child.communicate(timeout=200)
+    output, _ = child.communicate(timeout=600)
     assert child.returncode == 0, output
     [report] = reports(connect(url))
     assert report.metrics["num_tokens"] > 0
@@ -180,6 +180,6 @@ def test_a_run_lives_in_an_s3_bucket_as_well(tmp_path, model, s3_url):
 )
 def test_a_bad_configuration_is_refused_by_the_first_task(arguments, message, tmp_path):
     command = [*PYFLYTE, WORKFLOW, "training", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=600, check=False)
     assert done.returncode == 1
     assert message in " ".join((done.stdout + done.stderr).replace("│", " ").split())

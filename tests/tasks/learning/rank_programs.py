@@ -234,7 +234,7 @@ def launch(what, directory, count):
     command += ["-m", "tests.tasks.learning.rank_programs", what, str(directory)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200, check=False
+        [sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False
     )
     files = [directory / f"{what}{rank}.json" for rank in range(count)]
     return done, [json.loads(file.read_text()) for file in files if file.is_file()]

@@ -34,7 +34,7 @@ def byte_level() -> PreTrainedTokenizerFast:
 
 def run(*command: str) -> "subprocess.CompletedProcess[str]":
     done = subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True, check=False, timeout=120, cwd=ROOT
+        [sys.executable, *command], capture_output=True, text=True, check=False, timeout=600, cwd=ROOT
     )
     assert done.returncode == 0, done.stderr
     return done

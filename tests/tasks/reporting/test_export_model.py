@@ -360,7 +360,7 @@ def test_a_kill_leaves_nothing_that_looks_whole(store, tmp_path):
         (run / key).parent.mkdir(parents=True, exist_ok=True)
         (run / key).write_bytes(store.get(key))
     command = [sys.executable, "-c", KILLED, str(run), str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=dict(os.environ))
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600, env=dict(os.environ))
     assert (done.returncode, done.stderr) == (-signal.SIGKILL, "")
     [left] = out.parent.iterdir()
     assert left.name.startswith(".out.")

@@ -86,7 +86,7 @@ def test_one_that_hangs_is_left_behind_and_asked_again_when_it_is_back(tmp_path,
 
     began_s = time.monotonic()
     track(entry(tmp_path, 0), {"wandb": hangs, "mlflow": hangs}, time_limit_s=0.3)
-    assert time.monotonic() - began_s < 5  # both together had the 0.3 s
+    assert time.monotonic() - began_s < 50  # both together had the 0.3 s; alone they would have waited for 60
     assert "wandb may lack iteration 0: no answer within 0.3 s" in caplog.text
     assert "mlflow may lack iteration 0: no answer within 0.3 s" in caplog.text
     track(entry(tmp_path, 1), {"wandb": hangs}, time_limit_s=0.3)
@@ -95,7 +95,7 @@ def test_one_that_hangs_is_left_behind_and_asked_again_when_it_is_back(tmp_path,
     back.set()
     for thread in threading.enumerate():
         if thread.name.startswith("tracking-"):
-            thread.join(10)
+            thread.join(300)
     caplog.clear()
     track(entry(tmp_path, 2), {"wandb": hangs}, time_limit_s=10)
     assert told == [0, 0, 2]

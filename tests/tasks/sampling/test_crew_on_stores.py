@@ -17,7 +17,7 @@ from tests.small_run import config, memory_store, model_directory, plan_iteratio
 
 SLOTS = 2
 KILLS = 4
-LIMIT_S = 60
+LIMIT_S = 600
 
 # The engine takes its time, so that a kill strikes in the middle of responses.
 WORKER = """

@@ -53,7 +53,7 @@ def trained(tmp_path_factory):
 def by_vllm(folder):
     """The first prompt as text, and what follows the prompts by greedy decoding."""
     command = [sys.executable, "-c", SCRIPT, json.dumps([str(folder), PROMPTS, TOKENS])]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240, env=dict(os.environ))
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600, env=dict(os.environ))
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -41,7 +41,7 @@ def environment_after(process, users):
     )
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(READ_BY_VLLM)}
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120, env=inherited | users)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600, env=inherited | users)
     device, environment = json.loads(done.stdout.splitlines()[-1])
     return device, {name: value for name, value in environment.items() if name.startswith(READ_BY_VLLM)}
 
