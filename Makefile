@@ -10,8 +10,8 @@ VLLM_BIN := $(VLLM_VENV)/bin
 # vLLM's CPU build asks for these, and PyPI has them for CUDA: they cannot be imported beside a CPU torch, nor, when they
 # are there, transformers and vLLM; nothing needs Triton without a GPU.
 CUDA_ONLY := torchvision torchaudio torchcodec triton
-VLLM_TESTS := tests/benchmarks/test_gpu.py tests/tasks/sampling/test_choose.py \
-	tests/tasks/sampling/test_vllm_*.py tests/benchmarks/test_engine_parity.py
+VLLM_TESTS := tests/benchmarks/test_gpu.py tests/tasks/sampling/engines/test_choose.py \
+	tests/tasks/sampling/engines/test_vllm_*.py tests/benchmarks/test_engine_parity.py
 # Older pips take minutes to resolve what this one resolves in seconds.
 PIP_VERSION := 26.3
 # Tests start servers and child processes on ports and directories of their own; a file stays in one process.

@@ -25,7 +25,7 @@ from storage.run import next_iteration, read_config, read_plan, reports
 from storage.store import StorageError
 from tasks.configuration.run_config import ConfigError, RunConfig, dump, load, parse
 from tasks.evaluation.held_out import load_held_out
-from tasks.forecasting.forecast import forecast as forecast_run
+from tasks.forecasting.comparison import forecast as forecast_run
 from tasks.forecasting.probe import NoProbe, probe_run
 from tasks.forecasting.realised import compare, save_forecast
 from tasks.forecasting.table import comparison_text, forecast_text
@@ -43,9 +43,9 @@ from tasks.reporting.export_model import DTYPES, STORED, export_model
 from tasks.reporting.nonfinite import nonfinite_line
 from tasks.reporting.watch import Watcher
 from tasks.reporting.watch_screen import screen
-from tasks.sampling.engine import EngineError
-from tasks.sampling.join import JoinLimits, join_run
-from tasks.sampling.session import SessionOutcome
+from tasks.sampling.engines.engine import EngineError
+from tasks.sampling.session.join import JoinLimits, join_run
+from tasks.sampling.session.session import SessionOutcome
 
 COLUMNS = (
     ("reward", "reward", "{:.3f}"),

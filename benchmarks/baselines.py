@@ -25,9 +25,9 @@ from benchmarks.crew import StepLog, logged_engine
 from storage import layout, model_files, prompt_table
 from storage.connect import connect
 from storage.run import read_config, read_plan, read_run
-from storage.weights import pull
+from storage.weights.tensor_sets import pull
 from tasks.configuration.run_config import parse
-from tasks.sampling.engine import GenerationRequest, noise_key
+from tasks.sampling.engines.engine import GenerationRequest, noise_key
 
 LOOK_INTERVAL_S = 0.05
 

@@ -41,9 +41,9 @@ from benchmarks.reporting import Target, finish
 from examples.warm_start import warm_start
 from storage.records import SamplingParams
 from tasks.prompts.arithmetic import ArithmeticPrompts
-from tasks.sampling.engine import GenerationRequest, noise_key
-from tasks.sampling.torch_engine import TorchEngine
-from tasks.sampling.weight_tensors import as_block
+from tasks.sampling.engines.engine import GenerationRequest, noise_key
+from tasks.sampling.engines.torch_engine import TorchEngine
+from tasks.sampling.engines.weight_tensors import as_block
 
 GROUP_SIZE = 8
 WORKERS = 16

@@ -23,7 +23,7 @@ from storage.records import SamplingParams
 from storage.shard import Finish
 from storage.store import ObjectStore
 from tasks.planning.resume_value import EngineCosts, break_even_losses_per_h, resume_costs
-from tasks.sampling.engine import GenerationRequest, noise_key
+from tasks.sampling.engines.engine import GenerationRequest, noise_key
 
 LENGTHS = (256, 1024, 4096, 8192, 16_384, 32_768)
 LOSSES_PER_H = (0.01, 0.1, 0.61, 1.8, 4.0)

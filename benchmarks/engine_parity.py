@@ -34,13 +34,13 @@ from benchmarks.parity_work import (
     weight_versions,
 )
 from benchmarks.reporting import Target, finish
-from storage.weights import TensorBlock
+from storage.weights.tensor_sets import TensorBlock
 from tasks.sampling.config import VllmConfig
-from tasks.sampling.decoder import model_config
-from tasks.sampling.engine import Engine, EngineDied, EngineError, GenerationRequest
-from tasks.sampling.torch_engine import TorchEngine
-from tasks.sampling.vllm_engine import VllmEngine
-from tasks.sampling.vllm_names import installed_version
+from tasks.sampling.engines.decoder import model_config
+from tasks.sampling.engines.engine import Engine, EngineDied, EngineError, GenerationRequest
+from tasks.sampling.engines.torch_engine import TorchEngine
+from tasks.sampling.engines.vllm_engine import VllmEngine
+from tasks.sampling.engines.vllm_names import installed_version
 
 DEFAULT = Size(groups=28, tokens=96, in_flight=32)
 SMALL = Size(groups=2, tokens=24, in_flight=8)

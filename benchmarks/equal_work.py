@@ -12,9 +12,9 @@ from storage.clock import SystemClock
 from storage.local import LocalStore
 from storage.prompt_table import PromptRow
 from storage.records import PlanRecord, SamplingParams, SlotPlan
-from tasks.sampling.engine import Engine, GenerationRequest, noise_key
-from tasks.sampling.session import Session
-from tasks.sampling.session_config import SessionConfig
+from tasks.sampling.engines.engine import Engine, GenerationRequest, noise_key
+from tasks.sampling.session.session import Session
+from tasks.sampling.session.session_config import SessionConfig
 
 PROMPT = tuple(range(3, 19))
 GROUP_SIZE = 8

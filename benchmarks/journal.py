@@ -30,7 +30,7 @@ from storage.responses import Response, decode_responses, encode_responses, spli
 from storage.shard import Finish, Logprobs, Row, TokenIds, encode_shard
 from storage.store import ObjectStore
 from tasks.planning.flush_interval import GETS_PER_FLUSH, best_flush_interval_s, expected_usd_per_h, flush_usd
-from tasks.sampling.engine import GenerationRequest, noise_key
+from tasks.sampling.engines.engine import GenerationRequest, noise_key
 
 VOCABULARY = 4096
 LARGE_VOCABULARY = 150_000

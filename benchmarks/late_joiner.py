@@ -20,10 +20,10 @@ def join(run_url: str, version: int, cache: Path, started_at_s: float) -> dict[s
     from storage.clock import SystemClock  # noqa: PLC0415
     from storage.connect import connect  # noqa: PLC0415
     from storage.records import SamplingParams  # noqa: PLC0415
-    from storage.weight_cache import open_cache  # noqa: PLC0415
-    from storage.weight_versions import pull_version  # noqa: PLC0415
-    from tasks.sampling.engine import GenerationRequest  # noqa: PLC0415
-    from tasks.sampling.torch_engine import TorchEngine  # noqa: PLC0415
+    from storage.weights.cache import open_cache  # noqa: PLC0415
+    from storage.weights.versions import pull_version  # noqa: PLC0415
+    from tasks.sampling.engines.engine import GenerationRequest  # noqa: PLC0415
+    from tasks.sampling.engines.torch_engine import TorchEngine  # noqa: PLC0415
 
     clock = SystemClock()
     marks = [started_at_s, clock.wall()]

@@ -18,7 +18,7 @@ from tasks.learning.advance import advance
 from tasks.learning.presets import PRESETS
 from tasks.preparing.iteration import prepare
 from tasks.reporting.conclusion import conclude_iteration
-from tasks.sampling.member import generate_slot
+from tasks.sampling.session.member import generate_slot
 
 # Two optimizer steps, so that the second has a ratio to clip. What else a preset says is for other sizes of model.
 STEPS = {"num_mini_batches": 2}

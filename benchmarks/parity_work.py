@@ -12,10 +12,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from storage.records import SamplingParams
-from storage.weights import TensorBlock
-from tasks.sampling.engine import Engine, EngineDied, FinishReason, GenerationRequest, noise_key
-from tasks.sampling.keyed_noise import sample, signed64
-from tasks.sampling.weight_tensors import as_block, as_torch
+from storage.weights.tensor_sets import TensorBlock
+from tasks.sampling.engines.engine import Engine, EngineDied, FinishReason, GenerationRequest, noise_key
+from tasks.sampling.engines.keyed_noise import sample, signed64
+from tasks.sampling.engines.weight_tensors import as_block, as_torch
 
 PROMPT_LENGTHS = (8, 60)
 TWICE_CUT = 3  # every third response

@@ -1,8 +1,7 @@
 """Claim: a trainer killed at random moments ends with the bits it would have had, and publishes nothing twice.
 
-One run is rolled out and trained without a kill; copies of it are trained again, by turns undisturbed and killed, so
-that all train on the same journal. Train processes do what the train task does, kills are SIGKILL. They are forked from
-a server that has imported everything; a new Python would pay its start besides, once per kill.
+One run is rolled out and trained without a kill; copies of it are trained again on the same journal, in turns undisturbed
+and killed. Train processes are forked from a server that has imported everything: Python's start is not measured.
 """
 
 import argparse
@@ -25,7 +24,7 @@ from typing import Any
 
 from benchmarks.reporting import Target, finish
 from examples.warm_start import WarmStart, warm_start
-from storage import layout, records, weights
+from storage import layout, records
 from storage.clock import SystemClock
 from storage.compaction import read_batches
 from storage.connect import connect
@@ -33,17 +32,18 @@ from storage.records import TrainingRecord
 from storage.run import exists
 from storage.store import ObjectStore
 from storage.temporary import TEMPORARY
-from storage.weight_manifest import TensorBlock, read_manifest_at
-from storage.weight_versions import pull_version
+from storage.weights import tensor_sets
+from storage.weights.manifest import TensorBlock, read_manifest_at
+from storage.weights.versions import pull_version
 from tasks.configuration.run_config import RunConfig, parse
 from tasks.learning.advance import advance
 from tasks.preparing.iteration import prepare
 from tasks.prompts.config import ArithmeticConfig
 from tasks.reporting.conclusion import conclude_iteration
-from tasks.sampling.member import generate_slot
+from tasks.sampling.session.member import generate_slot
 
 EXECUTION = "benchmark"
-PRELOAD = ["tasks.plan", "tasks.learning.advance", "tasks.sampling.torch_engine", "examples.warm_start"]
+PRELOAD = ["tasks.learning.advance", "tasks.sampling.engines.torch_engine", "examples.warm_start"]
 POLL_INTERVAL_S = 0.001
 SEED = 7  # of the kills; run k is killed by SEED + k
 # Sums modulo 2 are half learned in so few steps: groups are mixed, so that gradients are not zero.
@@ -286,7 +286,7 @@ def unnamed_objects(store: ObjectStore, version: int) -> list[str]:
 def tensors_of(store: ObjectStore, version: int) -> dict[str, TensorBlock]:
     """The weights of a version; parameters in float32 and moments, from its checkpoint."""
     _, published = pull_version(store, version, None, SystemClock())
-    _, saved = weights.pull(store, layout.checkpoint(version))
+    _, saved = tensor_sets.pull(store, layout.checkpoint(version))
     return {f"published.{name}": block for name, block in published.items()} | saved
 
 
@@ -294,7 +294,7 @@ def records_of(store: ObjectStore, iteration: int) -> list[Any]:
     """What must be the same of the records: micro-batches, what was learned, and the trainer's state beside tensors."""
     metrics = records.read(store, TrainingRecord, layout.training(iteration)).metrics
     learned = {name: value for name, value in metrics.items() if not name.startswith(("timing_s/", "requests/"))}
-    state = weights.read_manifest(store, layout.checkpoint(iteration + 1)).metadata
+    state = tensor_sets.read_manifest(store, layout.checkpoint(iteration + 1)).metadata
     return [*(replace(batch, nonce="") for batch in read_batches(store, iteration)), learned, state]
 
 

@@ -22,9 +22,9 @@ from transformers.utils import logging as transformers_logging
 from benchmarks.equal_work import PROMPT, decode, journal, probe_model
 from benchmarks.reporting import Target, finish, interleave, medians
 from benchmarks.rollout_vllm import vllm_rows
-from tasks.sampling.batch import Batch
-from tasks.sampling.torch_engine import TorchEngine
-from tasks.sampling.weight_tensors import as_block
+from tasks.sampling.engines.batch import Batch
+from tasks.sampling.engines.torch_engine import TorchEngine
+from tasks.sampling.engines.weight_tensors import as_block
 
 SAMPLING_RESPONSES = 32
 LARGE_VOCABULARY = 32_768

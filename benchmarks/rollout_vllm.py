@@ -15,11 +15,11 @@ from typing import Any, Literal
 from benchmarks.equal_work import PROMPT, decode, journal, probe_model
 from benchmarks.reporting import Target, interleave
 from tasks.sampling.config import VllmConfig
-from tasks.sampling.engine import Engine
-from tasks.sampling.vllm_engine import VllmEngine
-from tasks.sampling.vllm_names import resolve
-from tasks.sampling.vllm_settings import build_vllm_config, prepare_environment
-from tasks.sampling.weight_tensors import as_block
+from tasks.sampling.engines.engine import Engine
+from tasks.sampling.engines.vllm_engine import VllmEngine
+from tasks.sampling.engines.vllm_names import resolve
+from tasks.sampling.engines.vllm_settings import build_vllm_config, prepare_environment
+from tasks.sampling.engines.weight_tensors import as_block
 
 FLUSH_INTERVAL_S = 2.0
 Process = Literal["own", "same"]

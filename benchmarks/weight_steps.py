@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 
 from examples.warm_start import WarmStart, build_tokenizer, warm_start
 from storage.records import SamplingParams
-from storage.weights import TensorBlock
+from storage.weights.tensor_sets import TensorBlock
 from tasks.learning.advantage import group_advantages
 from tasks.learning.batching import collate
 from tasks.learning.config import AlgorithmConfig, OptimizerConfig, TrainerConfig
@@ -23,9 +23,9 @@ from tasks.learning.pretrained import read_tensors
 from tasks.learning.step import accumulate, apply
 from tasks.prompts.arithmetic import ArithmeticPrompts
 from tasks.prompts.config import ArithmeticConfig
-from tasks.sampling.engine import GenerationRequest, noise_key
-from tasks.sampling.torch_engine import TorchEngine
-from tasks.sampling.weight_tensors import as_block, as_torch
+from tasks.sampling.engines.engine import GenerationRequest, noise_key
+from tasks.sampling.engines.torch_engine import TorchEngine
+from tasks.sampling.engines.weight_tensors import as_block, as_torch
 
 TASK = ArithmeticConfig(items_max=6, stop_probability=0.35)
 GROUPS, GENERATIONS, CONTEXT_LENGTH = 8, 8, 96

@@ -23,16 +23,17 @@ import numpy as np
 from benchmarks.late_joiner import PARTS, joined
 from benchmarks.reporting import Target, finish, interleave, medians
 from benchmarks.weight_steps import Step, make_policy, make_random_policy, steps
-from storage import layout, model_files, weight_deltas
+from storage import layout, model_files
 from storage.clock import SystemClock
 from storage.connect import connect
 from storage.local import LocalStore
 from storage.store import ObjectStore
-from storage.weight_cache import WeightCache
-from storage.weight_manifest import Manifest, TensorBlock
-from storage.weight_objects import RANGE_BYTES, THREADS
-from storage.weight_versions import publish_version, pull_version
-from storage.weights import publish, pull
+from storage.weights import deltas
+from storage.weights.cache import WeightCache
+from storage.weights.manifest import Manifest, TensorBlock
+from storage.weights.objects import RANGE_BYTES, THREADS
+from storage.weights.tensor_sets import publish, pull
+from storage.weights.versions import publish_version, pull_version
 from tasks.learning.pretrained import read_tensors
 
 TENSOR_BYTES = 24 << 20
@@ -205,10 +206,10 @@ def codec_rates(num_bytes: int) -> dict[str, Any]:
     normal = rng.normal(0, 0.02, num_bytes // 2).astype(np.float32)
     before = TensorBlock("BF16", (num_bytes // 2,), (normal.view(np.uint32) >> 16).astype(np.uint16).data)
     after = stepped({"w": before}, 1)["w"]
-    delta = weight_deltas.encode(before.data, after.data, 2)
-    encode_s = statistics.median(timed(lambda: weight_deltas.encode(before.data, after.data, 2)) for _ in range(3))
+    delta = deltas.encode(before.data, after.data, 2)
+    encode_s = statistics.median(timed(lambda: deltas.encode(before.data, after.data, 2)) for _ in range(3))
     data = bytearray(before.data)
-    apply_s = statistics.median(timed(lambda: weight_deltas.apply(delta, memoryview(data), 2)) for _ in range(3))
+    apply_s = statistics.median(timed(lambda: deltas.apply(delta, memoryview(data), 2)) for _ in range(3))
     return {
         "measured": "codec, one core",
         "changed, first to last": f"{CHANGED_SHARE:.2%}",

@@ -16,11 +16,11 @@ from storage.memory import MemoryStore
 from storage.records import PlanRecord
 from storage.run import read_plan, read_run
 from storage.store import ObjectStore
-from storage.weight_versions import pull_version
+from storage.weights.versions import pull_version
 from tasks.configuration.run_config import parse
-from tasks.sampling.choose import build_engine
-from tasks.sampling.session import Session
-from tasks.sampling.session_config import SessionConfig
+from tasks.sampling.engines.choose import build_engine
+from tasks.sampling.session.session import Session
+from tasks.sampling.session.session_config import SessionConfig
 
 
 def undisturbed_equals(

@@ -18,7 +18,7 @@ from storage.records import ClosedRecord
 from storage.retention_config import RetentionConfig
 from storage.run import next_iteration, plans_in_flight
 from storage.store import ConflictingRecord, CorruptObject, ObjectMissing, ObjectStore, StoreDenied, commit
-from storage.weight_versions import bases
+from storage.weights.versions import bases
 
 log = logging.getLogger(__name__)
 THREADS = 8

@@ -11,8 +11,8 @@ from typing import Literal
 from storage import layout, model_files, records
 from storage.records import FORMAT_VERSION, STRICT
 from storage.store import ConflictingRecord, CorruptObject, ObjectMissing, ObjectStore, commit
-from storage.weight_manifest import DIGEST_PATTERN, digest_of
-from storage.weight_threads import in_threads
+from storage.threads import in_threads
+from storage.weights.manifest import DIGEST_PATTERN, digest_of
 
 SUFFIXES = model_files.SUFFIXES | {".safetensors"}
 # Files that make another model of the same others. What else joins them in a folder, as results, is no other model.

@@ -64,7 +64,7 @@ def evaluate(plan: PlanReference, due: bool, beside_training: bool = False) -> E
     """
     from tasks.concluding.evaluation import measure_and_tell  # noqa: PLC0415 - when the task runs
     from tasks.learning.follow import GroupTimeout  # noqa: PLC0415
-    from tasks.sampling.crew_watch import CrewLost  # noqa: PLC0415
+    from tasks.sampling.session.crew_watch import CrewLost  # noqa: PLC0415
 
     forgo_models_in_a_container()
     if not due:

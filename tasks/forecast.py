@@ -22,7 +22,7 @@ def make_forecast(config: dict, save: bool) -> str:  # type: ignore[type-arg]
 
     save: also write the forecast into the run's directory, to be held against what the run then takes.
     """
-    from tasks.forecasting.forecast import forecast  # noqa: PLC0415 - when the task runs
+    from tasks.forecasting.comparison import forecast  # noqa: PLC0415 - when the task runs
     from tasks.forecasting.probe import probe_run  # noqa: PLC0415
     from tasks.forecasting.realised import save_forecast  # noqa: PLC0415
     from tasks.forecasting.table import forecast_text  # noqa: PLC0415

@@ -29,9 +29,9 @@ def rollout(slot: int, plan: PlanReference) -> SlotOutcome:
     and retries without using up `retries`. Any other failure is noted in the run: when nobody is left to generate, the
     trainer tells it.
     """
-    from tasks.sampling.engine import EngineDied  # noqa: PLC0415 - when the task runs
-    from tasks.sampling.member import generate_slot  # noqa: PLC0415
-    from tasks.sampling.session import Preempted  # noqa: PLC0415
+    from tasks.sampling.engines.engine import EngineDied  # noqa: PLC0415 - when the task runs
+    from tasks.sampling.session.member import generate_slot  # noqa: PLC0415
+    from tasks.sampling.session.session import Preempted  # noqa: PLC0415
 
     with PreemptionNotice() as notice:
         try:

@@ -25,7 +25,7 @@ def train(plan: PlanReference) -> TrainOutcome:
 def trained(plan: PlanReference) -> TrainOutcome:
     """The body of the task; raises FlyteRecoverableException where another attempt may help, and ends at SIGTERM."""
     from tasks.learning.advance import advance  # noqa: PLC0415 - when the task runs
-    from tasks.sampling.engine import EngineDied  # noqa: PLC0415
+    from tasks.sampling.engines.engine import EngineDied  # noqa: PLC0415
 
     try:
         record = advance(plan.run_url, plan.iteration, plan.execution, SystemClock())

@@ -7,7 +7,7 @@ from storage.prompt_table import PromptRow, encode_prompts
 from storage.records import BatchRecord, GradedResponse, PlanRecord, ReportRecord
 from storage.shard import Finish
 from storage.store import ObjectStore
-from storage.weights import TensorBlock, publish
+from storage.weights.tensor_sets import TensorBlock, publish
 from tests.journals import Incarnation, a_plan
 
 GROUPS, GENERATIONS = 2, 2

@@ -6,7 +6,7 @@ from storage.clock import ManualClock, SystemClock
 from tasks.configuration.references import PlanReference
 from tasks.configuration.run_config import RunConfig
 from tasks.preparing.evaluation import prepare
-from tasks.sampling.member import generate_slot
+from tasks.sampling.session.member import generate_slot
 from tests.small_run import (
     commit_iteration,
     config,

@@ -8,9 +8,9 @@ from storage.memory import MemoryStore
 from storage.prompt_table import PromptRow
 from storage.records import PlanRecord, SamplingParams, SlotPlan
 from tasks.planning.plan import assign_groups
-from tasks.sampling.scripted_engine import ScriptedEngine
-from tasks.sampling.session import Session
-from tasks.sampling.session_config import SessionConfig
+from tasks.sampling.engines.scripted_engine import ScriptedEngine
+from tasks.sampling.session.session import Session
+from tasks.sampling.session.session_config import SessionConfig
 
 GENERATIONS, GROUPS, SLOTS, IN_FLIGHT = 3, 5, 2, 4
 PROMPTS = [PromptRow(str(k), (1, 2, k + 3), "p", {}) for k in range(GROUPS)]

@@ -15,7 +15,7 @@ from tasks.configuration.run_config import RunConfig, parse
 from tasks.learning.advance import advance
 from tasks.preparing.iteration import prepare
 from tasks.reporting.conclusion import conclude_iteration
-from tasks.sampling.member import generate_slot
+from tasks.sampling.session.member import generate_slot
 from tests.tiny_model import save_tiny_model, tiny_config, tiny_model
 
 EXECUTION = "test"

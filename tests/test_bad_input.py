@@ -22,7 +22,7 @@ from tasks.grading.reward import GradingError
 from tasks.learning.pretrained import ModelError
 from tasks.preparing.iteration import prepare
 from tasks.prompts.prompt import PromptError
-from tasks.sampling.engine import EngineError
+from tasks.sampling.engines.engine import EngineError
 from tests.small_run import (
     config,
     everything,

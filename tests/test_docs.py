@@ -35,7 +35,7 @@ from tasks.preparing.iteration import prepare
 from tasks.prompts.config import DataConfig
 from tasks.prompts.loading import load_prompts
 from tasks.reporting.conclusion import conclude_iteration
-from tasks.sampling.member import generate_slot
+from tasks.sampling.session.member import generate_slot
 
 ROOT = Path(__file__).parents[1]
 GUIDE = ROOT / "docs" / "guide"
@@ -43,7 +43,7 @@ DOCUMENTS = sorted(
     [*(ROOT / name for name in ("README.md", "ARCHITECTURE.md", "BENCHMARKS.md")), *ROOT.glob("docs/**/*.md")]
 )
 DOCUMENTS = [path for path in DOCUMENTS if path.exists()]
-FOLDERS = ("storage", "resources", "tasks", "workflows", "tests", "benchmarks", "examples", "docs")
+FOLDERS = ("storage", "resources", "tasks", "workflows", "simulation", "tests", "benchmarks", "examples", "docs")
 ROOT_FILES = ("Makefile", "Dockerfile", "flyte.config", "constraints.txt", "pyproject.toml")
 IN_TREE = re.compile(rf"(?<![\w./:-])(?:{'|'.join(FOLDERS)})/[\w./*-]*[\w*](?![\w./*-]*<)")
 FENCED = re.compile(r"^(?:<!-- (.*?) -->\n+)?```(\w*)\n(.*?)^```", flags=re.MULTILINE | re.DOTALL)

@@ -9,7 +9,7 @@ from gleaner import main
 from storage import layout, records
 from storage.connect import connect
 from storage.records import PlanRecord, RunRecord
-from storage.weights import TensorBlock, publish
+from storage.weights.tensor_sets import TensorBlock, publish
 from tasks.configuration.run_config import dump, parse
 from tests.committed_runs import run_of
 

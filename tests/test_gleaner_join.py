@@ -20,8 +20,8 @@ ROOT = Path(__file__).parents[1]
 LIMIT_S = 600
 DYING_ENGINE = """
 from gleaner import main
-from tasks.sampling.engine import EngineDied
-from tasks.sampling.scripted_engine import ScriptedEngine
+from tasks.sampling.engines.engine import EngineDied
+from tasks.sampling.engines.scripted_engine import ScriptedEngine
 
 def dies(engine):
     raise EngineDied("CUDA error: unspecified launch failure\\nCompile with TORCH_USE_CUDA_DSA")

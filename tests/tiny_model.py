@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from storage.weights import TensorBlock
-from tasks.sampling.engine import GenerationRequest
-from tasks.sampling.weight_tensors import as_block
+from storage.weights.tensor_sets import TensorBlock
+from tasks.sampling.engines.engine import GenerationRequest
+from tasks.sampling.engines.weight_tensors import as_block
 
 VOCAB_SIZE = 96
 STOP_TOKEN = 2

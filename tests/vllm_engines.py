@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from tasks.sampling.config import VllmConfig
-from tasks.sampling.vllm_engine import VllmEngine
-from tasks.sampling.vllm_names import installed_version
+from tasks.sampling.engines.vllm_engine import VllmEngine
+from tasks.sampling.engines.vllm_names import installed_version
 from tests.contracts.engine_contract import CONTEXT_LENGTH
 from tests.tiny_model import VOCAB_SIZE, tiny_config, tiny_model, weight_blocks
 

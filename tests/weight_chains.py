@@ -9,10 +9,10 @@ import numpy as np
 from storage import layout
 from storage.clock import ManualClock
 from storage.memory import MemoryStore
-from storage.weight_cache import WeightCache
-from storage.weight_manifest import ITEM_BYTES, TensorBlock
-from storage.weight_versions import publish_version, pull_version
-from storage.weights import publish
+from storage.weights.cache import WeightCache
+from storage.weights.manifest import ITEM_BYTES, TensorBlock
+from storage.weights.tensor_sets import publish
+from storage.weights.versions import publish_version, pull_version
 
 Tensors = dict[str, TensorBlock]
 

@@ -12,8 +12,8 @@ from tasks.prompts.draw import draw_prompts
 from tasks.prompts.loading import load_prompts
 from tasks.prompts.prompt import PromptError, PromptSet
 from tasks.prompts.tokenise import Tokenizer
-from tasks.sampling.choose import context_length
 from tasks.sampling.config import RolloutConfig
+from tasks.sampling.engines.choose import context_length
 
 
 def load_held_out(

@@ -30,7 +30,7 @@ from tasks.planning.config import PlanningConfig
 from tasks.prompts.decode import open_decoder
 from tasks.reporting.conclusion import IntegrityError, resume_metrics, slot_lives, verify
 from tasks.reporting.costs import crew_cost
-from tasks.sampling.crew_watch import CrewLost, CrewWatch
+from tasks.sampling.session.crew_watch import CrewLost, CrewWatch
 
 log = logging.getLogger(__name__)
 # An evaluation's directory holds one iteration.

@@ -6,10 +6,10 @@ The rules are production's: tasks.planning.rebalance.
 import random
 from dataclasses import replace
 
-from tasks.forecasting.holdings import Holdings
-from tasks.forecasting.member import Member
+from tasks.forecasting.virtual_holdings import Holdings
+from tasks.forecasting.virtual_member import Member
 from tasks.planning.rebalance import Candidate, Holder, Seeker, Transfer, choose, next_transfer
-from tasks.sampling.claimant import LOOKS_MAX
+from tasks.sampling.session.claimant import LOOKS_MAX
 
 # Looks in a row that find nothing, after which it is worth seeing whether any can find something.
 FRUITLESS = 4

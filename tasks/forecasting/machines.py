@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 
 from tasks.forecasting.availability import Change
 from tasks.forecasting.events import Events
-from tasks.forecasting.ledger import Account
-from tasks.forecasting.member import Member
 from tasks.forecasting.scenario import PoolScenario
+from tasks.forecasting.virtual_ledger import Account
+from tasks.forecasting.virtual_member import Member
 
 
 class Machine:
-    """One that is paid for. part: what its time is spent on while no member works on it (tasks.forecasting.ledger)."""
+    """One that is paid for. part: what its time is spent on while no member works on it (virtual_ledger.py)."""
 
     def __init__(self, seat: int, now_s: float) -> None:
         self.seat = seat

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from storage.records import SlotPlan
-from tasks.forecasting.ledger import Life
 from tasks.forecasting.response_lengths import Ints
+from tasks.forecasting.virtual_ledger import Life
 
 
 class Responses:

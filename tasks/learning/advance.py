@@ -18,8 +18,8 @@ from storage.metered import MeteredStore, Requests
 from storage.records import PlanRecord, TrainingRecord
 from storage.run import beat_lease, exists, read_config, read_plan
 from storage.store import ObjectStore, StorageError, commit
-from storage.weight_versions import pull_version
-from storage.weights import read_manifest
+from storage.weights.tensor_sets import read_manifest
+from storage.weights.versions import pull_version
 from tasks.configuration.run_config import RunConfig, parse
 from tasks.grading.run_rewards import open_grader
 from tasks.learning.generation import Generation, free_device
@@ -34,7 +34,7 @@ from tasks.learning.staleness import check_staleness
 from tasks.learning.trained_model import training_device
 from tasks.learning.trainer import IterationTrainer
 from tasks.prompts.decode import open_decoder
-from tasks.sampling.crew_watch import CrewWatch, LeftAlone
+from tasks.sampling.session.crew_watch import CrewWatch, LeftAlone
 
 log = logging.getLogger(__name__)
 BEATS_PER_TTL = 5

@@ -12,8 +12,8 @@ from storage.records import PlanRecord
 from storage.store import ObjectStore
 from tasks.configuration.run_config import RunConfig
 from tasks.learning.ranks import Ranks
-from tasks.sampling.crew_watch import CrewWatch
-from tasks.sampling.seeding_member import Seeded, TrainersMachine, is_due, is_seeded, seed, seed_again
+from tasks.sampling.session.crew_watch import CrewWatch
+from tasks.sampling.session.seeding_member import Seeded, TrainersMachine, is_due, is_seeded, seed, seed_again
 
 
 class Generation:

@@ -9,7 +9,7 @@ from typing import Any
 
 from safetensors import SafetensorError, deserialize, safe_open
 
-from storage.weights import TensorBlock
+from storage.weights.tensor_sets import TensorBlock
 
 
 class ModelError(ValueError):

@@ -12,15 +12,15 @@ import torch
 from storage import layout
 from storage.clock import Clock
 from storage.store import ConflictingRecord, ObjectStore
-from storage.weight_manifest import TensorBlock
-from storage.weight_versions import publish_version
-from storage.weights import PUBLISHED_AT_S, read_manifest
+from storage.weights.manifest import TensorBlock
+from storage.weights.tensor_sets import PUBLISHED_AT_S, read_manifest
+from storage.weights.versions import publish_version
 from tasks.learning import checkpoint
 from tasks.learning.checkpoint import Saving, TrainerState
 from tasks.learning.learner import Learner
 from tasks.learning.policy import Policy
 from tasks.learning.ranks import Ranks
-from tasks.sampling.weight_tensors import DTYPES, as_block
+from tasks.sampling.engines.weight_tensors import DTYPES, as_block
 
 Blocks = dict[str, TensorBlock]
 SOURCE = {"source": "train"}

@@ -7,7 +7,7 @@ import torch
 from storage import layout
 from storage.clock import Clock
 from storage.store import ObjectStore
-from storage.weight_versions import pull_version
+from storage.weights.versions import pull_version
 from tasks.configuration.run_config import RunConfig
 from tasks.learning import checkpoint
 from tasks.learning.adapted_policy import AdaptedPolicy, Pretrained
@@ -18,7 +18,7 @@ from tasks.learning.optimizer import PolicyOptimizer
 from tasks.learning.policy import Policy, Scores
 from tasks.learning.ranks import Ranks
 from tasks.learning.trained_model import training_device
-from tasks.sampling.weight_tensors import as_torch
+from tasks.sampling.engines.weight_tensors import as_torch
 
 REFERENCE_VERSION = 0
 

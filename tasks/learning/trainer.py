@@ -32,7 +32,7 @@ from tasks.learning.staleness import staleness_totals
 from tasks.learning.step import accumulate, apply, take_part
 from tasks.learning.totals import StepTotals, combined
 from tasks.learning.value_step import ValueTotals, accumulate_values, apply_values, take_part_in_values
-from tasks.sampling.crew_watch import LeftAlone
+from tasks.sampling.session.crew_watch import LeftAlone
 
 log = logging.getLogger(__name__)
 # In place of a micro-batch's number: all ranks are to generate.

@@ -29,7 +29,7 @@ from storage.run import (
     release_lease,
 )
 from storage.store import ConflictingRecord, ObjectStore, commit
-from storage.weights import publish
+from storage.weights.tensor_sets import publish
 from tasks.configuration.references import PlanReference
 from tasks.configuration.run_config import RunConfig, differences, digest, dump, identity, parse
 from tasks.evaluation.held_out import draw_held_out, load_held_out
@@ -46,7 +46,7 @@ from tasks.preparing.tokenizer import open_tokenizer
 from tasks.prompts.draw import draw_prompts
 from tasks.prompts.loading import load_prompts
 from tasks.prompts.prompt import PromptSet
-from tasks.sampling.choose import context_length
+from tasks.sampling.engines.choose import context_length
 
 log = logging.getLogger(__name__)
 

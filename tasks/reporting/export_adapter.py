@@ -14,7 +14,7 @@ from storage import layout, records
 from storage.clock import Clock
 from storage.records import RunRecord
 from storage.store import CorruptObject, ObjectMissing, ObjectStore
-from storage.weights import TensorBlock, pull, read_manifest
+from storage.weights.tensor_sets import TensorBlock, pull, read_manifest
 from tasks.configuration.run_config import RunConfig, parse
 from tasks.learning.lora_config import LoraConfig
 from tasks.reporting.export_model import (

@@ -22,10 +22,10 @@ from storage.clock import Clock
 from storage.retention import list_versions
 from storage.run import exists
 from storage.store import CorruptObject, ObjectMissing, ObjectStore
-from storage.weight_manifest import PUBLISHED_AT_S, Manifest, TensorBlock, num_bytes
-from storage.weight_objects import Described, encode_header, in_file_order
-from storage.weight_versions import pull_version
-from storage.weights import read_manifest
+from storage.weights.manifest import PUBLISHED_AT_S, Manifest, TensorBlock, num_bytes
+from storage.weights.objects import Described, encode_header, in_file_order
+from storage.weights.tensor_sets import read_manifest
+from storage.weights.versions import pull_version
 
 # Of tensors in a file; with its header, whatever that is, it stays below 4 GiB.
 SHARD_BYTES_MAX = 4_000_000_000
@@ -228,8 +228,8 @@ def _write_weights(folder: Path, tensors: dict[str, TensorBlock], described: Des
 def _converted(name: str, block: TensorBlock, code: str) -> TensorBlock:
     if block.dtype == code:
         return block
-    from tasks.sampling.weight_tensors import DTYPES as TORCH_DTYPES  # noqa: PLC0415 - torch takes seconds
-    from tasks.sampling.weight_tensors import as_block, as_torch  # noqa: PLC0415
+    from tasks.sampling.engines.weight_tensors import DTYPES as TORCH_DTYPES  # noqa: PLC0415 - torch takes seconds
+    from tasks.sampling.engines.weight_tensors import as_block, as_torch  # noqa: PLC0415
 
     values = as_torch(block)
     converted = values.to(TORCH_DTYPES[code])

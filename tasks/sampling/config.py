@@ -39,8 +39,8 @@ class VllmConfig:
     Attributes:
         process: "own" keeps the engine in a process of its own, whose death the worker survives; "same" starts in
             seconds and takes less memory, for many small workers on one machine.
-        sampler: "keyed" draws with tasks/sampling/keyed_noise.py, as every other engine here; "seeded" with vLLM's own
-            noise, which depends on a seed and the position (on a GPU only, with other tokens than our other engines
+        sampler: "keyed" draws with engines/keyed_noise.py, as every other engine here; "seeded" with vLLM's own noise,
+            which depends on a seed and the position (on a GPU only, with other tokens than our other engines
             draw); "unkeyed" with noise that nobody can repeat: a resumed response is a correct sample, but another.
         batch_invariant: ask for vLLM's batch-invariant kernels where it has them; costs speed on a GPU.
         gpu_memory_utilization: share of the GPU's memory for weights, activations and cache.

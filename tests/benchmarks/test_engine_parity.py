@@ -22,9 +22,9 @@ from benchmarks.parity_work import (
     stop_tokens,
     weight_versions,
 )
-from tasks.sampling.engine import EngineDied, FinishReason
-from tasks.sampling.scripted_engine import ScriptedEngine
-from tasks.sampling.torch_engine import TorchEngine
+from tasks.sampling.engines.engine import EngineDied, FinishReason
+from tasks.sampling.engines.scripted_engine import ScriptedEngine
+from tasks.sampling.engines.torch_engine import TorchEngine
 from tests.vllm_engines import MISSING, WHY_NOT
 
 ROOT = Path(__file__).parents[2]

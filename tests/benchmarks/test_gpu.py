@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.gpu_engines import journalling_costs
-from benchmarks.gpu_noise import SAMPLERS, agreement, random_logits
-from benchmarks.gpu_part import Outcome, measure, run_part
-from benchmarks.gpu_report import decode_share, rows, targets, taxes
-from benchmarks.gpu_sizes import SHAPES, size_for
+from benchmarks.gpu.engines import journalling_costs
+from benchmarks.gpu.noise import SAMPLERS, agreement, random_logits
+from benchmarks.gpu.part import Outcome, measure, run_part
+from benchmarks.gpu.report import decode_share, rows, targets, taxes
+from benchmarks.gpu.sizes import SHAPES, size_for
 
 ROOT = Path(__file__).parents[2]
 SMALL = size_for("cpu", "0.5b", small=True)

@@ -19,11 +19,12 @@ from benchmarks.resume_training import (
     stamps,
     unnamed_objects,
 )
-from storage import layout, records, weights
+from storage import layout, records
 from storage.connect import connect
 from storage.memory import MemoryStore
 from storage.records import BatchRecord, GradedResponse, TrainingRecord
-from storage.weights import TensorBlock
+from storage.weights import tensor_sets
+from storage.weights.tensor_sets import TensorBlock
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "benchmarks.resume_training", "--json"]
@@ -45,11 +46,11 @@ def trained(store, *, published=9, moment=7, reward=1.0, loss=0.5, steps=1):
     )
     store.put(layout.batch(0, 0), records.encode(BatchRecord(iteration=0, number=0, responses=(graded,))))
     store.put(layout.training(0), records.encode(training))
-    weights.publish(
+    tensor_sets.publish(
         store, layout.checkpoint(1), {"parameter.a": block(1), "exp_avg.a": block(moment)}, {"steps": steps}
     )
-    weights.publish(store, layout.weights(0), {"a": block(3), "b": block(4)}, {})
-    weights.publish(store, layout.weights(1), {"a": block(3), "b": block(published)}, {})
+    tensor_sets.publish(store, layout.weights(0), {"a": block(3), "b": block(4)}, {})
+    tensor_sets.publish(store, layout.weights(1), {"a": block(3), "b": block(published)}, {})
     return store
 
 

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks import seeds, seeds_outage, seeds_rlboost, seeds_rlhfless, seeds_streamrl, seeds_together
-from benchmarks.seeds_arms import (
+from benchmarks import seeds
+from benchmarks.seeds import outage, rlboost, rlhfless, streamrl, together
+from benchmarks.seeds.arms import (
     SCENARIOS,
     Arm,
     Preemption,
@@ -21,8 +22,8 @@ from benchmarks.seeds_arms import (
     with_pool,
     with_work,
 )
-from benchmarks.seeds_findings import Finding
-from benchmarks.seeds_global_cut import crew_gpu_s
+from benchmarks.seeds.findings import Finding
+from benchmarks.seeds.global_cut import crew_gpu_s
 from resources.accelerators import accelerator
 from storage.records import TRAIN_POOL
 from tasks.forecasting.engine_estimate import Device, ModelSize, prefill_tokens_per_s, step_points
@@ -85,9 +86,9 @@ def test_step_times_are_the_roofline_that_the_source_names(name):
 @pytest.mark.parametrize(
     ("paper", "files", "knobs"),
     [
-        (seeds_rlboost, "rlboost_*", {"responses_max": "32", "lengths.sigma": "0.5"}),
-        (seeds_streamrl, "streamrl_*", {"lengths.sigma": "1.0"}),
-        (seeds_rlhfless, "rlhfless_*", {"lengths.sigma": "0.4"}),
+        (rlboost, "rlboost_*", {"responses_max": "32", "lengths.sigma": "0.5"}),
+        (streamrl, "streamrl_*", {"lengths.sigma": "1.0"}),
+        (rlhfless, "rlhfless_*", {"lengths.sigma": "0.4"}),
     ],
 )
 def test_knobs_are_at_most_two_and_the_files_have_their_values(paper, files, knobs):
@@ -227,7 +228,7 @@ def test_global_cut_refuses_what_would_have_to_wait():
 
 
 def test_one_static_actor_spends_in_the_simulator_what_the_replay_says():
-    one = seeds_rlhfless.static(with_work(scenario("rlhfless_3b"), num_prompts_per_step=32, iterations=1), 1)
+    one = rlhfless.static(with_work(scenario("rlhfless_3b"), num_prompts_per_step=32, iterations=1), 1)
     lived = simulate(one, seed=1).iterations[0]
     replayed = crew_gpu_s(one, 1, 1.0, 1, 0)
     decoded_s = sum(lived.seconds["rollout"][part] for part in ("useful", "wasted"))
@@ -236,14 +237,14 @@ def test_one_static_actor_spends_in_the_simulator_what_the_replay_says():
 
 
 def test_every_finding_has_arms_and_every_arm_runs():
-    arms = {name: small_arm(arm) for name, arm in seeds_rlhfless.arms().items()}
-    found = seeds_rlhfless.findings(run_all(arms, (1,), 0), (1,))
+    arms = {name: small_arm(arm) for name, arm in rlhfless.arms().items()}
+    found = rlhfless.findings(run_all(arms, (1,), 0), (1,))
     assert all(finding.ours > 0 for finding in found)
     assert len({finding.what for finding in found}) == len(found)
 
 
 def test_an_outage_costs_little_with_seeding_and_an_order_more_without():
-    found = seeds_outage.findings(run_all(seeds_outage.arms(), (1,), 0))
+    found = outage.findings(run_all(outage.arms(), (1,), 0))
     bounded = [finding for finding in found if finding.most is not None]
     assert len(bounded) == 4
     assert {finding.verdict for finding in bounded} == {"reached"}
@@ -255,12 +256,12 @@ def test_an_outage_costs_little_with_seeding_and_an_order_more_without():
 
 def test_an_outage_is_dear_with_seeding_at_the_beginning_only():
     """As it was before the trainer's machines generated again."""
-    arms = {name: arm for name, arm in seeds_outage.arms().items() if name in ("14B colocated", "14B outage")}
+    arms = {name: arm for name, arm in outage.arms().items() if name in ("14B colocated", "14B outage")}
     never = with_policy(arms["14B outage"].scenario, planning={"seeding_after_s": 1e6})
     arms["never again"] = replace(arms["14B outage"], scenario=never)
     got = run_all(arms, (1,), 0)
     assert got.ratio("last_s", "never again", "14B colocated") > 10.0
-    assert got.ratio("last_s", "14B outage", "14B colocated") < seeds_outage.OVER_COLOCATED_MAX
+    assert got.ratio("last_s", "14B outage", "14B colocated") < outage.OVER_COLOCATED_MAX
 
 
 def small_arm(arm):
@@ -272,7 +273,7 @@ def small_arm(arm):
 
 
 def test_rlboost_and_together_compare_arms_that_exist():
-    for paper, lines in ((seeds_rlboost.PAPER, 38), (seeds_together.PAPER, 18)):
+    for paper, lines in ((rlboost.PAPER, 38), (together.PAPER, 18)):
         arms = {name: small_arm(arm) for name, arm in shortened(seeds.PAPERS[paper].arms(None)).items()}
         found = seeds.PAPERS[paper].findings(run_all(arms, (1,), 0), (1,))
         assert len(found) == len({finding.what for finding in found}) == lines
@@ -290,9 +291,9 @@ def shortened(arms):
 def test_a_trace_takes_the_place_of_the_process(tmp_path):
     lines = ["0,add,a", "0,add,b", "600000,remove,a", "900000,add,c", "7200000,remove,b"]
     (tmp_path / "p3-trace.csv").write_text("\n".join(lines) + "\n")
-    given = seeds_rlboost.on_trace("rlboost_14b", tmp_path)
+    given = rlboost.on_trace("rlboost_14b", tmp_path)
     assert given.pools[0].availability.path == str(tmp_path / "p3-trace.csv")
-    two = with_work(seeds_rlboost.fixed(given, 2), num_prompts_per_step=8, iterations=2)
+    two = with_work(rlboost.fixed(given, 2), num_prompts_per_step=8, iterations=2)
     assert run(Arm(scenario=two), 1).iterations == 2
 
 
@@ -311,7 +312,7 @@ def test_the_command_prints_a_table_and_json(capsys):
     seeds.main(["--json", "--paper", "StreamRL", "--seeds", "1", "--workers", "0"])
     lines = capsys.readouterr().out.splitlines()
     summary = json.loads(lines[-1])
-    assert summary["conditions"]["knobs"] == {"StreamRL": seeds_streamrl.KNOBS}
+    assert summary["conditions"]["knobs"] == {"StreamRL": streamrl.KNOBS}
     assert {row["verdict"] for row in summary["rows"]} >= {"inside"}
     assert all(set(target) == {"value", "bound", "met"} for target in summary["targets"].values())
     assert Path(SCENARIOS, "streamrl_72b.yaml").exists()

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from storage.records import SamplingParams
-from storage.weights import TensorBlock
-from tasks.sampling.engine import Engine, EngineError, FinishReason, GenerationRequest, noise_key
+from storage.weights.tensor_sets import TensorBlock
+from tasks.sampling.engines.engine import Engine, EngineError, FinishReason, GenerationRequest, noise_key
 
 VOCAB_SIZE = 96
 CONTEXT_LENGTH = 256

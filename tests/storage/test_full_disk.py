@@ -15,7 +15,7 @@ from storage.local import LocalStore
 from storage.probe import probe
 from storage.run import read_plan
 from storage.store import ObjectMissing, StoreDenied, commit
-from tasks.sampling.member import generate_slot
+from tasks.sampling.session.member import generate_slot
 from tests.small_run import config, memory_store, model_directory, plan_iteration, roll_out
 
 KIB = 1 << 10

@@ -14,10 +14,10 @@ from storage.probe import probe
 from storage.retention import list_versions, newest_of, sweep
 from storage.retention_config import RetentionConfig
 from storage.store import ObjectMissing, StoreDenied, StoreUnavailable
-from storage.weight_manifest import TensorBlock
-from storage.weight_versions import bases, pull_version
-from storage.weight_versions import publish_version as publish_difference
-from storage.weights import publish, pull, read_manifest
+from storage.weights.manifest import TensorBlock
+from storage.weights.tensor_sets import publish, pull, read_manifest
+from storage.weights.versions import bases, pull_version
+from storage.weights.versions import publish_version as publish_difference
 from tests.committed_runs import (
     TOKENS,
     commit,

@@ -18,7 +18,7 @@ from tasks.conclude import conclude
 from tasks.configuration.references import PlanReference, TrainOutcome
 from tasks.configuration.run_config import dump
 from tasks.reporting.conclusion import IntegrityError
-from tasks.sampling.member import generate_slot
+from tasks.sampling.session.member import generate_slot
 from tests.small_run import (
     EXECUTION,
     Unreachable,

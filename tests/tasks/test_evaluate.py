@@ -26,10 +26,10 @@ from tasks.evaluate import evaluate, plan_evaluation
 from tasks.evaluation.measure import measure
 from tasks.preparing.iteration import prepare as plan_training
 from tasks.reporting.watch import Watcher
-from tasks.sampling.crew_watch import CrewLost
-from tasks.sampling.engine import EngineError
-from tasks.sampling.join import JoinLimits, join_run
-from tasks.sampling.member import generate_slot
+from tasks.sampling.engines.engine import EngineError
+from tasks.sampling.session.crew_watch import CrewLost
+from tasks.sampling.session.join import JoinLimits, join_run
+from tasks.sampling.session.member import generate_slot
 from tests.evaluated_run import EVALUATION, URL, planned, sampled, trained_run
 from tests.small_run import (
     Unreachable,

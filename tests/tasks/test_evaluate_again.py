@@ -19,8 +19,8 @@ from tasks.configuration.run_config import dump
 from tasks.evaluate import evaluate, plan_evaluation
 from tasks.evaluation.measure import measure
 from tasks.reporting.watch import Watcher
-from tasks.sampling.join import JoinLimits, join_run
-from tasks.sampling.member import generate_slot
+from tasks.sampling.session.join import JoinLimits, join_run
+from tasks.sampling.session.member import generate_slot
 from tests.evaluated_run import EVALUATION, URL, planned, sampled, trained_run
 from tests.small_run import (
     config,

@@ -14,8 +14,8 @@ from storage.crew_records import failures
 from storage.records import AliveRecord
 from tasks.configuration.references import PlanReference
 from tasks.rollout import rollout
-from tasks.sampling.engine import EngineDied, EngineError
-from tasks.sampling.scripted_engine import ScriptedEngine
+from tasks.sampling.engines.engine import EngineDied, EngineError
+from tasks.sampling.engines.scripted_engine import ScriptedEngine
 from tests.small_run import (
     Unreachable,
     config,

@@ -19,7 +19,7 @@ from storage.evaluations import evaluations
 from storage.run import next_iteration
 from tasks.configuration.run_config import load
 from tasks.preparing.evaluation import prepare
-from tasks.sampling.member import generate_slot
+from tasks.sampling.session.member import generate_slot
 from tests.small_run import everything
 from tests.workflows.test_iteration import CONFIG, SETTINGS, unrolled
 from tests.workflows.test_training import PYFLYTE, ROOT, config_file, kill_a_slot_in_the_middle

@@ -5,8 +5,8 @@ import pytest
 
 from storage.records import TRAIN_POOL
 from tasks.forecasting.knowledge import Knowledge
-from tasks.forecasting.ledger import PARTS
 from tasks.forecasting.results import SimulatedIteration
+from tasks.forecasting.virtual_ledger import PARTS
 from tasks.history.request import REPORTS_READ
 from tasks.planning.offer import GroupLengths, StepWaits
 from tasks.planning.request import PlanningRequest

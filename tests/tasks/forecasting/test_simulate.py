@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from storage.records import TRAIN_POOL
 from tasks.forecasting.events import Stalled
-from tasks.forecasting.ledger import PARTS
 from tasks.forecasting.response_lengths import ResponseLengths
 from tasks.forecasting.results import SimulatedRun
 from tasks.forecasting.scenario import AvailabilityScenario, Scenario
 from tasks.forecasting.simulate import simulate
+from tasks.forecasting.virtual_ledger import PARTS
 from tasks.planning.config import PlanningConfig
 from tasks.planning.makespan import member_time_s
 from tasks.planning.seeding import closed_form_s

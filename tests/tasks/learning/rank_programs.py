@@ -34,7 +34,7 @@ from tasks.learning.scoring import Valuer
 from tasks.learning.sharded import add_nothing, skeleton
 from tasks.learning.step import accumulate
 from tasks.learning.trained_model import TrainedModel, compute_dtype, read_model_config
-from tasks.sampling.seeding_member import seed
+from tasks.sampling.session.seeding_member import seed
 from tests.small_run import EXECUTION
 from tests.tasks.learning.tiny_model import VOCABULARY, write_model
 

@@ -8,13 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from storage import layout, model_files, prompt_table, records, weights
+from storage import layout, model_files, prompt_table, records
 from storage.clock import ManualClock
 from storage.memory import MemoryStore
 from storage.records import TrainingRecord
 from storage.run import read_plan
 from storage.store import CorruptObject
-from storage.weight_versions import pull_version
+from storage.weights import tensor_sets
+from storage.weights.versions import pull_version
 from tasks.configuration.run_config import parse
 from tasks.grading.grader import Grader
 from tasks.learning import checkpoint
@@ -22,7 +23,7 @@ from tasks.learning.follow import GroupTimeout
 from tasks.learning.policy import Policy
 from tasks.learning.restoring import restore_learner
 from tasks.learning.trainer import IterationTrainer
-from tasks.sampling.weight_tensors import as_block, as_torch
+from tasks.sampling.engines.weight_tensors import as_block, as_torch
 from tests.small_run import (
     commit_iteration,
     config,
@@ -127,7 +128,7 @@ def test_killed_at_any_write_the_next_attempt_ends_with_the_same_bits(rolled_out
         assert after.keys() == expected.keys()
         assert same(version(store, 1), version(undisturbed, 1))
         for prefix in (layout.weights(1), layout.checkpoint(1)):
-            pair = [weights.read_manifest(each, prefix).tensors for each in (store, undisturbed)]
+            pair = [tensor_sets.read_manifest(each, prefix).tensors for each in (store, undisturbed)]
             assert pair[0] == pair[1], (writes, prefix)
 
 
@@ -269,11 +270,11 @@ def test_weights_are_published_in_the_dtype_of_the_first(tmp_path):
     plan_iteration(config(URL, save_tiny_model(tmp_path, model)))
     roll_out(URL, 0)
     train_iteration(URL, 0)
-    published = weights.read_manifest(store, layout.weights(1))
+    published = tensor_sets.read_manifest(store, layout.weights(1))
     assert {entry.dtype for entry in published.tensors.values()} == {"BF16"}
     assert published.base == 0
     assert {entry.encoding for entry in published.tensors.values()} <= {"same", "diff-zstd", "full"}
-    saved = weights.read_manifest(store, layout.checkpoint(1))
+    saved = tensor_sets.read_manifest(store, layout.checkpoint(1))
     assert {entry.dtype for entry in saved.tensors.values()} == {"F32"}
 
 
@@ -290,7 +291,7 @@ def test_every_tensor_is_published_in_the_dtype_of_the_first(tmp_path):
     plan_iteration(config(URL, directory, optimizer={"learning_rate": 1e-6}))
     roll_out(URL, 0)
     train_iteration(URL, 0)
-    published = weights.read_manifest(store, layout.weights(1)).tensors
+    published = tensor_sets.read_manifest(store, layout.weights(1)).tensors
     assert {name for name, entry in published.items() if entry.dtype == "F32"} == {
         "model.norm.weight",
         "model.embed_tokens.weight",
@@ -313,8 +314,8 @@ def test_who_comes_second_goes_on_from_the_first_and_holds_one_learner_at_a_time
     for kind, moments in (("exp_avg", first.moments.exp_avg), ("exp_avg_sq", first.moments.exp_avg_sq)):
         blocks |= {f"{kind}.{name}": as_block(value) for name, value in moments.items()}
     other = MemoryStore()
-    metadata = weights.read_manifest(undisturbed, layout.checkpoint(1)).metadata
-    weights.publish(other, layout.checkpoint(1), blocks, metadata)
+    metadata = tensor_sets.read_manifest(undisturbed, layout.checkpoint(1)).metadata
+    tensor_sets.publish(other, layout.checkpoint(1), blocks, metadata)
     theirs = everything(other)
 
     class Overtaken(DiesAtWrite):
@@ -363,13 +364,13 @@ def test_a_small_step_is_published_as_a_difference_to_what_the_policy_was(tmp_pa
     roll_out(URL, 0)
     train_iteration(URL, 0)
     prefix = layout.weights(1)
-    first = weights.read_manifest(store, prefix)
+    first = tensor_sets.read_manifest(store, prefix)
     assert not [name for name, entry in first.tensors.items() if entry.encoding == "full" and entry.num_bytes > 200]
     assert sum(entry.bytes for entry in first.objects.values()) < 0.3 * first.num_bytes
     for key in store.list(prefix):
         store.delete(key)
     train_iteration(URL, 0)
-    assert weights.read_manifest(store, prefix).tensors == first.tensors
+    assert tensor_sets.read_manifest(store, prefix).tensors == first.tensors
 
 
 def test_every_so_many_versions_are_published_whole(model):
@@ -377,5 +378,5 @@ def test_every_so_many_versions_are_published_whole(model):
     plan_iteration(config(URL, model, trainer={"weights_full_interval": 1}))
     roll_out(URL, 0)
     train_iteration(URL, 0)
-    assert weights.read_manifest(store, layout.weights(1)).base is None
+    assert tensor_sets.read_manifest(store, layout.weights(1)).base is None
     assert not same(version(store, 0), version(store, 1))

@@ -9,9 +9,9 @@ from storage import layout, records
 from storage.clock import ManualClock
 from storage.connect import connect
 from storage.records import TrainingRecord
-from storage.weight_versions import pull_version
+from storage.weights.versions import pull_version
 from tasks.learning import checkpoint
-from tasks.sampling.weight_tensors import as_torch
+from tasks.sampling.engines.weight_tensors import as_torch
 from tests.small_run import (
     commit_iteration,
     config,

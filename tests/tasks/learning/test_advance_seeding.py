@@ -14,17 +14,17 @@ from storage.crew_records import note_rollout_ended
 from storage.planning_records import SeedingRecord
 from storage.records import TRAIN_POOL, AliveRecord, SlotPlan, TrainingRecord
 from storage.run import exists, read_plan
-from storage.weights import read_manifest
+from storage.weights.tensor_sets import read_manifest
 from tasks.configuration.references import PlanReference
 from tasks.learning.follow import GroupTimeout
 from tasks.learning.recorded_batches import RecordedBatches
-from tasks.sampling import seeding_member
-from tasks.sampling.crew_watch import CrewLost
-from tasks.sampling.engine import EngineDied
-from tasks.sampling.member import generate_slot
-from tasks.sampling.scripted_engine import ScriptedEngine
-from tasks.sampling.seeding_member import Seeded, TrainersMachine, is_due, is_seeded, seed
-from tasks.sampling.session import Preempted
+from tasks.sampling.engines.engine import EngineDied
+from tasks.sampling.engines.scripted_engine import ScriptedEngine
+from tasks.sampling.session import seeding_member
+from tasks.sampling.session.crew_watch import CrewLost
+from tasks.sampling.session.member import generate_slot
+from tasks.sampling.session.seeding_member import Seeded, TrainersMachine, is_due, is_seeded, seed
+from tasks.sampling.session.session import Preempted
 from tasks.train import train
 from tests.small_run import (
     EXECUTION,

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[3]
 MEMBER = """
 import sys
 from storage.clock import SystemClock
-from tasks.sampling.member import generate_slot
+from tasks.sampling.session.member import generate_slot
 generate_slot(sys.argv[1], 0, int(sys.argv[2]), lambda: False, SystemClock())
 """
 

@@ -1,9 +1,10 @@
 import pytest
 import torch
 
-from storage import layout, weights
+from storage import layout
 from storage.memory import MemoryStore
 from storage.store import CorruptObject, ObjectMissing
+from storage.weights import tensor_sets
 from tasks.learning import checkpoint
 from tasks.learning.batching import collate
 from tasks.learning.checkpoint import TrainerState
@@ -105,8 +106,8 @@ def test_other_tensors_are_not_taken_for_a_checkpoint(name, dtype, metadata, mes
     store = MemoryStore()
     state = {"format": 1, "weight_version": 0, "optimizer_steps": 0, "rng_state": ""}
     metadata = {"trainer_state": state} if metadata is None else metadata
-    block = weights.TensorBlock(dtype, (1,), bytes(4 if dtype == "F32" else 2))
-    weights.publish(store, PREFIX, {name: block}, metadata, 1 << 20)
+    block = tensor_sets.TensorBlock(dtype, (1,), bytes(4 if dtype == "F32" else 2))
+    tensor_sets.publish(store, PREFIX, {name: block}, metadata, 1 << 20)
     with pytest.raises(CorruptObject, match=message):
         checkpoint.read(store, PREFIX)
 

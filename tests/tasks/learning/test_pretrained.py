@@ -14,7 +14,7 @@ from tasks.learning.pretrained import (
     vocabulary_size,
     weight_files,
 )
-from tasks.sampling.weight_tensors import as_torch
+from tasks.sampling.engines.weight_tensors import as_torch
 from tests.tiny_model import VOCAB_SIZE, save_tiny_model, tiny_config, tiny_model
 
 CONFIG = {"vocab_size": 7, "eos_token_id": 2}

@@ -11,7 +11,7 @@ from storage.clock import ManualClock
 from storage.memory import MemoryStore
 from storage.records import SettingsRecord, TrainingRecord
 from storage.run import next_iteration, read_plan
-from storage.weights import read_manifest
+from storage.weights.tensor_sets import read_manifest
 from tasks.configuration.run_config import dump
 from tasks.learning import checkpoint
 from tasks.learning.staleness import TooStaleError, check_staleness, staleness_totals

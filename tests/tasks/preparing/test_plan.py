@@ -10,11 +10,12 @@ from dataclasses import replace
 import pytest
 from flytekit.exceptions.user import FlyteRecoverableException
 
-from storage import layout, prompt_table, records, weights
+from storage import layout, prompt_table, records
 from storage.clock import ManualClock
 from storage.memory import MemoryStore
 from storage.records import PlanRecord, ReportRecord, SlotPlan
 from storage.run import RunBusy, read_plan, read_run, release_lease
+from storage.weights import tensor_sets
 from tasks.configuration.run_config import dump, identity, parse
 from tasks.plan import execution_name, plan
 from tasks.preparing.iteration import crew_slots, ended_here, prepare
@@ -76,7 +77,7 @@ def test_a_new_run_holds_its_identity_its_model_and_its_first_plan(store, settin
     run = read_run(store)
     assert parse(run.config) == settings
     assert (run.vocab_size, run.created_at_s) == (96, 50.0)
-    assert weights.read_manifest(store, layout.weights(0)).metadata["source"].startswith("model")
+    assert tensor_sets.read_manifest(store, layout.weights(0)).metadata["source"].startswith("model")
     assert {key for key in store.list(layout.MODEL) if "config.json" in key or "tokenizer" in key}
     written = read_plan(store, 0)
     assert (written.run_seed, written.num_generations, written.first_prompt) == (3, 3, 0)

@@ -14,7 +14,7 @@ from storage.prompt_table import PromptRow, encode_prompts
 from storage.records import AliveRecord, BatchRecord, GradedResponse, ReportRecord, TrainingRecord
 from storage.shard import Finish
 from storage.store import ConflictingRecord, CorruptObject, ObjectMissing
-from storage.weights import PUBLISHED_AT_S, TensorBlock, publish
+from storage.weights.tensor_sets import PUBLISHED_AT_S, TensorBlock, publish
 from tasks.reporting.conclusion import IntegrityError, conclude_iteration, response_metrics
 from tests.journals import Incarnation, a_plan
 

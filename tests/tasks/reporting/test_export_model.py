@@ -22,11 +22,11 @@ from storage.memory import MemoryStore
 from storage.retention import sweep
 from storage.retention_config import RetentionConfig
 from storage.store import CorruptObject
-from storage.weight_versions import pull_version
-from storage.weights import publish
+from storage.weights.tensor_sets import publish
+from storage.weights.versions import pull_version
 from tasks.preparing.iteration import publish_initial
 from tasks.reporting.export_model import SHARD_BYTES_MAX, choose_version, divide, export_model
-from tasks.sampling.weight_tensors import as_block, as_torch
+from tasks.sampling.engines.weight_tensors import as_block, as_torch
 from tests.committed_runs import run_of
 from tests.small_run import config, memory_store, model_directory, plan_iteration, roll_out, train_iteration
 from tests.tiny_model import save_tiny_model, tiny_config, tiny_model, tiny_tokenizer

@@ -1,0 +1,1 @@
+"""`python -m benchmarks.gpu`: what only a GPU can tell."""

@@ -1,0 +1,152 @@
+"""A part of benchmarks.gpu in a process of its own, which gives the device's memory back and may break down alone.
+
+`run_part` starts it, waits, and reads what it wrote: figures, or why there are none. Knows none of the parts' figures.
+"""
+
+import argparse
+import importlib
+import importlib.util
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from benchmarks.gpu.sizes import SHAPES, Size, size_for
+
+# What a part cannot do without. Others of its imports that are missing are found when it begins.
+PARTS = {
+    "noise": ("benchmarks.gpu.noise:measure", ("torch",)),
+    "engines": ("benchmarks.gpu.engines:measure", ("torch", "transformers", "vllm")),
+    "invariant": ("benchmarks.gpu.engines:measure_invariant", ("torch", "transformers", "vllm")),
+    "trainer": ("benchmarks.gpu.trainer:measure", ("torch", "transformers")),
+}
+_ROOT = Path(__file__).parents[1]
+_LINES_SHOWN = 40
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a part ended. `figures`: what it measured; `reason`: why it did not, in one line."""
+
+    status: Literal["measured", "skipped", "failed"]
+    figures: dict[str, Any]
+    reason: str = ""
+
+
+def run_part(part: str, size: Size, model: str, limit_s: float) -> Outcome:
+    """Measure a part in a child process, which is ended with all it started after `limit_s` seconds.
+
+    What the child prints is shown on stderr, its last lines, when it fails.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        result, log = Path(folder) / "result.json", Path(folder) / "log"
+        command = [sys.executable, "-m", "benchmarks.gpu.part", part, str(result), "--device", size.device]
+        command += ["--model", model, *(["--small"] if size.small else [])]
+        with log.open("w") as output:
+            # On a CPU others work, too, and several engines wait for each other.
+            threads = {"OMP_NUM_THREADS": "1"} if size.device == "cpu" else {}
+            failure = _run(command, {"PYTHONUNBUFFERED": "1", **threads}, output.fileno(), limit_s)
+        if failure is None:
+            return Outcome(**json.loads(result.read_text()))
+        lines = log.read_text(errors="replace").splitlines()
+        print("\n".join(lines[-_LINES_SHOWN:]), file=sys.stderr)
+        return Outcome("failed", {}, f"{failure}: {_last_line(lines)}")
+
+
+def _run(command: Sequence[str], environment: Mapping[str, str], output: int, limit_s: float) -> str | None:
+    """What went wrong, None if nothing."""
+    child = subprocess.Popen(
+        command, cwd=_ROOT, stdout=output, stderr=output, start_new_session=True, env={**os.environ, **environment}
+    )
+    try:
+        status = child.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        return f"not done after {limit_s:g} s"
+    finally:
+        # Its engines' processes, too, which outlive one that breaks down.
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+    return None if status == 0 else f"exit status {status}"
+
+
+def _last_line(lines: Sequence[str]) -> str:
+    return next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
+
+
+def measure(part: str, size: Size) -> Outcome:
+    """Measure in this process; skipped where the device or a package is missing."""
+    place, packages = PARTS[part]
+    module, _, function = place.partition(":")
+    if size.device == "cpu" and part == "invariant":
+        return Outcome("skipped", {}, "vLLM has batch-invariant kernels for GPUs only")
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            return Outcome("skipped", {}, f"{package} is not installed")
+    if size.device == "cuda" and not _sees_gpu():
+        return Outcome("skipped", {}, "PyTorch sees no GPU; --device cpu --small tries the code without one")
+    try:
+        code = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] in ("benchmarks", "tasks", "storage", "resources"):
+            raise
+        return Outcome("skipped", {}, f"{error.name} is not installed")
+    warnings = _Warnings()
+    logging.getLogger("tasks").addHandler(warnings)
+    try:
+        figures = getattr(code, function)(size)
+    finally:
+        logging.getLogger("tasks").removeHandler(warnings)
+    return Outcome("measured", figures | {"warnings": warnings.messages, "device": _device(size.device)})
+
+
+class _Warnings(logging.Handler):
+    """Keeps what our code warns of, such as a kernel that it does not use."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+
+def _sees_gpu() -> bool:
+    import torch  # noqa: PLC0415 - not where it is only asked whether torch is there
+
+    return torch.cuda.is_available()
+
+
+def _device(device: str) -> dict[str, Any]:
+    """What was measured on."""
+    import torch  # noqa: PLC0415 - see above
+
+    if device != "cuda":
+        return {"name": "cpu", "threads": torch.get_num_threads()}
+    properties = torch.cuda.get_device_properties(0)
+    return {"name": properties.name, "memory_bytes": properties.total_memory, "cuda": torch.version.cuda}
+
+
+def main() -> None:
+    """Measure one part and write its outcome as JSON to a file."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("part", choices=PARTS)
+    parser.add_argument("result", type=Path)
+    parser.add_argument("--device", choices=("cuda", "cpu"), required=True)
+    parser.add_argument("--model", choices=SHAPES, required=True)
+    parser.add_argument("--small", action="store_true")
+    given = parser.parse_args()
+    outcome = measure(given.part, size_for(given.device, given.model, small=given.small))
+    given.result.write_text(json.dumps(vars(outcome)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""`python -m benchmarks.seeds`: the published results of RLBoost, StreamRL and RLHFless beside our simulator's."""

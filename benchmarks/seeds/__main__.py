@@ -1,0 +1,109 @@
+"""The results that RLBoost, StreamRL and RLHFless published, beside what the simulator with production's planner gives.
+
+    python -m benchmarks.seeds [--json] [--full] [--seeds N] [--paper NAME] [--traces DIR]
+
+Every setting is a file in benchmarks/scenarios, with the source of each parameter. At most two knobs of a paper are
+fitted, each on one figure that is named; all other figures are predictions, and one that is further off than the bound
+for all of them (benchmarks/seeds/findings.py) is reported as missed. Two settings of our own follow: all mechanisms
+together, and spot machines that are all gone. PlexRL shares a trainer between jobs, which
+nothing here does.
+"""
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.reporting import finish
+from benchmarks.seeds import outage, rlboost, rlhfless, streamrl, together
+from benchmarks.seeds.arms import Arm, Outcomes, run_all
+from benchmarks.seeds.findings import RATIO_OFF_MAX, SHARE_OFF_MAX, Finding
+from resources.spot_trace import PROCESSES
+
+SEEDS, SEEDS_FULL = 3, 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paper:
+    """arms: by name, on traces in a folder or on a process; findings: from their outcomes and the seeds."""
+
+    arms: Callable[[Path | None], dict[str, Arm]]
+    findings: Callable[[Outcomes, Sequence[int]], list[Finding]]
+    knobs: dict[str, str]
+
+
+PAPERS = {
+    rlboost.PAPER: Paper(arms=rlboost.arms, findings=lambda got, _: rlboost.findings(got), knobs=rlboost.KNOBS),
+    streamrl.PAPER: Paper(
+        arms=lambda _: streamrl.arms(),
+        findings=lambda got, _: streamrl.findings(got),
+        knobs=streamrl.KNOBS,
+    ),
+    rlhfless.PAPER: Paper(arms=lambda _: rlhfless.arms(), findings=rlhfless.findings, knobs=rlhfless.KNOBS),
+    # On top of RLBoost's arms, which it compares with.
+    together.PAPER: Paper(
+        arms=lambda traces: together.compared(traces) | together.arms(traces),
+        findings=lambda got, _: together.findings(got),
+        knobs={},
+    ),
+    outage.PAPER: Paper(arms=lambda _: outage.arms(), findings=lambda got, _: outage.findings(got), knobs={}),
+}
+
+
+def find(
+    papers: Sequence[str], seeds: Sequence[int], workers: int, traces: Path | None, *, full: bool
+) -> list[Finding]:
+    """Simulate all arms of these papers and compare; arms that two papers share are run once."""
+    arms: dict[str, dict[str, Arm]] = {name: PAPERS[name].arms(traces) for name in papers}
+    together = {f"{paper}/{arm}": given for paper, of_paper in arms.items() for arm, given in of_paper.items()}
+    run_once: dict[str, str] = {}
+    for name, given in together.items():
+        run_once[name] = next((other for other in run_once.values() if together[other] == given), name)
+    got = run_all({name: together[name] for name in set(run_once.values())}, seeds, workers, full=full)
+    found: list[Finding] = []
+    for paper, of_paper in arms.items():
+        chosen = Outcomes({arm: got.of(run_once[f"{paper}/{arm}"]) for arm in of_paper})
+        found += PAPERS[paper].findings(chosen, seeds)
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Simulate, compare, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="the last line is a JSON object")
+    parser.add_argument("--full", action="store_true", help=f"{SEEDS_FULL} seeds, for sensitivity as well")
+    parser.add_argument("--seeds", type=int, help=f"instead of {SEEDS}, or {SEEDS_FULL} with --full")
+    parser.add_argument("--paper", choices=PAPERS, action="append", help="only this one; may be given again")
+    parser.add_argument("--traces", type=Path, help="a folder with Bamboo's p3-trace.csv; else a process fitted to it")
+    parser.add_argument("--workers", type=int, default=2, help="processes; 0: this one")
+    given = parser.parse_args(arguments)
+    seeds = given.seeds if given.seeds is not None else SEEDS_FULL if given.full else SEEDS
+    if seeds < 1 or given.workers < 0:
+        parser.error(f"--seeds, --workers: value {seeds}, {given.workers}; allowed: at least 1, at least 0")
+    if given.traces is not None and not (given.traces / "p3-trace.csv").is_file():
+        parser.error(f"--traces: value {given.traces}; allowed: a folder with p3-trace.csv")
+    papers = given.paper or list(PAPERS)
+    found = find(papers, range(1, seeds + 1), given.workers, given.traces, full=given.full)
+    targets = [target for finding in found if (target := finding.target()) is not None]
+    finish(
+        "seeds",
+        [finding.row() for finding in found],
+        targets,
+        as_json=given.json,
+        notes=_notes(papers, seeds, given.traces),
+    )
+
+
+def _notes(papers: Sequence[str], seeds: int, traces: Path | None) -> dict[str, Any]:
+    return {
+        "seeds": seeds,
+        "trace": PROCESSES["aws-p3"].source if traces is None else f"{traces}/p3-trace.csv",
+        "knobs": {name: PAPERS[name].knobs for name in papers},
+        "inside": f"within {RATIO_OFF_MAX:.0%} of a ratio, {SHARE_OFF_MAX} of a share",
+        "marks": "[P] paper, [A] its abstract, [S] told by others, [D] derived; benchmarks/scenarios has all sources",
+    }
+
+
+if __name__ == "__main__":
+    main()

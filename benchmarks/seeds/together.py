@@ -1,0 +1,98 @@
+"""All mechanisms together, one after another, in RLBoost's setting for 14B: more than any one paper reports.
+
+Nothing here is fitted or published. Every step keeps what the one before had; what does not add up is said beside it.
+"""
+
+from pathlib import Path
+
+from benchmarks.seeds import rlboost
+from benchmarks.seeds.arms import Arm, Outcomes, with_policy
+from benchmarks.seeds.findings import Finding
+from benchmarks.seeds.rlboost import MODELS, SEGMENT_S, fixed, on_trace
+from tasks.forecasting.scenario import Scenario
+
+PAPER = "together"
+RECALL = 0.87
+STATIC = (2, 4, 6, 8, 12)
+BASE = "14B colocated"
+STEPS = (
+    ("spot, migration, balancing", "without seeding, groups in turn"),
+    ("seeding", "RLBoost"),
+    ("dispatch", f"by length, recall {RECALL} (StreamRL)"),
+    ("cost width", "of 16 machines, cost_weight 0.3 (RLHFless, RLBoost's N_prem)"),
+    ("cut", "least machine time, tau 0.7 (RLHFless); its machines stay paid for"),
+    ("one step off", "StreamRL's asynchronous pipeline"),
+)
+
+
+WITHOUT = "one step off and width by time, without dispatch and cut"
+FIGURES = (("tokens_per_s", "throughput"), ("tokens_per_usd", "tokens per dollar"))
+
+
+def arms(traces: Path | None) -> dict[str, Arm]:
+    """The steps, each on top of those before; and static choices of the same machines with what needs no planner."""
+    given = on_trace(MODELS["14B"].scenario, traces)
+    crew = fixed(given, MODELS["14B"].instances)
+    spot = with_policy(crew, planning={"seeding": "off", "dispatch": "in_turn"})
+    seeded = with_policy(spot, planning={"seeding": "auto"})
+    dispatched = with_policy(seeded, planning={"dispatch": "auto"}, predictor="recall", recall=RECALL)
+    weighed = with_policy(fixed(dispatched, given.pools[0].count), planning={"width": "cost", "cost_weight": 0.3})
+    cut = with_policy(weighed, planning={"objective": "gpu_seconds", "cut_share": 0.7})
+    late = with_policy(cut, one_step_off=True)
+    steps = zip(STEPS, (spot, seeded, dispatched, weighed, cut, late), strict=True)
+    found = {f"together {name}": _arm(changed) for (name, _), changed in steps}
+    quick = with_policy(fixed(seeded, given.pools[0].count), planning={"width": "cost", "cost_weight": 0.0})
+    found[f"together {WITHOUT}"] = _arm(with_policy(quick, one_step_off=True))
+    for instances in STATIC:
+        static = with_policy(fixed(spot, instances), one_step_off=True)
+        found[f"one step off, static {instances}"] = _arm(static)
+        found[f"one step off, static {instances}, seeding"] = _arm(with_policy(static, planning={"seeding": "auto"}))
+    return found
+
+
+def compared(traces: Path | None) -> dict[str, Arm]:
+    """RLBoost's arms for the same machines."""
+    return {n: arm for n, arm in rlboost.arms(traces).items() if n == BASE or n.startswith("static")}
+
+
+def _arm(given: Scenario) -> Arm:
+    return Arm(scenario=given, span_s=SEGMENT_S, settle=2)
+
+
+def findings(got: Outcomes) -> list[Finding]:
+    """Every step over colocated and over the one before; the last over the best static choice of all, RLBoost's too."""
+    found = []
+    before = BASE
+    for name, comment in STEPS:
+        arm = f"together {name}"
+        speed, cost = (got.ratio(figure, arm, BASE) for figure in ("tokens_per_s", "tokens_per_usd"))
+        if stalled := got.stalled(arm):
+            over = stalled
+        else:
+            step = [got.ratio(figure, arm, before) for figure in ("tokens_per_s", "tokens_per_usd")]
+            over = f"{comment}; over the step before {step[0]:.2f}x, {step[1]:.2f}x per dollar"
+            before = arm
+        found += [
+            Finding(paper=PAPER, what=f"+ {name}: throughput over colocated", ours=speed, comment=over),
+            Finding(paper=PAPER, what=f"+ {name}: tokens per dollar over colocated", ours=cost),
+        ]
+    found += [
+        Finding(
+            paper=PAPER, what=f"{WITHOUT}: {what} over colocated", ours=got.ratio(figure, f"together {WITHOUT}", BASE)
+        )
+        for figure, what in FIGURES
+    ]
+    for figure, what in FIGURES:
+        best = got.best(figure, "together")
+        for kind, prefixes in (("synchronous", ("static",)), ("any", ("static", "one step off, static"))):
+            static = max((got.best(figure, prefix) for prefix in prefixes), key=lambda arm: got.median(arm, figure))
+            found.append(
+                Finding(
+                    paper=PAPER,
+                    what=f"{what}: best step over the best {kind} static choice",
+                    ours=got.ratio(figure, best, static),
+                    least=1.0,
+                    comment=f"{best.removeprefix('together ')} over {static}",
+                )
+            )
+    return found

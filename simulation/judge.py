@@ -1,0 +1,362 @@
+"""What must hold after a history, judged from the objects in the store alone and apart from the code that read them.
+
+The reference reader below, and what becomes of each group, are written from docs/format.md (algorithms O, R and F) and
+share nothing with storage/assembly.py and tasks/learning but the bytes of a shard.
+"""
+
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+
+from simulation.judge_absence import check_latecomers, check_waiting, is_member
+from simulation.ledger import Claim, Ledger
+from simulation.simulated_crew import Outcome, SimulatedCrew
+from simulation.simulated_history import History, reward_of
+from simulation.simulated_machine import ShardMemory, shards_remembered
+from simulation.undisturbed import Whole
+from simulation.virtual_threads import virtual_threads
+from storage import layout, records
+from storage.assembly import JournalReader
+from storage.records import BatchRecord, GradedResponse, PlanRecord, Span
+from storage.shard import Finish, Row
+from storage.store import CorruptObject
+from tasks.reporting.conclusion import IntegrityError, verify
+
+NO_SEAL = 1 << 62
+# Who beat at least every half of claim_ttl_s for three of them is alive to everybody, whatever clocks and stores do.
+REGULAR_TTLS, GAP_TTLS = 3.0, 0.5
+Fate = Literal["trained", "filtered"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Claims by unit in epoch order, and rows by (incarnation, epoch, response) in written order."""
+
+    plan: PlanRecord
+    claims: Mapping[int, Sequence[Claim]]
+    rows: Mapping[tuple[str, int, int], Sequence[tuple[int, Row]]]
+
+    def lineage(self, response: int) -> list[Span]:
+        """Algorithm O: every span that counts; the present owner's reaches to its last shard."""
+        spans: list[Span] = []
+        owner: Claim | None = None
+        for claim in self.claims.get(self._unit(response), ()):
+            if claim.responses is None and owner is not None and owner.incarnation not in claim.sealed:
+                continue
+            if claim.responses is not None and response not in claim.responses:
+                continue
+            if owner is not None:
+                spans.append(_span(owner, claim.sealed[owner.incarnation]))
+            owner = claim
+        return spans if owner is None else [*spans, _span(owner, NO_SEAL)]
+
+    def rows_of(self, response: int, span: Span) -> list[tuple[int, Row]]:
+        """Algorithm R: the rows of a span."""
+        rows = self.rows.get((span.incarnation, span.epoch, response), ())
+        return [(sequence, row) for sequence, row in rows if sequence <= span.last_sequence]
+
+    def used(self, response: int, spans: Sequence[Span]) -> list[Span]:
+        """The spans that have rows, each up to the last shard that holds one."""
+        found = [(span, self.rows_of(response, span)) for span in spans]
+        return [
+            Span(epoch=span.epoch, incarnation=span.incarnation, last_sequence=rows[-1][0])
+            for span, rows in found
+            if rows
+        ]
+
+    def is_undisturbed(self, response: int, spans: Sequence[Span], whole: Whole, *, to_its_end: bool) -> bool:
+        """Whether the rows of the spans, in order and without a gap, are the first (or all) of the whole response."""
+        position, end = 0, Finish.RUNNING
+        for _, row in (found for span in spans for found in self.rows_of(response, span)):
+            stop = row.start + len(row.token_ids)
+            if row.start != position or end.ends_response:
+                return False
+            if not np.array_equal(row.token_ids, whole.token_ids[position:stop]):
+                return False
+            if not np.array_equal(row.logprobs, whole.logprobs[position:stop]):
+                return False
+            position, end = stop, row.finish
+        return (position == len(whole.token_ids) and end is whole.finish) or not (end.ends_response or to_its_end)
+
+    def _unit(self, response: int) -> int:
+        group = response // self.plan.num_generations
+        return next(slot.slot for slot in self.plan.slots if group in slot.groups)
+
+
+def _span(owner: Claim, last_sequence: int) -> Span:
+    return Span(epoch=owner.epoch, incarnation=owner.incarnation, last_sequence=last_sequence)
+
+
+def read_reference(ledger: Ledger, plan: PlanRecord, memory: ShardMemory) -> Reference:
+    """All claims and shards of the final store."""
+    claims: dict[int, list[Claim]] = defaultdict(list)
+    rows: dict[tuple[str, int, int], list[tuple[int, Row]]] = defaultdict(list)
+    for claim in sorted(ledger.claims, key=lambda claim: claim.epoch):
+        claims[claim.unit].append(claim)
+    for key in ledger.store.list(layout.journal(plan.iteration)):
+        incarnation, name = key.split("/")[-2:]
+        for row in memory.decode(key, ledger.store.get(key)):
+            rows[incarnation, row.epoch, row.response].append((int(name.removesuffix(".arrow")), row))
+    return Reference(plan, claims, rows)
+
+
+def live_and_judge(history: History) -> Outcome:
+    """Live through a history and judge it: `broken` holds every rule that did not hold."""
+    with shards_remembered() as memory, virtual_threads():
+        outcome = SimulatedCrew(history).run()
+        try:
+            _judge(outcome, history, memory)
+        except (CorruptObject, KeyError) as error:
+            outcome.ledger.breaks(f"changed: claims or shards that cannot be read: {error!r}")
+    return outcome
+
+
+def _judge(outcome: Outcome, history: History, memory: ShardMemory) -> None:
+    reference = read_reference(outcome.ledger, history.plan, memory)
+    _check_store(outcome.ledger)
+    _check_batches(outcome, reference)
+    _check_readers(outcome, reference)
+    _check_transfers(outcome, history, reference)
+    _check_requests(outcome, history)
+    check_latecomers(outcome.ledger)
+    outcome.wait_to_bound = check_waiting(outcome.ledger, history, _news(outcome, reference))
+    _count(outcome, reference)
+
+
+def _news(outcome: Outcome, reference: Reference) -> set[str]:
+    """The shards that hold something that counts."""
+    return {
+        layout.shard(0, span.incarnation, sequence)
+        for response in outcome.truth
+        for span in reference.lineage(response)
+        for sequence, _ in reference.rows_of(response, span)
+    }
+
+
+def _check_store(ledger: Ledger) -> None:
+    """What was acknowledged is there, with its bytes."""
+    stored = set(ledger.store.list(""))
+    for key, body in ledger.created.items():
+        if key not in stored or ledger.store.get(key) != body:
+            ledger.breaks(f"lost: {key} is no longer what was acknowledged")
+
+
+def fates_of_groups(plan: PlanRecord, truth: Mapping[int, Whole]) -> dict[int, Fate]:
+    """Algorithm F: groups in the order of their numbers, until enough are trained. Those left out are unused.
+
+    A function of the undisturbed responses alone, so however the history goes there is one right answer.
+    """
+    fates: dict[int, Fate] = {}
+    for group in range(plan.num_groups):
+        if plan.groups_wanted is not None and list(fates.values()).count("trained") == plan.groups_wanted:
+            break
+        members = range(group * plan.num_generations, (group + 1) * plan.num_generations)
+        is_equal = len({reward_of(truth[response].token_ids) for response in members}) == 1
+        fates[group] = "filtered" if is_equal and plan.groups_wanted is not None else "trained"
+    return fates
+
+
+def _check_batches(outcome: Outcome, reference: Reference) -> None:
+    """Every response of the plan that is not unused in exactly one batch, whole, undisturbed, and along its claims."""
+    ledger, plan = outcome.ledger, reference.plan
+    fates = fates_of_groups(plan, outcome.truth)
+    batches = [records.read(ledger.store, BatchRecord, key) for key in ledger.store.list(layout.batches(0))]
+    trained = [response for batch in batches for response in batch.responses]
+    filtered = [response for batch in batches for response in batch.filtered]
+    graded = [*trained, *filtered]
+    counts = Counter(response.response for response in graded)
+    lost = [
+        response for response in outcome.truth if not counts[response] and response // plan.num_generations in fates
+    ]
+    if lost:
+        ledger.breaks(f"lost: responses {lost} are in no batch")
+    for response, count in counts.items():
+        if count > 1:
+            ledger.breaks(f"doubled: response {response} is in {count} batches")
+    for recorded in graded:
+        whole = outcome.truth[recorded.response]
+        if not reference.is_undisturbed(recorded.response, recorded.lineage, whole, to_its_end=True):
+            ledger.breaks(f"changed: response {recorded.response} was trained on other tokens")
+        if not _follows_claims(recorded, reference):
+            ledger.breaks(f"changed: response {recorded.response} was trained on rows that no claim counts")
+    if not lost:
+        try:
+            verify(plan, trained, JournalReader(ledger.store, plan, 1), filtered)
+        except (IntegrityError, CorruptObject) as error:
+            ledger.breaks(f"changed: the conclusion refuses it: {error}")
+    _check_closing(ledger)
+    _check_fates(outcome, plan, batches, fates)
+
+
+def _check_closing(ledger: Ledger) -> None:
+    """After the last micro-batch was committed, so was `closed`: from then on members drop what they have."""
+    keys = list(ledger.created)
+    late = keys[keys.index(layout.closed(0)) :] if layout.closed(0) in keys else []
+    for key in late:
+        if key.startswith(layout.batches(0)):
+            ledger.breaks(f"lost: {key} was recorded after the iteration had been closed")
+
+
+def _check_fates(outcome: Outcome, plan: PlanRecord, batches: Sequence[BatchRecord], fates: Mapping[int, Fate]) -> None:
+    """Algorithm F: groups are trained, filtered and left out as the rewards of the undisturbed responses say."""
+    ledger, size = outcome.ledger, plan.num_generations
+    order: list[int] = []
+    for batch in batches:
+        if not batch.graded:
+            ledger.breaks(f"filter: batch {batch.number} holds nothing")
+        order += sorted({recorded.response // size for recorded in batch.graded})
+        for fate, responses in (("trained", batch.responses), ("filtered", batch.filtered)):
+            for recorded in responses:
+                due = fates.get(recorded.response // size, "unused")
+                if fate != due:
+                    ledger.breaks(f"filter: response {recorded.response} is {fate}; its group is to be {due}")
+    if plan.groups_wanted is None:
+        return
+    if order != sorted(order):
+        ledger.breaks(f"filter: groups were taken in the order {order}")
+    for recorded in (recorded for batch in batches for recorded in batch.graded):
+        worth = reward_of(outcome.truth[recorded.response].token_ids)
+        if recorded.reward != worth:
+            ledger.breaks(f"changed: response {recorded.response} is recorded with {recorded.reward}, not {worth}")
+
+
+def _follows_claims(recorded: GradedResponse, reference: Reference) -> bool:
+    """Whether all but the last span are what the claims say; the last may reach beyond a seal made since."""
+    spans = reference.lineage(recorded.response)
+    last = recorded.lineage[-1]
+    names = [(span.epoch, span.incarnation) for span in spans]
+    if (last.epoch, last.incarnation) not in names:
+        return False
+    before = spans[: names.index((last.epoch, last.incarnation))]
+    return reference.used(recorded.response, before) == list(recorded.lineage[:-1])
+
+
+def _check_readers(outcome: Outcome, reference: Reference) -> None:
+    """The production reader takes exactly the rows of the reference reader, and both get undisturbed tokens."""
+    ledger = outcome.ledger
+    reader = JournalReader(ledger.store, reference.plan, 1)
+    reader.refresh()
+    for response, whole in outcome.truth.items():
+        spans = reference.used(response, reference.lineage(response))
+        if not reference.is_undisturbed(response, spans, whole, to_its_end=False):
+            ledger.breaks(f"changed: the claims of response {response} give other tokens")
+        assembled = reader.assemble(response)
+        length = sum(len(row.token_ids) for span in spans for _, row in reference.rows_of(response, span))
+        if list(assembled.lineage) != spans or len(assembled.token_ids) != length:
+            ledger.breaks(f"changed: a reader takes other rows of response {response} than its claims say")
+
+
+def _check_transfers(outcome: Outcome, history: History, reference: Reference) -> None:
+    """Nobody takes back from the living, unasked, what it once had.
+
+    So a response changes hands between the living at most once per member, and is not passed back and forth.
+    """
+    former: dict[int, set[str]] = defaultdict(set)
+    owners: dict[int, str] = {}
+    for claim in outcome.ledger.claims:
+        unit = history.plan.responses_of(claim.unit)
+        for response in unit if claim.responses is None else claim.responses:
+            holder = owners.get(response)
+            if holder is not None and holder not in claim.sealed:
+                continue
+            owners[response] = claim.incarnation
+            if holder is None:
+                continue
+            former[response].add(holder)
+            if holder.split("-")[0] == claim.incarnation.split("-")[0]:
+                continue
+            outcome.counts["responses moved"] += 1
+            if _has_released(reference, response, holder) or not _is_alive(outcome.ledger, claim, holder, history):
+                continue
+            outcome.counts["responses moved from the living"] += 1
+            if _may_only_take_what_is_free(outcome.ledger, claim, history):
+                outcome.ledger.breaks(f"livelock: {claim.incarnation} took response {response} from {holder}")
+            if claim.incarnation in former[response]:
+                outcome.ledger.breaks(f"livelock: {claim.incarnation} took response {response} back from {holder}")
+
+
+def _may_only_take_what_is_free(ledger: Ledger, claim: Claim, history: History) -> bool:
+    """Whether it is of the crew, and that saves machine time. One whose own clock stood takes the living for dead."""
+    saves = history.objective == "gpu_seconds" and history.is_crew(int(claim.incarnation.split("-")[0]))
+    return saves and _is_alive(ledger, claim, claim.incarnation, history)
+
+
+def _has_ended(reference: Reference, response: int) -> bool:
+    spans = reference.lineage(response)
+    return any(row.finish.ends_response for span in spans for _, row in reference.rows_of(response, span))
+
+
+def _has_released(reference: Reference, response: int, holder: str) -> bool:
+    spans = [span for span in reference.lineage(response) if span.incarnation == holder]
+    return any(row.finish is Finish.RELEASED for span in spans for _, row in reference.rows_of(response, span))
+
+
+def _is_alive(ledger: Ledger, claim: Claim, name: str, history: History) -> bool:
+    """Whether it had beaten so regularly up to this claim that nobody could take it for dead."""
+    beats = ledger.beats.get(name, [])
+    beats = beats[: bisect_right(beats, claim.at_s, key=lambda beat: beat.at_s)]
+    if not beats or beats[-1].state == "gone":
+        return False
+    since_s = claim.at_s - REGULAR_TTLS * history.claim_ttl_s
+    moments = [since_s, *(beat.at_s for beat in beats if beat.at_s > since_s), claim.at_s]
+    return max(b - a for a, b in pairwise(moments)) < GAP_TTLS * history.claim_ttl_s
+
+
+def _check_requests(outcome: Outcome, history: History) -> None:
+    """A member's requests are bounded by its time and by what there is to read, not by the number of responses.
+
+    It gets every claim and shard once, and asks in vain for one more of every journal and unit when it looks. A flush
+    is a create, its read-back, a probe of every unit, and two looks for the end; a beat is one put; a look is a flush,
+    a listing, one heartbeat and two journals of every member that ever was, and at most one claim per unit. Whoever
+    watches for other members asks with every beat what has ended, who there is, and each for its heartbeat.
+    """
+    ledger = outcome.ledger
+    objects, units = len(ledger.created), len(history.plan.slots)
+    lives = sum(is_member(name) for name in ledger.lives)
+    flush, look = units + 4, 2 * units + 6 + 3 * lives
+    watch = 0 if history.absence is None else 3 + lives
+    used = 0.0
+    for name, life in ledger.lives.items():
+        if not is_member(name):
+            continue
+        lasted_s = life.last_s - life.first_s
+        flushes = lasted_s / history.flush_interval_s + 2
+        beats = lasted_s / history.heartbeat_interval_s + 2
+        bound = 2 * objects + flushes * flush + beats * (1 + look + watch)
+        used = max(used, life.calls / bound)
+        if life.calls > bound:
+            ledger.breaks(f"livelock: {name} made {life.calls} requests; allowed: {bound:.0f}")
+    outcome.requests_to_bound = used
+
+
+def _count(outcome: Outcome, reference: Reference) -> None:
+    counts = outcome.counts
+    rows = [row for found in reference.rows.values() for _, row in found]
+    counting = sum(
+        len(reference.rows_of(response, span)) for response in outcome.truth for span in reference.lineage(response)
+    )
+    plan = reference.plan
+    fates = fates_of_groups(plan, outcome.truth)
+    unused = [response for response in outcome.truth if response // plan.num_generations not in fates]
+    trained = list(fates.values()).count("trained")
+    counts.update(
+        {
+            "groups wanted": plan.groups_wanted or 0,
+            "groups wanted, not found": 0 if plan.groups_wanted is None else plan.groups_wanted - trained,
+            "groups filtered": list(fates.values()).count("filtered"),
+            "histories closed early": int(bool(unused)),
+            "responses unused": len(unused),
+            "responses unused, unended": sum(not _has_ended(reference, response) for response in unused),
+            "responses": len(outcome.truth),
+            "requests": sum(outcome.ledger.calls.values()),
+            "claims": len(outcome.ledger.claims),
+            "rows": len(rows),
+            "rows released": sum(row.finish is Finish.RELEASED for row in rows),
+            "rows void": len(rows) - counting,
+        }
+    )

@@ -1,0 +1,49 @@
+"""What must hold where members are absent: nobody waits for them, and who comes too late writes nothing.
+
+Judged from when what reached the store. Knows no session.
+"""
+
+from collections.abc import Collection
+
+from simulation.ledger import Ledger
+from simulation.simulated_history import History
+from storage import layout
+
+
+def is_member(name: str) -> bool:
+    """Whether it is an incarnation's name, and not that of the trainer, the observer or Flyte."""
+    return name.split("-", maxsplit=1)[0].isdecimal()
+
+
+def check_latecomers(ledger: Ledger) -> None:
+    """A member that is at the store for the first time after the iteration was closed claims and writes nothing."""
+    closed_s = ledger.created_at_s.get(layout.closed(0))
+    if closed_s is None:
+        return
+    for name, life in ledger.lives.items():
+        if is_member(name) and life.first_s > closed_s and ledger.writes.get(name):
+            ledger.breaks(f"late: {name} came after closing and wrote {ledger.writes[name]} times")
+
+
+def check_waiting(ledger: Ledger, history: History, news: Collection[str]) -> float:
+    """Something that counts is journalled every `wait_s_max`, until nothing is missing.
+
+    Faults begin the time anew, and what the line to the store delays comes on top of it. news: keys of the shards that
+    count. Returns the longest wait as a part of what is allowed; 0 where any is.
+    """
+    if history.absence is None:
+        return 0.0
+    is_closed = layout.closed(0) in ledger.created
+    written = [(ledger.created_at_s[key],) * 2 for key in news]
+    over_s = max((at_s for at_s, _ in written), default=0.0) if is_closed else ledger.now()
+    moments = [*written, *ledger.faults, (over_s, over_s)]
+    since_s, part = 0.0, 0.0
+    for at_s, until_s in sorted(moment for moment in moments if moment[0] <= over_s):
+        delays_s = sum(delay_s for begun_s, delay_s in ledger.delays if since_s <= begun_s < at_s)
+        allowed_s = history.wait_s_max + delays_s
+        part = max(part, (at_s - since_s) / allowed_s)
+        if at_s - since_s > allowed_s:
+            span = f"from {since_s:.0f} s until {at_s:.0f} s; allowed: {allowed_s:.0f} s"
+            ledger.breaks(f"waits: nothing was journalled {span}")
+        since_s = max(since_s, until_s)
+    return part

@@ -1,0 +1,286 @@
+"""A history before it happens: what a seed decides about a crew, its plan, and everything that will go wrong.
+
+Knows no session and no store. Of each kind of fault there is a bounded number, and after `calm_at_s` nothing more goes
+wrong, so that a history that does not end shows a fault of the protocol and not of the weather.
+"""
+
+import math
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from simulation.simulated_absence import Absence, draw_absence
+from storage.faults import FaultRates
+from storage.planning_records import SeedingRecord
+from storage.records import JOINED_POOL, TRAIN_POOL, PlanRecord, SamplingParams, SlotPlan
+from tasks.planning.plan import assign_groups
+
+VOCABULARY = 50
+STOP_TOKEN = 0
+CONTEXT = 1 << 10
+SLOWEST_CLOCK = 0.85
+TRAINING_S_MAX = 5.0
+Kind = Literal["kill", "notice", "freeze", "suspend", "hang", "outage", "mass", "trainer kill", "trainer freeze"]
+LASTING: tuple[Kind, ...] = ("freeze", "suspend", "hang", "outage", "trainer freeze")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strike:
+    """Something that befalls a process drawn when it happens; `duration_s` for what has one."""
+
+    at_s: float
+    kind: Kind
+    duration_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed:
+    """A machine's decode step: base_s up to `plateau` responses together, and proportionally more beyond."""
+
+    base_s: float
+    plateau: int
+
+    def step_s(self, batch: int) -> float:
+        return self.base_s * max(1.0, batch / self.plateau)
+
+
+@dataclass(frozen=True, kw_only=True)
+class History:
+    """All that is drawn in advance.
+
+    arrivals_s: first start of each member's slot; those beyond the plan's slots are joiners.
+    stays_s: after how long a member leaves of its own accord; None: it does not. That on the trainer's machine leaves
+        when it has seeded.
+    objective, cut_share: of the plan's own crew.
+    hand_over: probability per look at the notice, once a decode step, of handing a response over.
+    in_plan_order: always so where the plan says how many groups are wanted.
+    micro_batch_tokens_max: padded tokens, prompts included, of a micro-batch; where the plan says how many are wanted.
+    engine_dies: probability per decode step, until the calm, that the engine dies in it.
+    absence: who does not come; None: everybody does, as often as it takes, and the trainer's machine never generates.
+    trainer_speed: of the trainer's machine when it generates because nobody else does.
+    """
+
+    seed: int
+    plan: PlanRecord
+    median_length: float
+    in_flight: int
+    speeds: tuple[Speed, ...]
+    arrivals_s: tuple[float, ...]
+    stays_s: tuple[float | None, ...]
+    objective: Literal["makespan", "gpu_seconds"]
+    cut_share: float | None
+    strikes: tuple[Strike, ...]
+    crashes: int
+    weather: FaultRates
+    calm_at_s: float
+    cold_start_s: tuple[float, float]
+    flush_interval_s: float
+    heartbeat_interval_s: float
+    claim_ttl_s: float
+    idle_timeout_s: float
+    poll_interval_s: float
+    hand_over: float
+    in_plan_order: bool
+    micro_batch_tokens_max: int
+    engine_dies: float
+    absence: Absence | None
+    trainer_speed: Speed
+
+    def pool(self, member: int) -> str:
+        """The kind of machine of a member."""
+        return self.plan.slots[member].pool if member < len(self.plan.slots) else JOINED_POOL
+
+    def is_crew(self, member: int) -> bool:
+        """Whether it is one of those that Flyte starts again whenever they die."""
+        return self.pool(member) not in (JOINED_POOL, TRAIN_POOL)
+
+    @property
+    def last_fault_s(self) -> float:
+        """When nothing goes wrong any more, and who was struck is there again."""
+        struck_s = [strike.at_s + strike.duration_s for strike in self.strikes]
+        calm_s = max([self.calm_at_s + self.weather.pause_s[1], *struck_s])
+        return calm_s if self.absence is None else max(calm_s, self.absence.lasts_s + 4 * self.cold_start_s[1])
+
+    @property
+    def wait_s_max(self) -> float:
+        """How long at most nothing new is journalled after a fault, while something is unfinished.
+
+        Nobody is left; the trainer's machine sees it, frees its device, starts an engine, sees that the dead are dead,
+        loads weights, decodes and flushes. Before that a member may have loaded in vain, or the trainer have trained.
+        """
+        if self.absence is None:
+            return math.inf
+        beats_s = 3 * self.heartbeat_interval_s + 2 * self.flush_interval_s + 2 * self.poll_interval_s
+        engines_s = 3 * self.cold_start_s[1]
+        asleep_s = self.absence.seeding_after_s + self.claim_ttl_s + beats_s + engines_s
+        return asleep_s / SLOWEST_CLOCK + self.slowest_step_s + TRAINING_S_MAX * self.plan.num_groups
+
+    @property
+    def slowest_step_s(self) -> float:
+        """Of the slowest machine, with as much as it can decode together."""
+        speeds = self.speeds if self.absence is None else (*self.speeds, self.trainer_speed)
+        return max(speed.step_s(self.in_flight) for speed in speeds)
+
+    @property
+    def calm(self) -> FaultRates:
+        """The store when nothing goes wrong any more."""
+        return FaultRates(latency_s=self.weather.latency_s)
+
+    @property
+    def untroubled(self) -> "History":
+        """The same, where nothing happens but that members are absent."""
+        return replace(self, strikes=(), crashes=0, engine_dies=0.0, weather=self.calm)
+
+    @property
+    def outage(self) -> FaultRates:
+        """The store when nothing goes right."""
+        return replace(self.calm, request_lost=0.8, throttled=0.2, timeout_s=self.weather.timeout_s)
+
+
+def draw_history(seed: int, *, all_come: bool = False) -> History:
+    """The history of a seed; the same on every machine and in every process. all_come: where nobody is absent."""
+    rng = random.Random(f"history {seed}")
+    # Of its own, so that whatever else the seed decides is as in a history where all groups are wanted.
+    of_filter = random.Random(f"groups wanted {seed}")
+    of_planning = random.Random(f"planning {seed}")
+    of_crew = random.Random(f"crew {seed}")
+    plan = _draw_planning(of_planning, _draw_wanted(of_filter, _draw_plan(rng)))
+    cut_share = of_planning.choice((None, None, None, 0.3, 0.6))
+    slots, joiners = len(plan.slots), rng.choice((0, 0, 1, 1, 2, 3))
+    ttl_s = rng.uniform(12, 30)
+    base_s = rng.choice((0.3, 0.6, 1.0))
+    calm_at_s = rng.uniform(100, 300)
+    arrivals = [rng.uniform(0, 300) if rng.random() < 0.1 else rng.uniform(0, 15) for _ in range(slots)]
+    cold_start_s = rng.uniform(1, 30)
+    crew = [place.slot for place in plan.slots if place.pool != TRAIN_POOL]
+    absence = None if all_come else draw_absence(of_crew, crew, ttl_s, calm_at_s)
+    history = History(
+        seed=seed,
+        plan=plan,
+        median_length=rng.uniform(4, 16),
+        in_flight=rng.choice((2, 3, 4, 8)),
+        speeds=tuple(_draw_speed(rng, base_s) for _ in range(slots + joiners)),
+        arrivals_s=(*arrivals, *(rng.uniform(0, 200) for _ in range(joiners))),
+        stays_s=(*_seeding_s(plan), *(rng.choice((None, None, rng.uniform(20, 200))) for _ in range(joiners))),
+        objective="makespan" if cut_share is None and of_planning.random() < 0.8 else "gpu_seconds",
+        cut_share=cut_share,
+        strikes=(
+            *_draw_strikes(rng, ttl_s, calm_at_s),
+            *(() if absence is None else _draw_trainers_strikes(of_crew, (0, 1, 2), calm_at_s)),
+        ),
+        crashes=rng.choice((0, 0, 1, 2, 4, 8)),
+        weather=_draw_weather(rng, ttl_s),
+        calm_at_s=calm_at_s,
+        cold_start_s=(cold_start_s, 2 * cold_start_s),
+        flush_interval_s=rng.uniform(2, 8),
+        heartbeat_interval_s=ttl_s / rng.uniform(3, 6),
+        claim_ttl_s=ttl_s,
+        idle_timeout_s=rng.choice((30.0, 60.0, 120.0)),
+        poll_interval_s=rng.uniform(4, 8),
+        hand_over=rng.choice((0.0, 0.0, 0.005, 0.02)),
+        in_plan_order=rng.random() < 0.5 or plan.groups_wanted is not None,
+        micro_batch_tokens_max=of_filter.choice((1, 60, 120, 300)),
+        engine_dies=rng.choice((0.0, 0.0, 0.005, 0.03)),
+        absence=absence,
+        trainer_speed=_draw_speed(of_crew, base_s),
+    )
+    # With nothing else to help it on, whoever waits does so to the end.
+    return history.untroubled if absence is not None and of_crew.random() < 1 / 3 else history
+
+
+def _draw_plan(rng: random.Random) -> PlanRecord:
+    groups, slots = rng.randint(4, 10), rng.randint(2, 6)
+    return PlanRecord(
+        iteration=0,
+        weight_version=0,
+        run_seed=rng.getrandbits(32),
+        num_generations=rng.randint(2, 4),
+        prompts_key="prompts",
+        first_prompt=0,
+        slots=tuple(
+            SlotPlan(slot=slot, pool="rollout", groups=members)
+            for slot, members in enumerate(assign_groups(groups, slots))
+        ),
+        sampling=SamplingParams(max_completion_length=rng.randint(10, 50), stop_token_ids=(STOP_TOKEN,)),
+        config={},
+        created_at_s=0.0,
+    )
+
+
+def _draw_wanted(rng: random.Random, plan: PlanRecord) -> PlanRecord:
+    """In one of three plans, at most about half of the groups are wanted; fewer may have unequal rewards."""
+    if rng.random() >= 1 / 3:
+        return plan
+    return replace(plan, groups_wanted=rng.randint(1, plan.num_groups // 2 + 1))
+
+
+def _draw_planning(rng: random.Random, plan: PlanRecord) -> PlanRecord:
+    """In one of three plans the last slot is the trainer's; in one of three, one or two others have a small batch."""
+    slots = list(plan.slots)
+    seeding = None
+    if rng.random() < 1 / 3:
+        slots[-1] = replace(slots[-1], pool=TRAIN_POOL)
+        seeding = SeedingRecord(seeding_s=rng.uniform(5, 120), members=len(slots) - 1)
+    if rng.random() < 1 / 3:
+        for slot in rng.sample(range(len(slots) - 1), rng.randint(1, min(2, len(slots) - 1))):
+            slots[slot] = replace(slots[slot], batch_max=rng.randint(1, 3))
+    return replace(plan, slots=tuple(slots), seeding=seeding)
+
+
+def _seeding_s(plan: PlanRecord) -> list[float | None]:
+    """When the plan's members leave of their own accord."""
+    return [plan.seeding.seeding_s if plan.seeding and slot.pool == TRAIN_POOL else None for slot in plan.slots]
+
+
+def reward_of(token_ids: Iterable[int]) -> float:
+    """What a response is worth, by its tokens alone: 1 for about a third, so that two groups in five are equal."""
+    return float(sum(int(token) for token in token_ids) % 3 == 0)
+
+
+def _draw_speed(rng: random.Random, base_s: float) -> Speed:
+    straggles = 10 if rng.random() < 0.12 else 1
+    return Speed(base_s=straggles * base_s * rng.uniform(0.8, 1.25), plateau=rng.randint(1, 4))
+
+
+def _draw_strikes(rng: random.Random, ttl_s: float, calm_at_s: float) -> list[Strike]:
+    """Members: single strikes, and in one of four histories most of the crew at once. The trainer: now and then."""
+    strikes = []
+    kinds: tuple[Kind, ...] = ("kill", "kill", "notice", "freeze", "suspend", "hang")
+    for _ in range(rng.choice((0, 1, 2, 4, 7))):
+        kind = rng.choice(kinds)
+        duration_s = rng.uniform(0.3, 5) * ttl_s if kind != "notice" else rng.uniform(1, 30)
+        strikes.append(Strike(at_s=rng.uniform(0, calm_at_s), kind=kind, duration_s=duration_s))
+    if rng.random() < 0.25:
+        grace_s = rng.choice((0.0, 2.0, 30.0))
+        strikes.append(Strike(at_s=rng.uniform(5, calm_at_s / 2), kind="mass", duration_s=grace_s))
+    if rng.random() < 0.15:
+        duration_s = rng.uniform(0.3, 3) * ttl_s
+        strikes.append(Strike(at_s=rng.uniform(0, calm_at_s), kind="outage", duration_s=duration_s))
+    return strikes + _draw_trainers_strikes(rng, (0, 0, 1, 3), calm_at_s)
+
+
+def _draw_trainers_strikes(rng: random.Random, numbers: Sequence[int], calm_at_s: float) -> list[Strike]:
+    strikes = []
+    kinds: tuple[Kind, ...] = ("trainer kill", "trainer freeze")
+    for _ in range(rng.choice(numbers)):
+        kind = rng.choice(kinds)
+        strikes.append(Strike(at_s=rng.uniform(0, calm_at_s), kind=kind, duration_s=rng.uniform(20, 150)))
+    return strikes
+
+
+def _draw_weather(rng: random.Random, ttl_s: float) -> FaultRates:
+    """From a store that never fails to one that fails one call in twelve."""
+    factor = rng.choice((0.0, 0.3, 1.0, 2.0))
+    return FaultRates(
+        throttled=0.010 * factor,
+        request_lost=0.006 * factor,
+        request_late=0.004 * factor,
+        answer_lost=0.010 * factor,
+        answer_retried=0.008 * factor,
+        pause_before=0.0015 * factor,
+        pause_after=0.0015 * factor,
+        latency_s=rng.choice((0.005, 0.05, 0.2)),
+        timeout_s=rng.uniform(1, 10),
+        pause_s=(0.5 * ttl_s, 4 * ttl_s),
+    )

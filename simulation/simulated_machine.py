@@ -1,0 +1,119 @@
+"""What a simulated member runs on: an engine that takes time, straggles, hangs and dies.
+
+Knows no claims and no faults of the store.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from simulation.simulated_history import CONTEXT, VOCABULARY, History
+from storage import journal
+from storage.clock import Clock
+from storage.shard import Row, decode_shard, encode_shard
+from storage.weights.tensor_sets import TensorBlock
+from tasks.sampling.engines.engine import EngineDied, EngineError, GenerationRequest, TokenDelta
+from tasks.sampling.engines.scripted_engine import ScriptedEngine
+
+RESTART_FAILS = 0.2
+
+
+class HangingEngine(ScriptedEngine):
+    """A scripted engine that stands still in its next step for `hang_s`, and dies where `dies` says so.
+
+    It is asked with a probability, after every step and every restart, which takes as long as a cold start.
+    """
+
+    def __init__(self, history: History, member: int | None, clock: Clock, dies: Callable[[float], bool]) -> None:
+        """member: None for the trainer's machine, which helps out."""
+        speed = history.trainer_speed if member is None else history.speeds[member]
+        super().__init__(
+            VOCABULARY,
+            history.in_flight,
+            context_length=CONTEXT,
+            median_length=history.median_length,
+            clock=clock,
+            step_time_s=lambda batch: speed.step_s(batch) + self._hang(),
+        )
+        self.hang_s = 0.0
+        self._history = history
+        self._member = member
+        self._machine_clock = clock
+        self._dies = dies
+        self._dead = False
+
+    def load_weights(self, version: int, tensors: Mapping[str, TensorBlock]) -> None:
+        self._check_alive()
+        super().load_weights(version, tensors)
+
+    def start(self, requests: Sequence[GenerationRequest]) -> None:
+        self._check_alive()
+        super().start(requests)
+        self._check_isolation()
+
+    def step(self) -> list[TokenDelta]:
+        self._check_alive()
+        deltas = super().step()
+        self._survive(self._history.engine_dies)
+        return deltas
+
+    def abort(self, responses: Sequence[int]) -> None:
+        self._check_alive()
+        super().abort(responses)
+
+    def restart(self) -> None:
+        self._machine_clock.sleep(self._history.cold_start_s[0])
+        self._survive(RESTART_FAILS)
+        self._dead = False
+        super().restart()
+
+    def _check_isolation(self) -> None:
+        """While anything of its own unit is decoded, the batch is no larger than the plan says."""
+        plan, running = self._history.plan, self._table.responses
+        if self._member is None or self._member >= len(plan.slots):
+            return
+        allowed = plan.slots[self._member].batch_max
+        if allowed is not None and len(running) > allowed and set(plan.responses_of(self._member)) & set(running):
+            raise EngineError(f"a batch of {len(running)}; allowed: {allowed}")
+
+    def _survive(self, probability: float) -> None:
+        if self._dies(probability):
+            self._dead = True
+            raise EngineDied("simulated")
+
+    def _check_alive(self) -> None:
+        if self._dead:
+            raise EngineError("a dead engine was asked for more than to restart")
+
+    def _hang(self) -> float:
+        hang_s, self.hang_s = self.hang_s, 0.0
+        return hang_s
+
+
+class ShardMemory:
+    """The bytes of every shard are made by the production code; a reader of the same process is given the rows again.
+
+    That an encoded shard decodes to its rows is shown in tests/storage/test_shard.py; here it would take half the time.
+    """
+
+    def __init__(self) -> None:
+        self._rows: dict[bytes, list[Row]] = {}
+
+    def encode(self, rows: Sequence[Row]) -> bytes:
+        body = encode_shard(rows)
+        self._rows[body] = list(rows)
+        return body
+
+    def decode(self, key: str, body: bytes) -> list[Row]:
+        return self._rows[body] if body in self._rows else decode_shard(key, body)
+
+
+@contextmanager
+def shards_remembered() -> Iterator[ShardMemory]:
+    """Within it, all journals of this process share one memory of their shards."""
+    memory, names = ShardMemory(), vars(journal)
+    ours = {name: names[name] for name in ("encode_shard", "decode_shard")}
+    names.update(encode_shard=memory.encode, decode_shard=memory.decode)
+    try:
+        yield memory
+    finally:
+        names.update(ours)

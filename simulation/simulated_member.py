@@ -1,0 +1,210 @@
+"""Members of a simulated crew: production sessions on engines that take time, and the one in the trainer's own process.
+
+What a member must not leave undone is checked here when it leaves. Knows neither faults nor what Flyte does.
+"""
+
+import math
+import random
+from collections import Counter
+from collections.abc import Callable
+
+from simulation.ledger import Ledger
+from simulation.simulated_history import History
+from simulation.simulated_machine import HangingEngine
+from simulation.undisturbed import prompt
+from simulation.virtual_threads import Machine
+from storage.assembly import JournalReader
+from storage.clock import Clock
+from storage.records import TRAIN_POOL
+from storage.store import ObjectStore
+from tasks.planning.config import PlanningConfig
+from tasks.sampling.config import RolloutConfig
+from tasks.sampling.engines.engine import Engine
+from tasks.sampling.session.crew_watch import CrewWatch
+from tasks.sampling.session.member import helping_slot
+from tasks.sampling.session.session import Session, SessionOutcome
+from tasks.sampling.session.session_config import SessionConfig
+
+EXECUTION = "simulated"
+LOAD_PARTS = 4
+
+
+def new_watch(history: History, store: ObjectStore, clock: Clock, *, at_once: bool = True) -> CrewWatch:
+    """The production watch on everybody but the trainer's machine, where somebody may be absent."""
+    if history.absence is None:
+        raise ValueError("absence: None; allowed: only histories in which the trainer's machine generates again")
+    return CrewWatch(
+        store,
+        history.plan,
+        RolloutConfig(claim_ttl_s=history.claim_ttl_s, heartbeat_interval_s=history.heartbeat_interval_s),
+        PlanningConfig(seeding="auto", seeding_after_s=history.absence.seeding_after_s),
+        clock,
+        execution=EXECUTION,
+        at_once=at_once,
+        parallel_reads=1,
+    )
+
+
+class Members:
+    """Lives the lives of members. store: as a process reaches it under a name. now_s: true time."""
+
+    def __init__(
+        self,
+        history: History,
+        ledger: Ledger,
+        counts: Counter[str],
+        now_s: Callable[[], float],
+        store: Callable[[Machine, str], ObjectStore],
+    ) -> None:
+        self.engines: dict[int, HangingEngine] = {}
+        self._history = history
+        self._ledger = ledger
+        self._counts = counts
+        self._now_s = now_s
+        self._store = store
+
+    def live(self, process: Machine, member: int, has_notice: Callable[[], bool]) -> None:
+        """One life of a member, from its first claim on; its process has the incarnation's name."""
+        history = self._history
+        rng = random.Random(f"member {history.seed} {process.name}")
+
+        def notice() -> bool:
+            # Asked once between two steps, in the session's own thread: there it may also hand something over.
+            if rng.random() < history.hand_over:
+                session.hand_over(rng.sample(range(history.plan.num_responses), 3))
+            return has_notice()
+
+        store = self._store(process, process.name)
+        enough = None
+        if history.pool(member) == TRAIN_POOL and history.absence is not None:
+            enough = new_watch(history, store, process.clock).lives
+        engine = self.engines[member] = self._new_engine(process, process.name, member)
+        config = self._session_config(process, member)
+        session = self._session(process, process.name, store, engine, config, rng, notice, enough)
+        session.run()
+        self._check_leaving(process, member)
+
+    def help_out(self, process: Machine, trainers_store: ObjectStore, rng: random.Random) -> SessionOutcome:
+        """Generate in the trainer's process, as `seed_again` in tasks/sampling/session/seeding_member.py has it."""
+        history, slot = self._history, helping_slot(trainers_store, self._history.plan)
+        name = f"{slot:05d}-{rng.getrandbits(64):016x}"
+        self._counts["the trainer's machine generates"] += 1
+        self._ledger.tell(process.name, f"generates as {name}")
+        store = self._store(process, name)
+        watch = new_watch(history, store, process.clock)
+        process.clock.sleep(rng.uniform(*history.cold_start_s))  # until the engine's process is there
+        engine = self._new_engine(process, name, None)
+        config = self._session_config(process, slot, helps_out=True)
+        has_handed_over = False
+
+        def enough() -> bool:
+            nonlocal has_handed_over
+            has_handed_over = watch.works()
+            return has_handed_over
+
+        session = self._session(process, name, store, engine, config, rng, lambda: False, enough)
+        try:
+            outcome = session.run()
+        except BaseException as error:
+            self._counts[f"the trainer's machine ended while it generated: {type(error).__name__}"] += 1
+            raise
+        self._check_threads(process, name)
+        self._counts["the trainer's machine hands over"] += has_handed_over
+        self._ledger.tell(process.name, f"has generated {outcome.tokens_generated} tokens as {name}")
+        return outcome
+
+    def _session(
+        self,
+        process: Machine,
+        name: str,
+        store: ObjectStore,
+        engine: HangingEngine,
+        config: SessionConfig,
+        rng: random.Random,
+        notice: Callable[[], bool],
+        enough: Callable[[], bool] | None,
+    ) -> Session:
+        history = self._history
+
+        def load(into: Engine, heed: Callable[[], None]) -> None:
+            for _ in range(LOAD_PARTS):
+                heed()
+                process.clock.sleep(rng.uniform(*history.cold_start_s) / LOAD_PARTS)
+            into.load_weights(history.plan.weight_version, {})
+
+        return Session(
+            store,
+            history.plan,
+            prompts=[prompt(group) for group in range(history.plan.num_groups)],
+            engine=engine,
+            load=load,
+            config=config,
+            clock=process.clock,
+            notice=notice,
+            incarnation=name,
+            enough=enough,
+        )
+
+    def _new_engine(self, process: Machine, name: str, member: int | None) -> HangingEngine:
+        rng = random.Random(f"engine {self._history.seed} {name}")
+
+        def dies(probability: float) -> bool:
+            if rng.random() >= probability or self._now_s() >= self._history.calm_at_s:
+                return False
+            self._counts["engine deaths"] += 1
+            self._ledger.tell(name, "its engine dies")
+            self._ledger.note_fault()
+            return True
+
+        return HangingEngine(self._history, member, process.clock, dies)
+
+    def _session_config(self, process: Machine, slot: int, *, helps_out: bool = False) -> SessionConfig:
+        """helps_out: it is the trainer's machine, whose number may be that of a member, too."""
+        history = self._history
+        in_crew = not helps_out and history.is_crew(slot)
+        return SessionConfig(
+            slot=slot,
+            pool=TRAIN_POOL if helps_out else history.pool(slot),
+            host="simulated",
+            pid=1,
+            started_at_s=process.clock.wall(),
+            flush_interval_s=history.flush_interval_s,
+            heartbeat_interval_s=history.heartbeat_interval_s,
+            claim_ttl_s=history.claim_ttl_s,
+            idle_timeout_s=math.inf if helps_out else history.idle_timeout_s,
+            time_limit_s=0.0 if helps_out else history.stays_s[slot],
+            objective=history.objective if in_crew else "makespan",
+            cut_share=history.cut_share if in_crew else None,
+            engine_restarts_max=2,
+            parallel_reads=1,
+        )
+
+    def _check_threads(self, process: Machine, name: str) -> None:
+        if any(not thread.dead for thread in process.threads):
+            self._ledger.breaks(f"error: {name} ended and left a thread running")
+
+    def _check_leaving(self, process: Machine, member: int) -> None:
+        """Who ends by itself leaves no thread, and a planned slot nothing of its own unit unfinished.
+
+        Where members cut, it may leave what another slot of the crew has had since: that one answers for it.
+        """
+        history = self._history
+        self._check_threads(process, process.name)
+        joins = member >= len(history.plan.slots)
+        if joins or self._ledger.is_closed or history.stays_s[member] is not None:
+            return
+        reader = JournalReader(self._ledger.store, history.plan, 1)
+        reader.refresh()
+        left = [r for r in history.plan.responses_of(member) if not reader.assemble(r).finish.ends_response]
+        if history.cut_share is not None:
+            self._counts["members that left after a cut"] += bool(left)
+            left = [response for response in left if not self._is_answered_for(reader, response, member)]
+        if left:
+            self._ledger.breaks(f"livelock: {process.name} left although {left} of its own unit had not ended")
+
+    def _is_answered_for(self, reader: JournalReader, response: int, member: int) -> bool:
+        """Whether another slot of the crew has, or has had, the response."""
+        owner = reader.book.owner(response)
+        names = {*reader.book.former_owners(response), *([owner.incarnation] if owner else [])}
+        slots = {reader.book.incarnations[name] for name in names} - {member}
+        return any(self._history.is_crew(slot) for slot in slots)

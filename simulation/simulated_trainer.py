@@ -1,0 +1,182 @@
+"""The trainer of a simulated crew, without its gradients; and an observer, who reads at any moment and wants nothing.
+
+Both read with the production code and compare what they get with the undisturbed responses on the spot. Where the plan
+says how many groups are wanted, the production code also grades, filters, divides, records and closes. Where somebody
+may be absent, the trainer generates whenever the production code says that it is left alone, and then replays.
+"""
+
+import random
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+
+from simulation.ledger import Ledger
+from simulation.simulated_history import TRAINING_S_MAX, History, reward_of
+from simulation.simulated_member import new_watch
+from simulation.undisturbed import Whole, begins, prompt
+from simulation.virtual_time import Process
+from storage import layout, records
+from storage.assembly import Assembled, JournalReader
+from storage.records import BatchRecord, ClosedRecord, GradedResponse
+from storage.run import exists
+from storage.shard import Finish
+from storage.store import CorruptObject, ObjectMissing, ObjectStore, commit
+from tasks.grading.config import RewardConfig
+from tasks.grading.grader import Grader
+from tasks.learning.follow import FollowConfig, GroupFollower, RecordedElsewhereError
+from tasks.learning.recorded_batches import RecordedBatches
+from tasks.sampling.session.crew_watch import LeftAlone
+from tasks.sampling.session.session import SessionOutcome
+
+FOR_EVER_S = 1e9
+Watch = Callable[[bool], None]
+# The one reward that runs in this process: 1.0 where the decoded text is this column of the prompt.
+REWARD = RewardConfig(function="arithmetic")
+WORTH = {"worked": str(1.0)}
+
+
+class SimulatedTrainer:
+    """One life of the trainer: recorded batches first, then new ones, each recorded before use; at last, `closed`."""
+
+    def __init__(
+        self,
+        history: History,
+        store: ObjectStore,
+        process: Process,
+        ledger: Ledger,
+        truth: Mapping[int, Whole],
+        *,
+        generate: Callable[[], SessionOutcome],
+    ) -> None:
+        self._history = history
+        self._plan = history.plan
+        self._in_plan_order = history.in_plan_order
+        self._store = store
+        self._process = process
+        self._ledger = ledger
+        self._truth = truth
+        self._rng = random.Random(f"trainer {history.seed} {process.name}")
+        self._generate = generate
+        self._is_fruitless = False
+
+    def train(self) -> None:
+        """Until all groups are recorded, or as many as the plan wants."""
+        while True:
+            try:
+                if self._plan.groups_wanted is None:
+                    self._train_all(self._watch())
+                else:
+                    self._train_wanted(self._watch())
+            except LeftAlone as error:
+                self._ledger.tell(self._process.name, str(error))
+            else:
+                return
+            self._is_fruitless = not self._generate().tokens_generated
+
+    def _watch(self) -> Watch:
+        if self._history.absence is None:
+            return lambda _: None
+        return new_watch(self._history, self._store, self._process.clock, at_once=not self._is_fruitless).check
+
+    def _train_wanted(self, watch: Watch) -> None:
+        with Grader((REWARD,)) as grader:
+            batches = WantedBatches(self._history, self._store, self._process, grader, watch)
+            for batch in batches:
+                for graded in batch.graded:
+                    self._compare(graded, batches.tokens(graded))
+                self._process.sleep(self._rng.uniform(0, TRAINING_S_MAX))
+
+    def _train_all(self, watch: Watch) -> None:
+        self._reader = JournalReader(self._store, self._plan, 1)
+        self._follower = GroupFollower(self._reader, self._plan, _follow(self._history), self._process.clock, watch)
+        pending, number = list(range(self._plan.num_groups)), 0
+        while pending:
+            batch = self._batch(number, pending)
+            for graded in batch.responses:
+                self._use(graded)
+            groups = {graded.response // self._plan.num_generations for graded in batch.responses}
+            pending = [group for group in pending if group not in groups]
+            number += 1
+            self._process.sleep(self._rng.uniform(0, TRAINING_S_MAX))
+        mark = ClosedRecord(iteration=self._plan.iteration, reason="all responses are recorded")
+        commit(self._store, layout.closed(self._plan.iteration), records.encode(mark))
+
+    def _batch(self, number: int, pending: list[int]) -> BatchRecord:
+        key = layout.batch(self._plan.iteration, number)
+        with suppress(ObjectMissing):
+            return records.read(self._store, BatchRecord, key)
+        with suppress(RecordedElsewhereError):
+            batch = self._new_batch(number, pending, lambda: exists(self._store, key))
+            if commit(self._store, key, records.encode(batch)):
+                return batch
+        return records.read(self._store, BatchRecord, key)
+
+    def _new_batch(self, number: int, pending: list[int], recorded: Callable[[], bool]) -> BatchRecord:
+        groups = [self._follower.wait(pending, recorded)]
+        if not self._in_plan_order:
+            groups += [group for group in pending if group not in groups and self._follower.is_finished(group)]
+        found = [self._follower.response(response) for group in groups for response in self._follower.members(group)]
+        return BatchRecord(
+            iteration=self._plan.iteration, number=number, responses=tuple(_graded(response) for response in found)
+        )
+
+    def _use(self, recorded: GradedResponse) -> None:
+        self._compare(recorded, self._reader.follow(recorded.response, recorded.lineage))
+
+    def _compare(self, recorded: GradedResponse, response: Assembled) -> None:
+        whole = response.finish.ends_response and len(response.token_ids) == recorded.length
+        if not whole or not begins(response, self._truth[recorded.response]):
+            self._ledger.breaks(f"changed: {self._process.name} used wrong tokens of response {recorded.response}")
+
+
+class WantedBatches(RecordedBatches):
+    """The production code, reading with one request at a time: virtual time has no pools of threads."""
+
+    def __init__(self, history: History, store: ObjectStore, process: Process, grader: Grader, watch: Watch) -> None:
+        plan, follow = history.plan, _follow(history)
+        super().__init__(
+            store,
+            plan,
+            prompts=[replace(prompt(group), columns=WORTH) for group in range(plan.num_groups)],
+            grader=grader,
+            decode=lambda token_ids: str(reward_of(token_ids)),
+            follow=follow,
+            tokens_max=history.micro_batch_tokens_max,
+            clock=process.clock,
+        )
+        self._reader = JournalReader(store, plan, 1)
+        self._follower = GroupFollower(self._reader, plan, follow, process.clock, watch)
+
+
+def _follow(history: History) -> FollowConfig:
+    return FollowConfig(
+        in_plan_order=history.in_plan_order, timeout_s=FOR_EVER_S, poll_interval_s=history.poll_interval_s
+    )
+
+
+def observe(history: History, store: ObjectStore, process: Process, ledger: Ledger, truth: Mapping[int, Whole]) -> None:
+    """Until the iteration is closed, now and then: any reader gets the first tokens of the undisturbed response."""
+    rng = random.Random(f"observer {history.seed}")
+    reader = JournalReader(store, history.plan, 1)
+    while not ledger.is_closed:
+        process.sleep(rng.uniform(10, 60))
+        try:
+            reader.refresh()
+            for response, whole in truth.items():
+                if not begins(reader.assemble(response), whole):
+                    ledger.breaks(f"changed: a reader got wrong tokens of response {response}")
+        except CorruptObject as error:
+            ledger.breaks(f"changed: a reader met {error}")
+            return
+
+
+def _graded(response: Assembled) -> GradedResponse:
+    """As the trainer records it; rewards are no matter where every group is trained."""
+    return GradedResponse(
+        response=response.response,
+        length=len(response.token_ids),
+        finish_reason="stop" if response.finish is Finish.STOP else "length",
+        lineage=response.lineage,
+        reward=0.0,
+        rewards={},
+    )

@@ -1,0 +1,64 @@
+"""The undisturbed responses of a simulated plan: what the scripted engine alone makes of it, in one process, in peace.
+
+Everything a simulated crew journals is compared with these.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from simulation.simulated_history import CONTEXT, VOCABULARY, History
+from storage.assembly import Assembled
+from storage.prompt_table import PromptRow
+from storage.shard import Finish, Logprobs, TokenIds
+from tasks.sampling.engines.engine import FinishReason, GenerationRequest, noise_key
+from tasks.sampling.engines.scripted_engine import ScriptedEngine
+
+FINISH = {FinishReason.STOP: Finish.STOP, FinishReason.LENGTH: Finish.LENGTH}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Whole:
+    """A response from its first token to its end: uint32 token_ids [n], float32 logprobs [n]."""
+
+    token_ids: TokenIds
+    logprobs: Logprobs
+    finish: Finish
+
+
+def prompt(group: int) -> PromptRow:
+    return PromptRow(str(group), (1, 2, group + 3), "p", {})
+
+
+def undisturbed(history: History) -> dict[int, Whole]:
+    """Every response of the plan, by number."""
+    plan = history.plan
+    engine = ScriptedEngine(VOCABULARY, 1, context_length=CONTEXT, median_length=history.median_length)
+    engine.load_weights(plan.weight_version, {})
+    return {response: _decode(engine, history, response) for response in range(plan.num_responses)}
+
+
+def _decode(engine: ScriptedEngine, history: History, response: int) -> Whole:
+    plan = history.plan
+    group = response // plan.num_generations
+    key = noise_key(plan.run_seed, plan.iteration, response)
+    engine.start([GenerationRequest(response, group, prompt(group).token_ids, (), key, plan.sampling)])
+    token_ids: list[int] = []
+    logprobs: list[float] = []
+    while True:
+        (delta,) = engine.step()
+        token_ids += delta.token_ids
+        logprobs += delta.logprobs
+        if delta.finish_reason is not None:
+            finish = FINISH[delta.finish_reason]
+            return Whole(np.array(token_ids, np.uint32), np.array(logprobs, np.float32), finish)
+
+
+def begins(assembled: Assembled, whole: Whole) -> bool:
+    """Whether tokens and log-probs are the first of the whole response, and an end is its end."""
+    length = len(assembled.token_ids)
+    if assembled.finish.ends_response and (length != len(whole.token_ids) or assembled.finish is not whole.finish):
+        return False
+    return np.array_equal(assembled.token_ids, whole.token_ids[:length]) and np.array_equal(
+        assembled.logprobs, whole.logprobs[:length]
+    )

@@ -1,0 +1,321 @@
+"""Weights on the disk of one machine, shared by its processes: a bounded directory that anybody may delete.
+
+A pack is one file with the tensors that one pull had to fetch, by digest. Packs are written whole and renamed; they are
+never trusted (every read is hashed) and are mapped, so that processes share the memory. Knows nothing of stores,
+versions' encodings or models.
+"""
+
+import fcntl
+import json
+import logging
+import mmap
+import os
+import stat
+import tempfile
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from storage.clock import Clock
+from storage.threads import Check, in_threads
+from storage.weights.manifest import DigestAlgorithm, TensorBlock, TensorEntry, digest_of
+from storage.weights.objects import THREADS
+
+log = logging.getLogger(__name__)
+PACK, TEMPORARY, LOCK = ".pack", ".part", ".lock"
+HEADER_LENGTH_BYTES = 8
+HEADER_BYTES_MAX = 64 << 20
+ALIGNMENT_BYTES = 64
+LOCK_WAIT_S = 600.0
+LOCK_POLL_S = 0.1
+FREE_SHARE_MAX = 0.5  # of what the file system has free, or would have without the packs, for all of them
+
+
+@dataclass(frozen=True)
+class _Pack:
+    """A pack's header. `places`: where a tensor's bytes begin and end, by its key."""
+
+    path: Path
+    run_url: str
+    version: int
+    places: dict[str, tuple[int, int]]
+
+
+class WeightCache:
+    """Tensors below `directory`, in at most `bytes_max` bytes; the least recently used packs go first."""
+
+    def __init__(self, directory: Path, bytes_max: int) -> None:
+        self._directory = directory
+        self._bytes_max = bytes_max
+        self._packs: dict[Path, _Pack] = {}
+        self._maps: dict[Path, memoryview] = {}
+
+    def refresh(self) -> None:
+        """Look which packs are there now."""
+        found = {}
+        for path in sorted(self._directory.glob(f"*{PACK}")):
+            pack = self._packs.get(path) or _read_header(path)
+            if pack is not None:
+                found[path] = pack
+        self._packs = found
+        self._maps = {path: view for path, view in self._maps.items() if path in found}
+
+    def newest_held(self, run_url: str, version: int) -> int | None:
+        """The newest version of a run, up to `version`, of which there is something here."""
+        return max(
+            (p.version for p in self._packs.values() if p.run_url == run_url and p.version <= version), default=None
+        )
+
+    def find(
+        self, algorithm: DigestAlgorithm, entries: Mapping[str, TensorEntry], check: Check = lambda: None
+    ) -> dict[str, TensorBlock]:
+        """Those of the tensors that are here, verified, in the file's memory; what is written to it stays private."""
+        blocks = in_threads(THREADS, lambda entry: self._find(algorithm, entry), entries.values(), check)
+        return {name: block for name, block in zip(entries, blocks, strict=True) if block is not None}
+
+    def has_room(self, num_bytes: int) -> bool:
+        """Whether tensors of so many bytes would be kept."""
+        try:
+            return num_bytes <= self._allowed(self._by_last_use())
+        except OSError:
+            return False
+
+    @contextmanager
+    def fetching(
+        self, name: str, clock: Clock, check: Check = lambda: None, wait_s: float = LOCK_WAIT_S
+    ) -> Iterator[None]:
+        """Let one process of this machine at a time fetch `name`; after `wait_s` seconds, let this one do so too.
+
+        `check` is called while waiting; what it raises ends that.
+        """
+        path = self._directory / f"{name}{LOCK}"
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            log.warning("%s: %s; fetching without the lock", path, error.strerror)
+            yield
+            return
+        try:
+            give_up_at_s = clock.monotonic() + wait_s
+            while not (locked := _try_lock(descriptor)) and clock.monotonic() < give_up_at_s:
+                check()
+                clock.sleep(LOCK_POLL_S)
+            if not locked:
+                log.warning("%s is held for %g s; fetching without it", path, wait_s)
+            yield
+            if locked:
+                # Who waits has the file open and gets its lock; who comes now makes a new one and finds the pack.
+                path.unlink(missing_ok=True)
+        finally:
+            os.close(descriptor)
+
+    def store(
+        self,
+        run_url: str,
+        version: int,
+        algorithm: DigestAlgorithm,
+        tensors: Mapping[str, tuple[TensorEntry, TensorBlock]],
+        check: Check = lambda: None,
+    ) -> None:
+        """Keep tensors that were verified. What does not fit, or cannot be written, is not kept; that is no error.
+
+        `check` is called between tensors; what it raises is raised, and nothing is kept.
+        """
+        blocks = {_key(algorithm, entry.digest): block for entry, block in tensors.values() if block.num_bytes}
+        if not blocks:
+            return
+        header, places = _header(run_url, version, blocks)
+        total = len(header) + max(end for _, end in places.values())
+        temporary = self._directory / f"{uuid.uuid4().hex}{TEMPORARY}"
+        try:
+            if self._make_room(total):
+                _write_pack(temporary, header, places, blocks, check)
+                temporary.rename(temporary.with_suffix(PACK))
+        except OSError as error:
+            log.warning("weight cache %s: %s; these weights are not kept", self._directory, error.strerror or error)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def _find(self, algorithm: DigestAlgorithm, entry: TensorEntry) -> TensorBlock | None:
+        if not entry.num_bytes:
+            return TensorBlock(entry.dtype, entry.shape, b"")
+        key = _key(algorithm, entry.digest)
+        for path, pack in list(self._packs.items()):
+            start, end = pack.places.get(key, (0, 0))
+            data = self._mapped(path)[start:end] if end - start == entry.num_bytes else memoryview(b"")
+            if len(data) != entry.num_bytes:
+                continue
+            if digest_of(algorithm, data) == entry.digest:
+                return TensorBlock(entry.dtype, entry.shape, data)
+            log.warning("%s does not hold what it says, and is removed", path)
+            self._forget(path)
+        return None
+
+    def _mapped(self, path: Path) -> memoryview:
+        if path not in self._maps:
+            try:
+                with path.open("rb") as file:
+                    os.utime(file.fileno())  # used now: the last to be removed
+                    # Copy on write: readers share the pages, and may hand them to torch, which wants writable memory.
+                    self._maps[path] = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+            except (OSError, ValueError):  # removed meanwhile, or empty
+                self._packs.pop(path, None)
+                return memoryview(b"")
+        return self._maps[path]
+
+    def _forget(self, path: Path) -> None:
+        self._packs.pop(path, None)
+        self._maps.pop(path, None)
+        with suppress(OSError):
+            path.unlink()
+
+    def _make_room(self, num_bytes: int) -> bool:
+        """Remove what dead writers left, then packs, the least recently used first, until `num_bytes` more fit.
+
+        False, and no pack is removed, when they would not even fit alone.
+        """
+        for path in self._directory.glob(f"*{TEMPORARY}"):
+            with suppress(OSError), path.open("rb") as file:
+                if _try_lock(file.fileno()):
+                    path.unlink()
+        packs = self._by_last_use()
+        allowed = self._allowed(packs)
+        if num_bytes > allowed:
+            log.warning(
+                "weight cache %s: %d bytes do not fit; allowed: %d, of bytes_max %d and of what the disk can spare",
+                self._directory,
+                num_bytes,
+                allowed,
+                self._bytes_max,
+            )
+            return False
+        held = sum(size for _, _, size in packs)
+        for _, path, size in packs:
+            if held + num_bytes <= allowed:
+                break
+            self._forget(path)
+            held -= size
+        return True
+
+    def _by_last_use(self) -> list[tuple[int, Path, int]]:
+        """When each pack was last used, the pack, and its bytes; the least recently used first."""
+        packs = []
+        for path in self._directory.glob(f"*{PACK}"):
+            with suppress(OSError):
+                status = path.stat()
+                packs.append((status.st_mtime_ns, path, status.st_size))
+        return sorted(packs)
+
+    def _allowed(self, packs: list[tuple[int, Path, int]]) -> int:
+        """Most bytes of packs, given those that are there."""
+        status = os.statvfs(self._directory)
+        free = status.f_bavail * status.f_frsize
+        return min(self._bytes_max, int(FREE_SHARE_MAX * (free + sum(size for _, _, size in packs))))
+
+
+def open_cache(directory: str | None, bytes_max: int) -> WeightCache | None:
+    """The cache in `directory` (None: one of this user below the system's temporary directory), None when it is off.
+
+    The directory is made with mode 0700. One that is not this user's own, or that others may write to, is not used:
+    nobody else may put memory maps under our feet.
+    """
+    if not bytes_max:
+        return None
+    path = Path(directory).expanduser() if directory else Path(tempfile.gettempdir()) / f"gleaner-weights-{os.getuid()}"
+    try:
+        path.mkdir(mode=0o700, parents=directory is not None, exist_ok=True)
+        status = path.lstat()
+    except OSError as error:
+        log.warning("rollout.weight_cache_dir: %s: %s; weights are not cached", path, error.strerror)
+        return None
+    if stat.S_ISLNK(status.st_mode):
+        log.warning("rollout.weight_cache_dir: %s is a link; allowed: what it leads to; weights are not cached", path)
+        return None
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
+        log.warning(
+            "rollout.weight_cache_dir: %s is not a directory that this user alone may write to; weights are not cached",
+            path,
+        )
+        return None
+    return WeightCache(path, bytes_max)
+
+
+def _key(algorithm: DigestAlgorithm, digest: str) -> str:
+    return f"{algorithm}-{digest}"
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _header(run_url: str, version: int, blocks: Mapping[str, TensorBlock]) -> tuple[bytes, dict[str, tuple[int, int]]]:
+    """What a pack begins with, and where its tensors lie after that.
+
+    A length of 8 little-endian bytes, then JSON of that length, padded. Places count from the end of the padding.
+    """
+    places = {}
+    end = 0
+    for key, block in blocks.items():
+        start = _aligned(end)
+        end = start + block.num_bytes
+        places[key] = (start, end)
+    text = json.dumps({"run_url": run_url, "version": version, "places": places}).encode()
+    header = len(text).to_bytes(HEADER_LENGTH_BYTES, "little") + text
+    return header.ljust(_aligned(len(header)), b" "), places
+
+
+def _write_pack(
+    path: Path, header: bytes, places: Mapping[str, tuple[int, int]], blocks: Mapping[str, TensorBlock], check: Check
+) -> None:
+    """Write a pack, locked meanwhile, which shows that its writer lives.
+
+    Not synced: what a power cut leaves of it does not pass its digests.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        os.posix_fallocate(descriptor, 0, len(header) + max(end for _, end in places.values()))
+        _write_all(descriptor, header, 0)
+        in_threads(
+            THREADS,
+            lambda key: _write_all(descriptor, blocks[key].data, len(header) + places[key][0]),
+            blocks,
+            check,
+        )
+    finally:
+        os.close(descriptor)
+
+
+def _write_all(descriptor: int, data: memoryview | bytes, start: int) -> None:
+    rest = memoryview(data)
+    while rest:
+        written = os.pwrite(descriptor, rest, start)
+        rest, start = rest[written:], start + written
+
+
+def _read_header(path: Path) -> _Pack | None:
+    """The header of a pack; one that cannot be read is removed."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(HEADER_LENGTH_BYTES), "little")
+            header = json.loads(file.read(min(length, HEADER_BYTES_MAX)))
+        shift = _aligned(HEADER_LENGTH_BYTES + length)
+        places = {key: (shift + int(start), shift + int(end)) for key, (start, end) in header["places"].items()}
+        return _Pack(path, str(header["run_url"]), int(header["version"]), places)
+    except OSError:
+        return None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        log.warning("%s cannot be read, and is removed", path)
+        with suppress(OSError):
+            path.unlink()
+        return None
+
+
+def _aligned(position: int) -> int:
+    return -(-position // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

@@ -1,0 +1,243 @@
+"""Getting the tensors of one weight version from the store: finding the cheapest way to each, reading, and going it.
+
+A way starts at bytes that are stored whole or held by this machine, and leads over differences to the version wanted
+(docs/format.md section 7, algorithm V). Does not know how versions are published, nor how the cache keeps them.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import numpy as np
+
+from storage import layout
+from storage.store import CorruptObject, ObjectMissing, ObjectStore
+from storage.threads import Check, in_threads
+from storage.weights import deltas
+from storage.weights.cache import WeightCache
+from storage.weights.manifest import ITEM_BYTES, Manifest, TensorBlock, TensorEntry, digest_of, read_manifest_at
+from storage.weights.objects import THREADS, layouts, read_pieces
+
+log = logging.getLogger(__name__)
+GROUP_BYTES = 128 << 20  # of differences, that are in memory at a time
+
+
+@dataclass(frozen=True)
+class Place:
+    """A manifest, and the version below whose prefix it and its objects lie."""
+
+    version: int
+    key: str
+    manifest: Manifest = field(compare=False)
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to a tensor: where it starts, then the differences to apply, the newest first; `num_bytes` to be read."""
+
+    start: Place | TensorBlock | None = None
+    differences: tuple[Place, ...] = ()
+    num_bytes: int = 0
+
+
+Pieces = dict[tuple[str, str], TensorBlock]  # by manifest key and tensor name
+
+
+@dataclass
+class Fetch:
+    """One pull of version `version`, whose manifest was read. `check` is called now and then, and may end it."""
+
+    store: ObjectStore
+    version: int
+    manifest: Manifest
+    cache: WeightCache | None
+    check: Check
+    _manifests: dict[int, Manifest] = field(default_factory=dict)
+
+    def tensors(self, names: list[str]) -> dict[str, TensorBlock]:
+        """The named tensors, verified. Raises ObjectMissing, or CorruptObject naming what does not fit.
+
+        In memory are the tensors, at most GROUP_BYTES of differences, and of THREADS tensors what the difference is
+        unpacked.
+        """
+        self._manifests[self.version] = self.manifest
+        fetched: dict[str, TensorBlock] = {}
+        try:
+            self._fetch(names, fetched, past_whole=True)
+        except ObjectMissing as error:
+            # What lies before a version that is stored whole may be deleted at any time, also while it is read.
+            log.info("weight version %d: %s; starting at a version that is stored whole", self.version, error)
+            self._fetch([name for name in names if name not in fetched], fetched, past_whole=False)
+        return fetched
+
+    def _fetch(self, names: list[str], fetched: dict[str, TensorBlock], *, past_whole: bool) -> None:
+        """Add the named tensors to `fetched`, group by group."""
+        for group in _groups(self._ways(names, past_whole=past_whole)):
+            # What was read for a group is let go before the next is read.
+            fetched.update(in_threads(THREADS, partial(self._go, self._read(group)), group.items(), self.check))
+
+    def _ways(self, names: list[str], *, past_whole: bool) -> dict[str, Way]:
+        """The way of fewest bytes to each tensor, found by walking back from the version wanted; in the order of names.
+
+        Past a version that is stored whole only what this machine holds can be cheaper, so the walk goes on only to
+        the newest version of which it holds anything, and only if `past_whole`.
+        """
+        held = self.cache.newest_held(self.store.url, self.version) if self.cache and past_whole else None
+        best: dict[str, Way] = {}
+        unfinished = {name: Way() for name in names}
+        at = self.version
+        while True:
+            link = self._link(at, past_whole=held is not None and held < at)
+            self._start_from_held(at, unfinished, best)
+            for name, way in list(unfinished.items()):
+                longer = self._step(at, name, way, best, link)
+                if longer is None or (name in best and longer.num_bytes >= best[name].num_bytes):
+                    del unfinished[name]
+                else:
+                    unfinished[name] = longer
+            settled = unfinished.keys() <= best.keys()
+            if link is None or not unfinished or (settled and (held is None or at <= held)):
+                break
+            at = base_of(link.manifest, at) or 0
+            try:
+                self._manifest_at(at)
+            except ObjectMissing:
+                if settled:
+                    break
+                raise
+        return {name: best[name] for name in names}
+
+    def _start_from_held(self, at: int, unfinished: dict[str, Way], best: dict[str, Way]) -> None:
+        """End the ways whose tensor, as it was at version `at`, this machine holds."""
+        if self.cache is None or at == self.version:
+            return
+        manifest = self._manifest_at(at)
+        entries = {name: manifest.tensors[name] for name in unfinished if name in manifest.tensors}
+        for name, block in self.cache.find(manifest.digest_algorithm, entries, self.check).items():
+            best[name] = replace(unfinished.pop(name), start=block)
+
+    def _step(self, at: int, name: str, way: Way, best: dict[str, Way], link: Place | None) -> Way | None:
+        """Note in `best` how the way may start at version `at`; the way one version further back, if there is one."""
+        manifest = self._manifest_at(at)
+        entry = manifest.tensors.get(name)
+        if entry is None:
+            if name in best:
+                return None
+            raise CorruptObject(_manifest_key(at), f"no tensor {name!r}, which a later version is based on")
+        if entry.encoding == "full":
+            num_bytes = way.num_bytes + entry.num_bytes
+            if name not in best or num_bytes < best[name].num_bytes:
+                best[name] = Way(self._place(at, name, entry), way.differences, num_bytes)
+        step = link.manifest.tensors.get(name) if link else None
+        if link is None or step is None or step.encoding == "full" or step.digest != entry.digest:
+            return None
+        if step.encoding == "same":
+            return way
+        return Way(None, (*way.differences, link), way.num_bytes + (step.stored_bytes or 0))
+
+    def _link(self, at: int, *, past_whole: bool) -> Place | None:
+        """Where version `at` is described as differences; beside one that is stored whole only if `past_whole`."""
+        manifest = self._manifest_at(at)
+        prefix = layout.weights(at)
+        if any(entry.encoding != "full" for entry in manifest.tensors.values()):
+            return Place(at, layout.manifest(prefix), manifest)
+        if not past_whole:
+            return None
+        key = layout.delta_manifest(prefix)
+        try:
+            delta = read_manifest_at(self.store, key)
+        except ObjectMissing:
+            return None
+        # Two trainers may have published: what leads to another result than the manifest's is not followed.
+        usable = delta.base is not None and delta.digest_algorithm == manifest.digest_algorithm
+        return Place(at, key, delta) if usable else None
+
+    def _place(self, at: int, name: str, entry: TensorEntry) -> Place:
+        """Where a tensor lies whole that `entry`, of version `at`, says is stored whole."""
+        if entry.version is None:
+            return Place(at, _manifest_key(at), self._manifest_at(at))
+        there = self._manifest_at(entry.version)
+        target = there.tensors.get(name)
+        if target is None or target.payload != entry.payload or (target.object, target.version) != (entry.object, None):
+            raise CorruptObject(_manifest_key(at), f"tensor {name!r} is not what version {entry.version} stores")
+        return Place(entry.version, _manifest_key(entry.version), there)
+
+    def _read(self, ways: Mapping[str, Way]) -> Pieces:
+        """Everything the ways need from the store, verified."""
+        wanted: dict[Place, list[str]] = {}
+        for name, way in ways.items():
+            for place in (way.start, *way.differences):
+                if isinstance(place, Place):
+                    wanted.setdefault(place, []).append(name)
+        found = [
+            (each, place, names)
+            for place, names in wanted.items()
+            for each in layouts(place.manifest, place.key, layout.weights(place.version), names)
+        ]
+        blocks = read_pieces(self.store, [(each, set(names)) for each, _, names in found], self.check)
+        return {
+            (place.key, piece.name): blocks[each.key, piece.name]
+            for each, place, names in found
+            for piece in each.pieces
+            if (each.key, piece.name) in blocks and piece.name in names
+        }
+
+    def _go(self, pieces: Pieces, named: tuple[str, Way]) -> tuple[str, TensorBlock]:
+        """The tensor at the end of its way; raises CorruptObject when that is not what the manifest says."""
+        name, way = named
+        entry = self.manifest.tensors[name]
+        start = pieces[way.start.key, name] if isinstance(way.start, Place) else way.start
+        if start is None or (start.dtype, start.shape) != (entry.dtype, entry.shape):
+            raise CorruptObject(_manifest_key(self.version), f"tensor {name!r} is based on one of another shape")
+        if not way.differences and isinstance(way.start, Place) and self._is_result(way.start.manifest, name):
+            return name, start
+        data = memoryview(start.data)
+        if way.differences and not isinstance(way.start, Place):
+            # What the cache gave is everybody's in this process; what was read just now is ours to change.
+            data = np.frombuffer(data, np.uint8).copy().data
+        key = _manifest_key(self.version)
+        for place in reversed(way.differences):
+            key = place.key
+            try:
+                deltas.apply(pieces[key, name].data, data, ITEM_BYTES[entry.dtype])
+            except ValueError as error:
+                raise CorruptObject(key, f"tensor {name!r}: {error}") from None
+        if digest_of(self.manifest.digest_algorithm, data) != entry.digest:
+            raise CorruptObject(key, f"tensor {name!r}: its differences do not lead to the digest {entry.digest}")
+        return name, TensorBlock(entry.dtype, entry.shape, data)
+
+    def _is_result(self, source: Manifest, name: str) -> bool:
+        """Whether the digest that was verified when it was read is the one that is wanted."""
+        same_algorithm = source.digest_algorithm == self.manifest.digest_algorithm
+        return same_algorithm and source.tensors[name].digest == self.manifest.tensors[name].digest
+
+    def _manifest_at(self, version: int) -> Manifest:
+        if version not in self._manifests:
+            self._manifests[version] = read_manifest_at(self.store, _manifest_key(version))
+        return self._manifests[version]
+
+
+def _groups(ways: Mapping[str, Way]) -> Iterator[dict[str, Way]]:
+    """The ways in groups that have at most GROUP_BYTES of differences, or a single way with more."""
+    group: dict[str, Way] = {}
+    total = 0
+    for name, way in ways.items():
+        num_bytes = sum(place.manifest.tensors[name].stored_bytes or 0 for place in way.differences)
+        if group and total + num_bytes > GROUP_BYTES:
+            yield group
+            group, total = {}, 0
+        group[name] = way
+        total += num_bytes
+    yield group
+
+
+def base_of(manifest: Manifest, version: int) -> int | None:
+    """The version that a version's differences are to; raises CorruptObject unless it is an earlier one."""
+    if manifest.base is not None and not 0 <= manifest.base < version:
+        raise CorruptObject(_manifest_key(version), f"base: value {manifest.base}; allowed: 0 to {version - 1}")
+    return manifest.base
+
+
+def _manifest_key(version: int) -> str:
+    return layout.manifest(layout.weights(version))

@@ -1,0 +1,202 @@
+"""Safetensors objects as Gleaner lays them out: their headers, and reading many of them at once, verified.
+
+The header follows from the manifest alone, so a reader knows where every tensor lies before it has read a byte.
+Ranges are read in parallel, straight into their place, and hashed as they arrive. Does not know what tensors mean.
+"""
+
+import json
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from storage.store import CorruptObject, ObjectStore, read_into
+from storage.threads import Check, in_threads
+from storage.weights.manifest import (
+    HEADER_LENGTH_BYTES,
+    ITEM_BYTES,
+    Hasher,
+    Manifest,
+    TensorBlock,
+    new_hasher,
+    num_bytes,
+    object_digest,
+)
+
+RANGE_BYTES = 8 << 20
+THREADS = 8
+ALIGNMENT_BYTES = 8
+Described = Mapping[str, tuple[str, tuple[int, ...]]]  # name -> dtype and shape, as they are in the object
+
+
+def in_file_order(described: Described) -> list[str]:
+    """Names in the order of their bytes: wide elements first, so that each lies at a multiple of its element size."""
+    return sorted(described, key=lambda name: (-ITEM_BYTES[described[name][0]], name))
+
+
+def encode_header(described: Described) -> bytes:
+    """A safetensors header: length of the JSON as 8 little-endian bytes, then the JSON, padded with spaces.
+
+    Written here because the name of an object depends on every byte of it, and must not on a library's version.
+    """
+    fields: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name in in_file_order(described):
+        dtype, shape = described[name]
+        start, end = end, end + num_bytes(dtype, shape)
+        fields[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, end]}
+    text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % ALIGNMENT_BYTES)
+    return len(text).to_bytes(HEADER_LENGTH_BYTES, "little") + text
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A tensor's stored bytes within an object."""
+
+    name: str
+    start: int
+    end: int
+    block: tuple[str, tuple[int, ...]]
+    digest: str
+
+
+@dataclass(frozen=True)
+class ObjectLayout:
+    """Where everything in an object lies. `header` is what it must begin with."""
+
+    key: str
+    header: bytes
+    pieces: tuple[Piece, ...]
+    manifest: Manifest
+
+    @property
+    def num_bytes(self) -> int:
+        return self.pieces[-1].end if self.pieces else len(self.header)
+
+
+def layouts(manifest: Manifest, manifest_key: str, prefix: str, wanted: Iterable[str]) -> list[ObjectLayout]:
+    """The objects below `prefix` that hold the tensors `wanted`.
+
+    Raises CorruptObject naming the manifest when an object it names cannot hold the tensors it says.
+    """
+    names = dict.fromkeys(manifest.tensors[name].object for name in wanted)
+    held: dict[str, list[str]] = {name: [] for name in names}
+    for name, entry in manifest.tensors.items():
+        if entry.object in held and entry.version is None:
+            held[entry.object].append(name)
+    return [_layout(manifest, manifest_key, f"{prefix}{name}.safetensors", name, held[name]) for name in names]
+
+
+def _layout(manifest: Manifest, manifest_key: str, key: str, object_name: str, names: list[str]) -> ObjectLayout:
+    described = {name: manifest.tensors[name].payload[:2] for name in names}
+    header = encode_header(described)
+    pieces = []
+    end = len(header)
+    for name in in_file_order(described):
+        dtype, shape, digest = manifest.tensors[name].payload
+        start, end = end, end + num_bytes(dtype, shape)
+        pieces.append(Piece(name, start, end, (dtype, shape), digest))
+    stated = manifest.objects[object_name]
+    found = object_digest(manifest.digest_algorithm, header, (piece.digest for piece in pieces))
+    if (found, end) != (stated.digest, stated.bytes):
+        reason = f"object {object_name!r}: header and tensors do not have the digest and length it states"
+        raise CorruptObject(manifest_key, reason)
+    return ObjectLayout(key, header, tuple(pieces), manifest)
+
+
+def read_pieces(
+    store: ObjectStore, wanted: Iterable[tuple[ObjectLayout, set[str]]], check: Check = lambda: None
+) -> dict[tuple[str, str], TensorBlock]:
+    """The named tensors of each object, by (object key, name), every byte verified.
+
+    Tensors of one encoding that lie side by side are one buffer, which their blocks share. `check` is called between
+    ranges. Raises what it raises, ObjectMissing, or CorruptObject naming the object and the tensor; nothing is handed
+    out then.
+    """
+    runs = [run for layout, names in wanted for run in _runs(layout, names)]
+    # The threads begin with different runs: then the range one has just read is the next to be hashed, still in cache.
+    order = sorted(
+        (number // THREADS, start, number)
+        for number, run in enumerate(runs)
+        for start in range(run.start, run.end, RANGE_BYTES)
+    )
+    in_threads(THREADS, lambda part: runs[part[2]].read(store, part[1]), order, check)
+    return {(run.layout.key, piece.name): run.block(piece) for run in runs for piece in run.pieces}
+
+
+def _runs(layout: ObjectLayout, names: set[str]) -> Iterator["_Run"]:
+    """Neighbours among the wanted pieces; the first takes the header along, the last looks for what is too much.
+
+    A difference is needed for a moment, and must not share the memory of a tensor that stays.
+    """
+    tensors = layout.manifest.tensors
+    for kind, pieces in groupby(layout.pieces, lambda piece: piece.name in names and tensors[piece.name].encoding):
+        if kind:
+            yield _Run(layout, list(pieces))
+
+
+class _Run:
+    """Neighbouring tensors of an object: the buffer they are read into, and the hashing that follows the reading."""
+
+    def __init__(self, layout: ObjectLayout, pieces: list[Piece]) -> None:
+        self.layout = layout
+        self.pieces = pieces
+        self.start = 0 if pieces[0] is layout.pieces[0] else pieces[0].start
+        self.end = pieces[-1].end
+        # Not a bytearray: numpy asks for huge pages, which makes filling it several times faster.
+        self._buffer = np.empty(self.end - self.start + 1, np.uint8).data
+        self._lock = threading.Lock()
+        self._arrived: set[int] = set()
+        self._hashed = self.start
+        self._hashing = False
+        self._open = list(reversed(pieces))
+        self._hasher: Hasher = new_hasher(layout.manifest.digest_algorithm)
+
+    def block(self, piece: Piece) -> TensorBlock:
+        return TensorBlock(*piece.block, self._view(piece.start, piece.end))
+
+    def read(self, store: ObjectStore, start: int) -> None:
+        """Fill one range, then hash whatever is complete up to here; one thread at a time hashes, in order."""
+        end = min(start + RANGE_BYTES, self.end)
+        # One byte more than there should be, to notice an object that is too long.
+        more = end == self.layout.num_bytes
+        length = read_into(store, self.layout.key, start, self._view(start, end + more))
+        if length != end - start:
+            raise CorruptObject(self.layout.key, f"not {self.layout.num_bytes} bytes long, as the manifest says")
+        with self._lock:
+            self._arrived.add(start)
+            if self._hashing:
+                return
+            self._hashing = True
+        while True:
+            with self._lock:
+                begin = self._hashed
+                if begin not in self._arrived:
+                    self._hashing = False
+                    return
+                self._hashed = min(begin + RANGE_BYTES, self.end)
+            self._hash(begin, min(begin + RANGE_BYTES, self.end))
+
+    def _hash(self, start: int, end: int) -> None:
+        head = len(self.layout.header)
+        if start < head and self._view(start, min(end, head)) != self.layout.header[start:end]:
+            raise CorruptObject(self.layout.key, "its header is not the one its digest is of")
+        while self._open and self._open[-1].start < end:
+            piece = self._open[-1]
+            self._hasher.update(self._view(max(start, piece.start), min(end, piece.end)))
+            if piece.end > end:
+                return
+            self._close(self._open.pop())
+
+    def _close(self, piece: Piece) -> None:
+        if self._hasher.hexdigest() != piece.digest:
+            reason = f"tensor {piece.name!r} does not have the digest {piece.digest}"
+            raise CorruptObject(self.layout.key, reason)
+        self._hasher = new_hasher(self.layout.manifest.digest_algorithm)
+
+    def _view(self, start: int, end: int) -> memoryview:
+        return self._buffer[start - self.start : end - self.start]

@@ -1,0 +1,283 @@
+"""Sets of tensors in object storage: safetensors objects named by their content, and a manifest written last.
+
+Who finds a manifest finds everything it names; whoever is killed before leaves objects that nobody reads. Bytes are
+verified before they are handed out. Knows dtypes by name only: what a tensor means, and tied tensors, are the
+caller's business; how one version of a set follows from another is weight_versions'.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from storage import layout, records
+from storage.store import ConflictingRecord, CorruptObject, ObjectMissing, ObjectStore, commit
+from storage.threads import in_threads
+from storage.weights.manifest import (
+    DIFFERENCE,
+    ITEM_BYTES,
+    PUBLISHED_AT_S,
+    DigestAlgorithm,
+    Encoding,
+    Manifest,
+    ObjectEntry,
+    TensorBlock,
+    TensorEntry,
+    digest_of,
+    object_digest,
+    read_manifest_at,
+    sealed,
+)
+from storage.weights.objects import RANGE_BYTES, THREADS, encode_header, in_file_order, layouts, read_pieces
+
+__all__ = ["ITEM_BYTES", "PUBLISHED_AT_S", "RANGE_BYTES", "Manifest", "TensorBlock", "TensorEntry"]
+# Below 100 MiB, from where s3fs writes in parts, which it leaves behind when a deadline cuts it off.
+OBJECT_BYTES_MAX = 64 << 20
+UPLOADS = 4  # objects at a time, each of which is copied
+ALGORITHM: DigestAlgorithm = "blake3"
+_Content = tuple[str, tuple[int, ...], str]  # dtype, shape, digest
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A tensor that is about to be published: what it is, and the bytes that are to be stored for it, if any.
+
+    `reference` is the entry of a tensor that is stored already and is only to be named.
+    """
+
+    block: TensorBlock
+    digest: str
+    encoding: Encoding = "full"
+    payload: TensorBlock | None = None
+    payload_digest: str = ""
+    reference: TensorEntry | None = None
+
+    @classmethod
+    def full(cls, block: TensorBlock, digest: str) -> "Draft":
+        return cls(block, digest, "full", block, digest)
+
+    def entry(self, object_name: str) -> TensorEntry:
+        """What the manifest says of it; `object_name` holds the payload."""
+        if self.reference is not None:
+            return self.reference
+        difference = self.payload if self.encoding == DIFFERENCE else None
+        return TensorEntry(
+            dtype=self.block.dtype,
+            shape=self.block.shape,
+            object=object_name,
+            encoding=self.encoding,
+            digest=self.digest,
+            stored_bytes=difference.num_bytes if difference else None,
+            stored_digest=self.payload_digest if difference else None,
+        )
+
+
+@dataclass(frozen=True)
+class DraftedSet:
+    """A manifest and what has to be stored before it: by object name the header and the bytes that follow it."""
+
+    manifest: Manifest
+    objects: dict[str, tuple[bytes, list[TensorBlock]]]
+
+    def write(self, store: ObjectStore, prefix: str, key: str) -> bool:
+        """Store the objects below `prefix`, then the manifest under `key`: False when another manifest is there.
+
+        Takes the memory of UPLOADS objects.
+        """
+        self.write_objects(store, prefix)
+        return commit(store, key, records.encode(self.manifest))
+
+    def write_objects(self, store: ObjectStore, prefix: str) -> None:
+        """Store the objects below `prefix`, which nobody reads before there is a manifest that names them."""
+
+        def upload(name: str) -> None:
+            header, blocks = self.objects[name]
+            object_key = layout.tensor_object(prefix, name)
+            if not commit(store, object_key, b"".join([header, *(block.data for block in blocks)])):
+                raise CorruptObject(object_key, "it holds other bytes than its name says")
+
+        in_threads(UPLOADS, upload, self.objects)
+
+
+def publish(
+    store: ObjectStore,
+    prefix: str,
+    tensors: Mapping[str, TensorBlock],
+    metadata: Mapping[str, Any],
+    object_bytes_max: int = OBJECT_BYTES_MAX,
+) -> Manifest:
+    """Write `tensors` and then the manifest under `prefix`; returns the manifest that is stored.
+
+    An object holds at most `object_bytes_max` bytes of tensors, or a single larger one. Publishing the same tensors
+    again returns what was published first, with its metadata. Raises ConflictingRecord when other tensors are published
+    under `prefix`, ValueError when a name or the metadata cannot be stored.
+    """
+    digests = digest_all(tensors)
+    full = {name: Draft.full(block, digests[name]) for name, block in tensors.items()}
+    drafted = draft_set(full, metadata, object_bytes_max=object_bytes_max)
+    with suppress(ObjectMissing):
+        return same_tensors(store, prefix, tensors, digests)
+    if drafted.write(store, prefix, layout.manifest(prefix)):
+        return drafted.manifest
+    return same_tensors(store, prefix, tensors, digests)
+
+
+def objects_of(sizes: Mapping[str, int], object_bytes_max: int = OBJECT_BYTES_MAX) -> list[list[str]]:
+    """The names of the tensors in each object that `publish` would make of tensors of these `sizes` in bytes."""
+    return list(_split(sizes, object_bytes_max))
+
+
+def write_object(
+    store: ObjectStore, prefix: str, tensors: Mapping[str, TensorBlock], *, upload: bool = True
+) -> Manifest:
+    """Store one object below `prefix`; the part of a manifest that names it, for `write_manifest`.
+
+    `upload`: False only describes it. Raises CorruptObject when other bytes are stored under its name.
+    """
+    digests = digest_all(tensors)
+    full = {name: Draft.full(block, digests[name]) for name, block in tensors.items()}
+    drafted = draft_set(full, {}, object_bytes_max=max(1, sum(block.num_bytes for block in tensors.values())))
+    if upload:
+        drafted.write_objects(store, prefix)
+    return drafted.manifest
+
+
+def write_manifest(store: ObjectStore, prefix: str, parts: Iterable[Manifest], metadata: Mapping[str, Any]) -> Manifest:
+    """Publish objects that `write_object` stored, in the order of `parts`; returns the manifest that is stored.
+
+    It is the one that `publish` writes for the same tensors in the same order. Raises as `publish`.
+    """
+    tensors: dict[str, TensorEntry] = {}
+    objects: dict[str, ObjectEntry] = {}
+    for part in parts:
+        tensors |= part.tensors
+        objects |= part.objects
+    manifest = Manifest(
+        tensors=tensors, objects=objects, metadata=_as_json(metadata), base=None, digest_algorithm=ALGORITHM
+    )
+    manifest = sealed(manifest)
+    if commit(store, layout.manifest(prefix), records.encode(manifest)):
+        return manifest
+    stored = read_manifest(store, prefix)
+    _check_same(store, prefix, stored, _contents(tensors))
+    return stored
+
+
+def with_metadata(manifest: Manifest, more: Mapping[str, Any]) -> Manifest:
+    """The manifest of the same tensors with `more` metadata."""
+    return sealed(replace(manifest, metadata={**manifest.metadata, **_as_json(more)}))
+
+
+def read_manifest(store: ObjectStore, prefix: str) -> Manifest:
+    """The manifest under `prefix`; raises ObjectMissing when nothing is published (yet), or CorruptObject."""
+    return read_manifest_at(store, layout.manifest(prefix))
+
+
+def pull(store: ObjectStore, prefix: str) -> tuple[Manifest, dict[str, TensorBlock]]:
+    """The manifest and its tensors, every byte verified.
+
+    Raises ObjectMissing when nothing is published, CorruptObject naming the object and tensor, ValueError for tensors
+    that are not stored whole: those are weight_versions.pull_version's.
+    """
+    manifest = read_manifest(store, prefix)
+    for name, entry in manifest.tensors.items():
+        if entry.encoding != "full" or entry.version is not None:
+            raise ValueError(f"{prefix!r} holds {name!r} as a difference to another version; use pull_version")
+    found = layouts(manifest, layout.manifest(prefix), prefix, manifest.tensors)
+    blocks = read_pieces(store, [(each, set(manifest.tensors)) for each in found])
+    places = {name: layout.tensor_object(prefix, entry.object) for name, entry in manifest.tensors.items()}
+    return manifest, {name: blocks[places[name], name] for name in manifest.tensors}
+
+
+def draft_set(
+    drafts: Mapping[str, Draft],
+    metadata: Mapping[str, Any],
+    *,
+    base: int | None = None,
+    object_bytes_max: int = OBJECT_BYTES_MAX,
+) -> DraftedSet:
+    """The manifest of `drafts` and the objects it needs; raises ValueError when a name or the metadata cannot be."""
+    if "__metadata__" in drafts:
+        raise ValueError("tensor name: value '__metadata__'; allowed: any other, safetensors keeps this one for itself")
+    payloads = {name: draft.payload for name, draft in drafts.items() if draft.payload is not None}
+    objects: dict[str, tuple[bytes, list[TensorBlock]]] = {}
+    sizes: dict[str, ObjectEntry] = {}
+    places: dict[str, str] = {}
+    for names in _split({name: block.num_bytes for name, block in payloads.items()}, object_bytes_max):
+        described = {name: (payloads[name].dtype, payloads[name].shape) for name in names}
+        header, ordered = encode_header(described), in_file_order(described)
+        digest = object_digest(ALGORITHM, header, (drafts[name].payload_digest for name in ordered))
+        objects[digest] = (header, [payloads[name] for name in ordered])
+        sizes[digest] = ObjectEntry(bytes=len(header) + sum(payloads[n].num_bytes for n in names), digest=digest)
+        places.update(dict.fromkeys(names, digest))
+    manifest = Manifest(
+        tensors={name: draft.entry(places.get(name, "")) for name, draft in drafts.items()},
+        objects=sizes,
+        metadata=_as_json(metadata),
+        base=base,
+        digest_algorithm=ALGORITHM,
+    )
+    return DraftedSet(sealed(manifest), objects)
+
+
+def digest_all(tensors: Mapping[str, TensorBlock], algorithm: DigestAlgorithm = ALGORITHM) -> dict[str, str]:
+    """Digests by name, computed in parallel."""
+    with ThreadPoolExecutor(THREADS) as pool:
+        digests = pool.map(lambda block: digest_of(algorithm, block.data), tensors.values())
+        return dict(zip(tensors, digests, strict=True))
+
+
+def same_tensors(
+    store: ObjectStore, prefix: str, tensors: Mapping[str, TensorBlock], digests: Mapping[str, str]
+) -> Manifest:
+    """The manifest that is stored below `prefix`, if it is of `tensors`, whose digests by ALGORITHM are `digests`.
+
+    Raises ObjectMissing when there is none, ConflictingRecord when it is of others.
+    """
+    stored = read_manifest(store, prefix)
+    if stored.digest_algorithm != ALGORITHM:
+        digests = digest_all(tensors, stored.digest_algorithm)
+    ours = {name: (block.dtype, block.shape, digests[name]) for name, block in tensors.items()}
+    _check_same(store, prefix, stored, ours)
+    return stored
+
+
+def _contents(tensors: Mapping[str, TensorEntry]) -> dict[str, _Content]:
+    return {name: (entry.dtype, entry.shape, entry.digest) for name, entry in tensors.items()}
+
+
+def _check_same(store: ObjectStore, prefix: str, stored: Manifest, ours: Mapping[str, _Content]) -> None:
+    theirs = _contents(stored.tensors)
+    for name in [*theirs, *ours]:
+        if ours.get(name) != theirs.get(name):
+            where = f"{store.url}/{layout.manifest(prefix)}"
+            raise ConflictingRecord(
+                f"{where}: other tensors are already published there; the first to differ is {name!r}"
+            )
+
+
+def _split(sizes: Mapping[str, int], object_bytes_max: int) -> Iterator[list[str]]:
+    """Names of the tensors of each object."""
+    if object_bytes_max < 1:
+        raise ValueError(f"object_bytes_max: value {object_bytes_max}; allowed: 1 or more")
+    group: list[str] = []
+    total = 0
+    for name, num_bytes in sizes.items():
+        if group and total + num_bytes > object_bytes_max:
+            yield group
+            group, total = [], 0
+        group.append(name)
+        total += num_bytes
+    if group:
+        yield group
+
+
+def _as_json(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """`metadata` as it will be read back; raises ValueError when JSON cannot hold it."""
+    try:
+        stored: dict[str, Any] = json.loads(json.dumps(dict(metadata), ensure_ascii=False).encode())
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"metadata: {error}; allowed: what JSON can hold") from None
+    return stored

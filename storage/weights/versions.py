@@ -1,0 +1,202 @@
+"""Weight versions: publishing one as differences to the version before it, and pulling one by the cheapest way.
+
+Owns which versions are stored whole and what a reader of one may need; how to get there is weight_fetch's
+(docs/format.md section 7). A tensor is handed out only after its own digest was verified, whatever the way.
+"""
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from storage import layout, records
+from storage.clock import Clock
+from storage.run import exists
+from storage.store import ObjectStore, commit
+from storage.threads import Check
+from storage.weights import deltas
+from storage.weights.cache import WeightCache
+from storage.weights.fetch import Fetch, base_of
+from storage.weights.manifest import (
+    DIFFERENCE,
+    ITEM_BYTES,
+    Manifest,
+    TensorBlock,
+    TensorEntry,
+    digest_of,
+)
+from storage.weights.objects import THREADS
+from storage.weights.tensor_sets import (
+    ALGORITHM,
+    Draft,
+    digest_all,
+    draft_set,
+    read_manifest,
+    same_tensors,
+    with_metadata,
+)
+
+DIFFERENCE_SHARE_MAX = 0.8  # of a tensor's bytes; a difference that saves less is not worth the chain behind it
+CHAIN_SHARE_MAX = 1.0  # of a version's bytes: what a reader of any version reads, at most, beside one that is whole
+
+
+def publish_version(
+    store: ObjectStore,
+    version: int,
+    tensors: Mapping[str, TensorBlock],
+    metadata: Mapping[str, Any],
+    *,
+    base: Mapping[str, TensorBlock],
+    full_interval: int,
+    before_manifest: Callable[[], Mapping[str, Any]] = dict,
+) -> Manifest:
+    """Publish weight version `version` (1 or more); returns the manifest that is stored.
+
+    `base` should be what version - 1 holds; a tensor of it that is not (its digest tells) costs bytes, never the truth.
+    Every `full_interval` versions, or when the differences since the last time exceed CHAIN_SHARE_MAX, all tensors are
+    stored whole, and beside them the differences, for those who hold the version before. Publishing the same tensors
+    again returns what was published first. `before_manifest` is called when everything but the manifest is stored, and
+    returns more metadata: what must be durable first can be written meanwhile. Raises ConflictingRecord when other
+    tensors are published as this version, ObjectMissing when version - 1 is not published.
+    """
+    prefix = layout.weights(version)
+    digests = digest_all(tensors)
+    if exists(store, layout.manifest(prefix)):
+        before_manifest()
+        return same_tensors(store, prefix, tensors, digests)
+    before = read_manifest(store, layout.weights(version - 1))
+    drafts = _differences(tensors, digests, before, base)
+    last = _last_whole(store, version - 1, before)
+    differences = [draft.payload for draft in drafts.values() if draft.payload and draft.encoding == DIFFERENCE]
+    chain_bytes = last.chain_bytes + sum(block.num_bytes for block in differences)
+    if version % full_interval == 0 or chain_bytes > CHAIN_SHARE_MAX * sum(b.num_bytes for b in tensors.values()):
+        known = {name: draft for name, draft in drafts.items() if draft.encoding != "full"}
+        if known:
+            # Of two publishers one is first; readers compare what it leads to with the manifest.
+            draft_set(known, {}, base=version - 1).write(store, prefix, layout.delta_manifest(prefix))
+        drafts = _whole(last, tensors, digests)
+    chained = any(draft.encoding != "full" for draft in drafts.values())
+    drafted = draft_set(drafts, metadata, base=version - 1 if chained else None)
+    drafted.write_objects(store, prefix)
+    manifest = with_metadata(drafted.manifest, before_manifest())
+    if commit(store, layout.manifest(prefix), records.encode(manifest)):
+        return manifest
+    return same_tensors(store, prefix, tensors, digests)
+
+
+def pull_version(
+    store: ObjectStore, version: int, cache: WeightCache | None, clock: Clock, *, check: Check = lambda: None
+) -> tuple[Manifest, dict[str, TensorBlock]]:
+    """The manifest of a weight version and all its tensors, every one verified.
+
+    What `cache` holds is taken from there, and what it held before is what differences are applied to; the rest comes
+    from the store by the way of fewest bytes, once per machine, and is kept in the cache. `check` is called in this
+    thread, at least twice a second but for the time a single request takes. What it raises ends the pull as soon as the
+    ranges and tensors that were begun have ended. Raises ObjectMissing when the version is not published, naming its
+    manifest; CorruptObject.
+    """
+    manifest = read_manifest(store, layout.weights(version))
+    found = _held(cache, manifest, {}, check)
+    missing_bytes = sum(entry.num_bytes for name, entry in manifest.tensors.items() if name not in found)
+    if len(found) < len(manifest.tensors):
+        # Who will not find what we fetched has no reason to wait for it.
+        shared = cache is not None and cache.has_room(missing_bytes)
+        with cache.fetching(manifest.digest, clock, check) if cache and shared else nullcontext():
+            # Whoever had the lock before us has fetched what we want.
+            found = _held(cache, manifest, found, check)
+            missing = [name for name in manifest.tensors if name not in found]
+            if missing:
+                found |= (fetched := Fetch(store, version, manifest, cache, check).tensors(missing))
+                if cache:
+                    kept = {name: (manifest.tensors[name], block) for name, block in fetched.items()}
+                    cache.store(store.url, version, manifest.digest_algorithm, kept, check)
+    return manifest, {name: found[name] for name in manifest.tensors}
+
+
+def bases(store: ObjectStore, version: int) -> list[int]:
+    """All versions whose objects a reader of `version` may need, itself included, in ascending order.
+
+    Raises ObjectMissing when one of them is not published, or no longer.
+    """
+    needed: set[int] = set()
+    at: int | None = version
+    while at is not None:
+        manifest = read_manifest(store, layout.weights(at))
+        needed.add(at)
+        needed.update(entry.version for entry in manifest.tensors.values() if entry.version is not None)
+        at = base_of(manifest, at)
+    return sorted(needed)
+
+
+def _differences(
+    tensors: Mapping[str, TensorBlock],
+    digests: Mapping[str, str],
+    before: Manifest,
+    base: Mapping[str, TensorBlock],
+) -> dict[str, Draft]:
+    """Each tensor as what differs from `base`, where that is what was published and is worth it; else whole."""
+
+    def draft(name: str) -> Draft:
+        block, old, entry = tensors[name], base.get(name), before.tensors.get(name)
+        whole = Draft.full(block, digests[name])
+        if old is None or entry is None or (entry.dtype, entry.shape) != (block.dtype, block.shape):
+            return whole
+        if old.num_bytes != block.num_bytes or digest_of(before.digest_algorithm, old.data) != entry.digest:
+            return whole
+        if np.array_equal(np.frombuffer(old.data, np.uint8), np.frombuffer(block.data, np.uint8)):
+            return Draft(block, digests[name], "same")
+        difference = deltas.encode(old.data, block.data, ITEM_BYTES[block.dtype])
+        if len(difference) > DIFFERENCE_SHARE_MAX * block.num_bytes:
+            return whole
+        payload = TensorBlock("U8", (len(difference),), difference)
+        return Draft(block, digests[name], DIFFERENCE, payload, digest_of(ALGORITHM, difference))
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        return dict(zip(tensors, pool.map(draft, tensors), strict=True))
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """The last version that is stored whole, and the bytes of all differences after it."""
+
+    version: int
+    manifest: Manifest
+    chain_bytes: int
+
+
+def _last_whole(store: ObjectStore, at: int, manifest: Manifest) -> _Whole:
+    """Seen from version `at`, whose manifest is given."""
+    chain_bytes = 0
+    while (earlier := base_of(manifest, at)) is not None:
+        chain_bytes += sum(entry.stored_bytes or 0 for entry in manifest.tensors.values())
+        at, manifest = earlier, read_manifest(store, layout.weights(earlier))
+    return _Whole(at, manifest, chain_bytes)
+
+
+def _whole(last: _Whole, tensors: Mapping[str, TensorBlock], digests: Mapping[str, str]) -> dict[str, Draft]:
+    """Each tensor whole, or as a reference to where the last version that is stored whole holds the same."""
+    drafts = {}
+    for name, block in tensors.items():
+        entry = last.manifest.tensors.get(name)
+        drafts[name] = Draft.full(block, digests[name])
+        if entry and last.manifest.digest_algorithm == ALGORITHM and entry.digest == digests[name]:
+            place = last.version if entry.version is None else entry.version
+            reference = TensorEntry(
+                dtype=block.dtype, shape=block.shape, object=entry.object, digest=digests[name], version=place
+            )
+            drafts[name] = Draft(block, digests[name], reference=reference)
+    return drafts
+
+
+def _held(
+    cache: WeightCache | None, manifest: Manifest, found: dict[str, TensorBlock], check: Check
+) -> dict[str, TensorBlock]:
+    """`found`, and what else the cache holds of a version."""
+    if cache is None:
+        return found
+    cache.refresh()
+    missing = {name: entry for name, entry in manifest.tensors.items() if name not in found}
+    return found | cache.find(manifest.digest_algorithm, missing, check)

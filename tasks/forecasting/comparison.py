@@ -1,0 +1,248 @@
+"""What a run will take on several fleets, and which of them is recommended: simulated with the production planner.
+
+An interval is over trace windows and draws of lengths alone. It does not cover inputs that are wrong: an estimated step
+time that is half the true one doubles the hours, and no interval knows.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from resources.prices import request_prices
+from resources.spot_trace import PROCESSES, TooFewSeatsError, read_trace
+from storage.forecast_records import FleetForecast, ForecastRecord, Setting, Spread
+from tasks.configuration.run_config import RunConfig
+from tasks.forecasting.events import Stalled
+from tasks.forecasting.fleets import Fleet, fleets
+from tasks.forecasting.inputs import gather
+from tasks.forecasting.probe import NoProbe, Probe
+from tasks.forecasting.results import SimulatedIteration, SimulatedRun
+from tasks.forecasting.scenario import AvailabilityScenario, Scenario
+from tasks.forecasting.simulate import simulate
+from tasks.forecasting.virtual_ledger import NO_MACHINE
+from tasks.planning.flush_interval import best_flush_interval_s, flush_usd
+
+LOW, HIGH = 0.1, 0.9
+SENSITIVITY = (0.3, 3.0)
+FLUSH_S = (1.0, 60.0)
+# Of an iteration: what a loss takes with it is late by as much, and the formula counts dollars alone.
+FLUSH_SHARE_MAX = 0.02
+# What a user pays for, by what the ledger calls it.
+PARTS = {
+    "useful": ("useful", "prefill", "train"),
+    "wasted": ("wasted",),
+    "starting": ("starting", "process", "transfer"),
+    "idle": ("idle", "standing"),
+    "requests and egress": NO_MACHINE,
+}
+_SECONDS_PER_HOUR = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Outcome:
+    """A simulated run scaled to all iterations of the forecast."""
+
+    hours: float
+    tokens: float
+    usd_parts: dict[str, float]
+    usd_reported: float
+    members: float
+
+    @property
+    def usd(self) -> float:
+        return sum(self.usd_parts.values())
+
+
+def forecast(
+    config: RunConfig, probe: Probe | NoProbe, created_at_s: float, tell: Callable[[str], None] = lambda _: None
+) -> ForecastRecord:
+    """Compare the fleets of a configuration; the same for the same configuration, prices and probe.
+
+    tell: is told which fleet is being simulated. Raises ValueError or LookupError naming the field that is missing or
+    does not fit, and TraceError and ScenarioError for files that cannot be used.
+    """
+    settings = config.forecast
+    inputs = gather(config, probe)
+    compared = fleets(config, inputs)
+    results = []
+    for fleet in compared:
+        tell(f"simulating {fleet.name}")
+        results.append(_simulated(fleet, settings.iterations, settings.seeds))
+    chosen, reason = recommend(results, config.planning.cost_weight, config.planning.usd_per_run_max)
+    fleet = next(fleet for fleet in compared if fleet.name == chosen.name)
+    sensitivity = {}
+    if any(pool.availability is not None for pool in fleet.scenario.pools):
+        for factor in SENSITIVITY:
+            tell(f"simulating {fleet.name}, {factor:g} times the losses")
+            again = _simulated(_hastened(fleet, factor), settings.iterations, settings.seeds)
+            if again.usd is not None:
+                sensitivity[f"{factor:g}"] = again.usd
+    return ForecastRecord(
+        created_at_s=created_at_s,
+        iterations=settings.iterations,
+        iterations_simulated=settings.iterations_simulated,
+        seeds=settings.seeds,
+        inputs=inputs.shown,
+        fleets=tuple(results),
+        recommended=chosen.name,
+        reason=reason,
+        snippet=fleet.settings | _flush_setting(fleet.scenario, _iteration_s(chosen, settings.iterations)),
+        sensitivity=sensitivity,
+    )
+
+
+def recommend(
+    results: Sequence[FleetForecast], cost_weight: float, usd_max: float | None = None
+) -> tuple[FleetForecast, str]:
+    """The fleet with the least hours ** (1 - cost_weight) x dollars ** cost_weight, and why; medians.
+
+    So a share of the hours counts as much as the same share of the dollars does at 0.5, whatever else is compared.
+    usd_max: fleets of which one in ten runs costs more are left out. Raises ValueError when no fleet can be planned.
+    """
+    possible = [_Weighed(fleet, fleet.hours.median, fleet.usd) for fleet in results if fleet.hours and fleet.usd]
+    if not possible:
+        reasons = "; ".join(sorted({fleet.refused or "" for fleet in results}))
+        raise ValueError(f"forecast: no fleet can be planned: {reasons}")
+    within = [one for one in possible if usd_max is None or one.usd.high <= usd_max]
+    cheapest = min(within or possible, key=lambda one: one.usd.median)
+    if not within:
+        return cheapest.fleet, (
+            f"no fleet stays within planning.usd_per_run_max {usd_max:g}; {cheapest.said}, is the cheapest"
+        )
+    fastest = min(within, key=lambda one: (one.hours, one.usd.median))
+    best = min(within, key=lambda one: (one.score(cost_weight), one.usd.median))
+    others = []
+    if cheapest.usd.median < best.usd.median:
+        others.append(f"the cheapest ({cheapest.fleet.name}) {cheapest.against(best)}")
+    if fastest.hours < best.hours:
+        others.append(f"the fastest ({fastest.fleet.name}) {fastest.against(best)}")
+    if not others:
+        return best.fleet, f"{best.said}, is the fastest and the cheapest"
+    return best.fleet, f"{best.said}, weighs best at planning.cost_weight {cost_weight:g}: {', '.join(others)}"
+
+
+@dataclass(frozen=True)
+class _Weighed:
+    fleet: FleetForecast
+    hours: float
+    usd: Spread
+
+    def score(self, cost_weight: float) -> float:
+        usd = self.usd.median
+        return (1 - cost_weight) * math.log(self.hours) + (cost_weight * math.log(usd) if usd else -math.inf)
+
+    @property
+    def said(self) -> str:
+        return f"{self.fleet.name}, with {_hours(self.hours)} and {_usd(self.usd.median)}"
+
+    def against(self, other: "_Weighed") -> str:
+        """In per cent of the other."""
+        hours = self.hours / other.hours - 1
+        usd = self.usd.median / other.usd.median - 1
+        slower = f"takes {_share(hours)} longer" if hours >= 0 else f"is {_share(-hours)} faster"
+        return f"{slower} and costs {_share(abs(usd))} {'more' if usd > 0 else 'less'}"
+
+
+def _share(share: float) -> str:
+    return f"{share:.0%}" if share >= 0.01 else "less than 1%"
+
+
+def _hours(hours: float) -> str:
+    return f"{hours:.1f} h" if hours >= 1 else f"{hours * 60:.0f} min"
+
+
+def _usd(usd: float) -> str:
+    return f"${usd:,.0f}" if usd >= 10 else f"${usd:.2f}"
+
+
+def _simulated(fleet: Fleet, iterations: int, seeds: int) -> FleetForecast:
+    """One run per seed. A fleet that the planner refuses, or that is larger than the trace's, has no figures."""
+    outcomes: list[_Outcome] = []
+    for seed in range(seeds):
+        try:
+            run = simulate(fleet.scenario, seed=seed)
+        except (Stalled, TooFewSeatsError) as error:
+            return FleetForecast(name=fleet.name, settings=fleet.settings, refused=str(error))
+        if run.stopped is not None or not run.iterations:
+            return FleetForecast(name=fleet.name, settings=fleet.settings, refused=run.stopped or "no iteration ended")
+        outcomes.append(_outcome(run, iterations))
+    parts = {part: float(np.median([outcome.usd_parts[part] for outcome in outcomes])) for part in PARTS}
+    return FleetForecast(
+        name=fleet.name,
+        settings=fleet.settings,
+        members=float(np.median([outcome.members for outcome in outcomes])),
+        hours=_spread([outcome.hours for outcome in outcomes]),
+        usd=_spread([outcome.usd for outcome in outcomes]),
+        tokens_per_s=_spread([outcome.tokens / (outcome.hours * _SECONDS_PER_HOUR) for outcome in outcomes]),
+        usd_per_mtok=_spread([outcome.usd / outcome.tokens * 1e6 for outcome in outcomes]),
+        usd_reported=_spread([outcome.usd_reported for outcome in outcomes]),
+        usd_per_mtok_reported=_spread([outcome.usd_reported / outcome.tokens * 1e6 for outcome in outcomes]),
+        usd_parts=parts,
+    )
+
+
+def _outcome(run: SimulatedRun, iterations: int) -> _Outcome:
+    """The first half, in which machines start and controllers settle, counts once; the mean of the second for the rest.
+
+    Of a forecast of fewer iterations than were simulated, only so many of the first count.
+    """
+    settling = run.iterations[: min(iterations, len(run.iterations) // 2)]
+    settled = run.iterations[len(run.iterations) // 2 :]
+
+    def scaled(of: Callable[[SimulatedIteration], float]) -> float:
+        return sum(map(of, settling)) + (iterations - len(settling)) * sum(map(of, settled)) / len(settled)
+
+    return _Outcome(
+        hours=scaled(lambda each: each.duration_s) / _SECONDS_PER_HOUR,
+        tokens=scaled(lambda each: each.tokens),
+        usd_parts={part: scaled(partial(_spent, names)) for part, names in PARTS.items()},
+        usd_reported=scaled(lambda each: each.usd_reported),
+        members=sum(sum(each.members.values()) for each in settled) / len(settled),
+    )
+
+
+def _spent(names: Sequence[str], iteration: SimulatedIteration) -> float:
+    return sum(of_pool.get(name, 0.0) for of_pool in iteration.usd.values() for name in names)
+
+
+def _spread(values: Sequence[float]) -> Spread:
+    low, median, high = np.quantile(np.array(values), [LOW, 0.5, HIGH]).tolist()
+    return Spread(low=low, median=median, high=high)
+
+
+def _hastened(fleet: Fleet, factor: float) -> Fleet:
+    """The same with losses so many times as often."""
+
+    def hastened(availability: AvailabilityScenario | None) -> AvailabilityScenario | None:
+        return availability and replace(availability, rate_factor=availability.rate_factor * factor)
+
+    pools = tuple(replace(pool, availability=hastened(pool.availability)) for pool in fleet.scenario.pools)
+    return replace(fleet, scenario=replace(fleet.scenario, pools=pools))
+
+
+def _iteration_s(fleet: FleetForecast, iterations: int) -> float:
+    return 0.0 if fleet.hours is None else fleet.hours.median * _SECONDS_PER_HOUR / iterations
+
+
+def _flush_setting(scenario: Scenario, iteration_s: float) -> dict[str, Setting]:
+    """The flush interval that suits the first pool that can be lost; none where nothing is."""
+    for pool in scenario.pools:
+        if pool.availability is None or not pool.usd_per_h:
+            continue
+        prices = request_prices()
+        usd = flush_usd(prices.put_usd, prices.get_usd, 0.0, pool.usd_per_h)
+        best_s = best_flush_interval_s(usd, _losses_per_h(pool.availability), pool.usd_per_h)
+        if math.isfinite(best_s):
+            most_s = min(FLUSH_S[1], max(FLUSH_S[0], FLUSH_SHARE_MAX * iteration_s))
+            return {"rollout.flush_interval_s": round(min(max(best_s, FLUSH_S[0]), most_s), 1)}
+    return {}
+
+
+def _losses_per_h(availability: AvailabilityScenario) -> float:
+    if availability.path is not None:
+        return read_trace(availability.path).losses_per_node_h * availability.rate_factor
+    process = PROCESSES.get(availability.process or "")
+    return process.losses_per_node_h * availability.rate_factor if process else 0.0

@@ -1,0 +1,229 @@
+"""The crew of one iteration: members claim, decode, look for work, are lost and hand over, by production's rules.
+
+Three things are simpler than in a session: what a member sees of others is never old; an end counts at once, not with
+the next flush; and what is taken from the living stops there at once.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+
+from storage.records import TRAIN_POOL, SlotPlan
+from tasks.forecasting.events import Events
+from tasks.forecasting.looking import Sight
+from tasks.forecasting.responses import Responses
+from tasks.forecasting.scenario import Policy
+from tasks.forecasting.virtual_holdings import Holdings
+from tasks.forecasting.virtual_ledger import Account
+from tasks.forecasting.virtual_member import EngineModel, Member
+from tasks.planning.cut import should_cut
+
+
+class Crew:
+    """All members of an iteration, those on the trainer's machines included.
+
+    on_group: called with the number of every group that is complete. on_end: when all responses have ended. on_leave:
+    when a member leaves although the iteration goes on. on_members: when one beside the trainer's machines has claimed,
+    or has ended.
+    """
+
+    def __init__(
+        self,
+        events: Events,
+        responses: Responses,
+        slots: Sequence[SlotPlan],
+        policy: Policy,
+        prompt_tokens: int,
+        rng: random.Random,
+        *,
+        on_group: Callable[[int], None],
+        on_end: Callable[[], None],
+        on_leave: Callable[[Member], None],
+        on_members: Callable[[], None],
+    ) -> None:
+        self._events = events
+        self._responses = responses
+        self._slots = {slot.slot: slot for slot in slots}
+        self._policy = policy
+        self._prompt_tokens = prompt_tokens
+        self._rng = rng
+        self._on_group, self._on_end, self._on_leave = on_group, on_end, on_leave
+        self._on_members = on_members
+        self._holdings = Holdings(responses, slots, policy)
+        self._leaves_early = policy.planning.objective == "gpu_seconds"
+        self._incarnations = 0
+        self._ticking = False
+        self._alive = 0
+        self._alone_from_s = events.now_s
+        self.ended_s: float | None = None
+        # When a response has ended last; the beginning before that.
+        self.progress_s = events.now_s
+
+    @property
+    def moved(self) -> int:
+        """How many responses changed hands between slots."""
+        return self._holdings.moved
+
+    @property
+    def working(self) -> int:
+        """Members beside the trainer's machines that have the weights and are alive."""
+        return sum(m.state == "working" and m.account.pool != TRAIN_POOL for m in self._holdings.members.values())
+
+    @property
+    def alone_from_s(self) -> float | None:
+        """From when on no member beside the trainer's machines lives; None: one does.
+
+        That may be still to come, because the dead are taken for living until they have been silent for long enough.
+        """
+        return None if self._alive else self._alone_from_s
+
+    @property
+    def slot_beyond(self) -> int:
+        """The first number that no slot of the plan has."""
+        return max(self._slots, default=-1) + 1
+
+    def begin(self, slot: int, engine: EngineModel, account: Account, weight: float = 1.0) -> Member:
+        """A process of the slot begins and claims; weight: the part of the pool's machine that it is.
+
+        A slot that the plan does not have was given nothing: who joins in it takes what it finds.
+        """
+        self._incarnations += 1
+        planned = self._slots.get(slot)
+        member = Member(
+            f"{slot}-{self._incarnations}",
+            slot,
+            engine,
+            account,
+            now_s=self._events.now_s,
+            batch_max=None if planned is None else planned.batch_max,
+            weight=weight,
+            phase_s=self._rng.uniform(0, self._policy.flush_interval_s),
+        )
+        self._holdings.claim_own(member)
+        self._tick()
+        if account.pool != TRAIN_POOL:
+            self._alive += 1
+            self._on_members()
+        return member
+
+    def work(self, member: Member) -> None:
+        """Its weights are in place."""
+        member.work(self._events.now_s)
+        if self.ended_s is None:
+            self._go_on(member)
+
+    def stop(self, member: Member, *, notice: bool) -> None:
+        """Its process ends. With notice it writes everything, says so, and others may claim at once."""
+        member.advance(self._events.now_s)
+        self._holdings.stop(member, "gone" if notice else "dead", self._events.now_s)
+        if member.account.pool != TRAIN_POOL:
+            self._alive -= 1
+            silent_s = self._events.now_s + (0.0 if notice else self._policy.claim_ttl_s)
+            self._alone_from_s = max(self._alone_from_s, silent_s)
+            self._on_members()
+
+    def settle(self) -> None:
+        """Bring every member's time up to now."""
+        for member in self._holdings.members.values():
+            member.advance(self._events.now_s)
+
+    def _go_on(self, member: Member) -> None:
+        """Begin what waits as far as there is room, look for work if there is none, and note the next end."""
+        self._fill(member)
+        if not member.unfinished:
+            self._look(member, self._sight())
+        self._note_next_end(member)
+
+    def _fill(self, member: Member) -> None:
+        member.advance(self._events.now_s)
+        responses = self._responses
+        while member.state == "working" and member.waiting and len(member.running) < member.batch_limit:
+            response = member.waiting.popleft()
+            kept = responses.kept[response]
+            left, group = responses.length[response] - kept, responses.group(response)
+            member.start(response, left, group, self._prompt_tokens, kept)
+
+    def _note_next_end(self, member: Member) -> None:
+        member.version += 1
+        version, next_s = member.version, member.next_end_s()
+        if next_s is not None:
+            self._events.at(next_s, lambda: self._decoded(member, version))
+
+    def _decoded(self, member: Member, version: int) -> None:
+        if version != member.version:
+            return
+        member.advance(self._events.now_s)
+        self.progress_s = self._events.now_s
+        for response in member.ended():
+            member.own.discard(response)
+            if self._responses.end(response, member.life):
+                self._on_group(self._responses.group(response))
+        if self._responses.left:
+            self._go_on(member)
+        else:
+            self.ended_s = self._events.now_s
+            self._on_end()
+
+    def _sight(self) -> Sight:
+        return Sight(
+            self._holdings,
+            self._rng,
+            now_s=self._events.now_s,
+            claim_ttl_s=self._policy.claim_ttl_s,
+            free_only=not self._policy.balance or self._leaves_early,
+        )
+
+    def _look(self, member: Member, sight: Sight) -> None:
+        """Once; who may leave early and found nothing leaves."""
+        givers = sight.seek(member)
+        if givers or member.waiting:
+            self._fill(member)
+        for name in givers & self._holdings.members.keys():
+            giver = self._holdings.members[name]
+            if giver.state == "working":
+                self._fill(giver)
+                self._note_next_end(giver)
+        if self._leaves_early and self._may_leave(member):
+            self._on_leave(member)
+
+    def _may_leave(self, member: Member) -> bool:
+        """Nothing is held, its own unit has ended, nothing is free, and the trainer has nothing to hand on."""
+        held = member.unfinished or member.account.pool == TRAIN_POOL or member.state != "working"
+        others = self._holdings.members.values()
+        free = self._holdings.unclaimed or not all(other.alive for other in others)
+        handed_on = any(other.account.pool == TRAIN_POOL and other.unfinished for other in others)
+        return not (held or free or handed_on or self._responses.unit_left[member.slot])
+
+    def _tick(self) -> None:
+        if not self._ticking:
+            self._ticking = True
+            self._events.after(self._policy.heartbeat_interval_s, self._round)
+
+    def _round(self) -> None:
+        """With every heartbeat, who has room looks; all at once, in turns that are drawn."""
+        self._ticking = False
+        alive = [member for member in self._holdings.members.values() if member.alive]
+        if self.ended_s is not None or not alive:
+            return
+        self._rng.shuffle(alive)
+        self._cut(alive)
+        sight = self._sight()
+        for member in alive:
+            if member.alive and member.room:
+                self._look(member, sight)
+                if member.alive:
+                    self._note_next_end(member)
+        self._tick()
+
+    def _cut(self, alive: Sequence[Member]) -> None:
+        """Who has ended most of its responses leaves the rest to the others, if they have room for them."""
+        share = self._policy.planning.cut_share
+        crew = [member for member in alive if member.state == "working" and member.account.pool != TRAIN_POOL]
+        for member in crew if share is not None else ():
+            member.advance(self._events.now_s)
+            total = len(self._responses.of_unit[member.slot])
+            ended = total - self._responses.unit_left[member.slot]
+            # As in production: no two leave their work to each other, and nobody to who will train.
+            mine = (member.unfinished, member.name)
+            rooms = [m.room for m in crew if m.state == "working" and (m.unfinished, m.name) > mine]
+            if should_cut(ended, total, member.unfinished, rooms, share):
+                self._on_leave(member)

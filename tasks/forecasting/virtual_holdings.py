@@ -1,0 +1,95 @@
+"""Who holds which unfinished responses of an iteration, and what becomes of their tokens when they change hands."""
+
+from collections.abc import Iterable, Sequence
+
+from storage.records import SlotPlan
+from tasks.forecasting.responses import Responses
+from tasks.forecasting.scenario import Policy
+from tasks.forecasting.virtual_ledger import BYTES_PER_TOKEN
+from tasks.forecasting.virtual_member import Member
+
+
+class Holdings:
+    """members: the living, and the dead and gone as long as they hold something, in the order in which they began."""
+
+    def __init__(self, responses: Responses, slots: Sequence[SlotPlan], policy: Policy) -> None:
+        self.responses = responses
+        self.members: dict[str, Member] = {}
+        self.unclaimed = {slot.slot: list(responses.of_unit[slot.slot]) for slot in slots if slot.groups}
+        self.moved = 0
+        self._policy = policy
+        self._former: dict[int, set[str]] = {}
+
+    def claim_own(self, member: Member) -> None:
+        """What earlier processes of the slot hold, and what nobody has of its unit, in the plan's order."""
+        own = self.responses.of_unit.get(member.slot, ())
+        mine = set(self.unclaimed.pop(member.slot, ()))
+        for former in [other for other in self.members.values() if other.slot == member.slot]:
+            mine.update(former.waiting)
+            self._hand_out(former, tuple(former.waiting))
+        self.members[member.name] = member
+        ordered = [response for response in own if response in mine]
+        self._hold(member, [*ordered, *sorted(mine.difference(ordered))])
+
+    def unclaimed_from(self, place: int, count: int) -> tuple[int, ...]:
+        """So many responses that nobody has claimed, from the unit at `place` on, round and round."""
+        units = list(self.unclaimed)
+        found: list[int] = []
+        for k in range(len(units)):
+            found += self.unclaimed[units[(place + k) % len(units)]][: count - len(found)]
+            if len(found) == count:
+                break
+        return tuple(found)
+
+    def take_unclaimed(self, member: Member, responses: Iterable[int]) -> None:
+        taken = set(responses)
+        for unit in {self.responses.unit[response] for response in taken}:
+            rest = [response for response in self.unclaimed[unit] if response not in taken]
+            if rest:
+                self.unclaimed[unit] = rest
+            else:
+                del self.unclaimed[unit]
+        self.moved += len(taken)
+        self._hold(member, sorted(taken))
+
+    def take(self, member: Member, holder: Member, responses: Sequence[int]) -> None:
+        """From another member: up to its last flush if it lives, and what is later is decoded for nothing."""
+        for response in responses:
+            if response in holder.running:
+                kept, lost = holder.flushed(response, self._policy.flush_interval_s)
+                self.responses.keep(response, holder.life, kept)
+                self.responses.waste(holder.life, lost)
+            self._former.setdefault(response, set()).add(holder.name)
+        self._hand_out(holder, responses)
+        self.moved += len(responses)
+        self._hold(member, responses)
+
+    def held_before(self, member: Member, response: int) -> bool:
+        return member.name in self._former.get(response, ())
+
+    def stop(self, member: Member, state: str, now_s: float) -> None:
+        """A process ends: "gone" when it wrote everything and said so, "dead" when its machine was lost.
+
+        What it holds stays with it until somebody takes it.
+        """
+        running = sorted(member.running)
+        for response in running:
+            kept, lost = member.flushed(response, self._policy.flush_interval_s)
+            self.responses.keep(response, member.life, kept + (lost if state == "gone" else 0.0))
+            self.responses.waste(member.life, 0.0 if state == "gone" else lost)
+            if state == "dead" and self._policy.resume == "response":
+                self.responses.begin_again(response)
+        member.stop(state, now_s)
+        if not member.unfinished:
+            del self.members[member.name]
+
+    def _hand_out(self, holder: Member, responses: Sequence[int]) -> None:
+        holder.drop(responses)
+        if not holder.alive and not holder.unfinished:
+            del self.members[holder.name]
+
+    def _hold(self, member: Member, responses: Sequence[int]) -> None:
+        own = self.responses.unit
+        member.waiting.extend(responses)
+        member.own.update(response for response in responses if own[response] == member.slot)
+        member.account.bytes_read += BYTES_PER_TOKEN * sum(self.responses.kept[response] for response in responses)

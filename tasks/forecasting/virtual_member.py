@@ -1,0 +1,192 @@
+"""A member of the crew in virtual time: it decodes what it holds in lockstep, one token of each in a step.
+
+Because all running responses are at the same step, one counter of tokens stands for all of them: a response that begins
+when the counter is at V ends when it has gone on by what the response has left. So nothing is done per token.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tasks.forecasting.virtual_ledger import Account, Life
+from tasks.planning.step_time import StepTime
+
+_DONE_TOKENS = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineModel:
+    """What the engines of a pool can do, worked out once."""
+
+    responses_max: int
+    prefill_tokens_per_s: float
+    step_s: npt.NDArray[np.float64]
+    plateau: int
+    tokens_per_s: tuple[float, ...]
+
+    @classmethod
+    def of(cls, step_time: StepTime, responses_max: int, prefill_tokens_per_s: float) -> "EngineModel":
+        table = step_time.table(responses_max)
+        return cls(
+            responses_max=responses_max,
+            prefill_tokens_per_s=prefill_tokens_per_s,
+            step_s=table,
+            plateau=step_time.plateau(responses_max),
+            tokens_per_s=(1 / float(table[1]), *(1 / table[1:]).tolist()),
+        )
+
+
+class Member:
+    """One process life in a slot. Its time is brought up to date by `advance`, before anything else is asked.
+
+    state: "loading" until the weights are in place, then "working"; "gone" when it has left, "dead" when its machine
+    was lost; journalled: what it was decoding then, of all that it holds in `waiting` since. own: what it holds of its
+    slot's first assignment. phase_s: when its flushes fall due, in the interval between two.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        slot: int,
+        engine: EngineModel,
+        account: Account,
+        *,
+        now_s: float,
+        batch_max: int | None,
+        weight: float,
+        phase_s: float,
+    ) -> None:
+        self.name = name
+        self.slot = slot
+        self.engine = engine
+        self.account = account
+        self.life = Life(began_s=now_s, weight=weight)
+        account.lives.append(self.life)
+        self.state = "loading"
+        self.ended_s = 0.0
+        self.waiting: deque[int] = deque()
+        self.running: dict[int, float] = {}
+        self.own: set[int] = set()
+        self.journalled: set[int] = set()
+        self.version = 0
+        self._batch_max = batch_max
+        self._phase_s = phase_s
+        self._tokens = 0.0
+        self._now_s = now_s
+        self._stalled_until_s = now_s
+        # What was dropped stays in the heap until it comes to its front; an end counts if it is the one noted here.
+        self._ends: list[tuple[float, int]] = []
+        self._end_of: dict[int, float] = {}
+        self._groups: set[int] = set()
+
+    @property
+    def unfinished(self) -> int:
+        return len(self.waiting) + len(self.running)
+
+    @property
+    def alive(self) -> bool:
+        return self.state in ("loading", "working")
+
+    @property
+    def set_apart(self) -> bool:
+        """Whether the plan gave it a small batch."""
+        return self._batch_max is not None
+
+    @property
+    def isolated(self) -> bool:
+        """Whether its batch is to stay small, because some of its first assignment is left."""
+        return self.set_apart and bool(self.own)
+
+    @property
+    def batch_limit(self) -> int:
+        """Most responses at once."""
+        most = self.engine.responses_max
+        return min(self._batch_max, most) if self._batch_max is not None and self.own else most
+
+    @property
+    def room(self) -> int:
+        """How many more responses could be begun now; none while some of its own still wait."""
+        return 0 if self.waiting else max(0, self.batch_limit - len(self.running))
+
+    def work(self, now_s: float) -> None:
+        """The weights are in place."""
+        self.state = "working"
+        self.life.worked_s = self._now_s = self._stalled_until_s = now_s
+
+    def advance(self, now_s: float) -> None:
+        """Let time pass: first what is left of prefill, then decoding, or nothing to do."""
+        passed_s = now_s - self._now_s
+        if self.state != "working" or passed_s <= 0:
+            return
+        prefill_s = min(passed_s, max(0.0, self._stalled_until_s - self._now_s))
+        self._now_s = now_s
+        self.account.add("prefill", prefill_s * self.life.weight)
+        rest_s = passed_s - prefill_s
+        if self.running:
+            self._tokens += rest_s / float(self.engine.step_s[len(self.running)])
+            self.life.decode_s += rest_s * self.life.weight
+        else:
+            self.account.add("idle", rest_s * self.life.weight)
+
+    def start(self, response: int, tokens_left: float, group: int, prompt_tokens: int, prefix_tokens: float) -> None:
+        """Compute the prompt, unless it is there from another response of the group, and the prefix; then decode."""
+        prefill = prefix_tokens + (0 if group in self._groups else prompt_tokens)
+        self._groups.add(group)
+        self.life.prefill_tokens += prefill
+        self._stalled_until_s = max(self._now_s, self._stalled_until_s) + prefill / self.engine.prefill_tokens_per_s
+        self.running[response] = self._tokens
+        self._end_of[response] = self._tokens + tokens_left
+        heapq.heappush(self._ends, (self._end_of[response], response))
+
+    def next_end_s(self) -> float | None:
+        """When the next response will have ended if nothing changes; None: none is running."""
+        while self._ends and self._end_of.get(self._ends[0][1]) != self._ends[0][0]:
+            heapq.heappop(self._ends)
+        if not self._ends:
+            return None
+        decode_s = max(0.0, self._ends[0][0] - self._tokens) * float(self.engine.step_s[len(self.running)])
+        return max(self._now_s, self._stalled_until_s) + decode_s
+
+    def ended(self) -> list[int]:
+        """Responses whose end is reached; they are no longer running."""
+        found = []
+        while self._ends and self._ends[0][0] <= self._tokens + _DONE_TOKENS:
+            end, response = heapq.heappop(self._ends)
+            if self._end_of.get(response) == end:
+                del self.running[response], self._end_of[response]
+                found.append(response)
+        return found
+
+    def flushed(self, response: int, flush_interval_s: float) -> tuple[float, float]:
+        """(tokens of a running response that are journalled, tokens since), both decoded in this life."""
+        decoded = self._tokens - self.running[response]
+        since_s = (self._now_s - self._phase_s) % flush_interval_s
+        lost = min(decoded, since_s / float(self.engine.step_s[len(self.running)]))
+        return decoded - lost, lost
+
+    def decoded(self, response: int) -> float:
+        """Tokens of a running response that were decoded in this life."""
+        return self._tokens - self.running[response]
+
+    def stop(self, state: str, now_s: float) -> None:
+        """It ends, dead or gone; what it was decoding comes before what it had not begun."""
+        self.state, self.life.ended_s, self.ended_s = state, now_s, now_s
+        self.version += 1
+        self.journalled = set(self.running)
+        self.waiting.extendleft(sorted(self.running, reverse=True))
+        self.running.clear()
+        self._end_of.clear()
+
+    def drop(self, responses: Sequence[int]) -> None:
+        """They are no longer its own to extend. The heap forgets them by and by."""
+        taken = set(responses)
+        self.own -= taken
+        self.journalled -= taken
+        for response in taken & self.running.keys():
+            del self.running[response], self._end_of[response]
+        if not taken.isdisjoint(self.waiting):
+            self.waiting = deque(response for response in self.waiting if response not in taken)

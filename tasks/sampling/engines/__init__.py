@@ -1,0 +1,1 @@
+"""What decodes: one protocol, and engines in PyTorch, vLLM and, for tests and simulations, scripted."""

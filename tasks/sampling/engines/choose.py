@@ -1,0 +1,84 @@
+"""Which engine a member runs: what the configuration names, or the best that this machine has; and it says which."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Literal
+
+from tasks.sampling.config import RolloutConfig
+from tasks.sampling.engines.engine import Engine, EngineError
+from tasks.sampling.engines.vllm_names import installed_version
+
+log = logging.getLogger(__name__)
+
+
+def build_engine(config: RolloutConfig, model_dir: Path, vocab_size: int) -> Engine:
+    """An engine without weights. Imports torch and vLLM only for an engine that needs them."""
+    if config.engine == "scripted":
+        from tasks.sampling.engines.scripted_engine import ScriptedEngine  # noqa: PLC0415 - keeps torch out of other paths
+
+        return ScriptedEngine(vocab_size=vocab_size, max_responses_in_flight=config.max_responses_in_flight)
+    if config.engine not in ("auto", "torch", "vllm"):
+        raise EngineError(f"rollout.engine: {config.engine!r} is not known; allowed: auto, torch, vllm, scripted")
+    chosen, reason = best_engine(config) if config.engine == "auto" else (config.engine, "as configured")
+    engine = _vllm(config, model_dir, vocab_size) if chosen == "vllm" else _torch(config, model_dir)
+    # A GPU that our own engine serves would be served faster by vLLM: that is worth more than a note.
+    level = logging.WARNING if config.engine == "auto" and engine.name.endswith("cuda") else logging.INFO
+    log.log(level, "engine %s: %s; %s", config.engine, engine.name, reason)
+    return engine
+
+
+def best_engine(config: RolloutConfig) -> tuple[Literal["torch", "vllm"], str]:
+    """What "auto" means on this machine, and why: vLLM where it is installed and serves the GPU."""
+    version = installed_version()
+    if version is None:
+        return "torch", "vLLM is not installed"
+    if config.device == "cpu":
+        return "torch", "rollout.device is cpu"
+    from tasks.sampling.engines.vllm_settings import prepare_environment  # noqa: PLC0415 - it imports vLLM: seconds
+
+    device = prepare_environment(config.vllm)
+    if device in ("", "cpu"):
+        return "torch", f"vLLM {version} finds no GPU here"
+    return "vllm", f"vLLM {version} finds a GPU: {device}"
+
+
+def _torch(config: RolloutConfig, model_dir: Path) -> Engine:
+    from tasks.sampling.engines.torch_engine import TorchEngine  # noqa: PLC0415
+
+    return TorchEngine(
+        model_dir,
+        dtype=config.dtype,
+        device=config.device,
+        max_responses_in_flight=config.max_responses_in_flight,
+        context_length=context_length(config, model_dir),
+    )
+
+
+def _vllm(config: RolloutConfig, model_dir: Path, vocab_size: int) -> Engine:
+    from tasks.sampling.engines.vllm_engine import VllmEngine  # noqa: PLC0415
+
+    return VllmEngine(
+        model_dir,
+        vocab_size=vocab_size,
+        dtype=config.dtype,
+        device=config.device,
+        max_responses_in_flight=config.max_responses_in_flight,
+        context_length=context_length(config, model_dir),
+        config=config.vllm,
+    )
+
+
+def context_length(config: RolloutConfig, model_dir: Path) -> int:
+    """Most tokens of prompt + response: the user's limit, or the model's own from its config.json.
+
+    Raises EngineError when the user asks for more than the model has, or neither says anything.
+    """
+    model = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
+    own = model.get("max_position_embeddings") or model.get("text_config", {}).get("max_position_embeddings")
+    asked = config.context_length
+    if asked is None and not isinstance(own, int):
+        raise EngineError("config.json has no max_position_embeddings; set rollout.context_length")
+    if asked is not None and isinstance(own, int) and asked > own:
+        raise EngineError(f"rollout.context_length: {asked} given; allowed: up to the model's own {own}")
+    return int(own if asked is None else asked)

@@ -1,0 +1,127 @@
+"""Engine: what turns prompts into tokens, as the session sees it; and the values that cross that border.
+
+Knows nothing of journals, claims or text: token ids in, token ids and log-probs out. Every engine passes
+tests/contracts/engine_contract.py.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from storage.records import SamplingParams
+from storage.weights.tensor_sets import TensorBlock
+
+_MASK = (1 << 64) - 1
+
+
+class FinishReason(Enum):
+    """Why a response ended."""
+
+    STOP = "stop"  # a stop token was sampled; it is the last token of the response
+    LENGTH = "length"  # the response reached max_completion_length, or prompt + response the model's context
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """Extend one response: token k, counted from the prompt's end, is drawn with the noise of (noise_key, k).
+
+    `generated_ids` are the tokens the journal already holds: the first token sampled has position len(generated_ids),
+    and the remaining budget is sampling.max_completion_length - len(generated_ids).
+    Requests of one `group` have equal prompt_ids, which an engine prefills once.
+    """
+
+    response: int
+    group: int
+    prompt_ids: tuple[int, ...]
+    generated_ids: tuple[int, ...]
+    noise_key: int
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class TokenDelta:
+    """New tokens of one response, in order, with their log-probs (natural log, under softmax(logits / temperature))."""
+
+    response: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish_reason: FinishReason | None
+
+
+class EngineError(Exception):
+    """The engine cannot do what was asked: bad request, wrong weights, or a failure of its own."""
+
+
+class EngineDied(EngineError):  # noqa: N818 - reads as what happened
+    """The engine broke down or does not answer: its memory, device or process, not what was asked of it.
+
+    Tokens that `step` has returned are good. Until `restart`, nothing else may be called but `close`.
+    """
+
+
+class Engine(Protocol):
+    """A continuous-batching decoder. Used by one thread; every call ends, with EngineDied if nothing else."""
+
+    @property
+    def name(self) -> str:
+        """For reports: the engine, its dtype and device."""
+        ...
+
+    @property
+    def batch_invariant(self) -> bool:
+        """True when a response's tokens do not depend on batch mates, order or interruptions."""
+        ...
+
+    @property
+    def max_responses_in_flight(self) -> int: ...
+
+    @property
+    def prefill_tokens(self) -> int:
+        """Prompt and prefix tokens computed so far, for responses whose first token was returned."""
+        ...
+
+    def load_weights(self, version: int, tensors: Mapping[str, TensorBlock]) -> None:
+        """Replace the weights in place and drop every cache of the old ones; EngineError if names or shapes differ.
+
+        No response may be in flight.
+        """
+        ...
+
+    def start(self, requests: Sequence[GenerationRequest]) -> None:
+        """Admit requests; at most max_responses_in_flight may be in flight. EngineError names a bad request."""
+        ...
+
+    def step(self) -> list[TokenDelta]:
+        """Wait for new tokens of the responses in flight, and return them: at most one delta of each response.
+
+        A finished response leaves the engine with its last delta. Empty only when nothing is in flight.
+        """
+        ...
+
+    def abort(self, responses: Sequence[int]) -> None:
+        """Forget responses in flight; those that are not are no error."""
+        ...
+
+    def restart(self) -> None:
+        """After EngineDied: begin anew, without weights and with nothing in flight. EngineDied if that fails too."""
+        ...
+
+    def close(self) -> None:
+        """Give memory and processes back."""
+        ...
+
+
+def mix64(value: int) -> int:
+    """The splitmix64 finaliser on a 64-bit integer (Steele, Lea, Flood 2014)."""
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _MASK
+    return value ^ (value >> 31)
+
+
+def noise_key(run_seed: int, iteration: int, response: int) -> int:
+    """The 64-bit key of a response's sampling noise: a pure function of identity, not of worker, attempt or time."""
+    key = mix64(run_seed & _MASK)
+    for part in (iteration, response):
+        key = mix64((key + (part + 1) * 0x9E3779B97F4A7C15) & _MASK)
+    return key

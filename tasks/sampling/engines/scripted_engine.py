@@ -1,0 +1,149 @@
+"""ScriptedEngine: an engine without a model, for tests and simulation.
+
+Token k of a response, its log-prob and the response's length are pure functions of (noise_key, k, weight version), so
+that everything above the Engine border behaves as in production at no cost. Lengths are log-normal: most responses are
+short and a few are very long. Time passes on a clock of the caller's.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from statistics import NormalDist
+
+from storage.clock import Clock
+from storage.weights.tensor_sets import TensorBlock
+from tasks.sampling.engines.admission import check_idle, check_requests, finish_reason
+from tasks.sampling.engines.engine import EngineError, GenerationRequest, TokenDelta, mix64
+from tasks.sampling.engines.slot_table import Slot, SlotTable
+
+_GAMMA = 0x9E3779B97F4A7C15
+_MASK = (1 << 64) - 1
+_LENGTH, _LOGPROB = 0x4C454E47, 0x4C4F4750  # streams apart from the tokens'
+
+
+class ScriptedEngine:
+    """An `Engine`; any tensors are accepted as weights, and only their version matters."""
+
+    def __init__(
+        self,
+        vocab_size: int,
+        max_responses_in_flight: int,
+        *,
+        context_length: int = 1 << 20,
+        median_length: float = 32.0,
+        length_spread: float = 0.8,
+        clock: Clock | None = None,
+        step_time_s: Callable[[int], float] | None = None,
+    ) -> None:
+        """Args as below.
+
+        Args:
+            vocab_size: token ids are 0..vocab_size-1.
+            max_responses_in_flight: as in `Engine`.
+            context_length: most tokens of prompt + response.
+            median_length: median of the lengths, in tokens, where stop tokens are given and no limit cuts.
+            length_spread: standard deviation of the natural log of the lengths; 0 makes all equal.
+            clock: slept on at every step.
+            step_time_s: seconds of one step, by the number of responses in flight; None: no time passes.
+        """
+        self._vocab_size = vocab_size
+        self._max_in_flight = max_responses_in_flight
+        self._context_length = context_length
+        self._median_length = median_length
+        self._length_spread = length_spread
+        self._clock = clock
+        self._step_time_s = step_time_s
+        self._table = SlotTable(max_responses_in_flight)
+        self._version: int | None = None
+        self._prefill_tokens = 0
+
+    @property
+    def name(self) -> str:
+        return "scripted"
+
+    @property
+    def batch_invariant(self) -> bool:
+        return True
+
+    @property
+    def max_responses_in_flight(self) -> int:
+        return self._max_in_flight
+
+    @property
+    def prefill_tokens(self) -> int:
+        return self._prefill_tokens
+
+    def load_weights(self, version: int, tensors: Mapping[str, TensorBlock]) -> None:  # noqa: ARG002 - no model
+        check_idle(version, self._table.responses)
+        self._version = version
+        self._table.forget_prompts()
+
+    def start(self, requests: Sequence[GenerationRequest]) -> None:
+        self._loaded()
+        check_requests(
+            requests,
+            self._table.responses,
+            max_responses_in_flight=self._max_in_flight,
+            vocab_size=self._vocab_size,
+            context_length=self._context_length,
+        )
+        for placement in self._table.place(requests):
+            prompt = len(placement.request.prompt_ids) if placement.computes_prompt else 0
+            self._prefill_tokens += prompt + len(placement.request.generated_ids)
+
+    def step(self) -> list[TokenDelta]:
+        version = self._loaded()
+        live = [(row, slot) for row, slot in enumerate(self._table.slots) if slot is not None]
+        if live and self._clock is not None and self._step_time_s is not None:
+            self._clock.sleep(self._step_time_s(len(live)))
+        return [self._extend(row, slot, version) for row, slot in live]
+
+    def abort(self, responses: Sequence[int]) -> None:
+        rows = self._table.responses
+        for response in responses:
+            if response in rows:
+                self._table.leave(rows[response])
+
+    def restart(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._table = SlotTable(self._max_in_flight)
+        self._version = None
+
+    def scripted_length(self, noise_key: int) -> int:
+        """Tokens of a response with this key, its stop token included, if no limit cuts it; for the loaded version."""
+        uniform = (_word(noise_key, _LENGTH, self._loaded()) + 1) / (_MASK + 2)
+        deviation = NormalDist().inv_cdf(min(max(uniform, 1e-12), 1 - 1e-12))
+        return max(1, round(self._median_length * math.exp(self._length_spread * deviation)))
+
+    def _loaded(self) -> int:
+        if self._version is None:
+            raise EngineError("no weights are loaded; call load_weights first")
+        return self._version
+
+    def _extend(self, row: int, slot: Slot, version: int) -> TokenDelta:
+        request = slot.request
+        token = self._token(request, slot.generated, version)
+        logprob = -5.0 * _word(request.noise_key ^ _LOGPROB, slot.generated, version) / _MASK
+        slot.generated += 1
+        reason = finish_reason(request, token, slot.generated, self._context_length)
+        if reason is not None:
+            self._table.leave(row)
+        return TokenDelta(request.response, (token,), (logprob,), reason)
+
+    def _token(self, request: GenerationRequest, position: int, version: int) -> int:
+        stops = request.sampling.stop_token_ids
+        if stops and position + 1 >= self.scripted_length(request.noise_key):
+            return stops[0]
+        token = _word(request.noise_key, position, version) % self._vocab_size
+        for _ in range(self._vocab_size):
+            if token not in stops:
+                break
+            token = (token + 1) % self._vocab_size
+        return token
+
+
+def _word(key: int, position: int, version: int) -> int:
+    """64 well-mixed bits of (key, position, version)."""
+    word = mix64((key + (version + 1) * _GAMMA) & _MASK)
+    return mix64((word + (position + 1) * _GAMMA) & _MASK)

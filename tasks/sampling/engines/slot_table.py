@@ -1,0 +1,98 @@
+"""Which row of the cache serves which response, and whose prompt each row holds.
+
+Plain bookkeeping, without tensors: it decides what is computed, what is copied and what is moved; the engine does it.
+A row keeps its prompt after its response has left, until it is given to another prompt, so that a group's prompt is
+computed once even when its responses start one after another.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tasks.sampling.engines.engine import GenerationRequest
+
+
+@dataclass(slots=True)
+class Slot:
+    """A response in flight. `cached` tokens of prompt + response are in the cache; `last_token` is the next fed."""
+
+    request: GenerationRequest
+    cached: int
+    generated: int
+    last_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a new response goes. Its prompt is copied from row `source`, or it lies in `row`, or is to be computed."""
+
+    row: int
+    request: GenerationRequest
+    source: int | None
+    computes_prompt: bool
+
+
+class SlotTable:
+    """Rows 0..max_responses_in_flight-1."""
+
+    def __init__(self, max_responses_in_flight: int) -> None:
+        self.slots: list[Slot | None] = [None] * max_responses_in_flight
+        self._prompts: list[tuple[int, ...] | None] = [None] * max_responses_in_flight
+
+    @property
+    def responses(self) -> dict[int, int]:
+        """Row by response, of those in flight."""
+        return {slot.request.response: row for row, slot in enumerate(self.slots) if slot is not None}
+
+    def place(self, requests: Sequence[GenerationRequest]) -> list[Placement]:
+        """Give each request a free row; there must be enough."""
+        free = [row for row, slot in enumerate(self.slots) if slot is None]
+        holders = self._holders()
+        placements, waiting = [], []
+        # A free row that holds a wanted prompt is taken for it first, before anything overwrites it.
+        for request in requests:
+            row = holders.get(request.prompt_ids)
+            if row is None or row not in free:
+                waiting.append(request)
+                continue
+            free.remove(row)
+            placements.append(Placement(row=row, request=request, source=None, computes_prompt=False))
+        for row, request in zip(free, waiting, strict=False):
+            source = holders.setdefault(request.prompt_ids, row)
+            first = source == row
+            placements.append(
+                Placement(row=row, request=request, source=None if first else source, computes_prompt=first)
+            )
+        for placement in placements:
+            self._occupy(placement)
+        return placements
+
+    def leave(self, row: int) -> None:
+        """The response of this row has ended or is forgotten; the row keeps its prompt."""
+        self.slots[row] = None
+
+    def compact(self) -> list[tuple[int, int]]:
+        """Move responses so that they fill the first rows: pairs (from, to) that the cache must copy."""
+        live = [row for row, slot in enumerate(self.slots) if slot is not None]
+        holes = [row for row, slot in enumerate(self.slots[: len(live)]) if slot is None]
+        moves = list(zip([row for row in live if row >= len(live)], holes, strict=True))
+        for source, target in moves:
+            self.slots[target], self.slots[source] = self.slots[source], None
+            self._prompts[target] = self._prompts[source]
+        return moves
+
+    def forget_prompts(self) -> None:
+        """The weights have changed: no row holds anything."""
+        self._prompts = [None] * len(self._prompts)
+
+    def _holders(self) -> dict[tuple[int, ...], int]:
+        """A row that holds each prompt: a free one where there is one."""
+        rows = sorted(range(len(self.slots)), key=lambda row: self.slots[row] is None)
+        return {prompt: row for row in rows if (prompt := self._prompts[row]) is not None}
+
+    def _occupy(self, placement: Placement) -> None:
+        request = placement.request
+        tokens = request.prompt_ids + request.generated_ids
+        self.slots[placement.row] = Slot(
+            request=request, cached=len(tokens) - 1, generated=len(request.generated_ids), last_token=tokens[-1]
+        )
+        self._prompts[placement.row] = request.prompt_ids

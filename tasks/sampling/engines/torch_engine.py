@@ -1,0 +1,290 @@
+"""TorchEngine: continuous batching of any Hugging Face causal language model in plain PyTorch, on a CPU or one GPU.
+
+Every response in flight has a row of a key-value cache allocated ahead. `start` computes the cache of all but the last
+known token, each prompt once for its whole group; every `step` feeds the last token of every response and samples the
+next. A response resumed from the journal therefore meets the same computation as one that was never interrupted.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from storage.weights.tensor_sets import TensorBlock
+from tasks.sampling.engines.admission import check_idle, check_requests, check_sizes, finish_reason
+from tasks.sampling.engines.batch import Batch, batch_of
+from tasks.sampling.engines.decoder import Decoder, build_decoder, matched_weights, read_config, torch_weights
+from tasks.sampling.engines.engine import EngineDied, EngineError, GenerationRequest, TokenDelta
+from tasks.sampling.engines.keyed_noise import sample
+from tasks.sampling.engines.kv_cache import KeyValueCache
+from tasks.sampling.engines.slot_table import Placement, Slot, SlotTable
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# Limits of one prefill pass: tokens of one row, and tokens in all. They bound the mask and the activations.
+_PREFILL_LENGTH = 512
+_PREFILL_TOKENS = 8192
+# What PyTorch says where it has no exception class: a failing device, or no memory on the host.
+_BREAKDOWN = re.compile(r"CUDA error|CUDA driver error|CUBLAS_STATUS|cuDNN error|DefaultCPUAllocator")
+
+
+@contextmanager
+def _breakdowns() -> Iterator[None]:
+    """Name what no request can be blamed for: no memory, a failing device. A decoder may have wrapped it."""
+    try:
+        yield
+    except Exception as error:
+        cause = error.__cause__ if isinstance(error, EngineError) else error
+        known = isinstance(cause, (torch.OutOfMemoryError, torch.AcceleratorError, MemoryError))
+        if not known and not (isinstance(cause, RuntimeError) and _BREAKDOWN.search(str(cause))):
+            raise
+        reason = str(cause).partition("\n")[0]
+        raise EngineDied(f"{type(cause).__name__}: {reason}") from error
+
+
+class TorchEngine:
+    """An `Engine`; weights come by `load_weights`, in the names and shapes of the model's Hugging Face class."""
+
+    def __init__(
+        self,
+        model_dir: Path | str,
+        *,
+        dtype: Literal["float32", "bfloat16", "float16"] = "float32",
+        device: Literal["auto", "cpu", "cuda"] = "auto",
+        max_responses_in_flight: int,
+        context_length: int,
+    ) -> None:
+        """Read `config.json` of `model_dir` and allocate nothing yet but the decoder's shell.
+
+        Args:
+            model_dir: folder with a Hugging Face config.json; weights in it are not read.
+            dtype: of weights, activations and cache.
+            device: "auto" takes CUDA where there is one.
+            max_responses_in_flight: rows of the cache.
+            context_length: most tokens of prompt + response.
+
+        Raises:
+            EngineError: the model cannot be served, or a value is out of range.
+        """
+        check_sizes(dtype, max_responses_in_flight, context_length)
+        self._device = _device(device)
+        self._dtype = _DTYPES[dtype]
+        self._context_length = context_length
+        self._max_in_flight = max_responses_in_flight
+        config = read_config(model_dir, context_length)
+        self._build: Callable[[], Decoder] = partial(
+            build_decoder, config, dtype=self._dtype, device=self._device, context_length=context_length
+        )
+        self._decoder: Decoder | None = None
+        self._vocab_size: int = config.get_text_config().vocab_size
+        self._table = SlotTable(max_responses_in_flight)
+        self._cache: KeyValueCache | None = None
+        self._batch: Batch | None = None
+        self._prefill_tokens = 0
+        self._name = f"torch {dtype} {self._device.type}"
+        with _breakdowns():
+            self._decoder = self._build()
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def batch_invariant(self) -> bool:
+        """True in float32 on a CPU: sums differ in the last bits only, far below the gaps between keyed scores."""
+        return self._dtype == torch.float32 and self._device.type == "cpu"
+
+    @property
+    def max_responses_in_flight(self) -> int:
+        return self._max_in_flight
+
+    @property
+    def prefill_tokens(self) -> int:
+        """Prompt and prefix tokens computed so far, without the last of each response, which its first step feeds."""
+        return self._prefill_tokens
+
+    @_breakdowns()
+    @torch.inference_mode()
+    def load_weights(self, version: int, tensors: Mapping[str, TensorBlock]) -> None:
+        """See `Engine`. Tied names may be given once or twice; the stored dtype is converted to the engine's."""
+        check_idle(version, self._table.responses)
+        given = torch_weights(version, tensors)
+        if self._decoder is None:
+            self._decoder = self._build()
+        self._decoder.load(matched_weights(self._decoder, given))
+        self._table.forget_prompts()
+        if self._cache is None:
+            self._cache = KeyValueCache(
+                rows=self._max_in_flight,
+                context_length=self._context_length,
+                dtype=self._dtype,
+                device=self._device,
+            )
+
+    @_breakdowns()
+    @torch.inference_mode()
+    def start(self, requests: Sequence[GenerationRequest]) -> None:
+        """See `Engine`. When computing fails, none of the requests is in flight."""
+        decoder, cache = self._loaded()
+        check_requests(
+            requests,
+            self._table.responses,
+            max_responses_in_flight=self._max_in_flight,
+            vocab_size=self._vocab_size,
+            context_length=self._context_length,
+        )
+        self._batch = None
+        placements = self._table.place(requests)
+        try:
+            self._fill(decoder, cache, placements)
+        except BaseException:
+            for placement in placements:
+                self._table.leave(placement.row)
+            self._table.forget_prompts()
+            raise
+
+    @_breakdowns()
+    @torch.inference_mode()
+    def step(self) -> list[TokenDelta]:
+        """See `Engine`. Waits for the device once, for the sampled tokens and their log-probs."""
+        decoder, cache = self._loaded()
+        if self._batch is None:
+            self._settle(cache)
+        live = [slot for slot in self._table.slots if slot is not None]
+        batch = self._batch
+        if batch is None or not live:
+            return []
+        window = cache.window(batch.cached, 1, max(slot.cached for slot in live) + 1)
+        logits = decoder.logits(batch.token_ids.unsqueeze(1), window, cache)
+        token_ids, logprobs = self._draw(logits, batch)
+        batch.advance(token_ids)
+        # one transfer; float64 holds ids and float32 log-probs exactly
+        tokens, scores = torch.stack((token_ids.double(), logprobs.double())).tolist()
+        return [self._extend(row, slot, int(tokens[row]), scores[row]) for row, slot in enumerate(live)]
+
+    def abort(self, responses: Sequence[int]) -> None:
+        rows = self._table.responses
+        for response in responses:
+            if response in rows:
+                self._table.leave(rows[response])
+                self._batch = None
+
+    @_breakdowns()
+    def restart(self) -> None:
+        """See `Engine`. EngineDied when the device fails again: some errors spoil it for the rest of the process."""
+        self._forget()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        torch.zeros(1, device=self._device).add_(1).item()
+
+    def close(self) -> None:
+        """Drop the cache and the weights; the engine cannot be used afterwards."""
+        self._forget()
+        if self._device.type == "cuda":
+            with suppress(RuntimeError):  # after a breakdown it raises at every call, and there is nothing to save
+                torch.cuda.empty_cache()
+
+    def _forget(self) -> None:
+        """Drop everything that takes memory; what has been counted stays."""
+        self._decoder = self._cache = self._batch = None
+        self._table = SlotTable(self._max_in_flight)
+
+    def _draw(self, logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Token ids int64 [n] and log-probs float32 [n]; a benchmark exchanges it."""
+        return sample(
+            logits,
+            batch.keys,
+            batch.positions,
+            batch.temperature,
+            batch.top_p,
+            batch.top_k,
+            truncated=batch.truncated,
+            greedy=batch.greedy,
+        )
+
+    def _loaded(self) -> tuple[Decoder, KeyValueCache]:
+        if self._decoder is None or self._cache is None:
+            raise EngineError("no weights are loaded; call load_weights first")
+        return self._decoder, self._cache
+
+    def _settle(self, cache: KeyValueCache) -> None:
+        """After responses have come or gone: close the gaps and rebuild what the device knows of the batch."""
+        moves = self._table.compact()
+        live = [slot for slot in self._table.slots if slot is not None]
+        if moves:
+            sources, targets = zip(*moves, strict=True)
+            cache.copy_rows(sources, targets, max(slot.cached for slot in live))
+        self._batch = batch_of(live, self._device) if live else None
+
+    def _extend(self, row: int, slot: Slot, token: int, logprob: float) -> TokenDelta:
+        request = slot.request
+        if not math.isfinite(logprob):
+            raise EngineError(
+                f"response {request.response}: log-prob {logprob} at token {slot.generated}; weights bad?"
+            )
+        slot.cached += 1
+        slot.generated += 1
+        slot.last_token = token
+        reason = finish_reason(request, token, slot.generated, self._context_length)
+        if reason is not None:
+            self._table.leave(row)
+            self._batch = None
+        return TokenDelta(request.response, (token,), (logprob,), reason)
+
+    def _fill(self, decoder: Decoder, cache: KeyValueCache, placements: Sequence[Placement]) -> None:
+        """Make the cache of new rows hold all but the last of their tokens."""
+        prompts = [(p.row, 0, p.request.prompt_ids[:-1]) for p in placements if p.computes_prompt]
+        self._prefill(decoder, cache, prompts)
+        copies = [p for p in placements if p.source is not None]
+        cache.copy_rows(
+            [p.source for p in copies if p.source is not None],
+            [p.row for p in copies],
+            max((len(p.request.prompt_ids) - 1 for p in copies), default=0),
+        )
+        resumed = [p for p in placements if p.request.generated_ids]
+        self._prefill(
+            decoder,
+            cache,
+            [
+                (p.row, len(p.request.prompt_ids) - 1, p.request.prompt_ids[-1:] + p.request.generated_ids[:-1])
+                for p in resumed
+            ],
+        )
+
+    def _prefill(
+        self, decoder: Decoder, cache: KeyValueCache, pieces: Sequence[tuple[int, int, tuple[int, ...]]]
+    ) -> None:
+        """Compute pieces (row, first position, tokens), similar lengths together, long ones in several passes."""
+        waiting = [piece for piece in pieces if piece[2]]
+        while waiting:
+            waiting.sort(key=lambda piece: len(piece[2]))
+            length = min(len(waiting[-1][2]), _PREFILL_LENGTH)
+            passed = [piece for piece in waiting if 2 * len(piece[2]) >= length][-max(1, _PREFILL_TOKENS // length) :]
+            del waiting[-len(passed) :]
+            self._forward(decoder, cache, [(row, first, tokens[:length]) for row, first, tokens in passed], length)
+            waiting += [(row, first + length, tokens[length:]) for row, first, tokens in passed if len(tokens) > length]
+
+    def _forward(
+        self, decoder: Decoder, cache: KeyValueCache, pieces: Sequence[tuple[int, int, tuple[int, ...]]], length: int
+    ) -> None:
+        token_ids = torch.tensor([tokens + (0,) * (length - len(tokens)) for _, _, tokens in pieces])
+        rows, first = (torch.tensor([piece[i] for piece in pieces], device=self._device) for i in (0, 1))
+        reach = max(position + length for _, position, _ in pieces)
+        window = cache.window(first, length, reach, rows)
+        decoder.prefill(token_ids.to(self._device), window, cache)
+        self._prefill_tokens += sum(len(tokens) for _, _, tokens in pieces)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise EngineError("device: value 'cuda', and PyTorch sees no CUDA device; allowed here: 'cpu', 'auto'")
+    if name not in ("cpu", "cuda"):
+        raise EngineError(f"device: value {name!r}; allowed: 'auto', 'cpu', 'cuda'")
+    return torch.device(name)

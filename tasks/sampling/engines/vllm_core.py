@@ -1,0 +1,278 @@
+"""vLLM behind one small surface, in a process of its own or in ours: requests in, outputs out, weights loaded, closed.
+
+Whatever goes wrong in vLLM is EngineDied; only a request that it refuses is EngineError. Every wait for a process of
+its own has a limit; what hangs in our process, nobody in it can end.
+"""
+
+import asyncio
+import gc
+import logging
+import multiprocessing
+import queue
+import threading
+import time
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import CancelledError
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from tasks.sampling.config import VllmConfig
+from tasks.sampling.engines.engine import EngineDied, EngineError
+from tasks.sampling.engines.vllm_names import resolve
+
+log = logging.getLogger(__name__)
+LOAD = "gleaner_load_weights"
+CLOSE_TIMEOUT_S = 20.0
+GIVE_UP_INTERVAL_S = 0.2
+CACHE_RESETS_MAX = 50
+CACHE_RESET_INTERVAL_S = 0.02
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class CoreRequest:
+    """name: never used before. params: vLLM's SamplingParams. salt: prompts share their cache within one only."""
+
+    name: str
+    token_ids: list[int]
+    params: Any
+    salt: str
+
+
+class Core(Protocol):
+    """Used by one thread. After EngineDied only `close` may be called."""
+
+    def start(self, requests: Sequence[CoreRequest]) -> None:
+        """Hand requests over, all or none; EngineError if vLLM refuses one."""
+        ...
+
+    def outputs(self) -> list[Any]:
+        """Wait for vLLM's next RequestOutputs and return all there are; may be empty."""
+        ...
+
+    def abort(self, names: Sequence[str]) -> None: ...
+
+    def load(self, path: str, version: str) -> float:
+        """Replace the weights and forget what was computed with the old ones; seconds it took."""
+        ...
+
+    def close(self) -> None:
+        """End everything, the dead too."""
+        ...
+
+
+class SameProcess:
+    """The engine in this process: in seconds there, but an engine that hangs or crashes takes the worker along."""
+
+    def __init__(self, vllm_config: Any) -> None:
+        try:
+            self._engine = resolve("LLMEngine").from_vllm_config(vllm_config, disable_log_stats=True)
+        except Exception as error:
+            raise died("does not start", error) from error
+
+    def start(self, requests: Sequence[CoreRequest]) -> None:
+        tokens_input, names = resolve("tokens_input"), [request.name for request in requests]
+        try:
+            for request in requests:
+                prompt = tokens_input(request.token_ids, cache_salt=request.salt)
+                self._engine.add_request(request.name, prompt, request.params)
+        except (ValueError, resolve("VLLMClientError")) as error:
+            self.abort(names)
+            raise EngineError(f"vLLM refuses a request: {error}") from error
+        except Exception as error:
+            raise died("does not take requests", error) from error
+
+    def outputs(self) -> list[Any]:
+        try:
+            found: list[Any] = self._engine.step()
+        except Exception as error:
+            raise died("failed in a step", error) from error
+        return found
+
+    def abort(self, names: Sequence[str]) -> None:
+        try:
+            self._engine.abort_request(list(names))
+        except Exception as error:
+            raise died("does not abort", error) from error
+
+    def load(self, path: str, version: str) -> float:
+        try:
+            taken_s = float(max(self._engine.collective_rpc(LOAD, args=(path,))))
+            self._engine.set_weight_version(version)
+            reset = bool(self._engine.reset_prefix_cache())  # an abort here has freed its blocks already
+        except Exception as error:
+            raise died("failed to load weights", error) from error
+        return loaded(taken_s, reset)
+
+    def close(self) -> None:
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            try:
+                engine.engine_core.shutdown()
+            except Exception as error:  # noqa: BLE001 - it is being given up
+                log.warning("vLLM did not shut down cleanly: %s", error)
+        del engine
+        gc.collect()
+
+
+class OwnProcess:
+    """The asynchronous engine: vLLM decodes in processes of its own, a thread here listens to it."""
+
+    def __init__(self, vllm_config: Any, limits: VllmConfig) -> None:
+        self._limits = limits
+        self._arrived: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
+        self._collectors: dict[str, Any] = {}
+        self._ready = asyncio.Event()
+        self._engine: Any = None
+        self._children: set[Any] = set()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="vllm", daemon=True)
+        self._thread.start()
+        others = set(multiprocessing.active_children())
+        try:
+            self._engine = self._wait(self._build(vllm_config), limits.start_timeout_s, "starting")
+        except BaseException:
+            self._give_up(others)
+            raise
+        self._children = set(multiprocessing.active_children()) - others
+
+    def start(self, requests: Sequence[CoreRequest]) -> None:
+        self._wait(self._start(requests), self._limits.step_timeout_s, "taking requests")
+
+    def outputs(self) -> list[Any]:
+        limit_s = self._limits.step_timeout_s
+        try:
+            found = self._arrived.get(timeout=limit_s)
+        except queue.Empty:
+            raise EngineDied(f"vLLM has sent no token for {limit_s:g} s (rollout.vllm.step_timeout_s)") from None
+        while not self._arrived.empty():
+            found += self._arrived.get()
+        for item in found:
+            if isinstance(item, BaseException):
+                raise died("failed while decoding", item) from item
+        return found
+
+    def abort(self, names: Sequence[str]) -> None:
+        self._wait(self._abort(names), self._limits.step_timeout_s, "aborting")
+
+    def load(self, path: str, version: str) -> float:
+        return self._wait(self._load(path, version), self._limits.load_timeout_s, "loading weights")
+
+    def close(self) -> None:
+        """End vLLM's processes, with force where they do not end by themselves, and the thread."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            stopper = threading.Thread(target=engine.shutdown, daemon=True)
+            stopper.start()
+            stopper.join(CLOSE_TIMEOUT_S)
+        for child in self._children:
+            child.kill()
+            child.join(CLOSE_TIMEOUT_S)
+        self._end_thread(CLOSE_TIMEOUT_S)
+
+    def _give_up(self, others: set[Any]) -> None:
+        """After a start that failed or takes too long: kill what it has begun, and what it still begins meanwhile."""
+        deadline_s = time.monotonic() + CLOSE_TIMEOUT_S
+        while True:
+            for child in set(multiprocessing.active_children()) - others:
+                child.kill()
+                child.join(CLOSE_TIMEOUT_S)
+            if self._end_thread(GIVE_UP_INTERVAL_S) or time.monotonic() > deadline_s:
+                return
+
+    def _end_thread(self, limit_s: float) -> bool:
+        """Whether the loop's thread ends within the limit; then the loop is closed too."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._stop)
+            self._thread.join(limit_s)
+            if not self._thread.is_alive():
+                self._loop.close()
+        return not self._thread.is_alive()
+
+    async def _build(self, vllm_config: Any) -> Any:
+        self._listener = self._loop.create_task(self._listen())
+        return resolve("AsyncLLM").from_vllm_config(vllm_config, disable_log_stats=True)
+
+    async def _start(self, requests: Sequence[CoreRequest]) -> None:
+        tokens_input, begun = resolve("tokens_input"), []
+        try:
+            for request in requests:
+                prompt = tokens_input(request.token_ids, cache_salt=request.salt)
+                collector = await self._engine.add_request(request.name, prompt, request.params)
+                begun.append((request.name, collector))
+        except (ValueError, resolve("VLLMClientError")) as error:
+            await self._engine.abort([name for name, _ in begun])
+            raise EngineError(f"vLLM refuses a request: {error}") from error
+        for name, collector in begun:
+            # One event for all: a task per request costs more than the rest of the listening together.
+            collector.ready = self._ready
+            self._collectors[name] = collector
+        self._ready.set()
+
+    async def _listen(self) -> None:
+        """Bring what vLLM has put down, all requests' of one turn together, to the thread that waits for tokens."""
+        while True:
+            await self._ready.wait()
+            self._ready.clear()
+            found = [item for item in map(self._take, list(self._collectors.items())) if item is not None]
+            if found:
+                self._arrived.put(found)
+
+    def _take(self, entry: tuple[str, Any]) -> Any:
+        """The output or the error of one request, or None."""
+        name, collector = entry
+        try:
+            output = collector.get_nowait()
+        except Exception as error:  # noqa: BLE001 - raised where tokens are waited for
+            output = error
+        if isinstance(output, Exception) or (output is not None and output.finished):
+            del self._collectors[name]
+        return output
+
+    async def _abort(self, names: Sequence[str]) -> None:
+        for name in names:
+            self._collectors.pop(name, None)
+        await self._engine.abort(list(names))
+
+    async def _load(self, path: str, version: str) -> float:
+        taken_s = float(max(await self._engine.collective_rpc(LOAD, args=(path,))))
+        await self._engine.update_weight_version(version)
+        # What was aborted a moment ago may still hold blocks; vLLM frees them in its next turn.
+        for _ in range(CACHE_RESETS_MAX):
+            if await self._engine.reset_prefix_cache():
+                return loaded(taken_s, True)
+            await asyncio.sleep(CACHE_RESET_INTERVAL_S)
+        return loaded(taken_s, False)
+
+    def _wait(self, coroutine: Coroutine[Any, Any, Result], limit_s: float, what: str) -> Result:
+        """Run it in the loop's thread, and wait for no longer than the limit, even when that thread is stuck."""
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result(limit_s)
+        except EngineError:
+            raise
+        except TimeoutError as error:
+            future.cancel()
+            if future.done() and not future.cancelled():
+                raise died(f"failed {what}", error) from error
+            raise EngineDied(f"vLLM was still {what} after {limit_s:g} s") from error
+        except (Exception, CancelledError) as error:
+            raise died(f"failed {what} (its own log says more)", error) from error
+
+    def _stop(self) -> None:
+        for task in asyncio.all_tasks(self._loop):
+            task.cancel()
+        # Once more round, so that they see it.
+        self._loop.call_soon(self._loop.stop)
+
+
+def died(what: str, error: BaseException) -> EngineDied:
+    """An EngineDied that says the cause in one line."""
+    return EngineDied(f"vLLM {what}: {type(error).__name__}: {' '.join(str(error).split()) or 'no further word'}")
+
+
+def loaded(taken_s: float, reset: bool) -> float:
+    """The seconds, if the cache of the old weights is gone."""
+    if not reset:
+        raise EngineDied("vLLM keeps its cache of the old weights: something is still in flight there")
+    return taken_s

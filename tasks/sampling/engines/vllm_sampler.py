@@ -1,0 +1,194 @@
+"""Keyed sampling inside vLLM: the noise of tasks/sampling/engines/keyed_noise.py, drawn where the logits are.
+
+vLLM has two model runners, which hand logits to such code in two ways; both are here. Either way the row of a request
+is replaced by minus infinity everywhere but at the token drawn, where its log-prob stands: vLLM then takes that token,
+as the largest, and with `logprobs_mode="processed_logits"` returns that number.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from storage.records import SamplingParams
+from tasks.sampling.engines.keyed_noise import sample, signed64
+from tasks.sampling.engines.vllm_names import resolve
+
+ARGUMENT = "gleaner"
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """How the tokens of one request are drawn. `origin`: tokens of the prompt proper, where positions start."""
+
+    key: int
+    origin: int
+    temperature: float
+    top_p: float
+    top_k: int
+
+    @property
+    def truncated(self) -> bool:
+        return self.top_p < 1.0 or self.top_k > 0
+
+
+NOBODYS = Draw(key=0, origin=0, temperature=0.0, top_p=1.0, top_k=0)
+
+
+def encode_draw(noise_key: int, origin: int, sampling: SamplingParams) -> dict[str, Any]:
+    """`extra_args` of a vLLM request."""
+    return {ARGUMENT: [signed64(noise_key), origin, sampling.temperature, sampling.top_p, sampling.top_k]}
+
+
+def decode_draw(params: Any) -> Draw:
+    """Of vLLM's SamplingParams; ValueError when it did not come from us."""
+    values = (params.extra_args or {}).get(ARGUMENT)
+    if values is None:
+        raise ValueError(f"extra_args has no {ARGUMENT!r}: this engine samples with keyed noise only")
+    return Draw(*values)
+
+
+class Rows:
+    """What the device knows of some requests: int64 and float32 tensors, one element each."""
+
+    def __init__(self, draws: list[Draw], device: torch.device) -> None:
+        def upload(values: list[Any], dtype: torch.dtype) -> Tensor:
+            return torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda").to(device, non_blocking=True)
+
+        self.keys = upload([draw.key for draw in draws], torch.int64)
+        self.origins = upload([draw.origin for draw in draws], torch.int64)
+        self.temperature = upload([draw.temperature for draw in draws], torch.float32)
+        self.top_p = upload([draw.top_p for draw in draws], torch.float32)
+        self.top_k = upload([draw.top_k for draw in draws], torch.int64)
+
+
+def put_draw(logits: Tensor, token_ids: Tensor, logprobs: Tensor) -> Tensor:
+    """Make the token drawn the only possible one in each row of logits [B, V], with its log-prob in its place."""
+    return logits.fill_(-torch.inf).scatter_(1, token_ids.unsqueeze(1), logprobs.unsqueeze(1).to(logits.dtype))
+
+
+class KeyedBatchRows(resolve("BatchRowsProcessor")):  # type: ignore[misc]
+    """For model runner V1, which says which request came to, left or changed which row of its batch.
+
+    Positions are kept on the device; every step adds one to them there, and only where the host sees that a row did
+    otherwise (a request came, or its prompt is computed in pieces) are they sent anew.
+    """
+
+    def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:  # noqa: ARG002
+        self._device = device
+        self._draws: dict[int, tuple[Draw, int, list[int]]] = {}
+        self._rows: Rows | None = None
+        self._truncated = self._greedy = False
+        self._outputs: list[list[int]] = []
+        self._lengths = np.empty(0, dtype=np.int64)
+        self._prompt_positions = np.empty(0, dtype=np.int64)
+        self._positions: Tensor | None = None
+
+    @classmethod
+    def validate_params(cls, params: Any) -> None:
+        decode_draw(params)
+
+    def is_argmax_invariant(self) -> bool:
+        return False
+
+    def update_state(self, batch_update: Any) -> None:
+        if batch_update is None:
+            return
+        for row in batch_update.removed:
+            self._draws.pop(row, None)
+        for row, params, prompt, output in batch_update.added:
+            self._draws[row] = (decode_draw(params), len(prompt or ()), output)
+        for first, second, direction in batch_update.moved:
+            here, there = self._draws.pop(first, None), self._draws.pop(second, None)
+            if here is not None:
+                self._draws[second] = here
+            if there is not None and direction == resolve("MoveDirectionality").SWAP:
+                self._draws[first] = there
+        self._rows = None
+
+    def apply(self, logits: Tensor) -> Tensor:
+        if not self._draws:
+            return logits
+        if self._rows is None or len(self._outputs) != logits.shape[0]:
+            self._settle(logits.shape[0])
+        rows, positions = self._rows, self._advance()
+        assert rows is not None  # noqa: S101 - for the type checker: _settle has just made it
+        token_ids, logprobs = sample(
+            logits,
+            rows.keys,
+            positions,
+            rows.temperature,
+            rows.top_p,
+            rows.top_k,
+            truncated=self._truncated,
+            greedy=self._greedy,
+        )
+        return put_draw(logits, token_ids, logprobs)
+
+    def _settle(self, count: int) -> None:
+        """After rows have come, gone or moved."""
+        entries = [self._draws[row] for row in range(count)]
+        draws = [draw for draw, _, _ in entries]
+        self._rows = Rows(draws, self._device)
+        self._truncated = any(draw.truncated for draw in draws)
+        self._greedy = any(draw.temperature == 0 for draw in draws)
+        self._outputs = [output for _, _, output in entries]
+        self._prompt_positions = np.array([prompt - draw.origin for draw, prompt, _ in entries], dtype=np.int64)
+        self._positions = None
+
+    def _advance(self) -> Tensor:
+        """Position of each row's next token, int64 [B] on the device."""
+        lengths = np.fromiter(map(len, self._outputs), dtype=np.int64, count=len(self._outputs))
+        if self._positions is not None and np.array_equal(lengths, self._lengths + 1):
+            self._positions = self._positions + 1
+        elif self._positions is None or not np.array_equal(lengths, self._lengths):
+            self._positions = torch.from_numpy(self._prompt_positions + lengths).to(self._device, non_blocking=True)
+        self._lengths = lengths
+        return self._positions
+
+
+class KeyedSlots(resolve("SlotProcessor")):  # type: ignore[misc]
+    """For model runner V2, which gives every request a slot for life, and positions on the device."""
+
+    def __init__(self, vllm_config: Any, req_states: Any) -> None:  # noqa: ARG002
+        self._device = req_states.device
+        self._draws = [NOBODYS] * req_states.max_num_reqs
+        self._truncated = np.zeros(req_states.max_num_reqs, dtype=bool)
+        self._greedy = np.ones(req_states.max_num_reqs, dtype=bool)
+        self._rows: Rows | None = None
+
+    @classmethod
+    def validate_params(cls, sampling_params: Any) -> None:
+        decode_draw(sampling_params)
+
+    def add_request(self, req_idx: int, sampling_params: Any) -> bool:
+        # vLLM warms its kernels up with requests of its own, which only have to pass.
+        ours = ARGUMENT in (sampling_params.extra_args or {})
+        draw = decode_draw(sampling_params) if ours else NOBODYS
+        self._draws[req_idx] = draw
+        self._truncated[req_idx], self._greedy[req_idx] = draw.truncated, draw.temperature == 0
+        self._rows = None
+        return ours
+
+    def apply_staged_writes(self) -> None:
+        if self._rows is None:
+            self._rows = Rows(self._draws, self._device)
+
+    def apply(self, logits: Tensor, ctx: Any) -> Tensor:
+        self.apply_staged_writes()
+        rows, slots = self._rows, ctx.expanded_idx_mapping.long()
+        assert rows is not None  # noqa: S101 - for the type checker
+        # `pos` is where the token just fed stands; the one to be drawn stands behind it.
+        token_ids, logprobs = sample(
+            logits,
+            rows.keys[slots],
+            ctx.pos + 1 - rows.origins[slots],
+            rows.temperature[slots],
+            rows.top_p[slots],
+            rows.top_k[slots],
+            truncated=bool(self._truncated[ctx.idx_mapping_np].any()),
+            greedy=bool(self._greedy[ctx.idx_mapping_np].any()),
+        )
+        return put_draw(logits, token_ids, logprobs)

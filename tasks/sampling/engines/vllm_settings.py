@@ -1,0 +1,139 @@
+"""What vLLM is told: its settings from ours, its environment, and what the installed release refuses, said in words."""
+
+import json
+import logging
+import math
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+from tasks.sampling.config import VllmConfig
+from tasks.sampling.engines.engine import EngineError
+from tasks.sampling.engines.vllm_names import installed_version, resolve
+
+log = logging.getLogger(__name__)
+CPU_BLOCK_SIZE = 32
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_KV_BYTES_MAX_CPU = 4 << 30
+_BATCH_INVARIANT_CAPABILITY = 80
+OWNER = "GLEANER_VLLM_OWNER"  # with which vLLM's workers end, see vllm_worker
+_SAMPLERS = {True: "KeyedSlots", False: "KeyedBatchRows"}
+
+
+def prepare_environment(config: VllmConfig) -> str:
+    """Set what vLLM reads from the environment, where the user has not set it; the kind of device it found, or "".
+
+    It is this process's own environment, because vLLM's processes inherit it, and vLLM reads it while it is imported.
+    """
+    _set_defaults(
+        {
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_LOGGING_LEVEL": "WARNING",
+            "VLLM_ENGINE_READY_TIMEOUT_S": str(math.ceil(config.start_timeout_s)),
+            "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": str(math.ceil(config.step_timeout_s)),
+            # A process that has threads, as ours has, must not fork.
+            "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+        }
+    )
+    os.environ[OWNER] = str(os.getpid())
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0" if config.process == "same" else "1"
+    platform = resolve("current_platform")
+    if platform.is_cpu():
+        # Several workers share a machine: none binds itself to cores. Its compiler costs a minute at the first token.
+        _set_defaults({"VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCHDYNAMO_DISABLE": "1"})
+    elif config.batch_invariant and platform.has_device_capability(_BATCH_INVARIANT_CAPABILITY):
+        _set_defaults({"VLLM_BATCH_INVARIANT": "1"})
+    elif config.batch_invariant:
+        log.info(
+            "vLLM has no batch-invariant kernels for this device; responses depend on their batch in the last bits"
+        )
+    return str(platform.device_type)
+
+
+def build_vllm_config(
+    config: VllmConfig,
+    model_dir: Path,
+    *,
+    dtype: str,
+    max_responses_in_flight: int,
+    context_length: int,
+    architecture: str,
+    on_cpu: bool,
+) -> Any:
+    """The configuration object of vLLM; EngineError when the installed release refuses ours.
+
+    architecture: what the model is taken for where its config.json does not name one.
+    """
+    keyed = config.sampler == "keyed"
+    given = {
+        "model": str(model_dir),
+        "runner": "generate",
+        "hf_overrides": {} if _model(model_dir).get("architectures") else {"architectures": [architecture]},
+        "tokenizer": None,
+        "skip_tokenizer_init": True,
+        "trust_remote_code": False,
+        "load_format": "dummy",
+        "dtype": dtype,
+        "max_model_len": context_length,
+        "max_num_seqs": max_responses_in_flight,
+        "gpu_memory_utilization": config.gpu_memory_utilization,
+        "kv_cache_memory_bytes": config.kv_cache_memory_bytes,
+        "tensor_parallel_size": config.tensor_parallel_size,
+        "quantization": config.quantization,
+        "enforce_eager": on_cpu if config.enforce_eager is None else config.enforce_eager,
+        "max_num_batched_tokens": config.max_num_batched_tokens,
+        "block_size": config.block_size,
+        "enable_prefix_caching": True,
+        # Without a key every worker needs noise of its own.
+        "seed": 0 if keyed else secrets.randbits(31),
+        "logprobs_mode": "processed_logits" if keyed else "raw_logprobs",
+        "worker_extension_cls": "tasks.sampling.engines.vllm_worker.WorkerExtension",
+        "disable_log_stats": True,
+    }
+    if on_cpu:
+        given["block_size"] = config.block_size or CPU_BLOCK_SIZE
+        given["kv_cache_memory_bytes"] = config.kv_cache_memory_bytes or cpu_cache_bytes(
+            model_dir, dtype, max_responses_in_flight, context_length
+        )
+        if config.process == "same":
+            given["distributed_executor_backend"] = "uni"
+    try:
+        built = resolve("EngineArgs")(**given).create_engine_config()
+        v2 = bool(built.use_v2_model_runner)
+    except Exception as error:
+        raise EngineError(
+            f"vLLM {installed_version()} refuses this model or rollout.vllm: {' '.join(str(error).split())}"
+        ) from error
+    if config.sampler == "seeded" and not v2:
+        raise EngineError(
+            "rollout.vllm.sampler: value 'seeded', and vLLM uses its model runner V1 here, whose noise does not depend "
+            "on the position; allowed here: 'keyed', 'unkeyed'"
+        )
+    if keyed:
+        built.model_config.logits_processors = [f"tasks.sampling.engines.vllm_sampler:{_SAMPLERS[v2]}"]
+    return built
+
+
+def cpu_cache_bytes(model_dir: Path, dtype: str, max_responses_in_flight: int, context_length: int) -> int:
+    """What a key-value cache takes that holds every response at its longest, at most 4 GiB."""
+    model = _model(model_dir)
+    model = model.get("text_config") or model
+    heads = model["num_attention_heads"]
+    head_dim = model.get("head_dim") or model["hidden_size"] // heads
+    per_token: int = (
+        2 * model["num_hidden_layers"] * (model.get("num_key_value_heads") or heads) * head_dim * _BYTES[dtype]
+    )
+    blocks = max_responses_in_flight * math.ceil(context_length / CPU_BLOCK_SIZE) + 8
+    return min(_KV_BYTES_MAX_CPU, max(8 << 20, blocks * CPU_BLOCK_SIZE * per_token))
+
+
+def _model(model_dir: Path) -> dict[str, Any]:
+    """The content of its config.json."""
+    content: dict[str, Any] = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
+    return content
+
+
+def _set_defaults(values: dict[str, str]) -> None:
+    for name, value in values.items():
+        os.environ.setdefault(name, value)

@@ -1,0 +1,53 @@
+"""Torch tensors from stored tensor blocks and back, without copying where the memory allows it.
+
+Knows the dtype names of safetensors; knows nothing of models.
+"""
+
+import torch
+from torch import Tensor
+
+from storage.weights.tensor_sets import TensorBlock
+
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+def as_torch(block: TensorBlock) -> Tensor:
+    """The block as a CPU tensor; it shares the block's memory where that is writable, and must then not be written.
+
+    Raises:
+        ValueError: the dtype is not one of DTYPES.
+    """
+    dtype = DTYPES.get(block.dtype)
+    if dtype is None:
+        raise ValueError(f"dtype: value {block.dtype!r}; allowed: {', '.join(DTYPES)}")
+    data = memoryview(block.data)
+    if not data.nbytes:
+        return torch.empty(block.shape, dtype=dtype)
+    # torch cannot mark memory as read-only, and warns about it: such memory is copied
+    owned = bytearray(data) if data.readonly else data
+    return torch.frombuffer(owned, dtype=dtype).view(block.shape)
+
+
+def as_block(tensor: Tensor) -> TensorBlock:
+    """The tensor's values as a block; it shares memory with a contiguous CPU tensor.
+
+    Raises:
+        ValueError: the dtype is not one of DTYPES.
+    """
+    name = _NAMES.get(tensor.dtype)
+    if name is None:
+        raise ValueError(f"dtype: value {tensor.dtype}; allowed: {', '.join(map(str, _NAMES))}")
+    flat = tensor.detach().to("cpu").contiguous().view(-1)
+    return TensorBlock(dtype=name, shape=tuple(tensor.shape), data=flat.view(torch.uint8).numpy().data)

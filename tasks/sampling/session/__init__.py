@@ -1,0 +1,1 @@
+"""A member at work: it claims, decodes, flushes, looks for more work, hands over and leaves."""

@@ -1,0 +1,189 @@
+"""Whether anybody beside the trainer generates, and whether anybody can still come to do it.
+
+Reads heartbeats and the notes behind rollout maps, never the journal. For one thread at a time.
+"""
+
+import logging
+
+from storage import layout
+from storage.clock import Clock
+from storage.crew_records import ended_slots, failures
+from storage.journal import PARALLEL_READS
+from storage.liveness import Liveness
+from storage.records import TRAIN_POOL, AliveRecord, PlanRecord
+from storage.store import ObjectStore
+from tasks.planning.config import PlanningConfig
+from tasks.planning.seeding import generates_again
+from tasks.sampling.config import RolloutConfig
+from tasks.sampling.session.claimant import LOOKS_MAX
+
+log = logging.getLogger(__name__)
+LOG_INTERVAL_S = 60.0
+NEVER_WROTE = (
+    "wrote nothing into the run; the state of its pods in the Flyte console says why (the image could not be pulled, "
+    "memory ran out before Python began, the store could not be reached)"
+)
+
+
+class LeftAlone(Exception):  # noqa: N818 - not an error: others are to do the work, and there are none
+    """No other member lives: the trainer's machines are to generate."""
+
+
+class CrewLost(RuntimeError):  # noqa: N818 - reads as what happened
+    """Nobody can generate what is missing; says what became of each slot."""
+
+
+class CrewWatch:
+    """Watches the members of one iteration, those on the trainer's machines left out."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        plan: PlanRecord,
+        rollout: RolloutConfig,
+        planning: PlanningConfig,
+        clock: Clock,
+        *,
+        execution: str,
+        crew_ended: bool = False,
+        at_once: bool = True,
+        parallel_reads: int = PARALLEL_READS,
+    ) -> None:
+        """execution: whose rollout maps are asked for. crew_ended: they are known to have ended.
+
+        at_once: once they have, and nobody has joined, LeftAlone is raised without waiting for seeding_after_s.
+        """
+        self._store = store
+        self._plan = plan
+        self._rollout = rollout
+        self._planning = planning
+        self._clock = clock
+        self._execution = execution
+        self._crew_ended = crew_ended
+        self._at_once = at_once
+        self._slots = plan.crew_slots
+        self._liveness = Liveness(store, plan.iteration, clock, parallel_reads)
+        self._seen: dict[str, AliveRecord] = {}
+        self._silent_s: dict[str, float] = {}
+        # Of those who were there when the watch began; None: not read yet.
+        self._first_beats: dict[str, int | None] | None = None
+        self._seemed_over = False
+        now_s = clock.monotonic()
+        self._alive_at_s = self._next_look_s = now_s
+        self._next_log_s = now_s + LOG_INTERVAL_S
+
+    def lives(self) -> bool:
+        """Look at the heartbeats: whether a member has beaten since the watch began, and neither left nor fell silent.
+
+        What was there before counts from its next beat on, so that nobody is taken for living who died long ago.
+        """
+        return bool(self._living(self._ended()))
+
+    def works(self) -> bool:
+        """As `lives`, and that member has the weights: what is handed over now is taken up now.
+
+        One that dies again and again while it loads would else have the trainer stop and begin for ever.
+        """
+        return any(record.state == "working" for record in self._living(self._ended()))
+
+    def check(self, progressed: bool) -> None:
+        """Raise LeftAlone when the trainer's machines are to generate, CrewLost when nobody can.
+
+        progressed: whether something was journalled since the last call, which shows without a look that one lives.
+        """
+        now_s = self._clock.monotonic()
+        if progressed:
+            self._alive_at_s = now_s
+        if progressed or now_s < self._next_look_s or not self._slots:
+            return
+        self._next_look_s = now_s + self._rollout.heartbeat_interval_s
+        is_first, ended = self._first_beats is None, self._ended()
+        if self._living(ended) or is_first:
+            # By the first look nobody is proven to live, so the time counts from it.
+            self._alive_at_s = now_s
+        seems_over = self._slots <= ended and not self._present(ended)
+        # What the last members wrote before they left may not have been read yet: it is by the next look.
+        crew_ended, self._seemed_over = seems_over and self._seemed_over, seems_over
+        alone_s = now_s - self._alive_at_s
+        if generates_again(alone_s, self._planning, crew_ended=crew_ended and self._at_once):
+            raise LeftAlone(f"iteration {self._plan.iteration}: no member has lived for {alone_s:.0f} s")
+        if crew_ended and self._planning.seeding == "off":
+            raise CrewLost(self._describe(ended))
+        if alone_s and now_s >= self._next_log_s:
+            self._next_log_s = now_s + LOG_INTERVAL_S
+            self._log_waiting(alone_s, ended)
+
+    def _living(self, ended: set[int]) -> list[AliveRecord]:
+        """Look, and give the members that are seen to live."""
+        self._look()
+        return [record for record in self._present(ended) if self._is_proven(record)]
+
+    def _ended(self) -> set[int]:
+        """The slots that are not started again."""
+        if self._crew_ended:
+            return self._slots
+        return ended_slots(self._store, self._plan.iteration, self._execution)
+
+    def _look(self) -> None:
+        """Read the heartbeats of those who may live, the liveliest first."""
+        prefix = layout.alive_all(self._plan.iteration)
+        names = [key.removeprefix(prefix).removesuffix(".json") for key in self._store.list(prefix)]
+        if self._first_beats is None:
+            self._first_beats = dict.fromkeys(names)
+        open_ = [name for name in names if name not in self._seen or _may_count(self._seen[name])]
+        open_.sort(key=lambda name: self._silent_s.get(name, 0.0))
+        signs = self._liveness.look(open_[:LOOKS_MAX])
+        for name, sign in signs.items():
+            if sign.record is not None:
+                self._seen[name], self._silent_s[name] = sign.record, sign.silent_s
+                if name in self._first_beats and self._first_beats[name] is None:
+                    self._first_beats[name] = sign.record.beat
+
+    def _present(self, ended: set[int]) -> list[AliveRecord]:
+        """Whoever may live, as far as was read: not gone, not silent, not of a slot that has ended."""
+        ttl_s = self._rollout.claim_ttl_s
+        return [
+            record
+            for name, record in self._seen.items()
+            if _may_count(record) and self._silent_s[name] < ttl_s and record.slot not in ended
+        ]
+
+    def _is_proven(self, record: AliveRecord) -> bool:
+        return (self._first_beats or {}).get(record.incarnation) != record.beat
+
+    def _log_waiting(self, alone_s: float, ended: set[int]) -> None:
+        waiting = sorted(self._slots - ended)
+        slots = f"slots {', '.join(map(str, waiting))}" if waiting else "members that joined"
+        if self._planning.seeding == "off":
+            until = "; planning.seeding is 'off', so the trainer's machines do not generate"
+        else:
+            until = f"; the trainer's machines generate after {self._planning.seeding_after_s:g} s"
+        log.info(
+            "iteration %d: no member has lived for %.0f s; waiting for %s%s",
+            self._plan.iteration,
+            alone_s,
+            slots,
+            until,
+        )
+
+    def _describe(self, ended: set[int]) -> str:
+        told = {found.slot: found.error for found in failures(self._store, self._plan.iteration, self._execution)}
+        lines = [f"slot {slot}: {told.get(slot) or self._fate(slot)}" for slot in sorted(self._slots & ended)]
+        return (
+            f"iteration {self._plan.iteration}: nobody can generate what is missing. Every slot of the crew has ended, "
+            "no other member lives, and the trainer's machines are not to generate (planning.seeding):\n  "
+            + "\n  ".join(lines)
+        )
+
+    def _fate(self, slot: int) -> str:
+        """What is known of a slot's end that told no error."""
+        lives = [record for record in self._seen.values() if record.slot == slot]
+        if not lives:
+            return NEVER_WROTE
+        last = max(lives, key=lambda record: record.started_at_s)
+        return "left by itself, or was told to go" if last.state == "gone" else f"was killed on {last.host}"
+
+
+def _may_count(record: AliveRecord) -> bool:
+    """Whether it is another's than the trainer's, and has not left."""
+    return record.state != "gone" and record.pool != TRAIN_POOL

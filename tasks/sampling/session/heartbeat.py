@@ -1,0 +1,94 @@
+"""Heartbeat: what an incarnation says of itself, at an interval, in one object that it overwrites.
+
+Others see from it that it lives, how much it holds and how fast it decodes; what it says is never taken for truth.
+"""
+
+from collections import deque
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from storage import layout, records
+from storage.clock import Clock
+from storage.metered import requests_of
+from storage.records import AliveRecord
+from storage.store import ObjectStore
+from tasks.sampling.engines.engine import Engine
+from tasks.sampling.session.session_config import SessionConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """What changes; the fields are those of AliveRecord."""
+
+    state: Literal["loading", "working", "gone"]
+    tokens_generated: int
+    tokens_recovered: int
+    responses_finished: int
+    claims: int
+    unfinished: int
+    running: int
+    waiting: int
+    released: int
+    plateau: int
+    room: int
+    working_at_s: float | None
+    decode_s: float
+    step_s: tuple[tuple[int, float], ...]
+
+
+class Heartbeat:
+    """Writes AliveRecords. Not for two threads at once. What is asked of `store` is told where it is metered."""
+
+    def __init__(
+        self, store: ObjectStore, iteration: int, incarnation: str, engine: Engine, config: SessionConfig, clock: Clock
+    ) -> None:
+        self._store = store
+        self._key = layout.alive(iteration, incarnation)
+        self._incarnation = incarnation
+        self._engine = engine
+        self._config = config
+        self._clock = clock
+        self._started_at_s = clock.wall() if config.started_at_s is None else config.started_at_s
+        self._prefill_before = engine.prefill_tokens
+        self._beats = 0
+        self._decoded: deque[tuple[float, int]] = deque()
+
+    def beat(self, load: Load) -> None:
+        """Overwrite the heartbeat."""
+        self._beats += 1
+        requests = requests_of(self._store)
+        record = AliveRecord(
+            incarnation=self._incarnation,
+            slot=self._config.slot,
+            beat=self._beats,
+            pool=self._config.pool,
+            host=self._config.host,
+            pid=self._config.pid,
+            started_at_s=self._started_at_s,
+            updated_at_s=self._clock.wall(),
+            prefill_tokens=self._engine.prefill_tokens - self._prefill_before,
+            engine=self._engine.name,
+            batch_invariant=self._engine.batch_invariant,
+            tokens_per_s=self._tokens_per_s(load),
+            usd_per_hour=self._config.usd_per_hour,
+            puts=requests.puts,
+            gets=requests.gets,
+            bytes_read=requests.bytes_read,
+            **asdict(load),
+        )
+        self._store.put(self._key, records.encode(record))
+
+    def _tokens_per_s(self, load: Load) -> float | None:
+        """Over the last `claim_ttl_s`, once it has been decoding for half of that without a pause.
+
+        Shorter, and a long prefill would look as if the member stood still.
+        """
+        if not load.running:
+            self._decoded.clear()
+            return None
+        now_s, ttl_s = self._clock.monotonic(), self._config.claim_ttl_s
+        while self._decoded and now_s - self._decoded[0][0] > ttl_s:
+            self._decoded.popleft()
+        self._decoded.append((now_s, load.tokens_generated))
+        since_s, before = self._decoded[0]
+        return (load.tokens_generated - before) / (now_s - since_s) if now_s - since_s >= ttl_s / 2 else None

@@ -1,0 +1,160 @@
+"""Joining a run from any machine that reaches its storage: no Flyte, no slot of the plan, only claims.
+
+A joined member takes what is free or late, iteration by iteration, and may leave at any moment.
+"""
+
+import logging
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from resources.process import started_at_s
+from storage import layout
+from storage.clock import Clock
+from storage.connect import connect
+from storage.records import JOINED_POOL, PlanRecord
+from storage.run import exists, next_iteration, read_plan, read_run
+from storage.store import ObjectMissing, ObjectStore
+from storage.weights.cache import open_cache
+from tasks.sampling.engines.choose import build_engine
+from tasks.sampling.session.member import (
+    Build,
+    built_engine,
+    config_in_force,
+    helping_slot,
+    run_session,
+    session_config,
+    weights_store,
+)
+from tasks.sampling.session.session import Preempted, SessionOutcome
+
+log = logging.getLogger(__name__)
+POLL_INTERVAL_S = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinLimits:
+    """When a joined member leaves.
+
+    iterations: after helping with so many; time_limit_s: after so long; patience_s: when the run has not begun, or
+    nothing has been planned, for so long. None: never.
+    """
+
+    iterations: int | None = None
+    time_limit_s: float | None = None
+    patience_s: float | None = None
+
+
+def join_run(
+    run_url: str,
+    limits: JoinLimits,
+    notice: Callable[[], bool],
+    clock: Clock,
+    *,
+    usd_per_hour: float | None = None,
+    build: Build = build_engine,
+    report: Callable[[PlanRecord, SessionOutcome], None] = lambda plan, outcome: None,  # noqa: ARG005
+) -> int:
+    """Help with the run's iterations, waiting for it to begin, until a limit or a notice; how many it helped with.
+
+    Raises StoreDenied or StoreUnavailable where nothing can be read at `run_url`, and EngineDied when the engine cannot
+    be kept alive here. After a notice, and when the engine died, everything is flushed and free for others.
+    """
+    store = connect(run_url)
+    ends_s = None if limits.time_limit_s is None else clock.monotonic() + limits.time_limit_s
+    helped = 0
+    if not _has_begun(store, limits, ends_s, notice, clock):
+        return 0
+    plan = _next_plan(store, 0, limits, ends_s, notice, clock)
+    if plan is None:
+        return 0
+    paid_since_s = started_at_s()
+    died = False
+    with built_engine(weights_store(store, plan), config_in_force(store, plan).rollout, build) as engine:
+        while plan is not None:
+            config = config_in_force(store, plan)
+            # Never where the run says: its writers do not decide which folder of this machine is kept tidy.
+            cache = open_cache(None, config.rollout.weight_cache_bytes_max)
+            left_s = None if ends_s is None else max(0.0, ends_s - clock.monotonic())
+            settings = session_config(config, slot=helping_slot(store, plan), pool=JOINED_POOL)
+            settings = replace(
+                settings,
+                started_at_s=paid_since_s,
+                usd_per_hour=usd_per_hour,
+                time_limit_s=left_s,
+                # Between two iterations there is nothing better to do than to stand by.
+                idle_timeout_s=math.inf if limits.patience_s is None else limits.patience_s,
+            )
+            try:
+                outcome = run_session(store, plan, engine, cache, settings, notice, clock, engine_died=died)
+            except Preempted:
+                return helped + 1
+            report(plan, outcome)
+            died = outcome.engine_died
+            helped, paid_since_s = helped + 1, clock.wall()
+            # An evaluation is one iteration.
+            if helped == limits.iterations or plan.weights_url is not None:
+                break
+            plan = _next_plan(store, plan.iteration + 1, limits, ends_s, notice, clock)
+    return helped
+
+
+def _has_begun(
+    store: ObjectStore, limits: JoinLimits, ends_s: float | None, notice: Callable[[], bool], clock: Clock
+) -> bool:
+    """Wait for the run's first record, which a machine may be earlier than; False when it is time to leave.
+
+    A place where no run will ever be looks the same, so what is waited for is said. A store that refuses or does not
+    answer raises.
+    """
+    leaves_s = min(
+        math.inf if ends_s is None else ends_s,
+        math.inf if limits.patience_s is None else clock.monotonic() + limits.patience_s,
+    )
+    is_said = False
+    while not notice():
+        with suppress(ObjectMissing):
+            read_run(store)
+            return True
+        if clock.monotonic() >= leaves_s:
+            return False
+        if not is_said:
+            # A warning, because nothing below it reaches a terminal.
+            log.warning("%s holds no run yet (no %s); waiting for it to begin", store.url, layout.RUN)
+            is_said = True
+        clock.sleep(POLL_INTERVAL_S)
+    return False
+
+
+def _next_plan(
+    store: ObjectStore,
+    first: int,
+    limits: JoinLimits,
+    ends_s: float | None,
+    notice: Callable[[], bool],
+    clock: Clock,
+) -> PlanRecord | None:
+    """The plan of the first open iteration from `first` on, waited for; None when it is time to leave.
+
+    That is when a limit is reached, after a notice, and when the iteration of an evaluation is closed.
+    """
+    since_s = clock.monotonic()
+    while not notice():
+        now_s = clock.monotonic()
+        if ends_s is not None and now_s >= ends_s:
+            return None
+        iteration = max(next_iteration(store), first)
+        # Where rollout runs ahead, the next one is planned before this one is committed. The trainer waits for the
+        # oldest that is open.
+        while exists(store, layout.closed(iteration)):
+            if iteration == 0 and read_plan(store, iteration).weights_url is not None:
+                # An evaluation is one iteration, and this one has ended.
+                return None
+            iteration += 1
+        with suppress(ObjectMissing):
+            return read_plan(store, iteration)
+        if limits.patience_s is not None and now_s - since_s >= limits.patience_s:
+            return None
+        clock.sleep(POLL_INTERVAL_S)
+    return None

@@ -1,0 +1,218 @@
+"""A member of the crew on whatever machine it runs: builds the adapters from the run's url, and drives sessions."""
+
+import logging
+import os
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from resources.process import started_at_s
+from storage import layout, model_files, prompt_table, records
+from storage.clock import Clock
+from storage.connect import connect
+from storage.metered import metered
+from storage.records import JOINED_POOL, TRAIN_POOL, PlanRecord, SettingsRecord
+from storage.run import exists, lease_holder, next_iteration, read_config, read_plan, read_run
+from storage.store import CorruptObject, ObjectMissing, ObjectStore
+from storage.weights.cache import WeightCache, open_cache
+from storage.weights.versions import pull_version
+from tasks.configuration.run_config import RunConfig, parse
+from tasks.sampling.config import RolloutConfig
+from tasks.sampling.engines.choose import build_engine
+from tasks.sampling.engines.engine import Engine, EngineError
+from tasks.sampling.session.session import Preempted, Session, SessionOutcome
+from tasks.sampling.session.session_config import SessionConfig
+
+log = logging.getLogger(__name__)
+POLL_INTERVAL_S = 1.0
+Build = Callable[[RolloutConfig, Path, int], Engine]
+
+
+def generate_slot(
+    run_url: str,
+    iteration: int,
+    slot: int,
+    notice: Callable[[], bool],
+    clock: Clock,
+    build: Build = build_engine,
+    execution: str = "",
+) -> SessionOutcome:
+    """Generate what the plan gives to a slot, from where the journal stands, and help others.
+
+    A slot that comes when its iteration is closed helps with the one that is open, if `execution` works on one. Raises
+    Preempted after a notice, EngineDied when the engine cannot be kept alive here.
+    """
+    store = metered(connect(run_url))
+    try:
+        plan = read_plan(store, iteration)
+    except ObjectMissing as error:
+        raise EngineError(f"this machine does not see iteration {iteration} of the run at {run_url}") from error
+    config, pool = config_in_force(store, plan), plan.slots[slot].pool
+    patience_s = config.rollout.idle_timeout_s
+    current = still_open(store, plan, execution, patience_s, notice, clock)
+    if current is None:
+        return SessionOutcome.of_nobody()
+    with built_engine(weights_store(store, current), config.rollout, build) as engine:
+        # It may have been closed while the engine started.
+        current = still_open(store, current, execution, patience_s, notice, clock)
+        if current is None:
+            return SessionOutcome.of_nobody()
+        config = config_in_force(store, current)
+        number = slot
+        if current.iteration != plan.iteration:
+            # Its pool may have been taken out of the configuration, and then it has no price there.
+            pools = config.pools.crews
+            number, pool = helping_slot(store, current), pool if pool in pools else next(iter(pools))
+        settings = session_config(config, slot=number, pool=pool)
+        return run_session(store, current, engine, weight_cache(config), settings, notice, clock)
+
+
+def still_open(
+    store: ObjectStore, plan: PlanRecord, execution: str, patience_s: float, notice: Callable[[], bool], clock: Clock
+) -> PlanRecord | None:
+    """The plan if its iteration is open, else that of the first one that is; None when there is nothing to help with.
+
+    Between two iterations of the execution it waits for the next plan, for patience_s. Raises Preempted after a notice.
+    """
+    if not exists(store, layout.closed(plan.iteration)):
+        return plan
+    if plan.weights_url is not None:
+        return None  # An evaluation is one iteration.
+    since_s = clock.monotonic()
+    while not notice():
+        iteration = next_iteration(store)
+        while exists(store, layout.closed(iteration)):
+            iteration += 1
+        with suppress(ObjectMissing):
+            if records.read(store, SettingsRecord, layout.settings(iteration)).execution == execution:
+                log.info("iteration %d is closed; helping with iteration %d", plan.iteration, iteration)
+                return read_plan(store, iteration)
+        if lease_holder(store) != execution or clock.monotonic() - since_s >= patience_s:
+            log.info("iteration %d is closed, and no other is open", plan.iteration)
+            return None
+        clock.sleep(POLL_INTERVAL_S)
+    raise Preempted
+
+
+def config_in_force(store: ObjectStore, plan: PlanRecord) -> RunConfig:
+    """The configuration under which an iteration is worked on now."""
+    return parse(read_config(store, plan), f"the configuration of iteration {plan.iteration}")
+
+
+def weights_store(store: ObjectStore, plan: PlanRecord) -> ObjectStore:
+    """Where the plan's weights and model files are: in the run itself, or in the run that an evaluation is part of.
+
+    Raises ValueError when the plan says that it is an evaluation's, and `store` is not where one can be.
+    """
+    if plan.weights_url is None:
+        return store
+    run_url, _ = layout.evaluated(store.url)
+    return connect(run_url)
+
+
+def session_config(config: RunConfig, *, slot: int, pool: str) -> SessionConfig:
+    """The intervals of a run's configuration and the names of this process.
+
+    Only the crew leaves early for the sake of its machines' time: others cost as much whether they help or not.
+    """
+    in_crew = pool not in (JOINED_POOL, TRAIN_POOL)
+    return SessionConfig(
+        slot=slot,
+        pool=pool,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        started_at_s=started_at_s(),
+        flush_interval_s=config.rollout.flush_interval_s,
+        heartbeat_interval_s=config.rollout.heartbeat_interval_s,
+        claim_ttl_s=config.rollout.claim_ttl_s,
+        idle_timeout_s=config.rollout.idle_timeout_s,
+        engine_restarts_max=config.rollout.engine_restarts_max,
+        objective=config.planning.objective if in_crew else "makespan",
+        cut_share=config.planning.cut_share if in_crew else None,
+    )
+
+
+def weight_cache(config: RunConfig) -> WeightCache | None:
+    """Where the processes of this machine share what they pull; None when they do not."""
+    return open_cache(config.rollout.weight_cache_dir, config.rollout.weight_cache_bytes_max)
+
+
+@contextmanager
+def built_engine(store: ObjectStore, rollout: RolloutConfig, build: Build) -> Iterator[Engine]:
+    """An engine for the run's model, without weights; closed at the end."""
+    with tempfile.TemporaryDirectory(prefix="gleaner-model-") as folder:
+        model_files.download(store, Path(folder))
+        engine = build(rollout, Path(folder), read_run(store).vocab_size)
+        try:
+            yield engine
+        finally:
+            engine.close()
+
+
+def run_session(
+    store: ObjectStore,
+    plan: PlanRecord,
+    engine: Engine,
+    cache: WeightCache | None,
+    settings: SessionConfig,
+    notice: Callable[[], bool],
+    clock: Clock,
+    *,
+    engine_died: bool = False,
+    enough: Callable[[], bool] | None = None,
+) -> SessionOutcome:
+    """One session of one iteration on an engine; raises Preempted after a notice, and EngineDied.
+
+    What is missing or does not fit is no error once the iteration is closed: retention has begun to delete it. Raises
+    EngineError when an evaluation's weight version is gone.
+    """
+    store = metered(store)
+    weights = weights_store(store, plan)
+
+    def load(into: Engine, heed: Callable[[], None]) -> None:
+        _, tensors = pull_version(weights, plan.weight_version, cache, clock, check=heed)
+        into.load_weights(plan.weight_version, tensors)
+
+    session = Session(
+        store,
+        plan,
+        prompts=prompt_table.decode_prompts(plan.prompts_key, store.get(plan.prompts_key)),
+        engine=engine,
+        load=load,
+        config=settings,
+        clock=clock,
+        notice=notice,
+        engine_died=engine_died,
+        enough=enough,
+    )
+    log.info("slot %d: iteration %d as %s", settings.slot, plan.iteration, session.incarnation)
+    try:
+        outcome = session.run()
+    except (ObjectMissing, CorruptObject) as error:
+        if not exists(store, layout.closed(plan.iteration)):
+            if plan.weights_url is not None:
+                check_weights(weights, plan.weight_version)
+            raise
+        log.info("slot %d: iteration %d was closed meanwhile: %s", settings.slot, plan.iteration, error)
+        return session.outcome()
+    log.info(
+        "slot %d: %d tokens, %d responses ended", settings.slot, outcome.tokens_generated, outcome.responses_finished
+    )
+    return outcome
+
+
+def helping_slot(store: ObjectStore, plan: PlanRecord) -> int:
+    """A number beyond the plan's slots and those that helped before; it only names the member, and may be shared."""
+    names = [key.rsplit("/", 1)[1] for key in store.list(layout.alive_all(plan.iteration))]
+    return max([len(plan.slots) - 1, *(int(name.split("-", 1)[0]) for name in names)]) + 1
+
+
+def check_weights(run: ObjectStore, version: int) -> None:
+    """Raise EngineError when a run does not hold the weight version that is to be evaluated any more."""
+    if not exists(run, layout.manifest(layout.weights(version))):
+        raise EngineError(
+            f"weight version {version} is not in {run.url} any more; allowed: to evaluate a version that the run's "
+            "section `retention` keeps"
+        )

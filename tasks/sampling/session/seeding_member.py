@@ -1,0 +1,194 @@
+"""A member on the trainer's machine: it generates until others can, hands over, and frees the device.
+
+At an iteration's beginning that is the seeding of RLBoost (arXiv 2510.19225, section 4.1), on slots of the plan. In its
+middle it is the way on when no other member lives, on slots beyond the plan. Either way what it does not finish is
+anybody's the moment it leaves, and it leaves only when somebody is there to take it, or nothing is left.
+"""
+
+import logging
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from storage import layout
+from storage.assembly import JournalReader
+from storage.clock import Clock
+from storage.records import TRAIN_POOL, PlanRecord
+from storage.run import exists
+from storage.store import ObjectStore
+from tasks.configuration.run_config import RunConfig
+from tasks.sampling.engines.choose import build_engine
+from tasks.sampling.engines.engine import EngineDied
+from tasks.sampling.session.crew_watch import CrewWatch
+from tasks.sampling.session.member import (
+    Build,
+    built_engine,
+    helping_slot,
+    run_session,
+    session_config,
+    weight_cache,
+    weights_store,
+)
+from tasks.sampling.session.session_config import SessionConfig
+
+log = logging.getLogger(__name__)
+VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+
+
+@dataclass(frozen=True, slots=True)
+class Seeded:
+    """How long a rank was at it, and the tokens it generated; those of an engine that died are not counted."""
+
+    seconds: float = 0.0
+    tokens: int = 0
+
+    def __add__(self, other: "Seeded") -> "Seeded":
+        return Seeded(self.seconds + other.seconds, self.tokens + other.tokens)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainersMachine:
+    """Where a rank of the trainer generates. device: the number of its GPU; None where there is but one.
+
+    ranks: how many there are; they go on together. execution: the one that advances the run.
+    """
+
+    rank: int
+    ranks: int
+    device: int | None
+    execution: str
+
+
+def is_seeded(plan: PlanRecord) -> bool:
+    """Whether the plan has work for the trainer's machines at all."""
+    return bool(_places(plan)) and (plan.seeding is None or plan.seeding.seeding_s != 0)
+
+
+def is_due(store: ObjectStore, plan: PlanRecord) -> bool:
+    """Whether an attempt to train must, or may, generate before it begins.
+
+    With a crew only the first attempts do: once a batch is recorded, training has begun, and others have taken over
+    what was left. Without one, every attempt generates whatever has not ended.
+    """
+    if not is_seeded(plan) or exists(store, layout.closed(plan.iteration)):
+        return False
+    if not _is_colocated(plan) and exists(store, layout.batch(plan.iteration, 0)):
+        return False
+    reader = JournalReader(store, plan)
+    reader.refresh()
+    ended = (response in reader.shards.ended for response in range(plan.num_responses))
+    return not all(ended) or not all(reader.assemble(r).finish.ends_response for r in range(plan.num_responses))
+
+
+def seed(
+    store: ObjectStore,
+    plan: PlanRecord,
+    config: RunConfig,
+    machine: TrainersMachine,
+    clock: Clock,
+    build: Build = build_engine,
+) -> Seeded:
+    """Generate as one rank of the trainer, for as long as the plan says, and on while no other member lives.
+
+    Then nothing of it is left on the device. Raises EngineDied when the engine cannot be kept alive and nobody else
+    would generate; otherwise others go on with what it had.
+    """
+    places = _places(plan)
+    if machine.rank >= len(places):
+        return Seeded()
+    colocated = _is_colocated(plan)
+    seeding_s = None if plan.seeding is None else plan.seeding.seeding_s
+    settings = replace(
+        session_config(config, slot=places[machine.rank], pool=TRAIN_POOL),
+        # Several ranks go on together, so there is nothing that one of them would wait for less.
+        idle_timeout_s=math.inf if colocated or machine.ranks > 1 else config.rollout.idle_timeout_s,
+        time_limit_s=seeding_s,
+    )
+    try:
+        return _generate(store, plan, config, machine, settings, clock, build)
+    except EngineDied as error:
+        if colocated:
+            raise
+        log.warning("slot %d: it generates no more, the crew goes on: %s", settings.slot, error)
+        return Seeded()
+
+
+def seed_again(
+    store: ObjectStore,
+    plan: PlanRecord,
+    config: RunConfig,
+    machine: TrainersMachine,
+    clock: Clock,
+    build: Build = build_engine,
+) -> Seeded:
+    """Generate as one rank of the trainer because no other member lives, until one works or nothing is left.
+
+    Raises EngineDied when the engine cannot be kept alive.
+    """
+    settings = replace(
+        session_config(config, slot=helping_slot(store, plan), pool=TRAIN_POOL),
+        # This process has trained before.
+        started_at_s=clock.wall(),
+        # What the dead held is free only after claim_ttl_s, and nobody else would take it.
+        idle_timeout_s=math.inf,
+        time_limit_s=0.0,
+    )
+    return _generate(store, plan, config, machine, settings, clock, build, again=True)
+
+
+def _generate(
+    store: ObjectStore,
+    plan: PlanRecord,
+    config: RunConfig,
+    machine: TrainersMachine,
+    settings: SessionConfig,
+    clock: Clock,
+    build: Build,
+    *,
+    again: bool = False,
+) -> Seeded:
+    """One session on an engine that is built for it. Its start is a part of the time limit.
+
+    again: nobody lived, so it goes on until another member has its weights; else until one lives.
+    """
+    # In a process of its own vLLM leaves nothing behind, and does not meet the process group of the trainer's ranks.
+    rollout = replace(config.rollout, vllm=replace(config.rollout.vllm, process="own"))
+    began_s = clock.monotonic()
+    watch = CrewWatch(store, plan, config.rollout, config.planning, clock, execution=machine.execution)
+    with _one_device(machine.device), built_engine(weights_store(store, plan), rollout, build) as engine:
+        if settings.time_limit_s is not None:
+            left_s = max(0.0, settings.time_limit_s - (clock.monotonic() - began_s))
+            settings = replace(settings, time_limit_s=left_s)
+        enough = (watch.works if again else watch.lives) if config.planning.seeding == "auto" else None
+        cache, notice = weight_cache(config), lambda: False
+        outcome = run_session(store, plan, engine, cache, settings, notice, clock, enough=enough)
+    return Seeded(clock.monotonic() - began_s, outcome.tokens_generated)
+
+
+def _places(plan: PlanRecord) -> list[int]:
+    """The slots of the trainer's ranks, in the order of ranks."""
+    return [place.slot for place in plan.slots if place.pool == TRAIN_POOL and place.groups]
+
+
+def _is_colocated(plan: PlanRecord) -> bool:
+    """Whether nobody else generates."""
+    return not plan.crew_slots
+
+
+@contextmanager
+def _one_device(device: int | None) -> Iterator[None]:
+    """Have processes that are started within see only this GPU; ours goes on as it is."""
+    if device is None:
+        yield
+        return
+    before = os.environ.get(VISIBLE_DEVICES)
+    os.environ[VISIBLE_DEVICES] = before.split(",")[device] if before else str(device)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[VISIBLE_DEVICES]
+        else:
+            os.environ[VISIBLE_DEVICES] = before

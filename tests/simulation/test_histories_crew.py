@@ -1,0 +1,154 @@
+"""Simulated histories in which members do not come: the trainer's machine generates, and bugs in that are found."""
+
+import logging
+import math
+from collections import Counter
+
+import pytest
+
+from simulation.judge import live_and_judge
+from simulation.judge_absence import check_latecomers
+from simulation.simulated_history import draw_history
+from storage import layout
+from storage.records import TRAIN_POOL
+from tasks.sampling.session.bookkeeping import Bookkeeping
+from tasks.sampling.session.claimant import Claimant
+from tasks.sampling.session.crew_watch import CrewWatch
+
+DRAWN = [draw_history(seed) for seed in range(120)]
+# Many a member dies, the store fails, and the trainer is struck, too; or nothing but that is wrong.
+ABSENT = [history for history in DRAWN if history.absence is not None]
+
+
+# With nothing else to help it on, whoever waits in these does so to the end.
+WAITED_FOR = (1, 27, 34, 49, 51)
+TAKEN_FOR_LIVING, HANDED_TO_THE_DEAD, KEPT = (1, 34, 49, 51, 57), (1, 34, 57), (35, 144, 145)
+TAKES_TURNS = (15, 51, 145, 151)
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    """What goes wrong is made to."""
+    logging.disable(logging.WARNING)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def crew_of(history):
+    return {place.slot for place in history.plan.slots if place.pool != TRAIN_POOL}
+
+
+def never_comes(history):
+    """Whether no slot of the crew ever starts; others may join."""
+    return history.absence is not None and history.absence.never == crew_of(history)
+
+
+def untroubled(seeds):
+    return [draw_history(seed).untroubled for seed in seeds]
+
+
+def broken_by(histories):
+    """By how many of the histories each kind of rule is broken."""
+    kinds = Counter()
+    for history in histories:
+        kinds.update({rule.split(":", 1)[0] for rule in live_and_judge(history).broken})
+    return kinds
+
+
+def test_everything_that_flyte_may_not_start_is_drawn():
+    assert len(DRAWN) / 3 < len(ABSENT) < 2 * len(DRAWN) / 3
+    drawn = [history.absence for history in ABSENT]
+    assert sum(bool(absence.never) for absence in drawn) > 10
+    assert sum(bool(absence.late_s) for absence in drawn) > 10
+    assert sum(bool(absence.lives_s) for absence in drawn) > 10
+    durations_s = [outage.duration_s for absence in drawn for outage in absence.outages]
+    assert sum(map(math.isinf, durations_s)) > 5
+    assert sum(not math.isinf(duration_s) for duration_s in durations_s) > 10
+
+
+def test_where_no_slot_comes_the_trainers_machine_generates():
+    alone = [history for history in map(draw_history, range(200)) if never_comes(history)][:6]
+    outcomes = [live_and_judge(history) for history in alone]
+    assert [outcome.broken for outcome in outcomes] == [[]] * 6
+    assert sum(bool(outcome.counts["the trainer's machine generates"]) for outcome in outcomes) >= 4
+
+
+def test_the_trainers_machine_takes_turns_with_members_and_is_struck_like_them():
+    outcomes = [live_and_judge(draw_history(seed)) for seed in (*TAKES_TURNS, *range(40))]
+    counts = sum((outcome.counts for outcome in outcomes), Counter())
+    assert [outcome.broken for outcome in outcomes] == [[]] * len(outcomes)
+    assert counts["the trainer's machine generates"] > 20
+    assert counts["the trainer's machine hands over"] > 4
+    for what in ("crew outages", "crew outages for ever", "rollout maps noted as ended"):
+        assert counts[what] > 5, what
+    assert sum(turns > 1 for outcome in outcomes for turns in turns_of_the_trainers_lives(outcome)) >= 1
+    assert counts["the trainer's machine ended while it generated: Crashed"] > 3
+    assert 0.3 < max(outcome.wait_to_bound for outcome in outcomes) < 1
+
+
+def turns_of_the_trainers_lives(outcome):
+    """How often each of them generated."""
+    turns = Counter()
+    for _, who, what in outcome.ledger.events:
+        if who.startswith("trainer-"):
+            turns[who] += what.startswith("generates as")
+    return list(turns.values())
+
+
+def test_a_trainer_that_does_not_generate_again_is_found(monkeypatch):
+    monkeypatch.setattr(CrewWatch, "check", lambda *_: None)
+    broken = broken_by(untroubled(WAITED_FOR))
+    assert broken["waits"] >= 4
+    assert broken["livelock"] >= 3
+
+
+def test_a_watch_that_takes_the_dead_for_living_is_found(monkeypatch):
+    def present(watch, _ended):
+        return [record for record in watch._seen.values() if record.pool != TRAIN_POOL]
+
+    monkeypatch.setattr(CrewWatch, "_present", present)
+    assert broken_by(untroubled(TAKEN_FOR_LIVING))["waits"] >= 4
+
+
+def test_a_helping_member_that_hands_over_to_the_dead_is_found(monkeypatch):
+    def lives(watch):
+        watch._look()
+        return any(record.pool != TRAIN_POOL for record in watch._seen.values())
+
+    monkeypatch.setattr(CrewWatch, "lives", lives)
+    monkeypatch.setattr(CrewWatch, "works", lives)
+    assert broken_by(untroubled(HANDED_TO_THE_DEAD))["livelock"] == 3
+
+
+def test_a_pod_that_claims_although_it_comes_after_closing_is_found(monkeypatch):
+    claim, closed = Bookkeeping.claim, Claimant.closed
+
+    def claim_blindly(books):
+        books._claimant.closed = lambda: False
+        try:
+            claim(books)
+        finally:
+            books._claimant.closed = lambda: closed(books._claimant)
+
+    monkeypatch.setattr(Bookkeeping, "claim", claim_blindly)
+    assert broken_by(ABSENT[:10])["late"] >= 3
+
+
+def test_a_helping_member_that_keeps_its_work_when_it_hands_over_is_found(monkeypatch):
+    leave = Bookkeeping.leave
+
+    def stay(books):
+        if books._config.pool != TRAIN_POOL:
+            leave(books)
+
+    monkeypatch.setattr(Bookkeeping, "leave", stay)
+    broken = broken_by(untroubled(KEPT))
+    assert broken["waits"] >= 2
+    assert broken["error"] == 3
+
+
+def test_who_comes_after_closing_and_only_beats_is_found():
+    ledger = live_and_judge(draw_history(0, all_come=True)).ledger
+    ledger.view("00099-0").put(layout.alive(0, "00099-0"), b'{"state": "loading"}')
+    check_latecomers(ledger)
+    assert [rule.split(":")[0] for rule in ledger.broken] == ["late"]

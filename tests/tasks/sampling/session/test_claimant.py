@@ -1,0 +1,294 @@
+"""Taking over, stealing and sharing, claim by claim, from journals written by hand."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from storage import layout, records
+from storage.assembly import JournalReader
+from storage.clock import ManualClock
+from storage.memory import MemoryStore
+from storage.planning_records import LengthsRecord
+from storage.records import ClosedRecord
+from storage.shard import Finish
+from storage.store import StoreUnavailable
+from tasks.planning.rebalance import Seeker
+from tasks.sampling.session.claimant import LOOKS_MAX, Claimant
+from tests.journals import Incarnation, a_plan, beat
+
+TTL_S = 30.0
+IDLE = Seeker(room=8, running=0)
+PLAN = a_plan(4, 2, slots=2)  # slot 0: responses 0 1 4 5; slot 1: 2 3 6 7
+
+
+def a_claimant(store, name="00001-me", slot=1, clock=None, plan=PLAN) -> Claimant:
+    return Claimant(
+        store, plan, incarnation=name, slot=slot, claim_ttl_s=TTL_S, clock=clock or ManualClock(), parallel_reads=1
+    )
+
+
+def say(store, name, number=1, **changes):
+    record = beat(name, number=number)
+    store.put(layout.alive(0, name), records.encode(replace(record, **({"claims": 1} | changes))))
+
+
+def owners(store, plan=PLAN):
+    reader = JournalReader(store, plan)
+    reader.refresh()
+    found = [reader.book.owner(response) for response in range(plan.num_responses)]
+    return [owner and owner.incarnation for owner in found]
+
+
+def seek(claimant, *given, **more):
+    claimant.refresh()
+    return claimant.seek(*given, **more)
+
+
+def numbers(work) -> list[int]:
+    return [item.response for item in work]
+
+
+def test_a_slot_that_comes_again_takes_nothing_else_of_the_units_it_had_helped():
+    store = MemoryStore()
+    helper = a_claimant(store, "00000-before", slot=0)
+    helper.take_own_slot()
+    [item] = seek(helper, Seeker(room=1, running=0), helper.owned())
+    again = a_claimant(store, "00000-again", slot=0)
+    assert set(numbers(again.take_own_slot())) == {0, 1, 4, 5, item.response}
+    owner = a_claimant(store, "00001-own")
+    assert set(numbers(owner.take_own_slot())) == {2, 3, 6, 7} - {item.response}
+
+
+def test_a_slot_takes_its_own_unit_and_what_its_predecessors_held_elsewhere():
+    store = MemoryStore()
+    Incarnation(store, PLAN, 1, "00001-before").write(2, [7, 8], Finish.RUNNING)
+    elsewhere = a_claimant(store, "00001-before2")
+    elsewhere.take_own_slot()
+    assert numbers(seek(elsewhere, IDLE, elsewhere.owned())) == [0, 1, 4, 5]
+    me = a_claimant(store)
+    work = me.take_own_slot()
+    assert numbers(work) == [2, 3, 6, 7, 0, 1, 4, 5]
+    assert work[0].prefix == (7, 8)
+    assert me.tokens_recovered == 2
+    assert owners(store) == ["00001-me"] * 8
+
+
+def test_nobodys_responses_are_taken_at_once_and_a_slot_that_comes_later_takes_the_rest():
+    store = MemoryStore()
+    joined = a_claimant(store, "00002-joined", slot=2)
+    assert joined.take_own_slot() == []
+    taken = numbers(seek(joined, Seeker(room=3, running=0), {}))
+    assert len(taken) == 3
+    late = a_claimant(store, "00000-late", slot=0)
+    assert numbers(late.take_own_slot()) == [response for response in (0, 1, 4, 5) if response not in taken]
+    assert {response for response, name in enumerate(owners(store)) if name == "00002-joined"} == set(taken)
+
+
+def test_who_is_silent_for_the_ttl_is_succeeded_from_where_its_journal_ends():
+    store, clock = MemoryStore(), ManualClock()
+    dead = Incarnation(store, PLAN, 0, "00000-dead")
+    dead.write(0, [1, 2, 3])
+    dead.write(1, [4, 5], Finish.RUNNING)
+    say(store, "00000-dead", unfinished=3, running=3)
+    me = a_claimant(store, clock=clock)
+    me.take_own_slot()
+    mine = me.owned()
+    assert seek(me, IDLE, mine) == []
+    assert not me.nothing_left
+    clock.advance(TTL_S)
+    work = seek(me, IDLE, mine)
+    assert numbers(work) == [1, 4, 5]
+    assert work[0].prefix == (4, 5)
+    dead.write(1, [9, 9], Finish.STOP)  # a zombie: void
+    reader = JournalReader(store, PLAN)
+    reader.refresh()
+    assert reader.assemble(1).token_ids.tolist() == [4, 5]
+    assert reader.assemble(0).finish == Finish.STOP
+
+
+def test_a_beat_that_goes_on_keeps_what_is_held():
+    store, clock = MemoryStore(), ManualClock()
+    Incarnation(store, PLAN, 0, "00000-slow").write(0, [1], Finish.RUNNING)
+    me = a_claimant(store, clock=clock)
+    me.take_own_slot()
+    mine = me.owned()
+    for number in range(1, 10):
+        say(store, "00000-slow", number, unfinished=4, running=4)
+        assert seek(me, IDLE, mine) == []
+        clock.advance(TTL_S - 1)
+
+
+def test_gone_and_released_need_no_wait():
+    store = MemoryStore()
+    leaver = Incarnation(store, PLAN, 0, "00000-leaver")
+    leaver.write(4, [1, 2], Finish.RELEASED)
+    say(store, "00000-leaver", unfinished=4, running=3, released=1)
+    me = a_claimant(store)
+    me.take_own_slot()
+    mine = me.owned()
+    [item] = seek(me, IDLE, mine)
+    assert (item.response, item.prefix) == (4, (1, 2))
+    say(store, "00000-leaver", 2, state="gone", unfinished=3)
+    assert numbers(seek(me, IDLE, me.owned())) == [0, 1, 5]
+
+
+def test_what_it_released_itself_it_may_take_again():
+    store = MemoryStore()
+    me = Incarnation(store, PLAN, 0, "00000-me")
+    me.write(0, [1, 2], Finish.RELEASED)
+    claimant = a_claimant(store, "00000-me", slot=0)
+    [item] = seek(claimant, Seeker(room=1, running=0), dict.fromkeys((0, 1, 4, 5), 1), released=1)
+    assert item.response in (0, 2, 3, 6, 7)
+    taken = seek(claimant, IDLE, claimant.owned(), released=1)
+    assert 0 in [item.response, *numbers(taken)]
+    released = next(work for work in [item, *taken] if work.response == 0)
+    assert released.prefix == (1, 2)
+
+
+def test_unstarted_work_of_the_living_is_halved_and_never_taken_back():
+    store = MemoryStore()
+    full = Incarnation(store, PLAN, 0, "00000-full")
+    full.write(0, [1], Finish.RUNNING)
+    say(store, "00000-full", unfinished=4, running=1, waiting=3)
+    me = a_claimant(store)
+    me.take_own_slot()
+    mine = me.owned()
+    work = seek(me, IDLE, mine)
+    assert numbers(work) == [5, 4]
+    say(store, "00001-me", unfinished=4 + 2, waiting=6)
+    back = a_claimant(store, "00000-full", slot=0)
+    assert set(numbers(seek(back, IDLE, dict.fromkeys((0, 1), 1)))) <= {2, 3, 6, 7}
+
+
+@pytest.mark.parametrize(("expected", "taken"), [(None, [0, 1]), ((4.0, 4.0, 60.0, 4.0), [4, 5])])
+def test_of_what_runs_that_is_taken_of_which_most_is_expected_to_follow(expected, taken):
+    """Where nothing is expected, that with the shortest prefixes."""
+    told = None if expected is None else LengthsRecord(predictor="history", expected=expected, high=(80.0,) * 4)
+    plan = replace(PLAN, lengths=told)
+    store = MemoryStore()
+    full = Incarnation(store, plan, 0, "00000-full")
+    for response, tokens in ((0, [1, 2]), (1, [1, 2]), (4, [1] * 14), (5, [1] * 15)):
+        full.write(response, tokens, Finish.RUNNING)
+    say(store, "00000-full", unfinished=4, running=4, plateau=2)
+    me = a_claimant(store, plan=plan)
+    me.take_own_slot()
+    work = seek(me, Seeker(room=8, running=0), me.owned())
+    assert sorted(numbers(work)) == taken
+
+
+def test_two_that_seek_at_once_never_hold_the_same_response():
+    store = MemoryStore()
+    Incarnation(store, PLAN, 0, "00000-gone").write(0, [1], Finish.RUNNING)
+    say(store, "00000-gone", state="gone", unfinished=4)
+    first = a_claimant(store, "00001-first")
+    second = a_claimant(store, "00002-second", slot=2)
+    first.take_own_slot()
+    first_mine = first.owned()
+    create, raced = store.create, []
+
+    def others_first(key, body):
+        if "/claims/" in key and not raced:
+            raced.append(key)
+            raced.extend(numbers(seek(second, IDLE, {})))
+        return create(key, body)
+
+    store.create = others_first
+    won = numbers(seek(first, IDLE, first_mine))
+    assert won == []
+    assert sorted(raced[1:]) == [0, 1, 4, 5]
+    assert owners(store) == [
+        "00002-second" if response in (0, 1, 4, 5) else "00001-first" for response in range(PLAN.num_responses)
+    ]
+
+
+def test_a_claim_whose_answer_was_lost_with_what_followed_is_found_again():
+    store = MemoryStore()
+    me = a_claimant(store, "00002-joined", slot=2)
+    create = store.create
+
+    def cut_off(key, body):
+        create(key, body)
+        store.get = unreachable
+        raise StoreUnavailable("no answer")
+
+    def unreachable(key, start=0, end=None):
+        raise StoreUnavailable("no answer")
+
+    store.create = cut_off
+    with pytest.raises(StoreUnavailable):
+        seek(me, IDLE, {})
+    del store.create, store.get
+    assert len(owners(store)) - owners(store).count(None) > 0
+    found = seek(me, IDLE, {})
+    assert {response for response, name in enumerate(owners(store)) if name} == set(numbers(found))
+
+
+def test_a_heartbeat_older_than_a_claim_says_nothing_of_what_it_took():
+    store = MemoryStore()
+    say(store, "00000-new", claims=0)
+    Incarnation(store, PLAN, 0, "00000-new")
+    me = a_claimant(store)
+    me.take_own_slot()
+    assert seek(me, IDLE, me.owned()) == []
+    assert not me.nothing_left
+
+
+def test_nothing_is_left_when_every_holder_says_so_and_nobody_waits():
+    store = MemoryStore()
+    other = Incarnation(store, PLAN, 0, "00000-other")
+    me = a_claimant(store)
+    me.take_own_slot()
+    mine = me.owned()
+    say(store, "00000-other", unfinished=1, running=1)
+    assert seek(me, IDLE, mine) == []
+    assert not me.nothing_left
+    assert me.own_unit_ended()  # of what others hold of it: nothing
+    for response in (0, 1, 4, 5):
+        other.write(response, [1])
+    say(store, "00000-other", 2)
+    assert seek(me, IDLE, mine) == []
+    assert me.nothing_left
+
+
+def test_its_own_unit_has_ended_when_those_who_took_it_have_ended_it():
+    store = MemoryStore()
+    me = a_claimant(store)
+    thief = Incarnation(store, PLAN, 1, "00001-twin")
+    me.probe([2])
+    for response in (2, 3, 6):
+        thief.write(response, [1])
+    assert not me.own_unit_ended()
+    thief.write(7, [1])
+    assert me.own_unit_ended()
+
+
+def test_an_iteration_is_closed_by_the_trainer():
+    store = MemoryStore()
+    me = a_claimant(store)
+    assert not me.closed()
+    store.create(layout.closed(0), records.encode(ClosedRecord(iteration=0, reason="done")))
+    assert me.closed()
+
+
+class Counting(MemoryStore):
+    """Counts reads of heartbeats."""
+
+    looks = 0
+
+    def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+        self.looks += "/alive/" in key
+        return super().get(key, start, end)
+
+
+def test_a_look_reads_a_bounded_number_of_heartbeats():
+    slots = 3 * LOOKS_MAX
+    plan = a_plan(slots, 1, slots=slots)
+    store = Counting()
+    crew: Sequence[Incarnation] = [Incarnation(store, plan, slot, f"{slot:05d}-x") for slot in range(slots)]
+    for member in crew:
+        say(store, member.name, unfinished=1, running=1)
+    me = a_claimant(store, f"{slots:05d}-joined", slot=slots, plan=plan)
+    seek(me, IDLE, {})
+    assert store.looks == LOOKS_MAX
+    assert not me.nothing_left

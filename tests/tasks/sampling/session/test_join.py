@@ -1,0 +1,238 @@
+"""A machine that joins a run: takes free work, goes on with the next iteration, leaves without loss."""
+
+import threading
+import time
+
+import pytest
+
+from storage import layout, records
+from storage.assembly import JournalReader
+from storage.clock import ManualClock, SystemClock
+from storage.connect import connect
+from storage.records import JOINED_POOL, AliveRecord
+from storage.run import next_iteration, read_plan
+from storage.store import StoreUnavailable
+from tasks.preparing.iteration import prepare
+from tasks.sampling.engines.engine import EngineDied
+from tasks.sampling.engines.scripted_engine import ScriptedEngine
+from tasks.sampling.session.join import JoinLimits, join_run
+from tests.small_run import (
+    EXECUTION,
+    Unreachable,
+    commit_iteration,
+    config,
+    memory_store,
+    model_directory,
+    plan_iteration,
+    roll_out,
+    train_iteration,
+)
+
+URL = "memory://join"
+ONCE = JoinLimits(iterations=1)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return model_directory(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def settings(model):
+    memory_store("join")
+    return config(URL, model, rollout={"flush_interval_s": 0.05, "heartbeat_interval_s": 0.05, "claim_ttl_s": 0.5})
+
+
+def store():
+    return connect(URL)
+
+
+def join(limits=ONCE, notice=lambda: False, **given):
+    return join_run(URL, limits, notice, SystemClock(), **given)
+
+
+def all_ended() -> bool:
+    plan = read_plan(store(), 0)
+    reader = JournalReader(store(), plan)
+    reader.refresh()
+    return all(reader.assemble(response).finish.ends_response for response in range(plan.num_responses))
+
+
+def beats(iteration=0):
+    return [records.read(store(), AliveRecord, key) for key in store().list(layout.alive_all(iteration))]
+
+
+def test_alone_it_does_everything_and_the_report_counts_what_it_cost(settings):
+    plan_iteration(settings)
+    told = []
+    assert join(usd_per_hour=7.2, report=lambda plan, outcome: told.append((plan.iteration, outcome))) == 1
+    assert all_ended()
+    [(iteration, outcome)] = told
+    assert (iteration, outcome.responses_finished) == (0, 12)
+    [alive] = beats()
+    assert (alive.pool, alive.slot, alive.state, alive.usd_per_hour) == (JOINED_POOL, 2, "gone", 7.2)
+    train_iteration(URL, 0)
+    report = commit_iteration(URL, 0)
+    seconds = report.metrics["timing_s/rollout_machines"]
+    assert report.metrics["cost/usd_rollout"] == pytest.approx(7.2 * seconds / 3600)
+
+
+def test_where_two_iterations_are_planned_it_helps_the_older_until_that_is_closed(model):
+    memory_store("join")
+    ahead = config(URL, model, algorithm={"max_staleness": 1}, rollout={"flush_interval_s": 0.05})
+    plan_iteration(ahead)
+    prepare(ahead, EXECUTION, ManualClock(), ahead=1)
+    told = []
+    limits = JoinLimits(iterations=2)
+
+    def report(plan, outcome):
+        told.append((plan.iteration, plan.weight_version, outcome.responses_finished))
+
+    trainer = threading.Thread(target=train_iteration, args=(URL, 0))
+    trainer.start()
+    assert join(limits, report=report) == 2
+    trainer.join()
+    assert told == [(0, 0, 12), (1, 0, 12)]
+    assert next_iteration(store()) == 0  # trained, and not yet concluded
+
+
+def test_it_waits_for_a_plan_and_goes_on_with_the_next_iteration(settings):
+    plan_iteration(settings)
+    plan = records.encode(read_plan(store(), 0))
+    store().delete(layout.plan(0))
+    helped, told = [], []
+    joined = threading.Thread(
+        target=lambda: helped.append(
+            join(JoinLimits(iterations=2), report=lambda plan, outcome: told.append((plan.iteration, outcome)))
+        )
+    )
+    joined.start()
+    store().create(layout.plan(0), plan)
+    train_iteration(URL, 0)
+    commit_iteration(URL, 0)
+    plan_iteration(settings)
+    train_iteration(URL, 1)
+    joined.join(300)
+    assert helped == [2]
+    assert [(iteration, outcome.responses_finished) for iteration, outcome in told] == [(0, 12), (1, 12)]
+    lives = beats(1)
+    assert lives[0].started_at_s >= beats(0)[0].updated_at_s  # no second is paid for twice
+
+
+def test_two_machines_that_join_at_once_share_and_finish(settings):
+    plan_iteration(settings)
+    machines = [threading.Thread(target=join) for _ in range(2)]
+    for machine in machines:
+        machine.start()
+    for machine in machines:
+        machine.join(300)
+    assert all_ended()
+
+
+def test_told_to_leave_it_leaves_its_tokens_to_the_crew(settings):
+    plan_iteration(settings)
+    calls = iter(range(10_000))
+    assert join(notice=lambda: next(calls) > 12) == 1
+    [alive] = beats()
+    assert (alive.state, alive.unfinished > 0) == ("gone", True)
+    roll_out(URL, 0)
+    assert all_ended()
+    train_iteration(URL, 0)
+    assert commit_iteration(URL, 0).metrics["balance/responses_moved"] > 0
+
+
+class Dies(ScriptedEngine):
+    """Does `before` in its k-th step and dies of it."""
+
+    def __init__(self, config, vocab_size, before, steps):
+        super().__init__(vocab_size, config.max_responses_in_flight)
+        self.before, self.steps, self.restarts = before, steps, 0
+
+    def step(self):
+        self.steps -= 1
+        if self.steps == 0:
+            self.before()
+            raise EngineDied("CUDA error: unspecified launch failure")
+        return super().step()
+
+    def restart(self):
+        self.restarts += 1
+        super().restart()
+
+
+def test_an_engine_that_dies_for_good_leaves_its_tokens_to_the_crew(model):
+    memory_store("join")
+    plan_iteration(config(URL, model, rollout={"engine_restarts_max": 0}))
+    with pytest.raises(EngineDied, match="0 of 0 restarts tried: CUDA error"):
+        join(build=lambda config, _, vocab_size: Dies(config, vocab_size, lambda: None, 5))
+    [alive] = beats()
+    assert (alive.state, alive.unfinished > 0, alive.tokens_generated) == ("gone", True, 4 * 12)
+    roll_out(URL, 0)
+    assert all_ended()
+    train_iteration(URL, 0)
+    assert commit_iteration(URL, 0).metrics["resume/tokens_recovered"] == alive.tokens_generated
+
+
+def test_an_engine_that_is_dead_when_the_iteration_is_closed_is_restarted_for_the_next(settings):
+    plan_iteration(settings)
+    engines = []
+
+    def others_finish():
+        roll_out(URL, 0)
+        train_iteration(URL, 0)
+        commit_iteration(URL, 0)
+        plan_iteration(settings)
+        time.sleep(0.5)  # ten flushes, at which it learns that the iteration is closed
+
+    def build(config, _, vocab_size):
+        engines.append(Dies(config, vocab_size, others_finish, 3))
+        return engines[0]
+
+    assert join(JoinLimits(iterations=2), build=build) == 2
+    assert engines[0].restarts == 1
+    assert [alive.responses_finished for alive in beats(1)] == [12]
+
+
+def test_it_leaves_in_time_and_when_nothing_is_planned(settings):
+    plan_iteration(settings)
+    roll_out(URL, 0)
+    train_iteration(URL, 0)
+    clock = ManualClock()
+    assert join_run(URL, JoinLimits(patience_s=30.0), lambda: False, clock) == 0
+    assert 30 <= clock.monotonic() < 40
+    assert join_run(URL, JoinLimits(time_limit_s=5.0), lambda: False, clock) == 0
+    assert join_run(URL, JoinLimits(), lambda: True, clock) == 0
+
+
+def test_it_waits_for_a_run_to_begin_and_says_so_once(settings, caplog):
+    helped = []
+    joined = threading.Thread(target=lambda: helped.append(join()))
+    joined.start()
+    deadline_s = time.monotonic() + 300
+    while not caplog.records:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+    plan_iteration(settings)
+    joined.join(300)
+    assert helped == [1]
+    assert all_ended()
+    assert [record.getMessage() for record in caplog.records if record.name == "tasks.sampling.session.join"] == [
+        f"{URL} holds no run yet (no run.json); waiting for it to begin"
+    ]
+
+
+def test_it_does_not_wait_for_ever_for_a_run_to_begin():
+    memory_store("join")
+    clock = ManualClock()
+    assert join_run(URL, JoinLimits(patience_s=30.0), lambda: False, clock) == 0
+    assert 30 <= clock.monotonic() < 40
+    assert join_run(URL, JoinLimits(time_limit_s=5.0, patience_s=30.0), lambda: False, clock) == 0
+    assert 35 <= clock.monotonic() < 45
+    calls = iter(range(100))
+    assert join_run(URL, JoinLimits(), lambda: next(calls) > 3, clock) == 0
+
+
+def test_a_store_that_does_not_answer_is_not_waited_for():
+    memory_store("join", Unreachable())
+    with pytest.raises(StoreUnavailable, match="no answer"):
+        join()

@@ -1,0 +1,310 @@
+"""Engines that die under a session: it goes on where they stopped, or gives everything away and says so."""
+
+import logging
+import weakref
+from functools import partial
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from storage import layout, records
+from storage.assembly import JournalReader
+from storage.clock import ManualClock, SystemClock
+from storage.memory import MemoryStore
+from storage.records import AliveRecord, ClosedRecord
+from tasks.sampling.engines.engine import EngineDied, EngineError, TokenDelta
+from tasks.sampling.session.session import Preempted
+from tests.sessions import EXPECTED, IN_FLIGHT, SLOTS, DiesAfter, a_plan, a_session, live, responses
+
+RESTARTS_MAX = 3
+WHOLE = sum(len(EXPECTED[response][0]) for response in a_plan().responses_of(0))
+
+
+class Mortal(DiesAfter):
+    """Dies at its n-th call that may fail, for each n of `deaths` counted from the death before.
+
+    Dead, it bears nothing but what the protocol allows. `calls` tells what it was asked, `returned` how many tokens it
+    gave.
+    """
+
+    def __init__(self, steps: int, *, deaths=(), abort_kills=False, **given) -> None:
+        super().__init__(steps, **given)
+        self.deaths = list(deaths)
+        self.abort_kills = abort_kills
+        self.dead = False
+        self.calls: list[str] = []
+        self.returned = 0
+
+    def load_weights(self, version, tensors):
+        self._survive("load")
+        super().load_weights(version, tensors)
+
+    def start(self, requests):
+        self._survive("start")
+        super().start(requests)
+
+    def step(self):
+        deltas = super().step()
+        self._survive("step")  # what it computed is lost
+        self.returned += sum(len(delta.token_ids) for delta in deltas)
+        return deltas
+
+    def abort(self, responses):
+        self._bear("abort")
+        if self.abort_kills:
+            self._die()
+        super().abort(responses)
+
+    def restart(self):
+        self.dead = False
+        self._survive("restart")
+        super().restart()
+
+    def _survive(self, call: str) -> None:
+        self._bear(call)
+        if self.deaths:
+            self.deaths[0] -= 1
+            if self.deaths[0] < 0:
+                self.deaths.pop(0)
+                self._die()
+
+    def _bear(self, call: str) -> None:
+        assert not self.dead, f"{call} on a dead engine"
+        self.calls.append(call)
+
+    def _die(self) -> None:
+        self.dead = True
+        self._table = None
+        raise EngineDied("CUDA error: unspecified\nlaunch failure")
+
+
+def mortal_session(store, slot, deaths, restarts_max=RESTARTS_MAX, **given):
+    abort_kills = given.pop("abort_kills", False)
+    engine = partial(Mortal, deaths=deaths, abort_kills=abort_kills)
+    return a_session(store, slot, engine=engine, engine_restarts_max=restarts_max, **given)
+
+
+def alive(store, session):
+    return records.read(store, AliveRecord, layout.alive(0, session.incarnation))
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog):
+    caplog.set_level(logging.ERROR)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.integers(0, 60), max_size=RESTARTS_MAX), st.sampled_from([1.0, 5.0, 60.0]))
+def test_an_engine_that_dies_at_any_calls_costs_no_token_it_had_returned(deaths, flush_interval_s):
+    store = MemoryStore()
+    session = mortal_session(store, 0, deaths, flush_interval_s=flush_interval_s)
+    outcome = live(session)
+    live(a_session(store, 1))
+    assert responses(store) == EXPECTED
+    assert session._engine.returned == outcome.tokens_generated == WHOLE
+    assert not outcome.engine_died
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.integers(0, 9), min_size=RESTARTS_MAX + 1, max_size=RESTARTS_MAX + 1))
+def test_beyond_the_restarts_it_fails_and_its_successor_goes_on_at_once_with_every_token(deaths):
+    store, clock = MemoryStore(), ManualClock()
+    victim = mortal_session(store, 0, deaths, flush_interval_s=1e6, clock=clock)
+    with pytest.raises(EngineDied, match="the engine died, 3 of 3 restarts tried: CUDA error: unspecified launch fail"):
+        live(victim)
+    assert victim._engine.calls.count("restart") == RESTARTS_MAX
+    assert victim.outcome().engine_died
+    assert alive(store, victim).state == "gone"
+    reader, died_at_s = JournalReader(store, a_plan()), clock.monotonic()
+    reader.refresh()
+    assert sum(len(reader.assemble(r).token_ids) for r in a_plan().responses_of(0)) == victim._engine.returned
+    successor = a_session(store, SLOTS, clock=clock, idle_timeout_s=9.0)
+    assert successor.claim() > 0
+    assert clock.monotonic() == died_at_s
+    live(successor)
+    live(a_session(store, 1))
+    assert responses(store) == EXPECTED
+
+
+@pytest.mark.parametrize(
+    ("deaths", "calls"),
+    [
+        ([0], ["load", "restart", "load", "start", "step"]),
+        ([1], ["load", "start", "restart", "load", "start", "step"]),
+        ([2], ["load", "start", "step", "restart", "load", "start", "step"]),
+        ([2, 0, 0], ["load", "start", "step", "restart", "restart", "restart", "load", "start", "step"]),
+    ],
+    ids=["load", "start", "step", "restart"],
+)
+def test_wherever_it_dies_it_is_restarted_and_loaded_before_anything_else(deaths, calls):
+    store = MemoryStore()
+    session = mortal_session(store, 0, deaths)
+    live(session)
+    assert session._engine.calls[: len(calls)] == calls
+    assert session._engine.calls.count("restart") == calls.count("restart")
+
+
+def test_what_was_in_flight_goes_on_first_and_in_its_order():
+    store = MemoryStore()
+    session = mortal_session(store, 0, [9])
+    session.claim()
+    started = []
+    start = session._engine.start
+
+    def notes(requests):
+        started.append([(request.response, len(request.generated_ids)) for request in requests])
+        start(requests)
+
+    session._engine.start = notes
+    while not session._death:
+        session._turn()
+    holdings = session._holdings
+    assert holdings.state == "loading"
+    assert not holdings.in_flight
+    assert list(holdings.waiting) == list(holdings.held)
+    began = [response for response, held in holdings.held.items() if held.token_ids]
+    assert len(began) > 1
+    session._turn()
+    assert [response for response, _ in started[-1][: len(began)]] == began
+    assert sum(length for _, length in started[-1]) > 0
+
+
+def test_every_death_is_logged_with_its_reason(caplog):
+    caplog.set_level(logging.WARNING)
+    with pytest.raises(EngineDied):
+        live(mortal_session(MemoryStore(), 0, [3, 0], restarts_max=1))
+    told = [record.getMessage() for record in caplog.records]
+    assert told == [
+        f"slot 0: the engine died, {tried} of 1 restarts tried: CUDA error: unspecified launch failure"
+        for tried in (0, 1)
+    ]
+
+
+class Heavy(Mortal):
+    """Has much in its hands when it dies."""
+
+    def step(self):
+        class Activations:
+            pass
+
+        activations = Activations()
+        self.activations = weakref.ref(activations)
+        return super().step()
+
+    def restart(self):
+        assert self.activations() is None
+        super().restart()
+
+
+def test_what_the_engine_had_in_its_hands_when_it_died_is_free_before_it_is_restarted():
+    """An exception that is kept keeps the frames it passed through, and their tensors on the device."""
+    session = a_session(MemoryStore(), 0, engine=partial(Heavy, deaths=[4]), engine_restarts_max=1)
+    live(session)
+    assert session._engine.calls.count("restart") == 1
+
+
+def test_other_errors_of_an_engine_are_not_worth_a_restart():
+    session = mortal_session(MemoryStore(), 0, [])
+
+    def fails():
+        raise EngineError("log-prob nan")
+
+    session._engine.step = fails
+    with pytest.raises(EngineError, match=r"^log-prob nan$"):
+        live(session)
+    assert "restart" not in session._engine.calls
+
+
+@pytest.mark.parametrize("restarts_max", [0, 5])
+def test_a_notice_while_the_engine_is_dead_hands_everything_over(restarts_max):
+    """Told between two restarts, or, where there is none, when the engine dies of being asked to forget."""
+    store = MemoryStore()
+    deaths = [5, 0, 0, 0, 0] if restarts_max else []
+
+    def told():
+        calls = victim._engine.calls
+        return calls.count("restart") == 2 if restarts_max else calls.count("step") == 4
+
+    victim = mortal_session(
+        store, 0, deaths, restarts_max, flush_interval_s=1e6, abort_kills=not restarts_max, notice=told
+    )
+    with pytest.raises(Preempted):
+        live(victim)
+    assert victim._engine.dead
+    assert alive(store, victim).state == "gone"
+    successor = a_session(store, 0)
+    successor.claim()
+    assert successor.outcome().tokens_recovered == victim.outcome().tokens_generated > 0
+
+
+def test_when_the_iteration_is_closed_over_a_dead_engine_it_leaves_without_touching_it():
+    store = MemoryStore()
+    member = mortal_session(store, 0, [5, *[0] * 99], restarts_max=100, flush_interval_s=1.0, idle_timeout_s=9.0)
+    restart = member._engine.restart
+
+    def closes():
+        member._clock.sleep(2.0)
+        if not store.list(layout.closed(0)):
+            store.create(layout.closed(0), records.encode(ClosedRecord(iteration=0, reason="done")))
+        restart()
+
+    member._engine.restart = closes
+    outcome = live(member)
+    assert outcome.engine_died
+    assert 1 <= member._engine.calls.count("restart") < 5
+
+
+def test_an_engine_that_dies_of_being_told_to_forget_is_restarted_like_any_other():
+    store = MemoryStore()
+    session = mortal_session(store, 0, [], flush_interval_s=1.0, abort_kills=True)
+    session.claim()
+    for _ in range(5):
+        session._turn()
+    session.hand_over(sorted(session._holdings.in_flight)[:2])
+    assert session._engine.dead
+    assert not session._holdings.in_flight
+    session._engine.abort_kills = False
+    live(session)
+    live(a_session(store, 1))
+    assert responses(store) == EXPECTED
+    assert session._engine.returned == session.outcome().tokens_generated
+
+
+def test_with_the_housekeeping_thread_it_is_the_same():
+    store = MemoryStore()
+    session = mortal_session(store, 0, [4, 3, 6], clock=SystemClock(), background=True, flush_interval_s=0.05)
+    session._engine._step_time_s = lambda _: 0.01
+    live(session)
+    live(a_session(store, 1))
+    assert responses(store) == EXPECTED
+    assert session._engine.returned == WHOLE
+
+
+class Bursts(DiesAfter):
+    """Returns the tokens of three steps at once, and of every second response only every other time."""
+
+    def __init__(self, steps: int, **given) -> None:
+        super().__init__(steps, **given)
+        self.kept: dict[int, TokenDelta] = {}
+        self.turn = 0
+
+    def step(self):
+        self.turn += 1
+        for delta in (delta for _ in range(3) for delta in super(Bursts, self).step()):
+            old = self.kept.pop(delta.response, TokenDelta(delta.response, (), (), None))
+            self.kept[delta.response] = TokenDelta(
+                delta.response, old.token_ids + delta.token_ids, old.logprobs + delta.logprobs, delta.finish_reason
+            )
+        given = [response for response in self.kept if (response + self.turn) % 2]
+        return [self.kept.pop(response) for response in given or list(self.kept)]
+
+
+def test_tokens_that_come_in_bursts_are_journalled_and_timed_as_if_they_came_one_by_one():
+    store = MemoryStore()
+    sessions = [a_session(store, slot, engine=Bursts, flush_interval_s=1.0) for slot in range(SLOTS)]
+    for session in sessions:
+        live(session)
+    assert responses(store) == EXPECTED
+    speed = sessions[0]._rate.per_response(IN_FLIGHT)[IN_FLIGHT]
+    assert 0.5 < speed < 1.5  # the scripted engine takes 1 s for a token of each

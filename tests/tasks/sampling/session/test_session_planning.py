@@ -1,0 +1,260 @@
+"""What the plan asks of a session beside its groups: small batches, leaving early, cutting, and seeding."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from storage import layout, records
+from storage.assembly import JournalReader
+from storage.clock import ManualClock
+from storage.journal import JournalWriter
+from storage.memory import MemoryStore
+from storage.records import JOINED_POOL, TRAIN_POOL, AliveRecord, SlotPlan
+from storage.shard import Finish
+from tasks.sampling.engines.scripted_engine import ScriptedEngine
+from tasks.sampling.session.claimant import Claimant
+from tasks.sampling.session.member import session_config
+from tests.sessions import EXPECTED, IN_FLIGHT, Killed, a_plan, a_session, live, responses, side_by_side
+from tests.small_run import config
+
+HELPS_S = 1e6
+SAVES = {"objective": "gpu_seconds", "idle_timeout_s": HELPS_S, "flush_interval_s": 1.0}
+
+
+def planned(slot, **changes):
+    """The plan of tests.sessions with one slot changed."""
+    plan = a_plan()
+    slots = [replace(place, **changes) if place.slot == slot else place for place in plan.slots]
+    return replace(plan, slots=tuple(slots))
+
+
+def beat(store, session):
+    return records.read(store, AliveRecord, layout.alive(0, session.incarnation))
+
+
+def batches(session):
+    """Of every step from now on: how many are decoded, and how many of the slot's own are held."""
+    seen, step = [], session._engine.step
+
+    def counted():
+        seen.append((len(session._holdings.in_flight), len(session._holdings.own & session._holdings.held.keys())))
+        return step()
+
+    session._engine.step = counted
+    return seen
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(1, IN_FLIGHT + 2), st.integers(0, 15))
+def test_the_batch_stays_small_until_the_own_unit_has_ended_and_then_takes_what_is_there(batch_max, steps):
+    store, plan = MemoryStore(), planned(0, batch_max=batch_max)
+    with pytest.raises(Killed):
+        live(a_session(store, 1, steps=steps, plan=plan))
+    member = a_session(store, 0, plan=plan, flush_interval_s=1.0, idle_timeout_s=HELPS_S)
+    seen = batches(member)
+    live(member)
+    assert responses(store) == EXPECTED
+    assert max(size for size, own in seen if own) == min(batch_max, IN_FLIGHT)
+    if steps < 3 and batch_max < 3:  # the other has left nearly all of its unit
+        assert max(size for size, own in seen if not own) > batch_max
+
+
+def test_an_isolated_member_is_not_refilled_from_the_living():
+    store, clock, plan = MemoryStore(), ManualClock(), a_plan()
+    slots = (replace(plan.slots[0], groups=(0,), batch_max=IN_FLIGHT), replace(plan.slots[1], groups=(1, 2, 3, 4)))
+    plan = replace(plan, slots=slots)
+    tail = a_session(store, 0, clock=clock, plan=plan, flush_interval_s=1.0, idle_timeout_s=HELPS_S)
+    other = a_session(store, 1, clock=clock, plan=plan, flush_interval_s=1.0)
+    tail.claim()
+    other.claim()
+    tail._turn()
+    other._turn()
+    other._books.announce()
+    tail._books.look()
+    tail._books.announce()
+    assert (len(tail._holdings.in_flight), beat(store, tail).room) == (3, 1)
+    assert beat(store, other).waiting == 8
+    assert not tail._books.inbox
+    tail._holdings.batch_max = None
+    tail._books.look()
+    assert tail._books.inbox
+
+
+def test_to_save_machine_time_it_leaves_the_living_alone_and_goes_at_once():
+    store, clock = MemoryStore(), ManualClock()
+    quick, slow = (a_session(store, slot, clock=clock, **SAVES) for slot in range(2))
+    for response in list(quick._holdings.own)[1:]:
+        quick._holdings.own -= {response}
+    left = side_by_side(quick, slow)
+    assert len(left) == 2
+    assert responses(store) == EXPECTED
+    book = JournalReader(store, a_plan()).book
+    book.refresh()
+    assert book.moved == 0
+
+
+def test_to_save_machine_time_it_still_takes_over_the_lost_before_it_goes():
+    store = MemoryStore()
+    with pytest.raises(Killed):
+        live(a_session(store, 1, steps=6, **SAVES))
+    outcome = live(a_session(store, 0, **SAVES))
+    assert responses(store) == EXPECTED
+    assert outcome.tokens_recovered > 0
+
+
+class Roomy(ScriptedEngine):
+    """Decodes the whole of a unit together, and has room for another."""
+
+    def __init__(self, _steps, **given):
+        super().__init__(50, 16, median_length=12, **given)
+
+
+def cutters(share):
+    """Two members that cut, on one clock."""
+    store, clock = MemoryStore(), ManualClock()
+    return store, [a_session(store, slot, clock=clock, cut_share=share, engine=Roomy, **SAVES) for slot in range(2)]
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.8])
+def test_the_last_responses_are_handed_to_members_with_room_and_the_member_leaves(share):
+    store, members = cutters(share)
+    first = side_by_side(*members)[0]
+    assert responses(store) == EXPECTED
+    reader = JournalReader(store, a_plan())
+    reader.refresh()
+    moved = [r for r in range(a_plan().num_responses) if reader.book.former_owners(r)]
+    assert moved
+    assert {name for r in moved for name in reader.book.former_owners(r)} == {first}
+    gone = records.read(store, AliveRecord, layout.alive(0, first))
+    assert (gone.state, gone.unfinished, gone.released) == ("gone", 0, 0)
+
+
+def test_only_what_fits_in_the_rooms_of_others_is_handed_over():
+    store, members = cutters(0.2)
+    for member in members:
+        member._engine._max_in_flight = 3  # and each has five to nine
+    side_by_side(*members)
+    assert responses(store) == EXPECTED
+    book = JournalReader(store, a_plan()).book
+    book.refresh()
+    assert book.moved == 0
+
+
+def test_what_nobody_takes_it_takes_back_after_the_ttl_and_does_not_cut_again():
+    _, (cutter, other) = cutters(0.2)
+    other.claim()
+    cutter.claim()
+    turns = 0
+    while cutter._books._cut_at_s is None:
+        turns += 1
+        assert turns < 200
+        cutter._turn()
+        # It lives, says that it has room and much to do, and takes nothing.
+        other._books._holdings.state = "working"
+        other._books._holdings.waiting.clear()
+        other._books.announce()
+    held = set(cutter._holdings.released)
+    assert held
+    assert not cutter._holdings.held
+    began_s = cutter._clock.monotonic()
+    while not cutter._holdings.held:
+        assert cutter._clock.monotonic() < began_s + 60
+        assert not cutter._is_done()
+        other._books.announce()
+        cutter._turn()
+    assert cutter._clock.monotonic() - began_s >= cutter._config.claim_ttl_s
+    cutter._turn()
+    assert set(cutter._holdings.held) <= held
+    while not cutter._is_done():
+        other._books.announce()
+        cutter._turn()
+    assert cutter._holdings.ended.keys() >= held
+    assert not cutter._books.cut_due
+
+
+def test_the_crew_stays_as_long_as_the_trainers_machine_has_something_to_hand_over():
+    plan = planned(1, pool=TRAIN_POOL)
+    store, clock = MemoryStore(), ManualClock()
+    seeding = a_session(store, 1, clock=clock, plan=plan, flush_interval_s=1.0, time_limit_s=70.0)
+    seeding._engine._step_time_s = lambda _: 8.0  # so slowly that the other is done before
+    member = a_session(store, 0, clock=clock, plan=plan, flush_interval_s=1.0, objective="gpu_seconds")
+    left = side_by_side(seeding, member)
+    assert left == [seeding.incarnation, member.incarnation]
+    assert beat(store, seeding).unfinished > 0
+    assert responses(store) == EXPECTED
+
+
+def a_claimant(store, plan, slot):
+    return Claimant(store, plan, incarnation=f"{slot:05d}-a", slot=slot, claim_ttl_s=1.0, clock=ManualClock())
+
+
+def test_the_crew_answers_for_what_a_member_from_outside_took_from_the_trainers_machine():
+    """It may vanish with it, when the trainer's machine does not generate any more."""
+    store, plan = MemoryStore(), planned(1, pool=TRAIN_POOL)
+    member, trainers, joined = (a_claimant(store, plan, slot) for slot in range(3))
+    for each in (member, trainers):
+        each.take_own_slot()
+    joined.refresh()
+    assert joined._claim(1, {"00001-a"}, plan.responses_of(1))
+    member.refresh()
+    assert not member.own_unit_ended()
+    end(store, *joined.owned().items())
+    member.refresh()
+    assert member.own_unit_ended()
+
+
+def test_what_the_crew_took_from_the_trainers_machine_is_one_members_business():
+    store, pools = MemoryStore(), ("rollout", "rollout", TRAIN_POOL)
+    plan = replace(
+        a_plan(), slots=tuple(SlotPlan(slot=slot, pool=pool, groups=(slot,)) for slot, pool in enumerate(pools))
+    )
+    member, other, trainers = (a_claimant(store, plan, slot) for slot in range(3))
+    for each in (member, other, trainers):
+        each.take_own_slot()
+    other.refresh()
+    assert other._claim(2, {"00002-a"}, plan.responses_of(2))
+    member.refresh()
+    assert member.own_unit_ended()
+
+
+def test_where_members_cut_each_answers_for_what_it_had_until_the_crew_has_it_or_it_has_ended():
+    """0 has cut and left; 1 took it, and a member from outside took it from 1."""
+    store, plan = MemoryStore(), a_plan()
+    mine, last = plan.responses_of(0), plan.responses_of(0)[-1]
+
+    cutter, taker, joined = (a_claimant(store, plan, slot) for slot in range(3))
+    for each in (cutter, taker):
+        each.take_own_slot()
+    taker.refresh()
+    assert taker._claim(0, {"00000-a"}, mine)
+    cutter.refresh()
+    assert not cutter.own_unit_ended(cuts=True)
+    assert cutter.own_unit_ended(cuts=True, has_cut=True)
+    joined.refresh()
+    assert joined._claim(0, {"00001-a"}, (last,))
+    for each in (cutter, taker):
+        each.refresh()
+        assert not each.own_unit_ended(cuts=True, has_cut=True)
+    assert taker.own_unit_ended()  # where nobody cuts, slot 0 answers for it
+    end(store, (last, joined.owned()[last]))
+    for each in (cutter, taker):
+        each.refresh()
+        assert each.own_unit_ended(cuts=True, has_cut=True)
+
+
+def test_only_the_plans_own_crew_leaves_for_the_sake_of_its_machines_time(tmp_path):
+    planning = {"objective": "gpu_seconds", "cut_share": 0.7}
+    run = config("memory://planned", tmp_path, planning=planning)
+    told = {pool: session_config(run, slot=0, pool=pool) for pool in ("rollout", "far", TRAIN_POOL, JOINED_POOL)}
+    assert {(told[pool].objective, told[pool].cut_share) for pool in ("rollout", "far")} == {("gpu_seconds", 0.7)}
+    assert {(told[pool].objective, told[pool].cut_share) for pool in (TRAIN_POOL, JOINED_POOL)} == {("makespan", None)}
+
+
+def end(store, *responses):
+    """The member from outside journals the ends of responses; given with the epochs of its claims."""
+    writer = JournalWriter(store, 0, "00002-a", 0)
+    for response, epoch in responses:
+        writer.append(response, epoch, 0, (5, 0), (-1.0, -1.0), Finish.STOP)
+    writer.flush()
