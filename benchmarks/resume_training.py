@@ -1,6 +1,6 @@
 """Claim: a trainer killed at random moments ends with the bits it would have had, and publishes nothing twice.
 
-One run is rolled out and trained without a kill; copies of it are trained again on the same journal, in turns undisturbed
+One run is rolled out and trained without a kill; copies are trained again on its journal, in turns undisturbed
 and killed. Train processes are forked from a server that has imported everything: Python's start is not measured.
 """
 

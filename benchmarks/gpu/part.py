@@ -28,7 +28,7 @@ PARTS = {
     "invariant": ("benchmarks.gpu.engines:measure_invariant", ("torch", "transformers", "vllm")),
     "trainer": ("benchmarks.gpu.trainer:measure", ("torch", "transformers")),
 }
-_ROOT = Path(__file__).parents[1]
+_ROOT = Path(__file__).parents[2]
 _LINES_SHOWN = 40
 
 

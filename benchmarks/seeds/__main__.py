@@ -2,7 +2,7 @@
 
     python -m benchmarks.seeds [--json] [--full] [--seeds N] [--paper NAME] [--traces DIR]
 
-Every setting is a file in benchmarks/scenarios, with the source of each parameter. At most two knobs of a paper are
+Every setting is a file in scenarios/, with the source of each parameter. At most two knobs of a paper are
 fitted, each on one figure that is named; all other figures are predictions, and one that is further off than the bound
 for all of them (benchmarks/seeds/findings.py) is reported as missed. Two settings of our own follow: all mechanisms
 together, and spot machines that are all gone. PlexRL shares a trainer between jobs, which
@@ -101,7 +101,7 @@ def _notes(papers: Sequence[str], seeds: int, traces: Path | None) -> dict[str, 
         "trace": PROCESSES["aws-p3"].source if traces is None else f"{traces}/p3-trace.csv",
         "knobs": {name: PAPERS[name].knobs for name in papers},
         "inside": f"within {RATIO_OFF_MAX:.0%} of a ratio, {SHARE_OFF_MAX} of a share",
-        "marks": "[P] paper, [A] its abstract, [S] told by others, [D] derived; benchmarks/scenarios has all sources",
+        "marks": "[P] paper, [A] its abstract, [S] told by others, [D] derived; scenarios/ has all sources",
     }
 
 

@@ -1,6 +1,6 @@
 """Arms of benchmarks.seeds: scenarios of the papers, what is changed in them, and running all arms with all seeds.
 
-A scenario file says what is known of a paper's setting and where from (benchmarks/scenarios); an arm is such a scenario
+A scenario file says what is known of a paper's setting and where from (scenarios/); an arm is such a scenario
 with something changed, and what of its run counts.
 """
 

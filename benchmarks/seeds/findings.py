@@ -16,7 +16,7 @@ class Finding:
     """One line of the table.
 
     published: the paper's figure; None: it has none. to: the other end, where it gives a range. mark: where it was
-    read, as in benchmarks/scenarios. share: it is a share, not a ratio. fitted: a knob was set on it, so that it is no
+    read, as in scenarios/. share: it is a share, not a ratio. fitted: a knob was set on it, so that it is no
     prediction and no target. least, most: what a figure without a published one must reach, or not exceed.
     """
 

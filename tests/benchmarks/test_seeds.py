@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks import seeds
+from benchmarks.seeds import __main__ as seeds
 from benchmarks.seeds import outage, rlboost, rlhfless, streamrl, together
 from benchmarks.seeds.arms import (
     SCENARIOS,

@@ -17,7 +17,7 @@ from storage.weights.tensor_sets import publish, pull, read_manifest
 from storage.weights.versions import bases, publish_version, pull_version
 from tests.weight_chains import Counting, block, cache_at, chain, contents, everything, first, pulled, stepped
 
-V1 = Path(__file__).parents[1] / "data" / "v1"
+V1 = Path(__file__).parents[2] / "data" / "v1"
 
 
 def test_every_version_is_pulled_as_it_was_published():

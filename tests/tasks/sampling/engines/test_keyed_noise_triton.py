@@ -204,7 +204,7 @@ def test_the_kernels_in_tritons_interpreter():
     child = subprocess.run(
         command,
         env=environment | {"TRITON_INTERPRET": "1"},
-        cwd=Path(__file__).parents[3],
+        cwd=Path(__file__).parents[4],
         capture_output=True,
         text=True,
         check=False,

@@ -194,22 +194,24 @@ def test_a_slow_look_does_not_keep_a_notice_from_being_heeded():
     live(a_session(store, 0))
     busy = a_session(store, 1)
     busy.claim()
-    listing, decodes, looks, left = store.list, threading.Event(), threading.Event(), threading.Event()
+    listing, looks, left = store.list, threading.Event(), threading.Event()
     waited = []
 
     def slow(prefix, after=""):
-        if "/claims/" in prefix and decodes.is_set():
+        if "/claims/" in prefix and threading.current_thread() is not threading.main_thread():
             looks.set()
             waited.append(left.wait(60))
         return listing(prefix, after)
 
-    def notice():
-        decodes.set()
-        return looks.is_set()
-
     store.list = slow
     member = a_session(
-        store, SLOTS, clock=SystemClock(), background=True, flush_interval_s=0.1, idle_timeout_s=HELPS_S, notice=notice
+        store,
+        SLOTS,
+        clock=SystemClock(),
+        background=True,
+        flush_interval_s=0.1,
+        idle_timeout_s=HELPS_S,
+        notice=looks.is_set,
     )
     leave = member._books.leave
     member._books.leave = lambda: left.set() or leave()
