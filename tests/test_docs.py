@@ -85,7 +85,7 @@ def missing_paths(path: Path, text: str) -> Iterator[str]:
         if is_source and not any(any(ROOT.glob(f"{folder}**/{name}")) for folder in ("", *(f"{f}/" for f in FOLDERS))):
             yield f"{path.name}: {name}"
     for module in re.findall(rf"-m ((?:{'|'.join(FOLDERS)})\.[\w.]+)", text):
-        if not (ROOT / f"{module.replace('.', '/')}.py").exists():
+        if not any((ROOT / f"{module.replace('.', '/')}{end}").exists() for end in (".py", "/__main__.py")):
             yield f"{path.name}: python -m {module}"
 
 
