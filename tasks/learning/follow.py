@@ -149,7 +149,7 @@ class GroupFollower:
 
     def _log_waiting(self, groups: Sequence[int], still_s: float) -> None:
         lines = self._missing(groups)
-        log.info(
+        log.warning(
             "iteration %d: nothing new for %.0f s; waiting for %s", self._plan.iteration, still_s, "; ".join(lines)
         )
 

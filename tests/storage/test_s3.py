@@ -218,7 +218,7 @@ def test_a_silent_server_is_given_up_in_time(credentials, verb):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         credentials.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{listener.getsockname()[1]}")
         store = S3Store("bucket", deadline_s=0.4, backoff_s=0.001)
-        with pytest.raises(StoreUnavailable, match=r"no answer within 0.4 s and \d+ attempts"):
+        with pytest.raises(StoreUnavailable, match=r"no answer within [0-9.]+ s and \d+ attempts"):
             verb(store)
         store.close()
 

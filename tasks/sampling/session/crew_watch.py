@@ -158,7 +158,7 @@ class CrewWatch:
             until = "; planning.seeding is 'off', so the trainer's machines do not generate"
         else:
             until = f"; the trainer's machines generate after {self._planning.seeding_after_s:g} s"
-        log.info(
+        log.warning(
             "iteration %d: no member has lived for %.0f s; waiting for %s%s",
             self._plan.iteration,
             alone_s,

@@ -214,7 +214,7 @@ def test_a_seal_beyond_what_was_read_is_read_up_to(store, crew):
 
 
 def test_while_it_waits_it_says_for_what_but_not_often(store, crew, caplog):
-    caplog.set_level(logging.INFO, logger="tasks.learning.follow")
+    caplog.set_level(logging.WARNING, logger="tasks.learning.follow")
     crew[0].write(0, [1, 2, 3], Finish.RUNNING)
     idle = [lambda: None] * 69
     following = follower(store, Meanwhile(*idle, lambda: finish_group(crew[1], 1)), in_plan_order=False, timeout_s=99)
@@ -228,7 +228,7 @@ def test_while_it_waits_it_says_for_what_but_not_often(store, crew, caplog):
 
 
 def test_what_comes_quickly_is_not_worth_a_line(store, crew, caplog):
-    caplog.set_level(logging.INFO, logger="tasks.learning.follow")
+    caplog.set_level(logging.WARNING, logger="tasks.learning.follow")
     following = follower(store, Meanwhile(lambda: finish_group(crew[0], 0)))
     following.wait(EVERY)
     assert caplog.messages == []

@@ -81,7 +81,7 @@ def test_with_nobody_there_the_trainer_is_left_alone_after_the_time_that_is_set(
 
 
 def test_with_seeding_off_it_never_is_and_it_says_once_a_minute_what_it_waits_for(store, clock, caplog):
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.WARNING)
     assert raised_after(a_watch(store, clock, OFF), clock, 300.0) is None
     told = [line for line in caplog.messages if "no member has lived" in line]
     assert len(told) == 4
