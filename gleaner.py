@@ -1,4 +1,4 @@
-"""The command line: look at configurations and runs. Training is `pyflyte run workflows/training.py training`."""
+"""The command line that looks at configurations and runs. `pyflyte run workflows/training.py training` trains."""
 
 import json
 import signal
@@ -58,7 +58,7 @@ COLUMNS = (
     ("seconds", "timing_s/iteration", "{:.1f}"),
     ("dollars", "cost/usd_iter", "{:.5f}"),
 )
-# What can be exported, with the options of each as they are shown.
+# What can be exported, and how the options of each are shown.
 EXPORTS = {
     "--rollouts": {"--iterations": "--iterations a:b", "--overwrite": "--overwrite"},
     "--model": {"--version": "--version N", "--dtype": "--dtype D"},
@@ -69,20 +69,25 @@ EXPECTED = (ConfigError, ModelError, PromptError, GradingError, StorageError, Lo
 
 @click.group()
 def main() -> None:
-    """Gleaner: reinforcement-learning post-training on spare GPUs."""
+    """Gleaner: reinforcement-learning post-training on spare GPUs.
+
+    To train: pyflyte run workflows/training.py training --config my.yaml --count 10
+
+    CONFIG is such a YAML file. RUN_URL is its run.url: a directory, or s3://bucket/prefix.
+    """
 
 
-@main.command()
+@main.command(short_help="Check a configuration file, or test a store.")
 @click.argument("config", type=click.Path(path_type=Path), required=False)
-@click.option("--resolved", is_flag=True, help="Print the whole configuration with its defaults, as JSON.")
-@click.option("--files", is_flag=True, help="Also open the model, the prompts and the rewards it names.")
-@click.option("--store", "store_url", metavar="URL", help="Instead: prove by doing that a store can hold a run.")
+@click.option("--resolved", is_flag=True, help="Print the whole configuration with all defaults, as JSON.")
+@click.option("--files", is_flag=True, help="Also open the model, prompts and reward functions that it names.")
+@click.option("--store", "store_url", metavar="URL", help="Test a store instead: can it create objects atomically?")
 @click.option(
-    "--keys", type=click.IntRange(min=1), default=100, show_default=True, help="How many keys 16 writers race for."
+    "--keys", type=click.IntRange(min=1), default=100, show_default=True, help="With --store: how thorough the test is."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print what the store showed as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="With --store: print the result as JSON.")
 def check(config: Path | None, resolved: bool, files: bool, store_url: str | None, keys: int, as_json: bool) -> None:
-    """Validate a run configuration without running or creating anything; or prove a store, which is left as it was."""
+    """Check a configuration file (CONFIG), or test whether a store can hold a run (--store URL)."""
     if config is not None and store_url is None and not as_json:
         _check_config(config, resolved=resolved, files=files)
     elif config is None and store_url is not None and not resolved and not files:
@@ -128,14 +133,14 @@ def _check_store(url: str, keys: int, *, as_json: bool) -> None:
     sys.exit(1 if lacking else 0)
 
 
-@main.command()
+@main.command(short_help="Estimate hours and dollars of a run.")
 @click.argument("config", type=click.Path(path_type=Path), required=False)
 @click.option("--save", is_flag=True, help="Also write the forecast into the run's directory.")
-@click.option("--no-probe", is_flag=True, help="Do not read the run's last reports; only what is configured counts.")
-@click.option("--realised", "run_url", metavar="RUN_URL", help="Instead: a saved forecast against what the run took.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--no-probe", is_flag=True, help="Ignore what the run has measured so far.")
+@click.option("--realised", "run_url", metavar="RUN_URL", help="Compare a saved forecast with what happened instead.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 def forecast(config: Path | None, save: bool, no_probe: bool, run_url: str | None, as_json: bool) -> None:
-    """Say what a run will take on several fleets, and recommend one; needs no GPU and no weights."""
+    """Estimate the hours and dollars of a run on several fleets and recommend one. Needs no GPU and no weights."""
     try:
         if config is not None and run_url is None:
             _forecast_run(load(config), save=save, no_probe=no_probe, as_json=as_json)
@@ -155,14 +160,14 @@ def _forecast_run(settings: RunConfig, *, save: bool, no_probe: bool, as_json: b
     width = Console().width if sys.stdout.isatty() else 150
     click.echo(records.encode(record) if as_json else forecast_text(record, width), nl=as_json)
     if save:
-        # Last: where it cannot be written, it was at least shown.
+        # Last, so that the forecast is shown even if it cannot be written.
         click.echo(f"written: {save_forecast(connect(settings.run.url), record)}", err=True)
 
 
-@main.command()
+@main.command(short_help="Show the finished iterations of a run.")
 @click.argument("run_url")
 def status(run_url: str) -> None:
-    """Show the committed iterations and evaluations of a run, and what stopped the training of the one after them."""
+    """Show the finished iterations and evaluations of a run, and what stopped training, if a step was not finite."""
     try:
         store = connect(run_url)
         history, evaluated, stopped = reports(store), evaluations(store), nonfinite_line(store)
@@ -172,26 +177,26 @@ def status(run_url: str) -> None:
         Console(width=None if sys.stdout.isatty() else 120).print(table(history))
         point_usd = usd_per_reward_point(history)
         if point_usd is not None:
-            click.echo(f"a point of mean reward has cost {point_usd:.5f} dollars since iteration 0")
+            click.echo(f"dollars so far per point of mean reward gained since iteration 0: {point_usd:.5f}")
     else:
-        click.echo(f"{run_url} holds no committed iteration")
+        click.echo(f"{run_url} holds no committed iteration; if there should be one, check the URL")
     for record in evaluated:
         click.echo(evaluation_line(record))
     if stopped is not None:
         click.echo(stopped)
 
 
-@main.command()
+@main.command(short_help="Show the iteration in progress.")
 @click.argument("run_url")
-@click.option("--once", is_flag=True, help="Look once and end.")
-@click.option("--json", "as_json", is_flag=True, help="Print every look as one line of JSON.")
+@click.option("--once", is_flag=True, help="Look once and exit.")
+@click.option("--json", "as_json", is_flag=True, help="Print each look as one line of JSON.")
 @click.option(
     "--interval-s", type=click.FloatRange(min=0.1), default=2.0, show_default=True, help="Seconds between two looks."
 )
 def watch(run_url: str, once: bool, as_json: bool, interval_s: float) -> None:
-    """Show the current iteration while it runs: who works, how far it is, what the trainer waits for.
+    """Show the iteration in progress: which members work, how far it is, what the trainer waits for.
 
-    Goes on to the next iteration when one is committed, until Ctrl-C. Writes nothing to the run.
+    Goes on to the next iteration until Ctrl-C. Writes nothing to the run.
     """
     with suppress(KeyboardInterrupt):
         try:
@@ -201,12 +206,12 @@ def watch(run_url: str, once: bool, as_json: bool, interval_s: float) -> None:
             _refuse(error)
 
 
-@main.command()
+@main.command(short_help="Generate responses for a run on this machine.")
 @click.argument("run_url")
-@click.option("--iterations", type=click.IntRange(min=1), help="Leave after helping with so many; default: stay.")
-@click.option("--time-limit-s", type=click.FloatRange(min=0, min_open=True), help="Leave after so many seconds.")
-@click.option("--patience-s", type=click.FloatRange(min=0), help="Leave when nothing has been planned for so long.")
-@click.option("--usd-per-hour", type=click.FloatRange(min=0), help="What this machine costs, for the report.")
+@click.option("--iterations", type=click.IntRange(min=1), help="Leave after helping with this many iterations.")
+@click.option("--time-limit-s", type=click.FloatRange(min=0, min_open=True), help="Leave after this many seconds.")
+@click.option("--patience-s", type=click.FloatRange(min=0), help="Leave after this many seconds without work.")
+@click.option("--usd-per-hour", type=click.FloatRange(min=0), help="Price of this machine, for the report.")
 def join(
     run_url: str,
     iterations: int | None,
@@ -214,9 +219,10 @@ def join(
     patience_s: float | None,
     usd_per_hour: float | None,
 ) -> None:
-    """Work for a run on this machine, without Flyte: take responses that are free or late, iteration by iteration.
+    """Help a run from this machine, without Flyte: generate responses until Ctrl-C.
 
-    Ctrl-C or SIGTERM: everything is flushed and free for others, and the command ends with 0.
+    Needs access to the run's store. At Ctrl-C or SIGTERM it writes its tokens, leaves the rest to others, and exits
+    with 0.
     """
     limits = JoinLimits(iterations=iterations, time_limit_s=time_limit_s, patience_s=patience_s)
     with PreemptionNotice() as notice:
@@ -229,11 +235,11 @@ def join(
             _refuse(error)
         except KeyboardInterrupt:
             sys.exit(130)
-    click.echo(f"left after helping with {helped} iterations")
+    click.echo(f"left after helping with {helped} iteration{'s' * (helped != 1)}")
 
 
 def _interrupted(notice: PreemptionNotice) -> None:
-    """The first Ctrl-C asks to leave in good order, the second does not ask."""
+    """The first Ctrl-C lets the member write its tokens and leave; the second ends it at once."""
     notice.give()
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -245,17 +251,19 @@ def _tell_outcome(plan: PlanRecord, outcome: SessionOutcome) -> None:
     )
 
 
-@main.command()
+@main.command(short_help="Export the model or the responses of a run.")
 @click.argument("run_url")
-@click.option("--rollouts", is_flag=True, help="The responses, with tokens, log-probs and rewards, as Parquet files.")
-@click.option("--model", is_flag=True, help="A weight version, as a Hugging Face model directory.")
-@click.option("--adapter", is_flag=True, help="The LoRA adapter of a weight version, as a PEFT folder.")
+@click.option("--rollouts", is_flag=True, help="Export responses, with tokens, log-probs and rewards, as Parquet.")
+@click.option("--model", is_flag=True, help="Export the model as a Hugging Face directory.")
+@click.option("--adapter", is_flag=True, help="Export the LoRA adapter as a PEFT folder.")
 @click.option("--to", "folder", type=click.Path(path_type=Path), required=True, help="The folder to write to.")
-@click.option("--iterations", help="Of --rollouts: a:b (without b), a:, :b, or a; default: all.")
-@click.option("--overwrite", is_flag=True, help="Of --rollouts: replace files that are there.")
-@click.option("--version", type=click.IntRange(min=0), help="Of --model and --adapter: which; default: the newest.")
+@click.option("--iterations", help="With --rollouts: a:b (without b), a:, :b or a. Default: all.")
+@click.option("--overwrite", is_flag=True, help="With --rollouts: replace existing files.")
 @click.option(
-    "--dtype", type=click.Choice([STORED, *DTYPES]), help="Of --model: convert to; default: stored, as it is."
+    "--version", type=click.IntRange(min=0), help="With --model or --adapter: weight version. Default: newest."
+)
+@click.option(
+    "--dtype", type=click.Choice([STORED, *DTYPES]), help="With --model: convert to this dtype. Default: stored."
 )
 def export(
     run_url: str,
@@ -268,7 +276,7 @@ def export(
     version: int | None,
     dtype: str | None,
 ) -> None:
-    """Copy what a run has produced into files for other tools; the run is only read."""
+    """Export the model (--model), its LoRA adapter (--adapter) or the responses (--rollouts) of a run."""
     try:
         _check_export(
             {"--rollouts": rollouts, "--model": model, "--adapter": adapter},
@@ -292,7 +300,7 @@ def export(
 
 
 def _check_export(kinds: Mapping[str, bool], options: Mapping[str, object]) -> None:
-    """Refuse anything but one kind, with options (None: not given) of its own."""
+    """Raise ValueError unless one kind is chosen, with no options but its own; None in `options` means not given."""
     chosen = [kind for kind, is_chosen in kinds.items() if is_chosen]
     given = {name for name, value in options.items() if value is not None}
     if len(chosen) != 1 or not given <= EXPORTS[chosen[0]].keys():
@@ -300,11 +308,11 @@ def _check_export(kinds: Mapping[str, bool], options: Mapping[str, object]) -> N
         raise ValueError(f"export: allowed: {', '.join(forms[:-1])}, or {forms[-1]}")
 
 
-@main.command()
+@main.command(short_help="Delete what a run no longer needs.")
 @click.argument("run_url")
-@click.option("--dry-run", is_flag=True, help="Only say what would be deleted.")
+@click.option("--dry-run", is_flag=True, help="Only print what would be deleted.")
 def sweep(run_url: str, dry_run: bool) -> None:
-    """Compact and delete what a run no longer needs, as its configuration's section `retention` says."""
+    """Free space: delete old weights, checkpoints and working files, as the section `retention` says."""
     try:
         store = connect(run_url)
         current = next_iteration(store)
@@ -325,7 +333,7 @@ def sweep(run_url: str, dry_run: bool) -> None:
 
 
 def table(history: list[ReportRecord]) -> Table:
-    """One row per iteration: what was learned, what it took."""
+    """A table with one row per iteration: reward, lengths, losses, seconds, dollars."""
     grid = Table("iteration", *(title for title, _, _ in COLUMNS), title="committed iterations")
     for report in history:
         cells = [form.format(report.metrics.get(name, float("nan"))) for _, name, form in COLUMNS]
@@ -354,7 +362,7 @@ def _look_at_run(watcher: Watcher) -> RunView:
 
 
 def _display(views: Iterable[RunView], *, as_json: bool) -> None:
-    """Each look in the place of the last on a terminal, below it elsewhere."""
+    """Show each look in place of the last on a terminal, and below it elsewhere."""
     if as_json:
         for view in views:
             click.echo(json.dumps(asdict(view)))

@@ -127,10 +127,14 @@ def test_files_are_opened_only_when_asked_for(write, sections, message):
 
 def test_status_of_a_run_without_a_committed_iteration(model, tmp_path):
     url = str(tmp_path / "run")
-    assert gleaner("status", url).stdout == f"{url} holds no committed iteration\n"
+    assert (
+        gleaner("status", url).stdout == f"{url} holds no committed iteration; if there should be one, check the URL\n"
+    )
     assert not (tmp_path / "run").exists()
     plan_iteration(config(url, model))
-    assert gleaner("status", url).stdout == f"{url} holds no committed iteration\n"
+    assert (
+        gleaner("status", url).stdout == f"{url} holds no committed iteration; if there should be one, check the URL\n"
+    )
 
 
 def test_status_shows_the_history_of_a_run(model, tmp_path):

@@ -67,7 +67,7 @@ def test_told_to_leave_it_ends_well_and_another_machine_goes_on(tmp_path, word):
     first.send_signal(word)
     told, errors = first.communicate(timeout=LIMIT_S)
     assert first.returncode == 0, errors
-    assert "left after helping with 1 iterations" in told
+    assert "left after helping with 1 iteration" in told
     [alive] = [records.read(connect(url), AliveRecord, key) for key in connect(url).list(layout.alive_all(0))]
     assert alive.state == "gone"
     assert alive.tokens_generated == sum(len(response.token_ids) for response in responses(url)) > 0
@@ -93,7 +93,7 @@ def test_before_the_run_begins_it_waits_says_so_and_works_when_it_has(tmp_path):
     assert planned(tmp_path) == url
     told, errors = early.communicate(timeout=LIMIT_S)
     assert early.returncode == 0, errors
-    assert "left after helping with 1 iterations" in told
+    assert "left after helping with 1 iteration" in told
     assert all(response.finish.ends_response for response in responses(url))
 
 
