@@ -1,8 +1,8 @@
-"""Accelerators: what their data sheets promise of memory and arithmetic, with sources.
+"""Accelerators: the memory and arithmetic that their data sheets promise, with sources.
 
-Peak figures, which no engine reaches: whoever estimates a speed from them multiplies by an efficiency and says that it
-is an estimate. Arithmetic is dense bfloat16 on tensor cores; sheets that show it with sparsity show twice as much.
-Knows nothing of prices, models or engines.
+No engine reaches these peak figures: code that estimates a speed from them multiplies by an efficiency and says that
+the result is an estimate. Arithmetic is dense bfloat16 on tensor cores; data sheets that give it with sparsity show
+twice as much. This module knows nothing of prices, models or engines.
 """
 
 import re
@@ -16,7 +16,7 @@ _TERA = 1e12
 class Accelerator:
     """One accelerator: bytes of memory, bytes per second to it, floating-point operations per second.
 
-    name: as the price table has it. also: what else it is called, by Flyte and by users.
+    name: as in the price table. also: the names that Flyte and users give it.
     """
 
     name: str
@@ -64,7 +64,7 @@ ACCELERATORS: tuple[Accelerator, ...] = (
 
 
 def accelerator(name: str) -> Accelerator:
-    """The accelerator of this name, as Flyte, the price table or people write it; raises LookupError with the known."""
+    """Returns the accelerator of this name or alias; raises LookupError, which lists the known ones."""
     wanted = _plain(name)
     for known in ACCELERATORS:
         if wanted in {_plain(known.name), *map(_plain, known.also)}:
@@ -74,5 +74,5 @@ def accelerator(name: str) -> Accelerator:
 
 
 def _plain(name: str) -> str:
-    """Without the maker, in small letters, words joined by one sign."""
+    """Drops the maker, lowers the case, and joins words by "-"."""
     return re.sub(r"[ _-]+", "-", name.strip().lower()).removeprefix("nvidia-")

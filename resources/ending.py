@@ -1,6 +1,6 @@
-"""The end at a notice, for work that is replayed from records: this process and all it has started, at once.
+"""Ends this process and all its descendants on SIGTERM, for work that is replayed from records.
 
-For a process that has something to save first there is `resources.notice`. Does not know what is replayed.
+A process that must save something first uses `resources.notice`. This module does not know what is replayed.
 """
 
 import os
@@ -18,7 +18,7 @@ from resources.process import descendants
 _ROUNDS_MAX = 20
 _ROUND_S = 0.05
 _CLOSED = b"\0"
-# The pipe of the block that this process is in.
+# The write end of the pipe of the block that this process is in.
 _writers: list[int] = []
 _forking = threading.local()
 
@@ -27,10 +27,12 @@ _forking = threading.local()
 def ends_on_notice() -> Iterator[None]:
     """End the process and its descendants when SIGTERM comes inside the block; it ends with EXIT_CODE.
 
-    No `finally` is run. The end does not wait for the main thread, which may be inside native code for as long as a
-    peer does not come, nor for a handler that a library installs inside the block. As PID 1 of a container a process
-    without handlers would not even notice the signal. Outside the main thread, where Python allows no handlers,
-    nothing changes.
+    No `finally` is run. The end does not wait for the main thread, which may be in native code for as long as a peer
+    does
+    not answer, nor for a handler that a library installs inside the block. PID 1 of a container that installs no
+    handler
+    does not even receive the signal. Outside the main thread, where Python allows no handlers, the block changes
+    nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -40,7 +42,7 @@ def ends_on_notice() -> Iterator[None]:
     watcher = threading.Thread(target=_end_when_told, args=(reader,), name="notice", daemon=True)
     watcher.start()
     _writers.append(writer)
-    # Handlers run in the main thread, between two bytecodes; the number of a signal is written to this pipe at once.
+    # Python runs handlers in the main thread, between bytecodes, but writes a signal's number to this pipe at once.
     earlier_writer = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     earlier = signal.signal(signal.SIGTERM, _end)
     try:
@@ -50,7 +52,9 @@ def ends_on_notice() -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL if earlier is None else earlier)
         signal.set_wakeup_fd(earlier_writer)
         _writers.remove(writer)
-        # Behind a signal that a library made an exception of: the watcher sees that first, and does not return.
+        # If a library turned the signal into an exception, its number is in the pipe before this byte: the watcher
+        # reads it
+        # first and ends the process.
         os.write(writer, _CLOSED)
         watcher.join()
         os.close(writer)
@@ -64,12 +68,12 @@ def _end_when_told(reader: int) -> None:
 
 
 def _end(_number: int = signal.SIGTERM, _frame: FrameType | None = None) -> NoReturn:
-    """Kill what this process has started, then end; from any thread, and from two at a time."""
+    """Kill the descendants of this process, then end it; may run in any thread, and in two at a time."""
     with suppress(OSError):
-        # Not logged: a handler may have interrupted the logger. By two threads it may be said twice.
+        # Not logged: a handler may have interrupted the logger. Two threads may both write this line.
         os.write(2, b"notice (SIGTERM): this process and what it has started end now; what is recorded is replayed\n")
     for _ in range(_ROUNDS_MAX):
-        # Again, because the main thread may have started another one meanwhile.
+        # Repeated, because the main thread may have started another process meanwhile.
         alive = descendants(os.getpid())
         if not alive:
             break
@@ -81,7 +85,7 @@ def _end(_number: int = signal.SIGTERM, _frame: FrameType | None = None) -> NoRe
 
 
 def _before_fork() -> None:
-    # What comes while the child still has the pipe waits until it has not.
+    # SIGTERM stays blocked until the child has given up the pipe.
     if _writers:
         _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 

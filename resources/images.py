@@ -1,12 +1,12 @@
 """Which container image a task runs in. Local runs use none.
 
-By default every task runs in the one image named when registering (`--image`, built from Dockerfile); a pool may name
-its own (PoolConfig.image), for rollouts with vLLM say.
+By default every task runs in the image named at registration (`--image`, built from Dockerfile). A pool may name its
+own (PoolConfig.image), for example one with vLLM for rollouts.
 """
 
 import re
 
-# [registry[:port]/]name[/name...] and :tag or @digest, as the OCI distribution specification has it.
+# [registry[:port]/]name[/name...] and :tag or @digest, as in the OCI distribution specification.
 _REFERENCE = re.compile(
     r"(?:[A-Za-z0-9.-]+(?::[0-9]+)?/)?"
     r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*(?:/[a-z0-9]+(?:[._-]+[a-z0-9]+)*)*"

@@ -1,6 +1,6 @@
-"""The notice that this machine will be taken away: SIGTERM, remembered for whoever asks.
+"""The notice that this machine will be taken away: remembers that SIGTERM came.
 
-Only records that the notice came; what to do about it (stop decoding, flush, exit with EXIT_CODE) is the session's.
+It only records the notice. The session decides what follows: stop decoding, flush, exit with EXIT_CODE.
 """
 
 import os
@@ -10,16 +10,16 @@ import threading
 from types import FrameType, TracebackType
 from typing import Self
 
-# The only exit code that Flyte always counts as a failure of the system (a preemption, retried without using up the
-# task's own retries). 143 and 241, what an unhandled SIGTERM ends in, count as either, by timing.
+# The only exit code that Flyte always counts as a system failure (a preemption, retried without using up the task's own
+# retries). It counts 143 and 241, the codes after an unhandled SIGTERM, as either kind, by timing.
 EXIT_CODE = 137
 
 
 class PreemptionNotice:
-    """Catches SIGTERM from its creation until `close`; a context manager. Ask from any thread.
+    """Catches SIGTERM from its creation until `close`; a context manager. Any thread may ask it.
 
-    A process that is PID 1 of its container ignores SIGTERM without a handler, and one under a forwarding parent dies
-    before it could flush: creating this object is what makes the notice arrive.
+    PID 1 of a container ignores SIGTERM without a handler, and a process under a parent that forwards the signal dies
+    before it can flush. Creating this object makes sure that the notice arrives.
     """
 
     def __init__(self) -> None:
@@ -37,17 +37,17 @@ class PreemptionNotice:
 
     @property
     def given(self) -> bool:
-        """True once the notice came; stays true, also after `close`."""
+        """True once the notice has come; stays true, also after `close`."""
         return self._given
 
     def give(self) -> None:
-        """Record a notice that came another way, for example from the provider's metadata service."""
+        """Record a notice that came in another way, for example from the provider's metadata service."""
         if not self._given and not self._closed:
             self._given = True
             os.write(self._writer, b"!")
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Block until the notice comes or `timeout_s` seconds passed (None: no limit); returns `given`.
+        """Block until the notice comes or `timeout_s` seconds have passed (None: no limit); returns `given`.
 
         Python runs signal handlers in the main thread between bytecodes: while that thread is inside one long call
         into native code, the notice is seen when the call returns.
@@ -59,7 +59,7 @@ class PreemptionNotice:
         return self._given
 
     def close(self) -> None:
-        """Put the previous handler back; wakes nobody. Main thread only. A second call does nothing."""
+        """Put the previous handler back, without waking threads in `wait`. Main thread only; may be called twice."""
         if self._closed:
             return
         # None stands for a handler that was not installed from Python and cannot be put back.

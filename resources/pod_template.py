@@ -1,6 +1,6 @@
-"""A pool's pod template, whose spec is built when it is first asked for: that is, when Flyte serialises it.
+"""A pool's pod template, which builds its spec when it is first asked for: when Flyte serialises it.
 
-Declaring a task must not cost its containers the Kubernetes client; none of them looks at the spec of its own pod.
+So a container that only declares tasks does not load the Kubernetes client; none looks at the spec of its own pod.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ PRIMARY = "primary"
 
 
 class PoolPodTemplate(PodTemplate):  # type: ignore[misc]  # flytekit has no types for it
-    """The grace period, placement and tolerations of a pool's pods, which Flyte has no arguments for."""
+    """The grace period, placement and tolerations of a pool's pods, for which Flyte has no arguments."""
 
     def __init__(
         self, grace_s: int, node_selector: Mapping[str, str], tolerations: Sequence[Mapping[str, Any]]

@@ -1,6 +1,6 @@
-"""Pools: kinds of machines as values, and what they mean to Flyte.
+"""Pools: kinds of machines as values, and their translation into Flyte's settings.
 
-A pool is either interruptible (spot: cheap, vanishes) or reserved. Of this package only this file and pod_template.py
+A pool is either interruptible (spot: cheap, may vanish) or reserved. In this package only this file and pod_template.py
 import flytekit, and only when a task is declared or a node is built.
 """
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 TOLERATION_FIELDS = frozenset({"key", "operator", "value", "effect", "toleration_seconds"})
 POOL_NAME = r"^[a-z][a-z0-9_-]{0,39}$"
-# What reports and plans call other machines.
+# Reports and plans use these names for other machines.
 RESERVED_NAMES = frozenset({"rollout", "train", "control", "joined"})
 QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|Ki|Mi|Gi|Ti|k|M|G|T)?$"
 
@@ -28,10 +28,10 @@ class PoolConfig:
     """One kind of machine.
 
     machine: its name in the price table; usd_per_hour overrides the table.
-    count: how many slots an iteration starts on it; concurrency: how many run at once (0: all).
-    cpu, memory, gpus, accelerator, shared_memory: what a slot asks for and is limited to.
-    retries: attempts after a failure of our own; losses of the machine have Flyte's own budget.
-    grace_s: seconds between the notice (SIGTERM) and the kill that Kubernetes is asked for.
+    count: how many slots an iteration starts on it. concurrency: how many run at once (0: all).
+    cpu, memory, gpus, accelerator, shared_memory: what a slot requests and is limited to.
+    retries: attempts after a failure of our own; Flyte retries a lost machine from a budget of its own.
+    grace_s: seconds between the notice (SIGTERM) and the kill, as requested from Kubernetes.
     node_selector, tolerations: passed to the pod as they are.
     """
 
@@ -65,7 +65,7 @@ class PoolConfig:
 
     @property
     def price_usd_per_h(self) -> float:
-        """Dollars per hour of a slot: its share, by GPUs, of the machine. LookupError for an unknown machine."""
+        """Dollars per hour of a slot: its share of the machine by GPUs. Raises LookupError for an unknown machine."""
         if self.usd_per_hour is not None:
             return self.usd_per_hour
         price = machine_price(self.machine)
@@ -76,10 +76,10 @@ class PoolConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutPoolConfig(PoolConfig):
-    """The crew's machines: interruptible, and two of them, unless said otherwise.
+    """A pool of the crew: two interruptible machines by default.
 
-    count_min: the fewest slots that an iteration may be planned with, where planning chooses the width.
-    egress_usd_per_gb: for what they read from the run's store, when that is in another region or cloud.
+    count_min: the fewest slots that an iteration may be planned with when the planner chooses the width.
+    egress_usd_per_gb: price of reading the run's store, if it is in another region or cloud.
     """
 
     __pydantic_config__ = STRICT
@@ -96,7 +96,7 @@ class RolloutPoolConfig(PoolConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ControlPoolConfig(PoolConfig):
-    """Where plan and conclude run: a small reserved machine."""
+    """The machine of plan and conclude: small and reserved."""
 
     __pydantic_config__ = STRICT
     cpu: Annotated[str, Field(pattern=QUANTITY)] = "1"
@@ -106,7 +106,7 @@ class ControlPoolConfig(PoolConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class PoolsConfig:
-    """rollout: the crew's machines; train: the reserved machine of the trainer; control: plan and conclude.
+    """rollout: a pool of the crew; train: the reserved machine of the trainer; control: plan and conclude.
 
     more_rollout: further pools of the crew by name: other kinds of machines, other regions, reserved ones.
     """
@@ -122,7 +122,7 @@ class PoolsConfig:
             raise ValueError("train.interruptible: true given; allowed: false, the trainer runs on reserved machines")
         if self.train.count != 1:
             raise ValueError(f"train.count: {self.train.count} given; allowed: 1")
-        # Node ids know no underscores.
+        # Flyte's node ids allow no underscores.
         names = [name.replace("_", "-") for name in self.more_rollout]
         alike = sorted(name for name in set(names) if names.count(name) > 1)
         if alike:
@@ -166,16 +166,17 @@ def overrides(pool: PoolConfig) -> dict[str, Any]:
 
 
 def task_settings(pool: PoolConfig) -> dict[str, Any]:
-    """Arguments for `@task` or `@dynamic`, which has the same as a node, of a task that runs on `pool` by default.
+    """Arguments for `@task` or `@dynamic` of a task that runs on `pool` by default; the same as a node's overrides.
 
-    For what is declared before a configuration is known, or runs without one's overrides: what asks for nothing gets
-    the platform's default, 200 MiB on Flyte's own.
+    They serve tasks that are declared before a configuration is known, or run without a configuration's overrides. A
+    task
+    that requests nothing would get the platform's default, 200 MiB on Flyte's own.
     """
     return overrides(pool)
 
 
 def pod_template(pool: PoolConfig) -> "PodTemplate":
-    """The pod's grace period, placement and tolerations, which Flyte has no arguments for."""
+    """The pod's grace period, placement and tolerations, for which Flyte has no arguments."""
     from resources.pod_template import PoolPodTemplate  # noqa: PLC0415 - as flytekit
 
     return PoolPodTemplate(pool.grace_s, pool.node_selector, [_typed(toleration) for toleration in pool.tolerations])

@@ -1,8 +1,8 @@
-"""What machines cost: a small table of published prices, and the user's own prices laid over it.
+"""What machines cost: a small table of published prices, overlaid with the user's own.
 
-Prices are US dollars per hour of the whole machine, and per request to the store. They are quotes with a source, not
-what a provider will bill: a run that is to be accounted for names its own (GLEANER_PRICES, docs/guide). Knows nothing
-of pools, Flyte or runs.
+Prices are US dollars per hour of the whole machine, and per request to the store. They are quotes with a source, not a
+provider's bill; for accounting, name your own prices (GLEANER_PRICES, docs/guide). This module knows nothing of pools,
+Flyte or runs.
 """
 
 import json
@@ -17,11 +17,11 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 PRICES_VARIABLE = "GLEANER_PRICES"
 _SECONDS_PER_HOUR = 3600.0
-# Dollars per request of S3 Standard in us-east-1 (list prices of aws.amazon.com/s3/pricing, $0.005 and $0.0004 per
-# 1,000): PUT and LIST; GET. Reading within the region and deleting cost nothing.
+# Dollars per request of S3 Standard in us-east-1 (aws.amazon.com/s3/pricing: $0.005 per 1,000 PUT or LIST, $0.0004 per
+# 1,000 GET). Reading within the region and deleting cost nothing.
 PUT_USD = 5e-6
 GET_USD = 4e-7
-# The entry of a price file that is no machine.
+# This entry of a price file is not a machine.
 REQUESTS = "requests"
 Entries = TypeVar("Entries")
 _Name = Annotated[str, Field(min_length=1)]
@@ -38,7 +38,7 @@ class UnknownMachine(PricesError, LookupError):  # noqa: N818 - reads as what ha
 
 @dataclass(frozen=True, kw_only=True)
 class MachinePrice:
-    """What one hour of one machine costs, on demand and interruptible, and who says so."""
+    """The price of one hour of one machine, on demand and interruptible, with its source."""
 
     machine: str
     provider: str
@@ -54,20 +54,20 @@ class MachinePrice:
         return self.spot_usd_per_h if interruptible else self.on_demand_usd_per_h
 
     def usd_per_gpu_h(self, interruptible: bool) -> float:
-        """Price of one of its accelerators in US dollars per hour; of the whole machine when it has none."""
+        """Price of one of its accelerators in US dollars per hour; of the whole machine if it has none."""
         return self.usd_per_h(interruptible) / max(1, self.gpus)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RequestPrices:
-    """US dollars per request to the store: of a PUT or LIST, and of a GET."""
+    """US dollars per request to the store: per PUT or LIST, and per GET."""
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
     put_usd: _UsdPerHour = PUT_USD
     get_usd: _UsdPerHour = GET_USD
 
     def usd(self, puts: int, gets: int) -> float:
-        """Of so many."""
+        """Dollars for this many requests."""
         return puts * self.put_usd + gets * self.get_usd
 
 
@@ -75,8 +75,8 @@ _SKYPILOT_AWS = "skypilot-org/skypilot-catalog, catalogs/v8/aws/vms.csv"
 _SKYPILOT_NEBIUS = "skypilot-org/skypilot-catalog, catalogs/v8/nebius/vms.csv"
 _AWS_REVISION = "commit 00148f2; on-demand prices seen again on 2026-11-09"
 
-# AWS: us-east-1, us-east-2 and us-west-2. Where a source quotes several zones, each figure is the median over them,
-# those that quote spot = on-demand included.
+# AWS: us-east-1, us-east-2 and us-west-2. If a source quotes several zones, each figure is their median, including
+# zones whose spot price equals the on-demand price.
 PRICES: tuple[MachinePrice, ...] = (
     MachinePrice(
         machine="p5.48xlarge",
@@ -169,7 +169,7 @@ _OWN_REQUESTS: TypeAdapter[RequestPrices] = TypeAdapter(RequestPrices)
 
 
 def price_table(prices_path: Path | str | None = None) -> Mapping[str, MachinePrice]:
-    """The built-in prices by machine, with the entries of a price file laid over them.
+    """The built-in prices by machine, overlaid with the entries of a price file.
 
     Args:
         prices_path: A JSON or YAML file that maps machine names to `on_demand_usd_per_h`, `spot_usd_per_h` and `gpus`
@@ -177,18 +177,18 @@ def price_table(prices_path: Path | str | None = None) -> Mapping[str, MachinePr
             file named by GLEANER_PRICES, if any.
 
     Raises:
-        PricesError: The file is missing or not understood; names the file, the field and what is allowed.
+        PricesError: The file is missing or invalid; the message names the file, the field and the allowed values.
     """
     return {price.machine: price for price in PRICES} | _own_prices(prices_path)[0]
 
 
 def request_prices(prices_path: Path | str | None = None) -> RequestPrices:
-    """What requests to the store cost, by the price file or else S3's list; raises as price_table."""
+    """The prices of requests to the store, from the price file or else S3's list; raises what price_table raises."""
     return _own_prices(prices_path)[1]
 
 
 def machine_price(machine: str, prices_path: Path | str | None = None) -> MachinePrice:
-    """The entry of `machine`; raises UnknownMachine listing the known ones when there is none."""
+    """The entry of `machine`; raises UnknownMachine, which lists the known ones."""
     table = price_table(prices_path)
     if machine not in table:
         known = ", ".join(sorted(table))
@@ -202,7 +202,7 @@ def dollars(duration_s: float, usd_per_h: float) -> float:
 
 
 def _own_prices(prices_path: Path | str | None) -> tuple[dict[str, MachinePrice], RequestPrices]:
-    """Of the file given, or else of the one the environment names, or of none."""
+    """The prices in the file given, else in the one that the environment names, else none."""
     given = prices_path if prices_path is not None else os.environ.get(PRICES_VARIABLE) or None
     if given is None:
         return {}, RequestPrices()
@@ -233,7 +233,7 @@ def _machine_prices(path: Path, document: object) -> dict[str, MachinePrice]:
 
 
 def _validated(path: Path, adapter: TypeAdapter[Entries], document: object, at: tuple[str, ...] = ()) -> Entries:
-    """The document, or what is `at` there, by the strict rules of JSON."""
+    """The document as `adapter` reads it; raises PricesError, whose field name begins with `at`."""
     try:
         return adapter.validate_json(json.dumps(document))
     except ValidationError as error:
@@ -243,7 +243,7 @@ def _validated(path: Path, adapter: TypeAdapter[Entries], document: object, at: 
 
 
 def _read_document(path: Path) -> object:
-    """The file as JSON has it."""
+    """The file's content as plain JSON values."""
     if path.suffix not in (".json", ".yaml", ".yml"):
         raise PricesError(f"{path}: file type {path.suffix!r}; allowed: .json, .yaml, .yml")
     try:

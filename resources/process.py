@@ -1,7 +1,7 @@
-"""What the kernel knows of processes: when this one began, and what one has started.
+"""Facts from the kernel about processes: when this one started, and which ones it has started.
 
-What a machine is paid for includes Python's imports. Linux only; elsewhere this process began now, and none has
-started any.
+The start counts because a machine is also paid for while Python imports. Linux only; elsewhere the start is now, and
+there are no descendants.
 """
 
 import os
@@ -13,7 +13,7 @@ _ENDED = frozenset("ZX")
 
 
 def started_at_s() -> float:
-    """Seconds since 1970 UTC when this process was started, to the tick of the kernel's clock."""
+    """Seconds since 1970 UTC at which this process started, to the tick of the kernel's clock."""
     try:
         # Field 22, counted after the command name, which may itself hold blanks and parentheses (proc(5)).
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
@@ -24,12 +24,12 @@ def started_at_s() -> float:
 
 
 def descendants(process: int) -> list[int]:
-    """The processes that `process` has started, those that these have started, and so on, parents first.
+    """The children of `process`, their children, and so on, parents first.
 
-    Not those that have ended, nor those whose parent has.
+    Processes that have ended are left out, and so are the children of those.
     """
     try:
-        # Numbers of another PID namespace would name other processes.
+        # In another PID namespace the numbers in /proc name other processes.
         if int((_PROC / "self").readlink().name) != os.getpid():
             return []
         stats = [_stat(entry) for entry in _PROC.iterdir() if entry.name.isdecimal()]
@@ -46,7 +46,7 @@ def descendants(process: int) -> list[int]:
 
 
 def _stat(entry: Path) -> tuple[int, str, int] | None:
-    """(process, its state, its parent) of a folder of /proc; None when it has ended."""
+    """(process, its state, its parent) of a directory in /proc; None if it has ended."""
     try:
         state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
     except (OSError, ValueError):

@@ -1,8 +1,8 @@
-"""Traces of interruptible machines: which of them came and went, and when.
+"""Traces of interruptible machines: which machines came and went, and when.
 
 Owns the readers of the two public formats, processes that draw a trace, and scaling, cutting and sampling. Knows
-neither clocks nor prices. Availability is not preemption: a count that falls does not say which machine died; and no
-public trace of H100 losses is known, so vary the rates and say so.
+neither clocks nor prices. Availability is not preemption: a falling count does not say which machine was lost. No
+public trace of H100 losses is known, so vary the rates, and say that you did.
 """
 
 import heapq
@@ -24,7 +24,7 @@ class TraceError(ValueError):
 
 
 class TooFewSeatsError(TraceError):
-    """A trace of fewer machines than are wanted of it."""
+    """A trace has fewer machines at a time than were asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +38,9 @@ class SpotEvent:
 
 @dataclass(frozen=True)
 class SpotTrace:
-    """What happened to a fleet, in order, from second 0 to `span_s`; every node is down before its first event.
+    """The events of a fleet, in order, from second 0 to `span_s`; every node is down before its first event.
 
-    Raises TraceError when times go back or leave the span, or a node that is up comes, or one that is down is lost.
+    Raises TraceError if times go back or leave the span, if a node comes that is up, or if one is lost that is down.
     """
 
     events: tuple[SpotEvent, ...]
@@ -72,7 +72,7 @@ class SpotTrace:
 
     @property
     def losses_per_node_h(self) -> float:
-        """Losses per hour that a node is up; 0 for a trace in which none ever is."""
+        """Losses per node-hour of being up; 0 if no node is ever up."""
         return self.losses / (self.up_node_s / _SECONDS_PER_HOUR) if self.up_node_s else 0.0
 
     def scaled(self, factor: float) -> "SpotTrace":
@@ -83,7 +83,7 @@ class SpotTrace:
         return SpotTrace(moved, self.span_s * factor)
 
     def window(self, start_s: float, duration_s: float) -> "SpotTrace":
-        """The part from start_s on; nodes that are up then come at its second 0."""
+        """The part that begins at start_s; nodes that are up then come at its second 0."""
         if start_s < 0 or duration_s <= 0 or start_s + duration_s > self.span_s:
             raise TraceError(
                 f"window: {start_s:g} s to {start_s + duration_s:g} s; allowed: within 0 to {self.span_s:g}"
@@ -101,10 +101,13 @@ class SpotTrace:
         return SpotTrace((*first, *(SpotEvent(e.time_s - start_s, e.node, e.up) for e in later)), duration_s)
 
     def sub_fleet(self, seats: int, seed: int) -> "SpotTrace":
-        """A smaller fleet with the same history: `seats` places of this one, drawn; nodes are called "seat-<k>".
+        """A smaller fleet with the same history: `seats` random places of this one; nodes are called "seat-<k>".
 
-        Providers give a replacement a new name. A seat is what it replaces: an arriving node sits on the seat that has
-        been free longest, or on a new one. RLBoost samples its trace of nodes in the same way (arXiv 2510.19225, C).
+        Providers give a replacement a new name. A seat is a place that a node and its replacements take in turn: an
+        arriving
+        node takes the seat that has been free longest, else a new one. RLBoost samples its trace of nodes in the same
+        way
+        (arXiv 2510.19225, C).
         """
         seated = list(_seated(self.events))
         known = max((seat for _, seat in seated), default=-1) + 1
@@ -117,14 +120,14 @@ class SpotTrace:
 
 @dataclass(frozen=True, kw_only=True)
 class LossProcess:
-    """How a fleet loses machines: loss events come at random, each takes a share of what is up, all at once.
+    """How a fleet loses machines: at random times a share of the machines that are up is lost, all at once.
 
     Attributes:
         name: for reports.
         source: where the figures were measured.
         losses_per_node_h: machines lost per hour of one machine being up.
         shares: (share of the machines that are up, weight); an event takes at least one machine.
-        down_s: (quantile, seconds) until a lost machine is replaced, ascending; linear between, and from (0, 0) on.
+        down_s: (quantile, seconds) until a lost machine is replaced, ascending; linear in between, from (0, 0) on.
     """
 
     name: str
@@ -143,7 +146,7 @@ class LossProcess:
         return sum(weight * self.lost(up, share) for share, weight in self.shares) / weights
 
     def down_time_s(self, uniform: float) -> float:
-        """The quantile `uniform` of the time until a replacement; beyond the last point, the last."""
+        """The quantile `uniform` of the time until a replacement; beyond the last point, the last point's."""
         low, low_s = 0.0, 0.0
         for quantile, time_s in self.down_s:
             if uniform < quantile:
@@ -160,7 +163,7 @@ AWS_P3 = LossProcess(
     shares=((1 / 24, 39), (2 / 24, 13), (3 / 24, 15), (4 / 24, 7), (5 / 24, 1), (6 / 24, 4)),
     down_s=((0.1, 60.0), (0.5, 540.0), (0.9, 840.0)),
 )
-# 36 % of its losses take everything; the others' share is what makes the mean loss 6.7 of about 14 that were up.
+# 36 % of its losses take everything; the share of the others follows from the mean loss, 6.7 of about 14 that were up.
 AWS_V100_EAST = LossProcess(
     name="aws-v100-us-east-2b",
     source="skypilot-org/spot-traces at 221da1a: 16 V100 in us-east-2b, 11 d; down times of its 9 single V100",
@@ -180,10 +183,11 @@ PROCESSES = {process.name: process for process in (AWS_P3, AWS_V100_EAST, AWS_V1
 
 
 def draw_trace(process: LossProcess, nodes: int, span_s: float, seed: int) -> SpotTrace:
-    """A trace of `nodes` machines that are all up at second 0, drawn from a process; the same for the same seed.
+    """A trace of `nodes` machines, all up at second 0, drawn from a process; the same for the same seed.
 
-    Loss events are Poisson with the rate that gives each machine `losses_per_node_h`, whatever an event takes. The real
-    gaps are burstier (AWS p3: median 4 min, 90th percentile 19; an exponential of their mean: 6 and 20).
+    Loss events are Poisson. Their rate gives each machine `losses_per_node_h`, however many an event takes. Real gaps
+    are
+    burstier (AWS p3: median 4 min, 90th percentile 19; an exponential of the same mean: 6 and 20).
     """
     if nodes < 1 or span_s <= 0:
         raise TraceError(f"nodes: value {nodes}, span_s: value {span_s:g}; allowed: at least 1, above 0")
@@ -213,14 +217,16 @@ def draw_trace(process: LossProcess, nodes: int, span_s: float, seed: int) -> Sp
 
 
 def read_trace(path: Path | str, seed: int = 0) -> SpotTrace:
-    """A public trace, by its suffix.
+    """Read a public trace; the suffix names the format.
 
     `.csv` is Bamboo's: lines `milliseconds,add|remove,node`. `.json` is SkyPilot's:
-    `{"metadata": {"gap_seconds": g}, "data": [n, ...]}`, n machines *available* at each tick (another reading of its
-    polarity exists; it would make launches of losses). `.txt` is Bamboo's other one: lines `date, time, count`, whose
-    order is not always that of time. Counts name no machine: which one goes is drawn with `seed`.
+    `{"metadata": {"gap_seconds": g}, "data": [n, ...]}`, n machines *available* at each tick (some readers take the
+    opposite polarity, which turns losses into launches). `.txt` is Bamboo's second format: lines `date, time, count`,
+    which
+    are not always in order of time. Counts name no machine, so the lost one is drawn with `seed`.
 
-    Raises TraceError: the file cannot be read or is not such a trace; names the file, the line or tick, and the value.
+    Raises TraceError if the file cannot be read or is no such trace; it names the file, the line or tick, and the
+    value.
     """
     path = Path(path)
     readers = {".csv": _from_events, ".json": _from_ticks, ".txt": _from_dated_counts}
@@ -296,7 +302,7 @@ def _from_dated_counts(text: str, seed: int) -> SpotTrace:
 
 
 def _from_counts(timed: Iterable[tuple[float, int]], span_s: float, seed: int) -> SpotTrace:
-    """Machines by time, in order; the machine that goes is drawn."""
+    """Turns (time, machines up) into events; draws the machine that is lost."""
     rng = random.Random(seed)
     up: list[str] = []
     events: list[SpotEvent] = []
@@ -313,7 +319,7 @@ def _from_counts(timed: Iterable[tuple[float, int]], span_s: float, seed: int) -
 
 
 def _seated(events: Iterable[SpotEvent]) -> Iterator[tuple[SpotEvent, int]]:
-    """Every event with its seat: the one that has been free longest, else a new one."""
+    """Every event with its seat: an arriving node takes the seat that has been free longest, else a new one."""
     free: list[int] = []
     seat_of: dict[str, int] = {}
     seats = 0
@@ -331,5 +337,5 @@ def _seated(events: Iterable[SpotEvent]) -> Iterator[tuple[SpotEvent, int]]:
 
 
 def lost_at_once(trace: SpotTrace) -> Sequence[int]:
-    """Machines lost per moment at which any was, in order of time."""
+    """For each moment with a loss, in order of time, how many machines were lost."""
     return tuple(Counter(event.time_s for event in trace.events if not event.up).values())
