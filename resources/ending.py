@@ -28,11 +28,9 @@ def ends_on_notice() -> Iterator[None]:
     """End the process and its descendants when SIGTERM comes inside the block; it ends with EXIT_CODE.
 
     No `finally` is run. The end does not wait for the main thread, which may be in native code for as long as a peer
-    does
-    not answer, nor for a handler that a library installs inside the block. PID 1 of a container that installs no
-    handler
-    does not even receive the signal. Outside the main thread, where Python allows no handlers, the block changes
-    nothing.
+    does not answer, nor for a handler that a library installs inside the block. PID 1 of a container that installs no
+    handler does not even receive the signal. Outside the main thread, where Python allows no handlers, the block
+    changes nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -53,8 +51,7 @@ def ends_on_notice() -> Iterator[None]:
         signal.set_wakeup_fd(earlier_writer)
         _writers.remove(writer)
         # If a library turned the signal into an exception, its number is in the pipe before this byte: the watcher
-        # reads it
-        # first and ends the process.
+        # reads it first and ends the process.
         os.write(writer, _CLOSED)
         watcher.join()
         os.close(writer)

@@ -169,8 +169,7 @@ def task_settings(pool: PoolConfig) -> dict[str, Any]:
     """Arguments for `@task` or `@dynamic` of a task that runs on `pool` by default; the same as a node's overrides.
 
     They serve tasks that are declared before a configuration is known, or run without a configuration's overrides. A
-    task
-    that requests nothing would get the platform's default, 200 MiB on Flyte's own.
+    task that requests nothing would get the platform's default, 200 MiB on Flyte's own.
     """
     return overrides(pool)
 

@@ -104,10 +104,8 @@ class SpotTrace:
         """A smaller fleet with the same history: `seats` random places of this one; nodes are called "seat-<k>".
 
         Providers give a replacement a new name. A seat is a place that a node and its replacements take in turn: an
-        arriving
-        node takes the seat that has been free longest, else a new one. RLBoost samples its trace of nodes in the same
-        way
-        (arXiv 2510.19225, C).
+        arriving node takes the seat that has been free longest, else a new one. RLBoost samples its trace of nodes in
+        the same way (arXiv 2510.19225, C).
         """
         seated = list(_seated(self.events))
         known = max((seat for _, seat in seated), default=-1) + 1
@@ -186,8 +184,7 @@ def draw_trace(process: LossProcess, nodes: int, span_s: float, seed: int) -> Sp
     """A trace of `nodes` machines, all up at second 0, drawn from a process; the same for the same seed.
 
     Loss events are Poisson. Their rate gives each machine `losses_per_node_h`, however many an event takes. Real gaps
-    are
-    burstier (AWS p3: median 4 min, 90th percentile 19; an exponential of the same mean: 6 and 20).
+    are burstier (AWS p3: median 4 min, 90th percentile 19; an exponential of the same mean: 6 and 20).
     """
     if nodes < 1 or span_s <= 0:
         raise TraceError(f"nodes: value {nodes}, span_s: value {span_s:g}; allowed: at least 1, above 0")
@@ -219,11 +216,10 @@ def draw_trace(process: LossProcess, nodes: int, span_s: float, seed: int) -> Sp
 def read_trace(path: Path | str, seed: int = 0) -> SpotTrace:
     """Read a public trace; the suffix names the format.
 
-    `.csv` is Bamboo's: lines `milliseconds,add|remove,node`. `.json` is SkyPilot's:
-    `{"metadata": {"gap_seconds": g}, "data": [n, ...]}`, n machines *available* at each tick (some readers take the
-    opposite polarity, which turns losses into launches). `.txt` is Bamboo's second format: lines `date, time, count`,
-    which
-    are not always in order of time. Counts name no machine, so the lost one is drawn with `seed`.
+    `.csv` is Bamboo's: lines `milliseconds,add|remove,node`. `.json` is SkyPilot's: `{"metadata": {"gap_seconds": g},
+    "data": [n, ...]}`, n machines *available* at each tick (some readers take the opposite polarity, which turns losses
+    into launches). `.txt` is Bamboo's second format: lines `date, time, count`, which are not always in order of time.
+    Counts name no machine, so the lost one is drawn with `seed`.
 
     Raises TraceError if the file cannot be read or is no such trace; it names the file, the line or tick, and the
     value.

@@ -1,6 +1,6 @@
-"""Assembly: the one result of each response, from the claims and the shards (docs/format.md algorithm R).
+"""Assembly: builds the one result of each response from the claims and the shards (docs/format.md algorithm R).
 
-The result is unique whatever else lies in the journal: void rows of zombies, shards nobody sealed, lost races.
+The result is unique whatever else lies in the journal: void rows of frozen members, unsealed shards, lost races.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from storage.store import CorruptObject, ObjectStore
 
 @dataclass(frozen=True, slots=True)
 class Assembled:
-    """A response as far as it is durable: uint32 token_ids [n], float32 logprobs [n], and where they came from.
+    """A response as far as it is durable: uint32 token_ids [n], float32 logprobs [n], and the spans they came from.
 
     weight_versions: uint32 [n], the version that sampled each token.
     """
@@ -41,11 +41,12 @@ class JournalReader:
         self.shards = ShardReader(store, plan.iteration, parallel_reads)
 
     def refresh(self) -> None:
+        """Read the claims and shards that are new."""
         self.book.refresh()
         self.shards.advance_all(self.book.incarnations)
 
     def assemble(self, response: int) -> Assembled:
-        """The response from its chain of claims; raises CorruptObject on a gap, an overlap or a foreign version."""
+        """The response along its chain of claims; raises CorruptObject for a gap, an overlap or a foreign version."""
         lineage = self.book.sealed(response)
         owner = self.book.owner(response)
         if owner is not None:
@@ -54,7 +55,7 @@ class JournalReader:
         return self.follow(response, lineage)
 
     def _reach(self, span: Span) -> None:
-        """Read up to the span's last shard: a claim may seal more than we had read when we lost a race for it."""
+        """Read up to the span's last shard: a claim that won a race against ours may seal more than we had read."""
         if self.shards.last_sequence(span.incarnation) >= span.last_sequence:
             return
         last = self.shards.advance(span.incarnation)
@@ -63,7 +64,7 @@ class JournalReader:
             raise CorruptObject(key, f"it is gone, although shards up to {span.last_sequence} were sealed or consumed")
 
     def follow(self, response: int, lineage: Sequence[Span]) -> Assembled:
-        """The response along a recorded lineage, as a restarted trainer replays it."""
+        """The response along a recorded lineage; a restarted trainer replays it so."""
         token_ids: list[TokenIds] = []
         logprobs: list[Logprobs] = []
         versions: list[npt.NDArray[np.uint32]] = []

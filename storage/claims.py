@@ -1,7 +1,7 @@
-"""Claims: who may extend which responses, and which prefix of whose shards counts (docs/format.md section 5).
+"""Claims: which incarnation may extend which responses, and which earlier shards count (docs/format.md section 5).
 
-The responses of a slot's first assignment are a unit; the claims of a unit are a log, serialised by create-if-absent.
-Applying a unit's log in epoch order gives every response one owner and one lineage, whatever else lies in the journal.
+The responses of a slot's first assignment form a unit. The claims of a unit are a log, serialised by create-if-absent.
+Applying the log in epoch order gives every response one owner and one lineage, whatever else lies in the journal.
 """
 
 from collections import Counter, defaultdict
@@ -17,7 +17,7 @@ from storage.store import CorruptObject, ObjectMissing, ObjectStore, commit
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The holder of the last claim on a response."""
+    """The incarnation whose claim on a response is the last one, with its slot and the claim's epoch."""
 
     epoch: int
     incarnation: str
@@ -25,7 +25,7 @@ class Owner:
 
 
 class ClaimBook:
-    """The claims of an iteration as read so far, applied."""
+    """The claims of an iteration that were read so far, applied in order."""
 
     def __init__(self, store: ObjectStore, plan: PlanRecord, parallel_reads: int = PARALLEL_READS) -> None:
         self._store = store
@@ -42,25 +42,27 @@ class ClaimBook:
 
     @property
     def incarnations(self) -> dict[str, int]:
-        """Every incarnation that holds or held a claim, with its slot, in the order seen."""
+        """Every incarnation that owns or owned a response, with its slot, in the order seen."""
         return self._incarnations
 
     def epoch(self, unit: int) -> int:
-        """The last epoch of a unit applied; 0 is the plan itself, when nobody has come yet."""
+        """The last epoch of a unit that was applied; 0 stands for the plan, before the first claim."""
         return self._epochs[unit]
 
     def owner(self, response: int) -> Owner | None:
+        """The present owner of a response; None before its first claim."""
         return self._owners.get(response)
 
     def sealed(self, response: int) -> tuple[Span, ...]:
-        """The frozen part of a response's lineage: everything before its present owner."""
+        """The frozen part of a response's lineage: the spans of its earlier owners."""
         return tuple(self._sealed.get(response, ()))
 
     def held_by(self, incarnation: str) -> set[int]:
+        """The responses that an incarnation owns now."""
         return {response for response, owner in self._owners.items() if owner.incarnation == incarnation}
 
     def former_owners(self, response: int) -> frozenset[str]:
-        """Incarnations that held a response before its present owner."""
+        """Incarnations that owned a response before its present owner."""
         return frozenset(self._former.get(response, ()))
 
     @property
@@ -69,7 +71,7 @@ class ClaimBook:
         return self._moved
 
     def holdings(self) -> dict[str, list[int]]:
-        """What each incarnation holds now, finished or not, unit by unit in starting order."""
+        """The responses that each incarnation owns now, finished or not, unit by unit in starting order."""
         held: dict[str, list[int]] = {}
         for unit in range(len(self._epochs)):
             for response in self._plan.responses_of(unit):
@@ -83,7 +85,7 @@ class ClaimBook:
         return self._claims[incarnation]
 
     def unclaimed(self) -> list[int]:
-        """Responses that nobody has claimed yet, unit by unit in starting order."""
+        """Responses without a claim yet, unit by unit in starting order."""
         units = range(len(self._epochs))
         return [
             response for unit in units for response in self._plan.responses_of(unit) if response not in self._owners
@@ -95,7 +97,7 @@ class ClaimBook:
         return {owner for owner in owners if owner is not None}
 
     def refresh(self) -> bool:
-        """Read and apply all claims not known yet, with one LIST; True when there were any."""
+        """Read and apply all new claims, with one LIST; True if there were any."""
         fresh: dict[int, list[tuple[int, str]]] = defaultdict(list)
         for key in self._store.list(layout.claims(self._plan.iteration)):
             unit, epoch = layout.claim_address(key)
@@ -114,7 +116,7 @@ class ClaimBook:
         return bool(fresh)
 
     def probe(self, unit: int) -> bool:
-        """Read and apply the next claims of one unit, with one GET when there is none; True when there were any."""
+        """Read and apply the next claims of one unit, with one GET if there are none; True if there were any."""
         found = False
         while True:
             key = layout.claim(self._plan.iteration, unit, self._epochs[unit] + 1)
@@ -125,7 +127,7 @@ class ClaimBook:
             found = True
 
     def apply(self, claim: ClaimRecord) -> None:
-        """Advance the log of one unit by its next claim; raises CorruptObject for a claim that cannot follow."""
+        """Advance the log of one unit by its next claim; raises CorruptObject if the claim cannot follow."""
         key = layout.claim(self._plan.iteration, claim.unit, claim.epoch)
         if claim.epoch != self._epochs[claim.unit] + 1:
             raise CorruptObject(key, f"epoch {claim.epoch} after {self._epochs[claim.unit]}: a claim is missing")
@@ -165,10 +167,10 @@ def take_over(
     predecessors: Collection[str],
     responses: tuple[int, ...] | None = None,
 ) -> bool:
-    """Claim what `predecessors` (and nobody) own of a unit; False when another claim came first.
+    """Claim the responses of a unit that `predecessors` own or no one owns; False if another claim came first.
 
-    Seals first: what a predecessor's shards hold now counts, what it writes to these responses later is void.
-    `responses` narrows the claim to some; their owners must be among `predecessors`. After False the book knows the
+    It seals first: what a predecessor's shards hold by now counts, and what it writes to these responses later is void.
+    `responses` narrows the claim to some; their owners must be among `predecessors`. After False the book holds the
     claim that won, and the caller decides anew.
     """
     sealed = {name: shards.advance(name) for name in sorted(predecessors)}

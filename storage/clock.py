@@ -1,6 +1,6 @@
 """Time as a value: the real clock, and a manual one for tests and simulation.
 
-Protocol decisions use only `monotonic` of one's own process; `wall` is for people (timelines, dollars).
+Protocol decisions use only `monotonic` of their own process; `wall` is for people (timelines, dollars).
 """
 
 import time
@@ -8,12 +8,14 @@ from typing import Protocol
 
 
 class Clock(Protocol):
+    """A source of time that can also sleep."""
+
     def monotonic(self) -> float:
         """Seconds since some fixed moment of this process; never goes back."""
         ...
 
     def wall(self) -> float:
-        """Seconds since 1970 UTC, as this machine believes."""
+        """Seconds since 1970 UTC by this machine's clock."""
         ...
 
     def sleep(self, duration_s: float) -> None: ...
@@ -31,7 +33,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that moves only when told to, or slept on."""
+    """A clock that moves only when it is advanced or slept on."""
 
     def __init__(self, start_s: float = 0.0) -> None:
         self._now_s = start_s

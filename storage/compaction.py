@@ -1,7 +1,7 @@
-"""Compaction: from what an iteration's batches name to one object with its responses, and back.
+"""Compaction: makes one object from the responses that an iteration's batches name, and reads it back.
 
-Knows which rows count (the lineage in the batch records) and that what is stored equals them; not when, or whether,
-the journal may then be deleted.
+It knows which rows count (the lineage in the batch records) and checks that what is stored equals them. It does not
+know when, or whether, the journal may be deleted.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -32,9 +32,9 @@ def read_batches(store: ObjectStore, iteration: int) -> list[BatchRecord]:
 def read_responses(store: ObjectStore, iteration: int) -> list[Response]:
     """The finished responses of an iteration, by number: from its one object, or else from its journal.
 
-    A response that the trainer has recorded, trained or filtered, is the one it recorded, with its rewards; others are
-    as far as the claims say now, and have none. Unused ones are not among them. Raises ObjectMissing when the iteration
-    has no plan, CorruptObject.
+    A response that the trainer has recorded, trained or filtered, is as it recorded it, with its rewards. Others are as
+    the claims say now, without rewards. Unused responses are left out. Raises ObjectMissing if the iteration has no
+    plan, and CorruptObject.
     """
     key = layout.responses(iteration)
     if not exists(store, key):
@@ -53,7 +53,7 @@ def read_responses(store: ObjectStore, iteration: int) -> list[Response]:
 def unused_responses(
     plan: PlanRecord, trained: Collection[GradedResponse], filtered: Collection[GradedResponse]
 ) -> range:
-    """The responses of the groups after the last one in a batch, once as many groups are trained as the plan wants."""
+    """The responses of the groups after the last one in a batch, once the plan's wanted number of groups is trained."""
     size = plan.num_generations
     if plan.groups_wanted is None or len({graded.response // size for graded in trained}) < plan.groups_wanted:
         return range(0)
@@ -62,11 +62,11 @@ def unused_responses(
 
 
 def compact(store: ObjectStore, iteration: int) -> None:
-    """Make the one object of an iteration whose every response is recorded or unused, and check what is stored.
+    """Make the one object of an iteration in which every response is recorded or unused, and check what is stored.
 
-    When it returns, the object has been read back and holds exactly what the batches name: token for token and bit for
-    bit of the journal's, or, if shards of that are already deleted, in everything that the batches say. Writes nothing
-    when the object is there. Raises CorruptObject when it differs, or when neither it nor the journal is whole.
+    On return the object has been read back and holds exactly what the batches name. It equals the journal token for
+    token and bit for bit; if some of its shards are already deleted, it equals what the batches say. Writes nothing if
+    the object exists. Raises CorruptObject if it differs, or if neither it nor the journal is whole.
     """
     key = layout.responses(iteration)
     plan = read_plan(store, iteration)
@@ -111,7 +111,7 @@ def _journalled(store: ObjectStore, iteration: int) -> Iterator[Response]:
 def _graded_row(
     plan: PlanRecord, prompt_ids: list[str], named: GradedResponse, token_ids: TokenIds, logprobs: Logprobs
 ) -> Response:
-    """What plan and batches say about a response, with its tokens."""
+    """A response as plan and batches describe it, with its tokens."""
     group = named.response // plan.num_generations
     return Response(
         named.response,
@@ -128,7 +128,7 @@ def _graded_row(
 
 
 def _follow(plan: PlanRecord, prompt_ids: list[str], named: GradedResponse, reader: JournalReader) -> Response:
-    """A recorded response with the journal's tokens; raises CorruptObject when it has another end or length there."""
+    """A recorded response with the journal's tokens; raises CorruptObject if its end or length differs there."""
     assembled = reader.follow(named.response, named.lineage)
     if assembled.finish != ENDS[named.finish_reason] or len(assembled.token_ids) != named.length:
         raise CorruptObject(
@@ -156,7 +156,7 @@ def _ungraded_row(plan: PlanRecord, prompt_ids: list[str], assembled: Assembled)
 
 
 def _by_response(batches: Iterable[BatchRecord]) -> Mapping[int, GradedResponse]:
-    """What was recorded of each response, in the order of their numbers."""
+    """The recorded responses by number, in ascending order."""
     named = {response.response: response for batch in batches for response in batch.graded}
     return dict(sorted(named.items()))
 

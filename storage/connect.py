@@ -1,4 +1,4 @@
-"""From a URL to the store it names. Knows which stores exist, and nothing about what is in them."""
+"""Finds the store that a URL names. Knows which stores exist, and nothing about their content."""
 
 import re
 import threading
@@ -24,7 +24,7 @@ def connect(url: str) -> ObjectStore:
     """The store rooted at `url`: a path, file:///path, s3://bucket/prefix, memory://name or memory://name/prefix.
 
     Opens no connection and makes no directory. The same memory:// name is the same store within a process. Raises
-    ValueError for anything else, and never repeats a password that somebody put into the URL.
+    ValueError for anything else, without repeating a password that the URL may hold.
     """
     scheme = SCHEME_PATTERN.match(url)
     if scheme is None:

@@ -1,6 +1,6 @@
-"""What a run knows of a crew beside its heartbeats: which slots will start no more, and why members failed.
+"""Records about a crew beside its heartbeats: which slots will not start again, and why members failed.
 
-Written into an iteration's directory, below the execution that it was said of: another execution has slots of its own.
+They lie in an iteration's directory, below the execution that they are about: another execution has its own slots.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ ERROR_LENGTH_MAX = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutEndedRecord:
-    """The rollout map of a pool has ended: of these slots none is started again by the execution."""
+    """The rollout map of a pool has ended: the execution starts none of these slots again."""
 
     __pydantic_config__ = STRICT
     format: Literal[1] = records.FORMAT_VERSION
@@ -33,7 +33,7 @@ class RolloutEndedRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class FailureRecord:
-    """An attempt of a slot ended with an error, in one line. at_s: by the failed machine's clock, for people."""
+    """An attempt at a slot ended with this error, in one line. at_s: by the failed machine's clock, for people."""
 
     __pydantic_config__ = STRICT
     format: Literal[1] = records.FORMAT_VERSION
@@ -46,14 +46,14 @@ class FailureRecord:
 
 
 def note_rollout_ended(store: ObjectStore, iteration: int, execution: str, pool: str, slots: Iterable[int]) -> None:
-    """Write that a pool's map has ended."""
+    """Write that a pool's rollout map has ended."""
     record = RolloutEndedRecord(iteration=iteration, execution=execution, pool=pool, slots=tuple(slots))
     key = f"{layout.ended(iteration, _digest(execution))}{pool}.json"
     store.put(key, records.encode(record))
 
 
 def ended_slots(store: ObjectStore, iteration: int, execution: str) -> set[int]:
-    """The slots that the execution does not start again for this iteration."""
+    """The slots that the execution does not start again in this iteration."""
     keys = store.list(layout.ended(iteration, _digest(execution)))
     return {slot for key in keys for slot in records.read(store, RolloutEndedRecord, key).slots}
 
@@ -61,7 +61,7 @@ def ended_slots(store: ObjectStore, iteration: int, execution: str) -> set[int]:
 def note_failure(
     store: ObjectStore, iteration: int, execution: str, slot: int, host: str, error: BaseException, clock: Clock
 ) -> None:
-    """Write why an attempt of a slot failed."""
+    """Write why an attempt at a slot failed."""
     text = " ".join(f"{type(error).__name__}: {error}".split())
     record = FailureRecord(
         iteration=iteration,
@@ -76,7 +76,7 @@ def note_failure(
 
 
 def failures(store: ObjectStore, iteration: int, execution: str) -> list[FailureRecord]:
-    """Why attempts of slots failed in this execution, the last one of each slot."""
+    """Why attempts at slots failed in this execution: the last failure of each slot."""
     last: dict[int, FailureRecord] = {}
     for key in store.list(layout.failures(iteration, _digest(execution))):
         try:
@@ -89,5 +89,5 @@ def failures(store: ObjectStore, iteration: int, execution: str) -> list[Failure
 
 
 def _digest(execution: str) -> str:
-    """Names of executions hold what keys may not."""
+    """A name for keys: names of executions may hold characters that keys may not."""
     return hashlib.blake2b(execution.encode(), digest_size=8).hexdigest()

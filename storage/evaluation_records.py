@@ -8,9 +8,9 @@ from storage.records import FORMAT_VERSION, STRICT, nonce
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluatedPrompt:
-    """How a weight version did on one prompt: of its responses, the means of reward and length, and two counts.
+    """How a weight version did on one prompt: mean reward and mean length of its responses, and two counts.
 
-    correct: whose reward reached the threshold. clipped: which were cut at the limit.
+    correct: responses whose reward reached the threshold. clipped: responses cut off at the length limit.
     """
 
     __pydantic_config__ = STRICT
@@ -23,9 +23,9 @@ class EvaluatedPrompt:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationRecord:
-    """evaluations/<name>.json: what an evaluation came to; its existence says that it has ended.
+    """evaluations/<name>.json: the outcome of an evaluation; its existence says that the evaluation has ended.
 
-    settings: all that decides the outcome, of which `digest` is the name. Metric names are those of
+    settings: all that decides the outcome; `digest` is computed from them. Metric names are those of
     docs/guide/evaluation.md.
     """
 

@@ -1,4 +1,4 @@
-"""A run's evaluations: which have ended, which have begun, and which weight versions those need that have not ended."""
+"""A run's evaluations: those that have ended, those that have begun, and the weight versions that the latter need."""
 
 import logging
 import re
@@ -8,13 +8,13 @@ from storage.evaluation_records import EvaluationRecord
 from storage.store import CorruptObject, ObjectMissing, ObjectStore
 
 log = logging.getLogger(__name__)
-# Of a record, or of anything in a directory; what else lies there is nobody's.
+# The key of a record, and of anything in a directory. Other keys below the prefix are ignored.
 _RECORD = re.compile(rf"{layout.EVALUATIONS}(\d{{8}}-[0-9a-f]+)\.json", re.ASCII)
 _INSIDE = re.compile(rf"{layout.EVALUATIONS}(\d{{8}}-[0-9a-f]+)/(.+)", re.ASCII)
 
 
 def evaluations(store: ObjectStore) -> list[EvaluationRecord]:
-    """The records of all evaluations of a run that have ended, by weight version; an unreadable one is a warning."""
+    """The records of a run's ended evaluations, by weight version; an unreadable one is left out with a warning."""
     found = []
     for name in ended_evaluations(store):
         try:
@@ -35,17 +35,17 @@ def begun_evaluations(store: ObjectStore) -> list[str]:
 
 
 def versions_under_evaluation(store: ObjectStore) -> set[int]:
-    """The weight versions that evaluations sample from which have begun and have no record yet."""
+    """The weight versions of the evaluations that have begun and have no record yet."""
     return {version_of(name) for name in _begun(store)}
 
 
 def version_of(name: str) -> int:
-    """The weight version of an evaluation, from its name."""
+    """The weight version in an evaluation's name."""
     return int(name.partition("-")[0])
 
 
 def signs_of_life(store: ObjectStore) -> tuple[list[str], list[str]]:
-    """Of all evaluations that have not ended: keys of heartbeats, which change, and of batches, which only appear."""
+    """(heartbeat keys, batch keys) of all unfinished evaluations: heartbeats change, batches only appear."""
     inside = [(f"{layout.EVALUATIONS}{name}/", keys) for name, keys in _begun(store).items()]
     heartbeats, batches = (
         [f"{prefix}{key}" for prefix, keys in inside for key in keys if key.startswith(folder)]
@@ -55,7 +55,7 @@ def signs_of_life(store: ObjectStore) -> tuple[list[str], list[str]]:
 
 
 def _begun(store: ObjectStore) -> dict[str, list[str]]:
-    """By name of an evaluation that has a directory and no record, the keys in there; with one LIST."""
+    """Maps each unfinished evaluation to the keys in its directory, with one LIST."""
     begun: dict[str, list[str]] = {}
     ended = set()
     for key in store.list(layout.EVALUATIONS):

@@ -1,7 +1,7 @@
-"""What goes wrong between a process and its object store, as wrappers around any ObjectStore; for tests and simulation.
+"""Faults between a process and its object store, as wrappers around any ObjectStore; for tests and simulation.
 
-Everything is drawn from the caller's seeded generator and waits on the caller's clock, so that a fault can be repeated.
-Knows no keys and no bodies: it decides only whether a call happens, when, and what its caller is told.
+Everything is drawn from the caller's seeded generator and waits on the caller's clock, so a fault can be repeated. The
+wrappers know no keys and no bodies: they decide only whether a call happens, when, and what its caller is told.
 """
 
 import itertools
@@ -27,7 +27,7 @@ class Crashed(BaseException):
 
 
 class Fault(Enum):
-    """What can happen to one call; the value is the field of FaultRates that says how often."""
+    """What can happen to one call; the value names the field of FaultRates that says how often."""
 
     THROTTLED = "throttled"
     REQUEST_LOST = "request_lost"
@@ -40,15 +40,15 @@ class Fault(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class FaultRates:
-    """Probabilities per call, of which at most one strikes, and times in seconds.
+    """Probabilities per call, at most one of which strikes, and times in seconds.
 
     throttled: 503 SlowDown at once; nothing was done.
     request_lost: no answer within `timeout_s`; nothing was done.
-    request_late: no answer within `timeout_s`; a write is done after all up to `timeout_s` later. A read is lost.
+    request_late: no answer within `timeout_s`; a write is done after that, up to `timeout_s` later. A read is lost.
     answer_lost: done, but no answer within `timeout_s`.
-    answer_retried: done, and asked again below by a client that got no answer: a create says False of its own object.
-    pause_before, pause_after: the process stands still for a time drawn from `pause_s` with the call undone or done,
-        and goes on as if nothing had been: a zombie.
+    answer_retried: done, and repeated by a client below that got no answer, so a create says False of its own object.
+    pause_before, pause_after: the process freezes for a time drawn from `pause_s`, before or after the call is done,
+        and then goes on without noticing.
     latency_s: mean of the exponential time to the store, and of the time back.
     """
 
@@ -80,14 +80,14 @@ class FaultRates:
 
 
 class FaultyStore:
-    """A store behind a bad line. `rates` may be replaced at any time: an outage, or calm. `struck` counts the faults.
+    """A store behind a bad line. `rates` may be replaced at any time, for an outage, say. `struck` counts faults.
 
     Args:
-        inner: what is really there.
-        rates: how often what goes wrong.
-        rng: every call takes its draws from it.
+        inner: the real store.
+        rates: how often each fault strikes.
+        rng: every call draws from it.
         clock: latency, timeouts and pauses are slept on it.
-        later: has a function called after some seconds, whatever becomes of the caller; needed for `request_late`.
+        later: calls a function after some seconds, whatever becomes of the caller; needed for `request_late`.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class FaultyStore:
 
     def _do_later(self, delay_s: float, effect: Callable[[], object]) -> None:
         if self._later is None:
-            raise ValueError("request_late: nobody was given who does the request later")
+            raise ValueError("request_late: value above 0; allowed: only with `later`, which does the request later")
         self._later(delay_s, effect)
 
 
@@ -158,8 +158,8 @@ class CrashingStore:
     """Its process dies at the `at_call`-th call (from 0), and every call after that raises Crashed too.
 
     writes_only: count only creates, puts and deletes.
-    moment: whether the call was done before the process died, was not, or is done `delay_s` later by `later`, as a
-    request is that was already on its way.
+    moment: whether the call was done before the process died ("after"), was not ("before"), or is done `delay_s`
+    seconds later by `later`, like a request that was already on its way.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class CrashingStore:
         delay_s: float = 0.0,
     ) -> None:
         if moment == "later" and later is None:
-            raise ValueError("moment: value 'later'; allowed: only with somebody who does the request later")
+            raise ValueError("moment: value 'later'; allowed: only with `later`, which does the request later")
         self.last_call: str | None = None
         self._inner = inner
         self._left = at_call
@@ -215,10 +215,10 @@ class CrashingStore:
 
 
 class TornStore:
-    """A LocalStore whose `at_write`-th write (from 0) stops half-way: a part of the body stays in a temporary file.
+    """A LocalStore whose `at_write`-th write (from 0) stops half-way: part of the body stays in a temporary file.
 
-    `failure` is raised then, and by every write after it: Crashed for a kill or a power cut, StoreDenied for a disk
-    that is full and on which not even the clean-up succeeds.
+    That write and every write after it raise `failure`: Crashed for a kill or a power cut, StoreDenied for a disk that
+    is full and on which even the clean-up fails.
     """
 
     def __init__(self, inner: ObjectStore, at_write: int, failure: BaseException) -> None:

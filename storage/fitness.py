@@ -1,7 +1,7 @@
-"""The proof that a store offers what docs/format.md section 1 asks for, by doing it; `gleaner check --store` prints it.
+"""Proves by trial that a store offers what docs/format.md section 1 asks for; `gleaner check --store` prints the proof.
 
-Slower and stricter than the probe at the start of a run. Everything it writes has a random name below `layout.PROBE`
-and is removed again. Knows nothing about how the store is made.
+It is slower and stricter than the probe at the start of a run. Everything it writes has a random name below
+`layout.PROBE` and is removed again. It knows nothing about how the store is made.
 """
 
 import operator
@@ -21,19 +21,19 @@ from storage.race import Race, race_processes, race_threads
 from storage.store import ObjectMissing, ObjectStore, StorageError, StoreUnfit
 
 WRITERS = 16
-# More than the 1000 keys that a page of an S3 listing holds.
+# More than the 1000 keys that one page of an S3 listing holds.
 LISTED_KEYS = 1200
 READERS = 2
 OVERWRITES_PER_KEY = 2
 VERSION_BYTES = 50_000
 POLL_INTERVAL_S = 0.0005
-# Keys whose order as whole strings differs from that of their parts or of their numbers.
+# Keys that sort differently as whole strings than by their parts or their numbers.
 ORDERED = ("A", "_", "a-/x", "a.b/c", "a0", "b-/y", "b/10", "b/9", "b/9.x", "b0/1", "z")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One property of a store: what was done to show it, and what is lacking (None: nothing)."""
+    """One property of a store: what was tried to show it, and what the store lacks (None: nothing)."""
 
     name: str
     shown: str
@@ -43,16 +43,16 @@ class Finding:
 def prove(
     store: ObjectStore, *, keys: int = 100, writers: int = WRITERS, listed: int = LISTED_KEYS
 ) -> Generator[Finding, None, None]:
-    """Try one property after another; the store is fit when no finding has a lack.
+    """Try one property after another; the store is fit if no finding has a lack.
 
     Args:
-        store: may hold a run, which is not touched.
-        keys: how many keys the writers race for in each race, and how often the rest is tried.
-        writers: how many race.
+        store: may hold a run, which stays untouched.
+        keys: how many keys the writers race for in each race, and how often each other check is repeated.
+        writers: how many writers race.
         listed: how many keys one listing must show.
 
-    Raises StoreDenied or StoreUnavailable when the store cannot be used at all. Close the generator when it is not read
-    to its end: what was written is removed then.
+    Raises StoreDenied or StoreUnavailable if the store cannot be used at all. Close the generator if you do not read it
+    to its end: it then removes what was written.
     """
     prefix = f"{layout.PROBE}{records.nonce()}/"
     checks: list[tuple[str, Callable[[], str]]] = [
@@ -76,7 +76,7 @@ def prove(
             lambda: _overwrites(store, f"{prefix}overwritten", OVERWRITES_PER_KEY * keys),
         ),
     ]
-    # As in the probe: nobody waits a second time for a store that does not answer.
+    # As in the probe: a store that does not answer fails here, before the clean-up would wait for it a second time.
     store.list(prefix)
     with ExitStack() as cleanup:
         cleanup.callback(_clean, store, prefix, _missing_folders(store))
@@ -166,7 +166,7 @@ def _deletes(store: ObjectStore, prefix: str, count: int) -> str:
 
 
 def _overwrites(store: ObjectStore, key: str, count: int) -> str:
-    """A read must give a whole version: none older than the last that was answered, none that was not yet begun."""
+    """A read must give a whole version, at least as new as the last answered write, and already begun."""
     begun, answered = 0, 0
     reads = [0] * READERS
     stop = threading.Event()
@@ -194,7 +194,7 @@ def _overwrites(store: ObjectStore, key: str, count: int) -> str:
                 begun += 1
                 store.put(key, body(begun))
                 answered = begun
-                # The second read from here on has begun after the answer.
+                # Of the next two reads that a reader ends, the second one began after the answer.
                 enough = [made + 2 for made in reads]
                 while any(map(operator.lt, reads, enough)) and not any(reader.done() for reader in readers):
                     time.sleep(POLL_INTERVAL_S)
@@ -223,7 +223,7 @@ def _remove_all(store: ObjectStore, prefix: str) -> str:
 
 
 def _missing_folders(store: ObjectStore) -> list[Path]:
-    """The folders that a local store will make, innermost first."""
+    """The directories that a local store will make, innermost first."""
     if not isinstance(store, LocalStore):
         return []
     root = Path(store.url)

@@ -1,6 +1,6 @@
-"""What a forecast said: its inputs with their sources, the fleets it compared, and what it recommended (format.md 3).
+"""A forecast: its inputs with their sources, the fleets it compared, and its recommendation (docs/format.md section 3).
 
-It is written into the run's directory on request, so that it can be held against what the run then took.
+It is written into the run's directory on request, so that it can be compared with what the run then took.
 """
 
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ Setting = int | float | str | None
 
 @dataclass(frozen=True, kw_only=True)
 class ForecastInput:
-    """A figure that a forecast was made from, in words, and where it came from: measured, configured or estimated."""
+    """A figure that the forecast was made from, in words, and its source: measured, configured or estimated."""
 
     __pydantic_config__ = STRICT
     name: str
@@ -24,7 +24,7 @@ class ForecastInput:
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """Over trace windows and seeds: the median, and what one in ten was below (low) and above (high)."""
+    """A figure over trace windows and seeds: the median, the 10 % quantile (low) and the 90 % quantile (high)."""
 
     __pydantic_config__ = STRICT
     low: float
@@ -34,12 +34,12 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True)
 class FleetForecast:
-    """A fleet: the configuration's fields that make it (by path), and what all iterations are expected to take on it.
+    """A fleet: the configuration's fields that make it (by path), and what all iterations should take on it.
 
     members: of the crew, on average. usd_parts: medians of `usd` by what it is spent on. usd_reported,
-    usd_per_mtok_reported: what of the dollars reports will tell, which do not see a machine while no process of the
-    run's is on it; None in forecasts from before they were told apart. refused: why it cannot be planned at all; its
-    figures are then missing.
+    usd_per_mtok_reported: the dollars that reports will show, which leave out a machine while no process of the run is
+    on it; None in forecasts from before the two were told apart. refused: why the fleet cannot be planned; its figures
+    are then missing.
     """
 
     __pydantic_config__ = STRICT
@@ -58,10 +58,10 @@ class FleetForecast:
 
 @dataclass(frozen=True, kw_only=True)
 class ForecastRecord:
-    """forecasts/<digest>.json: of `iterations` iterations, so many of them simulated with each of `seeds` seeds.
+    """forecasts/<digest>.json: a forecast of a run, simulated with `seeds` seeds for part of its iterations.
 
-    recommended: the name of a fleet; reason: in one sentence; snippet: what to set, by path. sensitivity: dollars of
-    the recommended fleet by factor on the rate of losses; empty where none can be lost.
+    recommended: the name of a fleet; reason: in one sentence; snippet: the settings for it, by path. sensitivity:
+    dollars of the recommended fleet by factor on the rate of losses; empty if it cannot lose a machine.
     """
 
     __pydantic_config__ = STRICT

@@ -1,7 +1,7 @@
 """Arrow objects: one IPC stream with compressed buffers, and a trailer of 24 bytes (docs/format.md section 4).
 
-The trailer is a magic and a digest of all bytes before it. It stands after the Arrow end-of-stream mark, where any
-Arrow reader stops reading, and tells a truncated or damaged object from a whole one before a byte of it is parsed.
+The trailer is a magic number and a digest of all bytes before it. It follows the Arrow end-of-stream mark, where any
+Arrow reader stops reading. It tells a truncated or damaged object from a whole one before any of it is parsed.
 """
 
 import hashlib
@@ -15,15 +15,17 @@ DIGEST_BYTES = 16
 
 
 def digest(body: bytes | memoryview) -> bytes:
+    """The BLAKE2b digest of DIGEST_BYTES bytes."""
     return hashlib.blake2b(body, digest_size=DIGEST_BYTES).digest()
 
 
 def append_trailer(body: bytes) -> bytes:
+    """The bytes with their trailer."""
     return body + MAGIC + digest(body)
 
 
 def strip_trailer(key: str, body: bytes) -> memoryview:
-    """The bytes before the trailer; raises CorruptObject when it is missing or does not match."""
+    """The bytes before the trailer; raises CorruptObject if it is missing or does not match."""
     view = memoryview(body)
     split = len(view) - DIGEST_BYTES - len(MAGIC)
     if split < 0 or bytes(view[split:-DIGEST_BYTES]) != MAGIC:
@@ -34,7 +36,7 @@ def strip_trailer(key: str, body: bytes) -> memoryview:
 
 
 def encode_table(table: pa.Table) -> bytes:
-    """The table as an Arrow object, zstd level 1."""
+    """The table as an Arrow object, compressed with zstd level 1."""
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1))
     with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
@@ -43,7 +45,7 @@ def encode_table(table: pa.Table) -> bytes:
 
 
 def decode_table(key: str, body: bytes, schema: pa.Schema) -> pa.Table:
-    """The table in an Arrow object of exactly `schema`, metadata included; raises CorruptObject naming `key`."""
+    """The table in an Arrow object of exactly `schema`, metadata included; raises CorruptObject, which names `key`."""
     stream = strip_trailer(key, body)
     try:
         with pa.ipc.open_stream(pa.py_buffer(stream)) as reader:

@@ -1,7 +1,7 @@
-"""The journal of an iteration: append one worker's tokens as shards, and read any worker's shards back.
+"""The journal of an iteration: appends one incarnation's tokens as shards, and reads any incarnation's shards back.
 
-A writer numbers its shards from 0 without gaps and never has two in flight; so the run of shards a reader finds by
-asking for the next number until there is none is exactly what was durable at that moment (docs/format.md algorithm J).
+A writer numbers its shards from 0 without gaps and has at most one in flight. A reader asks for the next number until
+there is none: what it finds is exactly what was durable at that moment (docs/format.md algorithm J).
 """
 
 import threading
@@ -28,7 +28,7 @@ class _Pending:
 
 
 class JournalWriter:
-    """Collects tokens and writes them as the next shard when told to. `append` and `flush` may run in two threads."""
+    """Collects tokens and writes them as the next shard on `flush`. `append` and `flush` may run in two threads."""
 
     def __init__(self, store: ObjectStore, iteration: int, incarnation: str, weight_version: int) -> None:
         self._store = store
@@ -62,16 +62,16 @@ class JournalWriter:
             row.finish = finish
 
     def drop(self, responses: Collection[int]) -> None:
-        """Forget unwritten tokens of responses that somebody else has claimed; they would be void."""
+        """Forget unwritten tokens of responses that another member has claimed; they would be void."""
         with self._pending_lock:
             for key in [key for key in self._pending if key[0] in responses]:
                 del self._pending[key]
 
     def flush(self) -> int:
-        """Write what is pending as one shard and return its number of tokens; 0 writes nothing.
+        """Write what is pending as one shard and return its number of tokens; 0 if there was nothing to write.
 
-        When the outcome of a write is unknown (StoreUnavailable), the same bytes are offered again by the next flush,
-        under the same number. Raises ConflictingRecord if another process writes under this incarnation.
+        If the outcome of a write is unknown (StoreUnavailable), the next flush offers the same bytes again under the
+        same number. Raises ConflictingRecord if another process writes under this incarnation.
         """
         with self._flush_lock:
             written = self._write_unconfirmed()
@@ -127,21 +127,22 @@ class ShardReader:
 
     @property
     def ended(self) -> set[int]:
-        """Responses for which some row, counting or void, carries an end mark."""
+        """Responses for which some row, counted or void, carries an end mark."""
         return self._ended
 
     def tokens(self, incarnation: str) -> int:
-        """Tokens in the shards of an incarnation read so far, counting or void."""
+        """Tokens in the shards of an incarnation that were read so far, counted or void."""
         return self._tokens[incarnation]
 
     def last_sequence(self, incarnation: str) -> int:
+        """The number of the last shard read of an incarnation; -1 if none was read."""
         return self._next.get(incarnation, 0) - 1
 
     def advance(self, incarnation: str) -> int:
-        """Fetch the contiguous run of shards not read yet; the number of the last one, -1 when there is none.
+        """Fetch the shards that were not read yet, up to the first gap; returns the last number, or -1.
 
-        Asks for the next number until it is missing: a GET costs a twelfth of a LIST. Who has written much is read in
-        windows that double, so that a successor does not wait for hundreds of round trips.
+        It asks for the next number until that is missing: a GET costs a twelfth of a LIST. The number of parallel
+        requests doubles with each round, so that a successor does not wait for hundreds of round trips.
         """
         window = 1
         while True:
@@ -154,6 +155,7 @@ class ShardReader:
             window = min(2 * window, self._parallel_reads)
 
     def advance_all(self, incarnations: Iterable[str]) -> None:
+        """Fetch the shards of all these incarnations that were not read yet."""
         names = list(incarnations)
         if len(names) <= 1 or self._parallel_reads == 1:
             for name in names:
@@ -183,5 +185,5 @@ class ShardReader:
         self._next[incarnation] = sequence + 1
 
     def rows(self, incarnation: str, epoch: int, response: int) -> list[tuple[int, Row]]:
-        """(sequence, row) in written order."""
+        """(sequence, row) of a response, in the order written."""
         return self._rows.get((incarnation, epoch, response), [])

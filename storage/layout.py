@@ -1,9 +1,12 @@
-"""The only place that joins keys. Numbers are zero-padded: key order is numeric order (docs/format.md section 2)."""
+"""The only place that joins keys. Numbers are zero-padded: key order is numeric order (docs/format.md section 2).
+
+Each function returns a key, or a prefix of keys that ends with "/".
+"""
 
 import re
 
 RUN = "run.json"
-# Derived from the reports for people and their tools; nothing of Gleaner reads it.
+# Derived from the reports for people and their tools; no part of Gleaner reads it.
 METRICS = "metrics.jsonl"
 MODEL = "model/"
 WEIGHTS = "weights/"
@@ -19,6 +22,7 @@ PROBE = "probe/"
 
 
 def model_file(name: str) -> str:
+    """A small file of the model: configuration, tokenizer or chat template."""
     return f"{MODEL}{name}"
 
 
@@ -33,160 +37,174 @@ def checkpoint(version: int) -> str:
 
 
 def critic_checkpoint(version: int) -> str:
-    """Prefix of the critic's state, of runs that have one; complete before the checkpoint it belongs to."""
+    """Prefix of the critic's state, in runs that have a critic; complete before the checkpoint it belongs to."""
     return f"{checkpoint(version)}critic/"
 
 
 def manifest(prefix: str) -> str:
-    """The object that completes a set of tensors; written last."""
+    """The object that completes a set of tensors, written last."""
     return f"{prefix}manifest.json"
 
 
 def delta_manifest(prefix: str) -> str:
-    """A weight version that is stored whole, as differences to the one before it; written before its manifest."""
+    """The differences from one weight version to the next; written before that version's manifest."""
     return f"{prefix}delta.json"
 
 
 def tensor_object(prefix: str, name: str) -> str:
+    """A tensor, or a part of one, below the prefix of its set."""
     return f"{prefix}{name}.safetensors"
 
 
 def iteration(index: int) -> str:
+    """Prefix of one iteration."""
     return f"{ITERATIONS}{index:06d}/"
 
 
 def plan(index: int) -> str:
+    """The plan of an iteration."""
     return f"{iteration(index)}plan.json"
 
 
 def prompts(index: int, digest: str) -> str:
-    """Content-named, so that a planner that died and its successor never mix."""
+    """The prompts of an iteration, named by their content: those of a dead planner and its successor never mix."""
     return f"{iteration(index)}prompts-{digest}.arrow"
 
 
 def settings(index: int) -> str:
-    """The configuration in force now; overwritten by every execution that works on the iteration."""
+    """The configuration in force now; every execution that works on the iteration overwrites it."""
     return f"{iteration(index)}settings.json"
 
 
 def claims(index: int) -> str:
+    """Prefix of an iteration's claims."""
     return f"{iteration(index)}claims/"
 
 
 def claim(index: int, unit: int, epoch: int) -> str:
+    """A claim: the log entry `epoch` of a unit."""
     return f"{claims(index)}{unit:05d}/{epoch:06d}.json"
 
 
 def claim_address(key: str) -> tuple[int, int]:
-    """(unit, epoch) of a claim's key."""
+    """Returns the (unit, epoch) of a claim's key."""
     unit, epoch = key.rsplit("/", 2)[1:]
     return int(unit), int(epoch.removesuffix(".json"))
 
 
 def shard(index: int, incarnation: str, sequence: int) -> str:
+    """One shard of an incarnation."""
     return f"{iteration(index)}journal/{incarnation}/{sequence:08d}.arrow"
 
 
 def journal(index: int) -> str:
+    """Prefix of an iteration's journal."""
     return f"{iteration(index)}journal/"
 
 
 def alive(index: int, incarnation: str) -> str:
+    """The heartbeat of an incarnation."""
     return f"{iteration(index)}alive/{incarnation}.json"
 
 
 def alive_all(index: int) -> str:
+    """Prefix of an iteration's heartbeats."""
     return f"{iteration(index)}alive/"
 
 
 def ended(index: int, execution_digest: str) -> str:
-    """Below it, the rollout maps of an execution that have ended, by pool."""
+    """Prefix of the records, one per pool, that a rollout map of this execution has ended."""
     return f"{iteration(index)}ended/{execution_digest}/"
 
 
 def failures(index: int, execution_digest: str) -> str:
-    """Below it, why attempts of slots failed in an execution; for people."""
+    """Prefix of the records of failed attempts at slots in this execution; for people."""
     return f"{iteration(index)}failures/{execution_digest}/"
 
 
 def batch(index: int, number: int) -> str:
+    """The record of one micro-batch."""
     return f"{iteration(index)}batches/{number:06d}.json"
 
 
 def batches(index: int) -> str:
+    """Prefix of the records of an iteration's micro-batches."""
     return f"{iteration(index)}batches/"
 
 
 def closed(index: int) -> str:
-    """The mark that no token of this iteration will be used any more; never deleted."""
+    """The mark that no further token of this iteration will be used; never deleted."""
     return f"{iteration(index)}closed.json"
 
 
 def responses(index: int) -> str:
-    """All responses of a committed iteration in one object, which stands for its journal."""
+    """All responses of a committed iteration in one object, which replaces its journal."""
     return f"{iteration(index)}responses.arrow"
 
 
 def training(index: int) -> str:
-    """What the trainer measured in this iteration; written before its weights are published."""
+    """The trainer's measurements in this iteration, written before it publishes its weights."""
     return f"{iteration(index)}training.json"
 
 
 def nonfinite(index: int) -> str:
-    """Why the last attempt to train this iteration stopped; overwritten by the next one that does."""
+    """Why the last attempt to train this iteration stopped; overwritten by the next attempt that stops so."""
     return f"{iteration(index)}nonfinite.json"
 
 
 def report(index: int) -> str:
+    """The report of an iteration; it commits the iteration."""
     return f"{iteration(index)}report.json"
 
 
 def lengths(index: int) -> str:
-    """What the run has learned about lengths up to this iteration; a help to planning, which does without."""
+    """What the run has learned about lengths up to this iteration; planning can do without it."""
     return f"{LENGTHS}{index:06d}.safetensors"
 
 
 def lengths_iteration(key: str) -> int | None:
-    """The iteration of a key below LENGTHS; None when it is no such table's."""
+    """Returns the iteration of a key below LENGTHS; None if the key is not a table's."""
     match = re.fullmatch(rf"{LENGTHS}(\d{{6,}})\.safetensors", key)
     return int(match[1]) if match else None
 
 
 def forecast(digest: str) -> str:
-    """What a forecast said of the run; the digest (hexadecimal) is of the bytes."""
+    """A forecast of the run; the digest (hexadecimal) is that of its bytes."""
     return f"{FORECASTS}{digest}.json"
 
 
 def lease(epoch: int) -> str:
+    """One epoch of the run's lease."""
     return f"{LEASE}{epoch:06d}.json"
 
 
 def deck(index: int) -> str:
-    """The iteration's Deck as one page, for those who have no Flyte console at hand."""
+    """The iteration's Deck as one page, for readers without a Flyte console."""
     return f"{iteration(index)}deck.html"
 
 
 def evaluation_name(version: int, settings_digest: str) -> str:
-    """An evaluation of one weight version; the digest (hexadecimal) names its settings."""
+    """Returns the name of an evaluation of one weight version; the digest (hexadecimal) is that of its settings."""
     return f"{version:08d}-{settings_digest}"
 
 
 def evaluation(name: str) -> str:
-    """The record of an evaluation that has ended; what it was made from lies at `evaluation_url`."""
+    """The record of an ended evaluation; what it was made from lies at `evaluation_url`."""
     return f"{EVALUATIONS}{name}.json"
 
 
 def evaluation_deck(name: str) -> str:
+    """The Deck of an ended evaluation as one page."""
     return f"{EVALUATIONS}{name}.html"
 
 
 def evaluation_url(run_url: str, name: str) -> str:
-    """Where an evaluation's own directory is: one iteration, laid out as a run's, without training."""
+    """Returns the url of an evaluation's own directory: one iteration, laid out like a run's, without training."""
     return f"{run_url.rstrip('/')}/{EVALUATIONS}{name}"
 
 
 def evaluated(url: str) -> tuple[str, str]:
-    """(url of the run, name of the evaluation) of an evaluation's url; raises ValueError when it is none."""
+    """Returns (url of the run, name of the evaluation) for an evaluation's url; raises ValueError for any other url."""
     match = re.fullmatch(rf"(.+)/{EVALUATIONS}(\d{{8}}-[0-9a-f]+)", url.rstrip("/"))
     if match is None:
         raise ValueError(f"evaluation: url {url!r}; allowed: <run>/{EVALUATIONS}<version>-<digest>")
@@ -194,10 +212,10 @@ def evaluated(url: str) -> tuple[str, str]:
 
 
 def reward_model(name: str) -> str:
-    """What the reward model of this name consists of; written after its chunks."""
+    """The list of the files and chunks of this reward model, written after its chunks."""
     return f"{REWARD_MODELS}{name}.json"
 
 
 def reward_model_chunk(digest: str) -> str:
-    """A piece of a file, named by its content; models of several names may share it."""
+    """A piece of a file, named by its content; models of different names may share it."""
     return f"{REWARD_MODELS}chunks/{digest}"

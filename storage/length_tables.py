@@ -1,8 +1,9 @@
 """What a run has learned about the lengths of its responses, as one safetensors object per concluded iteration.
 
 Format 1: a header with one metadata key, DOCUMENT (JSON: format, iteration, learned, predictors, digest), and the
-tensors of LengthTable by field name, little-endian. The digest is of their bytes, for safetensors has none. Equal
-tables have equal bytes, so that several attempts at a conclusion write the same object. Knows no predictor's meaning.
+tensors of LengthTable by field name, little-endian. The digest is of the tensors' bytes, because safetensors has none.
+Equal tables have equal bytes, so that several attempts at a conclusion write the same object. This module does not know
+what the predictors do.
 """
 
 import hashlib
@@ -24,7 +25,7 @@ log = logging.getLogger(__name__)
 FORMAT = 1
 DOCUMENT = "gleaner.lengths"
 PREDICTORS = ("history", "ranker", "features", "none")
-# Of format 1: fixed, so that whoever reads a table can go on from it.
+# Fixed in format 1, so that any reader of a table can continue from it.
 QUANTILES = 33
 FEATURES = 4
 HASHED = 4096
@@ -35,14 +36,15 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class LengthTable:
-    """What is known after `iteration` was concluded; of `learned` iterations in all.
+    """What the run knows after `iteration` was concluded, learned from `learned` iterations in all.
 
     Per prompt, ascending by `prompts` (64-bit digests; at most PROMPTS_MAX, those seen last): `mean` and `deviation` of
-    its responses' lengths in tokens, averaged over epochs (deviation NaN: of a single response), `count` of epochs, and
-    `last_seen`, an iteration. quantiles: of the groups' mean lengths, at (k + 0.5) / QUANTILES. gram, moment: sums of a
-    regression on FEATURES features. weights, squares: the ranker's, and its summed squared gradients; HASHED n-grams
-    first, then the features. high_ratio: by predictor, the ratio to its expectation that one response in ten exceeds.
-    recall, rank_correlation: by predictor, of the last RECENT iterations, the newest last; NaN: not measured.
+    its responses' lengths in tokens, averaged over epochs (deviation is NaN for a single response), `count` of epochs,
+    and `last_seen`, an iteration. quantiles: of the groups' mean lengths, at (k + 0.5) / QUANTILES. gram, moment: sums
+    of a regression on FEATURES features. weights, squares: the ranker's weights and its summed squared gradients;
+    HASHED n-grams first, then the features. high_ratio: by predictor, the ratio of length to expectation that one
+    response in ten exceeds. recall, rank_correlation: by predictor, over the last RECENT iterations, the newest last;
+    NaN: not measured.
     """
 
     iteration: int
@@ -80,7 +82,7 @@ _MAY_BE_NAN = ("deviation", "recall", "rank_correlation")
 
 
 def empty_table() -> LengthTable:
-    """Of a run of which nothing is known."""
+    """The table of a run that has learned nothing yet."""
     arrays: dict[str, Any] = {name: np.zeros(0, kind) for name, kind in _PER_PROMPT.items()}
     arrays |= {name: np.zeros(shape) for name, shape in _FIXED.items()}
     for name in ("recall", "rank_correlation"):
@@ -89,7 +91,7 @@ def empty_table() -> LengthTable:
 
 
 def encode_lengths(table: LengthTable) -> bytes:
-    """The table as a safetensors object; the same bytes for the same table."""
+    """The table as a safetensors object; equal tables give equal bytes."""
     arrays = {name: np.ascontiguousarray(getattr(table, name)) for name in _tensor_names()}
     document = {
         "format": FORMAT,
@@ -98,13 +100,13 @@ def encode_lengths(table: LengthTable) -> bytes:
         "predictors": PREDICTORS,
         "digest": _digest(arrays),
     }
-    # One key only: safetensors does not keep the order of several.
+    # One key only: safetensors does not keep the order of several keys.
     body: bytes = save(arrays, {DOCUMENT: json.dumps(document, sort_keys=True)})
     return body
 
 
 def decode_lengths(key: str, body: bytes) -> LengthTable:
-    """The table in `body`; raises CorruptObject naming `key` and the first thing that is wrong."""
+    """The table in `body`; raises CorruptObject, which names `key` and the first thing that is wrong."""
     try:
         arrays: dict[str, npt.NDArray[Any]] = load(body)
         size = int.from_bytes(body[:8], "little")
@@ -128,9 +130,9 @@ def decode_lengths(key: str, body: bytes) -> LengthTable:
 
 
 def newest_lengths(store: ObjectStore, before: int) -> LengthTable | None:
-    """The newest table of an iteration below `before` that can be read; None when there is none.
+    """The newest readable table of an iteration below `before`; None if there is none.
 
-    One that cannot is told, and passed over: what it knew is a help, not a need.
+    An unreadable table is logged and passed over: planning can do without it.
     """
     for key in reversed(store.list(layout.LENGTHS)):
         iteration = layout.lengths_iteration(key)
@@ -148,7 +150,7 @@ def newest_lengths(store: ObjectStore, before: int) -> LengthTable | None:
 
 
 def commit_lengths(store: ObjectStore, table: LengthTable) -> bool:
-    """Create the table of its iteration; False when another one is there, which then counts."""
+    """Create the table of its iteration; False if a different one is there, which then counts."""
     return commit(store, layout.lengths(table.iteration), encode_lengths(table))
 
 
@@ -165,7 +167,7 @@ def _digest(arrays: Mapping[str, npt.NDArray[Any]]) -> str:
 
 
 def _check(key: str, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-    """Names, dtypes, shapes, and what every reader relies on; raises CorruptObject."""
+    """Check names, dtypes, shapes, and what every reader relies on; raises CorruptObject."""
     if set(arrays) != set(_tensor_names()):
         odd = min(set(arrays) ^ set(_tensor_names()))
         raise CorruptObject(key, f"{odd}: it is {'unknown' if odd in arrays else 'missing'}")

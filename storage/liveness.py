@@ -1,6 +1,6 @@
-"""Who lives: heartbeats as one observer sees them, on its own monotonic clock.
+"""Which incarnations live: their heartbeats as one observer sees them, on its own monotonic clock.
 
-A heartbeat says "gone", or it changes, or it does not; no time written by another machine is ever compared.
+A heartbeat says "gone", or it changes, or it does not. Times that another machine wrote are never compared.
 """
 
 from collections.abc import Collection
@@ -16,18 +16,18 @@ from storage.store import ObjectMissing, ObjectStore
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """The last heartbeat of an incarnation, None if there is none, and how long it has not been seen to change."""
+    """The last heartbeat of an incarnation (None: there is none), and how long it has not been seen to change."""
 
     record: AliveRecord | None
     silent_s: float
 
     def lost(self, claim_ttl_s: float) -> bool:
-        """Whether what it holds is free: it said so, or has been silent for `claim_ttl_s`."""
+        """Whether its responses are free: it said that it is gone, or it has been silent for `claim_ttl_s`."""
         return self.silent_s >= claim_ttl_s or (self.record is not None and self.record.state == "gone")
 
 
 class Liveness:
-    """What one observer has seen of the heartbeats of an iteration."""
+    """The heartbeats of an iteration as one observer has seen them."""
 
     def __init__(self, store: ObjectStore, iteration: int, clock: Clock, parallel_reads: int = PARALLEL_READS) -> None:
         self._store = store
@@ -37,7 +37,7 @@ class Liveness:
         self._seen: dict[str, tuple[bytes | None, float]] = {}
 
     def look(self, incarnations: Collection[str]) -> dict[str, Sign]:
-        """One GET each. What is looked at for the first time has been silent for no time."""
+        """Read the heartbeats, with one GET each. One that is looked at for the first time has been silent for 0 s."""
         if self._parallel_reads == 1 or len(incarnations) <= 1:
             bodies = [self._body(incarnation) for incarnation in incarnations]
         else:

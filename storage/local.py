@@ -1,8 +1,8 @@
 """ObjectStore on a local or network directory, safe against concurrent processes and against a kill at any moment.
 
-A body is first written under a temporary name in the directory of its key and made visible by one atomic system call:
-`link` creates (and fails when the name exists), `rename` overwrites. Temporary files of dead writers and folders
-without objects are removed where a listing or a delete meets them. Knows nothing about what the bodies mean.
+A body is first written under a temporary name in the directory of its key and then made visible by one atomic system
+call: `link` creates (and fails if the name exists), `rename` overwrites. A listing or a delete removes the temporary
+files of dead writers and the empty directories that it meets. This module knows nothing about what the bodies mean.
 """
 
 import errno
@@ -16,9 +16,9 @@ from storage.memory import check_body, check_prefix, check_range
 from storage.store import ObjectMissing, StorageError, StoreDenied, StoreUnavailable, StoreUnfit, check_key
 from storage.temporary import TEMPORARY, remove_abandoned, remove_all_abandoned, temporary_name
 
-# What an NFS client makes of a file that is deleted while somebody has it open.
+# An NFS client gives a name that begins so to a file that is deleted while a process has it open.
 NFS_DELETED = ".nfs"
-# How often a folder may vanish below a writer's hands before that is an error.
+# How often a directory may vanish while a writer creates its file, before that is an error.
 FOLDER_ATTEMPTS = 100
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
@@ -29,8 +29,9 @@ NO_HARD_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EM
 class LocalStore:
     """Objects as files below `root`, which is made on the first write.
 
-    With `fsync` an object that was reported as written survives a power cut; without it, only a kill of the process.
-    A directory cannot hold both an object `a` and objects `a/...`; such a write is refused with StoreDenied.
+    With `fsync`, an object that was reported as written survives a power cut; without it, it survives only a kill of
+    the process. A directory cannot hold both an object `a` and objects `a/...`; such a write is refused with
+    StoreDenied.
     """
 
     def __init__(self, root: Path, *, fsync: bool = True) -> None:
@@ -78,7 +79,7 @@ class LocalStore:
                 os.close(descriptor)
 
     def get_into(self, key: str, start: int, view: memoryview) -> int:
-        """See `ReadsInto`: several times faster than `get`, which fills new memory first."""
+        """Read into `view`, see `ReadsInto`: several times faster than `get`, which fills new memory first."""
         path = self._path(key)
         check_range(start, None)
         filled = 0
@@ -107,7 +108,7 @@ class LocalStore:
                     key = f"{folder}{name}/" if is_folder else f"{folder}{name}"
                     if not key.startswith(prefix):
                         continue
-                    # Everything below a folder that sorts before `after` and does not begin it sorts before it too.
+                    # A folder that sorts before `after` and does not begin it holds only keys that sort before `after`.
                     if is_folder and (key >= after or after.startswith(key)):
                         folders.append(key)
                     elif not is_folder and key > after:
@@ -119,7 +120,7 @@ class LocalStore:
         with self._explained("delete", key), suppress(FileNotFoundError, NotADirectoryError):
             if not path.is_dir():
                 path.unlink()
-                # What is deleted first must stay deleted, or a power cut could bring back a manifest without its data.
+                # The deletion must reach the disk, or a power cut could bring back a manifest without its data.
                 self._sync_entry(path.parent)
                 self._remove_empty(path.parent)
 
@@ -151,7 +152,7 @@ class LocalStore:
                 temporary.unlink()
 
     def _entries(self, folder: Path) -> Iterator[tuple[str, bool]]:
-        """(name, is it a folder) of the objects and folders directly in `folder`; nothing when it is not there."""
+        """(name, is it a folder) of the objects and folders directly in `folder`; nothing if `folder` is missing."""
         swept, kept = False, False
         with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
             for entry in entries:
@@ -166,19 +167,19 @@ class LocalStore:
             self._remove_empty(folder)
 
     def _open_existing(self, path: Path, key: str) -> int:
-        """A descriptor of the file `path`; ObjectMissing when it is not there."""
+        """A descriptor of the file `path`; raises ObjectMissing if there is none."""
         try:
             return os.open(path, os.O_RDONLY)
         except FileNotFoundError:
             raise ObjectMissing(key) from None
         except NotADirectoryError:
-            # Where the store itself is, or is below, a file, there will never be objects.
+            # If the store's root is a file, or lies below one, there will never be objects.
             if not self._root.is_dir():
                 raise
             raise ObjectMissing(key) from None
 
     def _open_new(self, path: Path) -> int:
-        """A descriptor of the new file `path`; its folder is made as often as a racing delete removes it."""
+        """A descriptor of the new file `path`; makes its folder again as often as a racing delete removes it."""
         for attempt in range(FOLDER_ATTEMPTS):
             try:
                 return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
@@ -192,7 +193,7 @@ class LocalStore:
 
     def _make_folder(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        # A new folder is itself an entry of its parent that must reach the disk, unless that is not ours to read.
+        # A new folder is itself an entry of its parent that must reach the disk, unless we may not read the parent.
         for parent in (folder, *folder.parents):
             with suppress(PermissionError):
                 self._sync_folder(parent)
@@ -200,7 +201,7 @@ class LocalStore:
                 break
 
     def _remove_empty(self, folder: Path) -> None:
-        """Remove `folder` and those above it, below the root, that hold no object; a writer makes them again."""
+        """Remove `folder` and its parents below the root that hold no object; a writer makes them again."""
         while folder != self._root:
             try:
                 folder.rmdir()
@@ -213,7 +214,7 @@ class LocalStore:
             folder = folder.parent
 
     def _sync_entry(self, folder: Path) -> None:
-        # Without the folder, the object was deleted again already.
+        # If the folder is missing, the object was already deleted again.
         with suppress(FileNotFoundError):
             self._sync_folder(folder)
 
@@ -228,7 +229,7 @@ class LocalStore:
 
     @contextmanager
     def _explained(self, verb: str, key: str) -> Iterator[None]:
-        """Turn what the operating system says into one of the errors of storage/store.py."""
+        """Turn the operating system's errors into those of storage/store.py."""
         try:
             yield
         except StorageError:

@@ -1,7 +1,7 @@
 """ObjectStore in this process's memory: the reference model that every other store is compared with.
 
-Owns no file and no network; nothing survives the process. Bodies are copied on the way in, so a caller who reuses a
-buffer cannot change what is stored.
+It owns no file and no network, and nothing survives the process. Bodies are copied on the way in, so a caller that
+reuses a buffer cannot change what is stored.
 """
 
 import re
@@ -13,7 +13,7 @@ PREFIX_TAIL_PATTERN = re.compile(r"[A-Za-z0-9._-]*")
 
 
 def check_prefix(prefix: str) -> str:
-    """Return `prefix`, or raise ValueError when no key could begin with it. The empty prefix is every key."""
+    """Return `prefix`; raises ValueError if no key can begin with it. The empty prefix matches every key."""
     folder, slash, tail = prefix.rpartition("/")
     if slash:
         check_key(folder)
@@ -29,7 +29,7 @@ def check_range(start: int, end: int | None) -> None:
 
 
 def check_body(key: str, body: bytes) -> bytes:
-    """Return `body`, or raise ValueError when it is empty: some clients drop the condition of an empty create."""
+    """Return `body`; raises ValueError if it is empty, because some clients drop the condition of an empty create."""
     if not body:
         raise ValueError(f"body of {key!r}: empty; allowed: at least one byte when an object is created")
     return body

@@ -1,6 +1,6 @@
-"""A store that counts: requests as providers charge for them, and bytes that were read.
+"""A store that counts the requests that providers charge for, and the bytes that were read.
 
-What a store below retries by itself counts once. Deleting is free, and not counted. Knows no prices.
+Retries inside the store below count once. Deleting is free, and not counted. Knows no prices.
 """
 
 import threading
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from storage.store import ObjectStore, read_into
 
-# What one request lists at most, on S3.
+# The most keys that one request lists on S3.
 KEYS_PER_LIST = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """puts: writes, and listings, which cost the same; gets: reads, of what is missing, too. bytes_read: by these."""
+    """puts: writes and listings, which cost the same; gets: reads, also of missing objects; bytes_read: their bytes."""
 
     puts: int = 0
     gets: int = 0
@@ -25,7 +25,7 @@ class Requests:
 
 
 class MeteredStore:
-    """`store`, and in `requests` what was asked of it through this object, answered or not."""
+    """`store` with a count, in `requests`, of what was asked of it through this object, answered or not."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -75,10 +75,10 @@ class MeteredStore:
 
 
 def metered(store: ObjectStore) -> MeteredStore:
-    """The store itself when it counts already, so that what it was asked before counts, too."""
+    """The store with a count; a store that already counts is returned as it is, so that its earlier requests stay."""
     return store if isinstance(store, MeteredStore) else MeteredStore(store)
 
 
 def requests_of(store: ObjectStore) -> Requests:
-    """What a store was asked, as far as it counts."""
+    """The requests that the store has counted; none if it does not count."""
     return store.requests if isinstance(store, MeteredStore) else Requests()

@@ -1,7 +1,7 @@
 """The small files beside the weights (configuration, tokenizer, chat template), kept in the run's directory.
 
-Whoever has the run's url needs nothing else to generate or to train. Only text and tokenizer files are taken: code and
-pickles of a model directory never travel.
+So the run's url is all that is needed to generate or to train. Only text and tokenizer files are copied, never the code
+or pickles of a model directory.
 """
 
 from pathlib import Path
@@ -14,9 +14,9 @@ FILE_BYTES_MAX = 64 << 20
 
 
 def upload(store: ObjectStore, directory: Path) -> list[str]:
-    """Copy a model directory's small files into the run; the names copied. Weight indexes stay behind.
+    """Copy a model directory's small files into the run, without weight indexes; returns the names copied.
 
-    Raises ConflictingRecord when the run already holds another file of that name.
+    Raises ConflictingRecord if the run already holds another file of that name.
     """
     names = []
     for file in sorted(directory.iterdir()):

@@ -1,4 +1,4 @@
-"""A store below a key prefix of another store: for stores that keep no hierarchy of their own.
+"""A store below a key prefix of another store, for stores that keep no hierarchy of their own.
 
 Knows nothing about what the keys mean.
 """
@@ -8,10 +8,10 @@ from storage.store import ObjectMissing, ObjectStore, check_key
 
 
 class NestedStore:
-    """The objects of `store` whose keys begin with `prefix` and '/', under what follows."""
+    """The objects of `store` whose keys begin with `prefix` and '/'; here their keys are what follows."""
 
     def __init__(self, store: ObjectStore, prefix: str) -> None:
-        """Raises ValueError when `prefix` could not be a key."""
+        """Raises ValueError if `prefix` cannot be a key."""
         self._store = store
         self._prefix = f"{check_key(prefix)}/"
 

@@ -1,4 +1,4 @@
-"""What the planner keeps in a plan and finds in a report: expectations, decisions, observations (docs/format.md 3)."""
+"""What the planner writes into a plan and reads in a report: expectations, decisions, observations (format.md 3)."""
 
 from dataclasses import dataclass, field
 
@@ -11,8 +11,9 @@ STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=True)
 class DecisionRecord:
     """A decision of the planner, with what it knew.
 
-    name: which one; chosen: in words. inputs: figures it was made from. alternatives: name to predicted figures, the
-    chosen one included. predicted: what the report's metrics of these names will be if it was right.
+    name: which decision; chosen: the choice in words. inputs: the figures it was made from. alternatives: name to
+    predicted figures, including the chosen one. predicted: the values of the report's metrics of these names that it
+    expects.
     """
 
     __pydantic_config__ = STRICT
@@ -28,8 +29,8 @@ class DecisionRecord:
 class SeedingRecord:
     """How long the trainer's machine generates before it trains, and what the controller remembers.
 
-    seeding_s: None: until nothing is left, as where there is no other member. members: of the crew, when it was
-    decided. memory: number of members to the seeding time that suited them.
+    seeding_s: None: until nothing is left, for example if there is no other member. members: of the crew, at the time
+    of the decision. memory: for each number of members, the seeding time that suited it.
     """
 
     __pydantic_config__ = STRICT
@@ -40,9 +41,9 @@ class SeedingRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class LengthsRecord:
-    """What the planner expected of the groups' lengths, in the order of the groups.
+    """The lengths that the planner expects of the groups, in the order of the groups.
 
-    predictor: who said so; expected: mean length of a group's responses; high: what one in ten of them exceeds.
+    predictor: its name; expected: mean length of a group's responses; high: the length that one in ten of them exceeds.
     """
 
     __pydantic_config__ = STRICT
@@ -53,11 +54,12 @@ class LengthsRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class PoolObservation:
-    """How the machines of one pool did in an iteration; what the next plan is made from.
+    """How the machines of one pool did in an iteration; the next plan is made from it.
 
-    members: mean number of machines at work; members_at_end: when the last response had ended. machine_s: paid for, in
-    all. losses: machines that fell silent or were given notice. start_s: median from process start to weights in
-    place; None when nobody got so far. step_s: (batch size, seconds of a decode step), ascending.
+    members: mean number of machines at work; members_at_end: their number when the last response ended. machine_s:
+    seconds paid for, of all machines. losses: machines that fell silent or were given notice. start_s: median from
+    process start to weights in place; None if no machine got so far. step_s: (batch size, seconds of a decode step),
+    ascending.
     """
 
     __pydantic_config__ = STRICT

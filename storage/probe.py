@@ -1,4 +1,4 @@
-"""The start-up check that a store offers what the protocol needs; some servers silently ignore conditions."""
+"""The check at the start of a run that the store offers what the protocol needs; some servers ignore conditions."""
 
 from contextlib import suppress
 
@@ -9,9 +9,9 @@ from storage.store import ObjectMissing, ObjectStore, StorageError, StoreUnfit, 
 def probe(store: ObjectStore) -> None:
     """Create, read, list and delete one small object with a random name below `layout.PROBE`.
 
-    Raises StoreUnfit saying what the store lacks, or StoreDenied or StoreUnavailable when it cannot be used at all.
+    Raises StoreUnfit, which says what the store lacks, or StoreDenied or StoreUnavailable if it cannot be used at all.
     """
-    # A store that does not answer is found out before there is anything to remove, for which one would wait again.
+    # A store that does not answer fails here, before there is an object whose removal would wait for it again.
     store.list(layout.PROBE)
     name = records.nonce()
     key = f"{layout.PROBE}{name}"

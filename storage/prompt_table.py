@@ -1,6 +1,6 @@
-"""The prompts of an iteration as one Arrow object: what was asked, as tokens and as text, and what rewards need.
+"""The prompts of an iteration as one Arrow object: each as tokens and as text, with the columns that rewards need.
 
-Content-named and written before the plan that names it, so a plan never points at half a table.
+It is named by its content and written before the plan that names it, so a plan never points at half a table.
 """
 
 import json
@@ -18,7 +18,7 @@ from storage.framing import decode_table, encode_table
 class PromptRow:
     """One prompt: group g of an iteration is row g of its table.
 
-    `prompt` is the text or the chat messages, `columns` whatever else its dataset holds (JSON values).
+    `prompt` is the text or the chat messages, `columns` the other columns of its dataset (JSON values).
     """
 
     prompt_id: str
@@ -29,6 +29,7 @@ class PromptRow:
 
 @cache
 def schema() -> pa.Schema:
+    """The columns of the table, all without nulls, and its format version as metadata."""
     names = ["prompt_id", "token_ids", "prompt", "columns"]
     types = [pa.string(), pa.list_(pa.uint32()), pa.string(), pa.string()]
     fields = [pa.field(name, kind, nullable=False) for name, kind in zip(names, types, strict=True)]
@@ -36,7 +37,7 @@ def schema() -> pa.Schema:
 
 
 def encode_prompts(rows: Sequence[PromptRow]) -> bytes:
-    """The prompts as one Arrow object; prompt and columns travel as JSON text."""
+    """The prompts as one Arrow object; prompt and columns are stored as JSON text."""
     table = pa.Table.from_pydict(
         {
             "prompt_id": [row.prompt_id for row in rows],

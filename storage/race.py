@@ -1,7 +1,7 @@
-"""Writers that race to create the same keys, as threads or as processes, and the count of who won what.
+"""A race of writers, threads or processes, to create the same keys, and the count of winners.
 
-Shows that a store creates atomically, or where it does not. `python -m storage.race` is the side of the processes: it
-forks the writers before anything is connected. Knows nothing about what else a store must offer.
+It shows whether a store creates atomically, and where it does not. `python -m storage.race` runs the processes: it
+forks the writers before anything is connected. It knows nothing about what else a store must offer.
 """
 
 import json
@@ -35,7 +35,7 @@ DIED = "a writer died"
 
 @dataclass(frozen=True)
 class Attempt:
-    """What one writer was told and saw: did its create succeed, and whose whole body did it read afterwards."""
+    """Whether one writer's create succeeded, and whose whole body it read afterwards."""
 
     won: bool
     seen: int
@@ -52,7 +52,7 @@ class Race:
         return len(self.keys) * len(self.attempts)
 
     def faults(self) -> list[str]:
-        """One line for every key that has not one winner, or where somebody did not see the winner's whole body."""
+        """One line for every key without exactly one winner, or whose winner's whole body some writer did not read."""
         return [fault for number in range(len(self.keys)) for fault in self._faults_of(number)]
 
     def _faults_of(self, number: int) -> Iterator[str]:
@@ -69,7 +69,7 @@ class Race:
 def race_threads(store: ObjectStore, keys: Sequence[str], writers: int) -> Race:
     """Let `writers` threads of this process create every key at the same moment. Raises what the store raises.
 
-    Raises StoreUnavailable, too, when a writer lets the others wait for longer than any call may take.
+    Raises StoreUnavailable, too, if a writer keeps the others waiting for longer than any call may take.
     """
     barrier = threading.Barrier(writers, timeout=BARRIER_S)
 
@@ -79,7 +79,7 @@ def race_threads(store: ObjectStore, keys: Sequence[str], writers: int) -> Race:
 
     with ThreadPoolExecutor(writers) as pool, _breaking(barrier):
         futures = [pool.submit(run, writer) for writer in range(writers)]
-        # The error of the store itself, and not that of those whom it left waiting.
+        # The store's own error comes before the errors of the writers that waited for the failed one.
         errors = [error for error in (future.exception() for future in futures) if error is not None]
         if errors:
             first = min(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError))
@@ -90,7 +90,7 @@ def race_threads(store: ObjectStore, keys: Sequence[str], writers: int) -> Race:
 
 
 def race_processes(url: str, keys: Sequence[str], writers: int) -> Race:
-    """Let `writers` new processes do so, each with a store of its own. Raises StoreUnavailable with their error."""
+    """Race `writers` new processes, each with its own store, for the keys. Raises StoreUnavailable with their error."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     command = [sys.executable, "-m", "storage.race", url, str(writers)]
     with subprocess.Popen(  # noqa: S603 - this interpreter and this module
@@ -105,7 +105,8 @@ def race_processes(url: str, keys: Sequence[str], writers: int) -> Race:
         try:
             output, errors = process.communicate(json.dumps(list(keys)))
         except BaseException:
-            # After Ctrl-C, too, none of them may go on to write what is being removed; the pipe is open until they end.
+            # Even after Ctrl-C no writer may go on writing what is being removed; the pipe stays open until they have
+            # ended.
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
@@ -132,7 +133,7 @@ def _attempt(store: ObjectStore, key: str, writer: int) -> Attempt:
         seen = _writer_of(key, store.get(key))
     except ObjectMissing:
         seen = NOBODY
-    # An answer can be lost: whose body is stored has won, whatever it was told (docs/format.md algorithm C).
+    # An answer can be lost: the writer whose body is stored has won, whatever it was told (docs/format.md algorithm C).
     return Attempt(created or seen == writer, seen)
 
 
@@ -149,7 +150,7 @@ def _writer_of(key: str, body: bytes) -> int:
 
 @contextmanager
 def _breaking(barrier: threading.Barrier | Barrier) -> Iterator[None]:
-    """Let nobody wait for one who has failed."""
+    """Break the barrier if a writer fails, so that the others do not wait for it."""
     try:
         yield
     except BaseException:
@@ -171,7 +172,7 @@ def _run_process(url: str, keys: Sequence[str], writer: int, barrier: Barrier, r
 def main(url: str, writers: int) -> None:
     """Race in forked processes for the keys on standard input, and print each one's attempts as JSON."""
     keys: list[str] = json.load(sys.stdin)
-    # Imports what this kind of store needs, once for all.
+    # This imports what this kind of store needs, once for all writers.
     connect(url)
     context = multiprocessing.get_context("fork")
     barrier = context.Barrier(writers, timeout=BARRIER_S)
@@ -180,7 +181,7 @@ def main(url: str, writers: int) -> None:
         receiver, results = context.Pipe(duplex=False)
         process = context.Process(target=_run_process, args=(url, keys, writer, barrier, results), daemon=True)
         process.start()
-        # Only the writer holds it now, so its death is the end of the pipe.
+        # Only the writer holds the sending end now, so its death ends the pipe.
         results.close()
         processes.append(process)
         receivers.append(receiver)
@@ -196,10 +197,10 @@ def main(url: str, writers: int) -> None:
 
 
 def _gather(receivers: Sequence[Connection]) -> list[Any]:
-    """What each writer sent, in their order; [DIED] as soon as one ends without a word, for the others wait for it."""
+    """The messages of the writers, in their order; [DIED] as soon as one ends without a message."""
     received: dict[Connection, Any] = {}
     while len(received) < len(receivers):
-        # They end together, so the others need no longer than for one key.
+        # The writers end together: after the first message the others need no longer than for one key.
         pending = [each for each in receivers if each not in received]
         ready = wait(pending, BARRIER_S if received else None)
         if not ready:

@@ -1,8 +1,8 @@
 """The small JSON objects of a run as frozen dataclasses, and their strict codec (docs/format.md section 3).
 
 Decoding refuses unknown fields, wrong types and unknown format versions: a record is understood wholly or not used.
-Records that are created once carry a nonce, so that a writer can recognise its own bytes. Fields that format version 1
-did not have at first are left out where they have their default: readers from before them refuse only what uses them.
+Records that are created once carry a nonce, so that a writer can recognise its own bytes. Fields added to format
+version 1 later are left out while they have their default, so an older reader refuses only records that use them.
 """
 
 import json
@@ -16,18 +16,19 @@ from storage.planning_records import DecisionRecord, LengthsRecord, PoolObservat
 from storage.store import CorruptObject, ObjectStore
 
 FORMAT_VERSION: Literal[1] = 1
-# The pool of members that no plan asked for.
+# The pool of members that joined without a slot of the plan.
 JOINED_POOL = "joined"
 # The pool of members on the trainer's machine.
 TRAIN_POOL = "train"
 Record = TypeVar("Record")
 _ADAPTERS: dict[Any, TypeAdapter[Any]] = {}
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=True)
-# Of a field that came later: it is not written where it has its default.
+# Marks a field that was added later: it is not written while it has its default.
 LATER = {"later": True}
 
 
 def nonce() -> str:
+    """A random name that lets a writer recognise its own record."""
     return uuid.uuid4().hex
 
 
@@ -45,7 +46,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """run.json: what a run is. `config` is the resolved RunConfig; `digest` identifies what must not change."""
+    """run.json: what a run is. `config` is the resolved RunConfig; `digest` identifies what must not change in it."""
 
     __pydantic_config__ = STRICT
     format: Literal[1] = FORMAT_VERSION
@@ -58,10 +59,10 @@ class RunRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class SlotPlan:
-    """A member of the crew and its first assignment: groups, in the order in which they are started.
+    """A slot of the plan and its first assignment: groups, in the order in which they are started.
 
     pool: TRAIN_POOL for a member on the trainer's machine, which generates until `seeding.seeding_s` have passed.
-    batch_max: most responses it decodes together while its own assignment lasts; None: as many as its engine can.
+    batch_max: the most responses that the member decodes together during this assignment; None: its engine's limit.
     """
 
     __pydantic_config__ = STRICT
@@ -75,12 +76,12 @@ class SlotPlan:
 class PlanRecord:
     """plan.json: everything about an iteration that is fixed before it starts.
 
-    Response r is member r % num_generations of group r // num_generations. Unit u of the claims holds the responses of
-    the groups in slots[u]. `config` is the resolved RunConfig under which it was planned. groups_wanted: so many groups
-    whose rewards are not all equal are trained, in the order of their numbers, and no group after them; None: all are.
-    weights_url: where weights and model files are, seen from this run's url: in this run (None), or in the one that an
-    evaluation is part of. There is no third place, so that no plan sends a worker anywhere else.
-    lengths, seeding, decisions: what the planner expected and decided; None or empty where it had nothing to go by.
+    Response r is sample r % num_generations of group r // num_generations. Unit u of the claims holds the responses of
+    the groups in slots[u]. `config` is the resolved RunConfig of the plan. groups_wanted: how many groups with unequal
+    rewards are trained, in the order of their numbers, and no group after them; None: all groups are trained.
+    weights_url: the run with the weights and model files, relative to this run's url: this run (None), or the run that
+    this evaluation is part of. No other value is allowed, so that no plan sends a member to another place. lengths,
+    seeding, decisions: what the planner expected and decided; None or empty if it knew too little.
     """
 
     __pydantic_config__ = STRICT
@@ -112,21 +113,21 @@ class PlanRecord:
 
     @property
     def crew_slots(self) -> set[int]:
-        """The slots with work that are not the trainer's."""
+        """The slots with work, without the trainer's."""
         return {place.slot for place in self.slots if place.groups and place.pool != TRAIN_POOL}
 
     def responses_of(self, unit: int) -> tuple[int, ...]:
         """The responses of a claim unit, in starting order."""
         g = self.num_generations
-        return tuple(group * g + member for group in self.slots[unit].groups for member in range(g))
+        return tuple(group * g + sample for group in self.slots[unit].groups for sample in range(g))
 
 
 @dataclass(frozen=True, kw_only=True)
 class SettingsRecord:
     """settings.json: the configuration of the execution that works on an iteration now.
 
-    What decides what is learned is equal to the run's; devices, limits and intervals may be mended after a failure.
-    execution: its name.
+    What decides what is learned equals the run's configuration; devices, limits and intervals may be changed after a
+    failure. execution: the execution's name.
     """
 
     __pydantic_config__ = STRICT
@@ -137,10 +138,10 @@ class SettingsRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimRecord:
-    """Who may extend which responses of a unit from now on, and which prefix of whose shards it takes over.
+    """An incarnation takes responses of a unit: it alone may extend them, from the end of the shards that it seals.
 
-    `responses` None means: all of the unit that nobody owns or that a key of `sealed` owns. `sealed` maps an
-    incarnation to the last sequence number of its shards that still counts for the responses taken (-1: none).
+    `responses` None means all responses of the unit that have no owner or whose owner is a key of `sealed`. `sealed`
+    maps an incarnation to the last of its shards that still counts for the responses taken (-1: none).
     """
 
     __pydantic_config__ = STRICT
@@ -156,16 +157,16 @@ class ClaimRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class AliveRecord:
-    """Heartbeat of an incarnation. Only its change is observed; the times are for people.
+    """Heartbeat of an incarnation. Members observe only its change and its load; the times are for people.
 
-    claims: how many it had made when it wrote this; what it says of its load is of what it held by them. unfinished:
-    responses it holds whose end is not journalled yet; of these, `running` are being decoded, `waiting` are not begun
-    in this process, and `released` are free for anybody. tokens_per_s: of its decode loop lately, all responses
-    together; None while it was not decoding all that time. plateau: the batch size beyond which that rate no longer
-    rises; 0 while it is not known. usd_per_hour: its price if it is not its pool's. room: responses it could begin
-    besides. working_at_s: when it had the weights for the first time. decode_s: seconds spent in decode steps. step_s:
-    (batch size, mean seconds of a decode step), ascending. puts, gets, bytes_read: its requests to the store (a LIST is
-    priced as a put, and counted as one), and what it read.
+    claims: how many it had made at the time of writing; its load covers the responses that it held by these.
+    unfinished: responses it holds whose end is not journalled yet; of these, `running` are being decoded, `waiting` are
+    not begun in this process, and `released` are free for any member. tokens_per_s: recent rate of its decode loop, all
+    responses together; None if it was not decoding all that time. plateau: the batch size beyond which that rate no
+    longer rises (0: unknown). usd_per_hour: its price, if it differs from its pool's. room: how many further responses it could begin.
+    working_at_s: when it first had the weights. decode_s: seconds spent in decode steps. step_s: (batch size, mean
+    seconds of a decode step), ascending. puts, gets, bytes_read: its requests to the store (a LIST is priced and
+    counted as a put) and the bytes it read.
     """
 
     __pydantic_config__ = STRICT
@@ -204,7 +205,7 @@ class AliveRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class ClosedRecord:
-    """closed.json: no token of this iteration will be used any more; members stop."""
+    """closed.json: no further token of this iteration will be used; members stop."""
 
     __pydantic_config__ = STRICT
     format: Literal[1] = FORMAT_VERSION
@@ -225,7 +226,7 @@ class Span:
 
 @dataclass(frozen=True, kw_only=True)
 class GradedResponse:
-    """A response as the trainer consumed it: where its tokens are, how many, and its rewards by function."""
+    """A response as the trainer used it: where its tokens are, how many, and its rewards by function."""
 
     __pydantic_config__ = STRICT
     response: int
@@ -238,10 +239,10 @@ class GradedResponse:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchRecord:
-    """batches/<k>: what one micro-batch consumed. Recorded before it is used, so a restarted trainer replays it.
+    """batches/<k>: the responses of one micro-batch, recorded before use, so a restarted trainer replays them.
 
-    `filtered` are graded as the `responses` are, and not trained: groups whose rewards are all equal, where the plan
-    says how many groups are wanted. `reward_errors` say which rewards failed, for people.
+    `filtered`: responses that are graded but not trained, because all rewards of their group are equal; only in plans
+    that say how many groups are wanted. `reward_errors`: which rewards failed, for people.
     """
 
     __pydantic_config__ = STRICT
@@ -255,16 +256,16 @@ class BatchRecord:
 
     @property
     def graded(self) -> tuple[GradedResponse, ...]:
-        """Trained and filtered."""
+        """The trained and the filtered responses."""
         return (*self.responses, *self.filtered)
 
 
 @dataclass(frozen=True, kw_only=True)
 class NonFiniteRecord:
-    """nonfinite.json: why the last attempt to train an iteration stopped before it changed anything that is stored.
+    """nonfinite.json: why the last attempt to train an iteration stopped, before it changed anything that is stored.
 
-    quantity: what was infinite or not a number. responses: those that it is of, or may be of. batches: the numbers of
-    the micro-batches that hold them. weight_version: of the policy they were sampled from. message: for people.
+    quantity: what was infinite or not a number. responses: those that caused it, or may have. batches: the numbers of
+    the micro-batches that hold them. weight_version: the policy that sampled them. message: for people.
     """
 
     __pydantic_config__ = STRICT
@@ -279,7 +280,7 @@ class NonFiniteRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRecord:
-    """What the train task measured; `weight_version` is the one it published."""
+    """training.json: what the train task measured; `weight_version` is the one it published."""
 
     __pydantic_config__ = STRICT
     format: Literal[1] = FORMAT_VERSION
@@ -296,10 +297,10 @@ class TrainingRecord:
 class SlotLife:
     """One process life on the iteration's time line.
 
-    state: "gone" when it left with nothing unfinished, "left" when it handed work over, "lost" when it fell silent.
-    prefill_tokens: as its last heartbeat told; 0 in reports from before they were counted. usd_per_hour: its price if
-    it is not its pool's. tokens_unused: of responses that are in no batch, because enough groups were trained. What
-    came after it is as the last heartbeat told (AliveRecord).
+    state: "gone" if it left with nothing unfinished, "left" if it handed work over, "lost" if it fell silent.
+    prefill_tokens: from its last heartbeat; 0 in reports from before they were counted. usd_per_hour: its price, if it
+    differs from its pool's. tokens_unused: tokens of responses that are in no batch, because enough groups were
+    trained. The later fields are those of its last heartbeat (AliveRecord).
     """
 
     __pydantic_config__ = STRICT
@@ -326,7 +327,7 @@ class SlotLife:
 class ReportRecord:
     """report.json: the iteration is committed. Metric names are those of docs/guide/metrics.md.
 
-    rewards, lengths: of every graded response, trained or filtered, in the order of the batches.
+    rewards, lengths: one per graded response, trained or filtered, in the order of the batches.
     """
 
     __pydantic_config__ = STRICT
@@ -347,7 +348,7 @@ class ReportRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class LeaseRecord:
-    """Which execution may advance the run."""
+    """Names the execution that may advance the run."""
 
     __pydantic_config__ = STRICT
     format: Literal[1] = FORMAT_VERSION
@@ -375,7 +376,7 @@ def _document(value: Any) -> Any:
 
 
 def decode(record_type: type[Record], key: str, body: bytes) -> Record:
-    """The record in `body`; raises CorruptObject naming `key` and the first thing that is wrong."""
+    """The record in `body`; raises CorruptObject, which names `key` and the first thing that is wrong."""
     if record_type not in _ADAPTERS:
         _ADAPTERS[record_type] = TypeAdapter(record_type)
     adapter: TypeAdapter[Record] = _ADAPTERS[record_type]

@@ -1,7 +1,7 @@
 """All responses of an iteration as one Arrow object, laid out for size (docs/format.md section 9).
 
-Knows bytes and rows; not where the rows come from, nor when they may stand for the journal: that is compaction's.
-Lossless: log-probs are float32, kept as four byte planes, because zstd finds next to nothing in floats laid end to end.
+This module knows bytes and rows, not where the rows come from, nor when they may replace the journal (`compaction`
+decides that). Lossless: log-probs are float32, kept as four byte planes, because zstd hardly compresses whole floats.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,9 +16,9 @@ from storage.framing import append_trailer, decode_table, strip_trailer
 from storage.shard import Finish, Logprobs, TokenIds
 from storage.store import CorruptObject
 
-# The lowest (of 1, 3, 6, 9, 12) that stays below 1.15 times the entropy where zstd does worst, ids without any order
-# from a Zipf vocabulary of 150,000: 1.21, 1.17, 1.151, 1.145, 1.14. On text every level is below 1, and 9 is 4 % less
-# than 1.
+# The lowest level of 1, 3, 6, 9 and 12 that stays below 1.15 times the entropy in zstd's worst case, unordered ids from
+# a Zipf vocabulary of 150,000: 1.21, 1.17, 1.151, 1.145, 1.14. On text every level is below 1, and level 9 needs 4 %
+# less than level 1.
 ZSTD_LEVEL = 9
 PLANES = tuple(f"logprob_byte_{plane}" for plane in range(4))
 TOKENS_PER_BATCH = 1 << 22
@@ -26,10 +26,10 @@ TOKENS_PER_BATCH = 1 << 22
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Response:
-    """One response: uint32 token_ids [n], float32 logprobs [n], its end and what it was worth.
+    """One response: uint32 token_ids [n], float32 logprobs [n], its end and its rewards.
 
-    `reward` is None, and `rewards` empty, while it is not graded. `spans` is the length of its lineage: how many claims
-    its tokens were written under.
+    `reward` is None, and `rewards` empty, while the response is not graded. `spans` is the length of its lineage: the
+    number of claims under which its tokens were written.
     """
 
     response: int
@@ -55,7 +55,7 @@ class Response:
 
 @cache
 def schema(id_type: pa.DataType) -> pa.Schema:
-    """The columns; token ids are uint16 where all of a file's ids fit, else uint32."""
+    """The columns; token ids are uint16 if all ids of the file fit, else uint32."""
     types = {
         "response": pa.uint32(),
         "group": pa.uint32(),
@@ -73,7 +73,7 @@ def schema(id_type: pa.DataType) -> pa.Schema:
 
 
 def encode_responses(rows: Sequence[Response]) -> bytes:
-    """The rows as one Arrow object; ValueError when a row is not graded or its columns disagree."""
+    """The rows as one Arrow object; raises ValueError if a row is not graded or its columns disagree."""
     for row in rows:
         if row.reward is None:
             raise ValueError(f"response {row.response}: it has no reward; allowed: graded responses")
@@ -90,7 +90,7 @@ def encode_responses(rows: Sequence[Response]) -> bytes:
 
 
 def decode_responses(key: str, body: bytes) -> list[Response]:
-    """The rows in written order; raises CorruptObject naming `key` and never returns a part."""
+    """The rows in written order; raises CorruptObject, which names `key`, and never returns a part."""
     table = decode_table(key, body, schema(_id_type(strip_trailer(key, body))))
     return [row for batch in table.to_batches() for row in _rows(key, batch)]
 
@@ -106,7 +106,7 @@ def split_planes(values: Logprobs) -> npt.NDArray[np.uint8]:
 
 
 def _parts(rows: Sequence[Response]) -> Iterator[Sequence[Response]]:
-    """Rows in order, so many at a time that Arrow's 32-bit offsets and our memory suffice; at least one part."""
+    """The rows in order, in parts small enough for Arrow's 32-bit offsets and our memory; at least one part."""
     start, tokens = 0, 0
     for index, row in enumerate(rows):
         tokens += len(row.token_ids)
@@ -142,7 +142,7 @@ def _batch(rows: Sequence[Response], fields: pa.Schema) -> pa.RecordBatch:
 
 
 def _id_type(stream: memoryview) -> pa.DataType:
-    """What the file says its token ids are; decode_table complains about everything that is wrong with the rest."""
+    """The type of token ids that the file declares; decode_table reports everything that is wrong with the rest."""
     try:
         found = pa.ipc.read_schema(pa.py_buffer(stream)).field("token_ids").type.value_type
     except (pa.ArrowInvalid, KeyError, AttributeError):
@@ -178,7 +178,7 @@ def _rows(key: str, batch: pa.RecordBatch) -> Iterator[Response]:
 
 
 def _plane(key: str, batch: pa.RecordBatch, name: str, bounds: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
-    """The bytes of a plane; raises CorruptObject unless there is one for every token."""
+    """The bytes of a plane; raises CorruptObject unless it has one byte per token."""
     _, offsets, data = batch.column(name).buffers()
     found = np.frombuffer(offsets, dtype=np.int32)[: len(bounds)]
     if not np.array_equal(found, bounds):

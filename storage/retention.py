@@ -1,8 +1,8 @@
 """Retention: deletes what no resumable or replayable iteration needs, in an order that may stop anywhere.
 
-Decides from names alone, but for the plans of iterations that are not committed, which say what they sample from, and
-for journals, which go only after `compact` has read back what stands for them. Whatever is interrupted is done by the
-next sweep, and what a zombie writes afterwards goes with it.
+It decides from names alone, with two exceptions: the plans of uncommitted iterations, which say what they sample from,
+and journals, which it deletes only after `compact` has read back their replacement. The next sweep finishes an
+interrupted one, and also deletes what a frozen member writes after it.
 """
 
 import logging
@@ -22,16 +22,16 @@ from storage.weights.versions import bases
 
 log = logging.getLogger(__name__)
 THREADS = 8
-# A plan and a conclusion read the newest one; those before it are for when that one cannot be read.
+# A plan and a conclusion read the newest table; the others serve if that one cannot be read.
 LENGTH_TABLES_KEPT = 4
-# What is wrong with one iteration or version, and no reason to leave the others as they are: who may not delete can
-# still compact.
+# These errors concern one iteration or version, and do not keep a sweep from the others: without the right to delete,
+# it can still compact.
 PROBLEMS = (CorruptObject, ObjectMissing, ConflictingRecord, StoreDenied)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Swept:
-    """What a sweep did, or with `dry_run` would do.
+    """The result of a sweep, or with `dry_run` what a sweep would do.
 
     compacted: iterations that got their one object. deleted: keys. problems: what was left alone, and why.
     """
@@ -41,30 +41,30 @@ class Swept:
     problems: tuple[str, ...]
 
     def counts(self) -> dict[str, int]:
-        """How many objects were deleted of each kind: journal, alive, claims, weights, checkpoints, lengths."""
+        """How many objects of each kind were deleted: journal, alive, claims, weights, checkpoints, lengths."""
         parts = (key.split("/") for key in self.deleted)
         return Counter(names[2] if f"{names[0]}/" == layout.ITERATIONS else names[0] for names in parts)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Versions:
-    """What lies below `weights/` or `checkpoints/`: `keys` by version; a `complete` version has its manifest."""
+    """The versions below `weights/` or `checkpoints/`: `keys` by version; a `complete` version has its manifest."""
 
     keys: dict[int, list[str]]
     complete: frozenset[int]
 
     @property
     def newest(self) -> int:
-        """The newest complete version; -1 when there is none."""
+        """The newest complete version; -1 if there is none."""
         return max(self.complete, default=-1)
 
 
 def sweep(store: ObjectStore, config: RetentionConfig, *, newest: int | None = None, dry_run: bool = False) -> Swept:
-    """Compact and delete as `config` says; may be repeated, or run beside another one, at any time.
+    """Compact and delete as `config` says; may be repeated, or run beside another sweep, at any time.
 
-    newest: look at so many committed iterations only, besides those whose journals are kept; None: at all of them.
-    What may not be deleted, or is damaged, is among the problems. Raises StoreUnavailable when the store does not
-    answer, and StoreDenied when it shows nothing; the next sweep goes on from there.
+    newest: look at this many committed iterations only, besides those whose journals are kept; None: at all of them.
+    Objects that may not be deleted, or are damaged, are among the problems. Raises StoreUnavailable if the store does
+    not answer, and StoreDenied if it shows nothing; the next sweep continues from there.
     """
     current = next_iteration(store)
     weights, checkpoints = (list_versions(store, prefix) for prefix in (layout.WEIGHTS, layout.CHECKPOINTS))
@@ -72,7 +72,7 @@ def sweep(store: ObjectStore, config: RetentionConfig, *, newest: int | None = N
     compacted: list[int] = []
     problems: list[str] = []
     first = 0 if newest is None else max(0, current - config.keep_journals - newest)
-    # Nobody trains an iteration again when the next one can begin from what is published.
+    # No process trains an iteration again once the next one can begin from what is published.
     trained = min(current, weights.newest, checkpoints.newest)
     for iteration in range(first, trained) if config.compact else ():
         try:
@@ -82,7 +82,7 @@ def sweep(store: ObjectStore, config: RetentionConfig, *, newest: int | None = N
             problems.append(f"iteration {iteration}: {error}")
     kept = {0, current, *newest_of(weights, config.keep_weights)}
     try:
-        # An iteration that runs ahead samples from an older version than the one that is trained next.
+        # An iteration that runs ahead samples from an older version than the iteration that is trained next.
         kept |= {plan.weight_version for plan in plans_in_flight(store)}
         kept |= versions_under_evaluation(store)
         kept |= {base for version in kept & weights.complete for base in bases(store, version)}
@@ -106,13 +106,13 @@ def sweep(store: ObjectStore, config: RetentionConfig, *, newest: int | None = N
 def settle(store: ObjectStore, iteration: int) -> None:
     """Compact one iteration whose every response is recorded, then delete its journal; may be repeated at any time.
 
-    Raises as `compact` does, and StoreDenied.
+    Raises what `compact` raises, and StoreDenied.
     """
     _sweep_iteration(store, iteration, _Deletion(store, dry_run=False), [], keep_journal=False)
 
 
 def list_versions(store: ObjectStore, prefix: str) -> Versions:
-    """The versions below `prefix` (layout.WEIGHTS or layout.CHECKPOINTS), with one LIST; other keys are passed over."""
+    """The versions below `prefix` (layout.WEIGHTS or layout.CHECKPOINTS), with one LIST; other keys are ignored."""
     keys: dict[int, list[str]] = defaultdict(list)
     complete = set()
     for key in store.list(prefix):
@@ -130,7 +130,7 @@ def newest_of(versions: Versions, count: int) -> list[int]:
 
 
 class _Deletion:
-    """Deletes group after group, the keys of a group side by side, and remembers them; with `dry_run` only that."""
+    """Deletes groups of keys in turn, each group in parallel, and records the keys; `dry_run` only records."""
 
     def __init__(self, store: ObjectStore, *, dry_run: bool) -> None:
         self._store = store
@@ -147,9 +147,10 @@ class _Deletion:
 def _sweep_iteration(
     store: ObjectStore, iteration: int, deletion: _Deletion, compacted: list[int], *, keep_journal: bool
 ) -> None:
-    """Compact one committed iteration, and note it if it had not been so yet; then delete its journal.
+    """Compact one committed iteration, and note it if it was not compacted before; then delete its journal.
 
-    Claims last: while they are there, a reader who misses a shard knows that it is gone, not that it never was.
+    Claims are deleted last: while they exist, a reader that misses a shard knows that it is gone, not that it never
+    was.
     """
     keys = store.list(layout.iteration(iteration))
     prefixes = (layout.journal(iteration), layout.alive_all(iteration), layout.claims(iteration))
@@ -159,7 +160,7 @@ def _sweep_iteration(
         return
     if not deletion.dry_run:
         compact(store, iteration)
-        # Without claims an iteration that is not closed would look as if nobody had come yet.
+        # Without claims, an iteration that is not closed would look as if no member had come yet.
         closed = ClosedRecord(iteration=iteration, reason="the iteration is committed", nonce="committed")
         commit(store, layout.closed(iteration), records.encode(closed))
     if is_new:
@@ -169,10 +170,10 @@ def _sweep_iteration(
 
 
 def _sweep_versions(versions: Versions, kept: Collection[int], current: int, deletion: _Deletion) -> None:
-    """Delete versions before `current` that are not `kept`, and what is left of half-deleted ones.
+    """Delete versions before `current` that are not `kept`, and the rest of half-deleted ones.
 
-    The newest first, for older ones may be their bases; of each its manifest first: a version without one does not
-    exist. Versions after `current` may be about to be published.
+    The newest version goes first, because an older one may be its base. Of each version the manifest goes first:
+    without it the version does not exist. Versions after `current` may be about to be published.
     """
     for version in sorted(versions.keys, reverse=True):
         if version < current and version not in kept:

@@ -1,4 +1,4 @@
-"""What of a run is kept: the user's numbers. Imports nothing heavy, because every configuration holds them."""
+"""How much of a run is kept: the user's numbers. Imports nothing heavy, because every configuration holds them."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -10,15 +10,13 @@ from pydantic import ConfigDict, Field
 class RetentionConfig:
     """How much of what a run no longer needs stays in its directory.
 
-    Version 0, the versions that a kept one is stored as differences to, and whatever the iteration under way starts
-    from stay in any case.
-
-    Attributes:
+    Some versions always stay: version 0, those that kept versions are stored as differences to, and those that the
+    iteration under way starts from. Attributes:
         compact: after an iteration is committed, write its responses as one object and delete its journal. False keeps
             every journal as it is.
-        keep_journals: iterations, the newest committed ones, whose journal stays beside that object.
-        keep_weights: weight versions, the newest published ones.
-        keep_checkpoints: states of the trainer, the newest ones.
+        keep_journals: how many of the newest committed iterations keep their journal beside that object.
+        keep_weights: how many of the newest weight versions are kept.
+        keep_checkpoints: how many of the trainer's newest states are kept.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)

@@ -1,7 +1,7 @@
 """Reward models of a run: their files in pieces named by content, and one record per name, written last.
 
-So a trainer on another machine needs nothing but the run's url. Knows nothing of what is in the files, but takes only
-safetensors, text and tokenizer files: code and pickles of a model's folder never travel.
+So a trainer on another machine needs only the run's url. The module does not know what is in the files, but takes only
+safetensors, text and tokenizer files, never the code or pickles of a model's directory.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from storage.threads import in_threads
 from storage.weights.manifest import DIGEST_PATTERN, digest_of
 
 SUFFIXES = model_files.SUFFIXES | {".safetensors"}
-# Files that make another model of the same others. What else joins them in a folder, as results, is no other model.
+# Files that decide which model a directory holds. Other files in it, such as results, do not make it another model.
 DECISIVE_SUFFIXES = frozenset({".safetensors", ".model", ".jinja"})
 DECISIVE_NAMES = frozenset(
     {
@@ -38,7 +38,7 @@ TRANSFERS = 4  # pieces in memory at a time
 
 @dataclass(frozen=True, kw_only=True)
 class StoredFile:
-    """A file of `bytes` bytes, in pieces of CHUNK_BYTES and a last one: the first 128 bits of their BLAKE3 digests."""
+    """A file of `bytes` bytes in pieces of CHUNK_BYTES, the last one shorter: 128 bits of each BLAKE3 digest."""
 
     __pydantic_config__ = STRICT
     bytes: int
@@ -53,7 +53,7 @@ class StoredFile:
 
 @dataclass(frozen=True, kw_only=True)
 class RewardModelRecord:
-    """The files of a reward model by name. Its bytes depend on the files alone."""
+    """The files of a reward model by name. The record's bytes depend on the files alone."""
 
     __pydantic_config__ = STRICT
     format: Literal[1] = FORMAT_VERSION
@@ -69,7 +69,7 @@ class RewardModelRecord:
 
 
 def describe(folder: Path) -> RewardModelRecord:
-    """Read all files of a folder that would travel; raises ValueError when they are too large, or change meanwhile."""
+    """Read all files of a directory that are copied; raises ValueError if they are too large, or change meanwhile."""
     return RewardModelRecord(files={path.name: _described(path) for path in _paths(folder)})
 
 
@@ -79,7 +79,7 @@ def content_digest(record: RewardModelRecord) -> str:
 
 
 def stored(store: ObjectStore, name: str) -> RewardModelRecord | None:
-    """What the run holds under this name, if anything; raises CorruptObject."""
+    """The reward model that the run holds under this name, if any; raises CorruptObject."""
     try:
         return records.read(store, RewardModelRecord, layout.reward_model(name))
     except ObjectMissing:
@@ -87,9 +87,9 @@ def stored(store: ObjectStore, name: str) -> RewardModelRecord | None:
 
 
 def check(store: ObjectStore, name: str, folder: Path, held: RewardModelRecord) -> None:
-    """Raise ConflictingRecord, naming a file, when the run holds another reward model under `name` than `folder`.
+    """Raise ConflictingRecord, naming a file, if the run holds another reward model under `name` than `folder`.
 
-    Files that the run does not hold count only if they would make another model of it.
+    Files that the run does not hold count only if they would make it another model.
     """
     ours = {path.name: path for path in _paths(folder) if path.name in held.files or _is_decisive(path)}
     for file in sorted({*ours, *held.files}):
@@ -103,7 +103,7 @@ def check(store: ObjectStore, name: str, folder: Path, held: RewardModelRecord) 
 def upload(store: ObjectStore, name: str, folder: Path) -> None:
     """Copy a reward model into the run, once.
 
-    Raises ConflictingRecord when the run holds another one under `name`, ValueError when a file changes meanwhile.
+    Raises ConflictingRecord if the run holds another model under `name`, ValueError if a file changes meanwhile.
     """
     record = describe(folder)
 
@@ -122,9 +122,9 @@ def upload(store: ObjectStore, name: str, folder: Path) -> None:
 
 
 def download(store: ObjectStore, name: str, folder: Path) -> None:
-    """Write a run's reward model into an existing folder, every piece verified.
+    """Write a run's reward model into an existing directory, every piece verified.
 
-    Raises ObjectMissing when the run holds none of this name, CorruptObject.
+    Raises ObjectMissing if the run holds no model of this name, and CorruptObject.
     """
     record = records.read(store, RewardModelRecord, layout.reward_model(name))
     for file, entry in record.files.items():
@@ -164,7 +164,7 @@ def _places(record: RewardModelRecord) -> list[_Place]:
 
 
 def _paths(folder: Path) -> list[Path]:
-    """The files of a folder that would travel, by name."""
+    """The files of a directory that are copied, by name."""
     return [path for path in sorted(folder.iterdir()) if path.is_file() and path.suffix in SUFFIXES]
 
 
@@ -182,7 +182,7 @@ def _described(path: Path) -> StoredFile:
 
 
 def _piece(path: Path, start: int, size: int) -> bytes:
-    """`size` bytes of a file; raises ValueError when it has become shorter."""
+    """`size` bytes of a file; raises ValueError if it has become shorter."""
     with path.open("rb") as opened:
         opened.seek(start)
         body = opened.read(size)

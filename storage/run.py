@@ -1,6 +1,6 @@
 """A run's directory: its identity, its history of committed iterations, and the lease on advancing it.
 
-An iteration is committed by its report; the next one is the number of reports. Nothing depends on who executes.
+A report commits an iteration; the number of reports is the next iteration. Nothing depends on which process executes.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,8 +30,8 @@ def open_run(
 ) -> RunRecord:
     """Create run.json, or accept the one that is there if it is the same run.
 
-    `explain` is given the stored configuration and says where it differs in what must not. Raises ConflictingRecord
-    when it does: the directory holds another run. Nothing is overwritten.
+    `explain` gets the stored configuration and returns the differences that are not allowed. If there is one, the
+    directory holds another run: this raises ConflictingRecord. Nothing is overwritten.
     """
     mine = RunRecord(config=dict(config), digest=digest, vocab_size=vocab_size, created_at_s=clock.wall())
     if commit(store, layout.RUN, records.encode(mine)):
@@ -45,6 +45,7 @@ def open_run(
 
 
 def read_run(store: ObjectStore) -> RunRecord:
+    """The run's identity, run.json."""
     return records.read(store, RunRecord, layout.RUN)
 
 
@@ -54,6 +55,7 @@ def reports(store: ObjectStore) -> list[ReportRecord]:
 
 
 def read_report(store: ObjectStore, iteration: int) -> ReportRecord:
+    """The report of one iteration; raises ObjectMissing before its commit."""
     return records.read(store, ReportRecord, layout.report(iteration))
 
 
@@ -70,11 +72,12 @@ def next_iteration(store: ObjectStore) -> int:
 
 
 def read_plan(store: ObjectStore, iteration: int) -> PlanRecord:
+    """The plan of one iteration; raises ObjectMissing if there is none yet."""
     return records.read(store, PlanRecord, layout.plan(iteration))
 
 
 def plans_in_flight(store: ObjectStore) -> list[PlanRecord]:
-    """The plans of iterations that are not committed, in order: one as a rule, two where rollout runs ahead."""
+    """The plans of uncommitted iterations, in order: one as a rule, two if rollout runs ahead."""
     plans: list[PlanRecord] = []
     iteration = next_iteration(store)
     while True:
@@ -85,9 +88,9 @@ def plans_in_flight(store: ObjectStore) -> list[PlanRecord]:
 
 
 def next_prompt(store: ObjectStore, iteration: int) -> int:
-    """The prompt an iteration begins with: where the one before ended by its report, else by its plan.
+    """The prompt that an iteration begins with: where the previous one ended by its report, or else by its plan.
 
-    Both say the same where every group of a plan is trained. Raises ObjectMissing when neither is there.
+    Both agree if every group of a plan is trained. Raises ObjectMissing if neither exists.
     """
     if iteration == 0:
         return 0
@@ -99,13 +102,13 @@ def next_prompt(store: ObjectStore, iteration: int) -> int:
 
 
 def published_version(store: ObjectStore, newest: int, oldest: int) -> int | None:
-    """The newest complete weight version from `newest` down to `oldest`; None when there is none."""
+    """The newest complete weight version from `newest` down to `oldest`; None if there is none."""
     versions = range(newest, max(0, oldest) - 1, -1)
     return next((version for version in versions if exists(store, layout.manifest(layout.weights(version)))), None)
 
 
 def read_config(store: ObjectStore, plan: PlanRecord) -> dict[str, Any]:
-    """The configuration in force for an iteration: that of the last execution that took it up."""
+    """The configuration in force for an iteration: that of the last execution that worked on it."""
     try:
         return records.read(store, SettingsRecord, layout.settings(plan.iteration)).config
     except ObjectMissing:
@@ -113,7 +116,7 @@ def read_config(store: ObjectStore, plan: PlanRecord) -> dict[str, Any]:
 
 
 def exists(store: ObjectStore, key: str) -> bool:
-    """Whether an object is there, by reading its first byte."""
+    """Whether an object exists, by reading its first byte."""
     try:
         store.get(key, 0, 1)
     except ObjectMissing:
@@ -128,11 +131,11 @@ def acquire_lease(
     clock: Clock,
     known_dead: Callable[[str], bool] = lambda _: False,
 ) -> None:
-    """Become the execution that advances this run, or find that one already is it; raises RunBusy.
+    """Become the execution that advances this run; raises RunBusy if another one does.
 
-    A holder that is silent for `ttl_s` on our own clock (its beat, and what crews and graders write, do not
-    change), or that `known_dead` knows to have ended, is succeeded. Two successors race for one epoch; the loser raises
-    RunBusy.
+    An earlier holder is succeeded if `known_dead` says that it has ended, or if it is silent for `ttl_s` on our own
+    clock: neither its beat changes, nor what crews and graders write. Of two successors that race for one epoch, the
+    loser raises RunBusy.
     """
     epoch, lease = _last_lease(store)
     if lease is not None and lease.holder == holder and not lease.released:
@@ -147,18 +150,19 @@ def acquire_lease(
 
 
 def beat_lease(store: ObjectStore, holder: str, clock: Clock) -> None:
+    """Show that the holder of the lease lives."""
     store.put(layout.LEASE_BEAT, f'{{"holder":"{holder}","at_s":{clock.wall():.3f}}}'.encode())
 
 
 def release_lease(store: ObjectStore, holder: str) -> None:
-    """Let the next execution begin at once. Releasing what one does not hold is no error."""
+    """Let the next execution begin at once; does nothing if `holder` does not hold the lease."""
     epoch, lease = _last_lease(store)
     if lease is not None and lease.holder == holder and not lease.released:
         commit(store, layout.lease(epoch + 1), records.encode(LeaseRecord(holder=holder, released=True)))
 
 
 def lease_holder(store: ObjectStore) -> str | None:
-    """The execution that advances the run, as far as it has not released it; None: nobody does."""
+    """The execution that holds the lease on the run; None if there is none."""
     _, lease = _last_lease(store)
     return None if lease is None or lease.released else lease.holder
 
@@ -183,9 +187,9 @@ def _changes(store: ObjectStore, ttl_s: float, clock: Clock) -> bool:
 
 def _signs_of_life(store: ObjectStore) -> dict[str, bytes]:
     current = next_iteration(store)
-    # Rollout may run one iteration ahead of what is committed.
+    # Rollout may run one iteration ahead of the committed ones.
     alive = [key for iteration in (current, current + 1) for key in store.list(layout.alive_all(iteration))]
-    # Training may wait for an evaluation, on one machine.
+    # On one machine, training may wait for an evaluation.
     heartbeats, batches = signs_of_life(store)
     signs = dict.fromkeys(batches, b"")
     for key in (layout.LEASE_BEAT, *alive, *heartbeats):

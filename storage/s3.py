@@ -1,8 +1,9 @@
 """ObjectStore on S3 and on servers that speak its protocol, through s3fs.
 
-Owns the connection, the deadlines, the retries and the translation of errors. Every call has a deadline of its own
-because the libraries below can wait for ever on a silent peer, and retries are made here only, so that a call cannot
-outlive its deadline. Knows nothing about what the bodies mean. Slow to import: `connect` does so on demand.
+This module owns the connection, the deadlines, the retries and the translation of errors. Every call has its own
+deadline, because the libraries below can wait for ever for a silent peer. Only this module retries, so that no call
+outlives its deadline. It knows nothing about what the bodies mean, and is slow to import: `connect` imports it on
+demand.
 """
 
 import asyncio
@@ -23,11 +24,11 @@ import s3fs
 from storage.memory import check_body, check_prefix, check_range
 from storage.store import ObjectMissing, StorageError, StoreDenied, StoreUnavailable, StoreUnfit, check_key
 
-# The slowest transfer that is not called a failure: what a body may take on top of the deadline.
+# A body adds to the deadline the time that it takes at this rate, the slowest transfer that is not called a failure.
 BYTES_PER_S_MIN = 8 << 20
 BACKOFF_S_MAX = 5.0
 CLOSE_S = 1.0
-# The most that one request may write. More would need an upload in parts, whose condition some servers ignore.
+# The most that one request may write. More needs an upload in parts, whose condition some servers ignore.
 BODY_BYTES_MAX = 5 << 30
 ADDRESSING_STYLES = ("path", "virtual", "auto")
 
@@ -73,7 +74,7 @@ NO_CREDENTIALS = (
     botocore.exceptions.ProfileNotFound,
 )
 TRANSIENT = (
-    # Among them that of aiohttp for a body that breaks off.
+    # These include aiohttp's error for a body that breaks off.
     *s3fs.core.S3_RETRYABLE_ERRORS,
     OSError,
     EOFError,
@@ -103,11 +104,11 @@ class AnswerError(Exception):
 class S3Store:
     """Objects of `bucket` below `prefix` (no slash at its ends).
 
-    `deadline_s` bounds a whole call with its retries and half of it one attempt; both grow by the time of the bytes at
-    8 MiB/s. No answer, throttling and server errors are retried until then, after a random part of `backoff_s` * 2^n,
-    or of 5 s. A body is one request, at most 5 GiB. The environment says where and as whom: AWS_ENDPOINT_URL_S3 or
-    AWS_ENDPOINT_URL, AWS_REGION, AWS_S3_ADDRESSING_STYLE, AWS_ACCESS_KEY_ID and what else botocore reads; FLYTE_AWS_*
-    stand in for absent ones.
+    `deadline_s` bounds a whole call with its retries, and half of it one attempt; both grow by the time that the bytes
+    take at 8 MiB/s. A call without an answer, a throttled one and a server error are retried until then, after a random
+    part of `backoff_s` * 2^n, at most 5 s. A body is one request, at most 5 GiB. The environment gives endpoint, region
+    and credentials: AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL, AWS_REGION, AWS_S3_ADDRESSING_STYLE, AWS_ACCESS_KEY_ID and
+    all else that botocore reads; FLYTE_AWS_* stand in for absent ones.
     """
 
     def __init__(self, bucket: str, prefix: str = "", *, deadline_s: float = 20.0, backoff_s: float = 0.2) -> None:
@@ -139,7 +140,7 @@ class S3Store:
         check_range(start, end)
         request = {"Bucket": self._bucket, "Key": self._base + key}
         if start or end is not None:
-            # HTTP knows no empty range, which must still say whether the object is there: ask for one byte.
+            # HTTP has no empty range, but an empty read must still say whether the object exists: ask for one byte.
             request["Range"] = f"bytes={start}-" if end is None else f"bytes={start}-{max(start, end - 1)}"
         try:
             body: bytes = self._call("get", key, lambda s3, budget: s3.read(request, budget), MISSING)
@@ -169,7 +170,7 @@ class S3Store:
             self._call("delete", key, lambda s3, budget: s3.ask("delete_object", request, budget), MISSING)
 
     def close(self) -> None:
-        """Close this process's connections; the next call opens new ones. Also done when the store is dropped."""
+        """Close this process's connections; the next call opens new ones. Dropping the store closes them, too."""
         session = self._sessions.pop(os.getpid(), None)
         if session is not None:
             session.close()
@@ -181,14 +182,14 @@ class S3Store:
         return {"Bucket": self._bucket, "Key": self._base + key, "Body": body}
 
     def _session(self) -> "Session":
-        # By process, because connections do not survive a fork; the parent's stay in the table, untouched.
+        # One session per process, because connections do not survive a fork; the parent's stay in the table, untouched.
         process = os.getpid()
         return self._sessions.get(process) or self._sessions.setdefault(process, Session(self._options))
 
     def _call(
         self, verb: str, key: str, operation: Operation, answers: frozenset[Verdict] = NOTHING, num_bytes: int = 0
     ) -> Any:
-        """Run `operation` until it succeeds, is refused for good, or the time is used up.
+        """Run `operation` until it succeeds, is refused for good, or its time is used up.
 
         Raises AnswerError for the verdicts in `answers`, else one of the errors of storage/store.py.
         """
@@ -207,7 +208,7 @@ class S3Store:
                 if verdict != "again":
                     raise _refusal(where, verdict, error) from error
                 last = error
-            # The whole pause is random, so that a crew that was throttled together does not come back together.
+            # The whole pause is random, so that a crew that was throttled together does not return together.
             pause_s = random.uniform(0.0, min(BACKOFF_S_MAX, self._backoff_s * 2 ** (budget.attempts - 1)))
             if pause_s >= budget.left_s:
                 break
@@ -225,7 +226,7 @@ class S3Store:
 
 
 class Budget:
-    """The time of one call: `deadline_s` for all attempts, half of it for one, and to both that of `num_bytes`."""
+    """The time of one call: `deadline_s` for all attempts, half of it for each, and the time of `num_bytes`."""
 
     def __init__(self, deadline_s: float, num_bytes: int) -> None:
         self.attempts = 0
@@ -251,21 +252,21 @@ class Budget:
         self._attempt_began_s = time.monotonic()
 
     def carry(self, num_bytes: int) -> None:
-        """The answer has a body of so many bytes, which only its headers tell."""
+        """Allow time for the answer's body of `num_bytes`, a size known only from its headers."""
         self._transfer_s = num_bytes / BYTES_PER_S_MIN
 
 
 class Session:
     """One process's s3fs file system on fsspec's event loop, closed when dropped and at exit.
 
-    Every method blocks until the attempt's time is used up at the latest, then raises TimeoutError.
+    Every method blocks at most until the attempt's time is used up, then raises TimeoutError.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._filesystem: Any = s3fs.S3FileSystem(
             asynchronous=True, use_listings_cache=False, skip_instance_cache=True, **options
         )
-        # Retries are counted by S3Store, against one deadline.
+        # S3Store counts retries, against one deadline.
         self._filesystem.retries = 1
         self._loop = fsspec.asyn.get_loop()
         self.close = weakref.finalize(self, _close, self._filesystem, self._loop, os.getpid())
@@ -302,7 +303,7 @@ async def _drain(stream: Any) -> bytes:
 def _close(filesystem: Any, loop: asyncio.AbstractEventLoop, process: int) -> None:
     client = filesystem._s3  # noqa: SLF001 - the client, or None when nothing was asked yet
     if process != os.getpid():
-        # The parent's sockets are not a child's to close; all it must do is not complain that they are open.
+        # A child must not close its parent's sockets; it only must not complain that they are open.
         loop.set_exception_handler(lambda _loop, _context: None)
         return
     if client is None or not loop.is_running():
@@ -316,10 +317,10 @@ def _close(filesystem: Any, loop: asyncio.AbstractEventLoop, process: int) -> No
 
 
 def session_options(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Arguments of S3FileSystem from environment variables; an absent AWS_* is replaced by Flyte's FLYTE_AWS_*.
+    """Arguments of S3FileSystem from environment variables; Flyte's FLYTE_AWS_* replace absent AWS_*.
 
-    Servers other than AWS are addressed by path unless AWS_S3_ADDRESSING_STYLE says otherwise, because few of them
-    have a host name per bucket. Raises ValueError naming the variable.
+    Servers other than AWS are addressed by path unless AWS_S3_ADDRESSING_STYLE says otherwise, because few of them have
+    a host name per bucket. Raises ValueError, which names the variable.
     """
 
     def first(*names: str) -> str | None:
@@ -347,9 +348,10 @@ def session_options(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def judge(error: Exception) -> Verdict | None:
-    """What an exception of s3fs means; None for one that is not about the store.
+    """The meaning of an exception of s3fs; None if the exception is not about the store.
 
-    s3fs translates errors into OSErrors that differ between servers, so the answer itself is looked at, in the cause.
+    s3fs translates errors into OSErrors that differ between servers, so this looks at the server's answer, in the
+    cause.
     """
     response = getattr(error, "response", None) or getattr(error.__cause__, "response", None)
     if response is None:

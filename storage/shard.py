@@ -1,6 +1,6 @@
-"""A shard: what one worker decoded between two flushes, as one Arrow IPC stream (docs/format.md section 4).
+"""A shard: what one incarnation decoded between two flushes, as one Arrow IPC stream (docs/format.md section 4).
 
-Knows bytes and rows; not whose turn it was, nor which rows count: that is the claims' business.
+This module knows bytes and rows, not whose turn it was, nor which rows count: the claims decide that.
 """
 
 from collections.abc import Sequence
@@ -20,12 +20,12 @@ Logprobs = npt.NDArray[np.float32]
 
 
 class Finish(IntEnum):
-    """What a row says about its response after its last token."""
+    """The state of a response after a row's last token."""
 
     RUNNING = 0
     STOP = 1
     LENGTH = 2
-    RELEASED = 3  # handed over on purpose: anyone may claim the response without waiting
+    RELEASED = 3  # handed over on purpose: any member may claim the response without waiting
 
     @property
     def ends_response(self) -> bool:
@@ -51,6 +51,7 @@ class Row:
 
 @cache
 def schema() -> pa.Schema:
+    """The columns of a shard, all without nulls, and its format version as metadata."""
     return pa.schema(
         [
             pa.field("response", pa.uint32(), nullable=False),
@@ -66,7 +67,7 @@ def schema() -> pa.Schema:
 
 
 def encode_shard(rows: Sequence[Row]) -> bytes:
-    """The rows as one Arrow object; ValueError when a row's columns disagree."""
+    """The rows as one Arrow object; raises ValueError if a row's columns disagree."""
     for row in rows:
         if len(row.token_ids) != len(row.logprobs):
             raise ValueError(f"response {row.response}: {len(row.token_ids)} token ids, {len(row.logprobs)} logprobs")
@@ -89,7 +90,7 @@ def encode_shard(rows: Sequence[Row]) -> bytes:
 
 
 def decode_shard(key: str, body: bytes) -> list[Row]:
-    """The rows of a shard in written order; raises CorruptObject naming `key` and never returns a part."""
+    """The rows of a shard in written order; raises CorruptObject, which names `key`, and never returns a part."""
     table = decode_table(key, body, schema())
     return [row for batch in table.to_batches() for row in _rows(key, batch)]
 

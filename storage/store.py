@@ -1,8 +1,8 @@
-"""ObjectStore: the five verbs that everything else is built on, and the errors they raise.
+"""ObjectStore: the five verbs on which everything else is built, and the errors that they raise.
 
-A store is rooted at one run; keys are relative, '/'-separated, in [A-Za-z0-9._-]. What a store must offer is written
-in docs/format.md section 1: atomic create-if-absent, read-after-write, listing in key order. Nothing here compares
-clocks, renames, or swaps.
+A store is rooted at one run; keys are relative, '/'-separated, in [A-Za-z0-9._-]. docs/format.md section 1 says what a
+store must offer: atomic create-if-absent, read-after-write, listing in key order. Nothing here compares clocks, renames
+or swaps.
 """
 
 import re
@@ -12,7 +12,7 @@ KEY_PATTERN = re.compile(r"[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*")
 
 
 class StorageError(Exception):
-    """Anything the store or the bytes in it did wrong.
+    """Base of the errors of the store and of the bytes in it.
 
     StorageError
       ObjectMissing       no object under that key
@@ -20,7 +20,7 @@ class StorageError(Exception):
       StoreDenied         credentials missing or refused, bucket or directory not writable
       StoreUnfit          the store does not offer what the protocol needs (probe)
       CorruptObject       bytes that do not pass their checksum or schema; never used
-      ConflictingRecord   a create-only object exists with another content
+      ConflictingRecord   a create-only object exists with other content
     """
 
 
@@ -55,18 +55,18 @@ class ConflictingRecord(StorageError):  # noqa: N818
 
 @runtime_checkable
 class ObjectStore(Protocol):
-    """Bytes under keys. Safe to call from several threads; every call has its own deadline."""
+    """Bytes under keys. Several threads may call it; every call has its own deadline."""
 
     @property
     def url(self) -> str:
-        """Where the store is rooted, for messages and references; holds no secret."""
+        """The root of the store, for messages and references; holds no secret."""
         ...
 
     def create(self, key: str, body: bytes) -> bool:
-        """Write a non-empty body if no object has this key: True when this call created it, False when one exists.
+        """Write a non-empty body if no object has this key: True if this call created it, False if an object exists.
 
-        False proves nothing about whose object it is, because the answer to one's own successful write can be lost:
-        use `commit`. Raises StoreUnavailable when the outcome is unknown.
+        False does not say whose object it is, because the answer to one's own successful write can be lost: use
+        `commit`. Raises StoreUnavailable if the outcome is unknown.
         """
         ...
 
@@ -89,15 +89,15 @@ class ObjectStore(Protocol):
 
 @runtime_checkable
 class ReadsInto(Protocol):
-    """What a store may offer beyond its verbs: reading without a copy."""
+    """An optional ability of a store: reading without a copy."""
 
     def get_into(self, key: str, start: int, view: memoryview) -> int:
-        """Fill `view` with bytes from `start` on; how many there were. Raises ObjectMissing."""
+        """Fill `view` with bytes from `start` on; returns how many there were. Raises ObjectMissing."""
         ...
 
 
 def read_into(store: ObjectStore, key: str, start: int, view: memoryview) -> int:
-    """`get_into` of any store: fill the writable `view`, a flat buffer of bytes; how many bytes there were."""
+    """`get_into` for any store: fill the writable `view`, a flat buffer of bytes; returns how many bytes there were."""
     if isinstance(store, ReadsInto):
         return store.get_into(key, start, view)
     body = store.get(key, start, start + len(view))
@@ -106,17 +106,17 @@ def read_into(store: ObjectStore, key: str, start: int, view: memoryview) -> int
 
 
 def check_key(key: str) -> str:
-    """Return `key`, or raise ValueError when it could leave the run's directory or is not portable."""
+    """Return `key`; raises ValueError if it could leave the run's directory or is not portable."""
     if not KEY_PATTERN.fullmatch(key) or any(part in (".", "..") for part in key.split("/")):
         raise ValueError(f"not a storage key: {key!r} (allowed: parts of [A-Za-z0-9._-] joined by '/')")
     return key
 
 
 def commit(store: ObjectStore, key: str, body: bytes) -> bool:
-    """Create `key` exactly once: True when the stored object is `body`, False when somebody else's is there.
+    """Create `key` exactly once: True if the stored object is `body`, False if another writer's object is there.
 
-    `body` must hold a nonce or be content-named, so that equal bytes mean one's own write. Resolves lost answers by
-    reading back (docs/format.md algorithm C). Raises StoreUnavailable when the outcome stays unknown.
+    `body` must hold a nonce or be named by its content, so that equal bytes mean one's own write. Lost answers are
+    resolved by reading back (docs/format.md algorithm C). Raises StoreUnavailable if the outcome stays unknown.
     """
     try:
         if store.create(key, body):

@@ -1,6 +1,6 @@
-"""Temporary files of the local store: how they are named, and which of them nobody will complete any more.
+"""Temporary files of the local store: their names, and which of them no process will complete any more.
 
-A name says which process writes, so that on the same machine a dead writer is known at once; elsewhere only age tells.
+A name says which process writes. On the same machine a dead writer is known at once; elsewhere only age tells.
 """
 
 import os
@@ -14,7 +14,7 @@ from pathlib import Path
 
 TEMPORARY = ".tmp-"
 NAME_PATTERN = re.compile(r"\.tmp-([0-9a-f]{16})-([0-9]{1,9})-[0-9a-f]{32}")
-# A temporary file that nobody has written to for so long has no writer.
+# A temporary file without a write for this long has no writer.
 ABANDONED_S = 24 * 3600.0
 
 
@@ -24,7 +24,7 @@ def temporary_name() -> str:
 
 
 def remove_all_abandoned(folder: Path) -> bool:
-    """Remove what dead writers left in a folder of nothing else: True when something was removed."""
+    """Remove the files of dead writers in a folder that holds nothing else; True if something was removed."""
     removed = False
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
@@ -37,7 +37,7 @@ def remove_all_abandoned(folder: Path) -> bool:
 def remove_abandoned(entry: os.DirEntry[str]) -> bool:
     """Remove a temporary file whose writer is dead: True when it is gone.
 
-    Were it alive after all, its write would fail with StoreUnavailable and nothing else would happen.
+    If the writer lives after all, its write fails with StoreUnavailable, and nothing else happens.
     """
     try:
         if _writer_is_dead(entry.name) or time.time() - entry.stat().st_mtime > ABANDONED_S:
@@ -46,13 +46,13 @@ def remove_abandoned(entry: os.DirEntry[str]) -> bool:
     except FileNotFoundError:
         return True
     except OSError:
-        # A listing also works for those who may only read.
+        # A reader without the right to delete can still list.
         return False
     return False
 
 
 def _writer_is_dead(name: str) -> bool:
-    """Whether a temporary file's name shows a process of this machine that is no more; False when that is unknown."""
+    """Whether a temporary file's name shows a dead process of this machine; False if that is unknown."""
     writer = NAME_PATTERN.fullmatch(name)
     if writer is None or writer[1] != _process_space():
         return False
@@ -63,15 +63,15 @@ def _writer_is_dead(name: str) -> bool:
         return True
     except OSError:
         return False
-    # The state follows the name in parentheses; a zombie only waits for its parent to hear of its death.
+    # The state follows the name in parentheses. A zombie process is dead: only its parent has not noticed yet.
     return status.rpartition(b")")[2].split()[0] in (b"Z", b"X")
 
 
 @cache
 def _process_space() -> str:
-    """16 hex digits for the boot of the kernel and the namespace in which this process's number means something.
+    """16 hex digits that identify the kernel's boot and the namespace in which this process's number is valid.
 
-    A host name would not do: containers share it, and not their process numbers.
+    A host name would not do: containers share it, but not their process numbers.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_bytes()

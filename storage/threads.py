@@ -1,6 +1,6 @@
-"""Work on tensors in threads, that its caller can end.
+"""Work on tensors in threads, which the caller can end.
 
-Owns how long it takes until a caller is asked, and that no thread is left behind. Does not know what the work is.
+Owns how often a caller is asked, and that no thread is left behind. Does not know what the work is.
 """
 
 from collections.abc import Callable, Iterable
@@ -16,10 +16,10 @@ Result = TypeVar("Result")
 def in_threads(
     threads: int, work: Callable[[Item], Result], items: Iterable[Item], check: Check = lambda: None
 ) -> list[Result]:
-    """`work` of every item, in order, `threads` at a time.
+    """The results of `work` for every item, in order, `threads` at a time.
 
-    `check` is called in the caller's thread, first and then every CHECK_INTERVAL_S. Whatever it or `work` raises is
-    raised here once the items that were begun have ended; no other is begun.
+    `check` is called in the caller's thread, first at once and then every CHECK_INTERVAL_S. An exception of `check` or
+    `work` is raised here as soon as the items that were begun have ended; no further item is begun.
     """
     with ThreadPoolExecutor(threads) as pool:
         futures = [pool.submit(work, item) for item in items]

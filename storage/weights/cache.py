@@ -1,8 +1,8 @@
-"""Weights on the disk of one machine, shared by its processes: a bounded directory that anybody may delete.
+"""Weights on the disk of one machine, shared by its processes: a bounded directory that may be deleted at any time.
 
-A pack is one file with the tensors that one pull had to fetch, by digest. Packs are written whole and renamed; they are
-never trusted (every read is hashed) and are mapped, so that processes share the memory. Knows nothing of stores,
-versions' encodings or models.
+A pack is one file with the tensors that one pull had to fetch, by digest. Packs are written whole and renamed. They are
+never trusted: every read is hashed. They are mapped, so that processes share the memory. This module knows nothing of
+stores, versions' encodings or models.
 """
 
 import fcntl
@@ -30,12 +30,12 @@ HEADER_BYTES_MAX = 64 << 20
 ALIGNMENT_BYTES = 64
 LOCK_WAIT_S = 600.0
 LOCK_POLL_S = 0.1
-FREE_SHARE_MAX = 0.5  # of what the file system has free, or would have without the packs, for all of them
+FREE_SHARE_MAX = 0.5  # all packs may take this share of what the file system would have free without them
 
 
 @dataclass(frozen=True)
 class _Pack:
-    """A pack's header. `places`: where a tensor's bytes begin and end, by its key."""
+    """A pack's header. `places`: where each tensor's bytes begin and end, by its key."""
 
     path: Path
     run_url: str
@@ -44,7 +44,7 @@ class _Pack:
 
 
 class WeightCache:
-    """Tensors below `directory`, in at most `bytes_max` bytes; the least recently used packs go first."""
+    """Tensors below `directory`, in at most `bytes_max` bytes; the least recently used packs are removed first."""
 
     def __init__(self, directory: Path, bytes_max: int) -> None:
         self._directory = directory
@@ -53,7 +53,7 @@ class WeightCache:
         self._maps: dict[Path, memoryview] = {}
 
     def refresh(self) -> None:
-        """Look which packs are there now."""
+        """Look which packs exist now."""
         found = {}
         for path in sorted(self._directory.glob(f"*{PACK}")):
             pack = self._packs.get(path) or _read_header(path)
@@ -63,7 +63,7 @@ class WeightCache:
         self._maps = {path: view for path, view in self._maps.items() if path in found}
 
     def newest_held(self, run_url: str, version: int) -> int | None:
-        """The newest version of a run, up to `version`, of which there is something here."""
+        """The newest version of a run, up to `version`, of which at least a part is cached."""
         return max(
             (p.version for p in self._packs.values() if p.run_url == run_url and p.version <= version), default=None
         )
@@ -71,12 +71,12 @@ class WeightCache:
     def find(
         self, algorithm: DigestAlgorithm, entries: Mapping[str, TensorEntry], check: Check = lambda: None
     ) -> dict[str, TensorBlock]:
-        """Those of the tensors that are here, verified, in the file's memory; what is written to it stays private."""
+        """The cached ones of these tensors, verified, in mapped memory; writes to that memory stay private."""
         blocks = in_threads(THREADS, lambda entry: self._find(algorithm, entry), entries.values(), check)
         return {name: block for name, block in zip(entries, blocks, strict=True) if block is not None}
 
     def has_room(self, num_bytes: int) -> bool:
-        """Whether tensors of so many bytes would be kept."""
+        """Whether tensors of this many bytes would be kept."""
         try:
             return num_bytes <= self._allowed(self._by_last_use())
         except OSError:
@@ -86,9 +86,9 @@ class WeightCache:
     def fetching(
         self, name: str, clock: Clock, check: Check = lambda: None, wait_s: float = LOCK_WAIT_S
     ) -> Iterator[None]:
-        """Let one process of this machine at a time fetch `name`; after `wait_s` seconds, let this one do so too.
+        """Let one process of this machine at a time fetch `name`; after `wait_s` seconds, let this one do so anyway.
 
-        `check` is called while waiting; what it raises ends that.
+        `check` is called while waiting; an exception from it ends the wait.
         """
         path = self._directory / f"{name}{LOCK}"
         try:
@@ -106,7 +106,7 @@ class WeightCache:
                 log.warning("%s is held for %g s; fetching without it", path, wait_s)
             yield
             if locked:
-                # Who waits has the file open and gets its lock; who comes now makes a new one and finds the pack.
+                # A waiting process has the file open and gets its lock; a process that comes later makes a new file.
                 path.unlink(missing_ok=True)
         finally:
             os.close(descriptor)
@@ -119,9 +119,9 @@ class WeightCache:
         tensors: Mapping[str, tuple[TensorEntry, TensorBlock]],
         check: Check = lambda: None,
     ) -> None:
-        """Keep tensors that were verified. What does not fit, or cannot be written, is not kept; that is no error.
+        """Keep verified tensors. If they do not fit or cannot be written, they are not kept; that is no error.
 
-        `check` is called between tensors; what it raises is raised, and nothing is kept.
+        `check` is called between tensors; if it raises, nothing is kept.
         """
         blocks = {_key(algorithm, entry.digest): block for entry, block in tensors.values() if block.num_bytes}
         if not blocks:
@@ -157,7 +157,7 @@ class WeightCache:
         if path not in self._maps:
             try:
                 with path.open("rb") as file:
-                    os.utime(file.fileno())  # used now: the last to be removed
+                    os.utime(file.fileno())  # used now, so removed last
                     # Copy on write: readers share the pages, and may hand them to torch, which wants writable memory.
                     self._maps[path] = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
             except (OSError, ValueError):  # removed meanwhile, or empty
@@ -172,9 +172,9 @@ class WeightCache:
             path.unlink()
 
     def _make_room(self, num_bytes: int) -> bool:
-        """Remove what dead writers left, then packs, the least recently used first, until `num_bytes` more fit.
+        """Remove the files of dead writers, then packs, the least recently used first, until `num_bytes` more fit.
 
-        False, and no pack is removed, when they would not even fit alone.
+        Returns False, and removes no pack, if they would not even fit alone.
         """
         for path in self._directory.glob(f"*{TEMPORARY}"):
             with suppress(OSError), path.open("rb") as file:
@@ -200,7 +200,7 @@ class WeightCache:
         return True
 
     def _by_last_use(self) -> list[tuple[int, Path, int]]:
-        """When each pack was last used, the pack, and its bytes; the least recently used first."""
+        """(time of last use, pack, bytes) of each pack; the least recently used first."""
         packs = []
         for path in self._directory.glob(f"*{PACK}"):
             with suppress(OSError):
@@ -209,17 +209,18 @@ class WeightCache:
         return sorted(packs)
 
     def _allowed(self, packs: list[tuple[int, Path, int]]) -> int:
-        """Most bytes of packs, given those that are there."""
+        """The most bytes that packs may take, given the present ones."""
         status = os.statvfs(self._directory)
         free = status.f_bavail * status.f_frsize
         return min(self._bytes_max, int(FREE_SHARE_MAX * (free + sum(size for _, _, size in packs))))
 
 
 def open_cache(directory: str | None, bytes_max: int) -> WeightCache | None:
-    """The cache in `directory` (None: one of this user below the system's temporary directory), None when it is off.
+    """The cache in `directory`; None if it is off or the directory is unsafe.
 
-    The directory is made with mode 0700. One that is not this user's own, or that others may write to, is not used:
-    nobody else may put memory maps under our feet.
+    `directory` None is one of this user's below the system's temporary directory. It is made with mode 0700. A
+    directory of another user, or that others may write to, is not used: no one else may change the files that are
+    mapped here.
     """
     if not bytes_max:
         return None
@@ -255,9 +256,10 @@ def _try_lock(descriptor: int) -> bool:
 
 
 def _header(run_url: str, version: int, blocks: Mapping[str, TensorBlock]) -> tuple[bytes, dict[str, tuple[int, int]]]:
-    """What a pack begins with, and where its tensors lie after that.
+    """A pack's header, and where its tensors lie after it.
 
-    A length of 8 little-endian bytes, then JSON of that length, padded. Places count from the end of the padding.
+    The header is a length of 8 little-endian bytes, then JSON of that length, padded. Places count from the padding's
+    end.
     """
     places = {}
     end = 0
@@ -273,9 +275,9 @@ def _header(run_url: str, version: int, blocks: Mapping[str, TensorBlock]) -> tu
 def _write_pack(
     path: Path, header: bytes, places: Mapping[str, tuple[int, int]], blocks: Mapping[str, TensorBlock], check: Check
 ) -> None:
-    """Write a pack, locked meanwhile, which shows that its writer lives.
+    """Write a pack; a lock on it shows meanwhile that its writer lives.
 
-    Not synced: what a power cut leaves of it does not pass its digests.
+    It is not synced: what a power cut leaves of it does not match its digests.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
@@ -300,7 +302,7 @@ def _write_all(descriptor: int, data: memoryview | bytes, start: int) -> None:
 
 
 def _read_header(path: Path) -> _Pack | None:
-    """The header of a pack; one that cannot be read is removed."""
+    """The header of a pack; a pack that cannot be read is removed."""
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(HEADER_LENGTH_BYTES), "little")

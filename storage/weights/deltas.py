@@ -1,16 +1,16 @@
-"""The difference between two versions of a tensor as few bytes, bit for bit reversible for any bytes and dtype.
+"""The difference between two versions of a tensor in few bytes, reversible bit for bit for any bytes and dtype.
 
-After an optimizer step few elements of a bfloat16 tensor differ, most by one unit in the last place. Stored are the
-gaps between them and the differences of their bits as integers, bytes of equal weight together, compressed by zstd
-(docs/format.md section 7). Pure: knows no store and no manifest.
+After an optimizer step few elements of a bfloat16 tensor differ, most by one unit in the last place. The encoding keeps
+the gaps between changed elements and the differences of their bits as integers, groups bytes of equal weight, and
+compresses them with zstd (docs/format.md section 7). This module is pure: it knows no store and no manifest.
 """
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-SEGMENT = 1 << 16  # elements whose gaps count from its start, so that a gap always fits two bytes
-CHUNK = 1 << 20  # elements handled at a time, a multiple of SEGMENT: what fits a core's cache
+SEGMENT = 1 << 16  # elements; gaps count from the segment's start, so that a gap always fits two bytes
+CHUNK = 1 << 20  # elements handled at a time: a multiple of SEGMENT that fits a core's cache
 ZSTD_LEVEL = 1
 LENGTH_BYTES = 8
 COUNT_BYTES = 4
@@ -21,7 +21,7 @@ Bytes = NDArray[np.uint8]
 
 
 def encode(base: memoryview | bytes, new: memoryview | bytes, item_bytes: int) -> bytes:
-    """What turns `base` into `new`, two buffers of the same length, a multiple of `item_bytes` (1, 2, 4 or 8)."""
+    """The delta from `base` to `new`, two buffers of equal length, a multiple of `item_bytes` (1, 2, 4 or 8)."""
     before, after = _words(base, item_bytes), _words(new, item_bytes)
     counts, gaps, values = [], [], []
     for start in range(0, len(after), CHUNK):
@@ -45,9 +45,9 @@ def encode(base: memoryview | bytes, new: memoryview | bytes, item_bytes: int) -
 
 
 def apply(delta: memoryview | bytes, data: memoryview, item_bytes: int) -> None:
-    """Turn the base in `data`, in place, into what `encode` was given as `new`; raises ValueError for malformed bytes.
+    """Turn the base in `data`, in place, into the `new` that `encode` got; raises ValueError for malformed bytes.
 
-    `data` is then undefined. Whether the result is right must be told from its digest.
+    After an error `data` is undefined. Only its digest tells whether the result is right.
     """
     words = _words(data, item_bytes)
     counts, gap_planes, value_planes = _decompress(delta, len(words), item_bytes)
@@ -70,7 +70,7 @@ def apply(delta: memoryview | bytes, data: memoryview, item_bytes: int) -> None:
 
 
 def _decompress(delta: memoryview | bytes, num_words: int, item_bytes: int) -> tuple[Words, Bytes, Bytes]:
-    """Changed elements per segment; planes of the gaps [2, changed] and of the zigzag differences [w, changed]."""
+    """(changed elements per segment, planes of gaps [2, changed], planes of zigzag differences [w, changed])."""
     num_segments = -(-num_words // SEGMENT)
     length = int.from_bytes(delta[:LENGTH_BYTES], "little")
     if length > num_segments * COUNT_BYTES + num_words * (GAP_BYTES + item_bytes):
@@ -99,7 +99,7 @@ def _joined(parts: list[Words], dtype: np.dtype[np.unsignedinteger] | str) -> Wo
 
 
 def _planes(words: Words) -> Bytes:
-    """The first bytes of all words, then the second, ...: bytes of equal weight are alike."""
+    """The first bytes of all words, then the second, ...: bytes of equal weight are similar."""
     return np.ascontiguousarray(words.view(np.uint8).reshape(len(words), words.itemsize).T).reshape(-1)
 
 
@@ -108,7 +108,7 @@ def _from_planes(planes: Bytes) -> Words:
 
 
 def _zigzag(differences: Words) -> Words:
-    """0, -1, 1, -2, ... as 0, 1, 2, 3, ...: steps down then have small numbers too."""
+    """Maps 0, -1, 1, -2, ... to 0, 1, 2, 3, ..., so that small negative differences become small numbers, too."""
     bits = differences.itemsize * 8
     signed = differences.view(f"<i{differences.itemsize}")
     return ((signed << 1) ^ (signed >> (bits - 1))).view(differences.dtype)

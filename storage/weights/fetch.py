@@ -1,7 +1,7 @@
-"""Getting the tensors of one weight version from the store: finding the cheapest way to each, reading, and going it.
+"""Fetches the tensors of one weight version: finds the cheapest way to each, reads what it needs, and applies it.
 
-A way starts at bytes that are stored whole or held by this machine, and leads over differences to the version wanted
-(docs/format.md section 7, algorithm V). Does not know how versions are published, nor how the cache keeps them.
+A way starts at bytes that are stored whole or held by this machine, and leads over differences to the wanted version
+(docs/format.md section 7, algorithm V). This module does not know how versions are published or how the cache works.
 """
 
 import logging
@@ -20,7 +20,7 @@ from storage.weights.manifest import ITEM_BYTES, Manifest, TensorBlock, TensorEn
 from storage.weights.objects import THREADS, layouts, read_pieces
 
 log = logging.getLogger(__name__)
-GROUP_BYTES = 128 << 20  # of differences, that are in memory at a time
+GROUP_BYTES = 128 << 20  # of differences, in memory at a time
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Way:
-    """A way to a tensor: where it starts, then the differences to apply, the newest first; `num_bytes` to be read."""
+    """A way to a tensor: its start, then the differences to apply, the newest first; `num_bytes` must be read."""
 
     start: Place | TensorBlock | None = None
     differences: tuple[Place, ...] = ()
@@ -46,7 +46,7 @@ Pieces = dict[tuple[str, str], TensorBlock]  # by manifest key and tensor name
 
 @dataclass
 class Fetch:
-    """One pull of version `version`, whose manifest was read. `check` is called now and then, and may end it."""
+    """One pull of `version`, whose manifest was read. `check` is called now and then; its exception ends the pull."""
 
     store: ObjectStore
     version: int
@@ -56,17 +56,16 @@ class Fetch:
     _manifests: dict[int, Manifest] = field(default_factory=dict)
 
     def tensors(self, names: list[str]) -> dict[str, TensorBlock]:
-        """The named tensors, verified. Raises ObjectMissing, or CorruptObject naming what does not fit.
+        """The named tensors, verified. Raises ObjectMissing, or CorruptObject, which names what does not fit.
 
-        In memory are the tensors, at most GROUP_BYTES of differences, and of THREADS tensors what the difference is
-        unpacked.
+        Memory holds the tensors, at most GROUP_BYTES of differences, and the unpacked differences of THREADS tensors.
         """
         self._manifests[self.version] = self.manifest
         fetched: dict[str, TensorBlock] = {}
         try:
             self._fetch(names, fetched, past_whole=True)
         except ObjectMissing as error:
-            # What lies before a version that is stored whole may be deleted at any time, also while it is read.
+            # What lies before a version that is stored whole may be deleted at any time, even while it is read.
             log.info("weight version %d: %s; starting at a version that is stored whole", self.version, error)
             self._fetch([name for name in names if name not in fetched], fetched, past_whole=False)
         return fetched
@@ -74,14 +73,14 @@ class Fetch:
     def _fetch(self, names: list[str], fetched: dict[str, TensorBlock], *, past_whole: bool) -> None:
         """Add the named tensors to `fetched`, group by group."""
         for group in _groups(self._ways(names, past_whole=past_whole)):
-            # What was read for a group is let go before the next is read.
+            # The bytes read for one group are freed before the next group is read.
             fetched.update(in_threads(THREADS, partial(self._go, self._read(group)), group.items(), self.check))
 
     def _ways(self, names: list[str], *, past_whole: bool) -> dict[str, Way]:
-        """The way of fewest bytes to each tensor, found by walking back from the version wanted; in the order of names.
+        """For each tensor the way with the fewest bytes, found by walking back from the wanted version; in names' order.
 
-        Past a version that is stored whole only what this machine holds can be cheaper, so the walk goes on only to
-        the newest version of which it holds anything, and only if `past_whole`.
+        Beyond a version that is stored whole, only what this machine holds can be cheaper. So the walk goes on only to
+        the newest version of which this machine holds anything, and only if `past_whole`.
         """
         held = self.cache.newest_held(self.store.url, self.version) if self.cache and past_whole else None
         best: dict[str, Way] = {}
@@ -109,7 +108,7 @@ class Fetch:
         return {name: best[name] for name in names}
 
     def _start_from_held(self, at: int, unfinished: dict[str, Way], best: dict[str, Way]) -> None:
-        """End the ways whose tensor, as it was at version `at`, this machine holds."""
+        """End the ways whose tensor this machine holds as it was at version `at`."""
         if self.cache is None or at == self.version:
             return
         manifest = self._manifest_at(at)
@@ -118,7 +117,7 @@ class Fetch:
             best[name] = replace(unfinished.pop(name), start=block)
 
     def _step(self, at: int, name: str, way: Way, best: dict[str, Way], link: Place | None) -> Way | None:
-        """Note in `best` how the way may start at version `at`; the way one version further back, if there is one."""
+        """Note in `best` a start at version `at`; returns the way that leads one version further back, if any."""
         manifest = self._manifest_at(at)
         entry = manifest.tensors.get(name)
         if entry is None:
@@ -137,7 +136,7 @@ class Fetch:
         return Way(None, (*way.differences, link), way.num_bytes + (step.stored_bytes or 0))
 
     def _link(self, at: int, *, past_whole: bool) -> Place | None:
-        """Where version `at` is described as differences; beside one that is stored whole only if `past_whole`."""
+        """The manifest that describes `at` as differences; for a version that is stored whole, only if `past_whole`."""
         manifest = self._manifest_at(at)
         prefix = layout.weights(at)
         if any(entry.encoding != "full" for entry in manifest.tensors.values()):
@@ -149,12 +148,13 @@ class Fetch:
             delta = read_manifest_at(self.store, key)
         except ObjectMissing:
             return None
-        # Two trainers may have published: what leads to another result than the manifest's is not followed.
+        # Two trainers may have published. A difference that leads to another result than the manifest's is not
+        # followed.
         usable = delta.base is not None and delta.digest_algorithm == manifest.digest_algorithm
         return Place(at, key, delta) if usable else None
 
     def _place(self, at: int, name: str, entry: TensorEntry) -> Place:
-        """Where a tensor lies whole that `entry`, of version `at`, says is stored whole."""
+        """The place of the whole tensor that `entry`, of version `at`, describes."""
         if entry.version is None:
             return Place(at, _manifest_key(at), self._manifest_at(at))
         there = self._manifest_at(entry.version)
@@ -164,7 +164,7 @@ class Fetch:
         return Place(entry.version, _manifest_key(entry.version), there)
 
     def _read(self, ways: Mapping[str, Way]) -> Pieces:
-        """Everything the ways need from the store, verified."""
+        """All that the ways need from the store, verified."""
         wanted: dict[Place, list[str]] = {}
         for name, way in ways.items():
             for place in (way.start, *way.differences):
@@ -184,7 +184,7 @@ class Fetch:
         }
 
     def _go(self, pieces: Pieces, named: tuple[str, Way]) -> tuple[str, TensorBlock]:
-        """The tensor at the end of its way; raises CorruptObject when that is not what the manifest says."""
+        """The tensor at the end of its way; raises CorruptObject if it is not what the manifest says."""
         name, way = named
         entry = self.manifest.tensors[name]
         start = pieces[way.start.key, name] if isinstance(way.start, Place) else way.start
@@ -194,7 +194,7 @@ class Fetch:
             return name, start
         data = memoryview(start.data)
         if way.differences and not isinstance(way.start, Place):
-            # What the cache gave is everybody's in this process; what was read just now is ours to change.
+            # Memory from the cache is shared in this process; what was read just now may be changed in place.
             data = np.frombuffer(data, np.uint8).copy().data
         key = _manifest_key(self.version)
         for place in reversed(way.differences):
@@ -208,7 +208,7 @@ class Fetch:
         return name, TensorBlock(entry.dtype, entry.shape, data)
 
     def _is_result(self, source: Manifest, name: str) -> bool:
-        """Whether the digest that was verified when it was read is the one that is wanted."""
+        """Whether the digest verified on reading is the wanted one."""
         same_algorithm = source.digest_algorithm == self.manifest.digest_algorithm
         return same_algorithm and source.tensors[name].digest == self.manifest.tensors[name].digest
 
@@ -219,7 +219,7 @@ class Fetch:
 
 
 def _groups(ways: Mapping[str, Way]) -> Iterator[dict[str, Way]]:
-    """The ways in groups that have at most GROUP_BYTES of differences, or a single way with more."""
+    """The ways in groups with at most GROUP_BYTES of differences; a single way may have more."""
     group: dict[str, Way] = {}
     total = 0
     for name, way in ways.items():
@@ -233,7 +233,7 @@ def _groups(ways: Mapping[str, Way]) -> Iterator[dict[str, Way]]:
 
 
 def base_of(manifest: Manifest, version: int) -> int | None:
-    """The version that a version's differences are to; raises CorruptObject unless it is an earlier one."""
+    """The version that this version's differences refer to; raises CorruptObject unless that is an earlier one."""
     if manifest.base is not None and not 0 <= manifest.base < version:
         raise CorruptObject(_manifest_key(version), f"base: value {manifest.base}; allowed: 0 to {version - 1}")
     return manifest.base

@@ -1,4 +1,4 @@
-"""What a published set of tensors consists of: blocks, manifests, and the digests that tie them together.
+"""Manifests of published sets of tensors: their blocks, and the digests that tie them together.
 
 Owns the records and their checks. Does not know how objects are laid out, read or written, nor what a version is.
 """
@@ -18,7 +18,7 @@ from storage import records
 from storage.store import CorruptObject, ObjectStore
 
 STRICT = ConfigDict(extra="forbid", strict=True)
-PUBLISHED_AT_S = "published_at_s"  # in a manifest's metadata: when, on the publisher's wall clock, for people
+PUBLISHED_AT_S = "published_at_s"  # in a manifest's metadata: the publisher's wall clock, for people
 HEADER_LENGTH_BYTES = 8
 DIGEST_BYTES = 16
 DIGEST_PATTERN = re.compile(r"[0-9a-f]{32}")
@@ -38,7 +38,7 @@ DIFFERENCE: Encoding = "diff-zstd"
 class TensorBlock:
     """A tensor as bytes: dtype as safetensors spells it, shape, and C-contiguous little-endian data.
 
-    Raises ValueError when the dtype is unknown or the data is not as long as dtype and shape say.
+    Raises ValueError if the dtype is unknown or the data has not the length that dtype and shape give.
     """
 
     dtype: str
@@ -52,7 +52,7 @@ class TensorBlock:
         if self.num_bytes != expected:
             raise ValueError(f"data: {self.num_bytes} bytes; {self.dtype} of shape {self.shape} takes {expected}")
         if isinstance(self.data, memoryview) and (self.data.format != "B" or self.data.ndim != 1):
-            # Flat bytes, whatever array they were taken from; a view without any cannot be cast.
+            # Flat bytes, whatever array they come from; an empty view cannot be cast.
             object.__setattr__(self, "data", self.data.cast("B") if expected else memoryview(b""))
 
     @property
@@ -62,10 +62,10 @@ class TensorBlock:
 
 @dataclass(frozen=True, kw_only=True)
 class TensorEntry:
-    """What a tensor is and how to get it. `digest` is that of its bytes, however they are encoded.
+    """A tensor, and how to get it. `digest` is that of its bytes, however they are encoded.
 
     `object` holds the encoded bytes; empty for "same". `version` is the weight version below whose prefix the object
-    lies, when that is not the manifest's own. A delta is stored as U8 [stored_bytes] with the digest `stored_digest`.
+    lies, if that is not the manifest's own. A delta is stored as U8 [stored_bytes] with the digest `stored_digest`.
     """
 
     __pydantic_config__ = STRICT
@@ -93,12 +93,12 @@ class TensorEntry:
 
     @property
     def num_bytes(self) -> int:
-        """Of the tensor itself."""
+        """Bytes of the tensor itself."""
         return num_bytes(self.dtype, self.shape)
 
     @property
     def payload(self) -> tuple[str, tuple[int, ...], str]:
-        """dtype, shape and digest of what the object holds."""
+        """dtype, shape and digest of the bytes in the object."""
         if self.stored_bytes is not None and self.stored_digest is not None:
             return "U8", (self.stored_bytes,), self.stored_digest
         return self.dtype, self.shape, self.digest
@@ -109,7 +109,7 @@ class ObjectEntry:
     """A safetensors object of `bytes` bytes.
 
     `digest` is that of its header (with the length before it) followed by the digests of its tensors in the order of
-    their bytes: who has checked every tensor and the header has checked the object, and hashed no byte twice.
+    their bytes. So checking every tensor and the header checks the object, without hashing a byte twice.
     """
 
     __pydantic_config__ = STRICT
@@ -124,10 +124,10 @@ class ObjectEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What a published set of tensors consists of. `objects` is keyed by the object's name, which is its digest.
+    """The description of a published set of tensors. `objects` is keyed by the object's name, which is its digest.
 
-    `base` is the weight version that the encodings other than "full" refer to. Digests are `digest_algorithm`'s first
-    128 bits; the manifest's own is of its canonical JSON with `digest` empty.
+    `base` is the weight version to which encodings other than "full" refer. Digests are the first 128 bits of
+    `digest_algorithm`; the manifest's own is that of its canonical JSON with `digest` empty.
     """
 
     __pydantic_config__ = STRICT
@@ -150,7 +150,7 @@ class Manifest:
 
     @property
     def num_bytes(self) -> int:
-        """Of all tensors."""
+        """Bytes of all tensors."""
         return sum(entry.num_bytes for entry in self.tensors.values())
 
 
@@ -187,7 +187,7 @@ def object_digest(algorithm: DigestAlgorithm, header: bytes, tensor_digests: Ite
 
 
 def num_bytes(dtype: str, shape: tuple[int, ...]) -> int:
-    """Bytes of a tensor; raises ValueError when the dtype is unknown or a dimension negative."""
+    """Bytes of a tensor; raises ValueError if the dtype is unknown or a dimension is negative."""
     if dtype not in ITEM_BYTES:
         raise ValueError(f"dtype: value {dtype!r}; allowed: {', '.join(ITEM_BYTES)}")
     if any(size < 0 for size in shape):
@@ -196,15 +196,15 @@ def num_bytes(dtype: str, shape: tuple[int, ...]) -> int:
 
 
 def sealed(manifest: Manifest) -> Manifest:
-    """The manifest with its own digest."""
+    """The manifest with its own digest filled in."""
     return replace(manifest, digest=_manifest_digest(manifest.digest_algorithm, records.encode(manifest)))
 
 
 def read_manifest_at(store: ObjectStore, key: str) -> Manifest:
-    """The manifest under `key`; raises ObjectMissing when nothing is published (yet), or CorruptObject."""
+    """The manifest under `key`; raises ObjectMissing if nothing is published (yet), or CorruptObject."""
     body = store.get(key)
     manifest = records.decode(Manifest, key, body)
-    # Of the bytes as they are: one written before a field existed has a digest without that field.
+    # Of the stored bytes: a manifest from before a field existed has a digest without that field.
     if _manifest_digest(manifest.digest_algorithm, body) != manifest.digest:
         raise CorruptObject(key, f"digest: its content does not have the digest {manifest.digest!r} it states")
     return manifest

@@ -1,7 +1,7 @@
-"""Safetensors objects as Gleaner lays them out: their headers, and reading many of them at once, verified.
+"""Safetensors objects in Gleaner's layout: encodes their headers, and reads many of them at once, verified.
 
-The header follows from the manifest alone, so a reader knows where every tensor lies before it has read a byte.
-Ranges are read in parallel, straight into their place, and hashed as they arrive. Does not know what tensors mean.
+The header follows from the manifest alone, so a reader knows where every tensor lies before it reads a byte. Ranges are
+read in parallel, straight into their place, and hashed as they arrive. Does not know what tensors mean.
 """
 
 import json
@@ -29,18 +29,18 @@ from storage.weights.manifest import (
 RANGE_BYTES = 8 << 20
 THREADS = 8
 ALIGNMENT_BYTES = 8
-Described = Mapping[str, tuple[str, tuple[int, ...]]]  # name -> dtype and shape, as they are in the object
+Described = Mapping[str, tuple[str, tuple[int, ...]]]  # name -> dtype and shape, as stored in the object
 
 
 def in_file_order(described: Described) -> list[str]:
-    """Names in the order of their bytes: wide elements first, so that each lies at a multiple of its element size."""
+    """Names in the order of their bytes: wide elements first, so that each tensor is aligned to its element size."""
     return sorted(described, key=lambda name: (-ITEM_BYTES[described[name][0]], name))
 
 
 def encode_header(described: Described) -> bytes:
     """A safetensors header: length of the JSON as 8 little-endian bytes, then the JSON, padded with spaces.
 
-    Written here because the name of an object depends on every byte of it, and must not on a library's version.
+    Gleaner writes it itself because an object's name depends on every byte, and must not depend on a library's version.
     """
     fields: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -66,7 +66,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class ObjectLayout:
-    """Where everything in an object lies. `header` is what it must begin with."""
+    """Where everything in an object lies. `header` is the object's expected beginning."""
 
     key: str
     header: bytes
@@ -81,7 +81,7 @@ class ObjectLayout:
 def layouts(manifest: Manifest, manifest_key: str, prefix: str, wanted: Iterable[str]) -> list[ObjectLayout]:
     """The objects below `prefix` that hold the tensors `wanted`.
 
-    Raises CorruptObject naming the manifest when an object it names cannot hold the tensors it says.
+    Raises CorruptObject, which names the manifest, if an object in it cannot hold the tensors that it states.
     """
     names = dict.fromkeys(manifest.tensors[name].object for name in wanted)
     held: dict[str, list[str]] = {name: [] for name in names}
@@ -113,12 +113,12 @@ def read_pieces(
 ) -> dict[tuple[str, str], TensorBlock]:
     """The named tensors of each object, by (object key, name), every byte verified.
 
-    Tensors of one encoding that lie side by side are one buffer, which their blocks share. `check` is called between
-    ranges. Raises what it raises, ObjectMissing, or CorruptObject naming the object and the tensor; nothing is handed
-    out then.
+    Adjacent tensors of one encoding are one buffer, which their blocks share. `check` is called between ranges. Raises
+    what `check` raises, ObjectMissing, or CorruptObject, which names the object and the tensor; then no tensor is
+    returned.
     """
     runs = [run for layout, names in wanted for run in _runs(layout, names)]
-    # The threads begin with different runs: then the range one has just read is the next to be hashed, still in cache.
+    # The threads begin with different runs: a range is then hashed right after it was read, while it is in the cache.
     order = sorted(
         (number // THREADS, start, number)
         for number, run in enumerate(runs)
@@ -129,9 +129,9 @@ def read_pieces(
 
 
 def _runs(layout: ObjectLayout, names: set[str]) -> Iterator["_Run"]:
-    """Neighbours among the wanted pieces; the first takes the header along, the last looks for what is too much.
+    """Groups of adjacent wanted pieces; the first reads the header, too, the last checks for surplus bytes.
 
-    A difference is needed for a moment, and must not share the memory of a tensor that stays.
+    A difference is needed only for a moment, so it must not share the memory of a tensor that stays.
     """
     tensors = layout.manifest.tensors
     for kind, pieces in groupby(layout.pieces, lambda piece: piece.name in names and tensors[piece.name].encoding):
@@ -140,14 +140,14 @@ def _runs(layout: ObjectLayout, names: set[str]) -> Iterator["_Run"]:
 
 
 class _Run:
-    """Neighbouring tensors of an object: the buffer they are read into, and the hashing that follows the reading."""
+    """Adjacent tensors of an object: the buffer that they are read into, and the hashing that follows the reading."""
 
     def __init__(self, layout: ObjectLayout, pieces: list[Piece]) -> None:
         self.layout = layout
         self.pieces = pieces
         self.start = 0 if pieces[0] is layout.pieces[0] else pieces[0].start
         self.end = pieces[-1].end
-        # Not a bytearray: numpy asks for huge pages, which makes filling it several times faster.
+        # numpy, not a bytearray: it asks for huge pages, which makes filling the buffer several times faster.
         self._buffer = np.empty(self.end - self.start + 1, np.uint8).data
         self._lock = threading.Lock()
         self._arrived: set[int] = set()
@@ -160,9 +160,9 @@ class _Run:
         return TensorBlock(*piece.block, self._view(piece.start, piece.end))
 
     def read(self, store: ObjectStore, start: int) -> None:
-        """Fill one range, then hash whatever is complete up to here; one thread at a time hashes, in order."""
+        """Fill one range, then hash all that is complete so far; one thread at a time hashes, in order."""
         end = min(start + RANGE_BYTES, self.end)
-        # One byte more than there should be, to notice an object that is too long.
+        # One byte more than expected, to notice an object that is too long.
         more = end == self.layout.num_bytes
         length = read_into(store, self.layout.key, start, self._view(start, end + more))
         if length != end - start:

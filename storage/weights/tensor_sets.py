@@ -1,8 +1,8 @@
 """Sets of tensors in object storage: safetensors objects named by their content, and a manifest written last.
 
-Who finds a manifest finds everything it names; whoever is killed before leaves objects that nobody reads. Bytes are
-verified before they are handed out. Knows dtypes by name only: what a tensor means, and tied tensors, are the
-caller's business; how one version of a set follows from another is weight_versions'.
+A reader that finds a manifest finds everything it names. A writer killed before the manifest leaves objects that no one
+reads. Bytes are verified before they are handed out. This module knows dtypes by name only: the meaning of tensors, and
+tied tensors, are the caller's business. weight_versions knows how one version follows from another.
 """
 
 import json
@@ -33,18 +33,18 @@ from storage.weights.manifest import (
 from storage.weights.objects import RANGE_BYTES, THREADS, encode_header, in_file_order, layouts, read_pieces
 
 __all__ = ["ITEM_BYTES", "PUBLISHED_AT_S", "RANGE_BYTES", "Manifest", "TensorBlock", "TensorEntry"]
-# Below 100 MiB, from where s3fs writes in parts, which it leaves behind when a deadline cuts it off.
+# Below 100 MiB: above that s3fs writes in parts, and leaves them behind when a deadline cuts it off.
 OBJECT_BYTES_MAX = 64 << 20
-UPLOADS = 4  # objects at a time, each of which is copied
+UPLOADS = 4  # objects at a time; each is copied in memory
 ALGORITHM: DigestAlgorithm = "blake3"
 _Content = tuple[str, tuple[int, ...], str]  # dtype, shape, digest
 
 
 @dataclass(frozen=True)
 class Draft:
-    """A tensor that is about to be published: what it is, and the bytes that are to be stored for it, if any.
+    """A tensor to be published: what it is, and the bytes to store for it, if any.
 
-    `reference` is the entry of a tensor that is stored already and is only to be named.
+    `reference` is the entry of a tensor that is already stored and only has to be named.
     """
 
     block: TensorBlock
@@ -56,10 +56,11 @@ class Draft:
 
     @classmethod
     def full(cls, block: TensorBlock, digest: str) -> "Draft":
+        """A draft that stores the tensor whole."""
         return cls(block, digest, "full", block, digest)
 
     def entry(self, object_name: str) -> TensorEntry:
-        """What the manifest says of it; `object_name` holds the payload."""
+        """The tensor's entry in the manifest; `object_name` holds the payload."""
         if self.reference is not None:
             return self.reference
         difference = self.payload if self.encoding == DIFFERENCE else None
@@ -76,21 +77,21 @@ class Draft:
 
 @dataclass(frozen=True)
 class DraftedSet:
-    """A manifest and what has to be stored before it: by object name the header and the bytes that follow it."""
+    """A manifest and the objects to store before it: by name, the header and the blocks that follow it."""
 
     manifest: Manifest
     objects: dict[str, tuple[bytes, list[TensorBlock]]]
 
     def write(self, store: ObjectStore, prefix: str, key: str) -> bool:
-        """Store the objects below `prefix`, then the manifest under `key`: False when another manifest is there.
+        """Store the objects below `prefix`, then the manifest under `key`; False if another manifest is there.
 
-        Takes the memory of UPLOADS objects.
+        This takes the memory of UPLOADS objects.
         """
         self.write_objects(store, prefix)
         return commit(store, key, records.encode(self.manifest))
 
     def write_objects(self, store: ObjectStore, prefix: str) -> None:
-        """Store the objects below `prefix`, which nobody reads before there is a manifest that names them."""
+        """Store the objects below `prefix`; readers ignore them until a manifest names them."""
 
         def upload(name: str) -> None:
             header, blocks = self.objects[name]
@@ -110,9 +111,9 @@ def publish(
 ) -> Manifest:
     """Write `tensors` and then the manifest under `prefix`; returns the manifest that is stored.
 
-    An object holds at most `object_bytes_max` bytes of tensors, or a single larger one. Publishing the same tensors
-    again returns what was published first, with its metadata. Raises ConflictingRecord when other tensors are published
-    under `prefix`, ValueError when a name or the metadata cannot be stored.
+    An object holds at most `object_bytes_max` bytes of tensors, or a single larger tensor. Publishing the same tensors
+    again returns what was published first, with its metadata. Raises ConflictingRecord if other tensors are published
+    under `prefix`, ValueError if a name or the metadata cannot be stored.
     """
     digests = digest_all(tensors)
     full = {name: Draft.full(block, digests[name]) for name, block in tensors.items()}
@@ -125,16 +126,16 @@ def publish(
 
 
 def objects_of(sizes: Mapping[str, int], object_bytes_max: int = OBJECT_BYTES_MAX) -> list[list[str]]:
-    """The names of the tensors in each object that `publish` would make of tensors of these `sizes` in bytes."""
+    """The names of the tensors in each object that `publish` would make from tensors of these `sizes` in bytes."""
     return list(_split(sizes, object_bytes_max))
 
 
 def write_object(
     store: ObjectStore, prefix: str, tensors: Mapping[str, TensorBlock], *, upload: bool = True
 ) -> Manifest:
-    """Store one object below `prefix`; the part of a manifest that names it, for `write_manifest`.
+    """Store one object below `prefix`; returns the part of a manifest that names it, for `write_manifest`.
 
-    `upload`: False only describes it. Raises CorruptObject when other bytes are stored under its name.
+    With `upload` False it only describes the object. Raises CorruptObject if other bytes are stored under its name.
     """
     digests = digest_all(tensors)
     full = {name: Draft.full(block, digests[name]) for name, block in tensors.items()}
@@ -147,7 +148,7 @@ def write_object(
 def write_manifest(store: ObjectStore, prefix: str, parts: Iterable[Manifest], metadata: Mapping[str, Any]) -> Manifest:
     """Publish objects that `write_object` stored, in the order of `parts`; returns the manifest that is stored.
 
-    It is the one that `publish` writes for the same tensors in the same order. Raises as `publish`.
+    It equals the manifest that `publish` writes for the same tensors in the same order. Raises what `publish` raises.
     """
     tensors: dict[str, TensorEntry] = {}
     objects: dict[str, ObjectEntry] = {}
@@ -171,15 +172,15 @@ def with_metadata(manifest: Manifest, more: Mapping[str, Any]) -> Manifest:
 
 
 def read_manifest(store: ObjectStore, prefix: str) -> Manifest:
-    """The manifest under `prefix`; raises ObjectMissing when nothing is published (yet), or CorruptObject."""
+    """The manifest under `prefix`; raises ObjectMissing if nothing is published (yet), or CorruptObject."""
     return read_manifest_at(store, layout.manifest(prefix))
 
 
 def pull(store: ObjectStore, prefix: str) -> tuple[Manifest, dict[str, TensorBlock]]:
     """The manifest and its tensors, every byte verified.
 
-    Raises ObjectMissing when nothing is published, CorruptObject naming the object and tensor, ValueError for tensors
-    that are not stored whole: those are weight_versions.pull_version's.
+    Raises ObjectMissing if nothing is published, CorruptObject, which names the object and tensor, and ValueError for
+    tensors that are not stored whole (weight_versions.pull_version reads those).
     """
     manifest = read_manifest(store, prefix)
     for name, entry in manifest.tensors.items():
@@ -198,7 +199,7 @@ def draft_set(
     base: int | None = None,
     object_bytes_max: int = OBJECT_BYTES_MAX,
 ) -> DraftedSet:
-    """The manifest of `drafts` and the objects it needs; raises ValueError when a name or the metadata cannot be."""
+    """The manifest of `drafts` and its objects; raises ValueError if a name or the metadata cannot be stored."""
     if "__metadata__" in drafts:
         raise ValueError("tensor name: value '__metadata__'; allowed: any other, safetensors keeps this one for itself")
     payloads = {name: draft.payload for name, draft in drafts.items() if draft.payload is not None}
@@ -232,9 +233,9 @@ def digest_all(tensors: Mapping[str, TensorBlock], algorithm: DigestAlgorithm = 
 def same_tensors(
     store: ObjectStore, prefix: str, tensors: Mapping[str, TensorBlock], digests: Mapping[str, str]
 ) -> Manifest:
-    """The manifest that is stored below `prefix`, if it is of `tensors`, whose digests by ALGORITHM are `digests`.
+    """The manifest that is stored below `prefix`, if it describes `tensors`, whose digests by ALGORITHM are `digests`.
 
-    Raises ObjectMissing when there is none, ConflictingRecord when it is of others.
+    Raises ObjectMissing if there is none, ConflictingRecord if it describes others.
     """
     stored = read_manifest(store, prefix)
     if stored.digest_algorithm != ALGORITHM:
@@ -259,7 +260,7 @@ def _check_same(store: ObjectStore, prefix: str, stored: Manifest, ours: Mapping
 
 
 def _split(sizes: Mapping[str, int], object_bytes_max: int) -> Iterator[list[str]]:
-    """Names of the tensors of each object."""
+    """The names of each object's tensors."""
     if object_bytes_max < 1:
         raise ValueError(f"object_bytes_max: value {object_bytes_max}; allowed: 1 or more")
     group: list[str] = []
@@ -275,7 +276,7 @@ def _split(sizes: Mapping[str, int], object_bytes_max: int) -> Iterator[list[str
 
 
 def _as_json(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """`metadata` as it will be read back; raises ValueError when JSON cannot hold it."""
+    """`metadata` as it will be read back; raises ValueError if JSON cannot hold it."""
     try:
         stored: dict[str, Any] = json.loads(json.dumps(dict(metadata), ensure_ascii=False).encode())
     except (TypeError, ValueError) as error:

@@ -1,7 +1,7 @@
-"""Weight versions: publishing one as differences to the version before it, and pulling one by the cheapest way.
+"""Weight versions: publishes one as differences to the version before it, and pulls one in the cheapest way.
 
-Owns which versions are stored whole and what a reader of one may need; how to get there is weight_fetch's
-(docs/format.md section 7). A tensor is handed out only after its own digest was verified, whatever the way.
+Owns which versions are stored whole and which ones a reader may need; weight_fetch knows how to get there
+(docs/format.md section 7). A tensor is handed out only after its own digest was verified, whatever its way.
 """
 
 from collections.abc import Callable, Mapping
@@ -40,7 +40,7 @@ from storage.weights.tensor_sets import (
 )
 
 DIFFERENCE_SHARE_MAX = 0.8  # of a tensor's bytes; a difference that saves less is not worth the chain behind it
-CHAIN_SHARE_MAX = 1.0  # of a version's bytes: what a reader of any version reads, at most, beside one that is whole
+CHAIN_SHARE_MAX = 1.0  # of a version's bytes: the most that a reader of any version reads beside a whole version
 
 
 def publish_version(
@@ -55,12 +55,13 @@ def publish_version(
 ) -> Manifest:
     """Publish weight version `version` (1 or more); returns the manifest that is stored.
 
-    `base` should be what version - 1 holds; a tensor of it that is not (its digest tells) costs bytes, never the truth.
-    Every `full_interval` versions, or when the differences since the last time exceed CHAIN_SHARE_MAX, all tensors are
-    stored whole, and beside them the differences, for those who hold the version before. Publishing the same tensors
-    again returns what was published first. `before_manifest` is called when everything but the manifest is stored, and
-    returns more metadata: what must be durable first can be written meanwhile. Raises ConflictingRecord when other
-    tensors are published as this version, ObjectMissing when version - 1 is not published.
+    `base` should hold the tensors of version - 1. If a tensor differs from it, its digest shows that, and it costs
+    bytes, never correctness. Every `full_interval` versions, or when the differences since the last whole version
+    exceed CHAIN_SHARE_MAX, all tensors are stored whole; the differences are stored beside them for readers that hold
+    the version before. Publishing the same tensors again returns what was published first. `before_manifest` is called
+    when all but the manifest is stored, and returns more metadata, so that its caller can meanwhile write what must be
+    durable first. Raises ConflictingRecord if other tensors are published as this version, ObjectMissing if version - 1
+    is not published.
     """
     prefix = layout.weights(version)
     digests = digest_all(tensors)
@@ -75,7 +76,7 @@ def publish_version(
     if version % full_interval == 0 or chain_bytes > CHAIN_SHARE_MAX * sum(b.num_bytes for b in tensors.values()):
         known = {name: draft for name, draft in drafts.items() if draft.encoding != "full"}
         if known:
-            # Of two publishers one is first; readers compare what it leads to with the manifest.
+            # Of two publishers one is first; readers compare the result of its differences with the manifest.
             draft_set(known, {}, base=version - 1).write(store, prefix, layout.delta_manifest(prefix))
         drafts = _whole(last, tensors, digests)
     chained = any(draft.encoding != "full" for draft in drafts.values())
@@ -92,20 +93,20 @@ def pull_version(
 ) -> tuple[Manifest, dict[str, TensorBlock]]:
     """The manifest of a weight version and all its tensors, every one verified.
 
-    What `cache` holds is taken from there, and what it held before is what differences are applied to; the rest comes
-    from the store by the way of fewest bytes, once per machine, and is kept in the cache. `check` is called in this
-    thread, at least twice a second but for the time a single request takes. What it raises ends the pull as soon as the
-    ranges and tensors that were begun have ended. Raises ObjectMissing when the version is not published, naming its
-    manifest; CorruptObject.
+    What `cache` holds is taken from there, and its earlier versions serve as bases of differences. The rest comes from
+    the store in the way with the fewest bytes, once per machine, and is kept in the cache. `check` is called in this
+    thread, at least twice a second except during a single request. Its exception ends the pull as soon as the ranges
+    and tensors that were begun have ended. Raises ObjectMissing, which names the manifest, if the version is not
+    published; CorruptObject.
     """
     manifest = read_manifest(store, layout.weights(version))
     found = _held(cache, manifest, {}, check)
     missing_bytes = sum(entry.num_bytes for name, entry in manifest.tensors.items() if name not in found)
     if len(found) < len(manifest.tensors):
-        # Who will not find what we fetched has no reason to wait for it.
+        # A process that will not find our tensors in the cache has no reason to wait for us.
         shared = cache is not None and cache.has_room(missing_bytes)
         with cache.fetching(manifest.digest, clock, check) if cache and shared else nullcontext():
-            # Whoever had the lock before us has fetched what we want.
+            # The process that held the lock before us may have fetched what we want.
             found = _held(cache, manifest, found, check)
             missing = [name for name in manifest.tensors if name not in found]
             if missing:
@@ -117,9 +118,9 @@ def pull_version(
 
 
 def bases(store: ObjectStore, version: int) -> list[int]:
-    """All versions whose objects a reader of `version` may need, itself included, in ascending order.
+    """All versions whose objects a reader of `version` may need, including itself, in ascending order.
 
-    Raises ObjectMissing when one of them is not published, or no longer.
+    Raises ObjectMissing if one of them is not published, or no longer.
     """
     needed: set[int] = set()
     at: int | None = version
@@ -137,7 +138,7 @@ def _differences(
     before: Manifest,
     base: Mapping[str, TensorBlock],
 ) -> dict[str, Draft]:
-    """Each tensor as what differs from `base`, where that is what was published and is worth it; else whole."""
+    """Each tensor as its difference from `base`, if `base` is as published and that saves enough; else whole."""
 
     def draft(name: str) -> Draft:
         block, old, entry = tensors[name], base.get(name), before.tensors.get(name)
@@ -168,7 +169,7 @@ class _Whole:
 
 
 def _last_whole(store: ObjectStore, at: int, manifest: Manifest) -> _Whole:
-    """Seen from version `at`, whose manifest is given."""
+    """The last whole version, as seen from version `at`, whose manifest is given."""
     chain_bytes = 0
     while (earlier := base_of(manifest, at)) is not None:
         chain_bytes += sum(entry.stored_bytes or 0 for entry in manifest.tensors.values())
@@ -177,7 +178,7 @@ def _last_whole(store: ObjectStore, at: int, manifest: Manifest) -> _Whole:
 
 
 def _whole(last: _Whole, tensors: Mapping[str, TensorBlock], digests: Mapping[str, str]) -> dict[str, Draft]:
-    """Each tensor whole, or as a reference to where the last version that is stored whole holds the same."""
+    """Each tensor whole, or as a reference to the same tensor in the last version that is stored whole."""
     drafts = {}
     for name, block in tensors.items():
         entry = last.manifest.tensors.get(name)
@@ -194,7 +195,7 @@ def _whole(last: _Whole, tensors: Mapping[str, TensorBlock], digests: Mapping[st
 def _held(
     cache: WeightCache | None, manifest: Manifest, found: dict[str, TensorBlock], check: Check
 ) -> dict[str, TensorBlock]:
-    """`found`, and what else the cache holds of a version."""
+    """`found`, and what more of a version the cache holds."""
     if cache is None:
         return found
     cache.refresh()

@@ -74,7 +74,7 @@ def test_a_late_write_is_done_after_its_caller_gave_up_and_a_late_read_is_lost()
 
 
 def test_a_late_request_needs_somebody_to_do_it():
-    with pytest.raises(ValueError, match="nobody was given"):
+    with pytest.raises(ValueError, match="only with `later`"):
         faulty(a_store(), request_late=1.0).put("a", b"new")
 
 
