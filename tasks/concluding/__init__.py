@@ -1,1 +1,1 @@
-"""What the concluding tasks do: verify, commit, delete what is no longer needed, and tell people."""
+"""The work of the concluding tasks: verify, commit, delete what is no longer needed, and inform people."""

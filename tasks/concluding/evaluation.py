@@ -1,4 +1,4 @@
-"""What the evaluate task does: measure, and tell the metrics, the trackers and whoever reads the page."""
+"""The work of the evaluate task: measure, then write the metrics, the trackers' entries and the page."""
 
 from storage import layout
 from storage.clock import Clock
@@ -17,9 +17,9 @@ from tasks.reporting.tracking import TRACKERS, track, tracked_evaluation
 
 
 def measure_and_tell(url: str, clock: Clock, execution: str = "") -> tuple[EvaluationOutcome, str]:
-    """Measure the evaluation at `url`; its outcome, and HTML for the Deck.
+    """Measure the evaluation at `url`; returns its outcome, and HTML for the Deck.
 
-    Its page is written last: where it is, metrics and trackers have been told.
+    The page is written last: if it exists, the metrics and trackers are up to date.
     """
     record, _ = measure(url, clock, execution)
     run_url, name = layout.evaluated(url)
@@ -36,7 +36,7 @@ def measure_and_tell(url: str, clock: Clock, execution: str = "") -> tuple[Evalu
 
 
 def _tell_trackers(run: ObjectStore, url: str, record: EvaluationRecord) -> None:
-    """Log the evaluation where the section `tracking` says; a tracker that fails is told, and left behind."""
+    """Log the evaluation where the section `tracking` says; a tracker that fails is logged, and skipped."""
     store = connect(url)
     config = parse(read_config(store, read_plan(store, ITERATION)))
     if config.tracking.backends:

@@ -1,4 +1,4 @@
-"""What the conclude task does: verify and commit the iteration, and delete what is no longer needed."""
+"""The work of the conclude task: verify and commit the iteration, and delete what is no longer needed."""
 
 import logging
 
@@ -23,20 +23,20 @@ from tasks.reporting.plan_tab import plan_tab
 from tasks.reporting.tracking import TRACKERS, track, tracked_iteration
 
 log = logging.getLogger(__name__)
-# How far back a conclusion looks for what an interrupted deletion or a zombie left; `gleaner sweep` looks at all.
+# How many iterations a conclusion searches for the rest of an interrupted deletion; `gleaner sweep` searches all.
 ITERATIONS_SWEPT = 8
-# Beyond the flush at which a member learns that the iteration is closed, until it has left.
+# How long a member may take to leave, after the flush at which it learns that the iteration is closed.
 GOODBYE_S = 3.0
 
 
 def commit_and_tell(plan: PlanReference, *, last: bool) -> tuple[IterationOutcome, dict[str, str]]:
-    """Commit the iteration and tell people; its outcome, and HTML for the Deck by the name of its tab."""
+    """Commit the iteration and inform people; returns its outcome, and HTML for the Deck by the name of its tab."""
     store = connect(plan.run_url)
     written = read_plan(store, plan.iteration)
     config = parse(read_config(store, written))
     pools = config.pools
     await_goodbyes(store, written, config.rollout.flush_interval_s + GOODBYE_S, SystemClock())
-    # A pool may have been taken out of the configuration since.
+    # A pool may have been removed from the configuration since.
     crews = parse(written.config).pools.crews | pools.crews
     prices = {name: pool.price_usd_per_h for name, pool in crews.items()} | {
         TRAIN_POOL: config.trainer.nnodes * pools.train.price_usd_per_h,
@@ -50,7 +50,7 @@ def commit_and_tell(plan: PlanReference, *, last: bool) -> tuple[IterationOutcom
         egress_usd_per_gb={name: pool.egress_usd_per_gb for name, pool in crews.items()},
         requests=request_prices(),
     )
-    # What others wait for, before what is for people.
+    # What other tasks wait for comes before what is for people.
     if last:
         release_lease(store, plan.execution)
     not_come = described(slots_not_come(store, plan.iteration, plan.execution)) if last else ""
@@ -74,7 +74,7 @@ def commit_and_tell(plan: PlanReference, *, last: bool) -> tuple[IterationOutcom
 
 
 def warnings(store: ObjectStore, plan: PlanReference, not_come: str) -> list[str]:
-    """What people should know of the crew: slots that failed although the iteration went well, and those not come."""
+    """What people should know about the crew: attempts at slots that failed, and slots that have not started."""
     told = failures(store, plan.iteration, plan.execution)
     notes = [f"an attempt of slot {found.slot} failed, on {found.host}: {found.error}" for found in told]
     for note in notes:
@@ -83,7 +83,7 @@ def warnings(store: ObjectStore, plan: PlanReference, not_come: str) -> list[str
 
 
 def tidy(store: ObjectStore, config: RetentionConfig) -> None:
-    """Compact and delete; what goes wrong here is told and left to the next conclusion: the iteration is committed."""
+    """Compact and delete; an error is logged and left to the next conclusion, because the iteration is committed."""
     try:
         swept = sweep(store, config, newest=ITERATIONS_SWEPT)
     except Exception as error:  # noqa: BLE001 - whatever it is, it must not fail a committed iteration
@@ -93,7 +93,7 @@ def tidy(store: ObjectStore, config: RetentionConfig) -> None:
 
 
 def tell_trackers(store: ObjectStore, config: RunConfig, report: ReportRecord) -> None:
-    """Log the iteration where the section `tracking` says; a tracker that fails or hangs is told, and left behind."""
+    """Log the iteration where the section `tracking` says; a tracker that fails or hangs is logged, and skipped."""
     if not config.tracking.backends:
         return
     entry = tracked_iteration(report, config.tracking, run_id=read_run(store).nonce, run_url=store.url)

@@ -1,4 +1,4 @@
 """RunConfig: the whole configuration of a run, composed of the dataclasses that live next to the code they configure.
 
-Reading is strict: what is not understood is refused with the path of the field. No global state.
+Reading is strict: an unknown field is refused with its path. There is no global state.
 """

@@ -1,6 +1,6 @@
-"""What tasks hand to each other: addresses and small numbers, never tokens.
+"""The values that tasks hand to each other: addresses and small numbers, never tokens.
 
-Plain dataclasses of plain fields, because Flyte carries them between machines as JSON.
+They are plain dataclasses of plain fields, because Flyte carries them between machines as JSON.
 """
 
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class PlanReference:
-    """An iteration whose plan is written. `execution` is who advances the run."""
+    """An iteration whose plan is written. `execution` names the execution that advances the run."""
 
     run_url: str
     iteration: int
@@ -18,7 +18,7 @@ class PlanReference:
 
 @dataclass(frozen=True, kw_only=True)
 class SlotOutcome:
-    """What the last incarnation of a slot did; the truth is in the journal."""
+    """The work of the last incarnation of a slot; the truth is in the journal."""
 
     slot: int
     incarnation: str
@@ -38,7 +38,7 @@ class TrainOutcome:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationOutcome:
-    """An evaluation that has ended, of the run at `run_url`; `evaluation` is "" when none was due."""
+    """An evaluation of the run at `run_url` that has ended; `evaluation` is "" if none was due."""
 
     run_url: str
     evaluation: str

@@ -1,4 +1,4 @@
-"""RunConfig: everything a run is told, read strictly from YAML or JSON before anything is created or paid for."""
+"""RunConfig: all settings of a run, read strictly from YAML or JSON before anything is created or paid for."""
 
 import difflib
 import functools
@@ -31,10 +31,10 @@ from tasks.sampling.config import RolloutConfig, SamplingConfig
 EXPONENT = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+")
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
-# What may change between two iterations of one run without changing what is learned: where, how fast, at what price.
+# Settings that may change between iterations without changing what is learned: places, speeds, prices.
 OPERATIONAL = {
     "run": {"url", "lease_ttl_s"},
-    # What is at the path is compared with what the run holds.
+    # What lies at the path is compared with what the run holds.
     "rewards": {*OPERATIONAL_OF_REWARD},
     "rollout": {
         "max_responses_in_flight",
@@ -79,7 +79,7 @@ OPERATIONAL = {
 
 
 class ConfigError(ValueError):
-    """A configuration that is not understood: one line per problem, each with the path of its field."""
+    """The configuration is invalid: one line per problem, each with the path of its field."""
 
     def __init__(self, source: str, problems: list[str]) -> None:
         super().__init__(f"{source} is not a valid run configuration:\n" + "\n".join(f"  {line}" for line in problems))
@@ -88,10 +88,10 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class RunSection:
-    """Which run this is, and the size of its step.
+    """The identity of the run, and the size of its step.
 
     url: where the run lives: a directory, s3://bucket/prefix or memory://name.
-    seed: of the sampling noise; data.seed orders the prompts.
+    seed: seed of the sampling noise; data.seed orders the prompts.
     num_prompts_per_step, num_generations: groups per iteration, responses per group.
     lease_ttl_s: how long a silent execution keeps others from advancing the run; longer than pods wait for machines.
     """
@@ -176,7 +176,7 @@ class RunConfig:
 
 
 def load(path: str | Path) -> RunConfig:
-    """Read a YAML or JSON file; ConfigError names the file and every field that is wrong."""
+    """Read a YAML or JSON file; raises ConfigError, which names the file and every wrong field."""
     file = Path(path)
     try:
         text = file.read_text(encoding="utf-8")
@@ -190,12 +190,12 @@ def load(path: str | Path) -> RunConfig:
 
 
 def parse(document: object, source: str = "the configuration") -> RunConfig:
-    """The RunConfig a mapping describes; raises ConfigError."""
+    """The RunConfig that a mapping describes; raises ConfigError."""
     if not isinstance(document, Mapping) or not document:
         what = "empty" if not document else f"a {type(document).__name__}"
         raise ConfigError(source, [f"it is {what}; allowed: a mapping with sections {_names(RunConfig)}"])
     try:
-        # By way of JSON, so that lists are tuples and nothing but JSON values gets in.
+        # Through JSON, so that lists become tuples and only JSON values get in.
         return _validate(json.dumps(document))
     except ValidationError as error:
         raise ConfigError(source, [_problem(details) for details in error.errors(include_url=False)]) from None
@@ -205,14 +205,15 @@ def parse(document: object, source: str = "the configuration") -> RunConfig:
 
 @functools.cache
 def _adapter() -> TypeAdapter[RunConfig]:
-    """Built once: it takes a tenth of a second, and a chain of iterations parses its configuration for each."""
+    """The validator, built once: that takes 0.1 s, and each iteration of a chain parses its configuration."""
     return TypeAdapter(RunConfig)
 
 
 def _validate(document: str) -> RunConfig:
-    """Numbers arrive in disguise: YAML 1.1 reads 1e-6 as text, and Flyte's console sends 7 as 7.0.
+    """The RunConfig in a JSON document, with numbers repaired.
 
-    Where a float or an integer is wanted, they are taken as what they are.
+    YAML 1.1 reads 1e-6 as text, and Flyte's console sends 7 as 7.0. Only where a float or an integer is wanted are such
+    values converted.
     """
     adapter = _adapter()
     try:
@@ -241,7 +242,7 @@ def dump(config: RunConfig) -> dict[str, Any]:
 
 
 def identity(config: RunConfig) -> dict[str, Any]:
-    """The part of the configuration that decides what is learned; equal for all iterations of a run."""
+    """The part of the configuration that decides what is learned; equal in all iterations of a run."""
     resolved = dump(config)
     for path, names in OPERATIONAL.items():
         *parents, section = path.split(".")
@@ -254,19 +255,20 @@ def identity(config: RunConfig) -> dict[str, Any]:
 
 
 def _without(section: Any, names: set[str]) -> Any:
-    """A section, or each item of a list of sections, without some fields."""
+    """A section, or each item of a list of sections, without these fields."""
     if isinstance(section, list):
         return [_without(item, names) for item in section]
     return {name: value for name, value in section.items() if name not in names}
 
 
 def digest(config: RunConfig) -> str:
+    """32 hexadecimal digits that name the run's identity."""
     canonical = json.dumps(identity(config), sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(canonical.encode(), digest_size=16).hexdigest()
 
 
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], path: str = "") -> list[str]:
-    """`field: ours is a, theirs is b` for every leaf in which two configurations differ."""
+    """A line `field: a here, b there` for every leaf in which two configurations differ."""
     found = []
     for name in sorted({*ours, *theirs}):
         a, b = ours.get(name), theirs.get(name)

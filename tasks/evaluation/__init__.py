@@ -1,4 +1,4 @@
-"""Evaluation: pass@k and mean@n of a weight version on held-out prompts, by the crew and the journal of training.
+"""Evaluation: pass@k and mean@n of a weight version on held-out prompts, with the crew and the journal of training.
 
-Knows neither gradients nor Flyte; what is written is an iteration without training in a directory below the run's.
+An evaluation is an iteration without training in a directory below the run's. Knows neither gradients nor Flyte.
 """

@@ -1,6 +1,6 @@
-"""What the user says about evaluation: on which prompts, how they are sampled, what counts as correct, how often.
+"""The user's settings for evaluation: its prompts, how they are sampled, what counts as correct, how often it runs.
 
-Imports no reward function and no reader; `settings_digest` names what decides the outcome.
+Imports no reward function and no reader. `settings_digest` names the settings that decide the outcome.
 """
 
 import hashlib
@@ -21,18 +21,19 @@ NO_MODELS: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationConfig:
-    """One evaluation; nothing of it changes what is learned.
+    """The settings of evaluation; none of them changes what is learned.
 
     Attributes:
         data: The held-out prompts.
-        rewards: None: those of the run.
-        sampling: Of the evaluation alone; temperature 0 is greedy.
+        rewards: None: the run's rewards.
+        sampling: For the evaluation alone; temperature 0 is greedy.
         num_generations: Responses per prompt, the n of mean@n.
-        k: Of pass@k, ascending, each at most num_generations.
-        num_prompts: The first so many, in the order that `data` gives; None: all.
-        pass_threshold: A response is correct when its reward is at least this.
-        interval: Training evaluates every weight version that it divides; 0: only `workflows/evaluation.py` evaluates.
-        seed: Of the sampling noise, the same for every weight version.
+        k: The values of k in pass@k, ascending, each at most num_generations.
+        num_prompts: How many prompts, the first in the order of `data`; None: all.
+        pass_threshold: A response is correct if its reward is at least this.
+        interval: Training evaluates every weight version that this divides; 0: only `workflows/evaluation.py`
+        evaluates.
+        seed: Seed of the sampling noise, the same for every weight version.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -66,10 +67,10 @@ class EvaluationConfig:
 def settings(
     evaluation: EvaluationConfig, rewards: Sequence[RewardConfig], models: Mapping[str, str] = NO_MODELS
 ) -> dict[str, Any]:
-    """What decides the outcome of an evaluation, as JSON values.
+    """The settings that decide the outcome of an evaluation, as JSON values.
 
-    rewards: the run's. models: what names the content of the reward models, by their names; it stands where the
-    configuration has a path.
+    rewards: the run's. models: a content digest for each reward model's name; it replaces the path in the
+    configuration.
     """
     resolved: dict[str, Any] = json.loads(json.dumps(asdict(evaluation)))
     decisive = rewards if evaluation.rewards is None else evaluation.rewards

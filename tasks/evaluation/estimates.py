@@ -1,4 +1,4 @@
-"""Estimates of an evaluation and how sure they are: pass@k, and 95 % intervals over prompts. Pure functions."""
+"""Estimates of an evaluation with their uncertainty: pass@k, and 95 % intervals over prompts. Pure functions."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ BISECTIONS = 60
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """The chance that at least one of k samples is correct, from n samples of which c are: 1 - C(n-c, k) / C(n, k).
+    """The chance that one of k samples is correct, if c of n samples are: 1 - C(n-c, k) / C(n, k).
 
     Unbiased, unlike 1 - (1 - c/n)^k (Chen et al. 2021, arXiv 2107.03374, section 2.1). Raises ValueError unless
     0 <= c <= n and 1 <= k <= n.
@@ -22,10 +22,10 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 
 
 def interval(values: Sequence[float], seed: int) -> tuple[float, float] | None:
-    """A 95 % interval of the mean of the prompts' values; None where one value alone says nothing of the spread.
+    """A 95 % interval of the mean of the prompts' values; None for a single value, which shows no spread.
 
-    Where every value is 0 or 1 it is the exact binomial one, which is right for few prompts, and wider than nothing
-    when all are equal; else the bootstrap's.
+    If every value is 0 or 1, it is the exact binomial interval, even for one value: it is right for few prompts, and
+    not empty if all values are equal. Otherwise it is the bootstrap's.
     """
     if set(values) <= {0.0, 1.0}:
         return binomial_interval(int(sum(values)), len(values))
@@ -58,13 +58,13 @@ def _at_most(successes: int, trials: int, p: float) -> float:
 
 
 def _binomial(count: int, trials: int, p: float) -> float:
-    """Chance of `count` successes; by logarithms, because the coefficient alone may exceed what a float holds."""
+    """The chance of `count` successes; through logarithms, because the coefficient alone may exceed a float's range."""
     chosen = math.lgamma(trials + 1) - math.lgamma(count + 1) - math.lgamma(trials - count + 1)
     return math.exp(chosen + count * math.log(p) + (trials - count) * math.log1p(-p))
 
 
 def _root(rising: Callable[[float], float]) -> float:
-    """Where a rising function of (0, 1) crosses zero."""
+    """The point in (0, 1) where a rising function crosses zero."""
     low, high = 0.0, 1.0
     for _ in range(BISECTIONS):
         middle = (low + high) / 2

@@ -19,9 +19,9 @@ from tasks.sampling.engines.choose import context_length
 def load_held_out(
     evaluation: EvaluationConfig, rewards: Sequence[RewardConfig], held: Collection[str] = frozenset()
 ) -> PromptSet:
-    """The prompts of `evaluation.data`, each of which its rewards (else `rewards`, the run's) can grade.
+    """The prompts of `evaluation.data`, each checked to be gradable by its rewards (or else by `rewards`, the run's).
 
-    held: those of their reward models that are not opened again. Raises PromptError and GradingError, which begin with
+    held: the reward models that are not opened again. Raises PromptError and GradingError; the messages begin with
     "evaluation".
     """
     try:
@@ -40,7 +40,7 @@ def load_held_out(
 def draw_held_out(
     evaluation: EvaluationConfig, prompts: PromptSet, tokenizer: Tokenizer, rollout: RolloutConfig, model_dir: Path
 ) -> list[PromptRow]:
-    """The prompts that are evaluated, with their tokens; raises PromptError for one that does not fit."""
+    """The evaluated prompts, with their tokens; raises PromptError for a prompt that does not fit."""
     try:
         return draw_prompts(
             prompts,
