@@ -12,7 +12,7 @@ DEFAULT_POOL = ControlPoolConfig()
 
 @task(**task_settings(DEFAULT_POOL), enable_deck=True, deck_fields=())
 def conclude(trained: TrainOutcome, last: bool) -> IterationOutcome:
-    """Verify that what was planned was trained, write the report, draw the Deck; `last` releases the run's lease.
+    """Verify that the plan was trained, write the report, draw the Deck; `last` releases the run's lease.
 
     `trained` only says which iteration's training has ended: the truth is in the run's directory.
     """

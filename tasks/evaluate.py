@@ -1,4 +1,4 @@
-"""The evaluation tasks: plan one as an iteration without training, and measure it when its crew has ended."""
+"""The evaluation tasks: plan an evaluation as an iteration without training, and measure it after its crew."""
 
 import logging
 
@@ -23,11 +23,11 @@ def plan_evaluation(
     only_if_due: bool,
     resume: bool = False,
 ) -> tuple[PlanReference, list[int], bool]:
-    """Write the plan of an evaluation, or find the one that is there; its reference, its slots, and whether it is due.
+    """Write the plan of an evaluation, or find an existing one; returns its reference, slots, and whether it is due.
 
-    An evaluation that has ended has no slots. With `only_if_due` one is due when evaluation.interval divides
-    `version` and that is still in the run: training that was faster does not wait for it. resume: for a `version` with
-    nothing left to begin, take one that was interrupted (`interrupted_version`).
+    An ended evaluation has no slots. With `only_if_due`, an evaluation is due if evaluation.interval divides `version`
+    and the run still holds that version: training that was faster does not wait for it. resume: if there is nothing
+    left to begin for `version`, take an evaluation that was interrupted (`interrupted_version`).
     """
     from tasks.evaluation.measure import ITERATION, evaluation_of  # noqa: PLC0415 - when the task runs
     from tasks.preparing.evaluation import VersionGone, interrupted_version, prepare  # noqa: PLC0415
@@ -57,10 +57,11 @@ def plan_evaluation(
 
 @task(**task_settings(DEFAULT_POOL), enable_deck=True, deck_fields=())
 def evaluate(plan: PlanReference, due: bool, beside_training: bool = False) -> EvaluationOutcome:
-    """Grade what the crew has sampled, commit the evaluation's record, show it; nothing when it is not due.
+    """Grade what the crew has sampled, commit the evaluation's record, show it; do nothing if it is not due.
 
-    Its node stands behind the crew's map; the truth is in the evaluation's directory. beside_training: when nobody can
-    finish it now it is left to a later execution, for a failure of this node would end the trainer's too.
+    Its node stands behind the crew's map; the truth is in the evaluation's directory. beside_training: if no process
+    can finish the evaluation now, leave it to a later execution, because a failure of this node would end the
+    trainer's, too.
     """
     from tasks.concluding.evaluation import measure_and_tell  # noqa: PLC0415 - when the task runs
     from tasks.learning.follow import GroupTimeout  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""The forecast task: what a run will take, before anything is paid for."""
+"""The forecast task: predicts what a run will take, before anything is paid for."""
 
 import html
 import logging
@@ -18,9 +18,9 @@ DEFAULT_POOL = ControlPoolConfig()
 
 @task(**task_settings(DEFAULT_POOL), enable_deck=True, deck_fields=())
 def make_forecast(config: dict, save: bool) -> str:  # type: ignore[type-arg]
-    """Compare fleets for a run; the tables and the recommendation as text, which are also the Deck.
+    """Compare fleets for a run; returns the tables and the recommendation as text, which is also the Deck.
 
-    save: also write the forecast into the run's directory, to be held against what the run then takes.
+    save: also write the forecast into the run's directory, to be compared with what the run then takes.
     """
     from tasks.forecasting.comparison import forecast  # noqa: PLC0415 - when the task runs
     from tasks.forecasting.probe import probe_run  # noqa: PLC0415

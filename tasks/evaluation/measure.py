@@ -1,6 +1,6 @@
-"""Measuring an evaluation: follow its journal, grade, verify, and commit the record in the run it is part of.
+"""Measures an evaluation: follows its journal, grades, verifies, and commits the record in the run it belongs to.
 
-Whatever an earlier attempt finished is not done again: batches recorded, record written, journal compacted.
+What an earlier attempt finished is not done again: recorded batches, a written record, a compacted journal.
 """
 
 import logging
@@ -35,15 +35,15 @@ from tasks.sampling.session.crew_watch import CrewLost, CrewWatch
 log = logging.getLogger(__name__)
 # An evaluation's directory holds one iteration.
 ITERATION = 0
-# Before the names of an evaluation's own reward models in the run; no reward's name can hold a "-".
+# This prefixes the names of an evaluation's own reward models in the run; no reward's name can hold a "-".
 OWN_MODELS = "evaluation-"
 
 
 def measure(url: str, clock: Clock, execution: str = "") -> tuple[EvaluationRecord, bool]:
     """The record of the evaluation at `url`, and whether this call wrote it; its journal is compacted.
 
-    Of several that measure at the same time all return the first one's. Raises GroupTimeout when the crew makes no
-    progress, CrewLost when nobody can finish, GradingError, IntegrityError, CorruptObject.
+    If several processes measure at the same time, all return the first one's record. Raises GroupTimeout if the crew
+    makes no progress, CrewLost if no process can finish, GradingError, IntegrityError, CorruptObject.
     """
     run_url, name = layout.evaluated(url)
     run, store = connect(run_url), connect(url)
@@ -55,7 +55,7 @@ def measure(url: str, clock: Clock, execution: str = "") -> tuple[EvaluationReco
             config = parse(read_config(store, plan), f"the configuration of evaluation {name}")
             record = _record(run, store, plan, config, execution, clock)
         except (StorageError, IntegrityError, GroupTimeout, CrewLost):
-            # Who commits the record deletes the journal that is read here.
+            # The process that commits the record deletes the journal that is read here.
             if not exists(run, key):
                 raise
         else:
@@ -65,7 +65,7 @@ def measure(url: str, clock: Clock, execution: str = "") -> tuple[EvaluationReco
 
 
 def tidy(store: ObjectStore) -> None:
-    """Compact an evaluation that has ended, and delete its journal; what goes wrong is told and left as it is."""
+    """Compact an ended evaluation and delete its journal; an error is logged, and the rest stays as it is."""
     try:
         plan = read_plan(store, ITERATION)
         if parse(read_config(store, plan)).retention.compact:
@@ -118,16 +118,16 @@ def _grade(
     execution: str,
     clock: Clock,
 ) -> list[BatchRecord]:
-    """Every response, graded and recorded as they end; the iteration is closed then.
+    """Grade and record every response as it ends; the iteration is then closed.
 
-    This comes behind the crew's map, and no trainer generates: what is missing then can come from joined members alone.
+    This runs after the crew's map, and no trainer generates: only members that join can still produce what is missing.
     """
     watch = CrewWatch(store, plan, config.rollout, PlanningConfig(), clock, execution=execution, crew_ended=True)
     follow = FollowConfig(
         in_plan_order=False, timeout_s=config.trainer.group_timeout_s, poll_interval_s=config.trainer.poll_interval_s
     )
     rewards, prefix = rewards_of(config)
-    # This machine need not be like the trainer's.
+    # This machine may differ from the trainer's.
     grading = open_grader(run, rewards, "auto", prefix)
     with tempfile.TemporaryDirectory(prefix="gleaner-model-") as folder, grading as grader:
         model_files.download(run, Path(folder))
@@ -147,19 +147,19 @@ def _grade(
 
 
 def evaluation_of(config: RunConfig) -> EvaluationConfig:
-    """The section `evaluation`; raises ValueError when there is none."""
+    """The section `evaluation`; raises ValueError if there is none."""
     if config.evaluation is None:
         raise ValueError("evaluation: value null; allowed here: a section that says at least data")
     return config.evaluation
 
 
 def rewards_of(config: RunConfig) -> tuple[Sequence[RewardConfig], str]:
-    """The rewards of the evaluation, and what stands before the names of their models in the run."""
+    """The rewards of the evaluation, and the prefix of their models' names in the run."""
     own = evaluation_of(config).rewards
     return (config.rewards, "") if own is None else (own, OWN_MODELS)
 
 
 def deciding_settings(run: ObjectStore, config: RunConfig) -> dict[str, Any]:
-    """What decides the outcome of the evaluation, as JSON values; reads reward models that the run does not hold."""
+    """The settings that decide the outcome, as JSON values; reads the reward models that the run does not hold."""
     rewards, prefix = rewards_of(config)
     return settings(evaluation_of(config), config.rewards, content_digests(run, rewards, prefix))

@@ -1,6 +1,6 @@
-"""What an evaluation came to: from graded responses to numbers. Pure functions.
+"""Scores of an evaluation: from graded responses to numbers. Pure functions.
 
-Metrics begin with `val/`; pass@k and mean@n are called as verl calls them.
+Metrics begin with `val/`; pass@k and mean@n have the names that verl gives them.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from tasks.evaluation.estimates import bootstrap_interval, interval, pass_at_k
 def evaluated_prompts(
     graded: Sequence[GradedResponse], prompt_ids: Sequence[str], num_generations: int, pass_threshold: float
 ) -> list[EvaluatedPrompt]:
-    """One for each prompt, in order. graded: every response of the evaluation, in any order."""
+    """One entry per prompt, in order. graded: every response of the evaluation, in any order."""
     ordered = sorted(graded, key=lambda response: response.response)
     groups = [ordered[first : first + num_generations] for first in range(0, len(ordered), num_generations)]
     return [
@@ -34,7 +34,7 @@ def evaluated_prompts(
 def score_metrics(
     prompts: Sequence[EvaluatedPrompt], graded: Sequence[GradedResponse], config: EvaluationConfig
 ) -> dict[str, float]:
-    """Means over prompts with 95 % intervals of them, and what the responses were like.
+    """Means over prompts with their 95 % intervals, and the mean length and share of clipped responses.
 
     pass@k is the unbiased estimate from n responses (see `pass_at_k`), mean@n the mean reward of n.
     """
