@@ -77,7 +77,7 @@ class Fetch:
             fetched.update(in_threads(THREADS, partial(self._go, self._read(group)), group.items(), self.check))
 
     def _ways(self, names: list[str], *, past_whole: bool) -> dict[str, Way]:
-        """For each tensor the way with the fewest bytes, found by walking back from the wanted version; in names' order.
+        """For each tensor the way with the fewest bytes, found by walking back from the wanted version.
 
         Beyond a version that is stored whole, only what this machine holds can be cheaper. So the walk goes on only to
         the newest version of which this machine holds anything, and only if `past_whole`.

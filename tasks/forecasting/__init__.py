@@ -1,4 +1,5 @@
-"""Forecasting: a run lived through in virtual time, with the planner and the rebalancing that production uses.
+"""Forecasting: simulates a run in virtual time, with the planner and the rebalancing that production uses.
 
-Here: scenarios, discrete events, machines that come and go, the ledger of seconds and dollars. Not here: policies.
+This package holds scenarios, discrete events, machines that come and go, and the ledger of seconds and dollars. It
+holds no policies.
 """

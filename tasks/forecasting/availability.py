@@ -1,4 +1,4 @@
-"""When the seats of a pool have a machine: from a trace, a process that draws one, or counts."""
+"""The times at which the seats of a pool have a machine: from a trace, a process that draws one, or counts."""
 
 import random
 from collections.abc import Iterator
@@ -8,15 +8,15 @@ from itertools import chain, count
 from resources.spot_trace import PROCESSES, SpotTrace, draw_trace, read_trace
 from tasks.forecasting.scenario import AvailabilityScenario
 
-# Of what is drawn from a process; a longer run lives through it again.
+# The span drawn from a process; a longer run goes through it again.
 DRAWN_SPAN_S = 24 * 3600.0
 Change = tuple[float, int, bool]
 
 
 def changes(scenario: AvailabilityScenario | None, seats: int, seed: int) -> Iterator[Change]:
-    """(second, seat, whether a machine is there from then on), in order; no seat has one before its first.
+    """(second, seat, whether it has a machine from then on), in order; a seat has no machine before its first change.
 
-    A trace goes on for ever, counts do not. Raises TraceError for a trace that cannot be used.
+    A trace repeats for ever, counts do not. Raises TraceError for a trace that cannot be used.
     """
     if scenario is None or not seats:
         return iter([(0.0, seat, True) for seat in range(seats)])
@@ -45,7 +45,7 @@ def _of_counts(counts: tuple[tuple[float, int], ...], seats: int) -> Iterator[Ch
 
 
 def _of_trace(trace: SpotTrace, begin_s: float) -> Iterator[Change]:
-    """The trace from begin_s on, again and again; at the seam nobody comes or goes, a seat stays as it was."""
+    """The trace from begin_s on, repeated for ever; where it wraps around, every seat keeps its state."""
     names = sorted({event.node for event in trace.events})
     seats = {name: seat for seat, name in enumerate(names)}
     before = {seats[event.node]: event.up for event in trace.events if event.time_s <= begin_s}

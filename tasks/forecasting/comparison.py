@@ -1,7 +1,7 @@
-"""What a run will take on several fleets, and which of them is recommended: simulated with the production planner.
+"""Forecasts what a run takes on several fleets, simulated with the production planner, and recommends one of them.
 
-An interval is over trace windows and draws of lengths alone. It does not cover inputs that are wrong: an estimated step
-time that is half the true one doubles the hours, and no interval knows.
+An interval covers trace windows and draws of lengths only, not wrong inputs: if an estimated step time is half the true
+one, the true hours double, and no interval shows that.
 """
 
 import math
@@ -28,9 +28,9 @@ from tasks.planning.flush_interval import best_flush_interval_s, flush_usd
 LOW, HIGH = 0.1, 0.9
 SENSITIVITY = (0.3, 3.0)
 FLUSH_S = (1.0, 60.0)
-# Of an iteration: what a loss takes with it is late by as much, and the formula counts dollars alone.
+# Share of an iteration: what a loss destroys delays it by as much, but the formula counts dollars alone.
 FLUSH_SHARE_MAX = 0.02
-# What a user pays for, by what the ledger calls it.
+# What a user pays for, and the ledger's names for it.
 PARTS = {
     "useful": ("useful", "prefill", "train"),
     "wasted": ("wasted",),
@@ -59,10 +59,10 @@ class _Outcome:
 def forecast(
     config: RunConfig, probe: Probe | NoProbe, created_at_s: float, tell: Callable[[str], None] = lambda _: None
 ) -> ForecastRecord:
-    """Compare the fleets of a configuration; the same for the same configuration, prices and probe.
+    """Compare the fleets of a configuration; the same result for the same configuration, prices and probe.
 
-    tell: is told which fleet is being simulated. Raises ValueError or LookupError naming the field that is missing or
-    does not fit, and TraceError and ScenarioError for files that cannot be used.
+    tell: called with a line for each fleet that is simulated. Raises ValueError or LookupError, which names the missing
+    or wrong field, and TraceError and ScenarioError for files that cannot be used.
     """
     settings = config.forecast
     inputs = gather(config, probe)
@@ -97,10 +97,10 @@ def forecast(
 def recommend(
     results: Sequence[FleetForecast], cost_weight: float, usd_max: float | None = None
 ) -> tuple[FleetForecast, str]:
-    """The fleet with the least hours ** (1 - cost_weight) x dollars ** cost_weight, and why; medians.
+    """The fleet with the least hours ** (1 - cost_weight) x dollars ** cost_weight, by medians, and the reason.
 
-    So a share of the hours counts as much as the same share of the dollars does at 0.5, whatever else is compared.
-    usd_max: fleets of which one in ten runs costs more are left out. Raises ValueError when no fleet can be planned.
+    So at 0.5 a percentage of the hours counts as much as the same percentage of the dollars, whatever else is compared.
+    usd_max: leaves out fleets on which one in ten runs costs more. Raises ValueError if no fleet can be planned.
     """
     possible = [_Weighed(fleet, fleet.hours.median, fleet.usd) for fleet in results if fleet.hours and fleet.usd]
     if not possible:
@@ -139,7 +139,7 @@ class _Weighed:
         return f"{self.fleet.name}, with {_hours(self.hours)} and {_usd(self.usd.median)}"
 
     def against(self, other: "_Weighed") -> str:
-        """In per cent of the other."""
+        """The difference to the other, in per cent of it."""
         hours = self.hours / other.hours - 1
         usd = self.usd.median / other.usd.median - 1
         slower = f"takes {_share(hours)} longer" if hours >= 0 else f"is {_share(-hours)} faster"
@@ -185,9 +185,10 @@ def _simulated(fleet: Fleet, iterations: int, seeds: int) -> FleetForecast:
 
 
 def _outcome(run: SimulatedRun, iterations: int) -> _Outcome:
-    """The first half, in which machines start and controllers settle, counts once; the mean of the second for the rest.
+    """The run scaled to `iterations`: its first half as simulated, and for the rest the mean of its second half.
 
-    Of a forecast of fewer iterations than were simulated, only so many of the first count.
+    In the first half machines start and controllers settle. If the forecast has fewer iterations than that half, only
+    that many of its iterations count.
     """
     settling = run.iterations[: min(iterations, len(run.iterations) // 2)]
     settled = run.iterations[len(run.iterations) // 2 :]
@@ -214,7 +215,7 @@ def _spread(values: Sequence[float]) -> Spread:
 
 
 def _hastened(fleet: Fleet, factor: float) -> Fleet:
-    """The same with losses so many times as often."""
+    """The same fleet with `factor` times as many losses."""
 
     def hastened(availability: AvailabilityScenario | None) -> AvailabilityScenario | None:
         return availability and replace(availability, rate_factor=availability.rate_factor * factor)
@@ -228,7 +229,7 @@ def _iteration_s(fleet: FleetForecast, iterations: int) -> float:
 
 
 def _flush_setting(scenario: Scenario, iteration_s: float) -> dict[str, Setting]:
-    """The flush interval that suits the first pool that can be lost; none where nothing is."""
+    """The flush interval that suits the first pool that can lose machines; none if no pool can."""
     for pool in scenario.pools:
         if pool.availability is None or not pool.usd_per_h:
             continue

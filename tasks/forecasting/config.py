@@ -1,4 +1,4 @@
-"""What a user may tell the forecast: the model's size, the lengths to expect, the machines. Imports no simulator."""
+"""The user's settings for the forecast: the model's size, the expected lengths, the machines. Imports no simulator."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -14,32 +14,34 @@ _Batch = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,5}$")]
 
 @dataclass(frozen=True, kw_only=True)
 class ForecastConfig:
-    """What a forecast is made from where no iteration of the run was measured; nothing here changes the run.
+    """The figures of a forecast for which the run has no measured iteration; nothing here changes the run.
 
     Attributes:
-        iterations: that the run is to have, those it has already included.
+        iterations: iterations of the whole run, including past ones.
         widths: members of the pool `rollout` to compare; empty: half, all and twice its `count`.
-        parameters_billions: of the model. kv_bytes_per_token: of its cache, all layers together. None: from config.json
-            at policy.path.
+        parameters_billions: parameters of the model. kv_bytes_per_token: bytes of its cache, all layers together. None:
+            from config.json at policy.path.
         accelerator_rollout, accelerator_train: data sheets to estimate from; None: what the pools and prices name.
         step_s: batch size to seconds of a decode step of a member of `rollout`, if measured; None: estimated.
-        train_s_per_token: of a generated token, all machines of the trainer together; None: estimated.
+        train_s_per_token: seconds per generated token, all machines of the trainer together; None: estimated.
         bandwidth_efficiency: share of the memory bandwidth that decoding reaches.
-        mfu: share of the arithmetic that training, prefill and large batches reach.
-        response_median, response_sigma: of a log-normal distribution of response lengths, in tokens; sigma is of the
+        mfu: share of the peak arithmetic that training, prefill and large batches reach.
+        response_median, response_sigma: a log-normal distribution of response lengths in tokens; sigma is that of the
             natural logarithm.
-        lengths_path, lengths_column: instead, a CSV file of quantiles with a column `quantile`, and the column to take.
-        length_correlation: of two responses to one prompt.
-        prompt_tokens: of a prompt, on average.
-        prompts_in_dataset: after so many the next epoch begins; None: no prompt recurs.
-        loss_process: of resources.spot_trace, after which interruptible machines are lost. trace_path: a trace instead.
-        loss_rate_factor: losses so many times as often.
-        start_s: of a new machine, until a process can start: provisioning and image.
-        process_s: of a member, in each iteration, until it asks for weights: pod and engine.
-        machines_stay: between iterations, and are paid for; else each iteration starts new ones.
-        link_gbps: of a member's machine, downwards; train_link_gbps: of the trainer's machines, upwards, in all.
-        control_s: between two iterations, for conclusion and plan.
-        seeds: trace windows and draws of lengths for each fleet. iterations_simulated: of each; the rest is scaled.
+        lengths_path, lengths_column: instead, a CSV file of quantiles with a column `quantile`, and the column to use.
+        length_correlation: correlation of the lengths of two responses to one prompt.
+        prompt_tokens: mean tokens of a prompt.
+        prompts_in_dataset: prompts until the next epoch begins; None: no prompt recurs.
+        loss_process: the process of resources.spot_trace by which interruptible machines are lost. trace_path: a trace
+            instead.
+        loss_rate_factor: factor on the rate of losses.
+        start_s: seconds until a process can start on a new machine: provisioning and image.
+        process_s: seconds in each iteration until a member asks for weights: pod and engine.
+        machines_stay: whether machines stay between iterations, and are paid for; else each iteration starts new ones.
+        link_gbps: download rate of a member's machine; train_link_gbps: upload rate of all the trainer's machines.
+        control_s: seconds between two iterations, for conclusion and plan.
+        seeds: trace windows and draws of lengths for each fleet. iterations_simulated: iterations simulated for each;
+            the rest is scaled.
     """
 
     __pydantic_config__ = STRICT

@@ -1,9 +1,9 @@
-"""What an engine and a trainer take, estimated from a model's size and a data sheet: a roofline, and no measurement.
+"""Estimates, by a roofline, of what an engine and a trainer take, from a model's size and a data sheet; no measurement.
 
 A decode step reads the weights once and each response's cache once, and multiplies by every parameter for every
-response (Williams, Waterman and Patterson, "Roofline", CACM 52 (2009)); training takes 6 operations per parameter and
-token, 8 where activations are computed twice (Kaplan et al., arXiv 2001.08361, section 2.1; Korthikanti et al., arXiv
-2205.05198). Peaks are multiplied by an efficiency that the user may set; a probe's figures replace all of it.
+response (Williams, Waterman and Patterson, "Roofline", CACM 52 (2009)). Training takes 6 operations per parameter and
+token, 8 if activations are computed twice (Kaplan et al., arXiv 2001.08361, section 2.1; Korthikanti et al., arXiv
+2205.05198). Peaks are multiplied by an efficiency that the user may set. A probe's figures replace all of this.
 """
 
 from collections.abc import Mapping
@@ -12,14 +12,14 @@ from typing import Any
 
 from resources.accelerators import Accelerator
 
-# Of bfloat16, in which caches are kept.
+# Caches are kept in bfloat16.
 CACHE_VALUE_BYTES = 2
 Points = tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSize:
-    """parameters: all of them. weight_bytes: of each. kv_bytes_per_token: of the cache, all layers, keys and values."""
+    """parameters: their number. weight_bytes: per parameter. kv_bytes_per_token: keys and values of all layers."""
 
     parameters: float
     weight_bytes: int
@@ -32,7 +32,7 @@ class ModelSize:
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """Accelerators that hold one copy of a model together (tensor parallel), and what of their peaks is reached."""
+    """Accelerators that together hold one copy of a model (tensor parallel), and the shares of their peaks reached."""
 
     accelerator: Accelerator
     gpus: int
@@ -49,10 +49,10 @@ class Device:
 
 
 def size_from_config(document: Mapping[str, Any]) -> tuple[float, float]:
-    """(parameters, cache bytes per token) of a dense decoder by its config.json.
+    """(parameters, cache bytes per token) of a dense decoder, from its config.json.
 
-    Counts embeddings, attention with grouped keys and values, and a gated feed-forward block; biases and norms, a
-    thousandth, are left out. Raises ValueError naming what is missing, and for mixtures of experts.
+    Counts embeddings, attention with grouped keys and values, and a gated feed-forward block; leaves out biases and
+    norms, a thousandth. Raises ValueError, which names the missing field, and for mixtures of experts.
     """
     text = {**document, **document.get("text_config", {})}
     if any(text.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts")):
@@ -76,7 +76,7 @@ def size_from_config(document: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def decode_step_s(model: ModelSize, device: Device, batch: int, context_tokens: float) -> float:
-    """Seconds in which each of `batch` responses gets a token, at a mean context of so many tokens."""
+    """Seconds of a step that gives each of `batch` responses one token, at this mean context."""
     weights_s = model.bytes / device.bytes_per_s
     products_s = 2 * model.parameters * batch / device.flops
     cache_s = batch * context_tokens * model.kv_bytes_per_token / device.bytes_per_s
@@ -84,13 +84,13 @@ def decode_step_s(model: ModelSize, device: Device, batch: int, context_tokens: 
 
 
 def step_points(model: ModelSize, device: Device, responses_max: int, context_tokens: float) -> Points:
-    """The curve at powers of two and at responses_max, for StepTime."""
+    """The curve of step times at powers of two and at responses_max, for StepTime."""
     batches = sorted({*(1 << k for k in range(responses_max.bit_length())), responses_max})
     return tuple((batch, decode_step_s(model, device, batch, context_tokens)) for batch in batches)
 
 
 def prefill_tokens_per_s(model: ModelSize, device: Device) -> float:
-    """Prompts and prefixes are bound by arithmetic: 2 operations per parameter and token."""
+    """The rate of prefill, which is bound by arithmetic: 2 operations per parameter and token."""
     return device.flops / (2 * model.parameters)
 
 
@@ -101,9 +101,9 @@ def responses_that_fit(
     memory_share: float,
     cache_bytes: float | None = None,
 ) -> int:
-    """How many caches of so many tokens fit beside the weights; raises ValueError when not even one does.
+    """How many caches of this context fit beside the weights; raises ValueError if not even one does.
 
-    memory_share: of the memory, for weights and cache; cache_bytes: so much of each accelerator's is for the cache
+    memory_share: the share of memory for weights and cache; cache_bytes: bytes of each accelerator for the cache
     instead.
     """
     memory = device.gpus * device.accelerator.memory_bytes
@@ -121,5 +121,5 @@ def responses_that_fit(
 
 
 def train_s_per_token(model: ModelSize, device: Device, flops_per_parameter: float) -> float:
-    """Seconds of the trainer's machines together for a token that they train on."""
+    """Seconds of all the trainer's machines together per token trained."""
     return flops_per_parameter * model.parameters / device.flops

@@ -1,7 +1,7 @@
-"""Discrete events in virtual time: a heap of what is to be done when.
+"""Discrete events in virtual time: a heap of actions by their time.
 
-A heap and a counter are all that is needed here: nothing waits in the middle of a function, so the processes of a
-library such as simpy would only add generators. Knows nothing of machines.
+A heap and a counter are enough: nothing waits in the middle of a function, so the processes of a library such as simpy
+would only add generators. Knows nothing of machines.
 """
 
 import heapq
@@ -10,11 +10,11 @@ from itertools import count
 
 
 class Stalled(RuntimeError):  # noqa: N818 - reads as what happened
-    """Nothing more can happen, although the end was not reached."""
+    """No event is left, although the end was not reached."""
 
 
 class Events:
-    """Actions by their time in seconds; those of one time happen in the order in which they were asked for."""
+    """Actions by their time in seconds; actions of the same time happen in the order in which they were asked for."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -22,14 +22,15 @@ class Events:
         self._numbers = count()
 
     def at(self, time_s: float, action: Callable[[], None]) -> None:
-        """Do it then; never earlier than now."""
+        """Run the action at this time, or now if that has passed."""
         heapq.heappush(self._heap, (max(self.now_s, time_s), next(self._numbers), action))
 
     def after(self, delay_s: float, action: Callable[[], None]) -> None:
+        """Run the action after a delay in seconds."""
         self.at(self.now_s + delay_s, action)
 
     def run(self, ended: Callable[[], bool]) -> None:
-        """Let time pass until `ended` says so; raises Stalled when no event is left before."""
+        """Let time pass until `ended` returns True; raises Stalled if no event is left before."""
         while not ended():
             if not self._heap:
                 raise Stalled(f"nothing can happen after second {self.now_s:.0f}")

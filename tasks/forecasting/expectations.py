@@ -1,4 +1,4 @@
-"""What the planner is told of an iteration's lengths: nothing, the truth, the truth in part, or the epoch before."""
+"""What the planner is told of an iteration's lengths: nothing, the truth, part of the truth, or the last epoch's."""
 
 import math
 from typing import Literal
@@ -16,7 +16,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class Expectations:
-    """Learns from iterations that have ended, where the predictor is one that learns."""
+    """Lengths that the planner is told; with the predictor "history" they are learned from ended iterations."""
 
     def __init__(self, predictor: Literal["none", "oracle", "history", "recall"], recall: float, seed: int) -> None:
         self._predictor = predictor
@@ -26,9 +26,9 @@ class Expectations:
         self._seen: dict[int, tuple[float, float]] = {}
 
     def expected(self, iteration: int, prompts: Ints, lengths: Ints) -> GroupLengths:
-        """For prompts [groups] whose responses will have `lengths` [groups, num_generations].
+        """Expected lengths for prompts [groups] whose responses will have `lengths` [groups, num_generations].
 
-        Where nothing was learned yet, the overall mean and P90 are those of `lengths`, as a probe would tell them.
+        Before anything was learned, the overall mean and P90 are those of `lengths`, as a probe would measure them.
         """
         mean, high = self._overall or _overall(lengths)
         if self._predictor == "oracle":
@@ -41,7 +41,7 @@ class Expectations:
         return GroupLengths("none", np.full(len(lengths), mean), np.full(len(lengths), high))
 
     def learn(self, prompts: Ints, lengths: Ints) -> None:
-        """An iteration's lengths; of each prompt the last epoch counts (RLHFless, arXiv 2602.22718, section 4.3)."""
+        """Learn an iteration's lengths; the last epoch of a prompt counts (RLHFless, arXiv 2602.22718, section 4.3)."""
         self._overall = _overall(lengths)
         if self._predictor == "history":
             means, highs = _by_group(lengths)
@@ -49,10 +49,10 @@ class Expectations:
             self._seen.update({prompt: (mean, high) for prompt, mean, high in told})
 
     def _misjudged(self, iteration: int, lengths: Ints) -> tuple[Floats, Floats]:
-        """Means in a wrong order: by means with so much noise that the given recall of the longest fifth is left.
+        """The true means in a wrong order: noise is added until only the given recall of the longest fifth is left.
 
-        Ranks are what a ranker tells (StreamRL, arXiv 2504.15930, section 5), and their lengths those of an earlier
-        iteration's ranks. The ratio of what responses have to what was told is known, as it is to production.
+        A ranker tells ranks (StreamRL, arXiv 2504.15930, section 5); their lengths are those of an earlier iteration's
+        ranks. The ratio of true to told lengths is known, as it is in production.
         """
         means = lengths.mean(axis=1)
         noise = np.random.default_rng((self._seed, 4, iteration)).standard_normal(len(means))
@@ -72,7 +72,7 @@ def _told(means: Floats, noise: Floats, scale: float) -> Floats:
 
 
 def _recall(means: Floats, told: Floats) -> float:
-    """Share of the longest fifth that is told to be in it."""
+    """The share of the longest fifth that is expected to be in it."""
     tail = math.ceil(TAIL_SHARE * len(means))
     longest, expected = (set(np.argsort(-values, kind="stable")[:tail].tolist()) for values in (means, told))
     return len(longest & expected) / tail

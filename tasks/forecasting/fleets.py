@@ -1,6 +1,6 @@
-"""Fleets to compare: the trainer's machines alone, the crew alone, both, the user's own, and a width that is chosen.
+"""The fleets to compare: the trainer's machines alone, the crew alone, both, the user's own, and a chosen width.
 
-A fleet is a set of fields of the configuration, and the scenario that follows from them.
+A fleet is a set of the configuration's fields, and the scenario that follows from them.
 """
 
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ CHOSEN = "width by cost"
 
 @dataclass(frozen=True, kw_only=True)
 class Fleet:
-    """settings: the fields of the configuration that make it, by path."""
+    """settings: the fields of the configuration that define the fleet, by path."""
 
     name: str
     settings: dict[str, Setting]
@@ -26,9 +26,9 @@ class Fleet:
 
 
 def fleets(config: RunConfig, inputs: ForecastInputs) -> tuple[Fleet, ...]:
-    """The user's own first; every other has one pool, the configuration's first, and is left out where it is the same.
+    """The user's own fleet first; the others have the configuration's first pool only, and duplicates are left out.
 
-    Raises ValueError when the configuration's own is impossible.
+    Raises ValueError if the configuration's own fleet is impossible.
     """
     pool = inputs.pools[0]
     widths = config.forecast.widths or tuple(sorted({max(1, pool.count // 2), pool.count, 2 * pool.count}))
@@ -65,7 +65,7 @@ def _configured(config: RunConfig, inputs: ForecastInputs) -> Fleet:
 
 
 def _reserved_settings() -> dict[str, Setting]:
-    # A pool has one slot at least; the planner takes none where none is worth its price.
+    # A pool has at least one slot; the planner takes none if none is worth its price.
     return {
         "pools.rollout.count": 1,
         "pools.rollout.count_min": 0,
@@ -85,7 +85,7 @@ def _of_width(name: str, width: int, seeding: str, inputs: ForecastInputs) -> Fl
 
 
 def _fleet(name: str, settings: dict[str, Setting], inputs: ForecastInputs, pools: tuple[PoolScenario, ...]) -> Fleet:
-    """With the settings laid over the first pool and the planning; pools of none are not there."""
+    """The fleet whose settings replace those of the first pool and of planning."""
     first = [
         replace(
             pool,

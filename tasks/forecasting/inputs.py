@@ -1,7 +1,7 @@
-"""The parts of a scenario from a run's configuration, each figure with its source.
+"""Builds the parts of a scenario from a run's configuration, each figure with its source.
 
-In this order: measured in the run's last reports; configured in the section `forecast`; estimated from data sheets. An
-estimate is not a measurement, so every figure is shown with where it came from.
+The sources are, in this order: measured in the run's last reports; configured in the section `forecast`; estimated from
+data sheets. An estimate is not a measurement, so every figure is shown with its source.
 """
 
 import json
@@ -42,19 +42,19 @@ from tasks.forecasting.training_work import flops_per_parameter
 from tasks.planning.plan import groups_in_budget
 from tasks.planning.step_time import StepTime
 
-# What Qwen3-8B has: 36 layers x 8 heads x 128 x 2 values x 2 bytes are 147 kB for 8.2 billion parameters.
+# Qwen3-8B's value: 36 layers x 8 heads x 128 x 2 values x 2 bytes are 147 kB for 8.2 billion parameters.
 KV_BYTES_PER_PARAMETER = 18e-6
 CHECKPOINT_BYTES_PER_PARAMETER = 12
 VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-# Fewer losses say little of a rate.
+# Fewer losses say little about a rate.
 LOSSES_MIN = 3
-# Share of a version's bytes that a difference to the one before has, by learning rate (docs/guide/cost.md, Weights).
+# A difference between versions as a share of a version's bytes, by learning rate (docs/guide/cost.md, Weights).
 DELTA_SHARES = ((2e-6, 0.02), (float("inf"), 0.1))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ForecastInputs:
-    """pools: the crew's, as configured. shown: every figure in words, with its source."""
+    """pools: the crew's pools as configured. shown: every figure in words, with its source."""
 
     pools: tuple[PoolScenario, ...]
     trainer: TrainerScenario
@@ -64,15 +64,15 @@ class ForecastInputs:
 
 
 def gather(config: RunConfig, probe: Probe | NoProbe) -> ForecastInputs:
-    """Everything a fleet of this configuration is simulated with.
+    """The inputs from which every fleet of this configuration is simulated.
 
-    Raises ValueError (a LookupError for machines and accelerators) naming the field that is missing or does not fit.
+    Raises ValueError (LookupError for machines and accelerators), which names the missing or wrong field.
     """
     return _Gathering(config, probe).inputs()
 
 
 class _Gathering:
-    """Collects figures, and what is said of each."""
+    """Collects the figures, and a line about each."""
 
     def __init__(self, config: RunConfig, probe: Probe | NoProbe) -> None:
         self._config = config
@@ -85,7 +85,7 @@ class _Gathering:
         self._work = self._planned_work()
         drawn = ResponseLengths(self._work, seed=0).lengths(0).astype(np.float64)
         self._mean = float(drawn.mean())
-        # A token is decoded at the context that there is then: long responses count by their tokens.
+        # A token is decoded at the context of its moment, so long responses count by their tokens.
         self._context = self._forecast.prompt_tokens + float((drawn**2).sum() / drawn.sum()) / 2
         self._show("mean response", f"{self._mean:.0f} tokens", "of the lengths above")
         self._size, self._size_source = self._model_size()
@@ -134,7 +134,7 @@ class _Gathering:
         )
 
     def _model_size(self) -> tuple[ModelSize | None, str]:
-        """None where nothing says how large it is; whoever needs it complains."""
+        """The model's size and its source; None if nothing tells it. A caller that needs it raises."""
         forecast, path = self._forecast, Path(self._config.policy.path).expanduser() / "config.json"
         weight_bytes = VALUE_BYTES[self._config.rollout.dtype]
         parameters = None if forecast.parameters_billions is None else forecast.parameters_billions * 1e9
@@ -161,11 +161,11 @@ class _Gathering:
 
     @property
     def _in_turn(self) -> bool:
-        """Whether one machine runs all tasks in turn: none has to be started."""
+        """Whether one machine runs all tasks in turn, so that no machine has to be started."""
         return self._probe is not None and self._probe.in_turn
 
     def _device(self, name: str, pool: PoolConfig, named: str | None, gpus: int) -> Device | None:
-        """What an engine or the trainer runs on; None without GPUs. Raises LookupError for one that is not known."""
+        """The GPUs that an engine or the trainer runs on; None without GPUs. Raises LookupError for unknown ones."""
         if not gpus:
             return None
         forecast, found = self._forecast, named or pool.accelerator
@@ -184,9 +184,9 @@ class _Gathering:
         )
 
     def _engine_device(self, name: str, pool: PoolConfig, named: str | None, *, is_timed: bool) -> Device | None:
-        """The GPUs of one engine, whatever its machine has besides; None where only estimates need them, and none can.
+        """The GPUs of one engine, whatever else its machine has; None if they are unknown and not needed.
 
-        is_timed: its step times are known, so that none has to be estimated.
+        is_timed: its step times are known, so none has to be estimated.
         """
         rollout = self._config.rollout
         per_engine = 1 if rollout.engine == "torch" else rollout.vllm.tensor_parallel_size
@@ -236,7 +236,7 @@ class _Gathering:
 
     def _pool(self, name: str, pool: PoolConfig) -> PoolScenario:
         forecast = self._forecast
-        # The data sheet and the step times that are configured are those of the first pool.
+        # The configured data sheet and step times are those of the first pool.
         is_first = name == "rollout"
         sheet, step_s = (forecast.accelerator_rollout, forecast.step_s) if is_first else (None, None)
         points, limit, prefill = self._engine(name, pool, sheet, step_s)
@@ -298,7 +298,7 @@ class _Gathering:
         try:
             points, limit, prefill = self._engine(TRAIN_POOL, pool, self._forecast.accelerator_train, None)
         except (ValueError, LookupError) as error:
-            # Only whether it may generate depends on it; who wants it to is refused by the scenario.
+            # Only seeding depends on this; the scenario refuses a configuration that needs it.
             self._show(f"{TRAIN_POOL}: engine", "none: it does not generate", str(error))
             engines, points, limit, prefill = 0, ((1, 1.0),), 1, 1.0
         usd_per_h = pool.price_usd_per_h * trainer.nnodes
@@ -336,7 +336,7 @@ class _Gathering:
                     "forecast.train_s_per_token, or a run.url with a committed iteration"
                 )
             operations = flops_per_parameter(self._config)
-            # Prompts are trained on with every response.
+            # The prompt is trained on with every response.
             per_generated = (forecast.prompt_tokens + self._mean) / self._mean
             found = train_s_per_token(self._sized(), device, operations) * per_generated
             source = f"estimated: {operations:g} operations per parameter and token, {device.gpus} x "
@@ -345,13 +345,13 @@ class _Gathering:
         return found
 
     def _between_s(self) -> tuple[float, float]:
-        """Seconds between two iterations: to publish the weights, and for conclusion and plan."""
+        """Seconds between two iterations: to publish the weights, and to conclude and plan."""
         if self._probe is not None and self._probe.train_fixed_s is not None:
             publish_s, control_s = self._probe.train_fixed_s, self._probe.control_s
             self._show("between iterations", f"{publish_s + control_s:.1f} s", self._probe.source)
             return publish_s, control_s
         weights, _ = self._weights()
-        # Of adapters the checkpoint is small.
+        # The checkpoint of adapters is small.
         trains_all = self._size is not None and self._config.lora is None
         state = CHECKPOINT_BYTES_PER_PARAMETER * self._sized().parameters if trains_all else 0.0
         publish_s = (weights + state) * 8 / 1e9 / self._forecast.train_link_gbps
@@ -362,7 +362,7 @@ class _Gathering:
         return publish_s, self._forecast.control_s
 
     def _weights(self) -> tuple[float, float]:
-        """Bytes of a whole version, and of the difference to the one before."""
+        """Bytes of a whole version, and of a difference between two versions."""
         whole = 0.0 if self._size is None else self._size.bytes
         rate = self._config.optimizer.learning_rate
         return whole, whole * next(share for limit, share in DELTA_SHARES if rate <= limit)

@@ -1,4 +1,4 @@
-"""What the planner is told before each iteration: the offers, and how the iterations concluded so far went."""
+"""The planner's input before each iteration: the offers, and how the iterations concluded so far went."""
 
 import statistics
 from collections import deque
@@ -18,7 +18,7 @@ SECONDS_PER_HOUR = 3600.0
 
 @dataclass(frozen=True, kw_only=True)
 class _Concluded:
-    """Of a concluded iteration."""
+    """Facts about one concluded iteration."""
 
     iteration: SimulatedIteration
     waits: StepWaits
@@ -26,9 +26,10 @@ class _Concluded:
 
 
 class Knowledge:
-    """Grows with every iteration; nothing in it was not seen by then, but the pools' step times and starts.
+    """What a run knows; it grows with every iteration, and holds nothing that was not seen by then.
 
-    As tasks.history.request tells it: losses and training of the last reports, everything else of the last.
+    The exceptions are the pools' step times and starts. As in tasks.history.request, losses and training come from the
+    last reports, everything else from the last one.
     """
 
     def __init__(self, scenario: Scenario) -> None:
@@ -37,7 +38,7 @@ class Knowledge:
         self._usd = 0.0
 
     def request(self, lengths: GroupLengths, available: Mapping[str, int | None]) -> PlanningRequest:
-        """For the next iteration; available: machines by pool, where there are fewer than were asked for."""
+        """The request for the next iteration; available: machines by pool, if there are fewer than were asked for."""
         scenario, last = self._scenario, self._recent[-1] if self._recent else None
         trainer, policy = scenario.trainer, scenario.policy
         reserved = ReservedOffer(
@@ -68,12 +69,12 @@ class Knowledge:
         )
 
     def learn(self, iteration: SimulatedIteration, waits: StepWaits, seeding: SeedingRecord | None) -> None:
-        """From one that was concluded."""
+        """Learn from a concluded iteration."""
         self._recent.append(_Concluded(iteration=iteration, waits=waits, seeding=seeding))
         self._usd += iteration.usd_total
 
     def _offer(self, pool: PoolScenario, available: int | None) -> CrewOffer:
-        """What reports call a start is from the process to the weights in place: that of a machine is not in it."""
+        """The offer of a pool. Its start is from process to weights, as in reports, without the machine's own start."""
         losses = sum(each.iteration.losses[pool.name] for each in self._recent)
         process_s = sum(each.iteration.process_s(pool.name) for each in self._recent)
         return CrewOffer(

@@ -1,7 +1,7 @@
-"""How long weights take to members: each has its own link, and what is sent has to go through one, too.
+"""The time that weights take to reach members: each member has its own link, and all of it passes the sender's link.
 
-A fluid model: at every moment what can be sent is shared fairly, and nobody gets more than his link takes. Members of
-a pool have equal links, so one counter of bytes per pool and a heap of ends are enough, however many pull.
+A fluid model: at every moment the sender's rate is shared fairly, and no member gets more than its link carries.
+Members of a pool have equal links, so one counter of bytes per pool and a heap of ends are enough, however many pull.
 """
 
 import heapq
@@ -18,7 +18,7 @@ _DONE_BYTES = 1.0
 
 @dataclass(slots=True)
 class _Class:
-    """Pulls over equal links: each has had `had` bytes since the class was first used, less where its own began."""
+    """Pulls over equal links. A pull has received `had` less the value of `had` at which it began."""
 
     link_per_s: float
     rate_per_s: float = 0.0
@@ -28,7 +28,7 @@ class _Class:
 
 
 class Links:
-    """Bandwidths in Gbit/s: of the sender (None: without limit), and of a machine of each pool."""
+    """Bandwidths in Gbit/s: of the sender (None: unlimited), and of one machine of each pool."""
 
     def __init__(self, events: Events, upload_gbps: float | None, link_gbps: Mapping[str, float]) -> None:
         self._events = events
@@ -43,7 +43,7 @@ class Links:
         return sum(len(each.pulls) for each in self._classes.values())
 
     def pull(self, pool: str, size_bytes: float, done: Callable[[], None]) -> int:
-        """Begin a pull by a machine of the pool; its number, for `stop`. `done` is called when it has ended."""
+        """Begin a pull by a machine of the pool; returns its number, for `stop`. `done` is called at its end."""
         self._settle()
         each, number = self._classes[pool], next(self._numbers)
         each.pulls[number] = done
@@ -52,7 +52,7 @@ class Links:
         return number
 
     def stop(self, pool: str, number: int) -> None:
-        """Forget a pull; nothing happens when it has ended."""
+        """Forget a pull; does nothing if it has ended."""
         if number in self._classes[pool].pulls:
             self._settle()
             del self._classes[pool].pulls[number]
@@ -65,7 +65,7 @@ class Links:
             each.had += each.rate_per_s * passed_s
 
     def _share(self) -> None:
-        """Fair rates from now on (whose link takes less than its share leaves the rest to others), and the next end."""
+        """Set fair rates from now on, and the next end; a link slower than its share leaves the rest to others."""
         self._version += 1
         left_per_s, sharers = self._upload_per_s, self.active
         next_s = math.inf

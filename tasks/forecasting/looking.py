@@ -1,6 +1,6 @@
-"""A look for work as the session's claimant has one: what it sees of the others, and what the rules make of it.
+"""A look for work, as the session's claimant does it: what a member sees of the others, and what it takes.
 
-The rules are production's: tasks.planning.rebalance.
+The rules are production's, tasks.planning.rebalance.
 """
 
 import random
@@ -11,14 +11,14 @@ from tasks.forecasting.virtual_member import Member
 from tasks.planning.rebalance import Candidate, Holder, Seeker, Transfer, choose, next_transfer
 from tasks.sampling.session.claimant import LOOKS_MAX
 
-# Looks in a row that find nothing, after which it is worth seeing whether any can find something.
+# After this many fruitless looks in a row, it is worth checking whether any member can find something.
 FRUITLESS = 4
 
 
 class Sight:
-    """What there is to see at one moment, for one look or for those of all members.
+    """What a member sees at one moment, for one look or for those of all members.
 
-    free_only: nobody takes what its holder would go on with.
+    free_only: no member takes what its holder would continue itself.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Sight:
         self._fruitless = 0
 
     def seek(self, member: Member) -> set[str]:
-        """Take what rebalancing allows until there is no room or nothing to take; the names of those that gave.
+        """Take what rebalancing allows until there is no room or nothing to take; returns the names of the givers.
 
         At most LOOKS_MAX others are looked at, and each gives once.
         """
@@ -61,10 +61,10 @@ class Sight:
         return givers
 
     def _may_find(self, member: Member, seeker: Seeker) -> bool:
-        """Whether the rules give it anything of anybody alone; if not, they give nothing of several either.
+        """Whether the rules give the seeker anything from any single member; if not, several give nothing either.
 
-        Worth asking when several have found nothing; seekers that are alike are asked once, until something changes
-        hands.
+        It is checked only after several fruitless looks, and once for all seekers that are alike, until something
+        changes hands.
         """
         if self._fruitless < FRUITLESS:
             return True
@@ -99,7 +99,7 @@ class Sight:
         self._fruitless = 0
         self._seen.pop(member.name, None)
         if transfer.incarnation is None:
-            # Not all from the same end, as in a claimant.
+            # Starting at a random unit, as a claimant does, so that not all take from the same end.
             found = self._holdings.unclaimed_from(self._rng.randrange(len(self._holdings.unclaimed)), transfer.count)
             self._holdings.take_unclaimed(member, found)
             return len(found)
@@ -111,7 +111,7 @@ class Sight:
 
 
 def _seen(member: Member, now_s: float, claim_ttl_s: float) -> Holder:
-    """A member as its heartbeat shows it; of the dead the last one, until they are taken for dead."""
+    """A member as its heartbeat shows it; a dead member's last heartbeat counts until it has been silent too long."""
     running, unfinished = len(member.running) + len(member.journalled), member.unfinished
     return Holder(
         incarnation=member.name,

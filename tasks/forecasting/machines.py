@@ -1,6 +1,6 @@
-"""The machines of a pool: they come and go by the trace, start, and are paid for from when they are taken.
+"""The machines of a pool: they come and go by the trace, start, and are paid for from the moment they are taken.
 
-What a member does on one of them is not their business; they know whose time it is.
+They do not know what a member does on them, only what their time is spent on.
 """
 
 from collections import deque
@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 
 from tasks.forecasting.availability import Change
 from tasks.forecasting.events import Events
+from tasks.forecasting.ledger import Account
+from tasks.forecasting.member import Member
 from tasks.forecasting.scenario import PoolScenario
-from tasks.forecasting.virtual_ledger import Account
-from tasks.forecasting.virtual_member import Member
 
 
 class Machine:
-    """One that is paid for. part: what its time is spent on while no member works on it (virtual_ledger.py)."""
+    """A machine that is paid for. part: what its time is spent on while no member works on it (ledger.PARTS)."""
 
     def __init__(self, seat: int, now_s: float) -> None:
         self.seat = seat
@@ -28,7 +28,7 @@ class Machine:
         self.pull: int | None = None
 
     def settle(self, account: Account, now_s: float, part: str | None = None) -> None:
-        """Book the time until now; from now on it is spent on `part`. A member that works books its own."""
+        """Book the time until now; later time is spent on `part`. A member that works books its own time."""
         if self.member is None or self.member.state != "working":
             account.add(self.part, now_s - self.since_s)
         else:
@@ -38,7 +38,7 @@ class Machine:
 
 
 class Fleet:
-    """All machines of a pool. on_ready: a slot has a machine that has started; on_lost: a machine is there no more."""
+    """All machines of a pool. on_ready: a slot's machine has started; on_lost: a machine was lost."""
 
     def __init__(
         self,
@@ -62,19 +62,19 @@ class Fleet:
 
     @property
     def available(self) -> int | None:
-        """How many machines there were at last, where slots waited for more; None: as many as were wanted."""
+        """How many machines there were when slots last waited for more; None: as many as were wanted."""
         return self._available
 
     def settle(self, account: Account | None = None) -> None:
-        """Book all time until now; from now on on another account, if one is given."""
+        """Book all time until now; later time goes to `account`, if one is given."""
         for machine in self.machines.values():
             machine.settle(self.account, self._events.now_s)
         self.account = account or self.account
 
     def assign(self, slots: Sequence[int]) -> None:
-        """Give every slot a machine: those that are paid for first, then new ones, then whichever comes.
+        """Give every slot a machine: first those that are paid for, then new ones, then any that comes later.
 
-        What is paid for and not needed is released.
+        Machines that are paid for and not needed are released.
         """
         kept = sorted(self.machines.values(), key=lambda machine: (not machine.ready, machine.seat))
         for machine in kept[len(slots) :]:
@@ -87,23 +87,23 @@ class Fleet:
         self._fill()
 
     def want(self, slot: int) -> None:
-        """The slot has lost its machine and needs another."""
+        """Queue the slot, which has lost its machine, for another."""
         self._pending.append(slot)
         self._fill()
 
     def withdraw(self) -> None:
-        """No slot waits for a machine any more."""
+        """Let no slot wait for a machine any more."""
         self._available = len(self.machines) if self._pending else None
         self._pending.clear()
 
     def release(self, machine: Machine) -> None:
-        """It is paid for no longer."""
+        """Stop paying for the machine."""
         machine.settle(self.account, self._events.now_s)
         machine.there = False
         del self.machines[machine.seat]
 
     def _fill(self) -> None:
-        """Whoever waits gets a machine that nobody works on any more, or a new one."""
+        """Give waiting slots the machines without a slot, then new ones."""
         for machine in list(self.machines.values()):
             if self._pending and machine.slot is None and machine.ready:
                 machine.slot = self._pending.popleft()

@@ -1,6 +1,6 @@
-"""What a run's last reports say of its machines, lengths and trainer: measurements, in the place of estimates.
+"""Measurements from a run's last reports, of its machines, lengths and trainer; they replace estimates.
 
-One committed iteration is enough; of several the last few count together. Reads reports and nothing else.
+One committed iteration is enough; the last few of several count together. Reads reports and nothing else.
 """
 
 import statistics
@@ -23,9 +23,9 @@ Points = tuple[tuple[int, float], ...]
 
 @dataclass(frozen=True, kw_only=True)
 class PoolProbe:
-    """Of one pool: losses in so many machine hours.
+    """One pool's measurements: `losses` in `machine_h` machine hours.
 
-    step_s: (batch, seconds), ascending. start_s: from process start to weights in place; None when nobody got so far.
+    step_s: (batch, seconds), ascending. start_s: from process start to weights in place; None if no member got so far.
     """
 
     step_s: Points
@@ -36,13 +36,13 @@ class PoolProbe:
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """Of the last iterations of a run, from `first` to `last`.
+    """Measurements in a run's last iterations, from `first` to `last`.
 
-    lengths: (quantile, tokens) of all graded responses. train_s_per_token: computing, without waiting, per generated
-    token; train_fixed_s: from the step to published weights; None where reports do not say. control_s: of an iteration,
-    in which no process works: from the plan to the first process (but in the run's first iteration, which waits for
-    machines), and from published weights to the report. in_turn: the trainer's process started when those of the crew
-    had ended, as where one machine runs all tasks in turn; what lies between counts as control_s, too.
+    lengths: (quantile, tokens) of all graded responses. train_s_per_token: seconds of computing, without waiting, per
+    generated token; train_fixed_s: from the step to published weights; None if reports do not tell. control_s: seconds
+    of an iteration in which no process works: from the plan to the first process (except in the run's first iteration,
+    which waits for machines), and from published weights to the report. in_turn: the trainer's process started after
+    the crew's had ended, as when one machine runs all tasks in turn; the time in between then counts as control_s, too.
     """
 
     run_url: str
@@ -63,13 +63,13 @@ class Probe:
 
 @dataclass(frozen=True, kw_only=True)
 class NoProbe:
-    """Nothing was measured; why."""
+    """Nothing was measured, for this reason."""
 
     reason: str
 
 
 def probe_run(url: str) -> Probe | NoProbe:
-    """What is known of the run at a url. A store that does not answer, or not to us, is no error."""
+    """The measurements of the run at a url. A store that does not answer or denies access is no error."""
     try:
         return probe(connect(url))
     except (StoreDenied, StoreUnavailable) as error:
@@ -77,7 +77,7 @@ def probe_run(url: str) -> Probe | NoProbe:
 
 
 def probe(store: ObjectStore) -> Probe | NoProbe:
-    """What is known of the run in this store."""
+    """The measurements of the run in this store."""
     committed = next_iteration(store)
     if not committed:
         return NoProbe(reason=f"{store.url} holds no committed iteration")
@@ -126,14 +126,14 @@ def _quantiles(lengths: list[int]) -> tuple[tuple[float, float], ...]:
 
 
 def _per_token(reports: Iterable[ReportRecord]) -> float | None:
-    """Over all these iterations: one that was small counts little."""
+    """The mean over all these iterations' tokens, so that a small iteration counts little."""
     told = [report.metrics for report in reports if "timing_s/compute" in report.metrics]
     tokens = sum(metrics["num_tokens"] for metrics in told)
     return sum(metrics["timing_s/compute"] for metrics in told) / tokens if tokens else None
 
 
 def _crew_span_s(report: ReportRecord) -> tuple[float, float] | None:
-    """When the first process of the crew started and the last ended; None without a crew."""
+    """When the crew's first process started and its last one ended; None without a crew."""
     crew = [life for life in report.lives if life.pool != TRAIN_POOL]
     if not crew:
         return None

@@ -1,4 +1,4 @@
-"""Forecasts in a run's directory: written on request, and held against the iterations committed since."""
+"""Forecasts in a run's directory: written on request, and compared with the iterations committed since."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ _SECONDS_PER_HOUR = 3600.0
 
 @dataclass(frozen=True, kw_only=True)
 class RealisedFigure:
-    """form: how a value of it is written."""
+    """A forecast figure and its realised value. form: the format of its values."""
 
     name: str
     form: str
@@ -27,7 +27,7 @@ class RealisedFigure:
 
     @property
     def error(self) -> float:
-        """Of the forecast's median, as a share of what happened: above 0 where it said too much."""
+        """The forecast median's relative error: above 0 if it was too high."""
         return self.forecast.median / self.realised - 1 if self.realised else float("inf")
 
     @property
@@ -37,7 +37,7 @@ class RealisedFigure:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """fleet: which of the forecast's; is_same_fleet: whether it has the run's settings. iterations: since then."""
+    """A forecast against what happened. is_same_fleet: `fleet` has the run's settings. iterations: those since."""
 
     key: str
     fleet: str
@@ -47,7 +47,7 @@ class Comparison:
 
 
 def save_forecast(store: ObjectStore, record: ForecastRecord) -> str:
-    """Write it under its digest, beside any that were made before; its key."""
+    """Write the forecast under its digest, beside earlier ones; returns its key."""
     body = records.encode(record)
     key = layout.forecast(digest(body).hex())
     if not commit(store, key, body):
@@ -56,9 +56,9 @@ def save_forecast(store: ObjectStore, record: ForecastRecord) -> str:
 
 
 def compare(store: ObjectStore) -> Comparison:
-    """The newest forecast of which iterations were committed since, against these.
+    """Compare the newest forecast that is followed by committed iterations with these iterations.
 
-    Raises LookupError when there is none.
+    Raises LookupError if there is no such forecast.
     """
     found = [(records.read(store, ForecastRecord, key), key) for key in store.list(layout.FORECASTS)]
     if not found:
@@ -108,7 +108,7 @@ def _rows(fleet: FleetForecast, iterations: int, later: list[ReportRecord]) -> t
 
 
 def _durations_s(later: list[ReportRecord]) -> list[float]:
-    """From plan to report, or from report to report where iterations overlap; pauses do not count."""
+    """From plan to report, or from report to report if iterations overlap; pauses do not count."""
     durations = [report.metrics["timing_s/iteration"] for report in later]
     between = [after.created_at_s - before.created_at_s for before, after in pairwise(later)]
     return [durations[0], *(min(pair) for pair in zip(durations[1:], between, strict=True))]
@@ -123,7 +123,7 @@ def _each(spread: Spread, iterations: int) -> Spread:
 
 
 def _is_fleet_of(fleet: FleetForecast, config: Mapping[str, Any]) -> bool:
-    """Whether a run's configuration has the settings of a fleet; the least of a fixed width means nothing."""
+    """Whether a run's configuration has a fleet's settings; with a fixed width, count_min means nothing."""
     fixed = fleet.settings.get("planning.width") == "fixed"
     relevant = {path: value for path, value in fleet.settings.items() if not (fixed and path.endswith(".count_min"))}
     has_more = bool(_at(config, "pools.more_rollout"))

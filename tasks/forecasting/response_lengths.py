@@ -1,6 +1,6 @@
-"""Which prompts an iteration has, and how long each response is: drawn, the same for the same seed.
+"""The prompts of each iteration and the length of each response, drawn from a seed.
 
-Every draw is keyed by what it is of, so that no decision of a policy changes the work that another is compared on.
+Every draw has its own key, so no policy's decision changes the work on which another policy is compared.
 """
 
 import csv
@@ -18,7 +18,7 @@ _ORDER, _PROMPTS, _SHIFTS, _SAMPLES = range(4)
 
 
 class ResponseLengths:
-    """The draws of one seed; raises ScenarioError when a file of quantiles cannot be used."""
+    """The draws of one seed; raises ScenarioError if a file of quantiles cannot be used."""
 
     def __init__(self, work: WorkScenario, seed: int) -> None:
         self._work = work
@@ -37,7 +37,7 @@ class ResponseLengths:
         return np.concatenate(drawn)
 
     def lengths(self, iteration: int) -> Ints:
-        """Tokens, [groups, num_generations], from 1 to the cap.
+        """Lengths in tokens, [groups, num_generations], from 1 to the cap.
 
         A response's normal score is sqrt(rho) times its prompt's plus sqrt(1 - rho) times its own; its length is the
         quantile of that score.

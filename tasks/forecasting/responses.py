@@ -1,4 +1,4 @@
-"""The responses of one iteration: how long each will be, what of it is journalled and by whom, and what has ended."""
+"""The responses of one iteration: their lengths, what is journalled of each and by which life, and what has ended."""
 
 from collections.abc import Sequence
 
@@ -8,9 +8,9 @@ from tasks.forecasting.virtual_ledger import Life
 
 
 class Responses:
-    """By number, as in a plan: response r is member r % num_generations of group r // num_generations.
+    """Responses by number, as in a plan: response r is sample r % num_generations of group r // num_generations.
 
-    Every token that was decoded is in the end either kept or wasted, and is told to the life that decoded it.
+    Every decoded token is in the end either kept or wasted, and is counted for the life that decoded it.
     """
 
     def __init__(self, lengths: Ints, slots: Sequence[SlotPlan]) -> None:
@@ -24,11 +24,10 @@ class Responses:
         self.unit = [0] * len(self.length)
         self.of_unit: dict[int, tuple[int, ...]] = {}
         for slot in slots:
-            members = tuple(group * generations + k for group in slot.groups for k in range(generations))
-            self.of_unit[slot.slot] = members
-            for response in members:
+            samples = tuple(group * generations + k for group in slot.groups for k in range(generations))
+            self.of_unit[slot.slot] = samples
+            for response in samples:
                 self.unit[response] = slot.slot
-        self.unit_left = {unit: len(members) for unit, members in self.of_unit.items()}
         self._ended = bytearray(len(self.length))
         self._parts: dict[int, list[tuple[Life, float]]] = {}
 
@@ -39,24 +38,24 @@ class Responses:
         return response // self.generations
 
     def keep(self, response: int, life: Life, tokens: float) -> None:
-        """So many more of its tokens are journalled."""
+        """Count this many more of the response's tokens as journalled."""
         life.decoded += tokens
         self.kept[response] += tokens
         self._parts.setdefault(response, []).append((life, tokens))
 
     def waste(self, life: Life, tokens: float) -> None:
-        """So many tokens were decoded for nothing."""
+        """Count this many tokens as decoded for nothing."""
         life.decoded += tokens
         life.wasted += tokens
 
     def begin_again(self, response: int) -> None:
-        """Nothing of it counts any more."""
+        """Discard all tokens of the response: it begins again from its prompt."""
         for life, tokens in self._parts.pop(response, ()):
             life.wasted += tokens
         self.kept[response] = 0.0
 
     def end(self, response: int, life: Life) -> bool:
-        """Its last token is there; whether its group is complete now."""
+        """The response has its last token; returns whether its group is now complete."""
         life.decoded += self.length[response] - self.kept[response]
         self.kept[response] = float(self.length[response])
         self._parts.pop(response, None)

@@ -1,24 +1,26 @@
-"""What a simulated run gives: every iteration with its seconds, tokens and dollars, and what follows for the whole."""
+"""The results of a simulated run: every iteration with its seconds, tokens and dollars, and the run's totals."""
 
 from dataclasses import dataclass
 
 from storage.planning_records import DecisionRecord
-from tasks.forecasting.virtual_ledger import NO_MACHINE, WITHOUT_PROCESS
+from tasks.forecasting.ledger import NO_MACHINE, WITHOUT_PROCESS
 
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatedIteration:
-    """One iteration that was concluded.
+    """One concluded iteration.
 
-    duration_s: from the end of the training before (or the beginning) to the end of its own; those of a run add up.
+    duration_s: from the end of the previous training (or the beginning) to the end of this one; a run's durations add
+    up.
     rollout_s: from the plan to the end of the last response. train_s: computing and publishing, without waiting;
-    retrain_s: of this, what had been trained before the trainer's machines generated again. wait_train_s,
-    wait_remote_s: as of tasks.planning.offer.StepWaits. seeding_s: the trainer's machines generated, in all.
-    members: by pool, that had the weights, on average while responses were decoded; planned: that the plan asked for.
-    tokens: of responses, as trained; tokens_regenerated: decoded for nothing, besides. moved: responses that changed
-    hands. losses: by pool, of machines that were in use. seconds, usd: by pool and by what they were spent on, as of
-    tasks.forecasting.virtual_ledger.PARTS (dollars also of "requests" and "egress"); the trainer's pool is
-    TRAIN_POOL of storage.records. gpu_s: of all machines.
+    retrain_s: the part of it that was trained before the trainer's machines generated again. wait_train_s,
+    wait_remote_s: as in tasks.planning.offer.StepWaits. seeding_s: time in which the trainer's machines generated.
+    members: by pool, the mean number with weights while responses were decoded; planned: the number that the plan asked
+    for.
+    tokens: of responses, as trained; tokens_regenerated: tokens decoded for nothing, besides. moved: responses that
+    changed hands. losses: by pool, lost machines that were in use. seconds, usd: by pool and by what they were spent
+    on, as in tasks.forecasting.ledger.PARTS (dollars also of "requests" and "egress"); the trainer's pool is TRAIN_POOL
+    of storage.records. gpu_s: of all machines.
     """
 
     iteration: int
@@ -53,11 +55,11 @@ class SimulatedIteration:
 
     @property
     def usd_reported(self) -> float:
-        """What a report would tell: a machine costs it nothing while none of the run's processes is there."""
+        """Dollars as a report would show them: a machine costs nothing while no process of the run is on it."""
         return self.usd_total - sum(parts[name] for parts in self.usd.values() for name in WITHOUT_PROCESS)
 
     def process_s(self, pool: str) -> float:
-        """Machine seconds of a pool with a process of the run's, as reports count them."""
+        """Machine seconds of a pool with a process of the run, as reports count them."""
         return sum(duration_s for part, duration_s in self.seconds[pool].items() if part not in WITHOUT_PROCESS)
 
 
@@ -65,7 +67,7 @@ class SimulatedIteration:
 class SimulatedRun:
     """A run; iterations that had not ended when its time was over are left out.
 
-    stopped: why it ended before its iterations and its time did, as the planner says it; None: it did not.
+    stopped: the planner's reason for ending it before its iterations and its time were over; None: it was not stopped.
     """
 
     iterations: tuple[SimulatedIteration, ...]
@@ -93,14 +95,14 @@ class SimulatedRun:
 
     @property
     def tokens_per_s(self) -> float:
-        """Generated and trained; 0 of a run without iterations."""
+        """Generated and trained tokens per second; 0 for a run without iterations."""
         return self.tokens / self.duration_s if self.iterations else 0.0
 
     @property
     def usd_per_mtok(self) -> float:
-        """Dollars per million tokens generated and trained; 0 of a run without iterations."""
+        """Dollars per million tokens generated and trained; 0 for a run without iterations."""
         return self.usd / self.tokens * 1e6 if self.iterations else 0.0
 
     def last(self, count: int) -> "SimulatedRun":
-        """Its last iterations alone, after whatever had to settle."""
+        """The run's last `count` iterations alone, after machines and controllers have settled."""
         return SimulatedRun(iterations=self.iterations[-count:], stopped=self.stopped)

@@ -1,6 +1,6 @@
 """A scenario: everything that a simulated run depends on, as strict values that a YAML file can hold.
 
-Pools, the trainer's machines, the work, and the policy, of which the planning is the production configuration.
+It has pools, the trainer's machines, the work, and the policy; planning is configured as in production.
 """
 
 import json
@@ -29,19 +29,19 @@ _Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class ScenarioError(ValueError):
-    """A scenario that is not understood: one line per problem, each with the path of its field."""
+    """The scenario is invalid: one line per problem, each with the path of its field."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AvailabilityScenario:
-    """When a pool's machines are there: exactly one of a trace file, a process that draws one, or counts.
+    """When a pool's machines are available: exactly one of a trace file, a process that draws one, or counts.
 
     path: a trace in one of the formats of resources.spot_trace; as many of its seats are drawn as the pool's count.
     process: the name of one of resources.spot_trace.PROCESSES.
-    counts: (second, machines that are there from then on), seconds ascending; the last to come goes first.
-    rate_factor: losses so many times as often: of a process its rate, of a file all its events so much closer together.
-    start_s: second of the trace, as the factor made it, at which the run begins; None: drawn. What lies behind its end
-        is its beginning again, without a loss at the seam.
+    counts: (second, machines from then on), seconds ascending; the last machine to come goes first.
+    rate_factor: factor on the rate of losses; with a file, all its events are that many times closer together.
+    start_s: second of the trace, after the factor, at which the run begins; None: drawn. Behind its end the trace
+        begins again, without a loss where it wraps around.
     """
 
     __pydantic_config__ = STRICT
@@ -65,16 +65,16 @@ class AvailabilityScenario:
 class PoolScenario:
     """A pool of machines that generate, one member of the crew each.
 
-    count_min, count: members at least and at most; the planner chooses between them.
-    usd_per_h: of one machine. gpus: of one machine, for GPU-seconds.
-    responses_max: it decodes together. step_s: (batch, seconds of a decode step), as of tasks.planning.step_time.
-    prefill_tokens_per_s: how fast prompts and prefixes are computed; decoding stands still meanwhile.
-    start_s: of a new machine, until a process can start on it: provisioning and image. It is paid for.
-    process_s: of a member, in every iteration, until it asks for weights: pod and engine; 0 where engines persist.
-    link_gbps: of a machine, downwards. egress_usd_per_gb: for what it reads.
-    kept: between iterations its machines stay, and are paid for; else a machine goes when its member leaves, and the
+    count_min, count: the least and the most members; the planner chooses between them.
+    usd_per_h: price of one machine. gpus: GPUs of one machine, for GPU-seconds.
+    responses_max: the most responses decoded together. step_s: (batch, seconds of a decode step), as in StepTime.
+    prefill_tokens_per_s: rate of prompts and prefixes; decoding stands still meanwhile.
+    start_s: seconds until a process can start on a new machine: provisioning and image. They are paid for.
+    process_s: seconds in every iteration until a member asks for weights: pod and engine; 0 if engines persist.
+    link_gbps: a machine's download rate. egress_usd_per_gb: price of what it reads.
+    kept: its machines stay between iterations, and are paid for; else a machine goes when its member leaves, and the
         next iteration starts new ones.
-    availability: None: whenever they are asked for.
+    availability: None: always.
     """
 
     __pydantic_config__ = STRICT
@@ -108,18 +108,18 @@ class PoolScenario:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerScenario:
-    """The trainer's machines, which are always there.
+    """The trainer's machines, which are always available.
 
     engines: rollout engines that fit on them, for seeding (RLBoost's N_resv); 0: they do not generate.
     usd_per_h, gpus: of all of them together.
     responses_max, step_s, prefill_tokens_per_s: of one of the engines.
-    process_s: until the engines are ready, in every iteration in which they generate; 0 where they persist.
-    train_s_per_token: of a generated token. train_fixed_s: of a step, besides: optimizer, publishing the weights.
+    process_s: seconds until the engines are ready, in every iteration in which they generate; 0 if they persist.
+    train_s_per_token: seconds per generated token. train_fixed_s: further seconds of a step: optimizer, publishing.
     control_s: from published weights to the next plan: conclusion and plan. No process is on any machine then.
-    waits: its process is there, and waits, while responses are generated; else it starts when all have ended, as where
-        one machine runs all tasks in turn.
-    upload_gbps: weights reach all members together so fast at most; None: without limit, as from object storage.
-    micro_batch_responses: when streaming, training goes on as soon as so many have ended in complete groups.
+    waits: whether its process waits while responses are generated; else it starts when all have ended, as when one
+        machine runs all tasks in turn.
+    upload_gbps: the highest rate at which weights reach all members together; None: unlimited, as from object storage.
+    micro_batch_responses: with streaming, training continues when this many responses have ended in complete groups.
     """
 
     __pydantic_config__ = STRICT
@@ -147,14 +147,14 @@ class TrainerScenario:
 
 @dataclass(frozen=True, kw_only=True)
 class LengthsScenario:
-    """How long responses are, in tokens: quantiles, a file of them, or a log-normal distribution.
+    """Response lengths in tokens: quantiles, a file of them, or a log-normal distribution.
 
-    quantiles: (quantile, tokens), both ascending, linear between. path, column: a CSV file with a column `quantile`.
-    median, sigma: of the log-normal distribution; sigma is of the natural logarithm.
-    cap: longer ones end there.
+    quantiles: (quantile, tokens), both ascending, linear in between. path, column: a CSV file with a column `quantile`.
+    median, sigma: the log-normal distribution; sigma is that of the natural logarithm.
+    cap: longer responses end there.
     rho: correlation of the normal scores of two responses to one prompt, in the same epoch or another.
     drift: median and tail grow by this share with every iteration.
-    epoch_change_tokens: standard deviation of how a prompt's lengths shift from one epoch to the next.
+    epoch_change_tokens: standard deviation of the shift of a prompt's lengths from one epoch to the next.
     """
 
     __pydantic_config__ = STRICT
@@ -180,9 +180,9 @@ class LengthsScenario:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkScenario:
-    """What is to be generated: num_prompts_per_step groups of num_generations responses in each of `iterations`.
+    """The work: num_prompts_per_step groups of num_generations responses in each of `iterations`.
 
-    prompt_tokens: of every prompt. prompts_in_dataset: after so many the next epoch begins; None: no prompt recurs.
+    prompt_tokens: of every prompt. prompts_in_dataset: prompts until the next epoch begins; None: no prompt recurs.
     """
 
     __pydantic_config__ = STRICT
@@ -208,22 +208,23 @@ class WorkScenario:
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """What is decided how. All but `planning` and the intervals are switches for comparisons that production lacks.
+    """How decisions are made. All but `planning` and the intervals are switches for comparisons that production lacks.
 
     planning: as production plans.
-    resume: what a lost response begins again from: "token", the last flush; "response", its prompt. What the
-        living hand on keeps its tokens in either case.
-    balance: members without work take some from the living; what is lost or that nobody came for, they always take.
-    streaming: the trainer begins with the first complete groups; without, when all responses have ended. in_order: it
-        takes them in the order of their numbers. keep_order: members begin them so, as with dynamic sampling.
+    resume: where a lost response begins again: at the last flush ("token"), or at its prompt ("response"). A response
+        that a living member hands on keeps its tokens in either case.
+    balance: members without work also take from living ones; lost and unclaimed responses they always take.
+    streaming: the trainer begins with the first complete groups; without it, when all responses have ended. in_order:
+        it takes groups in the order of their numbers. keep_order: members begin them in that order, as with dynamic
+        sampling.
     one_step_off: the next iteration is generated while this one is trained, with weights one version behind.
     seeding_memory: the controller remembers seeding times by number of members.
-    predictor: what the planner is told of lengths: nothing; the truth; what the prompt did in the epoch before; or the
-        truth in an order so wrong that the share `recall` of the longest fifth of the groups is told as such.
-    flush_interval_s, heartbeat_interval_s, claim_ttl_s: as of tasks.sampling.config.RolloutConfig.
-    put_usd, get_usd: of a request to the store.
+    predictor: what the planner is told of lengths: nothing; the truth; the prompt's lengths in the last epoch; or the
+        truth in a wrong order, in which the share `recall` of the longest fifth of the groups is still in it.
+    flush_interval_s, heartbeat_interval_s, claim_ttl_s: as in tasks.sampling.config.RolloutConfig.
+    put_usd, get_usd: dollars per request to the store.
     weights_bytes: of a full pull. weights_delta_bytes: of a pull by a machine that has the version before; None: full.
-    transfer: each member begins when its own pull has ended, or all of them when the last has.
+    transfer: each member begins after its own pull ("pull"), or all after the last one ("barrier").
     """
 
     __pydantic_config__ = STRICT
@@ -249,7 +250,7 @@ class Policy:
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """All of it. sources: where figures come from, by the path of their field; nothing reads it but people."""
+    """A whole scenario. sources: where figures come from, by the path of their field; for people only."""
 
     __pydantic_config__ = STRICT
     name: str
@@ -276,7 +277,7 @@ _ADAPTER = TypeAdapter(Scenario)
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 reads 1e-6 and 4e11 as text."""
+    """A YAML loader that reads 1e-6 and 4e11 as numbers; YAML 1.1 reads them as text."""
 
 
 _Loader.add_implicit_resolver(
@@ -287,7 +288,7 @@ _Loader.add_implicit_resolver(
 
 
 def load(path: str | Path) -> Scenario:
-    """The scenario in a YAML or JSON file; ScenarioError names the file and every field that is wrong."""
+    """The scenario in a YAML or JSON file; raises ScenarioError, which names the file and every wrong field."""
     try:
         text = Path(path).read_text(encoding="utf-8")
         document = yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader
@@ -301,7 +302,7 @@ def parse(document: object, source: str = "the scenario") -> Scenario:
     if not isinstance(document, Mapping):
         raise ScenarioError(f"{source}: value of type {type(document).__name__}; allowed: a mapping")
     try:
-        # By way of JSON, so that lists are tuples.
+        # Through JSON, so that lists become tuples.
         return _ADAPTER.validate_json(json.dumps(document))
     except ValidationError as error:
         problems = [_problem(details) for details in error.errors(include_url=False)]

@@ -1,7 +1,7 @@
-"""A run in virtual time: the production planner and rebalancing, machines by a trace, and a ledger of what it takes.
+"""Simulates a run in virtual time: the production planner and rebalancing, machines by a trace, and a ledger.
 
-One rollout at a time. Without one_step_off the next begins when the weights are published; with it, as soon as the one
-before has ended and the weights of the training before that are there.
+There is one rollout at a time. Without one_step_off the next one begins when the weights are published. With it, the
+next one begins when the previous rollout has ended and the weights of the training before that are published.
 """
 
 import random
@@ -27,25 +27,25 @@ from tasks.forecasting.virtual_trainer import Training
 from tasks.planning.iteration_plan import BudgetExceeded, IterationPlan, plan_iteration
 from tasks.planning.offer import StepWaits
 
-# Without the end of a response or of a training for so long, a run is given up: its machines never last long enough.
+# A run is given up if no response and no training ends for this long: its machines never last long enough.
 PATIENCE_S = 7 * 24 * 3600.0
-# Between the seeds of two pools, more than anybody simulates.
+# The distance between two pools' seeds, more than the number of seeds that anyone simulates.
 POOL_SEEDS = 1_000_003
 
 
 def simulate(scenario: Scenario, *, seed: int, span_s: float | None = None) -> SimulatedRun:
-    """Live through the scenario; the same for the same seed.
+    """Simulate the scenario; the same result for the same seed.
 
-    span_s: no rollout begins after so long; None: only work.iterations count. The planner knows the pools' step times
-    from the start, as after a probe, and learns losses, waits and lengths as it goes. Raises Stalled when nobody is
-    left who could generate, and TraceError or ScenarioError for files that cannot be used.
+    span_s: no rollout begins after this time; None: only work.iterations count. The planner knows the pools' step times
+    from the start, as after a probe, and learns losses, waits and lengths on the way. Raises Stalled if no member is
+    left that could generate, and TraceError or ScenarioError for files that cannot be used.
     """
     return _Simulation(scenario, seed, span_s).run()
 
 
 @dataclass(kw_only=True)
 class _Iteration:
-    """One under way. next_s: when the crew began with the one after it."""
+    """An iteration under way. next_s: when the crew began the next one."""
 
     number: int
     plan: IterationPlan
@@ -62,7 +62,7 @@ class _Iteration:
 
     @property
     def planned(self) -> dict[str, int]:
-        """Members with work, by pool."""
+        """The number of members with work, by pool."""
         return dict(Counter(slot.pool for slot in self.plan.slots if slot.groups))
 
 
@@ -88,7 +88,7 @@ class _Simulation:
             pool.name: Fleet(
                 self._events,
                 pool,
-                # No two pools lose their machines together.
+                # Each pool has its own seed, so that no two pools lose their machines together.
                 changes(pool.availability, pool.count, seed + POOL_SEEDS * number),
                 on_ready=self._process,
                 on_lost=self._lost,
@@ -104,7 +104,7 @@ class _Simulation:
         self._stopped: str | None = None
 
     def run(self) -> SimulatedRun:
-        # After what happens at second 0 to the machines.
+        # After the events at second 0 that make machines available.
         self._events.at(0.0, lambda: self._begin(0))
         self._events.run(self._is_over)
         return SimulatedRun(iterations=tuple(self._concluded), stopped=self._stopped)
@@ -116,7 +116,7 @@ class _Simulation:
         return self._over
 
     def _begin(self, number: int) -> None:
-        """Plan an iteration, and have its slots and, if the trainer is free, its training begin."""
+        """Plan an iteration and begin its slots and, if the trainer is free, its training."""
         prompts, lengths = self._lengths.prompts(number), self._lengths.lengths(number)
         expected = self._expectations.expected(number, prompts, lengths)
         try:
@@ -178,7 +178,7 @@ class _Simulation:
         iteration.accounts[TRAIN_POOL].add("standing", self._events.now_s - self._trained_s)
         slots = [slot.slot for slot in iteration.plan.slots if slot.pool == TRAIN_POOL and slot.groups]
         seeding = iteration.plan.seeding
-        # Where the crew was given nothing, nobody is there to hand over to.
+        # If the crew was given nothing, there is no member to hand over to.
         alone = slots and not set(iteration.planned) - {TRAIN_POOL}
         seeding_s = None if alone else 0.0 if seeding is None else seeding.seeding_s
         iteration.training.begin(iteration.crew, slots, self._engines[TRAIN_POOL], seeding_s)
@@ -199,7 +199,7 @@ class _Simulation:
     def _training_ended(self) -> None:
         iteration = self._training
         if iteration is None:
-            raise RuntimeError("a training has ended that nobody began")
+            raise RuntimeError("a training has ended that was not begun")
         if iteration is self._current:
             for fleet in self._fleets.values():
                 fleet.settle()
@@ -274,7 +274,7 @@ class _Simulation:
         self._expectations.learn(iteration.prompts, iteration.lengths)
 
     def _process(self, fleet: Fleet, machine: Machine, slot: int) -> None:
-        """A slot has a machine that has started: its process starts there."""
+        """A slot's machine has started: start the slot's process there."""
         iteration = self._now()
         self._stop_pull(fleet, machine)
         if iteration.crew.ended_s is None:
@@ -282,7 +282,7 @@ class _Simulation:
             self._events.after(fleet.pool.process_s, partial(self._claim, iteration, fleet, machine, slot))
 
     def _claim(self, iteration: _Iteration, fleet: Fleet, machine: Machine, slot: int) -> None:
-        """The process runs: it claims, and pulls the weights."""
+        """The process runs: let it claim, and pull the weights."""
         if iteration is not self._current or not machine.there:
             return
         if iteration.crew.ended_s is not None:
@@ -329,7 +329,7 @@ class _Simulation:
                 self._pass_barrier()
 
     def _lost(self, fleet: Fleet, machine: Machine) -> None:
-        """A machine is there no more; its slot starts again on the next one."""
+        """A machine was lost; its slot starts again on the next one."""
         self._stop_pull(fleet, machine)
         iteration = self._current
         if iteration is None:
@@ -348,7 +348,7 @@ class _Simulation:
             fleet.release(machine)
 
     def _leave(self, iteration: _Iteration, fleet: Fleet, machine: Machine) -> None:
-        """The process on a machine ends, if there is one."""
+        """End the process on a machine, if there is one."""
         member = machine.member
         if member is not None and member.alive:
             machine.settle(fleet.account, self._events.now_s, "standing")

@@ -1,4 +1,4 @@
-"""A forecast, and how it turned out, for people: text for a terminal or a page."""
+"""A forecast, and how it turned out, as text for a terminal or a page."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -12,13 +12,13 @@ from tasks.forecasting.realised import Comparison
 
 TEXT_WIDTH = 150
 COVERAGE = (
-    "An interval is what one in ten runs is below and one in ten above, over trace windows and draws of lengths. It "
-    "does not cover inputs that are wrong: where none is measured, train one iteration and forecast again."
+    "In an interval, one in ten runs is below its low end and one in ten above its high end, over trace windows and "
+    "draws of lengths. It does not cover wrong inputs: if nothing is measured, train one iteration and forecast again."
 )
 
 
 def forecast_text(record: ForecastRecord, width: int = TEXT_WIDTH) -> str:
-    """Inputs with their sources, the fleets, the recommendation, and the fields to set."""
+    """The inputs with their sources, the fleets, the recommendation, and the fields to set."""
     buffer = io.StringIO()
     console = Console(file=buffer, width=width, highlight=False)
     console.print(inputs_table(record))
@@ -29,12 +29,13 @@ def forecast_text(record: ForecastRecord, width: int = TEXT_WIDTH) -> str:
     console.print(f"Recommended: {record.reason}.")
     if record.sensitivity:
         spreads = (f"x{factor}: {_interval(usd, _money(usd))}" for factor, usd in record.sensitivity.items())
-        console.print(f"Its dollars, were losses so many times as frequent: {'; '.join(spreads)}.")
+        console.print(f"Its dollars with other rates of losses: {'; '.join(spreads)}.")
     console.print(f"\nSet:\n\n{snippet_yaml(record.snippet)}", markup=False, end="")
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
 
 
 def inputs_table(record: ForecastRecord) -> Table:
+    """One row per input, with its source."""
     grid = Table("input", "value", "where from", title="made from")
     for each in record.inputs:
         grid.add_row(each.name, each.value, each.source)
@@ -42,7 +43,7 @@ def inputs_table(record: ForecastRecord) -> Table:
 
 
 def fleets_table(record: ForecastRecord) -> Table:
-    """One row per fleet; medians with intervals, the recommended one marked."""
+    """One row per fleet: medians with intervals; the recommended fleet is marked."""
     grid = Table(title=f"{record.iterations} iterations: median (10 % to 90 %)")
     for title in ("fleet", "members"):
         grid.add_column(title, justify="left" if title == "fleet" else "right")
@@ -55,7 +56,7 @@ def fleets_table(record: ForecastRecord) -> Table:
 
 
 def parts_table(record: ForecastRecord) -> Table:
-    """Medians of dollars, by what they are spent on."""
+    """Median dollars of each fleet by what they are spent on."""
     grid = Table(title="dollars, by what they are spent on: medians")
     grid.add_column("fleet")
     forecast = [fleet for fleet in record.fleets if fleet.usd is not None]
@@ -67,7 +68,7 @@ def parts_table(record: ForecastRecord) -> Table:
 
 
 def comparison_text(comparison: Comparison, width: int = TEXT_WIDTH) -> str:
-    """Forecast against what happened."""
+    """The forecast beside what happened."""
     buffer = io.StringIO()
     console = Console(file=buffer, width=width, highlight=False)
     title = f"{comparison.iterations} iterations against the forecast for '{comparison.fleet}'"
@@ -84,13 +85,13 @@ def comparison_text(comparison: Comparison, width: int = TEXT_WIDTH) -> str:
     console.print(grid)
     if not comparison.is_same_fleet:
         console.print(
-            "The run's fleet is none of those that were forecast; it is held against the one configured then."
+            "The run's fleet was not among the forecast ones; it is compared with the one that was configured then."
         )
     return buffer.getvalue()
 
 
 def snippet_yaml(settings: Mapping[str, Setting]) -> str:
-    """The fields by path as the YAML of a configuration; YAML takes a bare `off` for false, so that is in quotes."""
+    """The fields by path as YAML for a configuration; `off` is quoted, because YAML reads a bare one as false."""
     document: dict[str, object] = {}
     for path, value in settings.items():
         *parents, name = path.split(".")
@@ -115,7 +116,7 @@ def _cells(fleet: FleetForecast) -> Sequence[str]:
 
 
 def _money(usd: Spread) -> str:
-    """How values of about this size are written."""
+    """The format for values of about this size."""
     return "{:,.0f}" if usd.median >= 10 else "{:.3f}"
 
 

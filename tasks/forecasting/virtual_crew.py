@@ -1,7 +1,7 @@
 """The crew of one iteration: members claim, decode, look for work, are lost and hand over, by production's rules.
 
-Three things are simpler than in a session: what a member sees of others is never old; an end counts at once, not with
-the next flush; and what is taken from the living stops there at once.
+Three things are simpler than in a session. What a member sees of others is never old. The end of a response counts at
+once, not at the next flush. A member at once stops decoding what another takes from it.
 """
 
 import random
@@ -21,9 +21,9 @@ from tasks.planning.cut import should_cut
 class Crew:
     """All members of an iteration, those on the trainer's machines included.
 
-    on_group: called with the number of every group that is complete. on_end: when all responses have ended. on_leave:
-    when a member leaves although the iteration goes on. on_members: when one beside the trainer's machines has claimed,
-    or has ended.
+    on_group: called with the number of every complete group. on_end: called when all responses have ended. on_leave:
+    called when a member leaves before the iteration ends. on_members: called when a crew member outside the trainer's
+    machines has claimed, or has ended.
     """
 
     def __init__(
@@ -55,24 +55,24 @@ class Crew:
         self._alive = 0
         self._alone_from_s = events.now_s
         self.ended_s: float | None = None
-        # When a response has ended last; the beginning before that.
+        # When the last response so far has ended; the beginning before that.
         self.progress_s = events.now_s
 
     @property
     def moved(self) -> int:
-        """How many responses changed hands between slots."""
+        """How many times a response went from one slot to another."""
         return self._holdings.moved
 
     @property
     def working(self) -> int:
-        """Members beside the trainer's machines that have the weights and are alive."""
+        """Members outside the trainer's machines that have the weights and are alive."""
         return sum(m.state == "working" and m.account.pool != TRAIN_POOL for m in self._holdings.members.values())
 
     @property
     def alone_from_s(self) -> float | None:
-        """From when on no member beside the trainer's machines lives; None: one does.
+        """The time from which no member outside the trainer's machines lives; None while one does.
 
-        That may be still to come, because the dead are taken for living until they have been silent for long enough.
+        It may lie in the future, because a dead member counts as living until it has been silent for long enough.
         """
         return None if self._alive else self._alone_from_s
 
@@ -82,9 +82,9 @@ class Crew:
         return max(self._slots, default=-1) + 1
 
     def begin(self, slot: int, engine: EngineModel, account: Account, weight: float = 1.0) -> Member:
-        """A process of the slot begins and claims; weight: the part of the pool's machine that it is.
+        """A process of the slot begins and claims; weight: its share of the pool's machine.
 
-        A slot that the plan does not have was given nothing: who joins in it takes what it finds.
+        A slot outside the plan has no groups of its own: a member that joins in it takes what it finds.
         """
         self._incarnations += 1
         planned = self._slots.get(slot)
@@ -106,13 +106,13 @@ class Crew:
         return member
 
     def work(self, member: Member) -> None:
-        """Its weights are in place."""
+        """The weights are in place: the member begins to decode."""
         member.work(self._events.now_s)
         if self.ended_s is None:
             self._go_on(member)
 
     def stop(self, member: Member, *, notice: bool) -> None:
-        """Its process ends. With notice it writes everything, says so, and others may claim at once."""
+        """The member's process ends. With notice it flushes and says so, and others may claim at once."""
         member.advance(self._events.now_s)
         self._holdings.stop(member, "gone" if notice else "dead", self._events.now_s)
         if member.account.pool != TRAIN_POOL:
@@ -122,12 +122,12 @@ class Crew:
             self._on_members()
 
     def settle(self) -> None:
-        """Bring every member's time up to now."""
+        """Advance every member to the present time."""
         for member in self._holdings.members.values():
             member.advance(self._events.now_s)
 
     def _go_on(self, member: Member) -> None:
-        """Begin what waits as far as there is room, look for work if there is none, and note the next end."""
+        """Begin waiting responses as far as there is room, look for work if there are none, and note the next end."""
         self._fill(member)
         if not member.unfinished:
             self._look(member, self._sight())
@@ -173,7 +173,7 @@ class Crew:
         )
 
     def _look(self, member: Member, sight: Sight) -> None:
-        """Once; who may leave early and found nothing leaves."""
+        """Look for work once; a member that finds none and may leave early leaves."""
         givers = sight.seek(member)
         if givers or member.waiting:
             self._fill(member)
@@ -186,7 +186,7 @@ class Crew:
             self._on_leave(member)
 
     def _may_leave(self, member: Member) -> bool:
-        """Nothing is held, its own unit has ended, nothing is free, and the trainer has nothing to hand on."""
+        """Whether it holds nothing, its own unit has ended, nothing is free, and the trainer has nothing to hand on."""
         held = member.unfinished or member.account.pool == TRAIN_POOL or member.state != "working"
         others = self._holdings.members.values()
         free = self._holdings.unclaimed or not all(other.alive for other in others)
@@ -199,7 +199,7 @@ class Crew:
             self._events.after(self._policy.heartbeat_interval_s, self._round)
 
     def _round(self) -> None:
-        """With every heartbeat, who has room looks; all at once, in turns that are drawn."""
+        """With every heartbeat, each member with room looks for work; all at once, in a random order."""
         self._ticking = False
         alive = [member for member in self._holdings.members.values() if member.alive]
         if self.ended_s is not None or not alive:
@@ -215,14 +215,15 @@ class Crew:
         self._tick()
 
     def _cut(self, alive: Sequence[Member]) -> None:
-        """Who has ended most of its responses leaves the rest to the others, if they have room for them."""
+        """A member that has ended most of its responses leaves the rest to the others, if they have room for them."""
         share = self._policy.planning.cut_share
         crew = [member for member in alive if member.state == "working" and member.account.pool != TRAIN_POOL]
         for member in crew if share is not None else ():
             member.advance(self._events.now_s)
             total = len(self._responses.of_unit[member.slot])
             ended = total - self._responses.unit_left[member.slot]
-            # As in production: no two leave their work to each other, and nobody to who will train.
+            # As in production: no two members leave their work to each other, and no member leaves it to the trainer's
+            # machine.
             mine = (member.unfinished, member.name)
             rooms = [m.room for m in crew if m.state == "working" and (m.unfinished, m.name) > mine]
             if should_cut(ended, total, member.unfinished, rooms, share):

@@ -1,4 +1,4 @@
-"""Who holds which unfinished responses of an iteration, and what becomes of their tokens when they change hands."""
+"""The holders of an iteration's unfinished responses, and what becomes of tokens when a response changes hands."""
 
 from collections.abc import Iterable, Sequence
 
@@ -10,7 +10,7 @@ from tasks.forecasting.virtual_member import Member
 
 
 class Holdings:
-    """members: the living, and the dead and gone as long as they hold something, in the order in which they began."""
+    """members: the living, and the dead and gone ones that still hold something, in the order in which they began."""
 
     def __init__(self, responses: Responses, slots: Sequence[SlotPlan], policy: Policy) -> None:
         self.responses = responses
@@ -21,7 +21,7 @@ class Holdings:
         self._former: dict[int, set[str]] = {}
 
     def claim_own(self, member: Member) -> None:
-        """What earlier processes of the slot hold, and what nobody has of its unit, in the plan's order."""
+        """Claim what earlier processes of the slot hold, and what is unclaimed in its unit, in the plan's order."""
         own = self.responses.of_unit.get(member.slot, ())
         mine = set(self.unclaimed.pop(member.slot, ()))
         for former in [other for other in self.members.values() if other.slot == member.slot]:
@@ -32,7 +32,7 @@ class Holdings:
         self._hold(member, [*ordered, *sorted(mine.difference(ordered))])
 
     def unclaimed_from(self, place: int, count: int) -> tuple[int, ...]:
-        """So many responses that nobody has claimed, from the unit at `place` on, round and round."""
+        """Up to `count` unclaimed responses, from the unit at `place` on, around all units."""
         units = list(self.unclaimed)
         found: list[int] = []
         for k in range(len(units)):
@@ -42,6 +42,7 @@ class Holdings:
         return tuple(found)
 
     def take_unclaimed(self, member: Member, responses: Iterable[int]) -> None:
+        """Give the member unclaimed responses."""
         taken = set(responses)
         for unit in {self.responses.unit[response] for response in taken}:
             rest = [response for response in self.unclaimed[unit] if response not in taken]
@@ -53,7 +54,7 @@ class Holdings:
         self._hold(member, sorted(taken))
 
     def take(self, member: Member, holder: Member, responses: Sequence[int]) -> None:
-        """From another member: up to its last flush if it lives, and what is later is decoded for nothing."""
+        """Take responses from another member: of a living one's tokens, those since its last flush are wasted."""
         for response in responses:
             if response in holder.running:
                 kept, lost = holder.flushed(response, self._policy.flush_interval_s)
@@ -65,12 +66,13 @@ class Holdings:
         self._hold(member, responses)
 
     def held_before(self, member: Member, response: int) -> bool:
+        """Whether the member held the response earlier."""
         return member.name in self._former.get(response, ())
 
     def stop(self, member: Member, state: str, now_s: float) -> None:
-        """A process ends: "gone" when it wrote everything and said so, "dead" when its machine was lost.
+        """A process ends: "gone" if it flushed and said so, "dead" if its machine was lost.
 
-        What it holds stays with it until somebody takes it.
+        It keeps what it holds until another member takes it.
         """
         running = sorted(member.running)
         for response in running:

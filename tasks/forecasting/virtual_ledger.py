@@ -1,6 +1,6 @@
-"""Where seconds, tokens and dollars went: one account per pool and iteration, whose parts add up to the whole.
+"""The ledger of seconds, tokens and dollars: one account per pool and iteration, whose parts add up to the whole.
 
-The price of a second is the pool's, whatever it was spent on; requests and egress come on top.
+A second costs the pool's price, whatever it was spent on. Requests and egress come on top.
 """
 
 from collections.abc import Iterable
@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from resources.prices import dollars
 from tasks.planning.flush_interval import GETS_PER_FLUSH
 
-# What a second of a machine is spent on. "useful" and "wasted" are decoding, by the tokens that came of it; "idle" is
-# waiting while a process is there, "standing" while none is.
+# What a second of a machine is spent on. "useful" and "wasted" are decoding, divided by what became of the tokens;
+# "idle" is waiting with a process, "standing" without one.
 PARTS = ("starting", "process", "transfer", "prefill", "useful", "wasted", "idle", "train", "standing")
 WITHOUT_PROCESS = ("starting", "standing")
 NO_MACHINE = ("requests", "egress")
@@ -19,10 +19,10 @@ BYTES_PER_TOKEN = 8
 
 @dataclass(slots=True)
 class Life:
-    """What one process did in an iteration: seconds and tokens.
+    """The seconds and tokens of one process in an iteration.
 
-    worked_s: when it had the weights; None: it never had. weight: of the pool's machine that it is; an engine beside
-    others on the trainer's machines is a part of them.
+    worked_s: when it got the weights; None: never. weight: its share of the pool's machine; an engine beside others on
+    the trainer's machines is a part of them.
     """
 
     began_s: float
@@ -38,9 +38,9 @@ class Life:
 
 @dataclass(slots=True)
 class Account:
-    """Of one pool in one iteration; seconds of decoding are in the lives until `close`.
+    """The account of one pool in one iteration; seconds of decoding stay in the lives until `close`.
 
-    put_usd, get_usd: of a request to the store.
+    put_usd, get_usd: dollars per request to the store.
     """
 
     pool: str
@@ -62,7 +62,7 @@ class Account:
     def close(self, now_s: float, flush_interval_s: float, heartbeat_interval_s: float) -> None:
         """Divide the decoding of all lives by what became of the tokens, and count their requests.
 
-        A life flushes while it decodes, beats all along, and reads one heartbeat per member it looks at.
+        A life flushes while it decodes, beats until it ends, and reads one heartbeat per member it looks at.
         """
         for life in self.lives:
             share = life.wasted / life.decoded if life.decoded else 0.0
@@ -93,7 +93,7 @@ class Account:
 
 
 def mean_members(lives: Iterable[Life], from_s: float, to_s: float) -> float:
-    """How many of these processes had the weights, on average over a stretch of time; 0 of an empty one."""
+    """How many of these processes had the weights, on average over the time; 0 for an empty time."""
     if to_s <= from_s:
         return 0.0
     worked = (

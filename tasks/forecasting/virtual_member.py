@@ -1,7 +1,7 @@
-"""A member of the crew in virtual time: it decodes what it holds in lockstep, one token of each in a step.
+"""A member of the crew in virtual time: it decodes its responses in lockstep, one token of each per step.
 
-Because all running responses are at the same step, one counter of tokens stands for all of them: a response that begins
-when the counter is at V ends when it has gone on by what the response has left. So nothing is done per token.
+All running responses are at the same step, so one counter of tokens stands for all of them. A response that begins when
+the counter is at V ends when the counter has grown by what the response has left. So nothing is done per token.
 """
 
 import heapq
@@ -20,7 +20,7 @@ _DONE_TOKENS = 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class EngineModel:
-    """What the engines of a pool can do, worked out once."""
+    """The abilities of a pool's engines, computed once."""
 
     responses_max: int
     prefill_tokens_per_s: float
@@ -41,11 +41,12 @@ class EngineModel:
 
 
 class Member:
-    """One process life in a slot. Its time is brought up to date by `advance`, before anything else is asked.
+    """One process life in a slot. `advance` brings its time up to date, before anything else is asked.
 
     state: "loading" until the weights are in place, then "working"; "gone" when it has left, "dead" when its machine
-    was lost; journalled: what it was decoding then, of all that it holds in `waiting` since. own: what it holds of its
-    slot's first assignment. phase_s: when its flushes fall due, in the interval between two.
+    was lost. journalled: the responses that it was decoding when it stopped; since then all that it holds is in
+    `waiting`. own: what it holds of its slot's first assignment. phase_s: offset of its flushes within the flush
+    interval.
     """
 
     def __init__(
@@ -78,7 +79,8 @@ class Member:
         self._tokens = 0.0
         self._now_s = now_s
         self._stalled_until_s = now_s
-        # What was dropped stays in the heap until it comes to its front; an end counts if it is the one noted here.
+        # A dropped response stays in the heap until it reaches the front; an end counts only if it equals the one noted
+        # here.
         self._ends: list[tuple[float, int]] = []
         self._end_of: dict[int, float] = {}
         self._groups: set[int] = set()
@@ -98,27 +100,27 @@ class Member:
 
     @property
     def isolated(self) -> bool:
-        """Whether its batch is to stay small, because some of its first assignment is left."""
+        """Whether its batch must stay small, because some of its first assignment is left."""
         return self.set_apart and bool(self.own)
 
     @property
     def batch_limit(self) -> int:
-        """Most responses at once."""
+        """The most responses it decodes at once."""
         most = self.engine.responses_max
         return min(self._batch_max, most) if self._batch_max is not None and self.own else most
 
     @property
     def room(self) -> int:
-        """How many more responses could be begun now; none while some of its own still wait."""
+        """How many more responses it could begin now; 0 while some of its own still wait."""
         return 0 if self.waiting else max(0, self.batch_limit - len(self.running))
 
     def work(self, now_s: float) -> None:
-        """The weights are in place."""
+        """The weights are in place: decoding may begin."""
         self.state = "working"
         self.life.worked_s = self._now_s = self._stalled_until_s = now_s
 
     def advance(self, now_s: float) -> None:
-        """Let time pass: first what is left of prefill, then decoding, or nothing to do."""
+        """Let time pass: first the rest of prefill, then decoding, or idling."""
         passed_s = now_s - self._now_s
         if self.state != "working" or passed_s <= 0:
             return
@@ -133,7 +135,7 @@ class Member:
             self.account.add("idle", rest_s * self.life.weight)
 
     def start(self, response: int, tokens_left: float, group: int, prompt_tokens: int, prefix_tokens: float) -> None:
-        """Compute the prompt, unless it is there from another response of the group, and the prefix; then decode."""
+        """Prefill the prompt, unless another response of the group has done so, and the prefix; then decode."""
         prefill = prefix_tokens + (0 if group in self._groups else prompt_tokens)
         self._groups.add(group)
         self.life.prefill_tokens += prefill
@@ -143,7 +145,7 @@ class Member:
         heapq.heappush(self._ends, (self._end_of[response], response))
 
     def next_end_s(self) -> float | None:
-        """When the next response will have ended if nothing changes; None: none is running."""
+        """When the next response will end if nothing changes; None if none is running."""
         while self._ends and self._end_of.get(self._ends[0][1]) != self._ends[0][0]:
             heapq.heappop(self._ends)
         if not self._ends:
@@ -152,7 +154,7 @@ class Member:
         return max(self._now_s, self._stalled_until_s) + decode_s
 
     def ended(self) -> list[int]:
-        """Responses whose end is reached; they are no longer running."""
+        """Responses whose end is reached; they stop running."""
         found = []
         while self._ends and self._ends[0][0] <= self._tokens + _DONE_TOKENS:
             end, response = heapq.heappop(self._ends)
@@ -173,7 +175,7 @@ class Member:
         return self._tokens - self.running[response]
 
     def stop(self, state: str, now_s: float) -> None:
-        """It ends, dead or gone; what it was decoding comes before what it had not begun."""
+        """End the member, dead or gone; what it was decoding comes before what it had not begun."""
         self.state, self.life.ended_s, self.ended_s = state, now_s, now_s
         self.version += 1
         self.journalled = set(self.running)
@@ -182,7 +184,7 @@ class Member:
         self._end_of.clear()
 
     def drop(self, responses: Sequence[int]) -> None:
-        """They are no longer its own to extend. The heap forgets them by and by."""
+        """Give up responses that another member has taken. The heap forgets them later."""
         taken = set(responses)
         self.own -= taken
         self.journalled -= taken

@@ -128,7 +128,7 @@ def test_the_runs_own_fleet_is_found_among_those_that_were_forecast():
     commit(another, 0, began_s=200.0)
     comparison = compare(another)
     assert (comparison.fleet, comparison.is_same_fleet) == ("as configured", False)
-    assert "none of those that were forecast" in " ".join(comparison_text(comparison).split())
+    assert "not among the forecast ones" in " ".join(comparison_text(comparison).split())
 
 
 def test_nothing_to_compare_is_said():
