@@ -1,8 +1,8 @@
 """crew_map: Flyte's map task, whose elements are real processes when it runs on one machine.
 
-flytekit runs local map elements one after another in the caller's process, without attempts. Here a local element is
-a child process of the very command that a container would run, in parallel, with attempts; so a local kill is a real
-kill. What is serialised for a cluster is Flyte's ordinary array node (docs/decisions/0003).
+flytekit runs local map elements one after another in the caller's process, without attempts. Here a local element is a
+child process that runs the container's command, in parallel and with attempts, so a local kill is a real kill. What is
+serialised for a cluster is Flyte's ordinary array node (docs/decisions/0003).
 """
 
 import functools
@@ -28,28 +28,28 @@ from flytekit.models.literals import LiteralMap
 
 log = logging.getLogger(__name__)
 
-SYSTEM_RETRIES = 3  # flytepropeller's default budget for losses of the machine, apart from a task's own retries
+SYSTEM_RETRIES = 3  # flytepropeller's default budget for lost machines, apart from a task's own retries
 SYSTEM_EXITS = frozenset({-signal.SIGKILL, 137, 247})
 STOP_TIME_LIMIT_S = 30.0
 ROOT = Path(__file__).resolve().parent.parent
 
 
 class ElementFailed(RuntimeError):  # noqa: N818 - reads as what happened
-    """An element of a local map used up its attempts, or failed in a way that is not retried; others go on."""
+    """An element of a local map used up its attempts, or failed without a retry; other elements continue."""
 
 
 class CrewMapTask(ArrayNodeMapTask):  # type: ignore[misc]
-    """An array node on a cluster; child processes of the container's command on one machine.
+    """An array node on a cluster; child processes with the container's command on one machine.
 
-    local_retries: attempts on one machine after failures of the task's own; on a cluster the node's override counts.
-    title: the node's name in the console; flytekit gives a name override of a map to its elements alone.
+    local_retries: attempts on one machine after the task's own failures; on a cluster the node's override counts.
+    title: the node's name in the console, because flytekit gives a map's name override to its elements only.
     """
 
     local_retries: int
     title: str
 
     def construct_node_metadata(self) -> NodeMetadata:
-        """As any map's, with a name that people can read."""
+        """The metadata of any map, with a name that people can read."""
         return NodeMetadata(name=self.title)
 
     def _raw_execute(self, **kwargs: Any) -> list[Any]:
@@ -85,7 +85,7 @@ class _LocalElements:
         utils.write_proto_to_file(LiteralMap(literals).to_flyte_idl(), str(folder / "inputs.pb"))
 
     def run(self) -> list[Any]:
-        """Run every element; the outputs in order, None for an element that failed for good."""
+        """Run every element; returns the outputs in order, None for an element that failed for good."""
         with ThreadPoolExecutor(self._width) as threads:
             futures = [threads.submit(self._element, index) for index in range(self._size)]
             try:
@@ -147,7 +147,7 @@ class _LocalElements:
         with self._lock:
             if self._stopping:
                 raise ElementFailed(f"element {index} of {self._task.name} was not started: the map is being ended")
-            # A session of its own: an interrupt at the terminal reaches it as our SIGTERM, on which it flushes.
+            # In its own session, the child gets an interrupt at the terminal as our SIGTERM, on which it flushes.
             child = subprocess.Popen(command, env=environment, start_new_session=True)  # noqa: S603 - our entrypoint
             self._children.add(child)
         try:
@@ -162,7 +162,7 @@ class _LocalElements:
         return TypeEngine.to_python_value(FlyteContextManager.current_context(), literals.literals[name], kind)
 
     def _stop(self) -> None:
-        """End the elements still running: asked first, so that they flush, then killed."""
+        """End the running elements: first with SIGTERM, so that they flush, then with a kill."""
         with self._lock:
             self._stopping = True
             children = list(self._children)
@@ -189,7 +189,7 @@ def crew_map(
     local_retries: int | None = None,
     title: str | None = None,
 ) -> CrewMapTask:
-    """Map a task over the list given for its unbound input; at most `concurrency` elements at a time (None: all).
+    """Map a task over the list given for its unbound input, with at most `concurrency` elements at a time (None: all).
 
     The map succeeds however its elements end: it says how many machines may help, not how many must.
     """

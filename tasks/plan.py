@@ -1,4 +1,4 @@
-"""The plan task: check everything, open the run, and write the next iteration's plan."""
+"""The plan task: checks everything, opens the run, and writes the next iteration's plan."""
 
 import os
 import socket
@@ -26,15 +26,14 @@ def plan(
 ) -> tuple[PlanReference, list[list[int]], PlanReference]:
     """Write the next iteration's plan, or find the one that an earlier attempt wrote.
 
-    Returns its reference, its slots by pool, and the reference of the iteration that is to be trained next: the first
-    that is not committed, which with `ahead` is one before. Everything that can be wrong with the input is found here,
-    before a GPU is paid for and before anything is created.
+    Returns its reference, its slots by pool, and the reference of the iteration to train next: the first uncommitted
+    one, which with `ahead` is an earlier iteration. Everything that can be wrong with the input is found here, before a
+    GPU is paid for and before anything is created.
 
     Args:
-        config: the run's configuration
-        after: only orders this task behind another, by the iteration that this one gave
-        pools: those of the crew for which the workflow has machines; slots are returned in this order
-        ahead: so many iterations that are planned and not committed are passed over; they need not be trained yet
+        config: the run's configuration after: only orders this task behind another, by the iteration that this one gave
+        pools: those of the crew for which the workflow has machines; slots are returned in this order ahead: how many
+        planned but uncommitted iterations are passed over; they need not be trained yet
     """
     from tasks.preparing.iteration import WeightsTooOld, prepare, to_train  # noqa: PLC0415 - when the task runs
 
@@ -49,13 +48,13 @@ def plan(
 
 
 def execution_name() -> str:
-    """Who advances the run: the Flyte execution, or this process on this machine."""
+    """The name of what advances the run: the Flyte execution, or this process on this machine."""
     name = current_context().execution_id.name
     return f"here:{socket.gethostname()}:{os.getpid()}" if name == "local" else name
 
 
 def forgo_models_in_a_container() -> None:
-    """No torch for a tokenizer in a process that ends with this task; another process may train next."""
+    """Load no torch for a tokenizer in a process that ends with this task; another process may train next."""
     state = FlyteContextManager.current_context().execution_state
     if state is not None and state.mode is ExecutionState.Mode.TASK_EXECUTION:
         forgo_models()

@@ -1,4 +1,4 @@
-"""What the configured algorithm asks of the trainer: operations per token."""
+"""The operations per token that the configured algorithm asks of the trainer."""
 
 from tasks.configuration.run_config import RunConfig
 
@@ -6,8 +6,9 @@ from tasks.configuration.run_config import RunConfig
 def flops_per_parameter(config: RunConfig) -> float:
     """Operations per parameter and token of an iteration's training: 2 for a forward pass, 4 for a backward one.
 
-    Recomputed activations take 2 more; frozen weights (LoRA) 2 less; a KL and the log-probs before several optimizer
-    steps a forward pass each; a critic of the policy's size as much again, and its values a forward pass.
+    Recomputed activations add 2, frozen weights (LoRA) save 2. A KL term adds a forward pass, and so do the log-probs
+    before several optimizer steps. A critic of the policy's size adds as much as the policy, and a forward pass for its
+    values.
     """
     algorithm = config.algorithm
     trained = 6.0 + 2.0 * config.trainer.gradient_checkpointing

@@ -1,7 +1,7 @@
-"""The trainer's machines: they may generate for a while, then train on complete groups as these come, then publish.
+"""The trainer's machines: they may generate for a while, then train on complete groups as these end, then publish.
 
-Where nobody else lives they go on generating, or take it up again by production's rule; what was trained by then is
-trained a second time from the last checkpoint. That a model is loaded takes no time here.
+If no crew member lives, they go on generating, or begin again by production's rule. What was trained by then is trained
+a second time, from the last checkpoint. Loading a model takes no time here.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,17 +17,18 @@ from tasks.forecasting.virtual_member import EngineModel, Member
 from tasks.planning.config import PlanningConfig
 from tasks.planning.seeding import generates_again
 
-# So much later than it will be true is looked whether it is: sums of seconds are rounded.
+# Sums of seconds are rounded, so a condition is checked this much later than it becomes true.
 _ROUNDING_S = 1e-6
 
 
 class Training:
-    """The training of one iteration. on_end: when the new weights are there, and the next iteration can be planned.
+    """The training of one iteration. on_end: called when the new weights exist and the next iteration can be planned.
 
-    Training goes on as soon as `micro_batch_responses` in complete groups are there, with all that are there
-    (RLBoost, arXiv 2510.19225, section 4.1), or with fewer when no more will come. in_order: a group is there when all
-    before it are. seeding_s: the machines have generated; generated_s: of this, with engines that had started; wait_s,
-    train_s: waited and trained; retrain_s: of train_s, what had been trained before they generated again.
+    Training continues as soon as complete groups with `micro_batch_responses` responses exist, with all that exist
+    (RLBoost, arXiv 2510.19225, section 4.1), or with fewer if no more will come. in_order: a group counts only when all
+    groups before it are complete. seeding_s: seconds in which the machines generated; generated_s: the part with
+    started engines; wait_s, train_s: seconds of waiting and of training; retrain_s: the part of train_s that repeats
+    earlier training.
     """
 
     def __init__(
@@ -62,9 +63,9 @@ class Training:
         self.seeding_s = self.generated_s = self.wait_s = self.train_s = self.retrain_s = 0.0
 
     def begin(self, crew: Crew, slots: Sequence[int], engine: EngineModel, seeding_s: float | None) -> None:
-        """From now on the machines are this iteration's. slots: of the plan, one for each engine that generates.
+        """Give the machines to this iteration. slots: slots of the plan, one per engine that generates.
 
-        seeding_s: how long; None: until nothing is left.
+        seeding_s: how long they generate; None: until nothing is left.
         """
         self._crew, self._engine = crew, engine
         self.began_s = self._since_s = self._events.now_s
@@ -77,19 +78,20 @@ class Training:
             self._events.after(seeding_s, self._seeded)
 
     def group_ended(self, group: int) -> None:
+        """Note a complete group, and train if that makes enough of them."""
         self._complete.add(group)
         if self._phase == "waiting":
             self._go_on()
 
     def rollout_ended(self) -> None:
-        """No more groups will come."""
+        """No more groups will come: train on the rest."""
         if self._phase == "generating":
             self._hand_over()
         elif self._phase == "waiting":
             self._go_on()
 
     def members_changed(self) -> None:
-        """A member of the crew has come, or one lives no more."""
+        """A member of the crew has come, or one has ended."""
         if self._phase == "waiting":
             self._watch()
         elif self._phase == "generating" and self._until_member and self._somebody_lives:
@@ -101,7 +103,7 @@ class Training:
         return alone_from_s is None or alone_from_s > self._events.now_s
 
     def _generate(self, slots: Sequence[int]) -> None:
-        """One engine per slot starts on the machines, and claims."""
+        """Start one engine per slot on the machines, and let it claim."""
         crew, engine = self._crew, self._engine
         if crew is None or engine is None:
             raise RuntimeError("the trainer's machines generate before the iteration has begun")
@@ -111,14 +113,14 @@ class Training:
         self._events.after(self._scenario.process_s, partial(self._work, self._engines))
 
     def _work(self, engines: list[Member]) -> None:
-        """The engines have started; the weights are on their machines."""
+        """The engines have started, and the weights are on their machines: decode."""
         if self._phase == "generating" and engines is self._engines and self._crew is not None:
             for member in engines:
                 self._account.add("process", self._scenario.process_s * member.life.weight)
                 self._crew.work(member)
 
     def _seeded(self) -> None:
-        """The plan's time is over; where nobody is there to hand over to, it goes on until somebody is."""
+        """The seeding time is over: hand over, or generate on until there is a living member to hand over to."""
         if self._phase != "generating":
             return
         if self._somebody_lives:
@@ -127,7 +129,7 @@ class Training:
             self._until_member = True
 
     def _watch(self) -> None:
-        """While the machines wait: generate again if nobody else has for long enough, or see whether that comes."""
+        """While the machines wait: generate again if no member has lived for long enough, or check when that is so."""
         crew, trainer = self._crew, self._scenario
         able = trainer.engines > 0 and trainer.waits and self._planning.seeding == "auto"
         if crew is None or crew.ended_s is not None or crew.alone_from_s is None or not able:
@@ -143,12 +145,12 @@ class Training:
             self._events.at(long_enough_s, partial(self._check, self._checks))
 
     def _check(self, number: int) -> None:
-        """Nobody has lived for long enough, unless somebody came since: then another check is noted, or none is due."""
+        """Watch again if no member came since; otherwise another check is noted, or none is due."""
         if number == self._checks and self._phase == "waiting":
             self._watch()
 
     def _hand_over(self) -> None:
-        """Leave what is left to others, and train: first again what had been trained."""
+        """Leave the rest to other members and train; first repeat what had been trained."""
         now_s = self._events.now_s
         duration_s = now_s - self._since_s
         self.seeding_s += duration_s
@@ -159,7 +161,7 @@ class Training:
                 self._account.add("process", duration_s * member.life.weight)
             if self._crew is not None:
                 self._crew.stop(member, notice=True)
-        # Engines that the plan gave nothing have idled.
+        # Engines without a slot of the plan have idled.
         self._account.add("idle", duration_s * (1 - len(self._engines) / self._scenario.engines))
         self._since_s = now_s
         if self._trained_tokens:

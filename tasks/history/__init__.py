@@ -1,4 +1,4 @@
-"""What is read from and written to a run for its planner: what earlier iterations showed.
+"""What the planner learns from a run: reads what earlier iterations showed, and writes it.
 
-Decides nothing: the decisions are tasks/planning's, which does no IO. Must not know torch or Flyte.
+This package decides nothing: tasks/planning does, without IO. It must not know torch or Flyte.
 """

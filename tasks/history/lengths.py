@@ -1,6 +1,6 @@
-"""Lengths: what a plan expects by what the run has learned, and what it learns when an iteration is concluded.
+"""Lengths: what a plan expects from what the run has learned, and what it learns when an iteration is concluded.
 
-No table, or none that can be read, never stops a run: it expects all groups alike, and begins to learn anew.
+A missing or unreadable table never stops a run: it then expects all groups alike, and learns anew.
 """
 
 import logging
@@ -23,10 +23,10 @@ log = logging.getLogger(__name__)
 def expected_lengths(
     store: ObjectStore, iteration: int, rows: Sequence[PromptRow], settings: PlanningConfig, *, length_max: int
 ) -> GroupLengths:
-    """What is expected of each row's group, by the newest table of an iteration before this one.
+    """The expected lengths of each row's group, from the newest table of an earlier iteration.
 
-    length_max: most tokens of a response. Where iterations overlap, the one before is not concluded yet, and the table
-    is an older one. Raises StoreUnavailable and StoreDenied.
+    length_max: the most tokens of a response. If iterations overlap, the previous one is not concluded yet, and the
+    table is older. Raises StoreUnavailable and StoreDenied.
     """
     table = _table_before(store, iteration)
     predictor = choose_predictor(recent_recalls(table), settings)
@@ -36,16 +36,16 @@ def expected_lengths(
 def learn_lengths(
     store: ObjectStore, plan: PlanRecord, rows: Sequence[PromptRow], lengths: Mapping[int, int]
 ) -> dict[str, float]:
-    """Score what was expected, learn from what came out, and commit the table of this iteration; its metrics.
+    """Score the expectations, learn from the real lengths, and commit this iteration's table; returns its metrics.
 
-    lengths: tokens by response, of every graded one; groups of which a member is missing do not count. Every predictor
-    is scored by the table before this iteration; `lengths/recall` and `lengths/rank_correlation` are of what the plan
-    itself expected. May be repeated before the report is committed: metrics and table are the same. Raises
+    lengths: tokens of every graded response, by number; a group with a missing response does not count. Every predictor
+    is scored with the table from before this iteration. `lengths/recall` and `lengths/rank_correlation` score what the
+    plan itself expected. May be repeated before the report is committed: metrics and table are the same. Raises
     StoreUnavailable and StoreDenied.
     """
     size = plan.num_generations
-    whole = np.array([all(g * size + m in lengths for m in range(size)) for g in range(len(rows))], dtype=bool)
-    groups = [[lengths[group * size + member] for member in range(size)] for group in np.flatnonzero(whole).tolist()]
+    whole = np.array([all(g * size + k in lengths for k in range(size)) for g in range(len(rows))], dtype=bool)
+    groups = [[lengths[group * size + sample] for sample in range(size)] for group in np.flatnonzero(whole).tolist()]
     found = np.array(groups, dtype=np.float64).reshape(-1, size)
     table, scored = learn(
         _table_before(store, plan.iteration),

@@ -20,18 +20,18 @@ from tasks.planning.request import PlanningRequest
 from tasks.planning.step_time import NOMINAL, StepTime
 
 REPORTS_READ = 8
-# An observation counts half of the one after it.
+# An observation counts half as much as the next newer one.
 FADING = 0.5
 SECONDS_PER_HOUR = 3600.0
-# What a report tells of dollars that no machine costs while it generates or trains.
+# The metrics of a report with dollars that are not a crew's or trainer's machine time.
 NO_MACHINE = ("cost/usd_requests", "cost/usd_egress", "cost/usd_control")
 
 
 def planning_request(store: ObjectStore, config: RunConfig, iteration: int, lengths: GroupLengths) -> PlanningRequest:
-    """What is known when `iteration` is planned: pools with their prices, and how their machines did lately.
+    """All that is known when `iteration` is planned: the pools with their prices, and how their machines did lately.
 
-    Where iterations overlap, the one before is not concluded yet: the last one that is counts, and the dollars that
-    those between are expected to cost count as spent. Raises LookupError or PricesError where a pool has no price.
+    If iterations overlap, the previous one is not concluded yet: the last concluded one counts, and the expected
+    dollars of those in between count as spent. Raises LookupError or PricesError if a pool has no price.
     """
     recent = recent_reports(store, iteration)
     last = recent[0] if recent else None
@@ -42,7 +42,7 @@ def planning_request(store: ObjectStore, config: RunConfig, iteration: int, leng
         offers=crew_offers(config, recent, written),
         settings=config.planning,
         keep_order=config.algorithm.filter_groups,
-        # Also where they do not generate: what an iteration costs depends on how long they wait.
+        # Also without seeding: an iteration's cost depends on how long the trainer's machines wait.
         reserved=_reserved_offer(config, recent),
         waits=None if last is None else step_waits(last, config.trainer.nnodes * config.trainer.nproc_per_node),
         seeding=None if written is None else written.seeding,
@@ -69,7 +69,7 @@ def recent_reports(store: ObjectStore, iteration: int) -> list[ReportRecord]:
 def crew_offers(
     config: RunConfig, recent: Sequence[ReportRecord], written: PlanRecord | None = None
 ) -> tuple[CrewOffer, ...]:
-    """One per pool of the crew, in the configuration's order; what was not observed yet is as in CrewOffer.
+    """One offer per pool of the crew, in the configuration's order; unobserved figures are CrewOffer's defaults.
 
     written: the plan of the newest report.
     """
@@ -109,7 +109,7 @@ def _observations(pool: str, recent: Sequence[ReportRecord]) -> list[PoolObserva
 
 
 def _available(pool: str, recent: Sequence[ReportRecord], asked: int) -> int | None:
-    """Machines at the end of the last iteration, where they were fewer than it was planned for."""
+    """Machines at the end of the last iteration, if they were fewer than planned; else None."""
     at_end = [seen.members_at_end for seen in recent[0].pools if seen.pool == pool] if recent else []
     return at_end[0] if at_end and at_end[0] < asked else None
 
@@ -120,10 +120,11 @@ def _start_s(observed: Sequence[PoolObservation]) -> float:
 
 
 def observed_step_time(observed: Sequence[PoolObservation]) -> StepTime:
-    """The curve through what was measured, the newest first, each counting half of the one before it; NOMINAL: nothing.
+    """The measured step-time curve, with newer observations weighted more; NOMINAL if there are none.
 
-    Where a larger batch was measured as faster, both get their mean (isotonic regression by pooling adjacent violators,
-    Ayer et al. 1955), so that one slow outlier does not lift all that is behind it.
+    observed: the newest first; each counts half as much as the one before it. If a larger batch was measured as faster,
+    both get their mean (isotonic regression by pooling adjacent violators, Ayer et al. 1955), so that one slow outlier
+    does not raise all larger batches.
     """
     measured: dict[int, list[tuple[float, float]]] = defaultdict(list)
     for age, seen in enumerate(observed):
@@ -144,9 +145,9 @@ def observed_step_time(observed: Sequence[PoolObservation]) -> StepTime:
 
 
 def step_waits(report: ReportRecord, engines: int = 1) -> StepWaits | None:
-    """How a concluded iteration went, by its report; None where the trainer did not tell how long it waited.
+    """How a concluded iteration went, from its report; None if the report does not say how long the trainer waited.
 
-    engines: on the trainer's machines.
+    engines: their number on the trainer's machines.
     """
     crew = [life for life in report.lives if life.pool != TRAIN_POOL] or list(report.lives)
     wait_s = report.metrics.get("timing_s/wait")
@@ -184,12 +185,12 @@ def _computed_s(metrics: Mapping[str, float]) -> float:
 
 
 def _width(plan: PlanRecord) -> tuple[tuple[str, int], ...]:
-    """Members by pool that were started."""
+    """The number of crew members that the plan started, by pool."""
     return tuple(Counter(slot.pool for slot in plan.slots if slot.groups and slot.pool != TRAIN_POOL).items())
 
 
 def _spent_usd(store: ObjectStore, iteration: int, last: ReportRecord | None) -> float:
-    """Of what is concluded, and of what is planned and not concluded, as it was expected or as the last one cost."""
+    """Dollars of concluded iterations, and of planned ones as expected or else as the last one cost."""
     first_open = 0 if last is None else last.iteration + 1
     usd = spent_usd(store, first_open)
     usual_usd = 0.0 if last is None else last.metrics.get("cost/usd_iter", 0.0)

@@ -1,4 +1,4 @@
-"""What a run has cost so far, by its last report: nobody reads all of them for it."""
+"""The cost of a run so far, from its last report, so that not all reports must be read."""
 
 from storage.run import read_report
 from storage.store import ObjectStore
@@ -7,9 +7,9 @@ USD_RUN = "cost/usd_run"
 
 
 def spent_usd(store: ObjectStore, iterations: int) -> float:
-    """Dollars of the first so many iterations, which are committed; raises ObjectMissing when they are not.
+    """Dollars of the first `iterations` iterations; raises ObjectMissing if they are not all committed.
 
-    Reports from before the sum was kept are added up, once: the next report keeps it.
+    Reports from before the sum was kept are added up once: the next report keeps the sum.
     """
     if not iterations:
         return 0.0

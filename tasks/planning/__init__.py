@@ -1,4 +1,4 @@
-"""Decisions of an iteration as pure functions: who generates what, in which order. No IO, no clock, no torch.
+"""The decisions of an iteration as pure functions: which members generate what, in which order. No IO, clock or torch.
 
 The simulator calls exactly these functions.
 """

@@ -1,4 +1,4 @@
-"""What a user may set about planning: who generates what, how many machines, for how much. Imports no planner."""
+"""The user's settings for planning: how groups are dealt, how many machines, at what cost. Imports no planner."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -13,25 +13,25 @@ class PlanningConfig:
     """How each iteration is planned; nothing here changes what is learned.
 
     Attributes:
-        dispatch: "auto" deals groups by expected length, once something is known of it; "in_turn" deals them in turn.
-        objective: what dealing makes small: "makespan", the time until the last response has ended, or "gpu_seconds",
-            the machines' time until each may leave.
-        length_predictor: "auto" takes the best that was measured; "none" expects all groups alike.
-        recall_min: a predictor that found less than this share of the longest groups in the last iterations is not
-            used; 0.2 is what chance finds of the longest fifth.
-        width: "fixed" takes `count` members of every pool; "cost" takes as many, from `count_min` to `count`, as weigh
-            time against dollars best; "balance" takes one more, or one less, than before, when generating takes longer
-            than training by more than that member saves, or so much less.
-        cost_weight: of dollars against time in width "cost"; 0: only time counts, 1: only dollars.
+        dispatch: "auto" deals groups by expected length, as soon as one is known; "in_turn" deals them in turn.
+        objective: what dealing minimises: "makespan", the time until the last response has ended, or "gpu_seconds", the
+            machines' time until each may leave.
+        length_predictor: "auto" takes the predictor that measured best; "none" expects all groups alike.
+        recall_min: a predictor that found a smaller share of the longest groups in the last iterations is not used;
+            chance finds 0.2 of the longest fifth.
+        width: "fixed" takes `count` members of every pool. "cost" takes the number from `count_min` to `count` that
+            weighs time against dollars best. "balance" takes one member more than before if generating takes longer
+            than training by more than that member saves, and one fewer in the opposite case.
+        cost_weight: weight of dollars against time in width "cost"; 0: only time counts, 1: only dollars.
         usd_per_iteration_max: an iteration that is expected to cost more is planned smaller, or refused.
-        usd_per_run_max: no iteration is planned that is expected to take the run beyond this.
-        seeding: "auto" has the trainer's machines generate, too, until training can be kept busy.
-        seeding_s_initial: how long, the first time.
-        seeding_s_min: at least so long, unless there are members enough without.
+        usd_per_run_max: no iteration is planned that is expected to take the run's cost beyond this.
+        seeding: "auto" lets the trainer's machines generate, too, until training can be kept busy.
+        seeding_s_initial: how long they generate the first time.
+        seeding_s_min: the least time that they generate, unless there are enough members without them.
         seeding_adaptation: the time changes by the difference of the two waits divided by this.
-        seeding_after_s: with seeding "auto", the trainer's machines generate again when no member has lived for this
-            long, until one does or nothing is left; somewhat longer than an engine takes to start.
-        cut_share: with objective "gpu_seconds", a member of whose responses so many have ended hands the others to
+        seeding_after_s: with seeding "auto", the trainer's machines generate again if no member has lived for this
+            long, until one does or nothing is left; should be somewhat longer than the start of an engine.
+        cut_share: with objective "gpu_seconds", a member that has ended this share of its responses hands the others to
             members with room, and leaves; null: never.
     """
 

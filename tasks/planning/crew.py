@@ -1,8 +1,8 @@
-"""A crew that could be asked for: who is in it, what each would do, how long it would take and what it would cost.
+"""A crew that could be asked for: its members, what each would do, how long it would take and what it would cost.
 
-Width compares such crews, and the one that is chosen becomes the plan. A member is paid for from being asked for until
-its own work has ended, which is when it leaves: its start counts, and what losses are expected to cost it. The
-trainer's machines are paid for as long as the iteration lasts, so that a longer iteration costs more of them.
+Width compares such crews, and the chosen one becomes the plan. A member is paid for from the request until its own work
+has ended and it leaves: its start counts, and so do its expected losses. The trainer's machines are paid for as long as
+the iteration lasts, so a longer iteration costs more of them.
 """
 
 from collections.abc import Sequence
@@ -26,17 +26,17 @@ from tasks.planning.step_time import NOMINAL, StepTime
 from tasks.planning.streaming import group_ends_s, long_then_short, streamed_s
 
 _SECONDS_PER_HOUR = 3600.0
-# Of a member's groups so many begin as its longest, where its short ones shall end early.
+# These shares of a member's groups begin first, as its longest, when its short ones should end early.
 LONG_SHARES = (0.1, 0.3)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Crew:
-    """counts: members of each offer, in their order. members: these, then the trainer's engines where they generate.
+"""counts: members of each offer, in order. members: these, then the trainer's engines if they generate.
 
-    assignments: one per member. rollout_s: until the last response has ended; iteration_s: until training has, too, as
-    far as it is known how long that takes. machines_s: of the crew's members, in all; usd_rollout: of these.
-    usd_iteration: with the trainer's machines, where it is known what they cost.
+assignments: one per member. rollout_s: until the last response has ended; iteration_s: until training has ended, too,
+as
+far as its time is known. machines_s: of all the crew's members; usd_rollout: their dollars. usd_iteration: with the
+trainer's machines, if their price is known.
     """
 
     counts: tuple[int, ...]
@@ -55,9 +55,9 @@ class Crew:
 
 
 def planned_crew(request: PlanningRequest, counts: tuple[int, ...]) -> Crew:
-    """The crew of so many members of each offer, with the seeding that suits it, and the groups dealt to it.
+    """The crew with these members of each offer, the seeding that suits it, and the groups dealt to it.
 
-    Its seconds and dollars mean something where `request.measured`.
+    Its seconds and dollars are meaningful if `request.measured`.
     """
     size = sum(counts)
     offers = [offer for offer, count in zip(request.offers, counts, strict=True) for _ in range(count)]
@@ -93,7 +93,7 @@ def planned_crew(request: PlanningRequest, counts: tuple[int, ...]) -> Crew:
 
 
 def iteration_s(request: PlanningRequest, rollout_s: float, seeding: SeedingRecord | None) -> float:
-    """Seconds of an iteration: until everything was generated and trained on, which is done as it is generated."""
+    """Seconds of an iteration until everything is generated and trained; training goes on while members generate."""
     before_s = 0.0
     if seeding is not None:
         before_s = rollout_s if seeding.seeding_s is None else min(seeding.seeding_s, rollout_s)
@@ -101,14 +101,14 @@ def iteration_s(request: PlanningRequest, rollout_s: float, seeding: SeedingReco
 
 
 def usd_beside(request: PlanningRequest, lasting_s: float) -> float:
-    """Dollars of an iteration that lasts so long, but for its crew: the trainer's machines, and what is no machine."""
+    """Dollars of an iteration of this duration beside its crew: the trainer's machines, and costs without a machine."""
     if request.reserved is None:
         return request.usd_no_machine
     return request.usd_no_machine + dollars(lasting_s, request.reserved.usd_per_h)
 
 
 def measured_work_s(request: PlanningRequest) -> float | None:
-    """Member-seconds of the last iteration's rollout, as seeding reckons them."""
+    """Member-seconds of the last iteration's rollout, as seeding counts them."""
     start_s = 0.0 if request.reserved is None else request.reserved.start_s
     reach = [offer.start_s for offer in request.offers]
     engines = engines_in_members(request)
@@ -116,9 +116,9 @@ def measured_work_s(request: PlanningRequest) -> float | None:
 
 
 def engines_in_members(request: PlanningRequest) -> float:
-    """The trainer's engines, in members that decode as much.
+    """The trainer's engines as a number of members that decode as much.
 
-    RLBoost's are alike: a remote instance has the accelerators of one engine.
+    In RLBoost both are alike: a remote instance has the accelerators of one engine.
     """
     if request.reserved is None:
         return 0.0
@@ -127,7 +127,7 @@ def engines_in_members(request: PlanningRequest) -> float:
 
 
 def members_rate(request: PlanningRequest) -> float:
-    """Tokens per second of the last iteration's members, on average; 0 where there is no pool to take any from."""
+    """Mean tokens per second of the last iteration's members; 0 if there is no pool."""
     width = dict(request.width)
     rates = [(_rate(request, offer), width.get(offer.pool, 0)) for offer in request.offers]
     if not any(count for _, count in rates):
@@ -136,12 +136,12 @@ def members_rate(request: PlanningRequest) -> float:
 
 
 def slowest_rate(request: PlanningRequest) -> float:
-    """Tokens per second of a member of the slowest pool that there is; 0 where there is none."""
+    """Tokens per second of a member of the slowest pool; 0 if there is no pool."""
     return min((_rate(request, offer) for offer in request.offers if offer.count_max), default=0.0)
 
 
 def _rate(request: PlanningRequest, offer: CrewOffer | ReservedOffer) -> float:
-    """Tokens per second with as many responses as everybody has if all are asked for."""
+    """Tokens per second at the batch that each member gets if all members are asked for."""
     everybody = sum(other.count_max for other in request.offers)
     everybody += 0 if request.reserved is None else request.reserved.engines
     responses = len(request.lengths) * request.num_generations
@@ -149,9 +149,9 @@ def _rate(request: PlanningRequest, offer: CrewOffer | ReservedOffer) -> float:
 
 
 def planned_seeding(request: PlanningRequest, counts: tuple[int, ...]) -> SeedingRecord | None:
-    """How long the trainer's machines generate beside so many members, as far as they will be there.
+    """How long the trainer's machines generate beside these members, as far as they are expected to come.
 
-    None where they do not generate.
+    None if they do not generate.
     """
     if request.reserved is None or (request.settings.seeding == "off" and any(counts)):
         return None
@@ -182,7 +182,7 @@ def _member(request: PlanningRequest, offer: CrewOffer) -> Member:
 
 
 def _engine(request: PlanningRequest, reserved: ReservedOffer, window_s: float | None) -> Member:
-    """One of the trainer's; what it costs is paid for in any case."""
+    """One of the trainer's engines; it adds no price, because its machine is paid for in any case."""
     return Member(
         pool=TRAIN_POOL,
         step_time=step_time(request, reserved),
@@ -193,7 +193,7 @@ def _engine(request: PlanningRequest, reserved: ReservedOffer, window_s: float |
 
 
 def step_time(request: PlanningRequest, offer: CrewOffer | ReservedOffer) -> StepTime:
-    """As measured; of who was not, as of the first who was: a member and an engine of the trainer count alike."""
+    """The measured step time; for an unmeasured pool, that of the first measured one, members and engines alike."""
     curves = [offer.step_time, *(other.step_time for other in request.offers)]
     if request.reserved is not None:
         curves.append(request.reserved.step_time)
@@ -205,7 +205,7 @@ def _knows_lengths(request: PlanningRequest) -> bool:
 
 
 def _dealt(request: PlanningRequest, members: tuple[Member, ...]) -> tuple[Assignment, ...]:
-    """By length and speed; as if all groups were alike where that is asked for, or has training end sooner."""
+    """Groups dealt by length and speed, or as if all were alike if that is asked for or lets training end sooner."""
     if request.settings.dispatch == "in_turn" or not _knows_lengths(request):
         return _dealt_alike(request, members)
     by_length = _dispatched(request, members, request.lengths)
@@ -221,7 +221,7 @@ def _dealt(request: PlanningRequest, members: tuple[Member, ...]) -> tuple[Assig
 def _short_early(
     request: PlanningRequest, members: Sequence[Member], dealt: Sequence[Assignment], share: float
 ) -> tuple[Assignment, ...]:
-    """The same with other orders, where a member has more responses than it decodes together."""
+    """The same dealing in another order, for members with more responses than they decode together."""
     ordered = []
     for member, assignment in zip(members, dealt, strict=True):
         slots = assignment.batch_max or member.responses_max
@@ -235,7 +235,7 @@ def _short_early(
 
 
 def _dealt_alike(request: PlanningRequest, members: tuple[Member, ...]) -> tuple[Assignment, ...]:
-    """In turn where members are alike, too, or that is asked for; else by speed."""
+    """Groups dealt in turn if all members are alike, or if that is asked for; else by speed."""
     kinds = {(member.step_time, member.responses_max, member.start_s, member.window_s) for member in members}
     if len(kinds) == 1 or request.settings.dispatch == "in_turn":
         dealt = assign_groups(len(request.lengths), len(members))
@@ -260,7 +260,7 @@ def _dispatched(request: PlanningRequest, members: tuple[Member, ...], lengths: 
 
 
 def trained_s(request: PlanningRequest, members: Sequence[Member], assignments: Sequence[Assignment]) -> float:
-    """When training ends, while members generate as they were dealt."""
+    """When training ends, while members generate what they were dealt."""
     lengths = request.responses
     ends: list[npt.NDArray[np.float64]] = []
     groups: list[int] = []
@@ -286,9 +286,9 @@ def _rework_s(request: PlanningRequest, offer: CrewOffer, member: Member, assign
 
 
 def rework_s(offer: CrewOffer, decode_s: float, reprefill_s: float) -> float:
-    """Seconds that losses are expected to cost one member: each a start, and the running prefixes once more.
+    """Seconds that losses are expected to cost one member: each costs a start, and the running prefixes once more.
 
-    A prefix is taken to be half a response of the mean length, prefilled as fast as a full batch decodes; an engine
-    prefills faster than that.
+    A prefix counts as half a response of mean length, prefilled as fast as a full batch decodes; real engines are
+    faster.
     """
     return offer.losses_per_h * decode_s / _SECONDS_PER_HOUR * (offer.start_s + reprefill_s)

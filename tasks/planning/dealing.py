@@ -1,7 +1,7 @@
-"""Ways to deal groups that are sorted by expected length, each timed exactly by whoever chooses among them.
+"""Ways to deal groups that are sorted by expected length; the caller chooses among them by their exact times.
 
-Longest first (LPT); the longest apart, on members of their own (StreamRL, arXiv 2504.15930, Algorithm 2); contiguous
-ranges (RLHFless, arXiv 2602.22718, section 4.3), even ones or as much for each member as it ends in a given time.
+They are: longest first (LPT); the longest apart, on members of their own (StreamRL, arXiv 2504.15930, Algorithm 2);
+contiguous ranges (RLHFless, arXiv 2602.22718, section 4.3), either even or as much as each member ends in a given time.
 """
 
 import heapq
@@ -38,10 +38,11 @@ class Dealing:
 
 @dataclass(frozen=True)
 class Work:
-    """What is dealt: some groups of an iteration.
+    """The groups of an iteration that are to be dealt.
 
-    lengths: of all groups of the iteration, [groups, num_generations] tokens, as expected. order: numbers of those that
-    are dealt, longest first. keep_order: a member begins its groups in the order of their numbers, not in `order`.
+    lengths: expected lengths of all groups of the iteration, [groups, num_generations] tokens. order: the numbers of
+    the
+    groups to deal, longest first. keep_order: a member begins its groups in the order of their numbers, not in `order`.
     """
 
     lengths: Lengths
@@ -54,7 +55,7 @@ class Work:
 
     @cached_property
     def tokens(self) -> list[float]:
-        """By group number."""
+        """Tokens of each group, by number."""
         return [float(tokens) for tokens in self.lengths.sum(axis=1)]
 
     @cached_property
@@ -75,14 +76,14 @@ class Work:
 
 
 def in_turn(work: Work, members: Sequence[Member]) -> Dealing:
-    """By group number, as an iteration of which nothing is known is dealt (tasks/planning/plan.py)."""
+    """Groups dealt by number, as plan.py deals them when nothing is known about them."""
     ascending = sorted(work.order)
     parts = assign_groups(len(ascending), len(members))
     return work.timed([[ascending[k] for k in part] for part in parts], members)
 
 
 def longest_first(work: Work, members: Sequence[Member]) -> Dealing:
-    """The next group to whoever would be free first, were every member to decode its even share together (LPT)."""
+    """Each next group goes to the member that would be free first if each decoded an even share at once (LPT)."""
     return work.timed(_longest_first(work, members), members)
 
 
@@ -99,9 +100,9 @@ def _longest_first(work: Work, members: Sequence[Member]) -> list[list[int]]:
 
 
 def tail_apart(work: Work, members: Sequence[Member]) -> Iterator[Dealing]:
-    """For several shares of the groups: so many of the longest on members of their own, longest first on both sides.
+    """For several shares: this share of the groups, the longest, on members of their own; longest first on both sides.
 
-    How many members that takes is enumerated with an estimate on the mean of all step times.
+    The number of those members is enumerated with an estimate from the mean of all step times.
     """
     ranked = _by_speed(members)
     batch_max = max(member.responses_max for member in members)
@@ -121,7 +122,7 @@ def tail_apart(work: Work, members: Sequence[Member]) -> Iterator[Dealing]:
 
 
 def even_ranges(work: Work, members: Sequence[Member]) -> Dealing:
-    """Contiguous ranges of as many groups for each member as its speed says, the longest to the fastest."""
+    """Contiguous ranges of groups, sized by each member's speed, the longest for the fastest."""
     ranked = _by_speed(members)
     speeds = [1 / _seconds_per_token(members[place], work.responses / len(members)) for place in ranked]
     shares = accumulate(speed / sum(speeds) for speed in speeds)
@@ -130,9 +131,9 @@ def even_ranges(work: Work, members: Sequence[Member]) -> Dealing:
 
 
 def balanced_ranges(work: Work, members: Sequence[Member]) -> Iterator[Dealing]:
-    """Contiguous ranges that all members end at about the same time: the fewest of the longest for the first.
+    """Contiguous ranges that all members end at about the same time: few of the longest groups for the first member.
 
-    With a step time that rises linearly, nothing ends earlier but for what whole groups leave over.
+    If step times rise linearly, nothing ends earlier, except for what whole groups leave over.
     """
     filler = _Filler(work, members, _by_speed(members))
     for _ in range(FILL_ROUNDS):
@@ -142,9 +143,9 @@ def balanced_ranges(work: Work, members: Sequence[Member]) -> Iterator[Dealing]:
 
 
 def full_ranges(work: Work, members: Sequence[Member], cap_s: float) -> Iterator[Dealing]:
-    """Contiguous ranges of as much for each member as it ends in `cap_s`; the last may get none.
+    """Contiguous ranges of as much as each member ends in `cap_s`; the last members may get none.
 
-    Who decodes a single response soonest comes first, and then once more who does it for the least money.
+    Members are ordered first by the time of a single response, and then by its price, if that order differs.
     """
     ranked = _by_speed(members)
     by_price = sorted(ranked, key=lambda place: members[place].usd_per_h * members[place].step_time.step_s(1))
@@ -160,7 +161,7 @@ def full_ranges(work: Work, members: Sequence[Member], cap_s: float) -> Iterator
 class _Filler:
     """Fills members in turn with ranges of the sorted groups, by an estimate that exact times correct.
 
-    The estimate: start + longest response alone + further tokens times a slope, which is each member's own.
+    The estimate is: start + longest response alone + further tokens times a slope, which each member has of its own.
     """
 
     def __init__(self, work: Work, members: Sequence[Member], ranked_places: Sequence[int]) -> None:
@@ -178,7 +179,7 @@ class _Filler:
         return self._work.timed(_cut(self._work, self._ranked, self._cuts(target_s)), self._members)
 
     def least_s(self) -> float:
-        """The earliest time by which, as estimated, all groups are decoded."""
+        """The earliest time by which all groups are decoded, by the estimate."""
         low, high = 0.0, max(self._starts) + self._longest[0] * max(self._alone)
         while self._cuts(high)[-1] < len(self._longest):
             low, high = high, 2 * high
@@ -222,7 +223,7 @@ def _cut(work: Work, ranked: Sequence[int], cuts: Sequence[int]) -> list[list[in
 
 
 def _by_speed(members: Sequence[Member]) -> list[int]:
-    """Who decodes a single response soonest comes first."""
+    """Places of the members, ordered by the time of a single response."""
     return sorted(range(len(members)), key=lambda k: (members[k].step_time.step_s(1), members[k].start_s, k))
 
 
@@ -232,7 +233,7 @@ def _seconds_per_token(member: Member, responses: float) -> float:
 
 
 def _estimates_s(work: Work, members: npt.NDArray[np.int64], step_s: Lengths) -> Lengths:
-    """Seconds that `work` takes each of these numbers of members, with steps of `step_s` by batch."""
+    """Estimated seconds of `work` for each of these numbers of members; `step_s` is by batch size."""
     tokens = sum(work.tokens[group] for group in work.order) / members
     longest = float(work.lengths[list(work.order)].max())
     batches = np.clip(-(-work.responses // members), 1, len(step_s) - 1)

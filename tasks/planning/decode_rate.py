@@ -1,4 +1,4 @@
-"""How fast a member decodes by batch size, measured while it works; and from where on a larger batch no longer pays."""
+"""A member's decode rate by batch size, measured while it works, and the batch size beyond which it stays flat."""
 
 STEPS_MIN = 8
 SMOOTHING = 0.1
@@ -9,8 +9,9 @@ FLAT = 0.95
 class DecodeRate:
     """Step times by number of responses in flight, each from moving averages of the steps seen.
 
-    A step decodes a token of each response. An engine may return several of one at once, or tokens of some responses
-    only: what it took is then counted by its tokens.
+    A step decodes one token of each response. An engine may return several tokens of a response at once, or tokens of
+    only
+    some responses; its time is then divided by its tokens.
     """
 
     def __init__(self) -> None:
@@ -24,7 +25,7 @@ class DecodeRate:
         return self._total_s
 
     def record(self, batch: int, duration_s: float, tokens: int) -> None:
-        """`tokens` of `batch` responses took so long; 0 while the engine has none to show for it yet."""
+        """Note that `tokens` of `batch` responses took this long; 0 tokens if the engine has returned none yet."""
         self._total_s += duration_s
         seen = self._steps.get(batch, 0)
         self._steps[batch] = seen + 1
@@ -33,10 +34,11 @@ class DecodeRate:
         self._means[batch] = (mean_s + weight * (duration_s - mean_s), mean_tokens + weight * (tokens - mean_tokens))
 
     def plateau(self) -> int:
-        """The smallest batch that decodes as many tokens per second as the best, within 5 %; 0 while not known.
+        """The smallest batch whose tokens per second are within 5 % of the best; 0 if unknown.
 
-        Known once batches were seen of which one is twice another (RLBoost, arXiv 2510.19225, section 4.2.1, takes it
-        from a profile of the step before).
+        It is known once two batches were seen of which one is at least twice the other (RLBoost, arXiv 2510.19225,
+        section
+        4.2.1, takes it from a profile of the step before).
         """
         known = self._known()
         if not known or max(known) < 2 * min(known):
@@ -46,7 +48,7 @@ class DecodeRate:
         return min(batch for batch, rate in rates.items() if rate >= enough)
 
     def points(self) -> tuple[tuple[int, float], ...]:
-        """(batch size, seconds of a step), ascending; at most POINTS_MAX, evenly among what is known, ends included."""
+        """(batch size, seconds of a step), ascending; at most POINTS_MAX, evenly chosen, both ends included."""
         known = sorted(self._known().items())
         if len(known) <= POINTS_MAX:
             return tuple(known)
@@ -54,9 +56,9 @@ class DecodeRate:
         return tuple(known[round(index * last / (POINTS_MAX - 1))] for index in range(POINTS_MAX))
 
     def per_response(self, batch_max: int) -> tuple[float, ...]:
-        """Tokens per second of one response, by batch size from 0 (meaningless) to batch_max; empty while not known.
+        """Tokens per second of one response, by batch size from 0 (meaningless) to batch_max; empty if unknown.
 
-        Between measured sizes the nearest one counts, and a step is taken to grow no faster than its batch.
+        Between measured sizes the nearest one counts, and a step is assumed to grow no faster than its batch.
         """
         known = self._known()
         if not known:
@@ -64,7 +66,7 @@ class DecodeRate:
         return tuple(1.0 / self._expected_step_s(known, max(1, batch)) for batch in range(batch_max + 1))
 
     def _known(self) -> dict[int, float]:
-        # A copy in one step: another thread may be recording.
+        # Copied in one step, because another thread may be recording.
         means = list(self._means.items())
         return {b: s * b / tokens for b, (s, tokens) in means if self._steps[b] >= STEPS_MIN and s > 0 and tokens > 0}
 

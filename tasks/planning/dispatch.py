@@ -1,9 +1,10 @@
-"""Dispatch: which member decodes which groups, from expected lengths, as one pure function.
+"""Dispatch: decides which member decodes which groups, from expected lengths, as one pure function.
 
-For the makespan after StreamRL's Algorithm 2 (arXiv 2504.15930): the longest groups on members of their own, which
-decode fewer responses together and hence each of them faster; longest first inside a member. For machine time after
-RLHFless (arXiv 2602.22718, section 4.3): similar lengths together, so that who has short ones leaves early. Every
-dealing that is considered is timed exactly (tasks/planning/makespan.py), and dealing in turn is always one of them.
+For the makespan it follows StreamRL's Algorithm 2 (arXiv 2504.15930): the longest groups go to members of their own,
+which decode fewer responses together and hence each of them faster; inside a member the longest come first. For machine
+time it follows RLHFless (arXiv 2602.22718, section 4.3): similar lengths go together, so that a member with short ones
+leaves early. Every considered dealing is timed exactly (tasks/planning/makespan.py), and dealing in turn is always one
+of them.
 """
 
 import math
@@ -40,26 +41,26 @@ __all__ = ["Assignment", "Dispatch", "Member", "dispatch"]
 
 Objective = Literal["makespan", "gpu_seconds"]
 
-# Expectations are not that exact: anything but dealing plainly, and a smaller batch, must promise more than this.
+# Expectations are inexact: a bounded batch, or any dealing but a plain one, must promise more than this.
 GAIN_MIN = 0.03
-# How often lengths are drawn: fewer times where there are many, whose sums vary less.
+# How often lengths are drawn: fewer times for many responses, whose sums vary less.
 DRAWS_MIN, DRAWS_MAX, DRAWN_RESPONSES = 2, 16, 1 << 12
 PROMISING_MAX = 4
 # Costs within this count as equal.
 EQUAL = 1.01
-# A member that is busy for so much of its window gets no group that it would have to hand on.
+# A member that is busy for this share of its window gets no group that it would have to hand on.
 BUSY = 0.8
-# Less than this share of a response is not worth computing its cache twice.
+# Decoding less than this share of a response is not worth computing its cache twice.
 HANDED_ON_MIN = 0.1
-# A member is isolated when its groups have so many times the tokens of the average group.
+# A member is isolated if its groups have this many times the tokens of the average group.
 ISOLATED_RATIO = 1.25
 
 
 @dataclass(frozen=True, kw_only=True)
 class Assignment:
-    """What one member gets: groups in the order in which it begins them, and how many responses it decodes together.
+    """One member's groups, in the order in which it begins them, and how many responses it decodes together.
 
-    batch_max: None: as many as it can. ends_s: as expected, its start included; 0 without groups.
+    batch_max: None: as many as it can. ends_s: expected end, its start included; 0 without groups.
     """
 
     groups: tuple[int, ...]
@@ -69,7 +70,7 @@ class Assignment:
 
 @dataclass(frozen=True, kw_only=True)
 class Dispatch:
-    """One assignment per member, in their order; machine_s and usd: of those with work, until each has ended."""
+    """One assignment per member, in their order; machine_s and usd: of the members with work, until each has ended."""
 
     assignments: tuple[Assignment, ...]
     makespan_s: float
@@ -88,14 +89,19 @@ def dispatch(
 ) -> Dispatch:
     """Deal whole groups to members.
 
-    "makespan" ends the last response as early as it can. "gpu_seconds" takes the least machine time (dollars, where
-    every member has a price) of all that end no later than even ranges of sorted groups would. Groups that are all
-    expected alike are dealt evenly, by speed. A member with a window gets as many of the shortest groups as it can end
-    in it, or, where these would leave it idle, as many as keep it busy: what has not ended then is taken to go on with
-    the others, of whom one has work at least. Not so where everybody is done by then, or all have windows. keep_order:
-    a member begins its groups in the order of their numbers, else the longest first. length_max: no response gets
-    longer; not to know it makes the longest groups seem longer than they can be. Raises ValueError without members, and
-    for lengths that cannot be.
+    "makespan" ends the last response as early as possible. "gpu_seconds" takes the least machine time (dollars, if every
+    member has a price) of all dealings that end no later than even ranges of sorted groups. Groups that are all
+    expected
+    alike are dealt evenly, by speed. A time-limited member (with window_s) gets the shortest groups that it can finish;
+    if
+    that leaves it idle, enough to stay busy. Members without a limit continue what it has not finished, and at least
+    one of
+    them has work. Limits are ignored if all members have one, and have no effect on members that finish in time anyway.
+    keep_order: a member begins its groups in the order of their numbers, else the longest first. length_max: the limit
+    of
+    a response's length; without it the longest groups seem longer than they can be. Raises ValueError without members,
+    and
+    for impossible lengths.
     """
     if not members:
         raise ValueError("members: none given; allowed: at least one")
@@ -133,13 +139,13 @@ class _Dealer:
 
     @cached_property
     def drawn(self) -> Lengths:
-        """Lengths of all groups as they may turn out."""
+        """Random lengths of all groups, as they may turn out."""
         draws = DRAWN_RESPONSES // (len(self.expected) * self.num_generations)
         draws = min(DRAWS_MAX, max(DRAWS_MIN, draws))
         return drawn_lengths(self.expected, self.num_generations, self.length_max, draws)
 
     def deal(self, work: Work, members: Sequence[Member]) -> Dealing:
-        """Deal all of `work`, whatever the windows."""
+        """Deal all of `work`, ignoring windows."""
         if not work.order:
             return work.timed([[] for _ in members], members)
         evenly = in_turn(work, members)
@@ -155,9 +161,9 @@ class _Dealer:
         return self._soonest(members, plain, [*balanced_ranges(work, members), *tail_apart(work, members)])
 
     def _soonest(self, members: Sequence[Member], plain: Dealing, others: Sequence[Dealing]) -> Dealing:
-        """The one that ends first on average over lengths as they may turn out; `plain` unless another gains enough.
+        """The dealing with the earliest mean end over random lengths; `plain` unless another one gains enough.
 
-        What would end first if every length were as expected is often what suffers most when they are not.
+        The best dealing for exactly the expected lengths often suffers most from other lengths.
         """
         promising = [dealt for dealt in others if dealt.makespan_s < plain.makespan_s]
         promising = sorted(promising, key=lambda dealt: dealt.makespan_s)[:PROMISING_MAX]
@@ -169,7 +175,7 @@ class _Dealer:
         return promising[soonest] if means[soonest] < enough else plain
 
     def assignment(self, work: Work, groups: list[int], ends_s: float, member: Member, members: int) -> Assignment:
-        """Bound a member's batch where that decodes its groups sooner, or keeps the longest apart."""
+        """Bound a member's batch if that decodes its groups sooner, or keeps the longest groups apart."""
         if not groups:
             return Assignment(groups=(), batch_max=None, ends_s=0.0)
         tokens = work.lengths[groups]
@@ -178,13 +184,13 @@ class _Dealer:
         times_s = {batch: member.start_s + member_time_s(tokens, member.step_time, batch) for batch in batches}
         batch = min(batches, key=times_s.__getitem__, default=0)
         if batch and times_s[batch] < (1 - GAIN_MIN) * ends_s:
-            # Whichever of a group's responses comes first.
+            # Mean over lengths drawn anew, in which any response of a group may come first.
             whole_s, in_part_s = (
                 mean_makespan_s(self.drawn, [groups], [who]) for who in (member, replace(member, responses_max=batch))
             )
             if in_part_s < (1 - GAIN_MIN) * whole_s:
                 batch_max, bounded_s = batch, times_s[batch]
-        # Who has fewer groups than others, and longer ones, shall not take unstarted work from these meanwhile.
+        # A member with fewer and longer groups than others should not take unstarted work from them meanwhile.
         few = tokens.size < member.responses_max and len(groups) * members < len(work.order)
         if batch_max is None and few and tokens.sum() > ISOLATED_RATIO * work.tokens_per_group * len(groups):
             batch_max = tokens.size
@@ -192,7 +198,7 @@ class _Dealer:
 
 
 def _cheapest(work: Work, members: Sequence[Member], evenly: Dealing) -> Dealing:
-    """The least machine time, or dollars, of all that end no later than even ranges would; of equals the earliest."""
+    """The least machine time, or dollars, of all that end no later than even ranges; of equals, the earliest."""
     ranges = even_ranges(work, members)
     prices = [member.usd_per_h for member in members]
     weights = prices if all(prices) else [1.0] * len(members)
@@ -204,12 +210,12 @@ def _cheapest(work: Work, members: Sequence[Member], evenly: Dealing) -> Dealing
 
 
 def _within_windows(dealer: _Dealer, work: Work, members: Sequence[Member]) -> Dealing:
-    """Deal again until nobody is expected to work beyond its window more than it must to be busy until then.
+    """Deal again until no member is expected to work beyond its window by more than staying busy until then takes.
 
-    Who would, gets the shortest groups; the others get the rest.
+    A member that would, gets the shortest groups; the others get the rest.
     """
     windows = [math.inf if member.window_s is None else member.window_s for member in members]
-    # Whose window has ended by then would be late in any dealing that is worth it.
+    # A member whose window ends before this bound would be late in any good dealing.
     bound_s = lower_bound_s(work.lengths, members)
     settled = max((window_s for window_s in windows if window_s < bound_s), default=-1.0)
     while True:
@@ -232,7 +238,7 @@ def _within_windows(dealer: _Dealer, work: Work, members: Sequence[Member]) -> D
 
 
 def _count_for(work: Work, member: Member, members: int) -> int:
-    """How many groups from the short end the member ends in its window; else, how many keep it busy all the time."""
+    """How many of the shortest groups the member ends in its window, or else how many keep it busy until its end."""
     tokens_max = _tokens_max(work, member, members)
     batch = _batch(work, member, members)
     by_group = np.minimum(work.lengths[list(work.order[::-1])], tokens_max).sum(axis=1)
@@ -246,7 +252,7 @@ def _count_for(work: Work, member: Member, members: int) -> int:
 
 
 def _batch(work: Work, member: Member, members: int) -> int:
-    """How many responses it decodes together when all members decode alike many."""
+    """How many responses it decodes together if all members decode equally many."""
     return min(member.responses_max, math.ceil(work.responses / members))
 
 
@@ -257,7 +263,7 @@ def _tokens_max(work: Work, member: Member, members: int) -> float:
 
 
 def _count_within(work: Work, member: Member) -> int:
-    """How many groups from the short end the member ends in its window."""
+    """How many of the shortest groups the member ends in its window."""
     window_s = math.inf if member.window_s is None else member.window_s
 
     def fits(count: int) -> bool:
@@ -274,7 +280,7 @@ def _count_within(work: Work, member: Member) -> int:
 
 
 def _somebody_stays(work: Work, members: Sequence[Member], dealt: Dealing) -> Dealing:
-    """Give one group to a member without a window if none has any: who else would go on with what is handed over?"""
+    """Give one group to a member without a window if none has any, so that it can continue the others' work."""
     staying = [place for place, member in enumerate(members) if member.window_s is None]
     if not work.order or any(dealt.groups[place] for place in staying):
         return dealt
@@ -284,7 +290,7 @@ def _somebody_stays(work: Work, members: Sequence[Member], dealt: Dealing) -> De
 
 
 def _handed_on(work: Work, members: Sequence[Member], assignments: list[Assignment]) -> list[Assignment]:
-    """Who works beyond its window ends there, and the others, by their rates together, end so much later."""
+    """End members at their windows; what they leave delays the others, by their joint rate."""
     left, rate = 0.0, 0.0
     for member, assignment in zip(members, assignments, strict=True):
         if member.window_s is None:
@@ -303,7 +309,7 @@ def _handed_on(work: Work, members: Sequence[Member], assignments: list[Assignme
 
 
 def _smaller_batches(member: Member, batch: int, num_generations: int) -> list[int]:
-    """Batches of whole groups worth a try: half, a quarter, and where the decode rate no longer rises."""
+    """Batches of whole groups worth trying: half, a quarter, and the one at which the decode rate stops rising."""
     tried = {batch // 2, batch // 4, member.step_time.plateau(batch) + num_generations - 1}
     sizes = {size - size % num_generations for size in tried}
     return sorted((size for size in sizes if 0 < size < batch), reverse=True)
