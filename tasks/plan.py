@@ -31,9 +31,10 @@ def plan(
     GPU is paid for and before anything is created.
 
     Args:
-        config: the run's configuration after: only orders this task behind another, by the iteration that this one gave
-        pools: those of the crew for which the workflow has machines; slots are returned in this order ahead: how many
-        planned but uncommitted iterations are passed over; they need not be trained yet
+        config: the run's configuration
+        after: only orders this task behind another, by the iteration that this one gave
+        pools: those of the crew for which the workflow has machines; slots are returned in this order
+        ahead: how many planned but uncommitted iterations are passed over; they need not be trained yet
     """
     from tasks.preparing.iteration import WeightsTooOld, prepare, to_train  # noqa: PLC0415 - when the task runs
 

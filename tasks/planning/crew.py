@@ -31,12 +31,12 @@ LONG_SHARES = (0.1, 0.3)
 
 
 @dataclass(frozen=True, kw_only=True)
-"""counts: members of each offer, in order. members: these, then the trainer's engines if they generate.
+class Crew:
+    """counts: members of each offer, in order. members: these, then the trainer's engines if they generate.
 
-assignments: one per member. rollout_s: until the last response has ended; iteration_s: until training has ended, too,
-as
-far as its time is known. machines_s: of all the crew's members; usd_rollout: their dollars. usd_iteration: with the
-trainer's machines, if their price is known.
+    assignments: one per member. rollout_s: until the last response has ended; iteration_s: until training has ended,
+    too, as far as its time is known. machines_s: of all the crew's members; usd_rollout: their dollars. usd_iteration:
+    with the trainer's machines, if their price is known.
     """
 
     counts: tuple[int, ...]

@@ -41,8 +41,8 @@ class Work:
     """The groups of an iteration that are to be dealt.
 
     lengths: expected lengths of all groups of the iteration, [groups, num_generations] tokens. order: the numbers of
-    the
-    groups to deal, longest first. keep_order: a member begins its groups in the order of their numbers, not in `order`.
+    the groups to deal, longest first. keep_order: a member begins its groups in the order of their numbers, not in
+    `order`.
     """
 
     lengths: Lengths

@@ -10,8 +10,7 @@ class DecodeRate:
     """Step times by number of responses in flight, each from moving averages of the steps seen.
 
     A step decodes one token of each response. An engine may return several tokens of a response at once, or tokens of
-    only
-    some responses; its time is then divided by its tokens.
+    only some responses; its time is then divided by its tokens.
     """
 
     def __init__(self) -> None:
@@ -37,8 +36,7 @@ class DecodeRate:
         """The smallest batch whose tokens per second are within 5 % of the best; 0 if unknown.
 
         It is known once two batches were seen of which one is at least twice the other (RLBoost, arXiv 2510.19225,
-        section
-        4.2.1, takes it from a profile of the step before).
+        section 4.2.1, takes it from a profile of the step before).
         """
         known = self._known()
         if not known or max(known) < 2 * min(known):

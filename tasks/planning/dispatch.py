@@ -89,19 +89,15 @@ def dispatch(
 ) -> Dispatch:
     """Deal whole groups to members.
 
-    "makespan" ends the last response as early as possible. "gpu_seconds" takes the least machine time (dollars, if every
-    member has a price) of all dealings that end no later than even ranges of sorted groups. Groups that are all
-    expected
-    alike are dealt evenly, by speed. A time-limited member (with window_s) gets the shortest groups that it can finish;
-    if
-    that leaves it idle, enough to stay busy. Members without a limit continue what it has not finished, and at least
-    one of
-    them has work. Limits are ignored if all members have one, and have no effect on members that finish in time anyway.
+    "makespan" ends the last response as early as possible. "gpu_seconds" takes the least machine time (dollars, if
+    every member has a price) of all dealings that end no later than even ranges of sorted groups. Groups that are all
+    expected alike are dealt evenly, by speed. A time-limited member (with window_s) gets the shortest groups that it
+    can finish; if that leaves it idle, enough to stay busy. Members without a limit continue what it has not finished,
+    and at least one of them has work. Limits are ignored if all members have one, and have no effect on members that
+    finish in time anyway.
     keep_order: a member begins its groups in the order of their numbers, else the longest first. length_max: the limit
-    of
-    a response's length; without it the longest groups seem longer than they can be. Raises ValueError without members,
-    and
-    for impossible lengths.
+    of a response's length; without it the longest groups seem longer than they can be. Raises ValueError without
+    members, and for impossible lengths.
     """
     if not members:
         raise ValueError("members: none given; allowed: at least one")

@@ -1,7 +1,7 @@
-"""A plan's decisions as records: what was known, what else there was, and why, in one plain sentence each.
+"""A plan's decisions as records: what was known, the alternatives, and the reason in one plain sentence each.
 
-What is predicted stands under the names of the report's metrics (docs/guide/metrics.md), so that it can be compared;
-nothing is predicted while no step time was measured.
+Predictions have the names of the report's metrics (docs/guide/metrics.md), so that both can be compared. Nothing is
+predicted until a step time was measured.
 """
 
 from storage.planning_records import DecisionRecord, SeedingRecord
@@ -71,7 +71,7 @@ def _width(request: PlanningRequest, choice: WidthChoice) -> DecisionRecord:
 
 
 def _figures(request: PlanningRequest, crew: Crew) -> Figures:
-    """Of the whole iteration's dollars only where it is known what the trainer's machines cost."""
+    """The predicted figures of a crew; the iteration's dollars only if the trainer's price is known."""
     figures = {ROLLOUT: crew.rollout_s}
     if crew.size:
         figures |= {"timing_s/rollout_machines": crew.machines_s, "cost/usd_rollout": crew.usd_rollout}
@@ -110,8 +110,8 @@ def _seeding(request: PlanningRequest, crew: Crew) -> DecisionRecord | None:
             alternatives = {"both sides end together": {"seeding/seconds": ideal_s}}
     seconds = seeding.seeding_s
     if seconds is None:
-        nobody = "no member of the crew is expected to be there"
-        chosen, reason = "until nothing is left", nobody if crew.size else "all is left to the trainer's machines"
+        absent = "no member of the crew is expected to be there"
+        chosen, reason = "until nothing is left", absent if crew.size else "all is left to the trainer's machines"
     elif seconds > 0:
         chosen, reason = f"{seconds:.1f} s", _why_so_long(request, seeding, knows_work=needed is not None)
     elif needed is not None and seeding.members >= needed:
@@ -141,7 +141,7 @@ def _why_so_long(request: PlanningRequest, seeding: SeedingRecord, *, knows_work
     if before.seeding_s is None:
         return "as it is set: how much work there is for members is not known"
     if waits is None or waits.members <= 0:
-        return "as before: nothing is known of who waited"
+        return "as before: nothing is known of the waits"
     longer = waits.wait_train_s > waits.wait_remote_s
     return f"the {'trainer' if longer else 'crew'} waited for longer than the {'crew' if longer else 'trainer'}"
 
@@ -177,7 +177,7 @@ def _dispatch(request: PlanningRequest, crew: Crew) -> DecisionRecord:
 
 
 def _locality(crew: Crew) -> DecisionRecord | None:
-    """Where members differ in how far they are; says how many break the inequality of the longest work's place."""
+    """Only if members have different reaches: the longest work's place, and how many members break the inequality."""
     working = [
         (member, assignment)
         for member, assignment in zip(crew.members, crew.assignments, strict=True)
@@ -196,7 +196,7 @@ def _locality(crew: Crew) -> DecisionRecord | None:
         name="locality",
         chosen=f"the longest work to {nearest.pool}",
         reason="it begins soonest"
-        + (f"; {len(late)} members further away end after it" if late else "; nobody further away ends after it"),
+        + (f"; {len(late)} members further away end after it" if late else "; no member further away ends after it"),
         inputs={
             "nearest_reach_s": nearest.start_s,
             "farthest_reach_s": max(member.start_s for member, _ in working),

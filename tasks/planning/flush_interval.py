@@ -1,28 +1,28 @@
-"""How often a worker should write a shard: what flushing costs against what a loss between two flushes costs.
+"""How often a member should flush: the cost of flushing against the cost of a loss between two flushes.
 
-Pure formulas; knows no prices and no store.
+Pure formulas; this module knows no prices and no store.
 """
 
 import math
 
 SECONDS_PER_HOUR = 3600.0
-# The trainer reads the shard; the worker asks for claims on what it holds, and whether the iteration is closed.
+# The trainer reads the shard; the member asks for claims on what it holds, and whether the iteration is closed.
 GETS_PER_FLUSH = 3
 
 
 def flush_usd(put_usd: float, get_usd: float, stall_s: float, machine_usd_per_h: float) -> float:
-    """Dollars of one flush: one PUT, GETS_PER_FLUSH GETs, and `stall_s` in which decoding stands still.
+    """Dollars of one flush: one PUT, GETS_PER_FLUSH GETs, and `stall_s` seconds in which decoding stands still.
 
-    A worker flushes beside its decode loop, so its stall is about 0.
+    A member flushes beside its decode loop, so its stall is about 0.
     """
     return put_usd + GETS_PER_FLUSH * get_usd + stall_s * machine_usd_per_h / SECONDS_PER_HOUR
 
 
 def expected_usd_per_h(interval_s: float, usd_per_flush: float, losses_per_h: float, machine_usd_per_h: float) -> float:
-    """Dollars per worker-hour of flushing every `interval_s`: the flushes, and the work that losses take with them.
+    """Dollars per member-hour with a flush every `interval_s`: the flushes, and the work that losses destroy.
 
-    losses_per_h counts unannounced losses; one takes half an interval of the machine's time on average. Young,
-    "A first order approximation to the optimum checkpoint interval", CACM 17 (1974), in dollars instead of seconds.
+    losses_per_h counts unannounced losses; each destroys half an interval of the machine's time on average. Young, "A
+    first order approximation to the optimum checkpoint interval", CACM 17 (1974), in dollars instead of seconds.
     """
     flushes_per_h = SECONDS_PER_HOUR / interval_s
     lost_s_per_h = losses_per_h * interval_s / 2
@@ -30,11 +30,11 @@ def expected_usd_per_h(interval_s: float, usd_per_flush: float, losses_per_h: fl
 
 
 def best_flush_interval_s(usd_per_flush: float, losses_per_h: float, machine_usd_per_h: float) -> float:
-    """The interval in seconds at which `expected_usd_per_h` is least: 3600 sqrt(2 c / (lambda p)).
+    """The interval in seconds with the lowest `expected_usd_per_h`: 3600 sqrt(2 c / (lambda p)).
 
-    Infinite when nothing is ever lost or machines are free. First order: right while the interval is short against the
-    time between losses, beyond which Daly, Future Generation Computer Systems 22 (2006), has more terms. It leaves out
-    that a lost tail delays the slowest response of an iteration, which argues for less.
+    Infinite if nothing is ever lost or machines are free. First order: right while the interval is short against the
+    time between losses; beyond that Daly, Future Generation Computer Systems 22 (2006), has more terms. It leaves out
+    that a lost tail delays the slowest response of an iteration, which argues for a shorter interval.
     """
     loss_usd_per_h2 = losses_per_h * machine_usd_per_h
     if loss_usd_per_h2 == 0:

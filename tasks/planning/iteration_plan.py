@@ -1,6 +1,6 @@
-"""The plan of an iteration as one pure function of what is known: width, seeding, dispatch, and why.
+"""Joins all decisions of an iteration into one pure function: width, seeding and dispatch, with their reasons.
 
-The plan task calls it in every iteration, and the forecast's simulator calls the same. No IO, no clock.
+The plan task calls it in every iteration, and the forecast's simulator calls the same function. No IO, no clock.
 """
 
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ __all__ = ["BudgetExceeded", "IterationPlan", "PlanningRequest", "plan_iteration
 
 @dataclass(frozen=True, kw_only=True)
 class IterationPlan:
-    """Who generates what; why, is in `decisions`.
+    """The slots with their groups; the reasons are in `decisions`.
 
-    slots: the crew's, pool by pool in the order of the offers, then those on the trainer's machines. A slot may have no
-    groups, where there are fewer groups than members.
+    slots: the crew's, pool by pool in the order of the offers, then those on the trainer's machines. If there are fewer
+    groups than members, some slots have no groups.
     """
 
     slots: tuple[SlotPlan, ...]
@@ -30,7 +30,7 @@ class IterationPlan:
 def plan_iteration(request: PlanningRequest) -> IterationPlan:
     """Choose the crew and deal the groups to it.
 
-    Raises BudgetExceeded when nothing that is allowed is affordable, and ValueError when there is nobody to generate.
+    Raises BudgetExceeded if no allowed plan is affordable, and ValueError if there is no member to generate.
     """
     _check(request)
     choice = choose_width(request)

@@ -1,4 +1,4 @@
-"""How good a prediction of lengths was: what of the longest it found, and whether it had the order right."""
+"""Scores of a length prediction: how many of the longest groups it found, and how well it had the order."""
 
 import numpy as np
 import numpy.typing as npt
@@ -8,12 +8,12 @@ LONGEST_SHARE = 0.2
 
 
 def recall_of_longest(expected: npt.ArrayLike, actual: npt.ArrayLike, share: float = LONGEST_SHARE) -> float:
-    """Of the k groups that were expected to be the longest, the share that is as long as the k-th longest.
+    """Of the k groups expected to be the longest, the share that is at least as long as the k-th longest.
 
     expected, actual: one figure per group; k is `share` of the groups, rounded, at least one. Groups that tie with the
-    k-th longest were all right to name. Where expectations tie, it is the mean over all orders of those that tie: who
-    expects all alike finds what chance finds, k of n where no lengths tie. StreamRL scores its ranker so (arXiv
-    2504.15930, section 4.2). Raises ValueError when there are no groups, or not as many of both.
+    k-th longest all count as right. If expectations tie, this is the mean over all orders of the ties: a predictor that
+    expects all alike scores what chance scores, k of n if no lengths tie. StreamRL scores its ranker so (arXiv
+    2504.15930, section 4.2). Raises ValueError if there are no groups, or a different number of each.
     """
     wanted, found = _pair(expected, actual)
     k = max(1, round(share * wanted.size))
@@ -25,9 +25,9 @@ def recall_of_longest(expected: npt.ArrayLike, actual: npt.ArrayLike, share: flo
 
 
 def rank_correlation(expected: npt.ArrayLike, actual: npt.ArrayLike) -> float:
-    """Spearman's: the correlation of the ranks, ties at their mean rank; 0 where either side is all alike.
+    """Spearman's rank correlation, with ties at their mean rank; 0 if all values of either side are equal.
 
-    Raises as `recall_of_longest`.
+    Raises what `recall_of_longest` raises.
     """
     sides = [ranks(side) for side in _pair(expected, actual)]
     x, y = (side - side.mean() for side in sides)
@@ -36,7 +36,7 @@ def rank_correlation(expected: npt.ArrayLike, actual: npt.ArrayLike) -> float:
 
 
 def ranks(values: npt.ArrayLike) -> Floats:
-    """Rank of each value from 1, ascending; equal values share the mean of theirs."""
+    """The rank of each value from 1, ascending; equal values share their mean rank."""
     _, inverse, counts = np.unique(np.asarray(values, dtype=np.float64), return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
     mean: Floats = (last - (counts - 1) / 2)[inverse]

@@ -1,8 +1,8 @@
-"""Length prediction: what each group's responses will be like, from what the run has seen; every predictor, and which.
+"""Length prediction: all predictors of each group's response lengths, and the choice among them.
 
 "history" knows each prompt's lengths from earlier epochs (RLHFless, arXiv 2602.22718, section 4.3), "ranker" learns the
-order of prompts (StreamRL; tasks/planning/ranker.py), "features" fits lengths to the prompt's and the known answer's,
-"none" expects all alike. All are measured in every iteration, used or not. Pure: the state is a LengthTable.
+order of prompts (StreamRL; tasks/planning/ranker.py), "features" fits lengths to those of the prompt and of the known
+answer, "none" expects all alike. All are measured in every iteration, used or not. Pure: the state is a LengthTable.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,12 +20,12 @@ from tasks.planning.prompt_features import PromptFeatures
 from tasks.planning.ranker import scores, trained
 
 Floats = npt.NDArray[np.float64]
-# Of the newest epoch in a prompt's history: a window of three (alpha = 2 / (window + 1)). RLHFless finds windows of one
-# to four equally good; a group's mean is of few responses, so that a longer one is less noisy.
+# Weight of the newest epoch in a prompt's history, a window of three (alpha = 2 / (window + 1)). RLHFless finds windows
+# of one to four equally good; a group's mean is of few responses, so a longer window is less noisy.
 ALPHA = 0.5
-# Of an iteration in the regression's sums, per iteration: the policy that made it is gone.
+# Factor per iteration on earlier iterations in the regression's sums, because their policy is gone.
 MEMORY = 0.8
-# Before anything was fitted, lengths grow with the square root of the answer's and of the prompt's.
+# Before anything is fitted, lengths grow with the square roots of the answer's and of the prompt's length.
 _SLOPES = np.array([0.0, 0.5, 0.0, 0.5])
 _RIDGE = np.array([1e-6, 1.0, 1.0, 1.0])
 _POINTS = (np.arange(QUANTILES) + 0.5) / QUANTILES
@@ -40,17 +40,17 @@ class LengthScore:
 
 
 def choose_predictor(recalls: Mapping[str, Sequence[float]], settings: PlanningConfig) -> str:
-    """The predictor to use; `recalls`: by predictor, of the last iterations in which it was measured.
+    """The predictor to use; `recalls`: by predictor, from the last iterations in which it was measured.
 
-    "auto": the one with the best mean recall. A named one: itself, also while it was never measured. Either is used if
-    its mean is at least recall_min; otherwise the next of PREDICTORS that reaches it is, and at last "none". As all are
-    measured always, a predictor comes back when it has recovered.
+    "auto" takes the one with the best mean recall. A named one is taken as it is if it was never measured. In all other
+    cases the mean must reach recall_min; if it does not, the next of PREDICTORS that reaches it is taken, or else
+    "none". All are always measured, so a predictor returns once it has recovered.
     """
     means = {name: float(np.mean(recalls[name])) for name in PREDICTORS if len(recalls.get(name, ()))}
     named = settings.length_predictor
     if named == "auto":
         useful = [name for name in PREDICTORS[:-1] if name in means]
-        # Of equals the first, which is the stronger.
+        # Of equal ones the first, which is the stronger.
         order = sorted(useful, key=lambda name: -means[name])
     else:
         if named not in means:
@@ -60,7 +60,7 @@ def choose_predictor(recalls: Mapping[str, Sequence[float]], settings: PlanningC
 
 
 def recent_recalls(table: LengthTable) -> dict[str, list[float]]:
-    """By predictor, in the last iterations, the newest last; what was not measured is left out."""
+    """Recalls by predictor in the last iterations, the newest last; unmeasured ones are left out."""
     return {
         name: [float(value) for value in row if not np.isnan(value)]
         for name, row in zip(PREDICTORS, table.recall, strict=True)
@@ -68,9 +68,9 @@ def recent_recalls(table: LengthTable) -> dict[str, list[float]]:
 
 
 def predict(predictor: str, table: LengthTable, prompts: PromptFeatures, length_max: int) -> GroupLengths:
-    """What `predictor` expects of groups of these prompts, in tokens from 1 to length_max.
+    """The lengths that `predictor` expects of these prompts' groups, in tokens from 1 to length_max.
 
-    Before anything was learned, all but "features" are "none", which then expects half of length_max. Raises
+    Before anything is learned, all but "features" act as "none", which then expects half of length_max. Raises
     ValueError for an unknown predictor.
     """
     if predictor not in PREDICTORS:
@@ -97,14 +97,14 @@ def predict(predictor: str, table: LengthTable, prompts: PromptFeatures, length_
 def learn(
     table: LengthTable, prompts: PromptFeatures, lengths: Floats, *, iteration: int, length_max: int
 ) -> tuple[LengthTable, dict[str, LengthScore]]:
-    """The table after an iteration, and how good every predictor was by the table before it.
+    """The table after an iteration, and the scores of every predictor with the table before it.
 
-    prompts: of the n groups all of whose responses have ended; lengths: [n, members] in tokens. Of less than two groups
-    nothing is scored, and no predictor that could only expect all alike, but for "none". Raises ValueError when the
-    lengths are not of these groups.
+    prompts: those of the n groups whose responses have all ended; lengths: [n, samples] in tokens. Fewer than two
+    groups are not scored, and neither is a predictor that could only expect all alike, except "none". Raises ValueError
+    if the lengths do not belong to these groups.
     """
     if lengths.ndim != 2 or len(lengths) != len(prompts):
-        raise ValueError(f"lengths: shape {lengths.shape}; allowed: ({len(prompts)}, members)")
+        raise ValueError(f"lengths: shape {lengths.shape}; allowed: ({len(prompts)}, samples)")
     if not len(prompts):
         return replace(table, iteration=iteration), {}
     means = lengths.mean(axis=1)
@@ -114,7 +114,7 @@ def learn(
         for name, expected in found.items()
         if len(prompts) > 1 and expected.predictor == name
     }
-    # Before anything was learned no expectation is of these responses' scale.
+    # Before anything is learned, expectations do not have the scale of these responses.
     overall = max(1.0, means.mean())
     scales = [expected.expected[:, None] if table.learned else overall for expected in found.values()]
     ratios = [np.quantile(lengths / scale, 0.9) for scale in scales]
@@ -139,12 +139,12 @@ def learn(
 
 
 def score(expected: npt.ArrayLike, means: npt.ArrayLike) -> LengthScore:
-    """Of what was expected of groups, by the mean lengths that came out."""
+    """The scores of the lengths expected of groups, given their real mean lengths."""
     return LengthScore(recall=recall_of_longest(expected, means), rank_correlation=rank_correlation(expected, means))
 
 
 def _fitted(table: LengthTable, prompts: PromptFeatures) -> Floats:
-    """From a ridge regression of ln(mean length); with nothing learned, by the slopes it is drawn to."""
+    """Lengths from a ridge regression of ln(mean length); before anything is learned, from its prior slopes."""
     slopes = np.linalg.solve(table.gram + np.diag(_RIDGE), table.moment + _RIDGE * _SLOPES)
     logs: Floats = (prompts.dense * slopes).sum(axis=1)
     expected: Floats = np.exp(np.minimum(logs, 50.0))
@@ -152,7 +152,7 @@ def _fitted(table: LengthTable, prompts: PromptFeatures) -> Floats:
 
 
 def _remembered(table: LengthTable, prompts: PromptFeatures) -> tuple[Floats, Floats]:
-    """Expected and high of prompts seen before; of the others what "features" says, and NaN."""
+    """Expected and high of prompts seen before; for other prompts those of "features", and NaN."""
     places, known = _places(table.prompts, prompts.digests)
     expected = _fitted(table, prompts)
     high = np.full(len(prompts), np.nan)
@@ -162,7 +162,7 @@ def _remembered(table: LengthTable, prompts: PromptFeatures) -> tuple[Floats, Fl
 
 
 def _with_history(table: LengthTable, prompts: PromptFeatures, lengths: Floats, iteration: int) -> LengthTable:
-    """The prompts' averages with this epoch's groups in them; a prompt that is there twice counts as its last."""
+    """The prompts' averages after this epoch's groups; of a prompt that occurs twice, its last group counts."""
     digests, places = np.unique(prompts.digests[::-1], return_index=True)
     groups = lengths[::-1][places]
     places, known = _places(table.prompts, digests)
@@ -173,7 +173,7 @@ def _with_history(table: LengthTable, prompts: PromptFeatures, lengths: Floats, 
     before[known] = table.mean[seen]
     variance[known] = np.nan_to_num(table.deviation[seen].astype(np.float64)) ** 2
     shift = np.where(known, groups.mean(axis=1) - before, 0.0)
-    # Of a mixture of the past and this epoch: their variances, and that of their means.
+    # The variance of a mixture of the past and this epoch: their variances, and the variance of their means.
     variance = (1 - alpha) * (variance + alpha * shift**2) + alpha * groups.var(
         axis=1, ddof=min(1, groups.shape[1] - 1)
     )
@@ -207,13 +207,13 @@ def _with_history(table: LengthTable, prompts: PromptFeatures, lengths: Floats, 
 def _places(
     known: npt.NDArray[np.uint64], wanted: npt.NDArray[np.uint64]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Where each wanted digest stands among the known ones, which ascend, and whether it does."""
+    """The place of each wanted digest among the known ones, which ascend, and whether it is one of them."""
     places = np.searchsorted(known, wanted)
     places = np.minimum(places, max(0, known.size - 1))
     return places, (known[places] == wanted) if known.size else np.zeros(wanted.size, dtype=bool)
 
 
 def _shifted(recent: Floats, newest: Mapping[str, float]) -> Floats:
-    """The columns moved by one, and the newest at the end; as they were when nothing was measured."""
+    """The columns shifted by one, with the newest at the end; unchanged if nothing was measured."""
     column = [newest.get(name, np.nan) for name in PREDICTORS]
     return np.column_stack([recent[:, 1:], column]) if newest else recent

@@ -1,8 +1,9 @@
-"""Locality: the longest work goes to the member that is nearest to the trainer.
+"""Locality: gives the longest work to the member that is nearest to the trainer.
 
 RLHFless (arXiv 2602.22718, section 4.5) places the actor with the longest work beside the learner and asks of every
-other one that L_model(i) + L_KV(i) + L_decode(i) <= L_prefill + L_decode(1). Here no KV cache is moved: what a member
-needs before it decodes is its start, the weights and the journal over its link, its reach; each prefills for itself.
+other one that L_model(i) + L_KV(i) + L_decode(i) <= L_prefill + L_decode(1). Here no KV cache is moved. A member's
+reach is the time that it needs before it decodes: its start, the weights and the journal over its link. Each member
+prefills for itself.
 """
 
 from collections import defaultdict
@@ -12,18 +13,18 @@ from tasks.planning.dispatch import Assignment, Member
 
 
 def may_hold(reach_s: float, decode_s: float, nearest_reach_s: float, nearest_decode_s: float) -> bool:
-    """The inequality: a member so far away has ended its work when the nearest one has ended the longest."""
+    """The inequality: whether a member with this reach ends its work before the nearest one ends the longest."""
     return reach_s + decode_s <= nearest_reach_s + nearest_decode_s
 
 
 def longest_nearest(
     members: Sequence[Member], assignments: Sequence[Assignment], losses_per_h: Sequence[float], *, same_price: bool
 ) -> tuple[Assignment, ...]:
-    """Exchange assignments among members of equal speed, the longer the nearer; equally near: the fewer losses.
+    """Exchange assignments among members of equal speed: the longer, the nearer; if equally near, the fewer losses.
 
-    The longest with the shortest reach first has the smallest latest end of all pairings of the two, so the makespan
-    never grows. same_price: only among members that cost the same, so that the dollars do not grow either. Members that
-    generate for a limited time keep theirs.
+    Pairing the longest work with the shortest reach gives the smallest latest end of all pairings, so the makespan
+    never grows. same_price: exchange only among members of the same price, so that the dollars do not grow either.
+    Time-limited members keep their assignments.
     """
     classes = defaultdict(list)
     for index, member in enumerate(members):
@@ -42,7 +43,7 @@ def longest_nearest(
 
 
 def decode_s(member: Member, assignment: Assignment) -> float:
-    """Seconds that a member works on its assignment once it has begun; 0 without one."""
+    """Seconds that a member works on its assignment after its start; 0 without one."""
     return assignment.ends_s - member.start_s if assignment.groups else 0.0
 
 

@@ -1,6 +1,6 @@
-"""The log-normal distribution with a given mean and 0.9 quantile, as which lengths are expected.
+"""The log-normal distribution of lengths with a given mean and 0.9 quantile.
 
-ln(high / expected) is HIGH * s - s^2 / 2 for a deviation s, which is largest at s = HIGH. Pure functions of arrays.
+ln(high / expected) is HIGH * s - s^2 / 2 for a deviation s, and largest at s = HIGH. Pure functions of arrays.
 """
 
 from statistics import NormalDist

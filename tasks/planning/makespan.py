@@ -1,9 +1,9 @@
-"""How long members decode what they were dealt, exactly, and the time that no dealing can beat. No IO, no clock.
+"""The exact time that members take to decode their groups, and the time that no dealing can beat. No IO, no clock.
 
-All responses of a member advance one token per step, so that its time is the sum of its steps: tau(j) for every token
-that j responses have together, T = sum_j tau(j) (L_j - L_(j+1)) with lengths descending (TailSieve, section 2.1). Where
-more responses wait than it decodes together, a slot that falls free goes on with the next one, and the same holds of
-the tokens of each slot.
+All responses of a member advance one token per step, so its time is the sum of its steps: tau(j) for every token that j
+responses decode together, T = sum_j tau(j) (L_j - L_(j+1)) with lengths descending (TailSieve, section 2.1). If more
+responses wait than it decodes together, a free slot takes the next one, and the same formula holds for the tokens of
+each slot.
 """
 
 import heapq
@@ -26,8 +26,9 @@ Lengths = npt.NDArray[np.float64]
 class Member:
     """A machine to which groups are dealt.
 
-    responses_max: it decodes together. start_s: until it begins to decode. window_s: it generates only until then,
-    counted as start_s is; None: as long as there is work. Raises ValueError for what cannot be.
+    responses_max: the most responses it decodes together. start_s: seconds until it begins to decode. window_s: it
+    generates only until then, counted as start_s is; None: as long as there is work. Raises ValueError for impossible
+    values.
     """
 
     pool: str
@@ -47,11 +48,11 @@ class Member:
 
 
 def response_lengths(lengths: GroupLengths, num_generations: int, length_max: float = math.inf) -> Lengths:
-    """Lengths that stand for a group's responses: [groups, num_generations], descending, their mean as expected.
+    """Lengths that stand for a group's responses: [groups, num_generations], descending, with the expected mean.
 
-    They are the midpoints of equal parts of the log-normal that has the expected mean and the 90 % quantile `high`
-    (where it cannot be so far from the mean, the widest that there is), cut where responses are, at length_max. Raises
-    ValueError for lengths that are not above 0, or of which `high` is less.
+    They are the midpoints of equal parts of the log-normal with the expected mean and the 90 % quantile `high` (or the
+    widest one, if none has a quantile so far from the mean), cut off at length_max, as responses are. Raises ValueError
+    for lengths not above 0, or above `high`.
     """
     if num_generations < 1:
         raise ValueError(f"num_generations: value {num_generations}; allowed: at least 1")
@@ -64,9 +65,9 @@ def response_lengths(lengths: GroupLengths, num_generations: int, length_max: fl
 
 
 def drawn_lengths(lengths: GroupLengths, num_generations: int, length_max: float, draws: int) -> Lengths:
-    """Lengths as they may turn out: [draws, groups, num_generations], from the same log-normals, always the same.
+    """Random lengths as they may turn out: [draws, groups, num_generations], from these log-normals, always the same.
 
-    A group as a whole may be misjudged: half of the variance (of the logarithm) is common to its responses.
+    A whole group may be misjudged: half of the variance (of the logarithm) is common to its responses.
     """
     generator = np.random.default_rng(0)
     groups = generator.standard_normal((draws, len(lengths), 1))
@@ -77,11 +78,11 @@ def drawn_lengths(lengths: GroupLengths, num_generations: int, length_max: float
 
 
 def _spread(lengths: GroupLengths) -> Lengths:
-    """Standard deviation of the logarithm; raises ValueError for lengths that cannot be."""
+    """Standard deviation of the logarithm; raises ValueError for impossible lengths."""
     expected, high = lengths.expected, lengths.high
     if not len(expected) or expected.shape != high.shape or expected.ndim != 1:
         raise ValueError(f"lengths: shapes {expected.shape} and {high.shape}; allowed: one entry per group in both")
-    # Written so that what is not a number fails as well.
+    # Written so that NaN fails, too.
     wrong = ~((expected > 0) & (high >= expected) & np.isfinite(high))
     if wrong.any():
         found = f"{expected[wrong][0]} and {high[wrong][0]}"
@@ -92,7 +93,7 @@ def _spread(lengths: GroupLengths) -> Lengths:
 def member_time_s(lengths: Sequence[float] | Lengths, step_time: StepTime, responses_max: int) -> float:
     """Seconds in which one member decodes responses of these lengths (tokens), given in the order of their start.
 
-    At most responses_max run at once; the next starts when one has ended. Exact for whole numbers of tokens.
+    At most responses_max run at once; the next one starts when one has ended. Exact for whole numbers of tokens.
     """
     if responses_max < 1:
         raise ValueError(f"responses_max: value {responses_max}; allowed: at least 1")
@@ -100,7 +101,7 @@ def member_time_s(lengths: Sequence[float] | Lengths, step_time: StepTime, respo
 
 
 def _times_s(tokens: Lengths, step_time: StepTime, responses_max: int) -> Lengths:
-    """The same for each row of [draws, responses]."""
+    """Seconds for each row of [draws, responses], as in `member_time_s`."""
     if tokens.shape[1] > responses_max:
         tokens = np.array([_slots(row, responses_max) for row in tokens.tolist()])
     # Sum by parts: L_j (tau(j) - tau(j - 1)).
@@ -108,7 +109,7 @@ def _times_s(tokens: Lengths, step_time: StepTime, responses_max: int) -> Length
 
 
 def _slots(tokens: list[float], slots_max: int) -> list[float]:
-    """Tokens that each slot decodes, when a free one goes on with the next response."""
+    """The tokens that each slot decodes, if a free slot takes the next response."""
     slots = tokens[:slots_max]
     heapq.heapify(slots)
     for length in tokens[slots_max:]:
@@ -117,7 +118,7 @@ def _slots(tokens: list[float], slots_max: int) -> list[float]:
 
 
 def ends_s(lengths: Lengths, dealt: Sequence[Sequence[int]], members: Sequence[Member]) -> list[float]:
-    """When each member has decoded its groups, its start included; 0 of one without any.
+    """When each member has decoded its groups, its start included; 0 for a member without groups.
 
     lengths: [groups, num_generations]; dealt: each member's groups in the order in which it begins them.
     """
@@ -126,12 +127,12 @@ def ends_s(lengths: Lengths, dealt: Sequence[Sequence[int]], members: Sequence[M
 
 
 def mean_makespan_s(drawn: Lengths, dealt: Sequence[Sequence[int]], members: Sequence[Member]) -> float:
-    """When the last member has decoded its groups, on average over `drawn`, [draws, groups, num_generations]."""
+    """When the last member has decoded its groups: the mean over `drawn`, [draws, groups, num_generations]."""
     return float(_ends_s(drawn, dealt, members).max(axis=0).mean())
 
 
 def _ends_s(drawn: Lengths, dealt: Sequence[Sequence[int]], members: Sequence[Member]) -> Lengths:
-    """[members, draws]."""
+    """The ends of all members in all draws: [members, draws]."""
     ends = np.zeros((len(members), len(drawn)))
     for place, (groups, member) in enumerate(zip(dealt, members, strict=True)):
         if groups:
@@ -141,10 +142,10 @@ def _ends_s(drawn: Lengths, dealt: Sequence[Sequence[int]], members: Sequence[Me
 
 
 def lower_bound_s(lengths: Lengths, members: Sequence[Member]) -> float:
-    """Seconds within which no assignment of responses of these lengths to these members can end.
+    """Seconds before which no assignment of responses of these lengths to these members can end.
 
-    The greater of two: all tokens, when every member decodes at its best rate from its start on; and the longest
-    response alone on the member that has it first.
+    It is the larger of two: the time of all tokens, if every member decodes at its best rate from its start on, and the
+    time of the longest response alone on the member that ends it first.
     """
     rates = [_best_tokens_per_s(member) for member in members]
     longest = float(lengths.max())

@@ -1,4 +1,4 @@
-"""What the planner may use, and what it knows of it: pools of machines, lengths, and how the iteration before went."""
+"""What the planner may use, and what it knows: pools of machines, lengths, and how the last iteration went."""
 
 from dataclasses import dataclass
 
@@ -12,10 +12,10 @@ from tasks.planning.step_time import NOMINAL, StepTime
 class CrewOffer:
     """A pool from which members of the crew may be taken.
 
-    count_min, count_max: members at least, and at most (of what there is). usd_per_h: of one member. responses_max: it
-    decodes together. step_time: NOMINAL while nothing was measured. start_s: from being asked for to the weights in
-    place, as far as it is known. losses_per_h: of one machine. available: machines that there were at last, where they
-    were fewer than were asked for; more may come. None: as many as are asked for.
+    count_min, count_max: the least and the most members. usd_per_h: price of one member. responses_max: the most
+    responses it decodes together. step_time: NOMINAL until one is measured. start_s: from the request to the weights in
+    place, as far as it is known. losses_per_h: of one machine. available: machines at the end of the last iteration, if
+    they were fewer than asked for, although more may come; None: as many as are asked for.
     """
 
     pool: str
@@ -33,15 +33,15 @@ class CrewOffer:
         return self.step_time is not NOMINAL
 
     def expected(self, count: int) -> int:
-        """How many will be there, of so many members that are asked for."""
+        """How many of the members asked for are expected to come."""
         return count if self.available is None else min(count, self.available)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReservedOffer:
-    """The trainer's machines as members: so many engines, which generate until training begins.
+    """The trainer's machines as members: `engines` engines, which generate until training begins.
 
-    usd_per_h: of all of them together; paid whether they generate or wait. start_s: until the engines are ready.
+    usd_per_h: of all of them together, paid whether they generate or wait. start_s: until the engines are ready.
     """
 
     engines: int
@@ -53,10 +53,10 @@ class ReservedOffer:
 
 @dataclass(frozen=True)
 class GroupLengths:
-    """What is expected of the lengths of each group's responses: float64 arrays of one entry per group.
+    """The expected lengths of each group's responses: float64 arrays with one entry per group.
 
-    expected: their mean; high: what one in ten exceeds, at least `expected`. predictor: who says so; "none" when all
-    groups are expected alike.
+    expected: their mean; high: the length that one in ten exceeds, at least `expected`. predictor: its name; "none" if
+    all groups are expected alike.
     """
 
     predictor: str
@@ -71,11 +71,11 @@ class GroupLengths:
 class StepWaits:
     """How the last concluded iteration went, in seconds.
 
-    wait_train_s: the trainer waited for responses (after it had ended its seeding); wait_remote_s: the crew waited for
-    the iteration to end after its last response; train_s: the trainer computed; rollout_s: the crew decoded, from the
-    first token to the last (where there was no crew, the trainer's engines). members, members_at_end: of the crew, on
-    average and when the last response had ended. generated_s: each of the trainer's engines decoded for so long, beyond
-    the planned window too; None: not told, so as the plan had it.
+    wait_train_s: the trainer's wait for responses, after its seeding; wait_remote_s: the crew's wait for the iteration
+    to end, after its last response; train_s: the trainer's computing; rollout_s: the crew's decoding from its first
+    token to its last (without a crew, that of the trainer's engines). members, members_at_end: of the crew, on average
+    and when the last response had ended. generated_s: decoding of each of the trainer's engines, also beyond the
+    planned window; None: not reported, so as planned.
     """
 
     wait_train_s: float

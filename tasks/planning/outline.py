@@ -1,7 +1,7 @@
-"""What a width would lead to, in outline: quick enough to look at many before the groups are dealt to a few.
+"""The result of a width in outline: fast enough to compare many widths before groups are dealt for a few.
 
-Every pool is taken to work at its rate from its start until a common end; one of its members gets its share of the
-responses, and is timed exactly. Dealing the groups (tasks/planning/crew.py) takes a hundred times as long.
+Every pool is assumed to work at its rate from its start to a common end. One of its members gets its share of the
+responses and is timed exactly. Dealing the groups (tasks/planning/crew.py) takes a hundred times as long.
 """
 
 from collections.abc import Sequence
@@ -18,17 +18,17 @@ from tasks.planning.offer import CrewOffer
 from tasks.planning.request import PlanningRequest
 from tasks.planning.step_time import StepTime
 
-# Ranges of similar lengths that are timed for all, where every member gets one range.
+# How many ranges of similar lengths are timed, to stand for all, when every member gets one range.
 RANGES = 3
-# Of a member with more full batches than this, so many are timed, and the others taken to decode at its full rate.
+# Of a member with more full batches than this, this many are timed; the rest is assumed to decode at its full rate.
 BATCHES_TIMED = 8
-# Fewer members with so many times the responses each are paid for where that ends hardly later.
+# Fewer members, with this many times the responses each, are assumed if that ends hardly later (by this factor).
 FULLER, LATER = 4, 1.05
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outline:
-    """About what a Crew of these counts would say."""
+    """An estimate of what a Crew with these counts would say."""
 
     counts: tuple[int, ...]
     iteration_s: float
@@ -37,7 +37,7 @@ class Outline:
 
 @dataclass(frozen=True, kw_only=True)
 class _Part:
-    """Members alike, and their rate in tokens per second; offer: None for the trainer's engines."""
+    """Members that are alike, with their rate in tokens per second; offer: None for the trainer's engines."""
 
     offer: CrewOffer | None
     count: int
@@ -48,10 +48,10 @@ class _Part:
 
 
 def outline(request: PlanningRequest, counts: tuple[int, ...], lengths: npt.NDArray[np.float64]) -> Outline:
-    """Of so many members of each offer; lengths: of all responses, descending.
+    """The outline for these members of each offer; lengths: of all responses, descending.
 
-    The longest responses are taken to go to those who end them first, so that it is over when these have ended, when
-    the longest has, alone, and when all tokens are decoded.
+    The longest responses are assumed to go to the members that end them first. So the rollout ends when these members
+    have ended, when the longest response has ended alone, and when all tokens are decoded.
     """
     seeding = planned_seeding(request, counts)
     parts, tokens = _parts(request, counts, lengths, seeding)
@@ -75,7 +75,7 @@ def _parts(
     lengths: npt.NDArray[np.float64],
     seeding: SeedingRecord | None,
 ) -> tuple[list[_Part], float]:
-    """Who works, and the tokens that are left to them: those of a limited seeding are taken off."""
+    """The parts that work, and the tokens left to them after a time-limited seeding."""
     size, tokens, reserved = sum(counts), float(lengths.sum()), request.reserved
     parts = [
         _part(offer, count, step_time(request, offer), offer.responses_max, offer.start_s, len(lengths) / size)
@@ -108,7 +108,7 @@ def _part(
 
 
 def _common_end_s(tokens: float, parts: Sequence[_Part]) -> float:
-    """When all parts together have decoded so many tokens; who would start after that does nothing."""
+    """When all parts together have decoded the tokens; a part that would start after that does nothing."""
     rate = started = end_s = 0.0
     for part in sorted(parts, key=lambda part: part.start_s):
         if rate and end_s <= part.start_s:
@@ -122,7 +122,7 @@ def _common_end_s(tokens: float, parts: Sequence[_Part]) -> float:
 def _ends_s(
     request: PlanningRequest, part: _Part, lengths: npt.NDArray[np.float64], share: float
 ) -> tuple[float, float]:
-    """When the last member of a part has ended, and what they are paid for on average; share: of the tokens, each."""
+    """When the last member of a part ends, and the mean paid time; share: each member's share of the tokens."""
     count = min(len(lengths), round(share * len(lengths)))
     if not count:
         return 0.0, 0.0
@@ -139,7 +139,7 @@ def _ends_s(
 
 
 def _range_ends_s(part: _Part, lengths: npt.NDArray[np.float64], count: int) -> tuple[float, float]:
-    """The last and the mean end of members that get similar lengths each."""
+    """The last and the mean end of members that each get similar lengths."""
     mean = float(lengths.mean())
     firsts = np.linspace(0, len(lengths) - count, RANGES).astype(int)
     ends = [_end_s(part, lengths[first : first + count], mean) for first in firsts]

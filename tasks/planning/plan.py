@@ -1,4 +1,7 @@
-"""The plan of an iteration as pure functions: how many groups, and which member of the crew starts with which."""
+"""Elementary rules of planning: the number of groups within a sampling budget, and dealing groups to slots in turn.
+
+They need no knowledge of lengths or machines.
+"""
 
 import math
 from fractions import Fraction
@@ -7,7 +10,7 @@ from fractions import Fraction
 def groups_in_budget(num_wanted: int, budget: float) -> int:
     """How many groups are planned so that `num_wanted` of them may be trained: budget times as many, rounded up.
 
-    The budget counts as it is written: 10 groups at 1.1 are 11, although the float is a little more.
+    The budget counts as the decimal that is written: 10 groups at 1.1 are 11, although the float is slightly larger.
     """
     if num_wanted < 1 or budget < 1:
         raise ValueError(f"{num_wanted} groups wanted, budget {budget}; allowed: at least 1 each")
@@ -18,7 +21,7 @@ def assign_groups(num_groups: int, num_slots: int) -> tuple[tuple[int, ...], ...
     """Deal groups to slots in turn: slot s starts with groups s, s + num_slots, ...; sizes differ by at most one.
 
     A group stays whole, so that its prompt is prefilled once. Slots beyond the number of groups get nothing. Every slot
-    starts with its groups of the smallest numbers: what is trained first is sampled first.
+    starts with its lowest group numbers: what is trained first is sampled first.
     """
     if num_groups < 1 or num_slots < 1:
         raise ValueError(f"{num_groups} groups on {num_slots} slots; allowed: at least one of each")

@@ -1,4 +1,4 @@
-"""What a prompt shows of the length of its responses before any is generated: features that need no model."""
+"""Features of a prompt that tell something about its responses' lengths, without a model."""
 
 import hashlib
 from collections.abc import Sequence
@@ -10,15 +10,15 @@ import numpy.typing as npt
 
 from storage.length_tables import FEATURES, HASHED
 
-# Where datasets keep what they hold to be the answer; verl nests it one level deep.
+# Columns in which datasets keep the answer; verl nests it one level deep.
 ANSWERS = frozenset({"answer", "solution", "worked", "ground_truth", "completion", "response", "target"})
-# The first tokens of a long prompt tell enough; it keeps an iteration's training within its second.
+# The first tokens of a long prompt tell enough, and the limit keeps an iteration's learning within a second.
 TOKENS_MAX = 1024
 _MULTIPLIERS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)
 
 
 class Prompt(Protocol):
-    """What is looked at of a prompt; storage.prompt_table.PromptRow is one."""
+    """The parts of a prompt that are used; storage.prompt_table.PromptRow has them."""
 
     @property
     def prompt_id(self) -> str: ...
@@ -30,10 +30,10 @@ class Prompt(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class PromptFeatures:
-    """Of n prompts: their digests [n], dense features [n, FEATURES], and hashed n-grams as a sparse matrix.
+    """Features of n prompts: their digests [n], dense features [n, FEATURES], and hashed n-grams as a sparse matrix.
 
     dense: 1, ln(1 + prompt tokens), whether an answer is known, ln(1 + its characters). The matrix is [n, HASHED]:
-    `values` stand at (`rows`, `buckets`); ln(1 + how often), every row of norm 1.
+    `values` stand at (`rows`, `buckets`); each is ln(1 + count), and every row has norm 1.
     """
 
     digests: npt.NDArray[np.uint64]
@@ -46,7 +46,7 @@ class PromptFeatures:
         return len(self.digests)
 
     def take(self, groups: npt.NDArray[np.bool_]) -> "PromptFeatures":
-        """Of the prompts at which `groups` is true, in their order."""
+        """The features of the prompts at which `groups` is true, in their order."""
         kept = groups[self.rows]
         numbers = np.cumsum(groups) - 1
         return PromptFeatures(
@@ -59,9 +59,9 @@ class PromptFeatures:
 
 
 def prompt_features(prompts: Sequence[Prompt], *, ngrams: bool = True) -> PromptFeatures:
-    """The features of prompts; a prompt is known again by its id.
+    """The features of prompts; a prompt is recognised by its id.
 
-    ngrams: False leaves the sparse matrix empty, which only the ranker looks at, and which takes most of the time.
+    ngrams: False leaves the sparse matrix empty; only the ranker uses it, and it takes most of the time.
     """
     dense = np.ones((len(prompts), FEATURES))
     for row, prompt in enumerate(prompts):
@@ -81,7 +81,7 @@ def prompt_features(prompts: Sequence[Prompt], *, ngrams: bool = True) -> Prompt
 
 
 def answer_characters(columns: dict[str, Any]) -> int:
-    """Characters of the longest text under one of ANSWERS, in the row or one level below; 0 when there is none."""
+    """Characters of the longest text under one of ANSWERS, in the row or one level below; 0 if there is none."""
     nested = [inner for inner in columns.values() if isinstance(inner, dict)]
     found = (value for held in (columns, *nested) for name, value in held.items() if name.lower() in ANSWERS)
     return max((len(value) for value in found if isinstance(value, str)), default=0)
@@ -92,15 +92,15 @@ def _digest(prompt_id: str) -> int:
 
 
 def _cells(prompts: Sequence[Prompt]) -> npt.NDArray[np.signedinteger[Any]]:
-    """Cells (row * HASHED + bucket) of every token and every pair of neighbours."""
+    """Cells (row * HASHED + bucket) of every token and of every pair of neighbours."""
     ids = [np.array(prompt.token_ids[:TOKENS_MAX], dtype=np.uint64) for prompt in prompts]
     tokens = np.concatenate([np.zeros(0, np.uint64), *ids])
-    # Sorting, which takes longest, is several times faster with four bytes.
+    # Sorting takes longest, and is several times faster with four bytes.
     kind = np.int32 if len(prompts) * HASHED < 2**31 else np.int64
     rows = np.repeat(np.arange(len(prompts), dtype=kind), np.array([len(part) for part in ids], dtype=np.int64))
     single, left, right = (np.uint64(multiplier) for multiplier in _MULTIPLIERS)
     shift = np.uint64(64 - HASHED.bit_length() + 1)
-    # The products of arrays wrap; the high bits of a product are its well-mixed ones.
+    # Products of arrays wrap; the high bits of a product are well mixed.
     unigrams = ((tokens + np.uint64(1)) * single) >> shift
     mixed = ((tokens[:-1] + np.uint64(1)) * left) ^ ((tokens[1:] + np.uint64(1)) * right)
     bigrams = (mixed * single) >> shift

@@ -1,10 +1,10 @@
-"""The trainable ranker: which prompt of an iteration gets the longer responses (StreamRL, arXiv 2504.15930, 4.2).
+"""The trainable ranker: orders an iteration's prompts by response length (StreamRL, arXiv 2504.15930, section 4.2).
 
-StreamRL trains a small language model on (prompt, observed length), and only its order is used; the policy's own hidden
+StreamRL trains a small language model on (prompt, observed length), and uses only its order; the policy's own hidden
 state of the prompt would serve as well. Here the score is linear in features of the prompt (hashed n-grams of its
-tokens, and its dense features), because a plan is made on a machine that holds neither model nor accelerator, and the
-ranker is to follow the policy in every iteration at the price of milliseconds. What it learns is the order only, by the
-pairwise logistic loss (RankNet): the mean over pairs i, j with L_i > L_j of ln(1 + exp(s_j - s_i)).
+tokens, and its dense features): a plan is made on a machine without model or accelerator, and the ranker must follow
+the policy in every iteration within milliseconds. It learns only the order, by the pairwise logistic loss (RankNet):
+the mean over pairs i, j with L_i > L_j of ln(1 + exp(s_j - s_i)).
 """
 
 import numpy as np
@@ -16,15 +16,15 @@ from tasks.planning.prompt_features import PromptFeatures
 Floats = npt.NDArray[np.float64]
 PASSES = 30
 RATE = 0.05
-# Of the summed squared gradients, per iteration: steps stay large enough to follow a policy that changes.
+# Factor per iteration on the summed squared gradients, so that steps stay large enough to follow a changing policy.
 MEMORY = 0.9
 DECAY = 1e-3
-# A group is compared with so many others; with fewer groups, with all.
+# A group is compared with this many others, or with all if there are fewer.
 PARTNERS_MAX = 64
 
 
 def scores(weights: Floats, prompts: PromptFeatures) -> Floats:
-    """Of each prompt [n]; the higher, the longer. Of weights [HASHED + FEATURES]."""
+    """The score of each prompt [n], from weights [HASHED + FEATURES]; the higher, the longer its responses."""
     hashed = np.bincount(prompts.rows, prompts.values * weights[prompts.buckets], minlength=len(prompts))
     total: Floats = hashed + (prompts.dense * weights[HASHED:]).sum(axis=1)
     return total
@@ -33,8 +33,8 @@ def scores(weights: Floats, prompts: PromptFeatures) -> Floats:
 def trained(weights: Floats, squares: Floats, prompts: PromptFeatures, means: Floats) -> tuple[Floats, Floats]:
     """Weights and summed squared gradients after PASSES steps of AdaGrad on one iteration's groups.
 
-    means: the mean length of each group's responses. Pairs are of this iteration only, for they had the same policy.
-    Nothing is drawn: the same input gives the same weights.
+    means: the mean length of each group's responses. Pairs are of this iteration only, because they share a policy.
+    Nothing is random: the same input gives the same weights.
     """
     weights, squares = weights * (1 - DECAY), squares * MEMORY
     longer, shorter = _pairs(means)
@@ -54,7 +54,7 @@ def trained(weights: Floats, squares: Floats, prompts: PromptFeatures, means: Fl
 def _pairs(means: Floats) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """(longer, shorter) of pairs of groups that differ: each with its next PARTNERS_MAX / 2 in the plan's order.
 
-    That order is the shuffled order of the prompts, and so as good as drawn.
+    That order is the shuffled order of the prompts, and so as good as random.
     """
     size = len(means)
     offsets = np.arange(1, min(PARTNERS_MAX, size) // 2 + 1)

@@ -1,10 +1,10 @@
-"""Rebalancing: which responses a member without work claims, from whom, as pure functions.
+"""Rebalancing: decides which responses a member without work claims, and from which member, as pure functions.
 
-After RLBoost's Algorithm 2 (arXiv 2510.19225, section 4.2.1): first what nobody works on, then unstarted work of the
-fullest member, then running responses beyond the batch size at which that member's decode rate no longer rises; and
-running responses of a member that decodes them at less than half of our own speed. A member never takes back from the
-living what it has held before, so that a response is handed on at most once per member (no ping-pong). What the plan
-set apart, to be decoded in a small batch, is not drawn into a large one (StreamRL, arXiv 2504.15930, Algorithm 2).
+It follows RLBoost's Algorithm 2 (arXiv 2510.19225, section 4.2.1): first responses that no living member works on, then
+unstarted ones of the fullest member, then running ones beyond the batch size at which that member's decode rate stops
+rising; and running ones of a member that decodes them at less than half of our own speed. A member never takes back
+from a living one what it has held before, so a response is handed on at most once per member (no ping-pong). Responses
+that the plan set apart for a small batch are not drawn into a large one (StreamRL, arXiv 2504.15930, Algorithm 2).
 """
 
 from collections.abc import Collection, Sequence
@@ -17,7 +17,7 @@ LATE_RATIO = 0.5
 class Cause(Enum):
     """Why responses change hands."""
 
-    UNCLAIMED = "nobody has come for them"
+    UNCLAIMED = "no member has claimed them"
     LOST = "their holder is lost or gone"
     RELEASED = "their holder released them"
     UNSTARTED = "their holder has not begun them"
@@ -26,15 +26,15 @@ class Cause(Enum):
 
     @property
     def from_the_living(self) -> bool:
-        """Whether the holder would have gone on with them."""
+        """Whether the holder would have continued them."""
         return self in (Cause.UNSTARTED, Cause.OVERFULL, Cause.LATE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Holder:
-    """A member as its last heartbeat shows it to the seeker; the counts are those of AliveRecord.
+    """A member with responses, as its last heartbeat shows it to the seeker; the counts are those of AliveRecord.
 
-    lost: what it holds is free; idle: it lives and looks for work as well. isolated: the plan gave it a small batch.
+    lost: what it holds is free; idle: it lives and looks for work, too. isolated: the plan gave it a small batch.
     """
 
     incarnation: str
@@ -53,9 +53,9 @@ class Holder:
 class Seeker:
     """The member that looks for work.
 
-    room: responses it could begin now; running: those it decodes; loaded: whether it has the weights.
-    tokens_per_s: of one response when it decodes as many as the index says, as far as it has measured (empty: not yet).
-    free_only: it takes nothing from the living, because its batch is to stay small, or it is to leave soon.
+    room: responses it could begin now; running: those it decodes; loaded: whether it has the weights. tokens_per_s: of
+    one response, by the number decoded together, as far as it was measured (empty: not yet). free_only: it takes
+    nothing from living members, because its batch must stay small, or it should leave soon.
     """
 
     room: int
@@ -67,7 +67,7 @@ class Seeker:
 
 @dataclass(frozen=True, kw_only=True)
 class Transfer:
-    """Take `count` responses from `incarnation` (None: from nobody)."""
+    """Take `count` responses from `incarnation`; None: unclaimed ones."""
 
     cause: Cause
     incarnation: str | None
@@ -79,7 +79,7 @@ class Candidate:
     """An unfinished response of the chosen holder, as the journal shows it.
 
     length: tokens journalled; begun: whether its holder has journalled some; held_before: by the seeker. left: tokens
-    that are expected to follow; None: nothing is expected of it.
+    that are expected to follow; None: unknown.
     """
 
     response: int
@@ -91,10 +91,10 @@ class Candidate:
 
 
 def next_transfer(seeker: Seeker, holders: Sequence[Holder], unclaimed: int) -> Transfer | None:
-    """What to take next; None when there is no room, or nothing to take.
+    """The transfer to make next; None if there is no room, or nothing to take.
 
-    What is free is shared with the other members that have nothing left, so that the first does not take it all.
-    Unstarted work of an isolated member goes to members that decode nothing else.
+    Free responses are shared with the other members that have none left, so that the first does not take all of them.
+    Unstarted work of an isolated member goes only to members that decode nothing else.
     """
     if seeker.room < 1:
         return None
@@ -115,7 +115,7 @@ def next_transfer(seeker: Seeker, holders: Sequence[Holder], unclaimed: int) -> 
     if fullest is not None and fullest.waiting:
         count = _share(fullest.waiting, idle + 1, seeker.room)
         if not seeker.loaded:
-            # The last of them stays: two that are still loading would pass it to and fro with others.
+            # The last ones stay, because two members that are still loading would pass them to and fro.
             count = min(count, fullest.waiting // (idle + 1))
         if count:
             return Transfer(cause=Cause.UNSTARTED, incarnation=fullest.incarnation, count=count)
@@ -123,11 +123,11 @@ def next_transfer(seeker: Seeker, holders: Sequence[Holder], unclaimed: int) -> 
 
 
 def choose(cause: Cause, count: int, candidates: Collection[Candidate]) -> tuple[int, ...]:
-    """Which of a holder's responses to take for `cause`; `candidates` in the order in which the holder begins them.
+    """The responses of a holder to take for `cause`; `candidates` in the order in which the holder begins them.
 
-    Unstarted ones from the end of that order, because the holder begins at its front; running ones of which most is
-    left first, because they gain most from a smaller batch, or, where that is not known, those with the fewest tokens,
-    because their prefixes are the cheapest to compute again.
+    Unstarted ones come from the end of that order, because the holder begins at its front. Of running ones, those with
+    most left come first, because they gain most from a smaller batch; if that is unknown, those with the fewest tokens,
+    because their prefixes are cheapest to compute again.
     """
     if cause is Cause.RELEASED:
         fit = [candidate for candidate in candidates if candidate.released]
@@ -152,7 +152,7 @@ def _running_transfer(seeker: Seeker, living: Sequence[Holder]) -> Transfer | No
     slowest = min(slow, key=_of_one, default=None)
     if slowest is None:
         return None
-    # A member that decodes nothing at all is given up on; from one that is only slow, half is taken.
+    # From a member that decodes nothing all is taken; from one that is only slow, half.
     stuck = not slowest.tokens_per_s
     count = min(seeker.room, slowest.running if stuck else (slowest.running + 1) // 2)
     if stuck or _of_one(slowest) < LATE_RATIO * _expected(seeker, count, slow):
@@ -166,9 +166,9 @@ def _of_one(holder: Holder) -> float:
 
 
 def _expected(seeker: Seeker, batch: int, others: Sequence[Holder]) -> float:
-    """Tokens per second of one response if the seeker decodes `batch`; who has not measured is as fast as the rest.
+    """Tokens per second of one response if the seeker decodes `batch`; if it has not measured that, the others' median.
 
-    The rest's median, of equal or larger batches, is a cautious guess.
+    That median, from equal or larger batches, is a cautious guess.
     """
     if len(seeker.tokens_per_s) > batch:
         return seeker.tokens_per_s[batch]

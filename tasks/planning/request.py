@@ -1,4 +1,4 @@
-"""All that a plan is made from, and what is said when none is affordable."""
+"""The planner's input, and the error if no plan is affordable."""
 
 import math
 from dataclasses import dataclass
@@ -19,13 +19,13 @@ from tasks.planning.step_time import NOMINAL
 class PlanningRequest:
     """All that a plan is made from.
 
-    keep_order: a member must begin its groups in the order of their numbers (dynamic sampling takes them so).
-    reserved: the trainer's machines, which generate where settings.seeding says so; None: nothing is known of them.
-    waits, seeding, width: of the last concluded iteration; width is the number of members by pool. train_s: a training
-    step takes so long without waiting; None: not known. training: whether it takes groups as they end, in the order of
-    their numbers, or all at the end. spent_usd: of the run so far. usd_no_machine: what an iteration
-    costs beside its machines (requests, egress, the control plane), as the last one did. length_max: no response gets
-    longer (tokens).
+    keep_order: a member must begin its groups in the order of their numbers, as dynamic sampling takes them. reserved:
+    the trainer's machines, which generate if settings.seeding says so; None: nothing is known of them. waits, seeding,
+    width: of the last concluded iteration; width is the number of members by pool. train_s: seconds of a training step
+    without waiting; None: unknown. training: whether it takes groups as they end, in the order of their numbers, or all
+    at the end.
+    spent_usd: the run's cost so far. usd_no_machine: an iteration's costs beside its machines (requests, egress, the
+    control plane), as in the last one. length_max: the limit of a response's length in tokens.
     """
 
     num_generations: int
@@ -45,7 +45,7 @@ class PlanningRequest:
 
     @property
     def measured(self) -> bool:
-        """Whether seconds and dollars can be foretold: every pool that may be used has a measured step time."""
+        """Whether seconds and dollars can be predicted: every usable pool has a measured step time."""
         offered = [offer for offer in self.offers if offer.count_max]
         if not offered and self.reserved is not None:
             return self.reserved.step_time is not NOMINAL
@@ -58,9 +58,9 @@ class PlanningRequest:
 
     @property
     def training_s(self) -> float | None:
-        """How long training takes: what is said of it, else what it took."""
+        """How long training takes: as given, or else as measured."""
         return self.train_s if self.train_s is not None or self.waits is None else self.waits.train_s
 
 
 class BudgetExceeded(ValueError):  # noqa: N818 - reads as what happened
-    """No plan within the budget; names the field, the least that is needed, and what is allowed."""
+    """No plan fits the budget; the message names the field, the least that is needed, and what is allowed."""

@@ -1,14 +1,14 @@
-"""When is it worth to resume a response at its last token? Expected engine time under losses, in closed form.
+"""Whether it pays to resume a response at its last token: expected engine time under losses, in closed form.
 
-Knows numbers only. What it leaves out favours resumption: the iteration waits for its slowest response, and a response
-that begins again is the slowest; machines that announce their loss flush first and lose nothing. The start of a new
-machine is left out, too: every design pays it.
+This module knows numbers only. What it leaves out favours resumption: the iteration waits for its slowest response, and
+a response that begins again is the slowest; machines that announce their loss flush first and lose nothing. The start
+of a new machine is left out because every design pays it.
 
 Derivation. Let losses come with rate lambda = 1/M, and let work be safe whenever `interval` of it is done, at a cost of
-`write` each time. An interval that is struck begins again after `restart`, in which another loss may strike. With
-E the expected time of an interval (Daly 2006, "A higher order estimate of the optimum checkpoint interval for restart
-dumps", eq. 20): E = M exp(restart / M) (exp((interval + write) / M) - 1). Three designs differ in what an interval is:
-the batch of a worker, a response, a flush of the journal.
+`write` each time. An interval that is struck begins again after `restart`, in which another loss may strike. With E the
+expected time of an interval (Daly 2006, "A higher order estimate of the optimum checkpoint interval for restart dumps",
+eq. 20): E = M exp(restart / M) (exp((interval + write) / M) - 1). Three designs differ in what an interval is: the
+batch of a member, a response, or a flush of the journal.
 """
 
 import math
@@ -21,15 +21,15 @@ _EXPONENT_MAX = 700.0
 
 @dataclass(frozen=True, kw_only=True)
 class EngineCosts:
-    """What a worker's engine and its store take.
+    """The speeds and overheads of a member's engine and its store.
 
     Attributes:
-        responses_in_flight: decoded together; a loss strikes all of them.
-        decode_tokens_per_s: of one response.
-        prefill_tokens_per_s: of the engine; while it prefills, nothing is decoded.
-        journal_share: what journalling adds to the time of decoding, as a share of it.
+        responses_in_flight: responses decoded together; a loss strikes all of them.
+        decode_tokens_per_s: rate of one response.
+        prefill_tokens_per_s: rate of the engine; while it prefills, nothing is decoded.
+        journal_share: time that journalling adds to decoding, as a share of it.
         flush_interval_s: seconds of decoding between two shards.
-        takeover_s: from the start of a successor to its first prefill: claim, and reading the journal.
+        takeover_s: from the start of a successor to its first prefill: claiming, and reading the journal.
     """
 
     responses_in_flight: int
@@ -42,7 +42,7 @@ class EngineCosts:
 
 @dataclass(frozen=True, slots=True)
 class ResumeCosts:
-    """Expected seconds that a response occupies its place in an engine's batch, by what a loss throws away."""
+    """Expected seconds that a response occupies its place in an engine's batch, by what a loss destroys."""
 
     work_s: float
     whole_batch_s: float
@@ -51,7 +51,7 @@ class ResumeCosts:
 
     @property
     def saving(self) -> float:
-        """Share of a response-level design's time that resumption at the token saves; negative: it costs."""
+        """The share of a response-level design's time that resumption at the token saves; negative if it costs time."""
         return 1.0 - self.since_flush_s / self.whole_response_s
 
 
@@ -60,7 +60,7 @@ def expected_duration_s(
 ) -> float:
     """Expected seconds until `work_s` of work are done, made safe every `interval_s` (see the module's derivation).
 
-    Infinite where it exceeds what a float holds: such work is never done.
+    Infinite if it exceeds a float's range: such work is never done.
     """
     intervals = work_s / interval_s
     if losses_per_h == 0:
@@ -76,17 +76,17 @@ def resume_costs(
 ) -> ResumeCosts:
     """Expected time of one response under three designs.
 
-    A prefill of one token holds up the whole batch for 1 / prefill_tokens_per_s, and after a loss every response in
-    flight needs its own: hence the factor responses_in_flight. A loss strikes at a uniformly random token, so that the
-    prefix to be prefilled is half a response in the mean; the interval and the exponential take that mean.
+    A prefill of one token delays the whole batch by 1 / prefill_tokens_per_s, and after a loss every response in flight
+    needs its own prefill: hence the factor responses_in_flight. A loss strikes at a uniformly random token, so the
+    prefix to prefill is half a response on average; the interval and the exponential use that mean.
 
     Args:
         costs: of the engine and the store.
         prompt_tokens: per response; a prompt shared by a group counts for its share.
         response_tokens: every response's length.
-        losses_per_h: unannounced losses of a worker per hour.
-        waves: how many responses a place in the batch decodes one after another until a worker's batch is complete;
-            what a design loses that keeps nothing until then.
+        losses_per_h: unannounced losses per member-hour.
+        waves: how many responses a place in the batch decodes one after another until a member's batch is complete; a
+            design that keeps nothing until then loses all of them.
     """
     decode_s = response_tokens / costs.decode_tokens_per_s
     prefill_s = costs.responses_in_flight / costs.prefill_tokens_per_s
@@ -107,9 +107,9 @@ def resume_costs(
 
 
 def break_even_losses_per_h(costs: EngineCosts, *, prompt_tokens: int, response_tokens: int) -> float | None:
-    """Losses per worker-hour from which on resuming at the token costs less than beginning responses again.
+    """Losses per member-hour above which resuming at the token costs less than beginning responses again.
 
-    None: at no rate up to 1000 per hour. By bisection; relative error 1e-6.
+    None: there is no such rate up to 1000 per hour. By bisection; relative error 1e-6.
     """
 
     def saves(losses_per_h: float) -> bool:
@@ -118,7 +118,7 @@ def break_even_losses_per_h(costs: EngineCosts, *, prompt_tokens: int, response_
         )
         return found.since_flush_s < found.whole_response_s
 
-    # From above, because at absurd rates no design ends and the comparison means nothing.
+    # Searched from above, because at absurd rates no design ends and the comparison means nothing.
     high = next((rate for rate in (_LOSSES_PER_H_MAX / 2**k for k in range(40)) if saves(rate)), None)
     if high is None:
         return None

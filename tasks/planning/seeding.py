@@ -1,8 +1,8 @@
-"""Seeding: how long the trainer's machines generate before they train.
+"""Seeding: decides how long the trainer's machines generate before they train.
 
-RLBoost's Algorithm 1 (arXiv 2510.19225, section 4.1). The step model behind it: R member-seconds of work are done by
-N engines of the trainer for T_seed and by n members from x on, while training takes T after T_seed. Both end together
-when x + (R - N T_seed) / n = T_seed + T, which is `closed_form_s`; the controller finds it from the two waits.
+After RLBoost's Algorithm 1 (arXiv 2510.19225, section 4.1). In its step model, R member-seconds of work are done by N
+engines of the trainer for T_seed and by n members from x on, while training takes T after T_seed. Both end together if
+x + (R - N T_seed) / n = T_seed + T, which gives `closed_form_s`. The controller finds it from the two waits.
 """
 
 from dataclasses import replace
@@ -19,38 +19,38 @@ def work_engine_s(
     transfer_s: float = 0.0,
     engine_start_s: float = 0.0,
 ) -> float | None:
-    """R: member-seconds that the last iteration's rollout took; None where it is not known.
+    """R: the member-seconds of the last iteration's rollout; None if unknown.
 
-    t_remote * n_prem + T_seed * N_resv of Algorithm 1, line 10. engines: of the trainer, in members that decode as
-    much. transfer_s, engine_start_s: until a member began, and until an engine did.
+    This is t_remote * n_prem + T_seed * N_resv of Algorithm 1, line 10. engines: the trainer's, as a number of members
+    that decode as much. transfer_s, engine_start_s: until a member began, and until an engine did.
     """
     if waits is None:
         return None
     if waits.generated_s is not None:
         return waits.rollout_s * waits.members + waits.generated_s * engines
     if before is not None and before.seeding_s is None:
-        # Colocated: nobody else was there, or what others did is not told apart.
+        # Colocated: there was no crew member, or the report does not say how much the members did.
         return waits.rollout_s * engines if waits.members == 0 and waits.rollout_s else None
     seeded_s = 0.0 if before is None else _seeded_s(before, waits, transfer_s)
     return waits.rollout_s * waits.members + max(0.0, seeded_s - engine_start_s) * engines
 
 
 def _seeded_s(before: SeedingRecord, waits: StepWaits, transfer_s: float) -> float:
-    """How long the trainer's machines generated: not longer than there was work, whatever they might have."""
+    """How long the trainer's machines generated: at most as long as there was work."""
     return min(before.seeding_s or 0.0, transfer_s + waits.rollout_s)
 
 
 def members_needed(work_s: float, train_s: float) -> float:
-    """N_prem: so many members generate for no longer than training takes; more would only wait (line 10)."""
+    """N_prem: with this many members generation takes no longer than training; more would only wait (line 10)."""
     return work_s / train_s if train_s > 0 else float("inf")
 
 
 def closed_form_s(
     work_s: float, train_s: float, transfer_s: float, engines: float, members: int, floor_s: float
 ) -> float:
-    """The controller's fixed point, (R - n (T - x)) / (N + n), and at least `floor_s`.
+    """The controller's fixed point, (R - n (T - x)) / (N + n), but at least `floor_s`.
 
-    transfer_s: x, until a member begins. It is the module's balance of both sides solved for T_seed.
+    transfer_s: x, until a member begins. This is the module's balance of both sides, solved for T_seed.
     """
     return max(floor_s, (work_s - members * (train_s - transfer_s)) / (engines + members))
 
@@ -68,12 +68,14 @@ def next_seeding(
 ) -> SeedingRecord:
     """The seeding time of the next iteration, and what is remembered from now on.
 
-    before, waits: of the last concluded iteration; train_s: training takes so long, None: not known. members: of the
-    crew, as it is planned now. engines: as in `work_engine_s`. transfer_s, engine_start_s: until a member begins, and
-    until an engine of the trainer does; both may be long. None seconds (until nothing is left) when there is no member;
-    0 when there are as many as `members_needed`, or when an engine would hardly have begun by then; else what suited so
-    many before; else, of another number than before and after the first iteration, the closed form of the last
-    iteration's work; else what the controller says.
+    before, waits: of the last concluded iteration; train_s: seconds of training, None: unknown. members: of the crew,
+    as planned now. engines: as in `work_engine_s`. transfer_s, engine_start_s: until a member begins, and until an
+    engine of the trainer does; both may be long.
+
+    The time is the first of these that applies: None (until nothing is left) without members; 0 if there are as many as
+    `members_needed`; the time remembered for this number of members; the closed form of the last iteration's work, if
+    the number of members has changed or the last time was the configured first one; and else what the controller says.
+    A time in which an engine would hardly begin becomes 0.
     """
     chosen = _chosen(before, waits, members, engines, transfer_s, train_s, settings, engine_start_s)
     if chosen.seeding_s is not None and chosen.seeding_s <= engine_start_s:
@@ -116,11 +118,11 @@ def _adapted(
     transfer_s: float,
     settings: PlanningConfig,
 ) -> SeedingRecord:
-    """Lines 9 to 14: the time moved by the difference of the waits, and remembered if nobody came or went.
+    """Lines 9 to 14: the time changed by the difference of the waits, and remembered if membership was constant.
 
-    Line 9 divides by eta. A second more of seeding changes that difference by 1 + N / n, so that it would diverge where
-    this exceeds 2 eta; the divisor is therefore at least as much, with which it never goes past the fixed point. Nor
-    does it exceed R / N, in which the trainer's engines do all the work.
+    Line 9 divides by eta. One more second of seeding changes that difference by 1 + N / n, so the rule would diverge if
+    this exceeded 2 eta. The divisor is therefore at least 1 + N / n, with which it never overshoots the fixed point.
+    The time does not exceed R / N either, in which the trainer's engines do all the work.
     """
     if before is None:
         return SeedingRecord(seeding_s=_initial_s(settings), members=0)
@@ -139,15 +141,16 @@ def _adapted(
 
 
 def generates_again(alone_s: float, settings: PlanningConfig, *, crew_ended: bool = False) -> bool:
-    """Whether the trainer's machines take up generating in the middle of an iteration.
+    """Whether the trainer's machines begin to generate again in the middle of an iteration.
 
-    alone_s: how long no other member has lived. crew_ended: none of the crew will come any more, so waiting is in vain.
+    alone_s: how long no other member has lived. crew_ended: no member of the crew will come any more, so waiting is in
+    vain.
     """
     return settings.seeding == "auto" and (crew_ended or alone_s >= settings.seeding_after_s)
 
 
 def is_initial(before: SeedingRecord | None, settings: PlanningConfig) -> bool:
-    """Whether the last iteration's seeding time was the one that is set, which nothing was known to speak for."""
+    """Whether the last iteration's seeding time was the configured first one, chosen without any knowledge."""
     return before is not None and not before.memory and before.seeding_s == _initial_s(settings)
 
 

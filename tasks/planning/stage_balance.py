@@ -1,22 +1,22 @@
-"""One member more, or one less: generation kept about as long as training.
+"""The balance of generation and training: one member more, or one fewer, keeps both about equally long.
 
-After StreamRL's rule of run-time elasticity (arXiv 2504.15930, Algorithm 1): with delta = T_gen - T_train, and delta'
-the generation time that one more member saves, one is added when delta >= delta'. Then generation is still not shorter
-than training, so that the new member is used wholly.
+After StreamRL's rule of run-time elasticity (arXiv 2504.15930, Algorithm 1). With delta = T_gen - T_train, and delta'
+the generation time that one more member saves, a member is added if delta >= delta'. Generation is then still not
+shorter than training, so the new member is fully used.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
-# What one member less would take must be below the training time by this share, so that noise takes nobody to and fro.
+# Without one member, generation must stay below the training time by this share, so that noise moves no member.
 SLACK = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
 class BalanceStep:
-    """change: members more. delta_s: how much longer generation takes than training.
+    """change: members to add. delta_s: how much longer generation takes than training.
 
-    saved_s: of generation by one member more; None where there is none to be had.
+    saved_s: generation time that one more member saves; None if there is none to add.
     """
 
     change: Literal[-1, 0, 1]
@@ -27,11 +27,11 @@ class BalanceStep:
 def balance_step(
     generation_s: float, train_s: float, *, one_more_s: float | None, one_less_s: float | None
 ) -> BalanceStep:
-    """Add a member when delta >= delta' > 0; remove one when generation would stay shorter than training without it.
+    """Add a member if delta >= delta' > 0; remove one if generation would stay shorter than training without it.
 
-    generation_s: as it is; one_more_s, one_less_s: as it would be; None: the bounds allow none. Where these are right
-    it never turns back: after one was added, removing it would make generation longer than training, and after one was
-    removed, generation is shorter than training.
+    generation_s: the present time; one_more_s, one_less_s: the time with one member more or fewer; None: the bounds
+    forbid it. If these are right, a change is never reversed: without an added member generation would be longer than
+    training, and after a removal generation is still shorter than training.
     """
     if not 0 <= generation_s < float("inf") or not 0 < train_s < float("inf"):
         raise ValueError(f"generation_s, train_s: {generation_s}, {train_s}; allowed: finite, training above 0")

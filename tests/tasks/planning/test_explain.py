@@ -97,7 +97,7 @@ def test_seeding_says_what_it_went_by():
     after = decisions(a_request(an_offer(), **past, seeding=colocated, waits=last))["seeding"]
     assert (after.chosen, after.reason[:12]) == ("150.0 s", "as it is set")
     untold = decisions(a_request(an_offer(), **past, seeding=replace(initial, seeding_s=9.0)))["seeding"]
-    assert (untold.chosen, untold.reason) == ("9.0 s", "as before: nothing is known of who waited")
+    assert (untold.chosen, untold.reason) == ("9.0 s", "as before: nothing is known of the waits")
     slow = {**past, "reserved": replace(RESERVED, start_s=80.0)}
     hardly = decisions(a_request(an_offer(), **slow, seeding=replace(initial, seeding_s=9.0), waits=last))["seeding"]
     assert (hardly.chosen, hardly.reason) == ("none", "the engines would hardly have begun by then")
