@@ -26,8 +26,8 @@ def rollout(slot: int, plan: PlanReference) -> SlotOutcome:
     """Generate a slot's responses, resuming each at the token where the journal ends.
 
     On SIGTERM everything is flushed and the process exits with 137, which Flyte always counts as a loss of the machine
-    and retries without using up `retries`. Any other failure is noted in the run: when nobody is left to generate, the
-    trainer tells it.
+    and retries without using up `retries`. Any other failure is noted in the run; the trainer reports it if no process
+    is left to generate.
     """
     from tasks.sampling.engines.engine import EngineDied  # noqa: PLC0415 - when the task runs
     from tasks.sampling.session.member import generate_slot  # noqa: PLC0415
@@ -48,8 +48,8 @@ def rollout(slot: int, plan: PlanReference) -> SlotOutcome:
         except Exception as error:
             note(plan, slot, error)
             if isinstance(error, StoreUnavailable | EngineDied):
-                # The next attempt may meet a better store or, where an engine died, a better machine. Any other
-                # exception than this one is the slot's last, whatever `retries` says.
+                # The next attempt may meet a better store or, if an engine died, a better machine. Any other exception
+                # ends the slot, whatever `retries` says.
                 raise FlyteRecoverableException(str(error)) from error
             raise
     return SlotOutcome(
@@ -62,11 +62,11 @@ def rollout(slot: int, plan: PlanReference) -> SlotOutcome:
 
 
 def note(plan: PlanReference, slot: int, error: Exception) -> None:
-    """Write into the run why this attempt failed, if this machine sees the run and the iteration is not closed."""
+    """Write into the run why this attempt failed, if the run can be reached and the iteration is not closed."""
     try:
         store = connect(plan.run_url)
         if exists(store, layout.plan(plan.iteration)) and not exists(store, layout.closed(plan.iteration)):
             host = socket.gethostname()
             note_failure(store, plan.iteration, plan.execution, slot, host, error, SystemClock())
-    except Exception as unwritten:  # noqa: BLE001 - the error that is to be told must not be lost to this one
+    except Exception as unwritten:  # noqa: BLE001 - this error must not hide the one to report
         log.warning("slot %d: its failure could not be noted in the run: %s", slot, unwritten)

@@ -1,4 +1,4 @@
-"""The task behind a rollout map: it notes that the map has ended, so that the trainer does not wait for its slots."""
+"""The task behind a rollout map: notes that the map has ended, so that the trainer does not wait for its slots."""
 
 from flytekit import task
 from flytekit.exceptions.user import FlyteRecoverableException
@@ -14,7 +14,7 @@ DEFAULT_POOL = ControlPoolConfig()
 
 @task(**task_settings(DEFAULT_POOL))
 def rollout_ended(plan: PlanReference, pool: str, slots: list[int]) -> bool:
-    """Write that none of `slots`, which are those of the plan on `pool`, is started again; whether there were any."""
+    """Write that none of `slots`, the plan's on `pool`, will be started again; returns whether there were any."""
     try:
         if slots:
             note_rollout_ended(connect(plan.run_url), plan.iteration, plan.execution, pool, slots)

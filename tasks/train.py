@@ -16,14 +16,14 @@ DEFAULT_POOL = PoolConfig()
 def train(plan: PlanReference) -> TrainOutcome:
     """Train on the iteration's responses as their groups finish, checkpoint, and publish the next weight version.
 
-    Where the plan says so, it generates for a while first.
+    If the plan says so, it generates for a while first.
     """
     return trained(plan)
 
 
 @ends_on_notice()
 def trained(plan: PlanReference) -> TrainOutcome:
-    """The body of the task; raises FlyteRecoverableException where another attempt may help, and ends at SIGTERM."""
+    """The body of the task; raises FlyteRecoverableException if another attempt may help, and ends at SIGTERM."""
     from tasks.learning.advance import advance  # noqa: PLC0415 - when the task runs
     from tasks.sampling.engines.engine import EngineDied  # noqa: PLC0415
 

@@ -1,7 +1,7 @@
-"""The train task on several ranks: the same step, in the processes that torch's elastic launcher starts.
+"""The train task on several ranks: the same step, in processes that torch's elastic launcher starts.
 
-On one node they are a pod of the usual kind; on more, a PyTorchJob, which needs Kubeflow's training operator in the
-cluster. Imported only where several ranks are configured, because the plugin is an extra (train-gpu).
+On one node they are a pod of the usual kind. On several nodes they are a PyTorchJob, which needs Kubeflow's training
+operator in the cluster. Imported only if several ranks are configured, because the plugin is an extra (train-gpu).
 """
 
 import os
@@ -27,22 +27,22 @@ ROOT = Path(__file__).parents[1]
 
 
 class Gang(Elastic):  # type: ignore[misc]  # the plugin has no types
-    """Elastic whose size is the run's configuration, which nobody knows when the task is declared."""
+    """Elastic whose size comes from the run's configuration, which is unknown when the task is declared."""
 
 
 class GangTask(PytorchElasticFunctionTask):  # type: ignore[misc]
-    """An elastic task that takes its size from the configuration of the plan it is given."""
+    """An elastic task that takes its size from the configuration of its plan."""
 
     def resize(self, nnodes: int, nproc_per_node: int) -> None:
         """Declare, or run, this many processes on this many nodes from now on."""
-        # No restarts: a new attempt of the task replays the recorded batches. Processes are spawned and not forked,
+        # No restarts: a new attempt of the task replays the recorded batches. Processes are spawned, not forked,
         # because threads of the parent (the object store's) and CUDA do not survive a fork.
         self._task_config = gang(nnodes, nproc_per_node)
         self.min_nodes = self.max_nodes = nnodes
         kind = self._ELASTIC_TASK_TYPE_STANDALONE if nnodes == 1 else self._ELASTIC_TASK_TYPE
         self._task_type = kind
 
-    # Without this, the launcher would wait for the other nodes whatever it is told, and later end with status 0.
+    # Without this the launcher would wait for the other nodes despite SIGTERM, and later end with status 0.
     @ends_on_notice()
     def _execute(self, **kwargs: Any) -> Any:
         plan: PlanReference = kwargs["plan"]
@@ -52,7 +52,7 @@ class GangTask(PytorchElasticFunctionTask):  # type: ignore[misc]
         except StoreUnavailable as error:
             raise FlyteRecoverableException(str(error)) from error
         self.resize(config.nnodes, config.nproc_per_node)
-        # Spawned processes find `tasks` where this one does.
+        # Spawned processes find `tasks` where this process does.
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         return super()._execute(**kwargs)
 
@@ -61,7 +61,7 @@ TaskPlugins.register_pythontask_plugin(Gang, GangTask)
 
 
 def gang(nnodes: int, nproc_per_node: int) -> Gang:
-    """What the launcher is told."""
+    """The settings of torch's elastic launcher."""
     return Gang(nnodes=nnodes, nproc_per_node=nproc_per_node, max_restarts=0, increase_shared_mem=False)
 
 
@@ -72,11 +72,11 @@ def gang(nnodes: int, nproc_per_node: int) -> Gang:
     pod_template=pod_template(DEFAULT_POOL),
 )
 def train_elastic(plan: PlanReference) -> TrainOutcome:
-    """As the train task, on every rank; the first one's outcome counts."""
+    """Run the train task on every rank; the first rank's outcome counts."""
     return trained(plan)
 
 
 def elastic_trainer(nnodes: int, nproc_per_node: int) -> Any:
-    """`train_elastic` as it is to be declared for a configuration; several nodes make it a PyTorchJob."""
+    """`train_elastic`, declared for a configuration; several nodes make it a PyTorchJob."""
     train_elastic.resize(nnodes, nproc_per_node)
     return train_elastic

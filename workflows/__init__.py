@@ -1,4 +1,4 @@
-"""Flyte workflows: wiring of tasks and pools only, no arithmetic and no IO.
+"""Flyte workflows: they wire tasks and pools, without arithmetic or IO.
 
 Module and function names here are public: launch plans, caches and history refer to them.
 """

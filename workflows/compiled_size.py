@@ -1,7 +1,7 @@
-"""The size of the workflow that `iterations` hands to Flyte, and how large it may be.
+"""The size of the workflow that `iterations` hands to Flyte, and its limit.
 
-Flyte stores the nodes of a dynamic task as one object and reads it back whole. Locally nothing is stored, so nothing is
-limited.
+Flyte stores the nodes of a dynamic task as one object and reads it back whole. A local run stores nothing, and so has
+no limit.
 """
 
 from collections import OrderedDict
@@ -13,20 +13,20 @@ from flytekit.tools.translator import get_serializable
 
 # storage.limits.maxDownloadMBs of a default propeller configuration.
 FLYTE_BYTES_MAX = 2 << 20
-# What Flyte's compiler adds to each node (its neighbours), and longer numbers in names.
+# Leaves room for what Flyte's compiler adds to each node (its neighbours), and for longer numbers in names.
 SHARE_USED = 0.9
 SAMPLE = 3
 
 
 class TooManyIterationsError(ValueError):
-    """An execution of so many iterations would not fit in what Flyte stores of one."""
+    """This many iterations do not fit into the object in which Flyte stores an execution's nodes."""
 
 
 def check_size(chain: Callable[[int], Any], count: int) -> None:
-    """Raise TooManyIterationsError, with the largest count that fits, before a chain is wired that Flyte cannot read.
+    """Raise TooManyIterationsError, with the largest count that fits, before wiring a chain that Flyte cannot read.
 
-    chain: wires so many iterations. Two short chains are wired on the side and serialised; an iteration takes what the
-    longer one takes more.
+    chain: wires this many iterations. Two short chains are wired aside and serialised; an iteration takes as many bytes
+    as the longer one has more.
     """
     state = FlyteContextManager.current_context().execution_state
     if state is None or state.mode != ExecutionState.Mode.DYNAMIC_TASK_EXECUTION or count <= SAMPLE:
@@ -42,7 +42,7 @@ def check_size(chain: Callable[[int], Any], count: int) -> None:
 
 
 def _compiled_bytes(chain: Callable[[int], Any], count: int) -> int:
-    """Serialised bytes of the nodes of a chain and of the tasks they refer to."""
+    """Serialised bytes of a chain's nodes and of the tasks they refer to."""
     context = FlyteContextManager.current_context()
     entities: OrderedDict[Any, Any] = OrderedDict()
     with FlyteContextManager.with_context(
@@ -52,7 +52,7 @@ def _compiled_bytes(chain: Callable[[int], Any], count: int) -> int:
         nodes = inside.compilation_state.nodes
         models = [get_serializable(entities, inside.serialization_settings, node) for node in nodes]
     nodes_bytes: int = sum(model.to_flyte_idl().ByteSize() for model in models)
-    # A node of another kind than a task's has its tasks among the entities, too.
+    # The tasks of a node that is not a task's own are among the entities, too.
     specs = [spec for spec in entities.values() if hasattr(spec, "template") and hasattr(spec.template, "interface")]
     tasks_bytes: int = sum(spec.template.to_flyte_idl().ByteSize() for spec in specs)
     return nodes_bytes + tasks_bytes

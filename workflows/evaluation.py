@@ -21,7 +21,7 @@ def evaluation_nodes(
     only_if_due: bool,
     resume: bool = False,
 ) -> Any:
-    """Wire one evaluation; whether it is due is known when it runs, and one that is not has a crew of nobody."""
+    """Wire one evaluation. Whether it is due is known only when it runs; one that is not due has an empty crew."""
     planned = plan_evaluation(config=config, version=version, only_if_due=only_if_due, resume=resume)
     reference, slots, due = planned.with_overrides(**overrides(pools.control), **names.of("evaluation-plan"))
     crew = rollout_node(reference, slots, pools.rollout, names.of("evaluation-rollout"))
@@ -34,9 +34,9 @@ def evaluation_nodes(
 
 
 def evaluation_behind(config: dict[str, Any], concluded: Any, pools: PoolsConfig, names: NodeNames) -> None:
-    """Wire the evaluation of what an iteration published, where training evaluates at all.
+    """Wire the evaluation of what an iteration published, if training evaluates at all.
 
-    Nothing waits for it, so the next iteration does not. On one machine, where nodes run in the order of their calls,
+    Nothing waits for it, neither does the next iteration. On one machine, where nodes run in the order of their calls,
     it comes before the next iteration, whose conclusion may delete older weights.
     """
     if _evaluates(config):
@@ -44,10 +44,10 @@ def evaluation_behind(config: dict[str, Any], concluded: Any, pools: PoolsConfig
 
 
 def evaluation_ahead(config: dict[str, Any], reference: Any, pools: PoolsConfig, count: int) -> None:
-    """Wire the evaluation behind an execution's first plan: of the weights that the run begins or goes on with.
+    """Wire the evaluation behind an execution's first plan, of the weights with which the run begins or continues.
 
-    Those are version 0, or what the execution before did not come to; where they are evaluated, it is one that was
-    interrupted. Nothing waits for it, as in `evaluation_behind`.
+    They are version 0, or a version that the previous execution did not get to. If they are already evaluated, it takes
+    an interrupted evaluation instead. Nothing waits for it, as in `evaluation_behind`.
     """
     if _evaluates(config):
         names = NodeNames.of_iteration(0, count)
@@ -68,7 +68,7 @@ def grades_with_a_model(config: RunConfig) -> bool:
 
 @dynamic(**task_settings(ControlPoolConfig()))
 def evaluate_version(config: dict, version: int) -> EvaluationOutcome:  # type: ignore[type-arg]
-    """One evaluation, on the pools its configuration names."""
+    """Evaluate once, on the pools that the configuration names."""
     outcome: EvaluationOutcome = evaluation_nodes(config, version, parse(config).pools, NodeNames(), only_if_due=False)
     return outcome
 

@@ -7,7 +7,7 @@ from tasks.forecast import make_forecast
 
 @workflow
 def forecast(config: dict = {}, save: bool = False) -> str:  # type: ignore[type-arg]  # noqa: B006
-    """Say what a run will take, and which fleet suits it, as the section `forecast` of its configuration says.
+    """Predict what a run will take, and which fleet suits it, as the section `forecast` of its configuration says.
 
     Args:
         config: the run's configuration, a YAML or JSON file

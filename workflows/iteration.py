@@ -1,8 +1,8 @@
 """One RL iteration: plan -> train -> conclude, and maps of rollout slots beside it, for which nothing waits.
 
-Flyte's compiler walks every path of a workflow, so the nodes that carry a run on are one path: each takes what it needs
-from the one before. A rollout map and the node that notes its end are leaves. A configuration is annotated `dict`, not
-`dict[str, Any]`: Flyte carries the one as JSON, the other as pickles.
+Flyte's compiler walks every path of a workflow, so the nodes that carry a run on form one path: each takes what it
+needs from the one before. A rollout map and the node that notes its end are leaves. A configuration is annotated
+`dict`, not `dict[str, Any]`, because Flyte carries the former as JSON and the latter as pickles.
 """
 
 import functools
@@ -23,13 +23,13 @@ from workflows.node_names import NodeNames
 
 
 def plan_node(config: dict[str, Any], pools: PoolsConfig, names: NodeNames, *, after: Any, ahead: int = 0) -> Any:
-    """Wire the plan; its reference, its slots by pool, and the iteration that is to be trained next (tasks.plan)."""
+    """Wire the plan; its outputs are its reference, its slots by pool, and the iteration to train next (tasks.plan)."""
     planned = plan(config=config, after=after, ahead=ahead, pools=list(pools.crews))
     return planned.with_overrides(**overrides(pools.control), **names.of("plan"))
 
 
 def rollout_node(reference: Any, slots: Any, pool: RolloutPoolConfig, named: dict[str, str]) -> Any:
-    """Wire the members of a crew that are on one kind of machine."""
+    """Wire the members of a crew that belong to one pool."""
     crew = crew_map(
         functools.partial(rollout, plan=reference),
         concurrency=pool.concurrency or None,
@@ -40,7 +40,7 @@ def rollout_node(reference: Any, slots: Any, pool: RolloutPoolConfig, named: dic
 
 
 def rollout_nodes(reference: Any, slots: Any, pools: PoolsConfig, names: NodeNames) -> None:
-    """Wire the whole crew of a plan: for each of its pools a map, and behind it the node that notes its end."""
+    """Wire the whole crew of a plan: a map for each pool, and behind it the node that notes its end."""
     for index, (name, pool) in enumerate(pools.crews.items()):
         what = "rollout" if name == "rollout" else f"rollout-{name}"
         crew = rollout_node(reference, slots[index], pool, names.of(what))
@@ -60,7 +60,7 @@ def train_node(reference: Any, pools: PoolsConfig, trainer: TrainerConfig, names
 
 
 def conclude_node(trained: Any, pools: PoolsConfig, names: NodeNames, *, last: bool) -> Any:
-    """Wire the conclusion of the iteration that was trained."""
+    """Wire the conclusion of the trained iteration."""
     return conclude(trained=trained, last=last).with_overrides(**overrides(pools.control), **names.of("conclude"))
 
 
@@ -69,7 +69,7 @@ def iteration_nodes(
 ) -> Any:
     """Wire one iteration's nodes; `after` is the iteration that must be concluded first (-1: none).
 
-    train stands after rollout because siblings run in the order of their calls on one machine.
+    train is called after rollout, because siblings run in the order of their calls on one machine.
     """
     reference, slots, _ = plan_node(config, pools, names, after=after)
     rollout_nodes(reference, slots, pools, names)
@@ -79,7 +79,7 @@ def iteration_nodes(
 
 @workflow
 def iteration(config: dict, after: int = -1) -> IterationOutcome:  # type: ignore[type-arg]
-    """Advance a run by one iteration, on the pools that are configured by default.
+    """Advance a run by one iteration, on the default pools.
 
     Args:
         config: the run's configuration, a YAML or JSON file

@@ -1,7 +1,7 @@
-"""Scheduled continuation of a run: every so often, a few iterations more, never two executions at once.
+"""Scheduled continuation of a run: a few more iterations at each tick, and never two executions at once.
 
-The concurrency policy skips a tick while an execution runs; the run's lease in object storage holds where the policy,
-which is check-then-create, does not.
+The concurrency policy skips a tick while an execution runs. The policy checks first and creates then; the run's lease
+in object storage prevents two executions that it lets through.
 """
 
 import os
@@ -17,7 +17,7 @@ CONFIG = Path(os.environ.get("GLEANER_RUN_CONFIG", EXAMPLE))
 SCHEDULE = os.environ.get("GLEANER_SCHEDULE", "0 * * * *")
 ITERATIONS_PER_TICK = 4
 
-# A sixth field would be taken by flytekit and read as another schedule by flyteadmin.
+# flytekit would accept a sixth field, and flyteadmin would read it as a different schedule.
 if not SCHEDULE.startswith("@") and len(SCHEDULE.split()) != 5:
     raise ValueError(f"GLEANER_SCHEDULE: {SCHEDULE!r} given; allowed: a cron expression of five fields, or @daily etc.")
 

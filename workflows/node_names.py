@@ -1,4 +1,4 @@
-"""Names of an execution's nodes: what the console shows, and what pods are called.
+"""Names of an execution's nodes: those in the console, and those of pods.
 
 An iteration's number is known only when its plan is made, so nodes count from the first iteration of their execution.
 """
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class NodeNames:
-    """Names for the nodes of one iteration. prefix: of ids, which pods are named after; label: of names for people."""
+    """Names for the nodes of one iteration. prefix: of ids, after which pods are named; label: of names for people."""
 
     prefix: str = ""
     label: str = ""
 
     @classmethod
     def of_iteration(cls, number: int, count: int) -> "NodeNames":
-        """`number` counts from 1; 0 is what stands before the first."""
+        """Names for iteration `number` of `count`, from 1; 0 stands for what comes before the first iteration."""
         label = f"iteration {number} of {count}: " if number else f"before iteration 1 of {count}: "
         return cls(prefix=f"i{number}-", label=label)
 

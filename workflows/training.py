@@ -1,6 +1,6 @@
-"""Training: iterations in a row, continuing a run where it stands.
+"""Training: chains iterations, and continues a run where it stands.
 
-With algorithm.max_staleness the next iteration is rolled out while this one is trained on.
+With algorithm.max_staleness the next iteration is rolled out while this one is trained.
 """
 
 import functools
@@ -19,7 +19,7 @@ from workflows.node_names import NodeNames
 
 @dynamic(**task_settings(ControlPoolConfig()))
 def iterations(config: dict, count: int) -> list[IterationOutcome]:  # type: ignore[type-arg]
-    """Chain `count` iterations of the run, on the pools its configuration names."""
+    """Chain `count` iterations of the run, on the pools that its configuration names."""
     settings = parse(config)
     chain = functools.partial(one_step_off if settings.algorithm.max_staleness else one_by_one, config, settings)
     check_size(chain, count)
@@ -27,7 +27,7 @@ def iterations(config: dict, count: int) -> list[IterationOutcome]:  # type: ign
 
 
 def one_by_one(config: dict[str, Any], settings: RunConfig, count: int) -> list[Any]:
-    """An iteration begins when the one before is concluded: it samples from the newest weights.
+    """Chain iterations that each begin when the previous one is concluded, and so sample from the newest weights.
 
     The spine is plan -> train -> conclude -> next plan.
     """
@@ -47,12 +47,12 @@ def one_by_one(config: dict[str, Any], settings: RunConfig, count: int) -> list[
 
 
 def one_step_off(config: dict[str, Any], settings: RunConfig, count: int) -> list[Any]:
-    """Iteration n + 1 is planned when n - 1 is concluded, and rolled out while n is trained on: from weights n.
+    """Chain iterations: n + 1 is planned when n - 1 is concluded, and rolled out from weights n while n is trained.
 
-    The one-step asynchronous pipeline of StreamRL (arXiv 2504.15930). The first iteration is on-policy, unless an
-    execution before had planned it already. The spine is next plan -> train -> conclude -> the plan after the next:
+    This is the one-step asynchronous pipeline of StreamRL (arXiv 2504.15930). The first iteration is on-policy, unless
+    an earlier execution had already planned it. The spine is next plan -> train -> conclude -> the plan after the next:
     the plan of n + 1 says that n is to be trained now. On one machine, where nodes run in the order of their calls, the
-    plans come before the trainers that would give them newer weights. Where a plan is refused for its cost, what was
+    plans come before the trainers that would give them newer weights. If a plan is refused for its cost, what was
     planned before is trained and concluded first.
     """
     pools = settings.pools
@@ -65,7 +65,7 @@ def one_step_off(config: dict[str, Any], settings: RunConfig, count: int) -> lis
         after, to_train, of_next = outcomes[-1] if outcomes else None, reference, names
         if number < count:
             of_next = NodeNames.of_iteration(number + 1, count)
-            # The first two plans follow each other; then a plan follows a conclusion.
+            # The first two plans follow each other; after that each plan follows a conclusion.
             behind = reference.iteration if after is None else after.iteration
             reference, slots, to_train = plan_node(config, pools, of_next, after=behind, ahead=1)
         trained = train_node(to_train, pools, settings.trainer, names)
@@ -79,7 +79,7 @@ def one_step_off(config: dict[str, Any], settings: RunConfig, count: int) -> lis
 
 @workflow
 def training(config: dict = {}, count: int = 1) -> list[IterationOutcome]:  # type: ignore[type-arg]  # noqa: B006
-    """Train a policy with GRPO for `count` iterations more, from where the run stands.
+    """Train a policy with GRPO for `count` more iterations, from where the run stands.
 
     Args:
         config: the run's configuration, a YAML or JSON file (see examples/)

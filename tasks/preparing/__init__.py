@@ -1,1 +1,1 @@
-"""What the planning tasks do: check the input, open the run, draw prompts, write the plan."""
+"""The work of the planning tasks: check the input, open the run, draw prompts, write the plan."""

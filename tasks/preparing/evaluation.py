@@ -1,4 +1,4 @@
-"""What the planning task of an evaluation does: choose the weight version, and write a plan without training."""
+"""The work of an evaluation's planning task: choose the weight version, and write a plan without training."""
 
 import logging
 import tempfile
@@ -37,14 +37,14 @@ NEWEST = -1
 
 
 class VersionGone(LookupError):  # noqa: N818 - reads as what happened
-    """The weight version to evaluate is not, or no longer, in the run."""
+    """The run does not hold the weight version to evaluate, or no longer."""
 
 
 def prepare(config: RunConfig, version: int, execution: str, clock: Clock) -> tuple[PlanReference, list[int]]:
-    """The plain function behind plan_evaluation; version -1 is the newest.
+    """Plan an evaluation, for the task plan_evaluation; version -1 is the newest.
 
-    Everything that can be wrong with the input is found here, before anything is created. Raises ValueError and what
-    opening prompts and rewards raises, ConflictingRecord for another run's configuration, VersionGone.
+    Everything that can be wrong with the input is found here, before anything is created. Raises ValueError and the
+    errors of opening prompts and rewards, ConflictingRecord for another run's configuration, VersionGone.
     """
     rewards, prefix = rewards_of(config)
     config.pools.check_prices()
@@ -69,7 +69,7 @@ def prepare(config: RunConfig, version: int, execution: str, clock: Clock) -> tu
     store = connect(url)
     if not exists(store, layout.plan(ITERATION)):
         _write_plan(run, store, stored, config, version, decided_by, held, clock)
-        # From now on retention keeps it; before, it may have deleted it.
+        # From now on retention keeps the version; it may have deleted it before.
         published(run, version)
     store.put(layout.settings(ITERATION), records.encode(SettingsRecord(config=dump(config), execution=execution)))
     slots = read_plan(store, ITERATION).slots
@@ -78,9 +78,9 @@ def prepare(config: RunConfig, version: int, execution: str, clock: Clock) -> tu
 
 
 def interrupted_version(config: RunConfig, version: int) -> int:
-    """The oldest weight version that is due and whose evaluation has begun and not ended; else `version`.
+    """The oldest weight version that is due and whose evaluation has begun but not ended; else `version`.
 
-    Also `version` where that can be begun and has not been: an interrupted one is still there next time.
+    It is also `version` if that evaluation can begin and has not begun: an interrupted one is still there next time.
     """
     evaluation, run = evaluation_of(config), connect(config.run.url)
     decided_by = settings_digest(deciding_settings(run, config))
@@ -93,7 +93,7 @@ def interrupted_version(config: RunConfig, version: int) -> int:
 
 
 def published(run: ObjectStore, version: int) -> int:
-    """The version if the run holds it, of NEWEST the newest; raises VersionGone with those that it holds."""
+    """The version, or for NEWEST the newest one, if the run holds it; else raises VersionGone with those it holds."""
     if version != NEWEST and version >= 0 and exists(run, layout.manifest(layout.weights(version))):
         return version
     held = sorted(list_versions(run, layout.WEIGHTS).complete)
@@ -112,9 +112,9 @@ def _write_plan(
     held: Collection[str],
     clock: Clock,
 ) -> None:
-    """Prompts, identity, plan; losing the race to another planner is no error, for it planned the same.
+    """Write prompts, identity and plan; losing the race to another planner is no error, because it planned the same.
 
-    decided_by: the digest of what decides the outcome. held: the reward models that the run holds.
+    decided_by: the digest of the settings that decide the outcome. held: the reward models that the run holds.
     """
     evaluation = evaluation_of(config)
     prompts = load_held_out(evaluation, config.rewards, held)

@@ -1,4 +1,4 @@
-"""What the plan task does: check everything, open the run, and write the next iteration's plan."""
+"""The work of the plan task: check everything, open the run, and write the next iteration's plan."""
 
 import logging
 import os
@@ -52,17 +52,17 @@ log = logging.getLogger(__name__)
 
 
 class WeightsTooOld(LookupError):  # noqa: N818 - reads as what happened
-    """What may be sampled from is not published yet; another attempt may find it."""
+    """No allowed weight version is published yet; another attempt may find one."""
 
 
 def prepare(
     config: RunConfig, execution: str, clock: Clock, *, ahead: int = 0, pools: Sequence[str] = ()
 ) -> tuple[PlanReference, list[list[int]]]:
-    """The plain function behind the task: the plan's reference, and `crew_slots` of it; pools: () are the configured.
+    """Plan the next iteration; returns the plan's reference and its `crew_slots`. pools: () means the configured ones.
 
-    Raises WeightsTooOld when the iteration may not begin yet. Raises BudgetExceeded, with the lease released; but while
-    an iteration before is worked on, which that would abort although most of it is paid for, that iteration is given
-    once more, without slots, and the next plan is refused.
+    Raises WeightsTooOld if the iteration may not begin yet. Raises BudgetExceeded, with the lease released. But while
+    an earlier iteration is under way, that error would abort it although most of it is paid for: the earlier iteration
+    is then returned again, without slots, and the next plan is refused.
     """
     pools = pools or tuple(config.pools.crews)
     config.pools.check_prices()
@@ -74,7 +74,7 @@ def prepare(
     with tempfile.TemporaryDirectory(prefix="gleaner-model-") as folder:
         model_dir = _model_directory(store, config, Path(folder))
         if is_new:
-            # All of them now, so that no iteration in the middle of the run meets one that does not fit.
+            # All prompts now, so that no iteration in the middle of the run meets one that does not fit.
             _draw(config, prompts, model_dir, first=0, count=len(prompts))
         if is_new or not _is_evaluation_known(store, config):
             _check_evaluation(store, config, model_dir)
@@ -93,7 +93,7 @@ def prepare(
         iteration = _passing_over(store, first_open, ahead)
         is_ahead = iteration > first_open
         if not exists(store, layout.plan(iteration)):
-            # What is committed has published the version it ends with.
+            # A committed iteration has published the version that it ends with.
             version = sampled_version(store, iteration, config.algorithm.max_staleness) if is_ahead else iteration
             first = next_prompt(store, iteration)
             rows = _draw(config, prompts, model_dir, first=first, count=_groups_planned(config))
@@ -116,13 +116,13 @@ def prepare(
 
 
 def to_train(config: RunConfig, planned: PlanReference) -> PlanReference:
-    """The first iteration that is not committed, for the execution that has `planned`."""
+    """The first uncommitted iteration, for the execution that has `planned`."""
     store = connect(config.run.url)
     return _reference(config, read_plan(store, next_iteration(store)), planned.execution)
 
 
 def _passing_over(store: ObjectStore, iteration: int, ahead: int) -> int:
-    """The iteration `ahead` after this one, or the first without a plan that comes before it."""
+    """The iteration `ahead` after this one, or an earlier one that has no plan yet."""
     passed = 0
     while passed < ahead and exists(store, layout.plan(iteration)):
         iteration, passed = iteration + 1, passed + 1
@@ -139,9 +139,10 @@ def _reference(config: RunConfig, written: PlanRecord, execution: str) -> PlanRe
 
 
 def crew_slots(plan: PlanRecord, pools: Iterable[str]) -> list[list[int]]:
-    """The slots with work on each of the pools, in their order; the trainer's are not the crew's.
+    """The slots with work on each of these pools, in their order, without the trainer's.
 
-    Those on a pool that is not among them, or not any more since the plan was written, are on the first.
+    Slots of a pool that is not among them, for example because it was removed after the plan was written, go to the
+    first.
     """
     slots: dict[str, list[int]] = {pool: [] for pool in pools}
     first = next(iter(slots.values()))
@@ -152,7 +153,7 @@ def crew_slots(plan: PlanRecord, pools: Iterable[str]) -> list[list[int]]:
 
 
 def _is_evaluation_known(store: ObjectStore, config: RunConfig) -> bool:
-    """Whether the section `evaluation` is that of the last iteration that was planned, or else of the run."""
+    """Whether the section `evaluation` equals that of the last planned iteration, or else of the run."""
     current = next_iteration(store)
     plans = plans_in_flight(store) or [read_plan(store, iteration) for iteration in (current - 1,) if iteration >= 0]
     known = read_config(store, plans[-1]) if plans else read_run(store).config
@@ -169,9 +170,9 @@ def _check_evaluation(store: ObjectStore, config: RunConfig, model_dir: Path) ->
 
 
 def sampled_version(store: ObjectStore, iteration: int, max_staleness: int) -> int:
-    """The weight version an iteration samples from: the newest that is published, up to its own.
+    """The weight version from which an iteration samples: the newest published one, up to its own.
 
-    Raises WeightsTooOld when none is published that is at most `max_staleness` older than the iteration's own.
+    Raises WeightsTooOld if none is published that is at most `max_staleness` older than the iteration's own.
     """
     version = published_version(store, iteration, iteration - max_staleness)
     if version is None:
@@ -183,7 +184,7 @@ def sampled_version(store: ObjectStore, iteration: int, max_staleness: int) -> i
 
 
 def _model_directory(store: ObjectStore, config: RunConfig, folder: Path) -> Path:
-    """Where configuration and tokenizer are: in the run once it holds them, before that at policy.path."""
+    """The directory of configuration and tokenizer: from the run if it holds them, else policy.path."""
     if exists(store, layout.manifest(layout.weights(0))):
         model_files.download(store, folder)
         return folder
@@ -193,7 +194,7 @@ def _model_directory(store: ObjectStore, config: RunConfig, folder: Path) -> Pat
 
 
 def publish_initial(store: ObjectStore, model_dir: Path) -> None:
-    """Weight version 0: the pretrained model, as it is stored, and the files beside it. Done once in a run."""
+    """Publish weight version 0, the pretrained model as it is stored, and the files beside it; once in a run."""
     if exists(store, layout.manifest(layout.weights(0))):
         return
     model_files.upload(store, model_dir)
@@ -210,10 +211,10 @@ def write_plan(
     stop_ids: tuple[int, ...],
     clock: Clock,
 ) -> None:
-    """Prompts first, then the plan that names them; losing the race to another planner is no error.
+    """Write the prompts, then the plan that names them; losing the race to another planner is no error.
 
     rows: one per group. With filter_groups only num_prompts_per_step of them are wanted. Raises BudgetExceeded, and
-    ValueError where there is nobody to generate, before anything of the iteration is written.
+    ValueError if there is no member to generate, before anything of the iteration is written.
     """
     length_max = config.sampling.max_completion_length
     lengths = expected_lengths(store, iteration, rows, config.planning, length_max=length_max)
@@ -242,7 +243,7 @@ def write_plan(
 
 
 def _lengths_record(lengths: GroupLengths) -> LengthsRecord | None:
-    """None where all groups are expected alike."""
+    """The expected lengths as a record; None if all groups are expected alike."""
     if lengths.predictor == "none":
         return None
     expected, high = (tuple(map(float, values)) for values in (lengths.expected, lengths.high))
@@ -255,7 +256,7 @@ def _groups_planned(config: RunConfig) -> int:
 
 
 def ended_here(execution: str) -> bool:
-    """Whether a lease is held by a process of this machine that has ended."""
+    """Whether the execution was a process of this machine that has ended."""
     kind, _, rest = execution.partition(":")
     host, _, pid = rest.rpartition(":")
     if kind != "here" or host != socket.gethostname():

@@ -10,12 +10,12 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt
 
 
 def open_tokenizer(model_dir: Path) -> Tokenizer:
-    """The tokenizer of a model directory; raises ModelError when there is none that can be used."""
-    # Without any of them transformers makes a tokenizer that knows no word.
+    """The tokenizer of a model directory; raises ModelError if there is no usable one."""
+    # Without any of these files transformers makes a tokenizer that knows no word.
     if not any((model_dir / name).is_file() for name in TOKENIZER_FILES):
         raise ModelError(f"policy.path: no tokenizer in {str(model_dir)!r}; looked for {', '.join(TOKENIZER_FILES)}")
     try:
         tokenizer: Tokenizer = auto_tokenizer().from_pretrained(str(model_dir))
-    except Exception as error:  # whatever a damaged file makes of the library that reads it
+    except Exception as error:  # a damaged file can raise anything in the library that reads it
         raise ModelError(f"policy.path: no usable tokenizer in {str(model_dir)!r}: {error}") from error
     return tokenizer
