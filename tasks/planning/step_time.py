@@ -1,7 +1,7 @@
-"""Step time: seconds of one decode step by the number of responses decoded together, as it was measured.
+"""Step time: seconds of one decode step by the number of responses decoded together, as measured.
 
-The one model of an engine that all of planning and forecasting shares (tau(b) of TailSieve; PTL(BS) of StreamRL, arXiv
-2504.15930; TPOT of RLHFless, arXiv 2602.22718). Knows no engine and no clock.
+All of planning and forecasting shares this one model of an engine (tau(b) of TailSieve; PTL(BS) of StreamRL, arXiv
+2504.15930; TPOT of RLHFless, arXiv 2602.22718). It knows no engine and no clock.
 """
 
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ FLAT = 0.95
 class StepTime:
     """A curve through `points`: (batch, seconds), batches ascending; raises ValueError for anything else.
 
-    Before the first point the step takes as long as there; between points it is linear; beyond the last it grows as
-    between the last two, and, where these are all, in proportion to the batch. A step never gets shorter with more
-    responses: where a measurement says so, the longer one counts.
+    Before the first point a step takes as long as there; between points it is linear; beyond the last point it grows as
+    between the last two, or in proportion to the batch if there is only one point. A step never gets shorter with more
+    responses: if a measurement says so, the longer time counts.
     """
 
     points: tuple[tuple[int, float], ...]
@@ -39,11 +39,11 @@ class StepTime:
         return cls(((1, fixed_s + per_response_s), (2, fixed_s + 2 * per_response_s)))
 
     def step_s(self, batch: int) -> float:
-        """Seconds of one step of `batch` responses (0 of none)."""
+        """Seconds of one step of `batch` responses; 0 for an empty batch."""
         return float(self.table(batch)[batch])
 
     def table(self, batch_max: int) -> npt.NDArray[np.float64]:
-        """Seconds by batch from 0 (which takes none) to batch_max."""
+        """Seconds of a step by batch size, from 0 (no time) to batch_max."""
         return _table(self.points, 1 << max(0, batch_max).bit_length())[: batch_max + 1]
 
     def rises(self, batch_max: int) -> npt.NDArray[np.float64]:
@@ -51,11 +51,11 @@ class StepTime:
         return _rises(self.points, 1 << max(0, batch_max).bit_length())[:batch_max]
 
     def tokens_per_s(self, batch: int) -> float:
-        """Of all responses together."""
+        """Tokens per second of all responses together."""
         return batch / self.step_s(batch) if batch else 0.0
 
     def plateau(self, batch_max: int) -> int:
-        """The smallest batch up to batch_max that decodes as many tokens per second as the best, within 5 %."""
+        """The smallest batch up to batch_max whose tokens per second are within 5 % of the best."""
         rates = np.arange(1, batch_max + 1) / self.table(batch_max)[1:]
         return int(np.argmax(rates >= FLAT * rates.max())) + 1
 
@@ -64,7 +64,7 @@ class StepTime:
         return StepTime(tuple((batch, step_s * factor) for batch, step_s in self.points))
 
 
-# Of no machine: a shape to compare assignments with while nothing was measured. A step of 64 takes twice one of 1.
+# A shape, not of a real machine, to compare assignments while nothing is measured: a step of 64 takes twice one of 1.
 NOMINAL = StepTime(((1, 0.02), (64, 0.04)))
 
 

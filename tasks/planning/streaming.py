@@ -1,7 +1,7 @@
-"""When an iteration ends whose trainer takes groups as they end: what dealing is good for besides the last response.
+"""When an iteration ends if the trainer takes groups as they end, so that not only the last response counts.
 
-Members that all end together, as dealing for the makespan has them, may also have nothing whole for the trainer until
-then. Pure functions of expected lengths.
+Members that all end together, as dealing for the makespan arranges, may have no whole group for the trainer until then.
+Pure functions of expected lengths.
 """
 
 import heapq
@@ -23,29 +23,29 @@ def group_ends_s(lengths: Lengths, groups: Sequence[int], member: Member, batch_
     """
     tokens = lengths[list(groups)].ravel()
     slots = min(member.responses_max, batch_max or member.responses_max)
-    # A response ends when its slot has decoded so many tokens, its own and those before it.
+    # A response ends when its slot has decoded this many tokens: its own and those before it.
     ends, totals = tokens, np.sort(tokens)
     if len(tokens) > slots:
         ends, totals = _in_slots(tokens, slots)
-    # Between two ends all that are left decode together.
+    # Between two ends, all remaining responses decode together.
     steps = np.diff(totals, prepend=0.0) * member.step_time.table(len(totals))[:0:-1]
     at_s = np.interp(ends, np.concatenate([[0.0], totals]), np.concatenate([[0.0], np.cumsum(steps)]))
     return np.asarray(member.start_s + at_s.reshape(len(groups), -1).max(axis=1))
 
 
 def long_then_short(groups: Sequence[int], share: float) -> tuple[int, ...]:
-    """Of groups with the longest first: this share of them, and then the others, from the shortest on.
+    """Reorder groups that come longest first: this share of them, then the others from the shortest on.
 
-    So the longest do not end last, and others do not all end with them.
+    So the longest do not end last, and the others do not all end with them.
     """
     first = math.ceil(share * len(groups))
     return (*groups[:first], *reversed(groups[first:]))
 
 
 def streamed_s(ends_s: Seconds, tokens: Seconds, train_s: float, order: npt.NDArray[np.intp] | None = None) -> float:
-    """When everything is trained on, if training takes `train_s` in all.
+    """When everything is trained on, if training takes `train_s` in total.
 
-    ends_s, tokens: by group. order: in which training takes them; None: as they end.
+    ends_s, tokens: by group. order: the order in which training takes groups; None: as they end.
     """
     order = np.argsort(ends_s, kind="stable") if order is None else order
     left_s = train_s * np.cumsum(tokens[order][::-1])[::-1] / tokens.sum()

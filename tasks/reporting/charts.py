@@ -16,9 +16,10 @@ _COLUMN_WIDTH_MAX = 90.0
 
 
 def line_chart(series: Mapping[str, Sequence[tuple[float, float]]], title: str, x_label: str, y_label: str) -> str:
-    """Lines with the points given, in their order; x are taken as whole numbers (iterations) for the ticks.
+    """Lines through the given points, in their order; the ticks assume that x are whole numbers (iterations).
 
-    Points that are not finite are left out; a series of more than 400 points is thinned evenly, its last point kept.
+    Points that are not finite are left out; a series of more than 400 points is thinned evenly, and keeps its last
+    point.
     """
     drawn = {name: _thinned([p for p in points if all(map(math.isfinite, p))]) for name, points in series.items()}
     points = [point for points in drawn.values() for point in points]
@@ -35,7 +36,7 @@ def line_chart(series: Mapping[str, Sequence[tuple[float, float]]], title: str, 
 
 
 def histogram(values: Sequence[float], title: str, x_label: str) -> str:
-    """Counts over about thirty bins of round width (whole for whole values), with the median and the maximum marked."""
+    """Counts in about thirty bins of round width (whole for whole values), with median and maximum marked."""
     finite = sorted(value for value in values if math.isfinite(value))
     if not finite:
         return _nothing(title)
@@ -58,9 +59,9 @@ def histogram(values: Sequence[float], title: str, x_label: str) -> str:
 
 
 def bars(parts: Mapping[str, float], title: str, unit: str) -> str:
-    """One horizontal bar per part, on one scale from zero; values that are negative or not finite have no bar.
+    """One horizontal bar per part, on one scale from zero; values that are negative or not finite get no bar.
 
-    `unit` is "$" (written before the value) or any other, written after it.
+    `unit` is "$", written before the value, or any other unit, written after it.
     """
     if not parts:
         return _nothing(title)

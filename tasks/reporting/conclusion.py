@@ -1,6 +1,6 @@
-"""Conclusion: verify that an iteration trained on exactly what was planned, measure it, and commit its report.
+"""Conclusion: verifies that an iteration trained on exactly what was planned, measures it, and commits its report.
 
-Reads only records and shards; whoever runs it, and however often, the report is the same one.
+It reads only records and shards. The report is the same whichever process concludes, and however often.
 """
 
 from collections import Counter, defaultdict
@@ -40,10 +40,10 @@ def conclude_iteration(
     egress_usd_per_gb: Mapping[str, float] | None = None,
     requests: RequestPrices | None = None,
 ) -> ReportRecord:
-    """Verify, measure and commit; a report that is already there, or comes meanwhile, is returned as it is.
+    """Verify, measure and commit; a report that exists, or is committed meanwhile by another process, is returned.
 
-    prices_usd_per_h, egress_usd_per_gb, requests: see Rates.
-    Raises IntegrityError naming the first response that is missing, doubled or not what the journal holds.
+    prices_usd_per_h, egress_usd_per_gb, requests: see Rates. Raises IntegrityError, which names the first response that
+    is missing, doubled or not as in the journal.
     """
     key = layout.report(iteration)
     rates = Rates(
@@ -54,7 +54,7 @@ def conclude_iteration(
     try:
         report = _measure(store, iteration, rates, clock)
     except (StorageError, IntegrityError):
-        # Who commits the report deletes the journal that is read here.
+        # The process that commits the report deletes the journal that is read here.
         if not exists(store, key):
             raise
     else:
@@ -115,7 +115,7 @@ def _measure(store: ObjectStore, iteration: int, rates: Rates, clock: Clock) -> 
 
 
 def _published(store: ObjectStore, training: TrainingRecord) -> TrainingRecord:
-    """What the trainer measured, with its end when the weights were published, where they say when."""
+    """The training record; if the weights say when they were published, training ends then."""
     published_s = read_manifest(store, layout.weights(training.weight_version)).metadata.get(PUBLISHED_AT_S)
     if not published_s:
         return training
@@ -124,7 +124,7 @@ def _published(store: ObjectStore, training: TrainingRecord) -> TrainingRecord:
 
 
 def prediction_metrics(plan: PlanRecord, metrics: Mapping[str, float]) -> dict[str, float]:
-    """How far the time of rollout was from what the plan's last word on it was; nothing where it said none."""
+    """The relative error of the plan's last prediction of the rollout's time; empty if there was none."""
     predicted = {name: value for decision in plan.decisions for name, value in decision.predicted.items()}
     rollout_s = metrics["timing_s/rollout"]
     if "timing_s/rollout" not in predicted or not rollout_s:
@@ -138,10 +138,10 @@ def verify(
     reader: JournalReader,
     filtered: Sequence[GradedResponse] = (),
 ) -> dict[str, int]:
-    """Check every response of the plan against batches and journal; the tokens kept by incarnation.
+    """Check every response of the plan against batches and journal; returns the tokens kept by incarnation.
 
-    Each is trained once; where the plan says how many groups are wanted, it may be filtered once instead, or be unused
-    (`storage.compaction.unused_responses`). Raises IntegrityError.
+    Each response is trained once. If the plan says how many groups are wanted, it may instead be filtered once, or be
+    unused (`storage.compaction.unused_responses`). Raises IntegrityError.
     """
     graded = [*trained, *filtered]
     counts = Counter(response.response for response in graded)
@@ -170,7 +170,7 @@ def verify(
 
 
 def _check_filter(plan: PlanRecord, trained: Sequence[GradedResponse], filtered: Sequence[GradedResponse]) -> None:
-    """Whole groups are filtered, exactly those whose rewards are all equal, and no more are trained than are wanted."""
+    """Check that exactly the groups with equal rewards are filtered, whole, and at most the wanted number trained."""
     wanted = plan.groups_wanted
     if wanted is None:
         if filtered:
@@ -199,22 +199,22 @@ def slot_lives(
     kept: Mapping[str, int],
     unused: Sequence[int] = (),
 ) -> list[SlotLife]:
-    """Every incarnation that announced itself, by slot and start."""
+    """The life of every incarnation that announced itself, by slot and start."""
     return _lives(read_heartbeats(store, plan), reader, kept, unused)
 
 
 def read_heartbeats(store: ObjectStore, plan: PlanRecord) -> list[AliveRecord]:
-    """The last one of every incarnation that announced itself."""
+    """The last heartbeat of every incarnation that announced itself."""
     return [records.read(store, AliveRecord, key) for key in store.list(layout.alive_all(plan.iteration))]
 
 
 def _lives(
     announced: Sequence[AliveRecord], reader: JournalReader, kept: Mapping[str, int], unused: Sequence[int]
 ) -> list[SlotLife]:
-    """By slot and start.
+    """Lives by slot and start.
 
-    tokens_regenerated: what it decoded, as far as its last heartbeat told, less what counts and what is unused:
-    unflushed at a kill, or void because somebody else had claimed the response.
+    tokens_regenerated: what it decoded, as far as its last heartbeat told, less what counts and what is unused. These
+    tokens were unflushed at a kill, or void because another member had claimed the response.
     """
     journalled, stopped = _unused_tokens(reader, unused)
     unknown = set(reader.book.incarnations) - {alive.incarnation for alive in announced}
@@ -226,7 +226,7 @@ def _lives(
         decoded = max(alive.tokens_generated, reader.shards.tokens(incarnation))
         tokens_unused = journalled[incarnation]
         if incarnation in stopped and alive.state == "gone":
-            # What the closing found in its hands is dropped, and nobody decodes it again.
+            # What it was decoding when the iteration closed is dropped, and no member decodes it again.
             tokens_unused += decoded - reader.shards.tokens(incarnation)
         lives.append(
             SlotLife(
@@ -253,7 +253,7 @@ def _lives(
 
 
 def _unused_tokens(reader: JournalReader, unused: Sequence[int]) -> tuple[Counter[str], set[str]]:
-    """Journalled tokens of unused responses by incarnation, and who holds one that has not ended."""
+    """Journalled tokens of unused responses by incarnation, and the incarnations that hold an unfinished one."""
     journalled: Counter[str] = Counter()
     holders: set[str] = set()
     for response in unused:
@@ -272,7 +272,7 @@ def filter_metrics(
     filtered: Sequence[GradedResponse],
     lives: Sequence[SlotLife],
 ) -> dict[str, float]:
-    """Groups filtered, groups wanted and not found, and tokens decoded in vain; nothing where all groups are wanted."""
+    """Groups filtered, groups wanted and not found, and tokens decoded in vain; empty if all groups are wanted."""
     if plan.groups_wanted is None:
         return {}
     size = plan.num_generations
@@ -284,7 +284,7 @@ def filter_metrics(
 
 
 def response_metrics(graded: Sequence[GradedResponse], plan: PlanRecord) -> dict[str, float]:
-    """Rewards and lengths, under TRL's names, over all graded responses: filtering does not flatter them."""
+    """Rewards and lengths, under TRL's names, over all graded responses, so that filtering does not improve them."""
     ordered = sorted(graded, key=lambda response: response.response)
     rewards = np.array([response.reward for response in ordered]).reshape(-1, plan.num_generations)
     lengths = np.array([response.length for response in ordered])
@@ -302,12 +302,13 @@ def response_metrics(graded: Sequence[GradedResponse], plan: PlanRecord) -> dict
         values = [value for response in ordered if (value := response.rewards.get(name)) is not None]
         if values:
             metrics[f"rewards/{name}/mean"] = np.mean(values)
-            # As TRL's, with the divisor n - 1; of a single value TRL says nan, which no chart can show.
+            # As TRL's, with the divisor n - 1; for a single value TRL gives nan, which no chart can show.
             metrics[f"rewards/{name}/std"] = np.std(values, ddof=1) if len(values) > 1 else 0.0
     return {name: float(value) for name, value in metrics.items()}
 
 
 def resume_metrics(lives: Sequence[SlotLife]) -> dict[str, float]:
+    """Interruptions, and tokens recovered and regenerated, summed over all lives."""
     return {
         "preempt/count": float(sum(life.state != "gone" for life in lives)),
         "resume/tokens_recovered": float(sum(life.tokens_recovered for life in lives)),

@@ -1,4 +1,4 @@
-"""Where else a run's metrics go. Imports nothing heavy, and of a tracker's library only whether it is there."""
+"""Where else a run's metrics go. Imports nothing heavy, and only looks whether a tracker's library is there."""
 
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -6,18 +6,18 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-# The name of a backend is that of its module; what pip calls it is not always the same.
+# A backend has the name of its module; the name for pip may differ.
 DISTRIBUTIONS = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow-skinny"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrackingConfig:
-    """Which trackers get every iteration's metrics; who may write to them is told by the environment alone.
+    """The trackers that get every iteration's metrics; credentials come from the environment only.
 
     Attributes:
         backends: none, one or several, each once.
         project: W&B's project, MLflow's experiment.
-        name: what the trackers call the run. None: the last part of the run's url.
+        name: the run's name in the trackers. None: the last part of the run's url.
         directory: local folder for TensorBoard's event files and W&B's own files.
     """
 
@@ -32,10 +32,10 @@ class TrackingConfig:
             raise ValueError(f"backends: value {list(self.backends)}; allowed: each at most once")
 
     def check_libraries(self) -> None:
-        """Raises ValueError naming the first backend whose library this environment lacks, and how to install it."""
+        """Raises ValueError, which names the first backend whose library is not installed, and how to install it."""
         for backend in self.backends:
             spec = find_spec(backend)
-            # A folder without __init__.py is found, too: W&B leaves one called wandb where it worked.
+            # find_spec also finds a folder without __init__.py: W&B leaves one called wandb where it worked.
             if spec is None or spec.origin is None:
                 raise ValueError(
                     f"tracking.backends: value {backend!r}; its library is not installed here: "

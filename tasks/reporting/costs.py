@@ -1,6 +1,6 @@
-"""Dollars of an iteration at list price: who cost them, and what for. Every dollar is counted once.
+"""Dollars of an iteration at list price, by who caused them and by what they were spent on. Each dollar counts once.
 
-Knows no store: a function of process lives, of what the trainer measured, and of prices.
+This module knows no store: it has functions of process lives, of the trainer's measurements, and of prices.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,9 +15,10 @@ BYTES_PER_GB = 1e9
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """usd_per_h: by pool, of a slot; of TRAIN_POOL, of the trainer's machines together; of CONTROL_POOL (0 if missing).
+    """usd_per_h: by pool, per slot; TRAIN_POOL: for all the trainer's machines; CONTROL_POOL: 0 if missing.
 
-    egress_usd_per_gb: by pool, for what it reads from the store (0 if missing). requests: to the store.
+    egress_usd_per_gb: by pool, for what it reads from the store (0 if missing). requests: prices of requests to the
+    store.
     """
 
     usd_per_h: Mapping[str, float]
@@ -29,8 +30,8 @@ class Rates:
 class MachineTime:
     """What a machine was paid for, in seconds or in dollars.
 
-    starting: until the weights were in place. useful: decoding tokens that count, or training. wasted: decoding others.
-    idle: everything else.
+    starting: until the weights were in place. useful: decoding tokens that count, or training. wasted: decoding other
+    tokens. idle: everything else.
     """
 
     useful: float = 0.0
@@ -52,8 +53,8 @@ class MachineTime:
 def life_time(life: SlotLife) -> MachineTime:
     """Seconds of a process life, from its start to its last heartbeat.
 
-    Decoding is divided by tokens. One that never decoded and never told of weights was starting all the time; one that
-    decoded and told of no times is taken to have decoded all the time: it is from before they were told.
+    Decoding time is divided by tokens. A life that never decoded and never got weights was starting all the time. A
+    life that decoded but told no times is from before times were told, and counts as decoding all the time.
     """
     total_s = max(0.0, life.ended_at_s - life.started_at_s)
     others = max(0, life.tokens_regenerated) + life.tokens_unused
@@ -72,9 +73,10 @@ def _divided(decode_s: float, kept: int, others: int) -> MachineTime:
 
 
 def trainer_time(lives: Sequence[SlotLife], training: TrainingRecord) -> MachineTime:
-    """Seconds of the trainer's machines, which are paid for together: what they generated, waited for, and trained.
+    """Seconds of the trainer's machines, which are paid for together: generating, waiting and training.
 
-    Lives of TRAIN_POOL run side by side on them; where they began before training did, so did its bill.
+    Lives of TRAIN_POOL run side by side on them. If they began before training did, the machines are paid for from then
+    on.
     """
     seeding = [life for life in lives if life.pool == TRAIN_POOL]
     spans = [(life.started_at_s, min(life.ended_at_s, training.ended_at_s)) for life in seeding]
@@ -98,10 +100,10 @@ def _covered_s(spans: Sequence[tuple[float, float]]) -> float:
 
 
 def crew_cost(lives: Sequence[SlotLife], prices_usd_per_h: Mapping[str, float]) -> tuple[float, float]:
-    """Machine seconds of a crew, and their dollars at list price, by pool.
+    """(machine seconds, dollars at list price) of a crew.
 
-    A life lasts from its process's start to its last heartbeat. A member that joined from outside costs what it said,
-    or nothing. Members on the trainer's machine cost nothing here: it is paid for as the trainer's.
+    A life lasts from its process's start to its last heartbeat. A member that joined from outside costs the price it
+    told, or nothing. Members on the trainer's machine cost nothing here, because it is paid for as the trainer's.
     """
     crew = [life for life in lives if life.pool != TRAIN_POOL]
     seconds = [life.ended_at_s - life.started_at_s for life in crew]
@@ -123,9 +125,9 @@ def cost_metrics(
     planned_at_s: float,
     control_s: float,
 ) -> dict[str, float]:
-    """Machine seconds and dollars, of the crew, the trainer and the rest; and the same dollars by what they were for.
+    """Machine seconds and dollars of the crew, the trainer and the rest, and the same dollars by purpose.
 
-    control_s: seconds of CONTROL_POOL that are known of.
+    control_s: known seconds of CONTROL_POOL.
     """
     rollout_s, rollout_usd = crew_cost(lives, rates.usd_per_h)
     by_trainer = trainer_time(lives, training)
@@ -166,10 +168,10 @@ def cost_metrics(
 
 
 def usd_per_reward_point(reports: Sequence[ReportRecord]) -> float | None:
-    """Dollars of the run per point of mean reward that the last report has more than the first.
+    """Dollars of the run per point of mean reward by which the last report exceeds the first.
 
-    None when there is nothing more, or when either is not known. reports: of a run, in order, from the first on; what
-    they do not tell of their own cost is none.
+    None if it does not exceed it, or if either is unknown. reports: all of a run, in order; a report that does not tell
+    its own cost counts as free.
     """
     if not reports or any("reward" not in report.metrics for report in (reports[0], reports[-1])):
         return None

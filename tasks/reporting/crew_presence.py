@@ -1,7 +1,7 @@
-"""Who of a crew is still there when its iteration is concluded, and which of an execution's slots never came.
+"""Presence of a crew when its iteration is concluded: which members are still there, and which slots never started.
 
-A conclusion waits for no rollout pod. It only lets members that are about to leave say so, or the report would count
-them as lost.
+A conclusion waits for no rollout pod. It only lets members that are about to leave say so, because the report would
+otherwise count them as lost.
 """
 
 import logging
@@ -21,8 +21,8 @@ POLL_INTERVAL_S = 0.2
 def await_goodbyes(store: ObjectStore, plan: PlanRecord, limit_s: float, clock: Clock) -> None:
     """Return when every member of a closed iteration has said that it left, or after limit_s.
 
-    Members learn at their next flush that an iteration is closed. A process that another one of its planned slot has
-    followed is not waited for: it is dead. Nor are the trainer's: its task has ended.
+    Members learn at their next flush that an iteration is closed. A process followed by another one in its planned slot
+    is dead, and not waited for. Neither are the trainer's members: its task has ended.
     """
     ends_s = clock.monotonic() + limit_s
     known: dict[str, AliveRecord] = {}
@@ -34,13 +34,13 @@ def await_goodbyes(store: ObjectStore, plan: PlanRecord, limit_s: float, clock: 
 
 
 def _staying(store: ObjectStore, plan: PlanRecord, known: dict[str, AliveRecord]) -> list[AliveRecord]:
-    """The members that have not left. known: what was read before; who left stays so."""
+    """The members that have not left. known: what was read before; a member that left stays so."""
     for key in store.list(layout.alive_all(plan.iteration)):
         if key not in known or known[key].state != "gone":
             known[key] = records.read(store, AliveRecord, key)
     last: dict[int | str, AliveRecord] = {}
     for alive in known.values():
-        # Beyond the plan a number may be shared.
+        # Slot numbers beyond the plan may be shared.
         who = alive.slot if alive.slot < len(plan.slots) else alive.incarnation
         if who not in last or last[who].started_at_s < alive.started_at_s:
             last[who] = alive
@@ -48,10 +48,10 @@ def _staying(store: ObjectStore, plan: PlanRecord, known: dict[str, AliveRecord]
 
 
 def slots_not_come(store: ObjectStore, iteration: int, execution: str) -> dict[int, list[int]]:
-    """By iteration, the slots that the execution may still start although the iteration is concluded.
+    """Maps iterations to their slots that the execution may still start although the iteration is concluded.
 
-    iteration: the execution's last one, which is committed. A slot is left out when a process of it took part, or when
-    the map that it belongs to has ended.
+    iteration: the execution's last one, which is committed. A slot is left out if a process took part in it, or if the
+    map that it belongs to has ended.
     """
     found: dict[int, list[int]] = {}
     while iteration >= 0 and _worked_on_by(store, iteration) == execution:
@@ -64,7 +64,7 @@ def slots_not_come(store: ObjectStore, iteration: int, execution: str) -> dict[i
 
 
 def described(missing: Mapping[int, list[int]]) -> str:
-    """The same in a sentence; empty where every slot came."""
+    """These slots in a sentence; empty if there are none."""
     if not missing:
         return ""
     count, iterations = sum(map(len, missing.values())), ", ".join(map(str, sorted(missing)))

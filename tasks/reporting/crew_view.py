@@ -1,4 +1,4 @@
-"""What a watcher sees of an iteration, as values: its crew, its totals, and what the trainer waits for.
+"""A watcher's view of an iteration, as values: its crew, its totals, and what the trainer waits for.
 
 Pure functions of a plan, the claims, the responses' progress and the heartbeats; no store, no clock, no screen.
 """
@@ -17,13 +17,14 @@ GROUPS_SHOWN = 4
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """The last heartbeat read, None if there is none, and how long it has not changed on the watcher's own clock."""
+    """The last heartbeat read (None: there is none), and how long it has not changed on the watcher's own clock."""
 
     record: AliveRecord | None
     unchanged_s: float = 0.0
     seen_to_change: bool = False
 
     def state(self, silent_after_s: float) -> MemberState:
+        """The member's state; "silent" if its heartbeat has not changed for `silent_after_s`."""
         if self.record is None:
             return "unknown"
         if self.record.state != "gone" and self.unchanged_s >= silent_after_s:
@@ -31,7 +32,7 @@ class Heartbeat:
         return self.record.state
 
     def is_alive(self, silent_after_s: float) -> bool:
-        """Whether it may still be at work, for all that is known."""
+        """Whether it may still be at work, as far as is known."""
         return self.state(silent_after_s) not in ("gone", "silent")
 
 
@@ -49,12 +50,12 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class MemberView:
-    """A member of the crew, or a slot to which nobody has come.
+    """A member of the crew, or a slot that no member has filled.
 
-    state: "silent" has not changed its heartbeat for as long as others wait before they take it for dead; "unknown" has
-    claims and no heartbeat. heartbeat_age_s: None until its heartbeat was seen to change. unfinished: responses it
-    holds that have not ended, by the journal; all other numbers are its heartbeat's. tokens_per_s: None while it does
-    not decode.
+    state: "silent" means that its heartbeat has not changed for the time after which others take it for dead; "unknown"
+    has claims and no heartbeat. heartbeat_age_s: None until its heartbeat was seen to change. unfinished: responses it
+    holds that have not ended, by the journal; all other numbers come from its heartbeat. tokens_per_s: None while it
+    does not decode.
     """
 
     slot: int
@@ -74,7 +75,7 @@ class MemberView:
 
 @dataclass(frozen=True, kw_only=True)
 class WaitingResponse:
-    """An unfinished response; `released`: its holder has handed it over, anybody may continue it."""
+    """An unfinished response; `released`: its holder has handed it over, and any member may continue it."""
 
     response: int
     tokens: int
@@ -84,16 +85,18 @@ class WaitingResponse:
 
 @dataclass(frozen=True, kw_only=True)
 class WaitingGroup:
+    """A group with its unfinished responses."""
+
     group: int
     unfinished: tuple[WaitingResponse, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Totals:
-    """Of an iteration.
+    """The totals of an iteration.
 
-    tokens: those that count, journalled so far. tokens_per_s: of the members at work, None while none tells. moved: how
-    many times a response went from one slot to another.
+    tokens: journalled so far, and counted. tokens_per_s: of the members at work; None while no member tells it. moved:
+    how many times a response went from one slot to another.
     """
 
     responses_planned: int = 0
@@ -112,8 +115,8 @@ class Totals:
 class RunView:
     """One look at a run. phase_seen_s: how long the watcher has seen this phase; the phase may be older.
 
-    waits_for: the first groups in plan order with a response that has not ended, groups_behind: how many more.
-    notice: why this look shows an older state; empty when it does not.
+    waits_for: the first groups in plan order with an unfinished response; groups_behind: how many more there are.
+    notice: why this look shows an older state; empty if it does not.
     """
 
     run_url: str
@@ -140,10 +143,11 @@ class Crew:
         self._unfinished = {name: sum(not progress[r].done for r in held) for name, held in holdings.items()}
 
     def matter(self, heartbeats: Mapping[str, Heartbeat], silent_after_s: float) -> list[str]:
-        """The incarnations worth showing, of those that have claims or heartbeats.
+        """The incarnations worth showing, among those with claims or heartbeats.
 
-        Whoever holds unfinished work; else of a slot of the plan the last one (a restarted slot takes over all that its
-        predecessors hold), and of those who joined or hold nothing, all that are not gone or silent.
+        These are the incarnations with unfinished work. Without such work, the last one of a slot of the plan (a
+        restarted slot takes over all that its predecessors hold), and among those that joined or hold nothing, all that
+        are not gone or silent.
         """
         by_slot: dict[int, list[str]] = {}
         for name, slot in self._slots(heartbeats).items():
@@ -159,7 +163,7 @@ class Crew:
         return shown
 
     def members(self, heartbeats: Mapping[str, Heartbeat], silent_after_s: float) -> tuple[MemberView, ...]:
-        """One row per incarnation that matters and per slot without one; slots first, then who joined."""
+        """One row per incarnation that matters and per slot without one; slots first, then members that joined."""
         slots = self._slots(heartbeats)
         rows = [
             self._member(name, slots[name], heartbeats.get(name, UNREAD), silent_after_s)
@@ -183,7 +187,7 @@ class Crew:
         return tuple(first), len(groups) - len(first)
 
     def totals(self, members: Collection[MemberView], *, groups_recorded: int, micro_batches: int) -> Totals:
-        """The iteration in numbers; the last two are those of the batches recorded so far."""
+        """The iteration in numbers; the two arguments come from the batches recorded so far."""
         rates = [m.tokens_per_s for m in members if m.state == "working" and m.tokens_per_s is not None]
         return Totals(
             responses_planned=self._plan.num_responses,
@@ -211,7 +215,7 @@ class Crew:
         return WaitingResponse(response=response, tokens=state.tokens, holder=holder, released=state.released)
 
     def _slots(self, heartbeats: Mapping[str, Heartbeat]) -> dict[str, int]:
-        """The slot of every incarnation, by its claims or by its heartbeat."""
+        """The slot of every incarnation, from its claims or from its heartbeat."""
         said = {name: heartbeat.record.slot for name, heartbeat in heartbeats.items() if heartbeat.record is not None}
         return self._book.incarnations | said
 

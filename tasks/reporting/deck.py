@@ -1,6 +1,7 @@
-"""The pages of an iteration's Deck: tab name to HTML, drawn from the iteration's report and those before it.
+"""The pages of an iteration's Deck: tab name to HTML, drawn from the iteration's report and earlier reports.
 
-Shows what a report holds: a metric that is missing has no row, no point and no bar. Writes nothing, knows no Flyte.
+They show what a report holds: a missing metric has no row, no point and no bar. This module writes nothing and knows no
+Flyte.
 """
 
 import html
@@ -12,7 +13,7 @@ from tasks.reporting import charts
 from tasks.reporting.costs import usd_per_reward_point
 from tasks.reporting.timeline import timeline
 
-# (metric, how people call it, unit)
+# (metric, its name for people, unit)
 _KEY_METRICS = (
     ("reward", "mean reward", ""),
     ("reward_std", "standard deviation of the reward", ""),
@@ -39,7 +40,7 @@ _KEY_METRICS = (
     ("actor/pg_loss", "policy loss", ""),
     ("mismatch_kl", "KL between sampler and trainer", ""),
 )
-# What the dollars of an iteration were for; together they are all of them.
+# What an iteration's dollars were spent on; together these are all of them.
 _PURPOSES = {
     "useful": "cost/usd_useful",
     "wasted": "cost/usd_wasted",
@@ -64,7 +65,7 @@ def render(report: ReportRecord, history: Sequence[ReportRecord], notes: Sequenc
 
     Args:
         report: The iteration shown.
-        history: Reports of the run in any order; where one has the iteration of `report`, `report` counts.
+        history: Reports of the run in any order; `report` replaces one of its own iteration.
         notes: Sentences that people should read first; the first few are shown.
     """
     reports = _in_order(report, history)
@@ -77,7 +78,7 @@ def render(report: ReportRecord, history: Sequence[ReportRecord], notes: Sequenc
 
 
 def page(title: str, tabs: Mapping[str, str]) -> str:
-    """All tabs one under the other as one HTML document that needs no server, script or network."""
+    """All tabs one below the other in one HTML document that needs no server, script or network."""
     body = "".join(f"<h2>{html.escape(name)}</h2>{tab}" for name, tab in tabs.items())
     head = f"<meta charset='utf-8'><title>{html.escape(title)}</title>"
     return f"<!doctype html><html><head>{head}</head><body>{body}</body></html>"
@@ -162,7 +163,7 @@ def _cost(report: ReportRecord, reports: Sequence[ReportRecord]) -> list[str]:
 
 
 def _purposes(metrics: Mapping[str, float]) -> list[str]:
-    """Nothing in reports from before the dollars were divided."""
+    """What the dollars were spent on; empty for reports from before they were divided."""
     usd = _present(metrics, _PURPOSES)
     total = metrics.get("cost/usd_iter", 0.0)
     if not usd:
@@ -225,5 +226,5 @@ def _shown(value: float, unit: str) -> str:
 
 
 def styled(parts: Sequence[str]) -> str:
-    """Pieces of HTML one under the other, in the Deck's font and width."""
+    """Pieces of HTML one below the other, in the Deck's font and width."""
     return f'<div style="{_PAGE}">{"<div style=height:14px></div>".join(parts)}</div>'

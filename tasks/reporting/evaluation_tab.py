@@ -1,4 +1,4 @@
-"""An evaluation for people: the Deck's page of it, with what was before and which prompts are hard, and one line."""
+"""An evaluation for people: its page of the Deck, with earlier versions and the hardest prompts, and one line."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ _PROMPTS_MAX = 50
 
 
 def evaluation_tab(record: EvaluationRecord, history: Sequence[EvaluationRecord]) -> str:
-    """A self-contained piece of HTML. history: records of the run; those with other settings are passed over."""
+    """A self-contained piece of HTML. history: records of the run; those with other settings are left out."""
     series = {past.weight_version: past for past in (*history, record) if past.digest == record.digest}
     versions = [series[version] for version in sorted(series)]
     scores = [name for name in sorted(record.metrics) if _is_score(name)]
@@ -61,7 +61,7 @@ def _others(record: EvaluationRecord, scores: Sequence[str]) -> str:
 
 
 def _hardest(record: EvaluationRecord) -> str:
-    """The prompts with the lowest mean reward, in the order of the set where equal."""
+    """The prompts with the lowest mean reward; equal ones in the order of the set."""
     hardest = sorted(record.prompts, key=lambda prompt: prompt.reward)[:_PROMPTS_MAX]
     rows = [
         (each.prompt_id, f"{each.reward:.4g}", f"{each.correct}", f"{each.clipped}", f"{each.length:.1f}")

@@ -1,6 +1,6 @@
 """Export: the responses of a run as Parquet files, one per iteration, for pandas and DuckDB.
 
-Reads what the run's directory holds, compacted or live, and writes only to the folder it is given.
+It reads what the run's directory holds, compacted or live, and writes only to the folder that it is given.
 """
 
 import json
@@ -27,14 +27,14 @@ from storage.store import ObjectStore
 from tasks.prompts.decode import Decode, open_decoder
 
 log = logging.getLogger(__name__)
-# Without any of them transformers makes a tokenizer that knows no word.
+# Without any of these files transformers makes a tokenizer that knows no word.
 TOKENIZER_FILES = frozenset({"tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt"})
 RANGE = re.compile(r"(\d*):(\d*)|(\d+)")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """One file: what it holds, and how many responses of the plan were finished when it was written."""
+    """One file: its iteration, and how many responses of the plan were finished when it was written."""
 
     path: Path
     iteration: int
@@ -43,9 +43,9 @@ class Exported:
 
 
 def parse_range(text: str, count: int) -> range:
-    """Of iterations 0 to count - 1 those that "a:b" (without b), "a:", ":b", ":" or "a" names.
+    """The iterations among 0 to count - 1 that "a:b" (without b), "a:", ":b", ":" or "a" names.
 
-    Raises ValueError when it is none of these, or names no iteration, or one that the run does not have.
+    Raises ValueError for any other text, or if it names no iteration, or one that the run does not have.
     """
     found = RANGE.fullmatch(text)
     if found is None:
@@ -60,9 +60,9 @@ def parse_range(text: str, count: int) -> range:
 def export_rollouts(store: ObjectStore, iterations: str, folder: Path, *, overwrite: bool = False) -> list[Exported]:
     """Write `iteration-<n>.parquet` into `folder` (made if missing) for every iteration that `iterations` names.
 
-    An iteration that is not committed yet gives the responses that are finished. Raises LookupError when the run has
-    no iteration, FileExistsError naming the first file that is there (and then writes nothing), NotADirectoryError,
-    ValueError for the range, and what reading raises. A file appears whole or not at all.
+    An uncommitted iteration gives the responses that are finished. Raises LookupError if the run has no iteration,
+    FileExistsError, which names the first existing file (then nothing is written), NotADirectoryError, ValueError for
+    the range, and what reading raises. A file appears whole or not at all.
     """
     committed = next_iteration(store)
     count = committed + exists(store, layout.plan(committed))
@@ -80,9 +80,9 @@ def export_rollouts(store: ObjectStore, iterations: str, folder: Path, *, overwr
 
 
 def load_decoder(store: ObjectStore) -> Decode | None:
-    """From token ids to text with the run's own tokenizer, special tokens left out as for the rewards.
+    """A decoder from token ids to text with the run's own tokenizer, without special tokens, as for the rewards.
 
-    None, with a warning that says why, when the run's files make no tokenizer.
+    None, with a warning that gives the reason, if the run's files make no tokenizer.
     """
     names = {key.removeprefix(layout.MODEL) for key in store.list(layout.MODEL)}
     notice = f"column completion is empty: no tokenizer in {store.url}/{layout.MODEL}"
@@ -93,7 +93,7 @@ def load_decoder(store: ObjectStore) -> Decode | None:
         with tempfile.TemporaryDirectory(prefix="gleaner-model-") as name:
             model_files.download(store, Path(name))
             return open_decoder(Path(name))
-    except Exception as error:  # noqa: BLE001 - whatever a damaged file makes of the library that reads it
+    except Exception as error:  # noqa: BLE001 - a damaged file can raise anything in the library that reads it
         log.warning("%s (%s)", notice, error)
         return None
 
@@ -101,7 +101,7 @@ def load_decoder(store: ObjectStore) -> Decode | None:
 def rollout_table(
     plan: PlanRecord, prompts: Sequence[PromptRow], rows: Sequence[Response], decode: Decode | None
 ) -> pa.Table:
-    """One row per response, in the order of their numbers; docs/guide/data_export.md says what the columns are."""
+    """One row per response, in the order of their numbers; docs/guide/data_export.md describes the columns."""
     functions = sorted({name for row in rows for name in row.rewards})
     asked = [prompts[row.group] for row in rows]
     columns: dict[str, tuple[pa.DataType, list[Any]]] = {
@@ -125,7 +125,7 @@ def rollout_table(
 
 
 def _lists(values: Sequence[npt.NDArray[Any]], item: pa.DataType) -> pa.Array:
-    """An array of lists, by way of buffers: Python numbers would take ten times the memory."""
+    """An array of lists, built from buffers, because Python numbers would take ten times the memory."""
     offsets = np.cumsum([0, *map(len, values)], dtype=np.int64)
     flat = pa.array(np.concatenate(values) if values else [], type=item)
     return pa.LargeListArray.from_arrays(pa.array(offsets), flat)
@@ -141,7 +141,7 @@ def _export_iteration(store: ObjectStore, iteration: int, path: Path, decode: De
     unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}.unfinished")
     try:
         table = rollout_table(plan, prompts, rows, decode)
-        # Without Arrow's own schema in it, the columns are plain Parquet lists to every reader.
+        # Without Arrow's own schema in the file, the columns are plain Parquet lists to every reader.
         pq.write_table(table, unfinished, compression="zstd", store_schema=False)
         unfinished.replace(path)
     finally:

@@ -1,7 +1,7 @@
-"""Export: the LoRA adapter in a checkpoint of a run as a folder of PEFT, for all who read its format.
+"""Export: the LoRA adapter in a checkpoint of a run as a PEFT folder, for all tools that read that format.
 
-Owns which checkpoint it is, the names of PEFT, and what its configuration says of the model that is adapted. Needs
-neither torch nor peft; how a folder appears and how files are written is export_model's.
+Owns which checkpoint it is, PEFT's names, and what its configuration says of the adapted model. Needs neither torch nor
+peft. export_model decides how a folder appears and how files are written.
 """
 
 import re
@@ -29,7 +29,7 @@ from tasks.reporting.export_model import (
 )
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-PARAMETER = "parameter."  # before the names of what is trained in a checkpoint, beside the moments
+PARAMETER = "parameter."  # prefix of the trained parameters in a checkpoint, which also holds the moments
 FACTOR = re.compile(re.escape(PARAMETER) + r"(.+)\.lora_([AB])\.default\.weight")
 WEIGHT = ".weight"
 Shapes = Mapping[str, tuple[int, ...]]
@@ -37,7 +37,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True, kw_only=True)
 class ExportedAdapter:
-    """What was written: factors of `layers` layers, float32, `num_bytes` bytes in all."""
+    """The written adapter: factors of `layers` layers, float32, `num_bytes` bytes in all."""
 
     path: Path
     version: int
@@ -49,9 +49,9 @@ class ExportedAdapter:
 def export_adapter(store: ObjectStore, folder: Path, clock: Clock, *, version: int | None = None) -> ExportedAdapter:
     """Write the adapter in the checkpoint of a weight version (default: the newest) as the PEFT folder `folder`.
 
-    It must be empty or missing, and appears whole or not at all. On the run's pretrained model the adapter makes what
-    is published as that weight version. Raises LookupError when there is no run or no such checkpoint, naming those
-    there are; ValueError for a run without adapters, and as `fan_in_fan_out`; otherwise as `export_model`.
+    The folder must be empty or missing, and appears whole or not at all. On the run's pretrained model the adapter
+    gives exactly that weight version. Raises LookupError if there is no run or no such checkpoint, listing those there
+    are; ValueError for a run without adapters, and as `fan_in_fan_out`; otherwise as `export_model`.
     """
     config, lora = _read_run(store)
     if version == 0:
@@ -67,7 +67,7 @@ def export_adapter(store: ObjectStore, folder: Path, clock: Clock, *, version: i
             "task_type": "CAUSAL_LM",
             "base_model_name_or_path": config.policy.path,
             "r": lora.rank,
-            # vLLM declares it an integer.
+            # vLLM declares this field as an integer.
             "lora_alpha": int(lora.alpha) if lora.alpha.is_integer() else lora.alpha,
             "target_modules": target_modules(lora, layers, base),
             "fan_in_fan_out": fan_in_fan_out(base, layers),
@@ -96,9 +96,10 @@ def export_adapter(store: ObjectStore, folder: Path, clock: Clock, *, version: i
 def fan_in_fan_out(base: Shapes, layers: Mapping[str, tuple[int, int]]) -> bool:
     """Whether the adapted layers hold their weights as [inputs, outputs], as Conv1D of transformers does (GPT-2).
 
-    `base`: shapes of the pretrained model's tensors. `layers`: (outputs, inputs) of the adapted layers. Where these are
-    equal, a layer without a bias is none of those, for they all have one; else other layers of the model tell, whose
-    biases are as long as their outputs. Raises ValueError when nothing tells, or it differs between adapted layers.
+    `base`: shapes of the pretrained model's tensors. `layers`: (outputs, inputs) of the adapted layers. If both are
+    equal, a layer without a bias does not, because all such layers have one. If it has a bias, other layers of the
+    model decide, whose biases are as long as their outputs. Raises ValueError if nothing decides it, or it differs
+    between layers.
     """
     found = {_is_transposed(base, layer, sizes) for layer, sizes in layers.items()} - {None}
     if len(found) == 2:
@@ -117,9 +118,9 @@ def fan_in_fan_out(base: Shapes, layers: Mapping[str, tuple[int, int]]) -> bool:
 
 
 def target_modules(lora: LoraConfig, layers: Iterable[str], base: Iterable[str]) -> list[str]:
-    """The ends of names that choose exactly these `layers` of the model, or else their names.
+    """The endings of names that select exactly these `layers` of the model, or else the layers' names.
 
-    `base` are the names of the pretrained model's tensors.
+    `base`: the names of the pretrained model's tensors.
     """
     if lora.target_modules:
         return list(lora.target_modules)
@@ -130,7 +131,7 @@ def target_modules(lora: LoraConfig, layers: Iterable[str], base: Iterable[str])
 
 
 def adapter_card(exported: ExportedAdapter, run_url: str, base: str | None, lora: LoraConfig, now_s: float) -> str:
-    """The folder's README.md. `base` is the name of the pretrained model's directory, if that is known."""
+    """The folder's README.md. `base` is the name of the pretrained model's directory, if known."""
     size = f"{exported.layers} layers, {exported.num_bytes} bytes of float32"
     rows = {
         "run": f"`{run_url}`",
@@ -166,7 +167,7 @@ def _read_factors(store: ObjectStore, version: int, lora: LoraConfig) -> dict[st
     try:
         _, blocks = pull(store, prefix)
     except ObjectMissing:
-        _choose(store, version)  # says it, if retention has come while we read
+        _choose(store, version)  # raises the clearer error if retention has deleted it meanwhile
         raise
     found: dict[str, TensorBlock] = {}
     for name, block in blocks.items():
@@ -187,7 +188,7 @@ def _factor_name(layer: str, factor: str) -> str:
 
 
 def _layers(key: str, factors: Shapes, base: Shapes) -> dict[str, tuple[int, int]]:
-    """(outputs, inputs) of every adapted layer. Raises CorruptObject at `key` when factors do not fit the model."""
+    """(outputs, inputs) of every adapted layer. Raises CorruptObject at `key` if factors do not fit the model."""
     names = {name.removeprefix("base_model.model.").rpartition(".lora_")[0] for name in factors}
     found = {}
     for layer in sorted(names):
@@ -202,7 +203,7 @@ def _layers(key: str, factors: Shapes, base: Shapes) -> dict[str, tuple[int, int
 
 
 def _is_transposed(base: Shapes, layer: str, sizes: tuple[int, int]) -> bool | None:
-    """None: it cannot be told."""
+    """Whether the layer's weight is [inputs, outputs]; None if the layer alone does not tell."""
     outputs, inputs = sizes
     if outputs != inputs:
         return base[layer + WEIGHT] == (inputs, outputs)
@@ -210,7 +211,7 @@ def _is_transposed(base: Shapes, layer: str, sizes: tuple[int, int]) -> bool | N
 
 
 def _transposed_by_bias(base: Shapes) -> Iterable[bool]:
-    """Of every layer whose bias tells which dimension is its outputs."""
+    """For every layer whose bias tells which dimension is its outputs, whether its weight is [inputs, outputs]."""
     for name, shape in base.items():
         bias: Any = base.get(f"{name.removesuffix(WEIGHT)}.bias")
         if name.endswith(WEIGHT) and bias and len(shape) == 2 and shape[0] != shape[1] and bias[0] in shape:

@@ -1,7 +1,7 @@
-"""Export: a weight version of a run as a Hugging Face model directory, for transformers, vLLM and whoever reads those.
+"""Export: a weight version of a run as a Hugging Face model directory, for transformers, vLLM and other readers.
 
 Owns which version it is, how tensors are divided into files, and that a directory appears whole or not at all. Every
-tensor was verified before it is written. Without a conversion no torch is needed.
+tensor is verified before it is written. Without a conversion no torch is needed.
 """
 
 import json
@@ -27,7 +27,7 @@ from storage.weights.objects import Described, encode_header, in_file_order
 from storage.weights.tensor_sets import read_manifest
 from storage.weights.versions import pull_version
 
-# Of tensors in a file; with its header, whatever that is, it stays below 4 GiB.
+# Bytes of tensors in a file; with any header the file stays below 4 GiB.
 SHARD_BYTES_MAX = 4_000_000_000
 STORED = "stored"
 DTYPES = {"bfloat16": "BF16", "float32": "F32", "float16": "F16"}
@@ -38,7 +38,7 @@ TIED_HEAD = "lm_head.weight"
 
 @dataclass(frozen=True, kw_only=True)
 class ExportedModel:
-    """What was written: `dtype` is that of most weights, `num_bytes` of all tensors, `files` those that hold them."""
+    """The written model: `dtype` of most weights, `num_bytes` of all tensors, and how many `files` hold them."""
 
     path: Path
     version: int
@@ -60,9 +60,10 @@ def export_model(
     """Write a weight version (default: the newest) as the model directory `folder`, which must be empty or missing.
 
     `dtype` converts the floating tensors; STORED leaves every bit as it is. A file holds at most `shard_bytes_max`
-    bytes of tensors, or a single larger one. Takes the memory of the whole version. Raises LookupError when there is
-    no run or no such version, naming those there are, FileExistsError, NotADirectoryError, ValueError for a folder that
-    cannot be put in place, or a dtype that does not hold the values, and what reading raises: then nothing is left.
+    bytes of tensors, or a single larger tensor. Takes the memory of the whole version. Raises LookupError if there is
+    no run or no such version, listing those there are, FileExistsError, NotADirectoryError, ValueError for a folder
+    that cannot be put in place or a dtype that cannot hold the values, and what reading raises. After an error nothing
+    is left.
     """
     if dtype not in (STORED, *DTYPES):
         raise ValueError(f"dtype: value {dtype!r}; allowed: {', '.join((STORED, *DTYPES))}")
@@ -92,9 +93,9 @@ def export_model(
 
 @contextmanager
 def appearing(folder: Path) -> Iterator[Path]:
-    """A new folder to write to, which takes the place of `folder` when the block ends; if it raises, nothing is left.
+    """A new folder to write to, which replaces `folder` when the block ends; if the block raises, nothing is left.
 
-    Raises FileExistsError, NotADirectoryError or ValueError when `folder` is not empty or cannot be put in place.
+    Raises FileExistsError, NotADirectoryError or ValueError if `folder` is not empty or cannot be replaced.
     """
     target = _free_folder(folder)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -110,7 +111,7 @@ def appearing(folder: Path) -> Iterator[Path]:
 def choose_version(
     store: ObjectStore, version: int | None, prefix: str = layout.WEIGHTS, noun: str = "weight version"
 ) -> int:
-    """`version`, or the newest of those below `prefix`, called `noun`; raises LookupError naming those there are."""
+    """`version`, or the newest of those below `prefix`, called `noun`; raises LookupError, which lists them."""
     if not exists(store, layout.RUN):
         raise LookupError(f"{store.url} holds no run")
     published = sorted(list_versions(store, prefix).complete)
@@ -125,7 +126,7 @@ def choose_version(
 
 
 def divide(sizes: Mapping[str, int], bytes_max: int) -> list[list[str]]:
-    """Names of the tensors of each file, in their order: at most `bytes_max` bytes, or a single larger tensor."""
+    """The tensors' names for each file, in order: at most `bytes_max` bytes, or a single larger tensor."""
     groups: list[list[str]] = [[]]
     total = 0
     for name, size in sizes.items():
@@ -138,7 +139,7 @@ def divide(sizes: Mapping[str, int], bytes_max: int) -> list[list[str]]:
 
 
 def model_card(exported: ExportedModel, run_url: str, base: str | None, manifest: Manifest, now_s: float) -> str:
-    """The directory's README.md. `base` is the name of the pretrained model's directory, if that is known."""
+    """The directory's README.md. `base` is the name of the pretrained model's directory, if known."""
     published_s = manifest.metadata.get(PUBLISHED_AT_S)
     rows = {
         "run": f"`{run_url}`",
@@ -152,7 +153,7 @@ def model_card(exported: ExportedModel, run_url: str, base: str | None, manifest
 
 
 def card(library: str, title: str, rows: Mapping[str, str | None]) -> str:
-    """A README.md as model hubs read it: the library that opens the folder, a title, and a table of what is known."""
+    """A README.md as model hubs read it: the library that opens the folder, a title, and a table of facts."""
     table = "\n".join(f"| {name} | {value} |" for name, value in rows.items() if value)
     return (
         f"---\nlibrary_name: {library}\npipeline_tag: text-generation\n---\n\n# {title}\n\n"
@@ -161,7 +162,7 @@ def card(library: str, title: str, rows: Mapping[str, str | None]) -> str:
 
 
 def base_model(store: ObjectStore) -> str | None:
-    """Name of the directory that the run's first weights were read from."""
+    """The name of the directory from which the run's first weights were read; None if unknown."""
     try:
         source = read_manifest(store, layout.weights(0)).metadata.get("source")
     except ObjectMissing:
@@ -170,9 +171,9 @@ def base_model(store: ObjectStore) -> str | None:
 
 
 def write_file(path: Path, tensors: dict[str, TensorBlock], described: Described) -> None:
-    """Write a safetensors file of the tensors that `described` names, in its dtypes; they are taken out of `tensors`.
+    """Write a safetensors file with the tensors in `described`, in its dtypes, and remove them from `tensors`.
 
-    Raises ValueError when a dtype does not hold a tensor's values.
+    Raises ValueError if a dtype cannot hold a tensor's values.
     """
     with path.open("wb") as file:
         file.write(encode_header(described))
@@ -181,17 +182,17 @@ def write_file(path: Path, tensors: dict[str, TensorBlock], described: Described
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write `content` for people and programs."""
+    """Write `content` as indented JSON, for people and programs."""
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def day(at_s: float) -> str:
-    """The day of a wall clock's reading, in UTC."""
+    """The day of a wall clock time, in UTC."""
     return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d")
 
 
 def _free_folder(folder: Path) -> Path:
-    """Where `folder` leads to; raises when it is not empty, or cannot be replaced by a rename."""
+    """The path that `folder` leads to; raises if it is not empty, or cannot be replaced by a rename."""
     target = folder.expanduser().resolve()
     if target.exists() and not target.is_dir():
         raise NotADirectoryError(f"{folder} is a file; allowed: a folder, which is made if it is missing")
@@ -206,12 +207,12 @@ def _pull(store: ObjectStore, version: int, clock: Clock) -> tuple[Manifest, dic
     try:
         return pull_version(store, version, None, clock)
     except ObjectMissing:
-        choose_version(store, version)  # says it, if retention has come while we read
+        choose_version(store, version)  # raises the clearer error if retention has deleted it meanwhile
         raise
 
 
 def _write_weights(folder: Path, tensors: dict[str, TensorBlock], described: Described, shard_bytes_max: int) -> int:
-    """Write the tensors, and the index if they are several files; how many. Lets go of what is written."""
+    """Write the tensors, and an index for several files; returns the number of files. Frees what is written."""
     sizes = {name: num_bytes(*each) for name, each in described.items()}
     groups = divide(sizes, shard_bytes_max)
     places: dict[str, str] = {}
@@ -241,12 +242,12 @@ def _converted(name: str, block: TensorBlock, code: str) -> TensorBlock:
 
 
 def _code(stored: str, dtype: str) -> str:
-    """What a tensor is written as, in the spelling of safetensors."""
+    """The dtype in which a tensor is written, as safetensors spells it."""
     return DTYPES[dtype] if dtype != STORED and stored in DTYPE_NAMES else stored
 
 
 def _usual_dtype(described: Described) -> str:
-    """Of most elements among the floating tensors, as torch spells it."""
+    """The dtype of most elements among the floating tensors, as torch spells it."""
     elements: Counter[str] = Counter()
     for code, shape in described.values():
         if code in DTYPE_NAMES:
@@ -257,7 +258,7 @@ def _usual_dtype(described: Described) -> str:
 
 
 def _tied(config: Mapping[str, Any], manifest: Manifest) -> list[str]:
-    """The head, where a pretrained model's files hold it beside the embedding it is tied to: readers tie it again."""
+    """The head, if the files hold it beside the embedding that it is tied to; readers tie it again."""
     head = manifest.tensors.get(TIED_HEAD)
     if head is None or not config.get("tie_word_embeddings"):
         return []
@@ -280,7 +281,7 @@ def _read_config(store: ObjectStore, folder: Path) -> dict[str, Any]:
 
 
 def _with_architecture(config: dict[str, Any]) -> dict[str, Any]:
-    """With the model's class, which a configuration written without its model lacks and vLLM asks for."""
+    """The configuration with the model's class, which vLLM needs and a configuration saved without its model lacks."""
     if config.get("architectures"):
         return config
     from transformers.models.auto.modeling_auto import (  # noqa: PLC0415 - costs seconds
@@ -292,7 +293,7 @@ def _with_architecture(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_dtype(config: Mapping[str, Any], dtype: str) -> dict[str, Any]:
-    """With `dtype`, and its older name `torch_dtype`; in the parts of a composed configuration where they say one."""
+    """The configuration with `dtype` and its older name `torch_dtype`, also in those of its parts that have one."""
     changed = {
         name: _with_dtype(part, dtype)
         if isinstance(part, dict) and name.endswith("_config") and {"dtype", "torch_dtype"} & part.keys()
@@ -304,15 +305,15 @@ def _with_dtype(config: Mapping[str, Any], dtype: str) -> dict[str, Any]:
 
 def _put_in_place(unfinished: Path, target: Path) -> None:
     try:
-        unfinished.rename(target)  # in the place of an empty folder, too
+        unfinished.rename(target)  # also replaces an empty folder
     except OSError as error:
         if not (target.is_dir() and any(target.iterdir())):
             raise
-        raise FileExistsError(f"{target} was filled by somebody else meanwhile; nothing was written to it") from error
+        raise FileExistsError(f"{target} was filled by another process meanwhile; nothing was written to it") from error
 
 
 def _ranges(versions: Iterable[int]) -> str:
-    """Ascending numbers, as "0, 3, 7 to 9"."""
+    """Ascending numbers as text, such as "0, 3, 7 to 9"."""
     shown = []
     for _, group in groupby(enumerate(versions), lambda pair: pair[1] - pair[0]):
         run = [version for _, version in group]

@@ -13,10 +13,10 @@ from storage.store import ObjectStore
 
 
 def write_metrics(store: ObjectStore) -> list[ReportRecord]:
-    """Write metrics.jsonl from the run's records, anew; the reports, in order.
+    """Write metrics.jsonl anew from the run's records; returns the reports, in order.
 
-    A conclusion and an evaluation may write at the same time: whoever finds more records than it wrote writes again,
-    so the last one to write has them all.
+    A conclusion and an evaluation may write at the same time. A process that afterwards finds more records than it
+    wrote writes again, so the last one to write has them all.
     """
     while True:
         ended = ended_evaluations(store)
@@ -27,14 +27,14 @@ def write_metrics(store: ObjectStore) -> list[ReportRecord]:
 
 
 def metrics_lines(history: Iterable[ReportRecord], evaluations: Iterable[EvaluationRecord] = ()) -> bytes:
-    """One JSON object per report: iteration, weight version, when it was committed (s since 1970), then its metrics.
+    """One JSON object per report: iteration, weight version, time of commit (s since 1970), then its metrics.
 
-    After a report come the evaluations of the weight version it published, which name their settings, not an
-    iteration; version 0's come first. A number that JSON does not have (infinite, not a number) becomes null.
+    After a report come the evaluations of the weight version that it published; they name their settings instead of an
+    iteration. Version 0's come first. A number that JSON lacks (infinite, NaN) becomes null.
     """
     lines = [(report.weight_version, _line({"iteration": report.iteration}, report)) for report in history]
     lines += [(record.weight_version, _line({"evaluation": record.digest}, record)) for record in evaluations]
-    # Sorting keeps the order of equals.
+    # The sort is stable.
     return b"".join(line for _, line in sorted(lines, key=lambda numbered: numbered[0]))
 
 

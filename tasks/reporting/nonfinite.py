@@ -1,4 +1,4 @@
-"""What was not finite: reads what a stopped training step left in its run. Never writes."""
+"""What was not finite: reads the record that a stopped training step left in its run. Never writes."""
 
 from contextlib import suppress
 
@@ -11,16 +11,16 @@ from storage.store import ObjectMissing, ObjectStore
 
 
 def read_nonfinite(store: ObjectStore, iteration: int) -> NonFiniteRecord | None:
-    """Why the last attempt to train an iteration stopped; None when no attempt did. Raises CorruptObject."""
+    """Why the last attempt to train an iteration stopped; None if no attempt did. Raises CorruptObject."""
     with suppress(ObjectMissing):
         return records.read(store, NonFiniteRecord, layout.nonfinite(iteration))
     return None
 
 
 def nonfinite_responses(store: ObjectStore, iteration: int) -> list[Response]:
-    """The responses that are named there, by number, with token ids, log-probs and rewards.
+    """The responses named in that record, by number, with token ids, log-probs and rewards.
 
-    Raises LookupError when no attempt at the iteration stopped for this, and what `read_responses` raises.
+    Raises LookupError if no attempt at the iteration stopped so, and what `read_responses` raises.
     """
     record = read_nonfinite(store, iteration)
     if record is None:
@@ -30,7 +30,7 @@ def nonfinite_responses(store: ObjectStore, iteration: int) -> list[Response]:
 
 
 def nonfinite_line(store: ObjectStore) -> str | None:
-    """One line about the iteration that is not committed; None when its training did not stop for this."""
+    """One line about the uncommitted iteration; None if its training did not stop for non-finite values."""
     record = read_nonfinite(store, next_iteration(store))
     if record is None:
         return None

@@ -1,4 +1,4 @@
-"""The Deck's page of what was decided for an iteration: why, by which figures, and how right that was."""
+"""The Deck's page about an iteration's plan: its decisions, their reasons and figures, and how right they were."""
 
 import html
 import math
@@ -12,12 +12,12 @@ _ROWS_MAX = 24
 _COLUMNS_MAX = 6
 _TEXT_MAX = 400
 _CELL_MAX = 60
-# Bytes between two parts, about.
+# Approximate bytes between two parts.
 _SPACING = 40
 
 
 def plan_tab(decisions: Sequence[DecisionRecord], metrics: Mapping[str, float]) -> str:
-    """A self-contained piece of HTML, under 100 kB. metrics: of the iteration's report, which say how it went."""
+    """A self-contained piece of HTML, under 100 kB. metrics: the actual values, from the iteration's report."""
     parts: list[str] = []
     left_out, size = 0, 0
     for part in (part for decision in decisions for part in _decision(decision, metrics)):
@@ -27,7 +27,7 @@ def plan_tab(decisions: Sequence[DecisionRecord], metrics: Mapping[str, float]) 
         parts.append(part)
         size += len(part.encode()) + _SPACING
     if left_out:
-        parts.append(f"<p>{left_out:,} paragraphs and tables more would be too much here; the plan has them.</p>")
+        parts.append(f"<p>{left_out:,} more paragraphs and tables do not fit here; the plan has them.</p>")
     return styled(parts or ["<p>Nothing was decided: the plan deals the groups in turn.</p>"])
 
 
@@ -48,7 +48,7 @@ def _decision(decision: DecisionRecord, metrics: Mapping[str, float]) -> list[st
 
 
 def _compared(predicted: float, actual: float | None) -> tuple[str, str, str]:
-    """The error is relative to what came."""
+    """(predicted, actual, error relative to the actual value), as text."""
     if actual is None:
         return _figure(predicted), "not measured", ""
     error = f"{100 * (predicted / actual - 1):+.1f} %" if actual else ""

@@ -1,6 +1,6 @@
-"""How the machines of each pool did in an iteration, from what they told of themselves; the next plan is made from it.
+"""How the machines of each pool did in an iteration, from their heartbeats; the next plan is made from it.
 
-Knows no store and no prices.
+This module knows no store and no prices.
 """
 
 import statistics
@@ -19,10 +19,10 @@ Points = tuple[tuple[int, float], ...]
 def pool_observations(
     lives: Sequence[SlotLife], heartbeats: Sequence[AliveRecord], planned: Iterable[str] = ()
 ) -> tuple[PoolObservation, ...]:
-    """One per pool, by name: of the lives' and of `planned`, to which nobody may have come.
+    """One observation per pool, by name: the pools of the lives, and those of `planned`, even if no member came.
 
-    A machine that left because nothing was left counts as there until the end; one that was lost, or given notice, does
-    not. On the trainer's machine it is no loss to hand over: training begins.
+    A machine that left because nothing was left counts as present until the end; one that was lost or given notice does
+    not. On the trainer's machine a handover is no loss, because training begins.
     """
     points: dict[str, list[Points]] = defaultdict(list)
     for told in heartbeats:
@@ -55,7 +55,7 @@ def _observed(
 
 
 def _mean_members(lives: Sequence[SlotLife], stays: set[str], window: tuple[float, float] | None) -> float:
-    """Over the window, from the first weights in place to the last heartbeat."""
+    """The mean number of members over the window, from the first weights in place to the last heartbeat."""
     if window is None or window[1] <= window[0]:
         return float(len(stays))
     spans = [

@@ -1,4 +1,4 @@
-"""Prefill: what the engines computed of prompts and prefixes, over what it takes without any sharing.
+"""Prefill: the tokens of prompts and prefixes that the engines computed, as a share of those without any sharing.
 
 Pure functions of what was planned, journalled and announced; reads nothing.
 """
@@ -13,9 +13,9 @@ from storage.records import PlanRecord, SlotLife
 def prefill_metrics(
     lives: Sequence[SlotLife], plan: PlanRecord, prompts: Sequence[PromptRow], reader: JournalReader
 ) -> dict[str, float]:
-    """Tokens computed, tokens without sharing, and their quotient, which is absent when the second is 0.
+    """Tokens computed, tokens without sharing, and their quotient, which is absent if the second is 0.
 
-    The first is a lower bound where a life died after its last heartbeat. prompts: one row per group of the plan.
+    The first is a lower bound if a life ended after its last heartbeat. prompts: one row per group of the plan.
     """
     computed = sum(life.prefill_tokens for life in lives)
     naive = naive_prefill_tokens(plan, prompts, reader)
@@ -24,9 +24,9 @@ def prefill_metrics(
 
 
 def naive_prefill_tokens(plan: PlanRecord, prompts: Sequence[PromptRow], reader: JournalReader) -> int:
-    """What engines without any sharing compute: the prompt and the recovered prefix, whenever a response was begun.
+    """The tokens that engines without any sharing compute: prompt and recovered prefix, each time a response is begun.
 
-    Begun is, under each claim on it, what has tokens in the journal, whether they count or are void.
+    A response counts as begun under a claim if it has tokens in the journal under that claim, counted or void.
     """
     return sum(
         len(prompts[response // plan.num_generations].token_ids) + start
@@ -36,11 +36,11 @@ def naive_prefill_tokens(plan: PlanRecord, prompts: Sequence[PromptRow], reader:
 
 
 def _starts(response: int, reader: JournalReader) -> list[int]:
-    """How many tokens a response had each time that it was begun."""
+    """The number of tokens that a response already had, each time that it was begun."""
     owner = reader.book.owner(response)
     claims = [(span.incarnation, span.epoch) for span in reader.book.sealed(response)]
     claims += [] if owner is None else [(owner.incarnation, owner.epoch)]
-    # Who releases what it never began writes a row without tokens.
+    # A member that releases a response that it never began writes a row without tokens.
     firsts = (
         next((row.start for _, row in reader.shards.rows(incarnation, epoch, response) if len(row.token_ids)), None)
         for incarnation, epoch in claims

@@ -1,7 +1,7 @@
 """Drawing primitives for the charts: escaped SVG elements, scales, round tick values, short numbers.
 
-Every drawing paints its own light card and uses attributes only, so that it reads the same on any page and inlined
-drawings cannot style each other. Knows nothing of runs.
+Every drawing paints its own light card and uses attributes only, so it looks the same on any page, and inlined drawings
+cannot style each other. This module knows nothing of runs.
 """
 
 import html
@@ -15,13 +15,13 @@ MUTED = "#57606a"
 GRID = "#e3e6ea"
 CARD = "#ffffff"
 BORDER = "#d0d7de"
-# Okabe and Ito (2008), distinguishable with colour-blindness; the yellow is left out, it is faint on a light card.
+# Okabe and Ito (2008), distinguishable with colour-blindness; without yellow, which is faint on a light card.
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
 FONT = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif"
 
 
 def element(name: str, content: str = "", /, **attributes: float | str) -> str:
-    """One SVG element. Attribute names have '_' for '-'; values are escaped, `content` is taken as it is."""
+    """One SVG element. '_' in attribute names becomes '-'; values are escaped, `content` is not."""
     rendered = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{_attribute(value)}"' for key, value in attributes.items()
     )
@@ -34,6 +34,7 @@ def text(x: float, y: float, content: str, size: int = 12, fill: str = INK, **at
 
 
 def line(start: tuple[float, float], end: tuple[float, float], stroke: str = GRID, width: float = 1) -> str:
+    """A straight line."""
     return element("line", x1=start[0], y1=start[1], x2=end[0], y2=end[1], stroke=stroke, stroke_width=width)
 
 
@@ -143,5 +144,5 @@ def _attribute(value: float | str) -> str:
 
 
 def escaped(content: str) -> str:
-    """Text as the content of an element."""
+    """The text, escaped for use as the content of an element."""
     return html.escape(content)

@@ -1,6 +1,6 @@
-"""The time line of an iteration as inline SVG: a row per slot, a bar per process life, what each kill cost.
+"""The time line of an iteration as inline SVG: a row per slot, a bar per process life, the cost of each kill.
 
-A pure function of the report's records; knows nothing of how they came about.
+A pure function of the report's records; knows nothing of their origin.
 """
 
 from collections import defaultdict
@@ -24,7 +24,7 @@ _LIFE = PALETTE[4]
 
 @dataclass(frozen=True)
 class _Row:
-    """The lives of a slot in lanes: within one lane they do not overlap (a zombie's successor gets a lane below)."""
+    """The lives of a slot in lanes, without overlap within a lane (the successor of a frozen member gets its own)."""
 
     slot: int
     lanes: tuple[tuple[SlotLife, ...], ...]
@@ -37,8 +37,8 @@ class _Row:
 def timeline(lives: Sequence[SlotLife], train_started_at_s: float, train_ended_at_s: float, title: str) -> str:
     """Draw when each process lived, where one was lost, and how many tokens the next one recovered.
 
-    Times are seconds since 1970 and shown from the first event on. At most 150 lives are drawn, those of the slots with
-    most lives; a note says how many slots were left out. A trainer that ended before it started has no bar.
+    Times are seconds since 1970, shown relative to the first event. At most 150 lives are drawn, those of the slots
+    with most lives; a note says how many slots were left out. A trainer that ended before it started has no bar.
     """
     shown = _busiest(lives)
     rows = [_row(slot, own) for slot, own in sorted(shown.items())]
@@ -102,7 +102,7 @@ def _drawn_row(frame: Frame, row: _Row, y: float) -> list[str]:
 
 
 def _bar(frame: Frame, life: SlotLife, top: float, next_start: float) -> list[str]:
-    """One life: bar, triangle where it took tokens over, cross where it was lost, and the words that fit."""
+    """One life: its bar, a triangle if it took over tokens, a cross if it was lost, and the words that fit."""
     x, height = frame.x(life.started_at_s), _LANE_HEIGHT - 3
     width = max(2.0, frame.x(life.ended_at_s) - x)
     middle = top + height / 2
@@ -150,7 +150,7 @@ def _trainer_bar(frame: Frame, y: float, started_at_s: float, ended_at_s: float)
 
 
 def _key() -> list[str]:
-    """What the signs mean, on the right of the title's line."""
+    """The legend, to the right of the title's line."""
     y = 56
     return [
         svg.element("rect", x=_LEFT, y=y - 10, width=18, height=11, rx=2, fill=_LIFE),

@@ -1,7 +1,7 @@
-"""Hands an iteration's metrics to TensorBoard, Weights & Biases and MLflow, and never lets them hold up the run.
+"""Sends an iteration's metrics to TensorBoard, Weights & Biases and MLflow, and never lets them delay the run.
 
-Each tracker is a function that logs one iteration, whichever process did the ones before. Credentials are in the
-environment, where the libraries look for them; they are struck out of whatever is said here.
+Each tracker is a function that logs one iteration, whichever process logged the earlier ones. Credentials come from the
+environment, where the libraries look for them, and are removed from all messages here.
 """
 
 import logging
@@ -20,7 +20,7 @@ from tasks.reporting.config import TrackingConfig
 log = logging.getLogger(__name__)
 # For all trackers of an iteration together.
 TIME_LIMIT_S = 30.0
-# Of W&B's own steps: it then gives up before that, and does not keep the process from ending.
+# Limits of W&B's own steps, so that it gives up before that, and does not keep the process from ending.
 WANDB_LOGIN_LIMIT_S, WANDB_INIT_LIMIT_S, WANDB_FINISH_LIMIT_S = 3.0, 14.0, 10.0
 MLFLOW_RUN_TAG = "gleaner.run_id"
 SECRET_VARIABLES = ("WANDB_API_KEY", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
@@ -29,9 +29,9 @@ USER_INFO = re.compile(r"(?<=://)[^/\s]*@")
 
 @dataclass(frozen=True, kw_only=True)
 class TrackedIteration:
-    """One committed iteration, as a tracker is told of it.
+    """One committed iteration, as trackers get it.
 
-    run_id: of letters and digits, the same in every process that advances the run, and no other run's.
+    run_id: letters and digits, the same in every process that advances the run, and unique to the run.
     """
 
     run_id: str
@@ -47,7 +47,7 @@ Tracker = Callable[[TrackedIteration], None]
 
 
 def tracked_iteration(report: ReportRecord, config: TrackingConfig, *, run_id: str, run_url: str) -> TrackedIteration:
-    """What a report and the configuration say to a tracker."""
+    """The entry of a report for the trackers."""
     return TrackedIteration(
         run_id=run_id,
         project=config.project,
@@ -62,9 +62,10 @@ def tracked_iteration(report: ReportRecord, config: TrackingConfig, *, run_id: s
 def tracked_evaluation(
     record: EvaluationRecord, config: TrackingConfig, *, run_id: str, run_url: str
 ) -> TrackedIteration:
-    """What an evaluation says to a tracker: a run of its own for each set of settings, whose steps are weight versions.
+    """The entry of an evaluation for the trackers: each set of settings is its own run, with weight versions as steps.
 
-    W&B takes no step that is not after the last one, and an evaluation may end later than the iterations after it.
+    It is separate because W&B accepts only ascending steps, and an evaluation may end later than the iterations after
+    it.
     """
     return TrackedIteration(
         run_id=f"{run_id}{record.digest}",
@@ -82,9 +83,9 @@ def _run_name(config: TrackingConfig, run_url: str) -> str:
 
 
 def track(entry: TrackedIteration, trackers: Mapping[str, Tracker], time_limit_s: float = TIME_LIMIT_S) -> None:
-    """Let every tracker log the iteration, side by side; what fails, or takes longer than the limit, is a warning.
+    """Let every tracker log the iteration, side by side; one that fails or exceeds the limit becomes a warning.
 
-    A tracker that still hangs from an earlier iteration is left out. No error of a tracker comes out of here.
+    A tracker that still hangs from an earlier iteration is left out. No error of a tracker is raised here.
     """
     busy = {thread.name for thread in threading.enumerate()}
     end_s = time.monotonic() + time_limit_s
@@ -94,7 +95,7 @@ def track(entry: TrackedIteration, trackers: Mapping[str, Tracker], time_limit_s
         if name in busy:
             _warn(backend, entry, "it still hangs from an earlier one")
             continue
-        # A daemon: the process may end although the tracker does not.
+        # A daemon, so that the process may end although the tracker does not.
         attempts[backend] = threading.Thread(target=_attempt, args=(backend, tracker, entry), name=name, daemon=True)
         attempts[backend].start()
     for backend, thread in attempts.items():
@@ -106,7 +107,7 @@ def track(entry: TrackedIteration, trackers: Mapping[str, Tracker], time_limit_s
 def _attempt(backend: str, tracker: Tracker, entry: TrackedIteration) -> None:
     try:
         tracker(entry)
-    except BaseException as error:  # noqa: BLE001 - in its own thread it can be meant for nobody but us
+    except BaseException as error:  # noqa: BLE001 - in its own thread no other code could handle it
         _warn(backend, entry, f"{type(error).__name__}: {error}")
 
 
@@ -115,7 +116,7 @@ def _warn(backend: str, entry: TrackedIteration, reason: str) -> None:
 
 
 def without_secrets(text: str) -> str:
-    """The text on one line, without the values of SECRET_VARIABLES and without the user and password of a url."""
+    """The text on one line, without the values of SECRET_VARIABLES and without a url's user and password."""
     for variable in SECRET_VARIABLES:
         if secret := os.environ.get(variable):
             text = text.replace(secret, "***")
@@ -123,12 +124,12 @@ def without_secrets(text: str) -> str:
 
 
 def log_to_tensorboard(entry: TrackedIteration) -> None:
-    """One event file per iteration, all of a run in one folder, which TensorBoard shows as one run."""
+    """Log to one event file per iteration, all of a run in one folder, which TensorBoard shows as one run."""
     from tensorboard.compat.proto.event_pb2 import Event  # noqa: PLC0415 - only where it was asked for
     from tensorboard.compat.proto.summary_pb2 import Summary  # noqa: PLC0415
     from tensorboard.summary.writer.event_file_writer import EventFileWriter  # noqa: PLC0415
 
-    # A run begun anew under the same name gets a folder of its own.
+    # A run that is begun anew under the same name gets its own folder.
     name = re.sub(r"[^\w.-]", "-", entry.name)
     writer = EventFileWriter(str(entry.directory / "tensorboard" / f"{name}-{entry.run_id[:8]}"))
     values = [Summary.Value(tag=tag, simple_value=value) for tag, value in entry.metrics.items()]
@@ -139,8 +140,8 @@ def log_to_tensorboard(entry: TrackedIteration) -> None:
 
 
 def log_to_wandb(entry: TrackedIteration) -> None:
-    """One step of the W&B run whose id is the run's; begun and ended here, so that nothing is left to upload."""
-    # What W&B reports about itself would keep the process from ending while W&B does not answer.
+    """Log one step of the W&B run with the run's id; begins and ends it here, so that nothing is left to upload."""
+    # W&B's reports about itself would keep the process from ending while W&B does not answer.
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     import wandb  # noqa: PLC0415 - only where it was asked for
 
@@ -166,15 +167,15 @@ def log_to_wandb(entry: TrackedIteration) -> None:
         ) as run:
             run.log(dict(entry.metrics), step=entry.iteration)
     except BaseException:
-        # Otherwise W&B's service keeps the id, and refuses it as in use for as long as this process lives.
+        # Otherwise W&B's service holds the id, and refuses it as in use for as long as this process lives.
         wandb.teardown()
         raise
 
 
 def log_to_mlflow(entry: TrackedIteration) -> None:
-    """One step of the MLflow run that has the run's id as a tag, at the server that MLFLOW_TRACKING_URI names.
+    """Log one step of the MLflow run tagged with the run's id, at the server that MLFLOW_TRACKING_URI names.
 
-    Logging an iteration again changes nothing where MLflow keeps metrics in a database: value, step and time are equal.
+    Logging an iteration again changes nothing if MLflow keeps metrics in a database: value, step and time are equal.
     """
     if not os.environ.get("MLFLOW_TRACKING_URI"):
         raise LookupError("the environment variable MLFLOW_TRACKING_URI is not set")
@@ -193,7 +194,7 @@ def log_to_mlflow(entry: TrackedIteration) -> None:
     at_ms = round(entry.committed_at_s * 1000)
     client.log_batch(
         run.info.run_id,
-        # MLflow takes no '@'; verl writes its names there in the same way.
+        # MLflow allows no '@'; verl replaces it in its names in the same way.
         [Metric(name.replace("@", "_at_"), value, at_ms, entry.iteration) for name, value in entry.metrics.items()],
     )
 

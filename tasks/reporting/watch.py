@@ -1,7 +1,7 @@
-"""Watching a run: reads what is new at each look, and makes of it what `crew_view` defines. Never writes.
+"""Watching a run: reads what is new at each look, and turns it into the views of `crew_view`. Never writes.
 
-Per look it lists claims and heartbeats, and gets the next shard of whoever holds unfinished work and the heartbeats of
-who matters; what was read is kept. Ages are of this clock: two machines' clocks are never compared.
+Each look lists claims and heartbeats, and gets the next shards of the incarnations that hold unfinished work and the
+heartbeats of those worth showing; what was read is kept. Ages use this clock only: clocks are never compared.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ from tasks.sampling.config import RolloutConfig
 
 
 class Watcher:
-    """Looks at the current iteration of a run, and goes on to the next when it is committed."""
+    """Looks at the current iteration of a run, and moves to the next one when it is committed."""
 
     def __init__(self, store: ObjectStore, clock: Clock) -> None:
         self._store = store
@@ -33,7 +33,7 @@ class Watcher:
         self._phase_since_s = 0.0
 
     def looks(self, interval_s: float) -> Iterator[RunView]:
-        """Looks without end. A store that does not answer is told by `notice` and asked again, once it has answered."""
+        """Looks without end. If the store does not answer, `notice` says so, and the next look asks again."""
         view = self.look()
         while True:
             yield view
@@ -44,7 +44,7 @@ class Watcher:
                 view = replace(view, notice=str(error))
 
     def look(self) -> RunView:
-        """The run as it stands. Raises StorageError for what cannot be read."""
+        """The run as it is now. Raises StorageError for what cannot be read."""
         view = self._look()
         now_s = self._clock.monotonic()
         if self._phase != (view.iteration, view.phase):
@@ -71,7 +71,7 @@ class Watcher:
                     raise
 
     def _find_iteration(self) -> int | None:
-        """Go to the first iteration without a report; None when there is no run."""
+        """Move to the first iteration without a report; returns None if there is no run."""
         if self._iteration is None:
             if not exists(self._store, layout.RUN):
                 return None
@@ -81,7 +81,7 @@ class Watcher:
         return self._iteration
 
     def _between(self, iteration: int) -> RunView:
-        """What there is to say while the next iteration has no plan."""
+        """The view while the next iteration has no plan."""
         if iteration == 0:
             return self._view(0, "planning")
         lengths = read_report(self._store, iteration - 1).lengths
@@ -93,7 +93,7 @@ class Watcher:
 
 
 class OpenIteration:
-    """An iteration that is planned and not committed, as far as it was read."""
+    """A planned and uncommitted iteration, as far as it was read."""
 
     def __init__(self, store: ObjectStore, plan: PlanRecord, clock: Clock) -> None:
         self._store = store
@@ -110,7 +110,7 @@ class OpenIteration:
         self._heartbeats: dict[str, Heartbeat] = {}
 
     def look(self) -> RunView:
-        """Read what is new."""
+        """Read what is new, and return the view."""
         self._read_batches()
         self._reader.book.refresh()
         unfinished = (r for r in range(self._plan.num_responses) if self._known_end(r) is None)
@@ -132,11 +132,11 @@ class OpenIteration:
         )
 
     def is_ended_evaluation(self) -> bool:
-        """Whether it is an evaluation of which every response is recorded; claims and shards may be deleted then."""
+        """Whether it is an evaluation with every response recorded; its claims and shards may then be deleted."""
         return self._plan.weights_url is not None and exists(self._store, layout.closed(self._plan.iteration))
 
     def look_at_end(self) -> RunView:
-        """An evaluation that has ended: what is recorded of it."""
+        """The view of an ended evaluation, from its records."""
         self._read_batches()
         tokens = sum(progress.tokens for progress in self._recorded.values())
         totals = Totals(responses_planned=self._plan.num_responses, responses_done=len(self._recorded), tokens=tokens)
@@ -144,7 +144,7 @@ class OpenIteration:
 
     @property
     def _is_filled(self) -> bool:
-        """Whether as many groups are trained as are wanted, so that the trainer waits for no other."""
+        """Whether as many groups are trained as are wanted, so that the trainer waits for no further one."""
         wanted = self._plan.groups_wanted
         return wanted is not None and self._responses_trained >= wanted * self._plan.num_generations
 
@@ -165,7 +165,7 @@ class OpenIteration:
             self._micro_batches += 1
 
     def _known_end(self, response: int) -> Progress | None:
-        """What a response came to, without reading: recorded by the trainer, or ended under its present owner."""
+        """A response's end, if known without reading: recorded by the trainer, or ended under its present owner."""
         if response in self._recorded:
             return self._recorded[response]
         owner, state = self._ended.get(response, (None, None))
@@ -186,7 +186,7 @@ class OpenIteration:
         return state
 
     def _read_heartbeats(self, crew: Crew) -> None:
-        """Those of who matters, and of who has come and claimed nothing yet, unless that one left or fell silent."""
+        """Read heartbeats of members worth showing, and of those without claims, unless they left or fell silent."""
         prefix = layout.alive_all(self._plan.iteration)
         listed = [key.removeprefix(prefix).removesuffix(".json") for key in self._store.list(prefix)]
         idle = [name for name in listed if name not in self._reader.book.incarnations]

@@ -1,6 +1,6 @@
-"""A look at a run as text for a terminal: what happens, how far it is, what is waited for, who works.
+"""A look at a run as text for a terminal: the phase, the progress, what the trainer waits for, and the members.
 
-Knows no store. The crew comes last, because a terminal that is too low cuts the end off.
+This module knows no store. The crew comes last, because a low terminal cuts off the end.
 """
 
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ COLUMNS = (
 
 
 def screen(view: RunView, width: int) -> RenderableType:
-    """Everything there is to show of one look on `width` characters; the same text in a terminal and in a pipe."""
+    """One look on `width` characters; the same text in a terminal and in a pipe."""
     parts: list[RenderableType] = [Text(line) for line in summary(view)]
     if view.notice:
         parts.append(Text(f"this was some time ago; the store does not answer: {view.notice}", style="bold red"))
@@ -98,7 +98,7 @@ def _group(group: WaitingGroup) -> str:
 
 
 def crew_table(members: tuple[MemberView, ...], width: int) -> Table:
-    """One row per member; numbers that only a heartbeat tells are empty where there is none."""
+    """One row per member; numbers that only a heartbeat tells are empty if there is none."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="underline")
     shown = [width >= WIDE or not column.wide_only for column in COLUMNS]
     for column in compress(COLUMNS, shown):
@@ -135,7 +135,7 @@ def short_name(incarnation: str) -> str:
 
 
 def duration(duration_s: float) -> str:
-    """Whole seconds, minutes or hours as people say them."""
+    """Whole seconds, minutes or hours, as people say them."""
     seconds = int(duration_s)
     if seconds < 60:
         return f"{seconds} s"

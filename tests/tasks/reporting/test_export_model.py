@@ -333,7 +333,7 @@ class Filling(ManualClock):
 
 
 def test_what_somebody_else_wrote_meanwhile_stays(store, tmp_path):
-    with pytest.raises(FileExistsError, match="out was filled by somebody else meanwhile"):
+    with pytest.raises(FileExistsError, match="out was filled by another process meanwhile"):
         export_model(store, tmp_path / "out", Filling(tmp_path / "out"))
     assert [path.name for path in tmp_path.rglob("*")] == ["out", "theirs"]
 

@@ -46,6 +46,6 @@ def test_whatever_a_plan_holds_the_page_is_small_and_well_formed():
     )
     page = plan_tab([large] * 100, {})
     assert 50_000 < len(page.encode()) < 100_000
-    assert "would be too much here" in page
+    assert "do not fit here" in page
     assert not Rows(page).tags & {"script", "link", "img", "iframe", "style", "a"}
     assert not re.search(r"https?://", page)
