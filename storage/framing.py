@@ -50,7 +50,9 @@ def decode_table(key: str, body: bytes, schema: pa.Schema) -> pa.Table:
     try:
         with pa.ipc.open_stream(pa.py_buffer(stream)) as reader:
             if reader.schema.metadata != schema.metadata:
-                raise CorruptObject(key, f"it says {reader.schema.metadata}; this Gleaner reads {schema.metadata}")
+                raise CorruptObject(
+                    key, f"its metadata are {reader.schema.metadata}; this Gleaner reads {schema.metadata}"
+                )
             if not reader.schema.equals(schema):
                 raise CorruptObject(key, f"its columns are {reader.schema.names}, expected {schema.names}")
             return reader.read_all()

@@ -141,11 +141,11 @@ def newest_lengths(store: ObjectStore, before: int) -> LengthTable | None:
         try:
             table = decode_lengths(key, store.get(key))
         except (CorruptObject, ObjectMissing) as error:
-            log.warning("what was learned of lengths is passed over: %s", error)
+            log.warning("a table of learned lengths is passed over: %s", error)
             continue
         if table.iteration == iteration:
             return table
-        log.warning("what was learned of lengths is passed over: %r is of iteration %d", key, table.iteration)
+        log.warning("a table of learned lengths is passed over: %r is of iteration %d", key, table.iteration)
     return None
 
 
@@ -178,7 +178,7 @@ def _check(key: str, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         if array.dtype != kind or array.shape != shape:
             raise CorruptObject(key, f"{name}: {array.dtype}{array.shape}; allowed: {np.dtype(kind)}{shape}")
         if name not in _MAY_BE_NAN and not np.isfinite(array).all():
-            raise CorruptObject(key, f"{name}: it holds what is not a finite number")
+            raise CorruptObject(key, f"{name}: it holds numbers that are not finite")
     if number > PROMPTS_MAX or np.any(arrays["prompts"][1:] <= arrays["prompts"][:-1]):
         raise CorruptObject(key, f"prompts: {number} digests; allowed: up to {PROMPTS_MAX}, ascending")
     if np.any(arrays["mean"] <= 0):

@@ -163,7 +163,8 @@ class AliveRecord:
     unfinished: responses it holds whose end is not journalled yet; of these, `running` are being decoded, `waiting` are
     not begun in this process, and `released` are free for any member. tokens_per_s: recent rate of its decode loop, all
     responses together; None if it was not decoding all that time. plateau: the batch size beyond which that rate no
-    longer rises (0: unknown). usd_per_hour: its price, if it differs from its pool's. room: how many further responses it could begin.
+    longer rises (0: unknown). usd_per_hour: its price, if it differs from its pool's. room: how many further responses
+    it could begin.
     working_at_s: when it first had the weights. decode_s: seconds spent in decode steps. step_s: (batch size, mean
     seconds of a decode step), ascending. puts, gets, bytes_read: its requests to the store (a LIST is priced and
     counted as a put) and the bytes it read.

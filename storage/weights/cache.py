@@ -149,7 +149,7 @@ class WeightCache:
                 continue
             if digest_of(algorithm, data) == entry.digest:
                 return TensorBlock(entry.dtype, entry.shape, data)
-            log.warning("%s does not hold what it says, and is removed", path)
+            log.warning("%s does not match its digests, and is removed", path)
             self._forget(path)
         return None
 

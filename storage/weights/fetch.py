@@ -189,7 +189,7 @@ class Fetch:
         entry = self.manifest.tensors[name]
         start = pieces[way.start.key, name] if isinstance(way.start, Place) else way.start
         if start is None or (start.dtype, start.shape) != (entry.dtype, entry.shape):
-            raise CorruptObject(_manifest_key(self.version), f"tensor {name!r} is based on one of another shape")
+            raise CorruptObject(_manifest_key(self.version), f"tensor {name!r} is based on a tensor of another shape")
         if not way.differences and isinstance(way.start, Place) and self._is_result(way.start.manifest, name):
             return name, start
         data = memoryview(start.data)

@@ -184,7 +184,7 @@ class _Run:
     def _hash(self, start: int, end: int) -> None:
         head = len(self.layout.header)
         if start < head and self._view(start, min(end, head)) != self.layout.header[start:end]:
-            raise CorruptObject(self.layout.key, "its header is not the one its digest is of")
+            raise CorruptObject(self.layout.key, "its header does not match its digest")
         while self._open and self._open[-1].start < end:
             piece = self._open[-1]
             self._hasher.update(self._view(max(start, piece.start), min(end, piece.end)))

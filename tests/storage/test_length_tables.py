@@ -92,7 +92,7 @@ def test_another_document_is_refused_by_name(changes, message):
     [
         ("weights", np.zeros(7), r"weights: float64\(7,\)"),
         ("mean", np.zeros(3, np.float32), "mean: value 0.0; allowed: above 0"),
-        ("mean", np.array([1, np.inf, 1], np.float32), "mean: it holds what is not a finite number"),
+        ("mean", np.array([1, np.inf, 1], np.float32), "mean: it holds numbers that are not finite"),
         ("count", np.zeros(3), r"count: float64\(3,\); allowed: uint32"),
         ("prompts", np.array([3, 3, 4], np.uint64), "prompts: 3 digests; allowed"),
         ("surprise", np.zeros(1), "surprise: it is unknown"),

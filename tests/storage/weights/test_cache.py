@@ -83,7 +83,7 @@ def test_damaged_packs_are_not_used_and_go(tmp_path, caplog):
         path.write_bytes(damage(path.read_bytes()))
         assert held(WeightCache(tmp_path, 1 << 20), 1) == []
         path.unlink(missing_ok=True)
-    assert "does not hold what it says" in caplog.text
+    assert "does not match its digests" in caplog.text
     assert "cannot be read" in caplog.text
 
 
