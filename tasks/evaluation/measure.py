@@ -149,7 +149,7 @@ def _grade(
 def evaluation_of(config: RunConfig) -> EvaluationConfig:
     """The section `evaluation`; raises ValueError if there is none."""
     if config.evaluation is None:
-        raise ValueError("evaluation: value null; allowed here: a section that says at least data")
+        raise ValueError("evaluation: value null; allowed here: a section with at least data")
     return config.evaluation
 
 

@@ -94,11 +94,11 @@ class Training:
         """A member of the crew has come, or one has ended."""
         if self._phase == "waiting":
             self._watch()
-        elif self._phase == "generating" and self._until_member and self._somebody_lives:
+        elif self._phase == "generating" and self._until_member and self._member_lives:
             self._hand_over()
 
     @property
-    def _somebody_lives(self) -> bool:
+    def _member_lives(self) -> bool:
         alone_from_s = None if self._crew is None else self._crew.alone_from_s
         return alone_from_s is None or alone_from_s > self._events.now_s
 
@@ -123,7 +123,7 @@ class Training:
         """The seeding time is over: hand over, or generate on until there is a living member to hand over to."""
         if self._phase != "generating":
             return
-        if self._somebody_lives:
+        if self._member_lives:
             self._hand_over()
         else:
             self._until_member = True

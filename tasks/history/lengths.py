@@ -55,7 +55,7 @@ def learn_lengths(
         length_max=plan.sampling.max_completion_length,
     )
     if not commit_lengths(store, table):
-        log.warning("iteration %d: what was learned of lengths is there already, and differs", plan.iteration)
+        log.warning("iteration %d: a different table of learned lengths exists already", plan.iteration)
     named = {f"{name}/": one for name, one in scored.items()}
     if plan.lengths is not None and len(plan.lengths.expected) == len(rows) and len(groups) > 1:
         named[""] = score(np.array(plan.lengths.expected)[whole], found.mean(axis=1))
@@ -71,7 +71,7 @@ def _table_before(store: ObjectStore, iteration: int) -> LengthTable:
     if table is None:
         if iteration:
             log.warning(
-                "iteration %d: nothing that was learned of lengths can be read; all are expected alike", iteration
+                "iteration %d: no table of learned lengths can be read; all groups are expected alike", iteration
             )
         return empty_table()
     return table

@@ -107,7 +107,7 @@ def dispatch(
     work = Work(responses, tuple(order), keep_order)
     timed = sum(member.window_s is not None for member in members)
     if 0 < timed < len(members):
-        dealt = _somebody_stays(work, members, _within_windows(dealer, work, members))
+        dealt = _one_stays(work, members, _within_windows(dealer, work, members))
     else:
         dealt = dealer.deal(work, members)
     assignments = [
@@ -275,7 +275,7 @@ def _count_within(work: Work, member: Member) -> int:
     return low
 
 
-def _somebody_stays(work: Work, members: Sequence[Member], dealt: Dealing) -> Dealing:
+def _one_stays(work: Work, members: Sequence[Member], dealt: Dealing) -> Dealing:
     """Give one group to a member without a window if none has any, so that it can continue the others' work."""
     staying = [place for place, member in enumerate(members) if member.window_s is None]
     if not work.order or any(dealt.groups[place] for place in staying):

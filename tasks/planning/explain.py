@@ -37,7 +37,7 @@ def _lengths(request: PlanningRequest) -> DecisionRecord:
     return DecisionRecord(
         name="lengths",
         chosen=lengths.predictor,
-        reason="the best predictor that there is" if known else "nothing tells the groups apart",
+        reason="the best predictor available" if known else "nothing tells the groups apart",
         inputs={
             "groups": float(len(lengths)),
             "expected_mean": float(lengths.expected.mean()),
@@ -133,15 +133,15 @@ def _seeding(request: PlanningRequest, crew: Crew) -> DecisionRecord | None:
 def _why_so_long(request: PlanningRequest, seeding: SeedingRecord, *, knows_work: bool) -> str:
     before, waits = request.seeding, request.waits
     if before is None:
-        return "the first time: as it is set"
+        return "the first time, so as configured"
     if seeding.seeding_s == before.memory.get(str(seeding.members)):
-        return f"what suited {seeding.members} members before"
+        return f"the time that suited {seeding.members} members before"
     if knows_work and (is_initial(before, request.settings) or before.members != seeding.members):
-        return "what the last iteration's work asks for"
+        return "the time that the last iteration's work needs"
     if before.seeding_s is None:
-        return "as it is set: how much work there is for members is not known"
+        return "as configured, because the members' work is unknown"
     if waits is None or waits.members <= 0:
-        return "as before: nothing is known of the waits"
+        return "as before, because the waits are unknown"
     longer = waits.wait_train_s > waits.wait_remote_s
     return f"the {'trainer' if longer else 'crew'} waited for longer than the {'crew' if longer else 'trainer'}"
 
@@ -155,7 +155,7 @@ def _dispatch(request: PlanningRequest, crew: Crew) -> DecisionRecord:
     if request.settings.dispatch == "in_turn":
         reason = "as dispatch: in_turn says"
     elif in_turn:
-        reason = "groups and members are all alike, or nothing does better"
+        reason = "groups and members are all alike, or no dealing is better"
     else:
         reason = f"by {'what each member can do' if by == 'speed' else 'expected length'}, so that {aim}"
     alternatives = {}

@@ -60,10 +60,10 @@ def choose_width(request: PlanningRequest) -> WidthChoice:
     if not sum(widest):
         choice = WidthChoice(crew=planned_crew(request, widest), reason="no pool has a machine")
     elif not request.measured:
-        reason = "all there are: no step time was measured yet, so neither seconds nor dollars can be foretold"
+        reason = "every member on offer: no step time is measured yet, so seconds and dollars cannot be predicted"
         return WidthChoice(crew=planned_crew(request, widest), reason=reason)
     elif settings.width == "fixed":
-        choice = WidthChoice(crew=planned_crew(request, widest), reason="all there are, as width: fixed says")
+        choice = WidthChoice(crew=planned_crew(request, widest), reason="every member on offer, as width: fixed says")
     elif settings.width == "balance":
         choice = _balanced(request, widest)
     else:
@@ -245,7 +245,7 @@ def _balanced(request: PlanningRequest, widest: Counts) -> WidthChoice:
     low, high, _ = _bounds(request, None)
     before = dict(request.width)
     if not any(offer.pool in before for offer in request.offers):
-        return WidthChoice(crew=planned_crew(request, widest), reason="all there are, to begin with")
+        return WidthChoice(crew=planned_crew(request, widest), reason="every member on offer, to begin with")
     counts = tuple(
         max(least, min(most, before.get(offer.pool, least)))
         for offer, least, most in zip(request.offers, low, high, strict=True)
@@ -268,7 +268,7 @@ def _balanced(request: PlanningRequest, widest: Counts) -> WidthChoice:
     reason = {
         1: "one more: generating takes longer than training by at least what a member saves",
         0: "as before: generating takes about as long as training",
-        -1: "one less: generating would still take no longer than training",
+        -1: "one fewer: generating would still take no longer than training",
     }[step.change]
     crews[0] = crew
     considered = tuple((crews[change], float(change != step.change)) for change in sorted(crews))

@@ -106,7 +106,7 @@ def prepare(
                 if not is_ahead:
                     release_lease(store, execution)
                     raise
-                log.warning("iteration %d is not planned, %d is brought to its end: %s", iteration, first_open, error)
+                log.warning("iteration %d is not planned; iteration %d is completed: %s", iteration, first_open, error)
                 return _reference(config, read_plan(store, first_open), execution), [[] for _ in pools]
     settings = SettingsRecord(config=dump(config), execution=execution)
     store.put(layout.settings(iteration), records.encode(settings))

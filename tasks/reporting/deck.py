@@ -25,7 +25,7 @@ _KEY_METRICS = (
     ("preempt/count", "processes lost", ""),
     ("resume/tokens_recovered", "tokens recovered from the journal", "tokens"),
     ("resume/tokens_regenerated", "tokens generated again", "tokens"),
-    ("rollout/prefill_share", "prefill computed, of what it takes without sharing", "%"),
+    ("rollout/prefill_share", "prefill computed, relative to prefill without sharing", "%"),
     ("timing_s/rollout", "rollout", "s"),
     ("timing_s/train", "training", "s"),
     ("timing_s/iteration", "iteration", "s"),

@@ -135,7 +135,7 @@ def adapter_card(exported: ExportedAdapter, run_url: str, base: str | None, lora
     size = f"{exported.layers} layers, {exported.num_bytes} bytes of float32"
     rows = {
         "run": f"`{run_url}`",
-        "weight version": f"{exported.version}, the policy after so many iterations",
+        "weight version": f"{exported.version}, the policy after that many iterations",
         "base model": f"`{base}`" if base else None,
         "adapter": f"LoRA of rank {lora.rank}, alpha {lora.alpha:g}, for {size}",
         "exported": day(now_s),

@@ -143,7 +143,7 @@ def model_card(exported: ExportedModel, run_url: str, base: str | None, manifest
     published_s = manifest.metadata.get(PUBLISHED_AT_S)
     rows = {
         "run": f"`{run_url}`",
-        "weight version": f"{exported.version}, the policy after so many iterations",
+        "weight version": f"{exported.version}, the policy after that many iterations",
         "base model": f"`{base}`" if base else None,
         "weights": f"{exported.dtype}, {exported.num_bytes} bytes",
         "published": day(published_s) if isinstance(published_s, int | float) else None,

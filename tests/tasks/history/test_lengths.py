@@ -107,7 +107,7 @@ def test_without_any_table_all_are_expected_alike_and_learning_begins_anew(caplo
         store.put(layout.lengths(iteration), b"damaged")
     with caplog.at_level(logging.WARNING):
         assert expected(store, 2).predictor == "none"
-    assert "all are expected alike" in caplog.text
+    assert "all groups are expected alike" in caplog.text
     assert learn_lengths(store, plan_of(2), ROWS, lengths_of(2))["lengths/none/recall"] == pytest.approx(0.2)
     assert newest_lengths(store, 3).learned == 1
 
@@ -118,7 +118,7 @@ def test_another_table_that_is_there_already_stays(caplog):
     theirs = store.get(layout.lengths(1))
     with caplog.at_level(logging.WARNING):
         metrics = learn_lengths(store, plan_of(1), ROWS, lengths_of(1))
-    assert "is there already, and differs" in caplog.text
+    assert "a different table of learned lengths exists already" in caplog.text
     assert metrics["lengths/history/recall"] == 1
     assert store.get(layout.lengths(1)) == theirs
 

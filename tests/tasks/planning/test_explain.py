@@ -75,16 +75,16 @@ def test_seeding_says_who_waited_and_what_the_closed_form_says():
     assert found.reason == "the trainer waited for longer than the crew"
     assert found.alternatives == {"both sides end together": {"seeding/seconds": (920.0 - 4 * 70.0) / 6}}
     first = decisions(a_request(an_offer(), **past))["seeding"]
-    assert (first.chosen, first.reason) == ("150.0 s", "the first time: as it is set")
+    assert (first.chosen, first.reason) == ("150.0 s", "the first time, so as configured")
     plenty = decisions(a_request(an_offer(), **past, seeding=before, waits=waits(rollout_s=50.0)))["seeding"]
     assert plenty.chosen == "none"
     alone = decisions(a_request(**past))["seeding"]
     assert alone.chosen == "until nothing is left"
     moved = decisions(a_request(an_offer(count_max=3), **past, seeding=before, waits=last))["seeding"]
-    assert moved.reason == "what the last iteration's work asks for"
+    assert moved.reason == "the time that the last iteration's work needs"
     known = SeedingRecord(seeding_s=60.0, members=4, memory={"3": 80.0})
     back = decisions(a_request(an_offer(count_max=3), **past, seeding=known, waits=last))["seeding"]
-    assert (back.chosen, back.reason) == ("80.0 s", "what suited 3 members before")
+    assert (back.chosen, back.reason) == ("80.0 s", "the time that suited 3 members before")
 
 
 def test_seeding_says_what_it_went_by():
@@ -92,12 +92,12 @@ def test_seeding_says_what_it_went_by():
     last = waits(wait_train_s=30.0, rollout_s=200.0)
     initial = SeedingRecord(seeding_s=150.0, members=4)
     second = decisions(a_request(an_offer(), **past, seeding=initial, waits=last))["seeding"]
-    assert second.reason == "what the last iteration's work asks for"
+    assert second.reason == "the time that the last iteration's work needs"
     colocated = SeedingRecord(seeding_s=None, members=0)
     after = decisions(a_request(an_offer(), **past, seeding=colocated, waits=last))["seeding"]
-    assert (after.chosen, after.reason[:12]) == ("150.0 s", "as it is set")
+    assert (after.chosen, after.reason[:13]) == ("150.0 s", "as configured")
     untold = decisions(a_request(an_offer(), **past, seeding=replace(initial, seeding_s=9.0)))["seeding"]
-    assert (untold.chosen, untold.reason) == ("9.0 s", "as before: nothing is known of the waits")
+    assert (untold.chosen, untold.reason) == ("9.0 s", "as before, because the waits are unknown")
     slow = {**past, "reserved": replace(RESERVED, start_s=80.0)}
     hardly = decisions(a_request(an_offer(), **slow, seeding=replace(initial, seeding_s=9.0), waits=last))["seeding"]
     assert (hardly.chosen, hardly.reason) == ("none", "the engines would hardly have begun by then")

@@ -95,7 +95,7 @@ def test_what_nobody_measured_is_not_weighed():
     unknown = an_offer(count_max=5, step_time=NOMINAL)
     choice = choose_width(a_request(unknown, settings=COST | {"usd_per_iteration_max": 1e-6}))
     assert choice.crew.counts == (5,)
-    assert "no step time was measured" in choice.reason
+    assert "no step time is measured" in choice.reason
 
 
 def test_a_budget_takes_what_it_allows_of_the_widths():

@@ -92,7 +92,7 @@ def test_tabs_and_what_the_overview_tells():
     assert ["iteration", "25.25 s", "25.25 s"] in rows
     assert ["cost of the iteration", "$0.0123", "$0.0123"] in rows
     assert ["groups without a learning signal", "25.0 %", "25.0 %"] in rows
-    assert ["prefill computed, of what it takes without sharing", "26.0 %", "26.0 %"] in rows
+    assert ["prefill computed, relative to prefill without sharing", "26.0 %", "26.0 %"] in rows
     assert "1 processes on 1 slots; 1 lost" in tabs["Slots"]
     assert "Prefill: 1,300 tokens computed, of 5,000 without sharing: 26.0 %." in tabs["Slots"]
 
