@@ -23,7 +23,7 @@ Later = Callable[[float, Callable[[], object]], None]
 
 
 class Crashed(BaseException):
-    """The process that made this call exists no more."""
+    """The process that made this call no longer exists."""
 
 
 class Fault(Enum):

@@ -47,12 +47,12 @@ def manifest(prefix: str) -> str:
 
 
 def delta_manifest(prefix: str) -> str:
-    """The differences from one weight version to the next; written before that version's manifest."""
+    """Beside a version that is stored whole: its differences from the one before; written before its manifest."""
     return f"{prefix}delta.json"
 
 
 def tensor_object(prefix: str, name: str) -> str:
-    """A tensor, or a part of one, below the prefix of its set."""
+    """A safetensors object of a set of tensors, named by its content."""
     return f"{prefix}{name}.safetensors"
 
 
@@ -82,7 +82,7 @@ def claims(index: int) -> str:
 
 
 def claim(index: int, unit: int, epoch: int) -> str:
-    """A claim: the log entry `epoch` of a unit."""
+    """A claim: entry `epoch` in the log of a unit."""
     return f"{claims(index)}{unit:05d}/{epoch:06d}.json"
 
 

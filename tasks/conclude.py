@@ -1,4 +1,4 @@
-"""The conclude task: verify and commit the iteration, show it, and delete what is no longer needed."""
+"""The conclude task: verifies and commits the iteration, shows it, and deletes what is no longer needed."""
 
 from flytekit import Deck, task
 from flytekit.exceptions.user import FlyteRecoverableException

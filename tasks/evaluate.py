@@ -1,4 +1,4 @@
-"""The evaluation tasks: plan an evaluation as an iteration without training, and measure it after its crew."""
+"""The evaluation tasks: plan an evaluation as an iteration without training, and measure it when its crew has ended."""
 
 import logging
 

@@ -1,7 +1,7 @@
 """Scheduled continuation of a run: a few more iterations at each tick, and never two executions at once.
 
 The concurrency policy skips a tick while an execution runs. The policy checks first and creates then; the run's lease
-in object storage prevents two executions that it lets through.
+in object storage keeps two executions that it lets through from both advancing the run.
 """
 
 import os

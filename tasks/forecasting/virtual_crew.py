@@ -78,7 +78,7 @@ class Crew:
 
     @property
     def slot_beyond(self) -> int:
-        """The first number that no slot of the plan has."""
+        """The first slot number beyond those of the plan."""
         return max(self._slots, default=-1) + 1
 
     def begin(self, slot: int, engine: EngineModel, account: Account, weight: float = 1.0) -> Member:

@@ -86,7 +86,7 @@ class Account:
         return sum(life.wasted for life in self.lives)
 
     def usd(self) -> dict[str, float]:
-        """Dollars by part of the seconds, and of requests and egress."""
+        """Dollars by what the seconds were spent on, and those of requests and egress."""
         spent = {part: dollars(duration_s, self.usd_per_h) for part, duration_s in self.seconds.items()}
         requests = self.puts * self.put_usd + self.gets * self.get_usd
         return spent | {"requests": requests, "egress": self.bytes_read / 1e9 * self.egress_usd_per_gb}
