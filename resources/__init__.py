@@ -1,6 +1,4 @@
 """The compute that a run rents: pools of machines, their prices, and the notice before a machine is taken away.
 
 This package must not know tasks or storage. Only pools.py, pod_template.py and images.py may import flytekit.
-
-Must not know tasks or storage. flytekit is imported in pools.py and images.py only.
 """

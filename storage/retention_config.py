@@ -11,7 +11,9 @@ class RetentionConfig:
     """How much of what a run no longer needs stays in its directory.
 
     Some versions always stay: version 0, those that kept versions are stored as differences to, and those that the
-    iteration under way starts from. Attributes:
+    iteration under way starts from.
+
+    Attributes:
         compact: after an iteration is committed, write its responses as one object and delete its journal. False keeps
             every journal as it is.
         keep_journals: how many of the newest committed iterations keep their journal beside that object.

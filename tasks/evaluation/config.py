@@ -32,7 +32,7 @@ class EvaluationConfig:
         num_prompts: How many prompts, the first in the order of `data`; None: all.
         pass_threshold: A response is correct if its reward is at least this.
         interval: Training evaluates every weight version that this divides; 0: only `workflows/evaluation.py`
-        evaluates.
+            evaluates.
         seed: Seed of the sampling noise, the same for every weight version.
     """
 
