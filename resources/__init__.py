@@ -1,4 +1,4 @@
 """The compute that a run rents: pools of machines, their prices, and the notice before a machine is taken away.
 
-This package must not know tasks or storage. Only pools.py, pod_template.py and images.py may import flytekit.
+This package must not know tasks or storage. Only pools.py and pod_template.py import flytekit.
 """

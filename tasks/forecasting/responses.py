@@ -28,6 +28,7 @@ class Responses:
             self.of_unit[slot.slot] = samples
             for response in samples:
                 self.unit[response] = slot.slot
+        self.unit_left = {unit: len(samples) for unit, samples in self.of_unit.items()}
         self._ended = bytearray(len(self.length))
         self._parts: dict[int, list[tuple[Life, float]]] = {}
 

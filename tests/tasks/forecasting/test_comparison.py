@@ -80,7 +80,7 @@ def test_reserved_machines_alone_cost_at_least_what_they_cost(record: ForecastRe
 def test_text_shows_sources_and_what_an_interval_does_not_cover(record: ForecastRecord):
     text = forecast_text(record)
     assert f"{record.recommended} *" in text
-    assert "It does not cover inputs that are wrong" in " ".join(text.split())
+    assert "It does not cover wrong inputs" in " ".join(text.split())
     assert "estimated: 1 x L4" in text
     assert f"Recommended: {record.recommended}, with " in text
 

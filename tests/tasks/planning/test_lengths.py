@@ -126,7 +126,7 @@ def test_nothing_graded_and_one_group_teach_without_a_score():
     table, scored = learn(table, prompts, np.array([[3.0, 4.0]]), iteration=1, length_max=MAX)
     assert (scored, table.iteration, table.learned) == ({}, 1, 1)
     assert predict("history", table, prompts, MAX).expected == pytest.approx([3.5])
-    with pytest.raises(ValueError, match=r"allowed: \(1, members\)"):
+    with pytest.raises(ValueError, match=r"allowed: \(1, samples\)"):
         learn(table, prompts, np.zeros((2, 4)), iteration=2, length_max=MAX)
     with pytest.raises(ValueError, match="predictor: value 'guess'"):
         predict("guess", table, prompts, MAX)

@@ -90,7 +90,7 @@ def test_always_finite_and_never_below_what_runs_in_common(expected, ratio, seed
 
 
 def test_wrong_shapes_are_refused():
-    with pytest.raises(ValueError, match=r"allowed: \(2, members\) each"):
+    with pytest.raises(ValueError, match=r"allowed: \(2, samples\) each"):
         with_siblings(expecting(1.0, 2.0), np.ones((1, 4)))
     with pytest.raises(ValueError, match="correlation: value 1"):
         with_siblings(expecting(1.0), np.ones((1, 4)), correlation=1)
