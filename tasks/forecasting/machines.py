@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 from tasks.forecasting.availability import Change
 from tasks.forecasting.events import Events
-from tasks.forecasting.ledger import Account
-from tasks.forecasting.member import Member
 from tasks.forecasting.scenario import PoolScenario
+from tasks.forecasting.virtual_ledger import Account
+from tasks.forecasting.virtual_member import Member
 
 
 class Machine:

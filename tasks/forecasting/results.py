@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from storage.planning_records import DecisionRecord
-from tasks.forecasting.ledger import NO_MACHINE, WITHOUT_PROCESS
+from tasks.forecasting.virtual_ledger import NO_MACHINE, WITHOUT_PROCESS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,8 +19,8 @@ class SimulatedIteration:
     for.
     tokens: of responses, as trained; tokens_regenerated: tokens decoded for nothing, besides. moved: responses that
     changed hands. losses: by pool, lost machines that were in use. seconds, usd: by pool and by what they were spent
-    on, as in tasks.forecasting.ledger.PARTS (dollars also of "requests" and "egress"); the trainer's pool is TRAIN_POOL
-    of storage.records. gpu_s: of all machines.
+    on, as in tasks.forecasting.virtual_ledger.PARTS (dollars also of "requests" and "egress"); the trainer's pool is
+    TRAIN_POOL of storage.records. gpu_s: of all machines.
     """
 
     iteration: int
