@@ -1,6 +1,6 @@
 """When token journals pay: the parts measured on this machine, and the table that a formula makes of them.
 
-The formula is tasks/planning/resume_value.py. The engines of GPUs are assumed and called so: their speeds are round
+The formula is benchmarks/resume_value.py. The engines of GPUs are assumed and called so: their speeds are round
 figures of what such models are served at; their journalling cost is this machine's per token.
 """
 
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from benchmarks.equal_work import GROUP_SIZE, PROMPT, decode, one_slot_plan, probe_model
+from benchmarks.resume_value import EngineCosts, break_even_losses_per_h, resume_costs
 from benchmarks.rollout import SAMPLING_RESPONSES, engine_for
 from storage.assembly import JournalReader
 from storage.claims import ClaimBook, take_over
@@ -22,7 +23,6 @@ from storage.local import LocalStore
 from storage.records import SamplingParams
 from storage.shard import Finish
 from storage.store import ObjectStore
-from tasks.planning.resume_value import EngineCosts, break_even_losses_per_h, resume_costs
 from tasks.sampling.engines.engine import GenerationRequest, noise_key
 
 LENGTHS = (256, 1024, 4096, 8192, 16_384, 32_768)

@@ -28,10 +28,10 @@ from storage import layout, records
 from storage.clock import SystemClock
 from storage.compaction import read_batches
 from storage.connect import connect
+from storage.local import TEMPORARY
 from storage.records import TrainingRecord
 from storage.run import exists
 from storage.store import ObjectStore
-from storage.temporary import TEMPORARY
 from storage.weights import tensor_sets
 from storage.weights.manifest import TensorBlock, read_manifest_at
 from storage.weights.versions import pull_version

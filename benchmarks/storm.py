@@ -9,7 +9,7 @@ many workers do not fight for two cores and a lost worker is lost capacity. With
 whose start is the cold start, and everything is slower by three to four times.
 
 The rates are far above any cloud's, relative to a response's length: a storm shows that it works. What it is worth at
-real rates is the second table, a formula (tasks/planning/resume_value.py) fed with what is measured here.
+real rates is the second table, a formula (benchmarks/resume_value.py) fed with what is measured here.
 """
 
 import argparse

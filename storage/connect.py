@@ -6,8 +6,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from storage.local import LocalStore
-from storage.memory import MemoryStore
-from storage.nested import NestedStore
+from storage.memory import MemoryStore, NestedStore
 from storage.store import ObjectStore
 
 ALLOWED = "a path, file:///path, s3://bucket/prefix or memory://name"

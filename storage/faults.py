@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from storage.clock import Clock
+from storage.local import temporary_name
 from storage.store import ObjectStore, StoreUnavailable
-from storage.temporary import temporary_name
 
 Result = TypeVar("Result")
 Later = Callable[[float, Callable[[], object]], None]

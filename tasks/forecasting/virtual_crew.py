@@ -15,7 +15,7 @@ from tasks.forecasting.scenario import Policy
 from tasks.forecasting.virtual_holdings import Holdings
 from tasks.forecasting.virtual_ledger import Account
 from tasks.forecasting.virtual_member import EngineModel, Member
-from tasks.planning.cut import should_cut
+from tasks.planning.rebalance import should_cut
 
 
 class Crew:

@@ -5,6 +5,7 @@ unstarted ones of the fullest member, then running ones beyond the batch size at
 rising; and running ones of a member that decodes them at less than half of our own speed. A member never takes back
 from a living one what it has held before, so a response is handed on at most once per member (no ping-pong). Responses
 that the plan set apart for a small batch are not drawn into a large one (StreamRL, arXiv 2504.15930, Algorithm 2).
+`should_cut` says when a member that has ended most of its responses hands the others over and leaves.
 """
 
 from collections.abc import Collection, Sequence
@@ -178,3 +179,17 @@ def _expected(seeker: Seeker, batch: int, others: Sequence[Holder]) -> float:
 
 def _share(count: int, sharers: int, room: int) -> int:
     return min(room, -(-count // sharers))
+
+
+def should_cut(ended: int, total: int, unfinished: int, rooms_of_others: Collection[int], share: float | None) -> bool:
+    """Whether a member hands over all `unfinished` responses that it holds (RLHFless, section 4.3, step 4).
+
+    ended, total: among the responses it was planned for. rooms_of_others: for each of the other running members, how
+    many responses it could begin besides its own. share: tau; None: never. All must fit, because one that stays keeps
+    the machine, too. arXiv 2602.22718.
+    """
+    if not 0 <= ended <= total:
+        raise ValueError(f"ended: {ended} given; allowed: 0 to total ({total})")
+    if share is None or not total or not unfinished:
+        return False
+    return ended / total >= share and unfinished <= sum(max(0, room) for room in rooms_of_others)

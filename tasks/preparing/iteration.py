@@ -10,9 +10,9 @@ from pathlib import Path
 from storage import layout, model_files, prompt_table, records
 from storage.clock import Clock
 from storage.connect import connect
+from storage.fitness import probe
 from storage.framing import digest as bytes_digest
 from storage.planning_records import LengthsRecord
-from storage.probe import probe
 from storage.prompt_table import PromptRow
 from storage.records import TRAIN_POOL, PlanRecord, SettingsRecord
 from storage.run import (

@@ -1,5 +1,5 @@
 from benchmarks.break_even import LENGTHS, LOSSES_PER_H, break_even_rows, journal_s_per_token, print_savings, takeover_s
-from tasks.planning.resume_value import EngineCosts
+from benchmarks.resume_value import EngineCosts
 
 GPU = EngineCosts(
     responses_in_flight=64,

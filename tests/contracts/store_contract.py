@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import pytest
 
-from storage.probe import probe
+from storage.fitness import probe
 from storage.store import ObjectMissing, ObjectStore, commit, read_into
 
 THREADS = 16

@@ -11,8 +11,8 @@ import pytest
 from storage.assembly import JournalReader
 from storage.clock import SystemClock
 from storage.connect import connect
+from storage.fitness import probe
 from storage.local import LocalStore
-from storage.probe import probe
 from storage.run import read_plan
 from storage.store import ObjectMissing, StoreDenied, commit
 from tasks.sampling.session.member import generate_slot

@@ -2,9 +2,8 @@ import threading
 
 import pytest
 
-from storage.memory import MemoryStore
+from storage.memory import MemoryStore, NestedStore
 from storage.metered import KEYS_PER_LIST, MeteredStore, Requests, metered, requests_of
-from storage.nested import NestedStore
 from storage.store import ObjectMissing, ObjectStore, read_into
 from tests.contracts.store_contract import StoreContract
 

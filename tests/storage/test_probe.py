@@ -1,7 +1,7 @@
 import pytest
 
+from storage.fitness import probe
 from storage.memory import MemoryStore
-from storage.probe import probe
 from storage.store import ObjectMissing, StoreDenied, StoreUnavailable, StoreUnfit
 
 

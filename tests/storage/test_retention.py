@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from storage import layout
 from storage.clock import ManualClock
 from storage.compaction import read_responses
+from storage.fitness import probe
 from storage.memory import MemoryStore
-from storage.probe import probe
 from storage.retention import list_versions, newest_of, sweep
 from storage.retention_config import RetentionConfig
 from storage.store import ObjectMissing, StoreDenied, StoreUnavailable

@@ -10,14 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from storage.local import LocalStore
-from storage.temporary import ABANDONED_S, temporary_name
+from storage.local import ABANDONED_S, LocalStore, temporary_name
 
 # Writes a temporary file like one of a body of which half is written, and waits to be killed.
 WRITER = """
 import sys, time
 from pathlib import Path
-from storage.temporary import temporary_name
+from storage.local import temporary_name
 (Path(sys.argv[1]) / temporary_name()).write_bytes(b"half of")
 print("written", flush=True)
 time.sleep(60)

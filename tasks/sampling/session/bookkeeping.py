@@ -13,9 +13,8 @@ from storage.clock import Clock
 from storage.journal import JournalWriter
 from storage.records import PlanRecord
 from storage.store import ObjectStore, StoreUnavailable
-from tasks.planning.cut import should_cut
 from tasks.planning.decode_rate import DecodeRate
-from tasks.planning.rebalance import Seeker
+from tasks.planning.rebalance import Seeker, should_cut
 from tasks.sampling.engines.engine import Engine
 from tasks.sampling.session.claimant import Claimant, Work
 from tasks.sampling.session.heartbeat import Heartbeat, Load

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.planning.resume_value import EngineCosts, break_even_losses_per_h, expected_duration_s, resume_costs
+from benchmarks.resume_value import EngineCosts, break_even_losses_per_h, expected_duration_s, resume_costs
 
 COSTS = EngineCosts(
     responses_in_flight=64,
