@@ -1,4 +1,4 @@
-"""From prompts to tokens: the Engine protocol, its implementations, keyed noise, and the session that drives a slot.
+"""Rollout: the Engine protocol, its implementations, keyed noise, and the session that generates a slot's responses.
 
-torch is imported by the engines and keyed noise only, vLLM by vllm_names only, Triton by keyed_noise_triton only.
+Only the engines and keyed noise import torch, only vllm_names imports vLLM, and only keyed_noise_triton imports Triton.
 """

@@ -1,4 +1,4 @@
-"""What a user may set about rollouts and sampling. Imports neither torch nor any engine."""
+"""The settings of rollouts and sampling. This module imports neither torch nor any engine."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
@@ -34,25 +34,26 @@ class SamplingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class VllmConfig:
-    """What only vLLM can be told; what it does not set is vLLM's own choice.
+    """Settings for vLLM only; vLLM chooses everything that is not listed here itself.
 
     Attributes:
-        process: "own" keeps the engine in a process of its own, whose death the worker survives; "same" starts in
-            seconds and takes less memory, for many small workers on one machine.
-        sampler: "keyed" draws with engines/keyed_noise.py, as every other engine here; "seeded" with vLLM's own noise,
-            which depends on a seed and the position (on a GPU only, with other tokens than our other engines
-            draw); "unkeyed" with noise that nobody can repeat: a resumed response is a correct sample, but another.
-        batch_invariant: ask for vLLM's batch-invariant kernels where it has them; costs speed on a GPU.
-        gpu_memory_utilization: share of the GPU's memory for weights, activations and cache.
-        kv_cache_memory_bytes: of the key-value cache instead; None on a CPU: enough for all responses, up to 4 GiB.
-        tensor_parallel_size: GPUs of this worker; more responses at once are had by more slots, not here.
+        process: "own" runs the engine in a process of its own, whose death the member survives; "same" starts in
+            seconds and takes less memory, for many small members on one machine.
+        sampler: "keyed" draws with tasks/sampling/keyed_noise.py, as every other engine here; "seeded" with vLLM's own
+            noise, which depends on a seed and the position (on a GPU only; the tokens differ from the other engines');
+            "unkeyed" with noise that cannot be repeated: a resumed response is a correct sample, but a different one.
+        batch_invariant: use vLLM's batch-invariant kernels where it has them; costs speed on a GPU.
+        gpu_memory_utilization: the share of the GPU's memory for weights, activations and cache.
+        kv_cache_memory_bytes: the size of the key-value cache, which replaces that share; None takes the share, and on
+            a CPU enough for all responses, up to 4 GiB.
+        tensor_parallel_size: the number of GPUs of one member; for more responses at once, use more slots.
         quantization: vLLM's name of a method, such as "fp8".
-        enforce_eager: no compiled graphs; None: none on a CPU.
-        max_num_batched_tokens: most tokens of one forward pass.
-        block_size: tokens of a cache block, the grain at which prompts are shared.
-        start_timeout_s: until it serves; beyond, it counts as dead. So do the next two.
-        load_timeout_s: until new weights are in place.
-        step_timeout_s: until the next token of anything in flight.
+        enforce_eager: whether vLLM runs without compiled graphs; None: on a CPU only.
+        max_num_batched_tokens: the most tokens of one forward pass.
+        block_size: the number of tokens in a cache block; only whole blocks of a prompt are shared.
+        start_timeout_s: the engine counts as dead if it does not serve within this time.
+        load_timeout_s: the engine counts as dead if new weights are not in place within this time.
+        step_timeout_s: the engine counts as dead if no response in flight gets a token within this time.
     """
 
     __pydantic_config__ = STRICT
@@ -73,24 +74,25 @@ class VllmConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutConfig:
-    """The engine of a rollout worker and how often it reports.
+    """The engine of a member and how often the member writes to storage.
 
     Attributes:
-        engine: "auto" takes vLLM where it is installed and sees a GPU, else our own engine in PyTorch; "scripted" has
+        engine: "auto" takes vLLM if it is installed and finds a GPU, else our own engine in PyTorch; "scripted" has
             no model and is for tests.
-        dtype: of the engine's weights, activations and cache; float32 on a CPU makes resumed responses identical.
-        device: "auto" takes CUDA where there is one.
-        max_responses_in_flight: how many responses one worker decodes together.
-        context_length: most tokens of prompt + response; None takes the model's max_position_embeddings.
-        flush_interval_s: seconds between two journal shards of a worker; a hard kill loses at most this much.
-        heartbeat_interval_s: seconds between two signs of life.
-        claim_ttl_s: a worker whose heartbeat has not changed for so long, on the observer's clock, is taken for dead.
-        idle_timeout_s: how long a worker without work waits for some to become free before it leaves.
-        weight_cache_dir: where the processes of a machine share the weights they pulled; None takes a directory of this
-            user below the system's temporary directory.
-        weight_cache_bytes_max: most bytes there; 0 keeps none.
-        engine_restarts_max: how often a worker starts an engine that died again, in one iteration, before it gives its
-            responses to others and fails.
+        dtype: the dtype of the engine's weights, activations and cache; float32 on a CPU makes resumed responses
+            identical.
+        device: "auto" takes CUDA if there is a CUDA device.
+        max_responses_in_flight: how many responses one member decodes together.
+        context_length: the most tokens of prompt + response; None takes the model's max_position_embeddings.
+        flush_interval_s: seconds between two journal shards of a member; a hard kill loses at most this much.
+        heartbeat_interval_s: seconds between two heartbeats.
+        claim_ttl_s: a member counts as dead once its heartbeat has not changed for this long, on the observer's clock.
+        idle_timeout_s: how long a member without work waits for responses to become free before it leaves.
+        weight_cache_dir: the directory in which the processes of a machine share pulled weights; None takes a directory
+            of this user below the system's temporary directory.
+        weight_cache_bytes_max: the most bytes in that directory; 0 turns the cache off.
+        engine_restarts_max: how often a member restarts a dead engine in one iteration before it releases its responses
+            and fails.
         vllm: see VllmConfig.
     """
 

@@ -1,6 +1,6 @@
-"""What every engine refuses before it touches anything: one clear EngineError that names the field or the response.
+"""Checks that every engine makes before it accepts a request; an EngineError names the wrong field or response.
 
-Shared by the engines, so that a bad request reads the same everywhere. Knows no tensors.
+All engines share them, so that a bad request gets the same message everywhere. No tensors are involved.
 """
 
 from collections.abc import Collection, Sequence
@@ -11,7 +11,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 def check_sizes(dtype: str, max_responses_in_flight: int, context_length: int) -> None:
-    """Raise EngineError for what no engine can be made with."""
+    """Raise EngineError for a dtype or size that no engine supports."""
     if dtype not in DTYPES:
         raise EngineError(f"dtype: value {dtype!r}; allowed: {', '.join(DTYPES)}")
     if max_responses_in_flight < 1 or context_length < 2:
@@ -22,7 +22,7 @@ def check_sizes(dtype: str, max_responses_in_flight: int, context_length: int) -
 
 
 def check_idle(version: int, in_flight: Collection[int]) -> None:
-    """Raise EngineError if weights of `version` would be loaded under responses in flight."""
+    """Raise EngineError if weights of `version` would be loaded while responses are in flight."""
     if in_flight:
         raise EngineError(f"weights {version}: {len(in_flight)} responses in flight; allowed: none while loading")
 
@@ -51,7 +51,7 @@ def check_requests(
 
 
 def finish_reason(request: GenerationRequest, token: int, generated: int, context_length: int) -> FinishReason | None:
-    """Whether a response ends with `token`, of which it then has `generated`."""
+    """Why a response ends with `token`, when it then has `generated` tokens; None if it goes on."""
     if token in request.sampling.stop_token_ids:
         return FinishReason.STOP
     limit = min(request.sampling.max_completion_length, context_length - len(request.prompt_ids))

@@ -1,6 +1,6 @@
-"""What the device must know of the responses that decode together: one tensor per quantity, in row order.
+"""Batch: the tensors on the device that describe the responses decoded together, in row order.
 
-Rebuilt only when responses come or go; between that, the sampled tokens never leave the device to come back.
+They are rebuilt only when responses come or go. In between, the sampled tokens are fed without a copy from the host.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from tasks.sampling.engines.slot_table import Slot
 
 @dataclass(slots=True)
 class Batch:
-    """Tensors [n]: the tokens to feed, how many are cached before them, and how the next is to be drawn."""
+    """Tensors [n]: the tokens to feed, how many tokens are cached before them, and how the next one is drawn."""
 
     token_ids: Tensor
     cached: Tensor
@@ -28,14 +28,14 @@ class Batch:
     greedy: bool
 
     def advance(self, token_ids: Tensor) -> None:
-        """The next tokens to feed have been drawn."""
+        """Make `token_ids`, which have just been drawn, the next tokens to feed."""
         self.token_ids = token_ids
         self.cached += 1
         self.positions += 1
 
 
 def batch_of(slots: Sequence[Slot], device: torch.device) -> Batch:
-    """The batch of responses in row order."""
+    """Build the batch of responses in row order."""
     sampling = [slot.request.sampling for slot in slots]
     integers = torch.tensor(
         [

@@ -1,4 +1,4 @@
-"""Which engine a member runs: what the configuration names, or the best that this machine has; and it says which."""
+"""Builds a member's engine: the one that the configuration names, or the best for this machine, and logs which."""
 
 import json
 import logging
@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 def build_engine(config: RolloutConfig, model_dir: Path, vocab_size: int) -> Engine:
-    """An engine without weights. Imports torch and vLLM only for an engine that needs them."""
+    """Build an engine without weights. Imports torch and vLLM only for an engine that needs them."""
     if config.engine == "scripted":
         from tasks.sampling.engines.scripted_engine import ScriptedEngine  # noqa: PLC0415 - keeps torch out of other paths
 
@@ -22,14 +22,14 @@ def build_engine(config: RolloutConfig, model_dir: Path, vocab_size: int) -> Eng
         raise EngineError(f"rollout.engine: {config.engine!r} is not known; allowed: auto, torch, vllm, scripted")
     chosen, reason = best_engine(config) if config.engine == "auto" else (config.engine, "as configured")
     engine = _vllm(config, model_dir, vocab_size) if chosen == "vllm" else _torch(config, model_dir)
-    # A GPU that our own engine serves would be served faster by vLLM: that is worth more than a note.
+    # vLLM would be faster on a GPU than our own engine, so the user is warned.
     level = logging.WARNING if config.engine == "auto" and engine.name.endswith("cuda") else logging.INFO
     log.log(level, "engine %s: %s; %s", config.engine, engine.name, reason)
     return engine
 
 
 def best_engine(config: RolloutConfig) -> tuple[Literal["torch", "vllm"], str]:
-    """What "auto" means on this machine, and why: vLLM where it is installed and serves the GPU."""
+    """The engine that "auto" means on this machine, and the reason: vLLM if it is installed and finds a GPU."""
     version = installed_version()
     if version is None:
         return "torch", "vLLM is not installed"
@@ -70,9 +70,9 @@ def _vllm(config: RolloutConfig, model_dir: Path, vocab_size: int) -> Engine:
 
 
 def context_length(config: RolloutConfig, model_dir: Path) -> int:
-    """Most tokens of prompt + response: the user's limit, or the model's own from its config.json.
+    """The most tokens of prompt + response: the user's limit, or else the model's own from its config.json.
 
-    Raises EngineError when the user asks for more than the model has, or neither says anything.
+    Raises EngineError when the user's limit exceeds the model's, or when neither is given.
     """
     model = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
     own = model.get("max_position_embeddings") or model.get("text_config", {}).get("max_position_embeddings")

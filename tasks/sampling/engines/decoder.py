@@ -1,7 +1,7 @@
-"""Decoder: a model's forward pass over the key-value cache, and the choice of one for a model directory.
+"""Decoder: a model's forward pass over the key-value cache, and the choice of a decoder for a model directory.
 
-Two exist: `fused_decoder` for the plain Llama shape (Llama, Mistral, Qwen2, Qwen3), and `hf_decoder`, which runs the
-model's own code and so serves the rest. What the cache cannot hold is refused here.
+There are two: `fused_decoder` for the plain Llama shape (Llama, Mistral, Qwen2, Qwen3), and `hf_decoder`, which runs
+the model's own code and so serves the rest. This module refuses models that the cache cannot serve.
 """
 
 from collections.abc import Mapping
@@ -11,10 +11,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from storage.weights.tensor_sets import TensorBlock
-from tasks.sampling.engines.engine import EngineError
-from tasks.sampling.engines.kv_cache import KeyValueCache, Window
-from tasks.sampling.engines.weight_tensors import as_torch
+from storage.weights import TensorBlock
+from tasks.sampling.engine import EngineError
+from tasks.sampling.kv_cache import KeyValueCache, Window
+from tasks.sampling.weight_tensors import as_torch
 
 _ATTENTION_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
 
@@ -24,20 +24,20 @@ class Parameters(Protocol):
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Every parameter by its Hugging Face name; of tied ones, one name only."""
+        """The shape of every parameter by its Hugging Face name; a tied parameter has one name here."""
         ...
 
     @property
     def aliases(self) -> Mapping[str, str]:
-        """Further names of tied parameters, and the name in `shapes` each stands for."""
+        """The other names of tied parameters, each with its name in `shapes`."""
         ...
 
 
 class Decoder(Parameters, Protocol):
-    """A model without its weights until `load`."""
+    """A model, which has no weights until `load`."""
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Replace all parameters; the names and shapes are those of `shapes`, the dtypes may differ."""
+        """Replace all parameters; names and shapes are those of `shapes`, and dtypes may differ."""
         ...
 
     def prefill(self, token_ids: Tensor, window: Window, cache: KeyValueCache) -> None:
@@ -45,7 +45,7 @@ class Decoder(Parameters, Protocol):
         ...
 
     def logits(self, token_ids: Tensor, window: Window, cache: KeyValueCache) -> Tensor:
-        """Feed one token per row (int64 [n, 1]): logits [n, V] of the next."""
+        """Feed one token per row (int64 [n, 1]) and return the logits [n, V] of the next."""
         ...
 
 
@@ -62,16 +62,16 @@ def model_config(model_dir: Path | str) -> Any:
 
 
 def read_config(model_dir: Path | str, context_length: int) -> Any:
-    """`model_config`, if our cache can serve such a model; EngineError otherwise."""
+    """Return `model_config` if our cache can serve such a model; raise EngineError otherwise."""
     config = model_config(model_dir)
     _check_servable(config.get_text_config(), context_length)
     return config
 
 
 def build_decoder(config: Any, *, dtype: torch.dtype, device: torch.device, context_length: int) -> Decoder:
-    """The fused decoder where it computes the same function, the model's own code elsewhere."""
-    from tasks.sampling.engines.fused_decoder import FusedDecoder, fuses  # noqa: PLC0415 - they import transformers
-    from tasks.sampling.engines.hf_decoder import HuggingFaceDecoder  # noqa: PLC0415
+    """Build the fused decoder if it computes this model's function, else the one that runs the model's own code."""
+    from tasks.sampling.fused_decoder import FusedDecoder, fuses  # noqa: PLC0415 - they import transformers
+    from tasks.sampling.hf_decoder import HuggingFaceDecoder  # noqa: PLC0415
 
     if fuses(config):
         return FusedDecoder(config, dtype=dtype, device=device, context_length=context_length)
@@ -79,7 +79,7 @@ def build_decoder(config: Any, *, dtype: torch.dtype, device: torch.device, cont
 
 
 def torch_weights(version: int, blocks: Mapping[str, TensorBlock]) -> dict[str, Tensor]:
-    """Stored tensors as torch's, without copying; EngineError names the version whose dtype is unknown."""
+    """Stored tensors as torch tensors, copied only where memory is read-only; EngineError for an unknown dtype."""
     try:
         return {name: as_torch(block) for name, block in blocks.items()}
     except ValueError as error:
@@ -87,7 +87,7 @@ def torch_weights(version: int, blocks: Mapping[str, TensorBlock]) -> dict[str, 
 
 
 def matched_weights(model: Parameters, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors by the names of `model.shapes`; raises EngineError if a name or shape is missing or too many."""
+    """The tensors by the names of `model.shapes`; EngineError if a name is missing or unknown, or a shape differs."""
     unknown = sorted(name for name in tensors if name not in model.shapes and name not in model.aliases)
     matched = {name: tensor for name, tensor in tensors.items() if name in model.shapes}
     for alias in sorted(set(tensors) & set(model.aliases)):

@@ -1,7 +1,7 @@
-"""Engine: what turns prompts into tokens, as the session sees it; and the values that cross that border.
+"""Engine: the protocol by which a session generates tokens from prompts, and the values that it exchanges.
 
-Knows nothing of journals, claims or text: token ids in, token ids and log-probs out. Every engine passes
-tests/contracts/engine_contract.py.
+An engine knows nothing of journals, claims or text: it takes token ids and returns token ids and log-probs. Every
+engine passes tests/contracts/engine_contract.py.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,16 +19,16 @@ class FinishReason(Enum):
     """Why a response ended."""
 
     STOP = "stop"  # a stop token was sampled; it is the last token of the response
-    LENGTH = "length"  # the response reached max_completion_length, or prompt + response the model's context
+    LENGTH = "length"  # max_completion_length was reached, or the model's context by prompt + response
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """Extend one response: token k, counted from the prompt's end, is drawn with the noise of (noise_key, k).
 
-    `generated_ids` are the tokens the journal already holds: the first token sampled has position len(generated_ids),
-    and the remaining budget is sampling.max_completion_length - len(generated_ids).
-    Requests of one `group` have equal prompt_ids, which an engine prefills once.
+    `generated_ids` are the tokens generated so far: the first token sampled has position len(generated_ids), and
+    sampling.max_completion_length - len(generated_ids) tokens remain. Requests of one `group` have equal prompt_ids,
+    which an engine prefills once.
     """
 
     response: int
@@ -50,22 +50,22 @@ class TokenDelta:
 
 
 class EngineError(Exception):
-    """The engine cannot do what was asked: bad request, wrong weights, or a failure of its own."""
+    """The engine cannot serve the call: the request is bad, the weights do not fit, or the engine failed."""
 
 
 class EngineDied(EngineError):  # noqa: N818 - reads as what happened
-    """The engine broke down or does not answer: its memory, device or process, not what was asked of it.
+    """The engine broke down or does not answer, because of its memory, device or process, not because of a request.
 
-    Tokens that `step` has returned are good. Until `restart`, nothing else may be called but `close`.
+    Tokens that `step` has returned are good. Until `restart`, only `close` may be called.
     """
 
 
 class Engine(Protocol):
-    """A continuous-batching decoder. Used by one thread; every call ends, with EngineDied if nothing else."""
+    """A continuous-batching decoder. One thread uses it; every call ends, if need be with EngineDied."""
 
     @property
     def name(self) -> str:
-        """For reports: the engine, its dtype and device."""
+        """The engine, its dtype and its device, for reports."""
         ...
 
     @property
@@ -82,9 +82,9 @@ class Engine(Protocol):
         ...
 
     def load_weights(self, version: int, tensors: Mapping[str, TensorBlock]) -> None:
-        """Replace the weights in place and drop every cache of the old ones; EngineError if names or shapes differ.
+        """Replace the weights in place and drop all caches computed with the old ones. No response may be in flight.
 
-        No response may be in flight.
+        Raises EngineError if names or shapes differ from the model's.
         """
         ...
 
@@ -93,22 +93,22 @@ class Engine(Protocol):
         ...
 
     def step(self) -> list[TokenDelta]:
-        """Wait for new tokens of the responses in flight, and return them: at most one delta of each response.
+        """Wait for new tokens of the responses in flight and return them, with at most one delta per response.
 
-        A finished response leaves the engine with its last delta. Empty only when nothing is in flight.
+        A finished response leaves the engine with its last delta. The list is empty only when nothing is in flight.
         """
         ...
 
     def abort(self, responses: Sequence[int]) -> None:
-        """Forget responses in flight; those that are not are no error."""
+        """Forget these responses; those that are not in flight are ignored."""
         ...
 
     def restart(self) -> None:
-        """After EngineDied: begin anew, without weights and with nothing in flight. EngineDied if that fails too."""
+        """Start again after EngineDied, without weights and with nothing in flight. Raises EngineDied if that fails."""
         ...
 
     def close(self) -> None:
-        """Give memory and processes back."""
+        """Free memory and end processes."""
         ...
 
 
@@ -120,7 +120,7 @@ def mix64(value: int) -> int:
 
 
 def noise_key(run_seed: int, iteration: int, response: int) -> int:
-    """The 64-bit key of a response's sampling noise: a pure function of identity, not of worker, attempt or time."""
+    """The 64-bit key of a response's sampling noise, which does not depend on the member, the attempt or the time."""
     key = mix64(run_seed & _MASK)
     for part in (iteration, response):
         key = mix64((key + (part + 1) * 0x9E3779B97F4A7C15) & _MASK)

@@ -1,8 +1,8 @@
 """The fast decoder for the plain Llama shape: Llama, Mistral, Qwen2, Qwen3 with full attention.
 
-Pre-norm blocks of grouped-query attention with rotary positions and a gated SiLU feed-forward. Projections that read
-the same input are one matrix product; on a CPU in float32 the matrices are kept in oneDNN's own layout, in which a
-product of few rows runs at about twice the speed.
+The model consists of pre-norm blocks of grouped-query attention with rotary positions and a gated SiLU feed-forward.
+Projections that read the same input are one matrix product. On a CPU in float32 the matrices are kept in oneDNN's own
+layout, in which a product of few rows runs at about twice the speed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from tasks.sampling.engines.kv_cache import KeyValueCache, Window
 from tasks.sampling.engines.tied_names import tied_names
 
 _MODEL_TYPES = {"llama", "mistral", "qwen2", "qwen3"}
-# the others depend on the length of the sequence, which differs within a batch
+# The other types depend on the length of the sequence, which differs within a batch.
 _ROPE_TYPES = {"default", "linear", "llama3", "yarn"}
 _EMBEDDING, _FINAL_NORM, _HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 _ATTENTION_NORM, _FEED_FORWARD_NORM = "input_layernorm.weight", "post_attention_layernorm.weight"
@@ -28,7 +28,7 @@ _QK_NORMS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
 
 
 def fuses(config: Any) -> bool:
-    """Whether the model of this Hugging Face configuration is one that this decoder computes."""
+    """Whether this decoder can compute the model of this Hugging Face configuration."""
     rope = getattr(config, "rope_parameters", None) or {}
     return (
         config.model_type in _MODEL_TYPES
@@ -40,7 +40,7 @@ def fuses(config: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Matrix:
-    """A linear map [out, in] with its bias, packed or plain."""
+    """A linear map [out, in] with its bias; the weight may be packed by oneDNN."""
 
     weight: Tensor
     bias: Tensor | None
@@ -64,7 +64,7 @@ class _Layer:
 
 
 class FusedDecoder:
-    """See the module; `config` is one for which `fuses` is true."""
+    """See the module's docstring; `fuses` must be true for `config`."""
 
     def __init__(self, config: Any, *, dtype: torch.dtype, device: torch.device, context_length: int) -> None:
         self._dtype = dtype
@@ -82,7 +82,7 @@ class FusedDecoder:
         self._layers: dict[int, _Layer] = {}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        # layer by layer, so that old and new weights never lie in memory together
+        # Layer by layer, so that old and new weights of the whole model are never in memory together.
         for index in range(self._num_layers):
             prefix = f"model.layers.{index}."
             self._layers[index] = self._layer(
@@ -108,7 +108,7 @@ class FusedDecoder:
         x = self._embedding[token_ids.view(-1)]
         positions = window.positions.reshape(-1)
         cos, sin = self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1)
-        # The query heads that share a key head are further rows of its attention product.
+        # The query heads that share a key head are computed as further rows of its attention product.
         mask = window.mask.repeat(1, 1, self._heads // self._kv_heads, 1) if length > 1 else window.mask
         for index, layer in self._layers.items():
             attended = self._attention(index, layer, self._norm(x, layer.attention_norm), cos, sin, mask, window, cache)
@@ -175,7 +175,7 @@ class FusedDecoder:
         return _Matrix(weight, bias)
 
     def _placed(self, tensor: Tensor) -> Tensor:
-        """A copy of our own in the decoder's dtype; the caller's memory may be overwritten after `load`."""
+        """A copy in the decoder's dtype and device, because the caller may overwrite its memory after `load`."""
         return tensor.to(device=self._device, dtype=self._dtype, copy=True)
 
 
@@ -188,8 +188,8 @@ def _rotations(
 ) -> tuple[Tensor, Tensor]:
     """(cos, sin) [context_length, size] of the model's own rotary module, the sine signed for a roll by half a head.
 
-    Rotating is x * cos + rotate_half(x) * sin with rotate_half(x) = (-x2, x1); (x2, x1) is a roll, and the sign of its
-    first half goes into the sine.
+    The rotation is x * cos + rotate_half(x) * sin with rotate_half(x) = (-x2, x1). Here (x2, x1) is a roll, and the
+    minus sign is put into the first half of the sine.
     """
     cos, sin = rotary(torch.zeros(1, dtype=dtype), torch.arange(context_length).unsqueeze(0))
     half = sin.shape[-1] // 2

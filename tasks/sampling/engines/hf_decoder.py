@@ -1,7 +1,7 @@
 """The general decoder: a Hugging Face model's own forward pass, reading and writing our cache.
 
-Slower than the fused decoder, because every layer passes through the model's modules, but it serves any causal language
-model whose attention takes its mask as an argument. Whether one does is tried at the first load, not believed.
+It is slower than the fused decoder, because every layer passes through the model's modules, but it serves any causal
+language model whose attention takes its mask as an argument. The first load tests whether a model does.
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ class HuggingFaceDecoder:
         self._checked = False
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """See `Decoder`; the first time, also compares the cached pass with a plain one. Raises EngineError."""
+        """See `Decoder`. The first call also compares the cached pass with a plain one; EngineError if they differ."""
         for name, tensor in tensors.items():
             self._model.get_parameter(name).copy_(tensor)
         if self._checked:
@@ -63,7 +63,7 @@ class HuggingFaceDecoder:
         )
 
     def _relative_error(self) -> float:
-        """Of the logits of two rows of different length, prefilled and decoded, against a pass without a cache."""
+        """The relative error of the logits of two rows of different length, against a pass without a cache."""
         cache = KeyValueCache(rows=2, context_length=8, dtype=self._dtype, device=self._device)
         vocab_size = self._model.get_input_embeddings().weight.shape[0]
         token_ids = torch.arange(1, 13, device=self._device).view(2, 6).remainder(vocab_size)
@@ -79,7 +79,7 @@ class HuggingFaceDecoder:
 
 
 class _CacheView(Cache):  # type: ignore[misc]  # transformers is untyped here
-    """What a model's attention sees as its cache during one forward pass."""
+    """The cache as a model's attention sees it during one forward pass."""
 
     def __init__(self, window: Window, cache: KeyValueCache) -> None:
         super().__init__(layers=[])
@@ -108,7 +108,7 @@ def _inputs(window: Window, cache: KeyValueCache) -> dict[str, Any]:
 
 
 def _build(config: Any, dtype: torch.dtype, device: torch.device) -> Any:
-    # the initial values are thrown away, and must not move the caller's random numbers
+    # The initial values are discarded, and must not change the state of the caller's random generators.
     generators = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=generators), torch.inference_mode(mode=False), device:
         try:

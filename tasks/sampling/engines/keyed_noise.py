@@ -1,8 +1,8 @@
-"""Sampling noise as a pure function of (key, position, token id), and the choice of tokens with it.
+"""Keyed noise: sampling noise as a pure function of (key, position, token id), and the choice of tokens with it.
 
-A response that moves to another process, or is decoded among other batch mates, meets the same noise at the same
-position, so it continues as it would have. Knows nothing of models or requests. The function, in 64-bit integers that
-wrap around, with `mix64` of tasks/sampling/engines/engine.py and G = 0x9E3779B97F4A7C15:
+A response that moves to another process, or is decoded in another batch, gets the same noise at the same position, so
+it continues as it would have without the move. This module knows nothing of models or requests. The function, in 64-bit
+integers that wrap around, with `mix64` of tasks/sampling/engine.py and G = 0x9E3779B97F4A7C15, is:
 
     row  = mix64(key + (position + 1) * G)            output number `position` of a SplitMix64 seeded with `key`
     word = mix64(row + (token + 1) * G)               output number `token` of a SplitMix64 seeded with `row`
@@ -10,10 +10,11 @@ wrap around, with `mix64` of tasks/sampling/engines/engine.py and G = 0x9E3779B9
     E    = -log1p(-v)                                                                      exponential with mean 1
     g    = -log(E)                                                                         standard Gumbel
 
-The token is the one that maximises log softmax(logits / temperature) + g. `v` is small where a token wins, and float32
-holds small numbers to 24 bits: a vocabulary of 150,000 tokens loses no resolution.
+The sampled token maximises log softmax(logits / temperature) + g. The winning token has a small `v`, and float32 holds
+small numbers to 24 bits, so a vocabulary of 150,000 tokens loses no resolution.
 
-Written in torch, for every device; on a GPU keyed_noise_triton.py does the same in two kernels where it can.
+This module is written in torch, for every device; on a GPU, keyed_noise_triton.py does the same in two kernels where it
+can.
 """
 
 from collections.abc import Callable
@@ -25,24 +26,24 @@ from torch import Tensor
 _GAMMA = 0x9E3779B97F4A7C15 - (1 << 64)
 _MULTIPLIERS = ((30, 0xBF58476D1CE4E5B9 - (1 << 64)), (27, 0x94D049BB133111EB - (1 << 64)))
 _LAST_SHIFT = 31
-# Elements per pass: on a CPU a block and its scratch stay in the second-level cache (measured 3x faster than whole
-# tensors at a vocabulary of 32,000); on an accelerator it only bounds the scratch memory.
+# Elements per pass. On a CPU, a block and its scratch stay in the second-level cache (measured: 3x faster than whole
+# tensors at a vocabulary of 32,000). On an accelerator the limit only bounds the scratch memory.
 _BLOCK_CPU = 1 << 15
 _BLOCK_ACCELERATOR = 1 << 25
 _V_MAX = 1.0 - 2.0**-24
 
 
 def signed64(key: int) -> int:
-    """An unsigned 64-bit key as the int64 with the same bits, the form in which tensors hold keys."""
+    """Convert an unsigned 64-bit key to the int64 with the same bits, the form in which tensors hold keys."""
     return key - (1 << 64) if key >= 1 << 63 else key
 
 
 def gumbel(keys: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
-    """Standard Gumbel noise of every token id at one position of each row.
+    """Standard Gumbel noise for every token id at one position of each row.
 
     Args:
         keys: int64 [B], the bits of each response's noise key.
-        positions: int64 [B], index of the token to be sampled, counted from the prompt's end.
+        positions: int64 [B], the index of the token to be sampled, counted from the prompt's end.
         vocab_size: V.
 
     Returns:
@@ -73,8 +74,8 @@ def sample(
 ) -> tuple[Tensor, Tensor]:
     """Draw one token per row with keyed noise.
 
-    Top-k keeps the k most probable tokens; top-p then keeps, of the renormalised rest, the shortest run of most
-    probable tokens whose probabilities reach top_p. Ties in probability go to the smaller token id.
+    Top-k keeps the k most probable tokens. Top-p then renormalises these and keeps the smallest set of most probable
+    tokens whose probabilities sum to at least top_p. Ties in probability go to the smaller token id.
 
     Args:
         logits: [B, V], any floating dtype.
@@ -83,13 +84,13 @@ def sample(
         temperature: float32 [B]; 0 takes the most probable token.
         top_p: float32 [B] in (0, 1]; 1 is off.
         top_k: int64 [B]; 0 is off.
-        truncated: whether any row has top_p or top_k on. None looks, which waits for an accelerator. False lets a
-            GPU draw with keyed_noise_triton.py; the first such call compiles, compares and waits.
-        greedy: whether any row has temperature 0. None looks.
+        truncated: whether any row has top_p or top_k on. None finds out, which waits for an accelerator. False lets a
+            GPU draw with keyed_noise_triton.py; the first such call compiles the kernels, checks them and waits.
+        greedy: whether any row has temperature 0. None finds out.
 
     Returns:
-        Token ids int64 [B], and their log-probs float32 [B]: natural log, under softmax(logits / temperature) of the
-        whole vocabulary (temperature 0: of softmax(logits)), whatever top_p and top_k cut away.
+        Token ids int64 [B], and their log-probs float32 [B]: natural log, under softmax(logits / temperature) over the
+        whole vocabulary (temperature 0: softmax(logits)), whatever top_p and top_k cut away.
     """
     if truncated is False and logits.is_cuda:
         fused = _fused_draw(logits.device, logits.dtype)
@@ -119,22 +120,22 @@ def sample(
 def _fused_draw(
     device: torch.device, dtype: torch.dtype
 ) -> Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]] | None:
-    """`keyed_noise_triton.draw`, or None where Triton is missing or was found to differ from the passes here."""
+    """`keyed_noise_triton.draw`, or None if Triton is missing or its results differ from those of this module."""
     try:
-        from tasks.sampling.engines.keyed_noise_triton import checked_draw  # noqa: PLC0415 - Triton exists beside GPUs only
+        from tasks.sampling.keyed_noise_triton import checked_draw  # noqa: PLC0415 - Triton exists beside GPUs only
     except ImportError:
         return None
     return checked_draw(gumbel, device, dtype)
 
 
 def _support(logprobs: Tensor, top_p: Tensor, top_k: Tensor) -> Tensor:
-    """Which tokens top-k and then top-p keep: bool [B, V]."""
+    """The tokens that top-k and then top-p keep: bool [B, V]."""
     ordered, order = logprobs.sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(logprobs.shape[1], device=logprobs.device)
     k = torch.where(top_k > 0, top_k, logprobs.shape[1]).unsqueeze(1)
     probs = ordered.double().exp().masked_fill(rank >= k, 0.0)
     before = probs.cumsum(dim=-1) - probs
-    # top_p 1 is off, whatever the rounding of the sum
+    # top_p 1 is off, however the sum is rounded.
     p = torch.where(top_p >= 1.0, torch.inf, top_p.double()).unsqueeze(1)
     kept = (before < p * probs.sum(dim=-1, keepdim=True)) & (rank < k)
     return torch.zeros_like(kept).scatter(1, order, kept)
@@ -142,7 +143,7 @@ def _support(logprobs: Tensor, top_p: Tensor, top_k: Tensor) -> Tensor:
 
 @lru_cache(maxsize=8)
 def _token_offsets(vocab_size: int, device: torch.device) -> Tensor:
-    # An ordinary tensor, though the first caller may be in inference mode: later callers may not be.
+    # An ordinary tensor even if the first caller is in inference mode, because later callers may not be.
     with torch.inference_mode(mode=False):
         return torch.arange(1, vocab_size + 1, dtype=torch.int64, device=device) * _GAMMA
 
@@ -156,12 +157,12 @@ def _mix(words: Tensor) -> Tensor:
 
 
 def _shift_right(words: Tensor, shift: int, out: Tensor) -> Tensor:
-    """Logical shift; int64's own is arithmetic."""
+    """Shift logically; int64's own shift is arithmetic."""
     return torch.bitwise_right_shift(words, shift, out=out).bitwise_and_((1 << (64 - shift)) - 1)
 
 
 def _gumbel_of_words(words: Tensor) -> Tensor:
-    """Standard Gumbel float32 of 64-bit words, which are overwritten."""
+    """Convert 64-bit words to standard Gumbel noise in float32; the words are overwritten."""
     upper = _shift_right(words, 1, words).to(torch.float32)
     v = upper.mul_(2.0**-63).add_(2.0**-64).clamp_(max=_V_MAX)
     return v.neg_().log1p_().neg_().log_().neg_()

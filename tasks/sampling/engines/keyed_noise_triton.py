@@ -1,11 +1,11 @@
 """The choice of tokens with keyed noise as a fused GPU kernel; keyed_noise.py makes some 25 passes to do the same.
 
-The logits are read once. One program per row and block of the vocabulary keeps the block's maximum, its sum of
+The logits are read once. One program per row and block of the vocabulary computes the block's maximum, its sum of
 exponentials and its best token; one program per row combines the blocks. Noise is made in registers and never stored.
-Imported only where logits are on a GPU; knows nothing of top-p and top-k.
+This module is imported only where logits are on a GPU, and has no top-p and top-k.
 
-Words are the same 64-bit integers as there, so noise is the same number but for the last bits of its logarithms, which
-every library rounds in its own way; scores are added up in another order. If the two best scores of a row differ by
+The 64-bit words are the same as in keyed_noise.py. The noise differs only in the last bits of its logarithms, which
+every library rounds in its own way, and scores are added up in another order. If the two best scores of a row differ by
 less than about 1e-5, either may win here, as between any two devices.
 """
 
@@ -20,11 +20,11 @@ from torch import Tensor
 Gumbel = Callable[[Tensor, Tensor, int], Tensor]
 """`keyed_noise.gumbel`: (keys [B], positions [B], vocabulary size V) -> noise float32 [B, V]."""
 Draw = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
-"""`draw`, below."""
+"""The type of `draw`."""
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _LOG = logging.getLogger(__name__)
-# 8 elements per thread: 64-bit words need two registers each.
+# 8 elements per thread, because a 64-bit word needs two registers.
 _BLOCK, _WARPS = 2048, 8
 _TOLERANCE = 3e-5
 
@@ -39,16 +39,16 @@ _IMPOSSIBLE = tl.constexpr(float("-inf"))
 
 
 def checked_draw(gumbel: Gumbel, device: torch.device, dtype: torch.dtype) -> Draw | None:
-    """`draw`, if on this device it does for logits of this dtype what separate passes with `gumbel` do.
+    """Return `draw` if it gives the same results on this device and dtype as separate passes with `gumbel`.
 
-    Compares both on small random cases, which compiles the kernels and waits for the device. Returns None for a dtype
-    that is not in `DTYPES`, and, with a warning, where the results differ or Triton cannot compile.
+    It compares both on small random cases, which compiles the kernels and waits for the device. Returns None for a
+    dtype that is not in `DTYPES`, and, with a warning, if the results differ or Triton cannot compile.
     """
     if dtype not in DTYPES:
         return None
     try:
         difference = _difference(gumbel, device, dtype)
-    except Exception as error:  # noqa: BLE001 - compilers, drivers and Triton raise what they like; passes always work
+    except Exception as error:  # noqa: BLE001 - Triton, compilers and drivers raise any type; the passes always work
         _LOG.warning("no fused sampling of %s on %s, which costs time only: Triton failed: %s", dtype, device, error)
         return None
     if difference is not None:
@@ -60,11 +60,11 @@ def checked_draw(gumbel: Gumbel, device: torch.device, dtype: torch.dtype) -> Dr
 def draw(logits: Tensor, keys: Tensor, positions: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Draw one token per row from the whole vocabulary with keyed noise. Does not wait for the device; no gradients.
 
-    Equal scores go to the smaller token id, as in torch.argmax. A row with a NaN or +inf, or with nothing above -inf,
-    is no distribution: its token id is 0 and its log-prob NaN.
+    If scores are equal, the smaller token id wins, as in torch.argmax. A row with a NaN or +inf, or with nothing above
+    -inf, is no distribution: its token id is 0 and its log-prob NaN.
 
     Args:
-        logits: [B, V], of one of `DTYPES`, B and V at least 1.
+        logits: [B, V] in one of `DTYPES`, B and V at least 1.
         keys: int64 [B], see `keyed_noise.gumbel`.
         positions: int64 [B], see `keyed_noise.gumbel`.
         temperature: float32 [B]; 0 takes the most probable token.
@@ -77,7 +77,7 @@ def draw(logits: Tensor, keys: Tensor, positions: Tensor, temperature: Tensor) -
     temperature = temperature.contiguous()
     rows, vocab_size = logits.shape
     blocks = triton.cdiv(vocab_size, _BLOCK)
-    # One allocation each: parts of one begin at odd addresses, and Triton compiles again for every pattern of those.
+    # One allocation each: views into one allocation are aligned differently, and Triton compiles anew for each pattern.
     maxima, sums, bests = (torch.empty(rows, blocks, dtype=torch.float32, device=logits.device) for _ in range(3))
     best_ids = torch.empty(rows, blocks, dtype=torch.int32, device=logits.device)
     token_ids = torch.empty(rows, dtype=torch.int64, device=logits.device)
@@ -129,9 +129,9 @@ def _reduce_blocks(
     row_stride: int,
     block: tl.constexpr,
 ) -> None:
-    """One row and block: maximum, sum of exp(x - maximum), best score and its token id; x = logit / temperature.
+    """For one row and block: maximum, sum of exp(x - maximum), best score and its token id; x = logit / temperature.
 
-    A score is relative to the block's maximum, for the resolution of small numbers: x - maximum + noise. Of a row
+    A score is relative to the block's maximum, x - maximum + noise, to keep the resolution of small numbers. In a row
     with temperature 0 it is the logit. Tensors are pointers to their first element.
     """
     row = tl.program_id(0)
@@ -139,7 +139,7 @@ def _reduce_blocks(
     token_ids = part * block + tl.arange(0, block)
     heat = tl.load(temperature + row)
     greedy = heat == 0.0
-    # 64 bits: a row can begin beyond 2^31 elements
+    # In 64 bits, because a row can begin beyond 2^31 elements.
     start = logits + row.to(tl.int64) * row_stride
     x = tl.load(start + token_ids, mask=token_ids < vocab_size, other=_IMPOSSIBLE).to(tl.float32)
     x = tl.div_rn(x, tl.where(greedy, 1.0, heat))
@@ -150,7 +150,7 @@ def _reduce_blocks(
     position = tl.load(positions + row).to(tl.uint64)
     word = _mix(key + (position + 1) * _GAMMA)
     words = _mix(word + (token_ids.to(tl.uint64) + 1) * _GAMMA)
-    # what lies beyond the vocabulary is -inf and comes last in its block: it never wins, ties go to the left
+    # Elements beyond the vocabulary are -inf and come last in the block, so they never win: ties go to the left.
     score = tl.where(greedy, x, x_relative + _gumbel_of_words(words))
     best, best_index = tl.max(score, axis=0, return_indices=True, return_indices_tie_break_left=True)
 
@@ -176,7 +176,7 @@ def _combine_blocks(
     row_stride: int,
     width: tl.constexpr,
 ) -> None:
-    """One row: the best of its blocks, and log softmax there. `width` is a power of 2 not below `blocks`."""
+    """For one row, the best token of all blocks and its log-prob. `width` is a power of 2 not below `blocks`."""
     row = tl.program_id(0).to(tl.int64)
     parts = tl.arange(0, width)
     inside = parts < blocks
@@ -193,7 +193,7 @@ def _combine_blocks(
     score = tl.where(greedy, score, score + behind)
     best, best_part = tl.max(score, axis=0, return_indices=True, return_indices_tie_break_left=True)
 
-    # a NaN makes comparisons useless, and the winner's id could lie beyond the vocabulary
+    # A NaN makes comparisons useless, and the winner's id could lie beyond the vocabulary.
     best_part = tl.where(total == total, best_part, 0)  # noqa: PLR0124 - false for NaN only
     token_id = tl.where(total == total, tl.load(best_ids + row * blocks + best_part), 0)  # noqa: PLR0124 - likewise
     x = tl.div_rn(tl.load(logits + row * row_stride + token_id).to(tl.float32), tl.where(greedy, 1.0, heat))
@@ -205,7 +205,7 @@ def _combine_blocks(
 
 @triton.jit
 def _mix(words: tl.tensor) -> tl.tensor:
-    """SplitMix64's finaliser of uint64, whose products wrap and whose shifts bring in zeros."""
+    """SplitMix64's finaliser on uint64, whose products wrap and whose shifts bring in zeros."""
     words = (words ^ (words >> 30)) * _MULTIPLIER_1
     words = (words ^ (words >> 27)) * _MULTIPLIER_2
     return words ^ (words >> 31)
@@ -213,11 +213,11 @@ def _mix(words: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _gumbel_of_words(words: tl.tensor) -> tl.tensor:
-    """Standard Gumbel float32 of uint64.
+    """Convert uint64 words to standard Gumbel noise in float32.
 
-    log1p, which Triton's interpreter lacks: with u = fl(1 - v) and c = v - (1 - u), both exact, -log1p(-v) =
-    -log(u - c) = c / u - log(u) but for terms in c^2, and c / u = c + c * v within the last bit. Relative error: 1.3e-7
-    with the log of CUDA's libdevice, below 2.8e-7 with any that errs by a unit in the last place.
+    Triton's interpreter has no log1p. With u = fl(1 - v) and c = v - (1 - u), both exact, -log1p(-v) = -log(u - c) =
+    c / u - log(u) up to terms in c^2, and c / u = c + c * v within the last bit. The relative error is 1.3e-7 with the
+    log of CUDA's libdevice, and below 2.8e-7 with any log that errs by at most a unit in the last place.
     """
     v = tl.minimum((words >> 1).to(tl.float32) * _V_SCALE + _V_OFFSET, _V_MAX)
     u = 1.0 - v
@@ -226,15 +226,15 @@ def _gumbel_of_words(words: tl.tensor) -> tl.tensor:
 
 
 def _difference(gumbel: Gumbel, device: torch.device, dtype: torch.dtype) -> str | None:
-    """What `draw` gets wrong on this device, in words; None if nothing.
+    """How the results of `draw` on this device differ from those of separate passes, as text; None if they agree.
 
-    A vocabulary of 1 compares the noise itself; of the others, one ends within a block, and half of the rows are greedy
-    in one of them.
+    The case with a vocabulary of 1 compares the noise itself. The one with 96 has greedy rows, and the last one ends
+    within a block.
     """
     generator = torch.Generator().manual_seed(1)
     rows = 64
     for vocab_size, temperature in ((1, 1.0), (96, 0.6), (3 * _BLOCK + 17, 1.0)):
-        # made on the CPU, so that every device compares the same numbers
+        # Made on the CPU, so that every device compares the same numbers.
         logits = (4 * torch.randn(rows, vocab_size, generator=generator)).to(device, dtype)
         keys = torch.randint(-(1 << 62), 1 << 62, (rows,), generator=generator).to(device) * 2 + 1
         positions = torch.arange(rows, device=device)

@@ -1,7 +1,7 @@
-"""Keys and values of the responses in flight, one row of the cache per response, allocated ahead.
+"""KeyValueCache: keys and values of the responses in flight, one row per response, allocated in advance.
 
-Knows rows, positions and layers; knows nothing of requests or of a model's arithmetic. A cache position is the index of
-a token in prompt + response. Capacity grows in steps, so that memory follows the longest response and not the context.
+It knows rows, positions and layers, but no requests and no model arithmetic. A cache position is the index of a token
+in prompt + response. The capacity grows in steps, so that memory follows the longest response, not the context length.
 """
 
 from collections.abc import Sequence
@@ -18,13 +18,13 @@ class Window:
     """What one forward pass of n rows with T new tokens each reads and writes.
 
     Attributes:
-        rows: int64 [n], the cache rows; None for the first n rows, which then are read without a copy.
+        rows: int64 [n], the cache rows; None for the first n rows, which are then read without a copy.
         count: n.
         positions: int64 [n, T], the cache positions of the new tokens.
-        owners: int64 [n, 1], the cache row of each row, also where `rows` is None.
-        span: how many cache positions are attended to, from 0.
-        mask: [n, 1, T, span] in the model's dtype, 0 where a token may look and -inf where not.
-        cells: where new keys go, int64 [n * T * heads] by number of heads; filled by the cache.
+        owners: int64 [n, 1], the cache row of each row, also if `rows` is None.
+        span: the number of cache positions attended to, from 0.
+        mask: [n, 1, T, span] in the model's dtype, 0 where a token may attend and -inf elsewhere.
+        cells: by number of heads, the cells to which new keys are written, int64 [n * T * heads]; set by the cache.
     """
 
     rows: Tensor | None
@@ -37,7 +37,7 @@ class Window:
 
 
 class KeyValueCache:
-    """Per layer one tensor of keys and one of values, [rows, heads, capacity, size]; layers appear at first use."""
+    """Per layer a tensor of keys and one of values, [rows, heads, capacity, size], created at the layer's first use."""
 
     def __init__(self, *, rows: int, context_length: int, dtype: torch.dtype, device: torch.device) -> None:
         self._rows = rows
@@ -56,10 +56,10 @@ class KeyValueCache:
         return self._capacity
 
     def window(self, first: Tensor, length: int, reach: int, rows: Tensor | None = None) -> Window:
-        """The window of `length` new tokens per row, the first of them at positions `first` (int64 [n]).
+        """The window of `length` new tokens per row, the first of which have the positions `first` (int64 [n]).
 
-        `reach` is the largest position + 1, known to the caller so that nobody waits for the device. Padding may point
-        beyond the context; it is folded onto the last position, which no prefix reaches.
+        `reach` is the largest position + 1; the caller gives it so that the host need not wait for the device. Padding
+        beyond the context is written to the last position, which no prefix reaches.
         """
         count = first.shape[0]
         span = min(_rounded_up(reach), self._limit)
@@ -73,7 +73,7 @@ class KeyValueCache:
         return Window(rows=rows, count=count, positions=positions, owners=owners, span=span, mask=mask)
 
     def write(self, layer: int, window: Window, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Store keys and values [n, T, heads, size] of new tokens; return the window's, [n, heads, span, size]."""
+        """Store keys and values [n, T, heads, size] of new tokens; return all in the window, [n, heads, span, size]."""
         stored = self._layers.get(layer)
         if stored is None:
             stored = self._layers[layer] = (self._empty(keys), self._empty(values))
@@ -105,7 +105,7 @@ class KeyValueCache:
 
     def _empty(self, new: Tensor) -> Tensor:
         heads, size = new.shape[-2:]
-        # zeros: masked positions are multiplied by weight 0, which would keep a NaN
+        # Zeros, because masked positions are multiplied by weight 0, which would keep a NaN.
         return torch.zeros(self._rows, heads, self._capacity, size, dtype=new.dtype, device=self._device)
 
     def _reserve(self, span: int) -> None:

@@ -1,8 +1,8 @@
 """ScriptedEngine: an engine without a model, for tests and simulation.
 
 Token k of a response, its log-prob and the response's length are pure functions of (noise_key, k, weight version), so
-that everything above the Engine border behaves as in production at no cost. Lengths are log-normal: most responses are
-short and a few are very long. Time passes on a clock of the caller's.
+that all code above the engine behaves as in production at no cost. Lengths are log-normal: most responses are short and
+a few are very long. Time passes on the caller's clock.
 """
 
 import math
@@ -17,7 +17,7 @@ from tasks.sampling.engines.slot_table import Slot, SlotTable
 
 _GAMMA = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
-_LENGTH, _LOGPROB = 0x4C454E47, 0x4C4F4750  # streams apart from the tokens'
+_LENGTH, _LOGPROB = 0x4C454E47, 0x4C4F4750  # their random streams differ from that of the tokens
 
 
 class ScriptedEngine:
@@ -34,15 +34,15 @@ class ScriptedEngine:
         clock: Clock | None = None,
         step_time_s: Callable[[int], float] | None = None,
     ) -> None:
-        """Args as below.
+        """Create an engine without weights.
 
         Args:
             vocab_size: token ids are 0..vocab_size-1.
             max_responses_in_flight: as in `Engine`.
-            context_length: most tokens of prompt + response.
-            median_length: median of the lengths, in tokens, where stop tokens are given and no limit cuts.
-            length_spread: standard deviation of the natural log of the lengths; 0 makes all equal.
-            clock: slept on at every step.
+            context_length: the most tokens of prompt + response.
+            median_length: the median length in tokens, if there are stop tokens and no limit ends a response earlier.
+            length_spread: the standard deviation of the natural log of the lengths; 0 makes all lengths equal.
+            clock: the clock that sleeps at every step.
             step_time_s: seconds of one step, by the number of responses in flight; None: no time passes.
         """
         self._vocab_size = vocab_size
@@ -111,7 +111,7 @@ class ScriptedEngine:
         self._version = None
 
     def scripted_length(self, noise_key: int) -> int:
-        """Tokens of a response with this key, its stop token included, if no limit cuts it; for the loaded version."""
+        """The length of a response with this key under the loaded version, stop token included, if no limit ends it."""
         uniform = (_word(noise_key, _LENGTH, self._loaded()) + 1) / (_MASK + 2)
         deviation = NormalDist().inv_cdf(min(max(uniform, 1e-12), 1 - 1e-12))
         return max(1, round(self._median_length * math.exp(self._length_spread * deviation)))
@@ -144,6 +144,6 @@ class ScriptedEngine:
 
 
 def _word(key: int, position: int, version: int) -> int:
-    """64 well-mixed bits of (key, position, version)."""
+    """Hash (key, position, version) to 64 bits."""
     word = mix64((key + (version + 1) * _GAMMA) & _MASK)
     return mix64((word + (position + 1) * _GAMMA) & _MASK)

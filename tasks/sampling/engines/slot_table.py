@@ -1,8 +1,8 @@
-"""Which row of the cache serves which response, and whose prompt each row holds.
+"""SlotTable: which row of the key-value cache serves which response, and which prompt each row holds.
 
-Plain bookkeeping, without tensors: it decides what is computed, what is copied and what is moved; the engine does it.
-A row keeps its prompt after its response has left, until it is given to another prompt, so that a group's prompt is
-computed once even when its responses start one after another.
+It has no tensors: it decides what is computed, copied and moved, and the engine does it. A row keeps its prompt after
+its response has left, until another prompt takes the row, so that a group's prompt is computed once even when its
+responses start one after another.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a new response goes. Its prompt is copied from row `source`, or it lies in `row`, or is to be computed."""
+    """Where a new response goes. Its prompt is copied from row `source`, is in `row` already, or must be computed."""
 
     row: int
     request: GenerationRequest
@@ -40,15 +40,15 @@ class SlotTable:
 
     @property
     def responses(self) -> dict[int, int]:
-        """Row by response, of those in flight."""
+        """The row of each response in flight."""
         return {slot.request.response: row for row, slot in enumerate(self.slots) if slot is not None}
 
     def place(self, requests: Sequence[GenerationRequest]) -> list[Placement]:
-        """Give each request a free row; there must be enough."""
+        """Give each request a free row; there must be enough free rows."""
         free = [row for row, slot in enumerate(self.slots) if slot is None]
         holders = self._holders()
         placements, waiting = [], []
-        # A free row that holds a wanted prompt is taken for it first, before anything overwrites it.
+        # Free rows that hold a wanted prompt are given out first, before another prompt overwrites them.
         for request in requests:
             row = holders.get(request.prompt_ids)
             if row is None or row not in free:
@@ -67,11 +67,11 @@ class SlotTable:
         return placements
 
     def leave(self, row: int) -> None:
-        """The response of this row has ended or is forgotten; the row keeps its prompt."""
+        """Free the row of a response that has ended or was aborted; the row keeps its prompt."""
         self.slots[row] = None
 
     def compact(self) -> list[tuple[int, int]]:
-        """Move responses so that they fill the first rows: pairs (from, to) that the cache must copy."""
+        """Move responses so that they fill the first rows; return the pairs (from, to) that the cache must copy."""
         live = [row for row, slot in enumerate(self.slots) if slot is not None]
         holes = [row for row, slot in enumerate(self.slots[: len(live)]) if slot is None]
         moves = list(zip([row for row in live if row >= len(live)], holes, strict=True))
@@ -81,11 +81,11 @@ class SlotTable:
         return moves
 
     def forget_prompts(self) -> None:
-        """The weights have changed: no row holds anything."""
+        """Mark all rows as empty, because the weights have changed."""
         self._prompts = [None] * len(self._prompts)
 
     def _holders(self) -> dict[tuple[int, ...], int]:
-        """A row that holds each prompt: a free one where there is one."""
+        """For each prompt, a row that holds it; a free row if there is one."""
         rows = sorted(range(len(self.slots)), key=lambda row: self.slots[row] is None)
         return {prompt: row for row in rows if (prompt := self._prompts[row]) is not None}
 

@@ -1,10 +1,10 @@
-"""Which names of a model stand for one tensor: tied weights, known by the identity of their parameters."""
+"""Tied weights: the names of a model's parameters that stand for one tensor, found by the parameters' identity."""
 
 import torch
 
 
 def tied_names(model: torch.nn.Module) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
-    """(shapes, aliases) of a model's parameters, as `Decoder` wants them."""
+    """The `shapes` and `aliases` of a model's parameters, as `Parameters` defines them."""
     first: dict[int, str] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     aliases: dict[str, str] = {}

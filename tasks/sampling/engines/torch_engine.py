@@ -1,8 +1,8 @@
 """TorchEngine: continuous batching of any Hugging Face causal language model in plain PyTorch, on a CPU or one GPU.
 
-Every response in flight has a row of a key-value cache allocated ahead. `start` computes the cache of all but the last
-known token, each prompt once for its whole group; every `step` feeds the last token of every response and samples the
-next. A response resumed from the journal therefore meets the same computation as one that was never interrupted.
+Every response in flight has a row of a key-value cache allocated in advance. `start` computes the cache of all known
+tokens but the last, each prompt once for its whole group; every `step` feeds the last token of every response and
+samples the next. A resumed response therefore goes through the same computation as one that was never interrupted.
 """
 
 import math
@@ -26,16 +26,16 @@ from tasks.sampling.engines.kv_cache import KeyValueCache
 from tasks.sampling.engines.slot_table import Placement, Slot, SlotTable
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# Limits of one prefill pass: tokens of one row, and tokens in all. They bound the mask and the activations.
+# Limits of one prefill pass: tokens per row, and tokens in all. They bound the memory of the mask and activations.
 _PREFILL_LENGTH = 512
 _PREFILL_TOKENS = 8192
-# What PyTorch says where it has no exception class: a failing device, or no memory on the host.
+# Messages of breakdowns for which PyTorch has no exception class: a failing device, or no memory on the host.
 _BREAKDOWN = re.compile(r"CUDA error|CUDA driver error|CUBLAS_STATUS|cuDNN error|DefaultCPUAllocator")
 
 
 @contextmanager
 def _breakdowns() -> Iterator[None]:
-    """Name what no request can be blamed for: no memory, a failing device. A decoder may have wrapped it."""
+    """Turn errors that no request causes (no memory, a failing device) into EngineDied, also if a decoder wraps one."""
     try:
         yield
     except Exception as error:
@@ -48,7 +48,7 @@ def _breakdowns() -> Iterator[None]:
 
 
 class TorchEngine:
-    """An `Engine`; weights come by `load_weights`, in the names and shapes of the model's Hugging Face class."""
+    """An `Engine`; `load_weights` takes weights by the names and shapes of the model's Hugging Face class."""
 
     def __init__(
         self,
@@ -59,14 +59,14 @@ class TorchEngine:
         max_responses_in_flight: int,
         context_length: int,
     ) -> None:
-        """Read `config.json` of `model_dir` and allocate nothing yet but the decoder's shell.
+        """Read `config.json` of `model_dir` and build the decoder; weights and cache are allocated later.
 
         Args:
             model_dir: folder with a Hugging Face config.json; weights in it are not read.
-            dtype: of weights, activations and cache.
-            device: "auto" takes CUDA where there is one.
-            max_responses_in_flight: rows of the cache.
-            context_length: most tokens of prompt + response.
+            dtype: the dtype of weights, activations and cache.
+            device: "auto" takes CUDA if there is a CUDA device.
+            max_responses_in_flight: the number of rows of the cache.
+            context_length: the most tokens of prompt + response.
 
         Raises:
             EngineError: the model cannot be served, or a value is out of range.
@@ -105,13 +105,13 @@ class TorchEngine:
 
     @property
     def prefill_tokens(self) -> int:
-        """Prompt and prefix tokens computed so far, without the last of each response, which its first step feeds."""
+        """Prompt and prefix tokens computed so far, except each response's last one, which its first step feeds."""
         return self._prefill_tokens
 
     @_breakdowns()
     @torch.inference_mode()
     def load_weights(self, version: int, tensors: Mapping[str, TensorBlock]) -> None:
-        """See `Engine`. Tied names may be given once or twice; the stored dtype is converted to the engine's."""
+        """See `Engine`. A tied parameter may be given by one name or several; the engine converts dtypes to its own."""
         check_idle(version, self._table.responses)
         given = torch_weights(version, tensors)
         if self._decoder is None:
@@ -129,7 +129,7 @@ class TorchEngine:
     @_breakdowns()
     @torch.inference_mode()
     def start(self, requests: Sequence[GenerationRequest]) -> None:
-        """See `Engine`. When computing fails, none of the requests is in flight."""
+        """See `Engine`. If the computation fails, none of the requests is in flight."""
         decoder, cache = self._loaded()
         check_requests(
             requests,
@@ -163,7 +163,7 @@ class TorchEngine:
         logits = decoder.logits(batch.token_ids.unsqueeze(1), window, cache)
         token_ids, logprobs = self._draw(logits, batch)
         batch.advance(token_ids)
-        # one transfer; float64 holds ids and float32 log-probs exactly
+        # One transfer for both: float64 holds token ids and float32 log-probs exactly.
         tokens, scores = torch.stack((token_ids.double(), logprobs.double())).tolist()
         return [self._extend(row, slot, int(tokens[row]), scores[row]) for row, slot in enumerate(live)]
 
@@ -176,7 +176,7 @@ class TorchEngine:
 
     @_breakdowns()
     def restart(self) -> None:
-        """See `Engine`. EngineDied when the device fails again: some errors spoil it for the rest of the process."""
+        """See `Engine`. EngineDied when the device fails again: some errors make it unusable until the process ends."""
         self._forget()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
@@ -190,12 +190,12 @@ class TorchEngine:
                 torch.cuda.empty_cache()
 
     def _forget(self) -> None:
-        """Drop everything that takes memory; what has been counted stays."""
+        """Drop everything that takes memory; counters stay."""
         self._decoder = self._cache = self._batch = None
         self._table = SlotTable(self._max_in_flight)
 
     def _draw(self, logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Token ids int64 [n] and log-probs float32 [n]; a benchmark exchanges it."""
+        """Token ids int64 [n] and log-probs float32 [n]; a benchmark replaces this method."""
         return sample(
             logits,
             batch.keys,
@@ -213,7 +213,7 @@ class TorchEngine:
         return self._decoder, self._cache
 
     def _settle(self, cache: KeyValueCache) -> None:
-        """After responses have come or gone: close the gaps and rebuild what the device knows of the batch."""
+        """Close gaps between rows and rebuild the batch's tensors, after responses have come or gone."""
         moves = self._table.compact()
         live = [slot for slot in self._table.slots if slot is not None]
         if moves:
@@ -237,7 +237,7 @@ class TorchEngine:
         return TokenDelta(request.response, (token,), (logprob,), reason)
 
     def _fill(self, decoder: Decoder, cache: KeyValueCache, placements: Sequence[Placement]) -> None:
-        """Make the cache of new rows hold all but the last of their tokens."""
+        """Fill the cache rows of new responses with all of their tokens but the last."""
         prompts = [(p.row, 0, p.request.prompt_ids[:-1]) for p in placements if p.computes_prompt]
         self._prefill(decoder, cache, prompts)
         copies = [p for p in placements if p.source is not None]
@@ -259,7 +259,7 @@ class TorchEngine:
     def _prefill(
         self, decoder: Decoder, cache: KeyValueCache, pieces: Sequence[tuple[int, int, tuple[int, ...]]]
     ) -> None:
-        """Compute pieces (row, first position, tokens), similar lengths together, long ones in several passes."""
+        """Compute pieces (row, first position, tokens): similar lengths in one pass, long pieces in several."""
         waiting = [piece for piece in pieces if piece[2]]
         while waiting:
             waiting.sort(key=lambda piece: len(piece[2]))

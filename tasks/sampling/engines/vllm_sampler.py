@@ -1,8 +1,8 @@
-"""Keyed sampling inside vLLM: the noise of tasks/sampling/engines/keyed_noise.py, drawn where the logits are.
+"""Keyed sampling inside vLLM, with the noise of tasks/sampling/keyed_noise.py.
 
-vLLM has two model runners, which hand logits to such code in two ways; both are here. Either way the row of a request
-is replaced by minus infinity everywhere but at the token drawn, where its log-prob stands: vLLM then takes that token,
-as the largest, and with `logprobs_mode="processed_logits"` returns that number.
+vLLM's two model runners pass logits to such code in two ways; this module serves both. Either way, each logit of a row
+becomes minus infinity except that of the sampled token, which becomes its log-prob. vLLM then takes that token, the
+largest, and with `logprobs_mode="processed_logits"` returns that number.
 """
 
 from dataclasses import dataclass
@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 
 from storage.records import SamplingParams
-from tasks.sampling.engines.keyed_noise import sample, signed64
-from tasks.sampling.engines.vllm_names import resolve
+from tasks.sampling.keyed_noise import sample, signed64
+from tasks.sampling.vllm_names import resolve
 
 ARGUMENT = "gleaner"
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """How the tokens of one request are drawn. `origin`: tokens of the prompt proper, where positions start."""
+    """How the tokens of one request are drawn. origin: the length of its prompt, from which positions count."""
 
     key: int
     origin: int
@@ -38,12 +38,12 @@ NOBODYS = Draw(key=0, origin=0, temperature=0.0, top_p=1.0, top_k=0)
 
 
 def encode_draw(noise_key: int, origin: int, sampling: SamplingParams) -> dict[str, Any]:
-    """`extra_args` of a vLLM request."""
+    """The `extra_args` of a vLLM request."""
     return {ARGUMENT: [signed64(noise_key), origin, sampling.temperature, sampling.top_p, sampling.top_k]}
 
 
 def decode_draw(params: Any) -> Draw:
-    """Of vLLM's SamplingParams; ValueError when it did not come from us."""
+    """The Draw in vLLM's SamplingParams; ValueError if `encode_draw` did not put one there."""
     values = (params.extra_args or {}).get(ARGUMENT)
     if values is None:
         raise ValueError(f"extra_args has no {ARGUMENT!r}: this engine samples with keyed noise only")
@@ -51,7 +51,7 @@ def decode_draw(params: Any) -> Draw:
 
 
 class Rows:
-    """What the device knows of some requests: int64 and float32 tensors, one element each."""
+    """The draws of several requests as tensors on the device, int64 or float32, one element per request."""
 
     def __init__(self, draws: list[Draw], device: torch.device) -> None:
         def upload(values: list[Any], dtype: torch.dtype) -> Tensor:
@@ -65,15 +65,15 @@ class Rows:
 
 
 def put_draw(logits: Tensor, token_ids: Tensor, logprobs: Tensor) -> Tensor:
-    """Make the token drawn the only possible one in each row of logits [B, V], with its log-prob in its place."""
+    """Set each row of logits [B, V] to -inf except at the sampled token, and there to its log-prob."""
     return logits.fill_(-torch.inf).scatter_(1, token_ids.unsqueeze(1), logprobs.unsqueeze(1).to(logits.dtype))
 
 
 class KeyedBatchRows(resolve("BatchRowsProcessor")):  # type: ignore[misc]
-    """For model runner V1, which says which request came to, left or changed which row of its batch.
+    """Keyed sampling for model runner V1, which reports the requests that enter, leave or change rows of its batch.
 
-    Positions are kept on the device; every step adds one to them there, and only where the host sees that a row did
-    otherwise (a request came, or its prompt is computed in pieces) are they sent anew.
+    Positions are kept on the device, where every step adds one. They are sent again only when the host sees that some
+    row did not advance by one: a request came, or its prompt is computed in pieces.
     """
 
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:  # noqa: ARG002
@@ -128,7 +128,7 @@ class KeyedBatchRows(resolve("BatchRowsProcessor")):  # type: ignore[misc]
         return put_draw(logits, token_ids, logprobs)
 
     def _settle(self, count: int) -> None:
-        """After rows have come, gone or moved."""
+        """Rebuild all tensors after rows have come, gone or moved."""
         entries = [self._draws[row] for row in range(count)]
         draws = [draw for draw, _, _ in entries]
         self._rows = Rows(draws, self._device)
@@ -139,7 +139,7 @@ class KeyedBatchRows(resolve("BatchRowsProcessor")):  # type: ignore[misc]
         self._positions = None
 
     def _advance(self) -> Tensor:
-        """Position of each row's next token, int64 [B] on the device."""
+        """The position of each row's next token, int64 [B] on the device."""
         lengths = np.fromiter(map(len, self._outputs), dtype=np.int64, count=len(self._outputs))
         if self._positions is not None and np.array_equal(lengths, self._lengths + 1):
             self._positions = self._positions + 1
@@ -150,7 +150,7 @@ class KeyedBatchRows(resolve("BatchRowsProcessor")):  # type: ignore[misc]
 
 
 class KeyedSlots(resolve("SlotProcessor")):  # type: ignore[misc]
-    """For model runner V2, which gives every request a slot for life, and positions on the device."""
+    """Keyed sampling for model runner V2, which gives every request a fixed slot, and positions on the device."""
 
     def __init__(self, vllm_config: Any, req_states: Any) -> None:  # noqa: ARG002
         self._device = req_states.device
@@ -164,7 +164,7 @@ class KeyedSlots(resolve("SlotProcessor")):  # type: ignore[misc]
         decode_draw(sampling_params)
 
     def add_request(self, req_idx: int, sampling_params: Any) -> bool:
-        # vLLM warms its kernels up with requests of its own, which only have to pass.
+        # vLLM warms up its kernels with requests of its own, which carry no draw and need only be accepted.
         ours = ARGUMENT in (sampling_params.extra_args or {})
         draw = decode_draw(sampling_params) if ours else NOBODYS
         self._draws[req_idx] = draw
@@ -180,7 +180,7 @@ class KeyedSlots(resolve("SlotProcessor")):  # type: ignore[misc]
         self.apply_staged_writes()
         rows, slots = self._rows, ctx.expanded_idx_mapping.long()
         assert rows is not None  # noqa: S101 - for the type checker
-        # `pos` is where the token just fed stands; the one to be drawn stands behind it.
+        # `pos` is the position of the token just fed; the token to be drawn follows it.
         token_ids, logprobs = sample(
             logits,
             rows.keys[slots],

@@ -1,4 +1,4 @@
-"""What vLLM is told: its settings from ours, its environment, and what the installed release refuses, said in words."""
+"""vLLM's settings, derived from ours, and its environment variables; readable errors for what its release refuses."""
 
 import json
 import logging
@@ -17,14 +17,14 @@ CPU_BLOCK_SIZE = 32
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _KV_BYTES_MAX_CPU = 4 << 30
 _BATCH_INVARIANT_CAPABILITY = 80
-OWNER = "GLEANER_VLLM_OWNER"  # with which vLLM's workers end, see vllm_worker
+OWNER = "GLEANER_VLLM_OWNER"  # the process whose end also ends vLLM's workers, see vllm_worker
 _SAMPLERS = {True: "KeyedSlots", False: "KeyedBatchRows"}
 
 
 def prepare_environment(config: VllmConfig) -> str:
-    """Set what vLLM reads from the environment, where the user has not set it; the kind of device it found, or "".
+    """Set vLLM's environment variables, except those the user has set; return the kind of device it finds, or "".
 
-    It is this process's own environment, because vLLM's processes inherit it, and vLLM reads it while it is imported.
+    This changes the environment of this process, because vLLM reads it on import and its processes inherit it.
     """
     _set_defaults(
         {
@@ -32,7 +32,7 @@ def prepare_environment(config: VllmConfig) -> str:
             "VLLM_LOGGING_LEVEL": "WARNING",
             "VLLM_ENGINE_READY_TIMEOUT_S": str(math.ceil(config.start_timeout_s)),
             "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": str(math.ceil(config.step_timeout_s)),
-            # A process that has threads, as ours has, must not fork.
+            # A process with threads, such as ours, must not fork.
             "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         }
     )
@@ -40,7 +40,8 @@ def prepare_environment(config: VllmConfig) -> str:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0" if config.process == "same" else "1"
     platform = resolve("current_platform")
     if platform.is_cpu():
-        # Several workers share a machine: none binds itself to cores. Its compiler costs a minute at the first token.
+        # Several members share a machine, so none binds itself to cores. vLLM's compiler would delay the first token by
+        # a minute.
         _set_defaults({"VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCHDYNAMO_DISABLE": "1"})
     elif config.batch_invariant and platform.has_device_capability(_BATCH_INVARIANT_CAPABILITY):
         _set_defaults({"VLLM_BATCH_INVARIANT": "1"})
@@ -61,9 +62,9 @@ def build_vllm_config(
     architecture: str,
     on_cpu: bool,
 ) -> Any:
-    """The configuration object of vLLM; EngineError when the installed release refuses ours.
+    """Build vLLM's configuration object; EngineError when the installed release refuses the settings.
 
-    architecture: what the model is taken for where its config.json does not name one.
+    architecture: the model class to use if config.json does not name one.
     """
     keyed = config.sampler == "keyed"
     given = {
@@ -85,7 +86,7 @@ def build_vllm_config(
         "max_num_batched_tokens": config.max_num_batched_tokens,
         "block_size": config.block_size,
         "enable_prefix_caching": True,
-        # Without a key every worker needs noise of its own.
+        # Without keys, every member needs noise of its own.
         "seed": 0 if keyed else secrets.randbits(31),
         "logprobs_mode": "processed_logits" if keyed else "raw_logprobs",
         "worker_extension_cls": "tasks.sampling.engines.vllm_worker.WorkerExtension",
@@ -116,7 +117,7 @@ def build_vllm_config(
 
 
 def cpu_cache_bytes(model_dir: Path, dtype: str, max_responses_in_flight: int, context_length: int) -> int:
-    """What a key-value cache takes that holds every response at its longest, at most 4 GiB."""
+    """The bytes of a key-value cache that holds every response at its maximal length, at most 4 GiB."""
     model = _model(model_dir)
     model = model.get("text_config") or model
     heads = model["num_attention_heads"]
@@ -129,7 +130,7 @@ def cpu_cache_bytes(model_dir: Path, dtype: str, max_responses_in_flight: int, c
 
 
 def _model(model_dir: Path) -> dict[str, Any]:
-    """The content of its config.json."""
+    """The content of the model's config.json."""
     content: dict[str, Any] = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
     return content
 

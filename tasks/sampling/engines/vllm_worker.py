@@ -1,6 +1,6 @@
-"""What we add to the workers of vLLM, which hold the weights: loading from a file of ours, and not outliving us.
+"""The extension of vLLM's workers: they load weights from our file, and end when the process that started vLLM ends.
 
-vLLM finds the class by its name and calls it in every worker; the file is on the machine that all of them share.
+vLLM finds the class by its name and calls it in every worker. All workers of an engine share a machine and the file.
 """
 
 import os
@@ -17,16 +17,16 @@ from tasks.sampling.engines.vllm_settings import OWNER
 
 
 class WorkerExtension:
-    """Mixed into vLLM's worker class."""
+    """A mixin of vLLM's worker class."""
 
-    # of the worker
+    # vLLM's worker has this method.
     reload_weights: Any
 
     def gleaner_load_weights(self, path: str) -> float:
-        """Replace all weights by those of a safetensors file; seconds taken.
+        """Replace all weights by those of a safetensors file, and return the seconds taken.
 
-        The file names tied parameters under every name: vLLM's CPU build keeps a packed copy of the head, which is
-        renewed by the head's own name only.
+        The file has tied parameters under every name: vLLM's CPU build keeps a packed copy of the head, and renews it
+        only from the head's own name.
         """
         began_s = time.perf_counter()
         with safe_open(path, framework="pt") as file:
@@ -35,9 +35,9 @@ class WorkerExtension:
 
 
 def end_with_owner(owner: int) -> None:
-    """Kill this process, and vLLM's between, as soon as process `owner` has ended; and this one when that one has.
+    """Kill this process and its parent as soon as process `owner` ends, and this process also when its parent ends.
 
-    By itself vLLM goes on for ever when the process that started it is killed, and keeps the GPU's memory.
+    Otherwise vLLM would run for ever after the process that started it is killed, and would keep the GPU's memory.
     """
     if os.getpid() != owner:
         watched = {owner, os.getppid()}
@@ -53,6 +53,6 @@ def _kill_after_any(watched: set[int], owner: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-# Now, and not when we are called: the model that is loaded first takes minutes.
+# At import, not at the first call, because loading the model before that takes minutes.
 if OWNER in os.environ:
     end_with_owner(int(os.environ[OWNER]))

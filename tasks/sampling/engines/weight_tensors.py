@@ -1,6 +1,6 @@
-"""Torch tensors from stored tensor blocks and back, without copying where the memory allows it.
+"""Conversion of stored tensor blocks to torch tensors and back, without copying where memory allows it.
 
-Knows the dtype names of safetensors; knows nothing of models.
+This module knows the dtype names of safetensors, and nothing of models.
 """
 
 import torch
@@ -24,7 +24,7 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def as_torch(block: TensorBlock) -> Tensor:
-    """The block as a CPU tensor; it shares the block's memory where that is writable, and must then not be written.
+    """The block as a CPU tensor; it shares the block's memory if that is writable, so do not write to the tensor.
 
     Raises:
         ValueError: the dtype is not one of DTYPES.
@@ -35,13 +35,13 @@ def as_torch(block: TensorBlock) -> Tensor:
     data = memoryview(block.data)
     if not data.nbytes:
         return torch.empty(block.shape, dtype=dtype)
-    # torch cannot mark memory as read-only, and warns about it: such memory is copied
+    # torch cannot mark memory as read-only and warns about it, so read-only memory is copied.
     owned = bytearray(data) if data.readonly else data
     return torch.frombuffer(owned, dtype=dtype).view(block.shape)
 
 
 def as_block(tensor: Tensor) -> TensorBlock:
-    """The tensor's values as a block; it shares memory with a contiguous CPU tensor.
+    """The tensor's values as a block, which shares memory with a contiguous CPU tensor.
 
     Raises:
         ValueError: the dtype is not one of DTYPES.

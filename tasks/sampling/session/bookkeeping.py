@@ -1,7 +1,8 @@
-"""Bookkeeping: everything an incarnation has to do with storage while it decodes, in the housekeeping thread.
+"""Bookkeeping: all storage requests of an incarnation while it decodes, made in the housekeeping thread.
 
-Flushes the journal, beats, notices what others have claimed, and looks for work when there is room for it. The decode
-loop reads the outcome from attributes; neither side ever waits for the other's store or engine.
+It flushes the journal, writes heartbeats, notices what other members have claimed, and looks for work when there is
+room. The decode loop reads the results from attributes, so storage never waits for the engine, nor the engine for
+storage.
 """
 
 import logging
@@ -27,7 +28,7 @@ FAILURES_MAX = 5
 
 
 class Bookkeeping:
-    """For one incarnation. What the loop may read at any time: owned, closed, enough, leaving, inbox, cut_due."""
+    """Storage for one incarnation. The loop may read owned, closed, enough, leaving, inbox and cut_due at any time."""
 
     def __init__(
         self,
@@ -41,7 +42,7 @@ class Bookkeeping:
         clock: Clock,
         is_enough: Callable[[], bool] | None = None,
     ) -> None:
-        """is_enough: asked with every heartbeat; its last answer is `enough`, which is true where nobody is asked."""
+        """is_enough: called with every heartbeat; `enough` is its last answer, or True if there is no such function."""
         self._is_enough = is_enough
         self.enough = is_enough is None
         self._incarnation = incarnation
@@ -88,7 +89,7 @@ class Bookkeeping:
         return self._claimant.tokens_recovered
 
     def claim(self) -> None:
-        """Take over the slot, or find the iteration closed; what was claimed lies in the inbox. May be tried again."""
+        """Claim the slot and put its responses into the inbox, or set `closed`. After a failure, call it again."""
         self.closed = self._claimant.closed()
         if self.closed:
             return
@@ -102,9 +103,9 @@ class Bookkeeping:
             self._attempt("look", self.look)
 
     def take_in(self, hold: Callable[[Work], None]) -> bool:
-        """Have the loop hold what a look has found; False when there is nothing, or another look is under way.
+        """Pass what a look has found to `hold`; False when there is nothing, or while another look is under way.
 
-        A look must know of everything that was handed out before it.
+        The inbox is not emptied during a look, because a look must know of everything handed out before it.
         """
         if not self.inbox or not self._seeking.acquire(blocking=False):
             return False
@@ -117,10 +118,10 @@ class Bookkeeping:
         return True
 
     def may_leave(self, idle_s: float) -> bool:
-        """Whether a loop that has had nothing for `idle_s` may end; then no further look brings work."""
+        """Whether a loop that has had no response for `idle_s` may end; if True, no later look brings work."""
         waits_s = 0.0 if self._config.objective == "gpu_seconds" else self._config.idle_timeout_s
         impatient = idle_s >= waits_s and self._own_ended
-        looked = self._looks_answered == self._looks_asked  # and so seen that our last ends are still ours
+        looked = self._looks_answered == self._looks_asked  # a look after the last end: other members' claims are known
         if not looked or self._holdings.released or not (self._claimant.nothing_left or impatient):
             return False
         if not self._seeking.acquire(blocking=False):
@@ -133,16 +134,16 @@ class Bookkeeping:
 
     @property
     def cut_due(self) -> bool:
-        """Whether the loop is to release all that it holds, and say so by `note_cut`; once at most."""
+        """Whether the loop is to release everything it holds and then call `note_cut`; at most once per session."""
         return self._wants_cut and self._cut_at_s is None
 
     def note_cut(self) -> None:
-        """All was released: for claim_ttl_s it is left to the others."""
+        """Note that everything was released; for claim_ttl_s only other members take it."""
         self._cut_at_s = self._clock.monotonic()
         self.hasten()
 
     def hasten(self) -> None:
-        """Flush, beat and look now: there is news, or nothing left to do."""
+        """Have a flush, a heartbeat and a look done now, because there is news or nothing left to do."""
         if self._working_at_s is None and self._holdings.state == "working":
             self._working_at_s = self._clock.wall()
         self._looks_asked += 1
@@ -150,10 +151,10 @@ class Bookkeeping:
         self.thread.wake()
 
     def keep(self) -> None:
-        """Do what is due. What would be late at the next wake-up is done now.
+        """Do all duties that are due, and those that would be late at the next wake-up.
 
-        What the store does not answer is tried again at the next wake-up, FAILURES_MAX times in a row; no duty keeps
-        another from being done.
+        A duty that fails because the store is unavailable does not keep the others from being done. It is tried again
+        when it is next due; the FAILURES_MAX-th failure in a row raises.
         """
         now_s = self._clock.monotonic()
         if now_s + self.wake_interval_s > self._next_flush_s:
@@ -172,7 +173,7 @@ class Bookkeeping:
             self.enough = self._is_enough()
 
     def flush(self) -> None:
-        """Write what is pending; then see what others have claimed of what is held, and whether it is still wanted."""
+        """Write pending tokens; then read others' claims on held responses, and whether the iteration is closed."""
         ends, released = self._holdings.ends, dict(self._holdings.released)
         self.writer.flush()
         self._ends_journalled, self._released_journalled = ends, released
@@ -183,7 +184,7 @@ class Bookkeeping:
         self.closed = self.closed or self._claimant.closed()
 
     def look(self) -> None:
-        """Seek work; what is found waits in the inbox for the decode loop."""
+        """Look for work and put it into the inbox for the decode loop."""
         with self._seeking:
             if self.leaving:
                 return
@@ -198,7 +199,7 @@ class Bookkeeping:
             self._looks_answered = asked
 
     def leave(self) -> None:
-        """Write everything and hand over whatever is still held: "gone" lets others claim it without waiting."""
+        """Write everything and release what is still held: the state "gone" lets others claim it without waiting."""
         if not self.announced:
             return
         self._claimant.stopping = True
@@ -236,7 +237,7 @@ class Bookkeeping:
         holdings = self._holdings
         self._claimant.refresh()
         cuts, has_cut = self._config.cut_share is not None, self._cut_at_s is not None
-        # What is released may be anybody's before the next look.
+        # Other members may claim released responses before the next look.
         self._own_ended = self._may_always_go or (
             not holdings.released and self._claimant.own_unit_ended(cuts=cuts, has_cut=has_cut)
         )
@@ -258,7 +259,7 @@ class Bookkeeping:
         self._wants_cut = not self.inbox and self._should_cut()
 
     def _should_cut(self) -> bool:
-        """Whether the rest of the work fits into members that hold more: of two, the one with less hands over."""
+        """Whether the held responses fit into members that hold more; of two members, the one that holds less cuts."""
         holdings, share = self._holdings, self._config.cut_share
         if share is None or holdings.state != "working" or holdings.waiting or holdings.released:
             return False
@@ -269,18 +270,18 @@ class Bookkeeping:
         return bool(held) and should_cut(total - len(held), total, len(held), rooms, share)
 
     def _awaits_takers(self) -> bool:
-        """Whether others have still time to take what was released in a cut."""
+        """Whether other members still have time to take what was released in a cut."""
         if self._cut_at_s is None or not self._holdings.released:
             return False
         return self._clock.monotonic() - self._cut_at_s < self._config.claim_ttl_s
 
     def _renew_owned(self) -> None:
-        """After whatever may have read claims, also when it failed afterwards."""
+        """Renew `owned` after any call that may have read claims, also after one that failed later."""
         if self._claimant.version != self._owned_version:
             self._owned_version, self.owned = self._claimant.version, self._claimant.owned()
 
     def _room(self) -> int:
-        """How many more responses could be begun now; none while some of our own still wait, here or for others."""
+        """How many more responses could start now; none while held ones wait here, or released ones wait for takers."""
         if self._holdings.waiting or self.inbox or self._awaits_takers():
             return 0
         limit = self._holdings.batch_limit(self._engine.max_responses_in_flight)

@@ -1,7 +1,7 @@
-"""Claimant: takes responses for one incarnation by claims, and knows which it still owns (docs/format.md section 5).
+"""Claimant: claims responses for one incarnation, and knows which it still holds (docs/format.md section 5).
 
-What to take is decided in tasks/planning/rebalance.py; here it is looked up and claimed. Knows no engine. Used by one
-thread at a time.
+tasks/planning/rebalance.py decides what to take; the claimant reads what that needs and writes the claims. It knows no
+engine, and one thread uses it at a time.
 """
 
 import logging
@@ -26,7 +26,7 @@ from tasks.planning.rebalance import Candidate, Cause, Holder, Seeker, Transfer,
 from tasks.planning.sibling_lengths import expected_left
 
 log = logging.getLogger(__name__)
-# Heartbeats read in one look, so that a crew of a thousand idle members does not read a million.
+# The most heartbeats read in one look, so that a thousand idle members do not read a million.
 LOOKS_MAX = 32
 
 
@@ -40,7 +40,7 @@ class Work:
 
 
 class Claimant:
-    """Claims for `incarnation` of `slot`; slots beyond the plan's are members that joined from outside."""
+    """Claims for `incarnation` of `slot`; a slot number beyond the plan's stands for a member without an assignment."""
 
     def __init__(
         self,
@@ -77,18 +77,18 @@ class Claimant:
         return exists(self._store, layout.closed(self._plan.iteration))
 
     def owned(self) -> dict[int, int]:
-        """The responses that are ours, with the epoch of our claim."""
+        """The responses that this incarnation holds, with the epoch of its claim."""
         book = self._reader.book
         owners = {response: book.owner(response) for response in book.held_by(self._incarnation)}
         return {response: owner.epoch for response, owner in owners.items() if owner}
 
     @property
     def version(self) -> int:
-        """Grows with every claim read."""
+        """A number that grows with every claim read."""
         return self._reader.book.version
 
     def refresh(self) -> None:
-        """Read all claims that are new."""
+        """Read all new claims."""
         self._reader.book.refresh()
 
     def claims_made(self) -> int:
@@ -101,7 +101,7 @@ class Claimant:
         return any(found)
 
     def take_own_slot(self) -> list[Work]:
-        """Take over, at once, whatever earlier incarnations of this slot hold, and what nobody has of its unit."""
+        """Claim at once what earlier incarnations of this slot hold, and the unclaimed responses of its own unit."""
         book = self._reader.book
         book.refresh()
         if self._slot >= len(self._plan.slots):
@@ -124,13 +124,14 @@ class Claimant:
         return self._work(sorted(held, key=lambda response: (order.get(response, len(order)), response)))
 
     def seek(self, seeker: Seeker, known: Mapping[int, int], released: int = 0) -> list[Work]:
-        """Take what rebalancing allows, until there is no room or nothing to take; may come back empty-handed.
+        """Take the responses that rebalancing allows, until there is no room or none to take; may return none.
 
-        known: what the caller holds, has released or has ended, with the epoch of its claim; other responses of ours
-        were claimed by a call that failed afterwards, and are handed out now. released: how many responses this
-        incarnation has released itself, and may take again. Call `refresh` before. Sets `nothing_left` when every
-        response of the plan was seen to have ended; never so while more than LOOKS_MAX members may hold some. Sets
-        `working` to the heartbeats of the other members of the crew that were seen to decode.
+        known: the responses that the caller holds, has released or has ended, with the epoch of their claim. Held
+        responses that are not in `known` were claimed by a call that failed afterwards; they are returned now.
+        released: how many responses this incarnation itself has released and may take again. Call `refresh` before.
+        Sets `nothing_left` when every response of the plan was seen to have ended, which needs a look at every other
+        member that may hold some, so at most LOOKS_MAX of them. Sets `working` to the heartbeats of the other crew
+        members that were seen to decode.
         """
         book = self._reader.book
         holdings, unclaimed = book.holdings(), len(book.unclaimed())
@@ -152,12 +153,12 @@ class Claimant:
             and not unclaimed
             and len(looked_at) == len(names)
             and all(holder.unfinished == 0 for holder in holders.values())
-            and not book.refresh()  # nor was anything claimed while we looked
+            and not book.refresh()  # nothing was claimed during the look
         )
         return self._take_turns(seeker, holders, unclaimed)
 
     def _take_turns(self, seeker: Seeker, holders: dict[str, Holder], unclaimed: int) -> list[Work]:
-        """One transfer from each source at most, while there is room."""
+        """Make at most one transfer from each source, while there is room."""
         taken: list[Work] = []
         while not self.stopping and (transfer := next_transfer(seeker, list(holders.values()), unclaimed)):
             work = self._take(transfer)
@@ -170,12 +171,13 @@ class Claimant:
         return taken
 
     def own_unit_ended(self, *, cuts: bool = False, has_cut: bool = False) -> bool:
-        """Whether every response that others hold, and the slot must answer for, has ended.
+        """Whether the responses that this slot is responsible for have ended, as far as other members hold them.
 
-        Somebody must be there whose death Flyte notices. A slot answers for its first assignment; all of the crew for
-        what the trainer's machine has, which will be handed over, and for what it was given and nobody of the crew has:
-        a member from outside may vanish with it. Where members cut, a slot answers besides for what it had, and no
-        other slot of the crew has now; one that has cut, for no more of its first assignment than that.
+        A slot may leave once all responses it is responsible for have ended: its first assignment; those the trainer
+        holds; those planned for the trainer that no other crew slot holds now; and, where members cut, also those it
+        once held that no other crew slot holds now. After a cut the slot is no longer responsible for the part of its
+        first assignment that other crew slots hold. The reason: Flyte restarts a slot of the crew that dies, whereas a
+        joined member may vanish unnoticed. An unclaimed response counts as not ended.
         """
         book = self._reader.book
         answered = {response for response in self._own_unit if not (has_cut and self._is_with_crew(response))}
@@ -191,7 +193,7 @@ class Claimant:
         return None not in owners.values() and all(self._has_ended(response) for response in others)
 
     def _is_crew(self, slot: int) -> bool:
-        """Whether Flyte starts this slot again when it dies, until the iteration's work is done."""
+        """Whether this is a slot of the crew, which Flyte restarts when it dies, until the iteration is closed."""
         return slot < len(self._plan.slots) and slot not in self._trainers
 
     def _is_with_crew(self, response: int) -> bool:
@@ -213,7 +215,8 @@ class Claimant:
 
     def _holder(self, name: str, sign: Sign, held: Sequence[int]) -> Holder:
         lost, record = sign.lost(self._claim_ttl_s), sign.record
-        # A heartbeat older than the last claim says nothing of what that claim took, one newer more than we know.
+        # A heartbeat from before the member's last claim does not count what that claim took. One that tells of more
+        # claims than were read here counts responses that are not known here.
         claims = self._reader.book.claims_by(name)
         current = record is not None and record.claims >= claims
         unfinished = record.unfinished if record and current else len(held)
@@ -238,11 +241,11 @@ class Claimant:
         )
 
     def _take(self, transfer: Transfer) -> list[Work]:
-        """Claim, unit by unit; what somebody else was quicker to claim is left to him."""
+        """Claim the transfer's responses, unit by unit; stop at the first unit that another member claimed earlier."""
         book, holder = self._reader.book, transfer.incarnation
         if holder is None:
             free = book.unclaimed()
-            # Not all from the same end, or all who come at once would race for the same claims.
+            # Start at a random group, or members that come at the same time would race for the same claims.
             start = self._rng.randrange(0, max(1, len(free)), self._plan.num_generations)
             responses = tuple([*free[start:], *free[:start]][: transfer.count])
         else:
@@ -255,16 +258,16 @@ class Claimant:
         for response in responses:
             by_unit.setdefault(self._unit[response], []).append(response)
         taken: list[int] = []
-        for unit, members in by_unit.items():
-            if not self._claim(unit, () if holder is None else (holder,), tuple(members)):
+        for unit, found in by_unit.items():
+            if not self._claim(unit, () if holder is None else (holder,), tuple(found)):
                 break
-            taken += members
+            taken += found
         if taken:
             log.info("slot %d: took %d responses: %s", self._slot, len(taken), transfer.cause.value)
         return self._work(taken)
 
     def _candidates(self, holder: str) -> list[Candidate]:
-        """The holder's unfinished responses, as its journal shows them."""
+        """The unfinished responses of a member, as its journal shows them."""
         book, found = self._reader.book, []
         for response in book.holdings().get(holder, ()):
             assembled = self._reader.assemble(response)
@@ -284,7 +287,7 @@ class Claimant:
         return found
 
     def _with_what_is_left(self, candidates: Sequence[Candidate]) -> list[Candidate]:
-        """What the plan expects of their groups, and what has become of their siblings as far as it was read."""
+        """Add the expected remaining length, from the plan's length prediction and the responses of their groups."""
         if self._plan.lengths is None:
             return list(candidates)
         size = self._plan.num_generations
@@ -292,11 +295,11 @@ class Claimant:
         finished = np.full((len(groups), size), np.nan)
         running = finished.copy()
         for row, group in enumerate(groups):
-            for member in range(size):
-                assembled = self._reader.assemble(group * size + member)
+            for sample in range(size):
+                assembled = self._reader.assemble(group * size + sample)
                 if len(assembled.token_ids):
                     found = finished if assembled.finish.ends_response else running
-                    found[row, member] = len(assembled.token_ids)
+                    found[row, sample] = len(assembled.token_ids)
         expected, high = (np.array(told)[groups] for told in (self._plan.lengths.expected, self._plan.lengths.high))
         left = expected_left(GroupLengths(self._plan.lengths.predictor, expected, high), finished, running)
         row_of = {group: row for row, group in enumerate(groups)}
@@ -320,7 +323,7 @@ class Claimant:
         )
 
     def _work(self, responses: Iterable[int]) -> list[Work]:
-        """What is left to do of responses just claimed."""
+        """The unfinished ones of the responses just claimed, with their journalled tokens."""
         work = []
         for response in responses:
             assembled = self._reader.assemble(response)

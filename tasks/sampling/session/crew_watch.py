@@ -1,6 +1,7 @@
-"""Whether anybody beside the trainer generates, and whether anybody can still come to do it.
+"""CrewWatch: whether any member other than the trainer's machines generates, and whether one can still come.
 
-Reads heartbeats and the notes behind rollout maps, never the journal. For one thread at a time.
+It reads heartbeats and the notes that rollout maps leave when they end, never the journal. One thread uses it at a
+time.
 """
 
 import logging
@@ -25,16 +26,16 @@ NEVER_WROTE = (
 )
 
 
-class LeftAlone(Exception):  # noqa: N818 - not an error: others are to do the work, and there are none
+class LeftAlone(Exception):  # noqa: N818 - not an error: the trainer is to generate, as no other member does
     """No other member lives: the trainer's machines are to generate."""
 
 
 class CrewLost(RuntimeError):  # noqa: N818 - reads as what happened
-    """Nobody can generate what is missing; says what became of each slot."""
+    """No process can generate the missing responses; the message says what became of each slot."""
 
 
 class CrewWatch:
-    """Watches the members of one iteration, those on the trainer's machines left out."""
+    """Watches the members of one iteration, except those on the trainer's machines."""
 
     def __init__(
         self,
@@ -49,9 +50,10 @@ class CrewWatch:
         at_once: bool = True,
         parallel_reads: int = PARALLEL_READS,
     ) -> None:
-        """execution: whose rollout maps are asked for. crew_ended: they are known to have ended.
+        """Begin the watch.
 
-        at_once: once they have, and nobody has joined, LeftAlone is raised without waiting for seeding_after_s.
+        execution: the Flyte execution whose rollout maps are watched. crew_ended: these are known to have ended.
+        at_once: once they have ended and no member has joined, LeftAlone is raised without waiting for seeding_after_s.
         """
         self._store = store
         self._plan = plan
@@ -65,7 +67,7 @@ class CrewWatch:
         self._liveness = Liveness(store, plan.iteration, clock, parallel_reads)
         self._seen: dict[str, AliveRecord] = {}
         self._silent_s: dict[str, float] = {}
-        # Of those who were there when the watch began; None: not read yet.
+        # The first beat seen of each member that was there when the watch began; None: not read yet.
         self._first_beats: dict[str, int | None] | None = None
         self._seemed_over = False
         now_s = clock.monotonic()
@@ -73,23 +75,24 @@ class CrewWatch:
         self._next_log_s = now_s + LOG_INTERVAL_S
 
     def lives(self) -> bool:
-        """Look at the heartbeats: whether a member has beaten since the watch began, and neither left nor fell silent.
+        """Read the heartbeats: whether a member has beaten since the watch began, and has neither left nor gone silent.
 
-        What was there before counts from its next beat on, so that nobody is taken for living who died long ago.
+        A heartbeat from before the watch counts only once it changes, so that a member that died long ago does not.
         """
         return bool(self._living(self._ended()))
 
     def works(self) -> bool:
-        """As `lives`, and that member has the weights: what is handed over now is taken up now.
+        """Whether a member lives (see `lives`) and has loaded the weights, so that it can take over at once.
 
-        One that dies again and again while it loads would else have the trainer stop and begin for ever.
+        Without the second condition, a member that dies again and again while loading would make the trainer stop
+        generating and start again for ever.
         """
         return any(record.state == "working" for record in self._living(self._ended()))
 
     def check(self, progressed: bool) -> None:
-        """Raise LeftAlone when the trainer's machines are to generate, CrewLost when nobody can.
+        """Raise LeftAlone when the trainer's machines are to generate, and CrewLost when no process can.
 
-        progressed: whether something was journalled since the last call, which shows without a look that one lives.
+        progressed: whether the journal has grown since the last call, which shows without a look that a member lives.
         """
         now_s = self._clock.monotonic()
         if progressed:
@@ -99,10 +102,10 @@ class CrewWatch:
         self._next_look_s = now_s + self._rollout.heartbeat_interval_s
         is_first, ended = self._first_beats is None, self._ended()
         if self._living(ended) or is_first:
-            # By the first look nobody is proven to live, so the time counts from it.
+            # The first look cannot prove that a member lives, so the time counts from it.
             self._alive_at_s = now_s
         seems_over = self._slots <= ended and not self._present(ended)
-        # What the last members wrote before they left may not have been read yet: it is by the next look.
+        # The last members may have written tokens that the caller has not read yet; by the next look it has.
         crew_ended, self._seemed_over = seems_over and self._seemed_over, seems_over
         alone_s = now_s - self._alive_at_s
         if generates_again(alone_s, self._planning, crew_ended=crew_ended and self._at_once):
@@ -114,18 +117,18 @@ class CrewWatch:
             self._log_waiting(alone_s, ended)
 
     def _living(self, ended: set[int]) -> list[AliveRecord]:
-        """Look, and give the members that are seen to live."""
+        """Read the heartbeats and return those of members that are proven to live."""
         self._look()
         return [record for record in self._present(ended) if self._is_proven(record)]
 
     def _ended(self) -> set[int]:
-        """The slots that are not started again."""
+        """The slots that Flyte does not start again."""
         if self._crew_ended:
             return self._slots
         return ended_slots(self._store, self._plan.iteration, self._execution)
 
     def _look(self) -> None:
-        """Read the heartbeats of those who may live, the liveliest first."""
+        """Read up to LOOKS_MAX heartbeats of members that may live, the least silent first."""
         prefix = layout.alive_all(self._plan.iteration)
         names = [key.removeprefix(prefix).removesuffix(".json") for key in self._store.list(prefix)]
         if self._first_beats is None:
@@ -140,7 +143,7 @@ class CrewWatch:
                     self._first_beats[name] = sign.record.beat
 
     def _present(self, ended: set[int]) -> list[AliveRecord]:
-        """Whoever may live, as far as was read: not gone, not silent, not of a slot that has ended."""
+        """The members that may live, as far as was read: not gone, not silent, and not of a slot that has ended."""
         ttl_s = self._rollout.claim_ttl_s
         return [
             record
@@ -176,7 +179,7 @@ class CrewWatch:
         )
 
     def _fate(self, slot: int) -> str:
-        """What is known of a slot's end that told no error."""
+        """What is known about the end of a slot that reported no error."""
         lives = [record for record in self._seen.values() if record.slot == slot]
         if not lives:
             return NEVER_WROTE
@@ -185,5 +188,5 @@ class CrewWatch:
 
 
 def _may_count(record: AliveRecord) -> bool:
-    """Whether it is another's than the trainer's, and has not left."""
+    """Whether the heartbeat is of a member that is not the trainer's and has not left."""
     return record.state != "gone" and record.pool != TRAIN_POOL

@@ -1,6 +1,7 @@
-"""Heartbeat: what an incarnation says of itself, at an interval, in one object that it overwrites.
+"""Heartbeat: an incarnation's report about itself, written at an interval to one object that it overwrites.
 
-Others see from it that it lives, how much it holds and how fast it decodes; what it says is never taken for truth.
+Other members learn from it that the incarnation lives, how much it holds and how fast it decodes. They treat it as a
+hint: no token counts because of a heartbeat.
 """
 
 from collections import deque
@@ -18,7 +19,7 @@ from tasks.sampling.session.session_config import SessionConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """What changes; the fields are those of AliveRecord."""
+    """The part of a heartbeat that changes; the fields are those of AliveRecord."""
 
     state: Literal["loading", "working", "gone"]
     tokens_generated: int
@@ -37,7 +38,7 @@ class Load:
 
 
 class Heartbeat:
-    """Writes AliveRecords. Not for two threads at once. What is asked of `store` is told where it is metered."""
+    """Writes AliveRecords, in one thread at a time; they include the request counts if `store` is metered."""
 
     def __init__(
         self, store: ObjectStore, iteration: int, incarnation: str, engine: Engine, config: SessionConfig, clock: Clock
@@ -79,9 +80,9 @@ class Heartbeat:
         self._store.put(self._key, records.encode(record))
 
     def _tokens_per_s(self, load: Load) -> float | None:
-        """Over the last `claim_ttl_s`, once it has been decoding for half of that without a pause.
+        """The decode rate over the last `claim_ttl_s`; None until it has decoded for half of that without a pause.
 
-        Shorter, and a long prefill would look as if the member stood still.
+        Over a shorter time, a long prefill would look as if the member had stopped.
         """
         if not load.running:
             self._decoded.clear()

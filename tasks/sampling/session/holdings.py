@@ -1,6 +1,7 @@
-"""Holdings: what an incarnation has in hand, response by response.
+"""Holdings: the responses that an incarnation holds, and the state of each.
 
-Changed by the decode loop's thread alone; read by the housekeeping thread, which copies before it looks closer.
+Only the decode loop's thread changes them. The housekeeping thread reads them, and copies a collection before it
+iterates.
 """
 
 from collections import deque
@@ -13,7 +14,7 @@ from tasks.sampling.session.claimant import Work
 
 @dataclass(slots=True)
 class Held:
-    """A response to extend: under which claim, and its tokens so far, journalled or not."""
+    """A response to extend: the epoch of its claim, and its tokens so far, journalled or not."""
 
     epoch: int
     token_ids: list[int]
@@ -21,10 +22,11 @@ class Held:
 
 @dataclass(slots=True)
 class Holdings:
-    """`waiting` and `in_flight` divide `held`, which is in the order of taking.
+    """The responses of an incarnation by state: each one in `held` is either in `waiting` or in `in_flight`.
 
-    `released` and `ended` name the claim under which it was that. own: what the plan gives to the slot; batch_max: most
-    of it to be decoded together, as the plan says.
+    `held` is in the order of taking. `released` and `ended` give the epoch of the claim under which that happened.
+    own: the responses that the plan gives to the slot. batch_max: the plan's limit on how many the member decodes
+    together while it holds any of `own`.
     """
 
     own: frozenset[int] = frozenset()
@@ -41,11 +43,11 @@ class Holdings:
 
     @property
     def is_isolated(self) -> bool:
-        """Whether the batch is to stay as small as the plan says: something of its own unit is not finished."""
+        """Whether the plan's batch_max applies: the member still holds a response that the plan gave to its slot."""
         return self.batch_max is not None and not self.own.isdisjoint(list(self.held))
 
     def batch_limit(self, engine_max: int) -> int:
-        """Most responses to decode together now, on an engine that can decode `engine_max`."""
+        """The most responses to decode together now, on an engine that can decode `engine_max`."""
         return min(self.batch_max or engine_max, engine_max) if self.is_isolated else engine_max
 
     def take(self, work: Work) -> None:
@@ -54,7 +56,7 @@ class Holdings:
         self.waiting.append(work.response)
 
     def begin_again(self) -> None:
-        """The engine knows nothing any more: weights are to be loaded, and what was in flight waits before the rest."""
+        """Note that the engine lost everything: it needs weights, and all held responses wait in order of taking."""
         self.state = "loading"
         self.waiting = deque(self.held)
         self.in_flight.clear()
@@ -66,7 +68,7 @@ class Holdings:
         del self.held[response]
 
     def release(self, response: int) -> None:
-        # First there, then not here: whoever looks in between must not think that it is nowhere.
+        # Added to `released` first: housekeeping may look in between and must find the response in one of the two.
         self.released[response] = self.held[response].epoch
         self.let_go([response])
 

@@ -1,6 +1,6 @@
-"""Housekeeping: has one function done at an interval, in a thread of its own or in line with the decode loop.
+"""Housekeeping: calls one function at an interval, in a thread of its own or between decode steps.
 
-The thread keeps storage off the decode path; in line, a simulation stays single-threaded and deterministic.
+The thread keeps storage requests off the decode path. Without it, a simulation is single-threaded and deterministic.
 """
 
 import threading
@@ -12,17 +12,8 @@ from storage.store import StoreUnavailable
 JOIN_TIME_LIMIT_S = 60.0
 
 
-def begins_s(began_s: float, took_s: float, interval_s: float) -> float:
-    """When work begins that began at `began_s` the last time, and took `took_s`.
-
-    What is written is safe only when the work has ended. It therefore begins so early that it ends within the interval,
-    even if it takes twice as long as the last time.
-    """
-    return began_s + interval_s - min(2 * took_s, interval_s / 2)
-
-
 class Housekeeping:
-    """What the work raises ends it, and reaches the decode loop by `tick`."""
+    """Calls `work` until it raises; `tick` then raises that error in the decode loop."""
 
     def __init__(self, work: Callable[[], None], clock: Clock, *, interval_s: float, background: bool) -> None:
         self._work = work
@@ -39,7 +30,7 @@ class Housekeeping:
             self._thread.start()
 
     def tick(self) -> None:
-        """Call between two decode steps: raises what the work raised; without a thread, does the work when due."""
+        """Raise what `work` raised; without a thread, also call it when due. To be called between two decode steps."""
         if self._error is not None:
             raise self._error
         if self._thread is None and self._clock.monotonic() >= self._due_s:
@@ -47,12 +38,12 @@ class Housekeeping:
             self._attempt()
 
     def wake(self) -> None:
-        """Have the work done now and not at the end of the interval."""
+        """Have `work` called now instead of at the end of the interval."""
         self._due_s = self._clock.monotonic()
         self._awake.set()
 
     def stop(self) -> None:
-        """End the thread after the work it is doing; raises StoreUnavailable if that does not end."""
+        """End the thread after its current call; raises StoreUnavailable if that takes over JOIN_TIME_LIMIT_S."""
         self.abandon()
         if self._thread is not None and self._thread.is_alive():
             self._thread.join(JOIN_TIME_LIMIT_S)
@@ -67,7 +58,10 @@ class Housekeeping:
     def _loop(self) -> None:
         began_s, took_s = self._clock.monotonic(), 0.0
         while True:
-            self._awake.wait(max(0.0, begins_s(began_s, took_s, self._interval_s) - self._clock.monotonic()))
+            # Tokens are safe only when `work` returns, so it is called early enough to end within the interval even if
+            # it takes twice as long as the last time.
+            due_s = began_s + self._interval_s - min(2 * took_s, self._interval_s / 2)
+            self._awake.wait(max(0.0, due_s - self._clock.monotonic()))
             self._awake.clear()
             if self._stopping:
                 return

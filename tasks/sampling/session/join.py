@@ -1,6 +1,6 @@
-"""Joining a run from any machine that reaches its storage: no Flyte, no slot of the plan, only claims.
+"""Joining a run from any machine that can reach its storage: without Flyte and without a slot of the plan.
 
-A joined member takes what is free or late, iteration by iteration, and may leave at any moment.
+A joined member claims responses that are free or late, iteration by iteration, and may leave at any moment.
 """
 
 import logging
@@ -37,8 +37,8 @@ POLL_INTERVAL_S = 1.0
 class JoinLimits:
     """When a joined member leaves.
 
-    iterations: after helping with so many; time_limit_s: after so long; patience_s: when the run has not begun, or
-    nothing has been planned, for so long. None: never.
+    iterations: after it has helped with this many. time_limit_s: after this long. patience_s: when it has waited this
+    long for the run to begin or for a plan. None: never.
     """
 
     iterations: int | None = None
@@ -56,10 +56,10 @@ def join_run(
     build: Build = build_engine,
     report: Callable[[PlanRecord, SessionOutcome], None] = lambda plan, outcome: None,  # noqa: ARG005
 ) -> int:
-    """Help with the run's iterations, waiting for it to begin, until a limit or a notice; how many it helped with.
+    """Wait for the run to begin, help with its iterations until a limit or a notice, and return how many were helped.
 
-    Raises StoreDenied or StoreUnavailable where nothing can be read at `run_url`, and EngineDied when the engine cannot
-    be kept alive here. After a notice, and when the engine died, everything is flushed and free for others.
+    Raises StoreDenied or StoreUnavailable if `run_url` cannot be read, and EngineDied when the engine cannot be kept
+    alive on this machine. After a notice, and after EngineDied, everything is flushed and free for other members.
     """
     store = connect(run_url)
     ends_s = None if limits.time_limit_s is None else clock.monotonic() + limits.time_limit_s
@@ -74,7 +74,7 @@ def join_run(
     with built_engine(weights_store(store, plan), config_in_force(store, plan).rollout, build) as engine:
         while plan is not None:
             config = config_in_force(store, plan)
-            # Never where the run says: its writers do not decide which folder of this machine is kept tidy.
+            # Not the run's own setting: its writers must not choose where this machine deletes files.
             cache = open_cache(None, config.rollout.weight_cache_bytes_max)
             left_s = None if ends_s is None else max(0.0, ends_s - clock.monotonic())
             settings = session_config(config, slot=helping_slot(store, plan), pool=JOINED_POOL)
@@ -83,7 +83,7 @@ def join_run(
                 started_at_s=paid_since_s,
                 usd_per_hour=usd_per_hour,
                 time_limit_s=left_s,
-                # Between two iterations there is nothing better to do than to stand by.
+                # A joined member stays while it has no work, as it also waits between two iterations.
                 idle_timeout_s=math.inf if limits.patience_s is None else limits.patience_s,
             )
             try:
@@ -93,7 +93,7 @@ def join_run(
             report(plan, outcome)
             died = outcome.engine_died
             helped, paid_since_s = helped + 1, clock.wall()
-            # An evaluation is one iteration.
+            # An evaluation has one iteration only.
             if helped == limits.iterations or plan.weights_url is not None:
                 break
             plan = _next_plan(store, plan.iteration + 1, limits, ends_s, notice, clock)
@@ -103,10 +103,10 @@ def join_run(
 def _has_begun(
     store: ObjectStore, limits: JoinLimits, ends_s: float | None, notice: Callable[[], bool], clock: Clock
 ) -> bool:
-    """Wait for the run's first record, which a machine may be earlier than; False when it is time to leave.
+    """Wait for the run's first record, in case the machine starts before the run does; False when it is time to leave.
 
-    A place where no run will ever be looks the same, so what is waited for is said. A store that refuses or does not
-    answer raises.
+    A wrong url looks the same as a run that has not begun, so a warning says what is waited for. Errors of the store,
+    such as StoreDenied, are raised.
     """
     leaves_s = min(
         math.inf if ends_s is None else ends_s,
@@ -120,7 +120,7 @@ def _has_begun(
         if clock.monotonic() >= leaves_s:
             return False
         if not is_said:
-            # A warning, because nothing below it reaches a terminal.
+            # A warning, because a terminal shows no lower level.
             log.warning("%s holds no run yet (no %s); waiting for it to begin", store.url, layout.RUN)
             is_said = True
         clock.sleep(POLL_INTERVAL_S)
@@ -135,9 +135,9 @@ def _next_plan(
     notice: Callable[[], bool],
     clock: Clock,
 ) -> PlanRecord | None:
-    """The plan of the first open iteration from `first` on, waited for; None when it is time to leave.
+    """Wait for the plan of the first open iteration from `first` on; None when it is time to leave.
 
-    That is when a limit is reached, after a notice, and when the iteration of an evaluation is closed.
+    That is when a limit is reached, after a notice, or when the iteration of an evaluation is closed.
     """
     since_s = clock.monotonic()
     while not notice():
@@ -145,11 +145,11 @@ def _next_plan(
         if ends_s is not None and now_s >= ends_s:
             return None
         iteration = max(next_iteration(store), first)
-        # Where rollout runs ahead, the next one is planned before this one is committed. The trainer waits for the
-        # oldest that is open.
+        # Where rollout runs ahead, the next iteration is planned before this one is committed. The trainer waits for
+        # the oldest open one.
         while exists(store, layout.closed(iteration)):
             if iteration == 0 and read_plan(store, iteration).weights_url is not None:
-                # An evaluation is one iteration, and this one has ended.
+                # An evaluation has one iteration only, and this one has ended.
                 return None
             iteration += 1
         with suppress(ObjectMissing):

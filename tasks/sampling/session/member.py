@@ -1,4 +1,4 @@
-"""A member of the crew on whatever machine it runs: builds the adapters from the run's url, and drives sessions."""
+"""A member of the crew, on any machine: connects to the run's url, builds an engine and runs sessions."""
 
 import logging
 import os
@@ -39,10 +39,10 @@ def generate_slot(
     build: Build = build_engine,
     execution: str = "",
 ) -> SessionOutcome:
-    """Generate what the plan gives to a slot, from where the journal stands, and help others.
+    """Generate the responses that the plan gives to a slot, continuing from the journal, then help other slots.
 
-    A slot that comes when its iteration is closed helps with the one that is open, if `execution` works on one. Raises
-    Preempted after a notice, EngineDied when the engine cannot be kept alive here.
+    If the slot's iteration is already closed, the member helps with the open iteration, provided `execution` works on
+    one. Raises Preempted after a notice, and EngineDied when the engine cannot be kept alive on this machine.
     """
     store = metered(connect(run_url))
     try:
@@ -55,14 +55,14 @@ def generate_slot(
     if current is None:
         return SessionOutcome.of_nobody()
     with built_engine(weights_store(store, current), config.rollout, build) as engine:
-        # It may have been closed while the engine started.
+        # The iteration may have been closed while the engine started.
         current = still_open(store, current, execution, patience_s, notice, clock)
         if current is None:
             return SessionOutcome.of_nobody()
         config = config_in_force(store, current)
         number = slot
         if current.iteration != plan.iteration:
-            # Its pool may have been taken out of the configuration, and then it has no price there.
+            # The slot's pool may be missing from the other iteration's configuration, and then has no price there.
             pools = config.pools.crews
             number, pool = helping_slot(store, current), pool if pool in pools else next(iter(pools))
         settings = session_config(config, slot=number, pool=pool)
@@ -72,14 +72,14 @@ def generate_slot(
 def still_open(
     store: ObjectStore, plan: PlanRecord, execution: str, patience_s: float, notice: Callable[[], bool], clock: Clock
 ) -> PlanRecord | None:
-    """The plan if its iteration is open, else that of the first one that is; None when there is nothing to help with.
+    """Return the plan if its iteration is open, else the first open iteration's plan, or None if there is none.
 
-    Between two iterations of the execution it waits for the next plan, for patience_s. Raises Preempted after a notice.
+    Between two iterations of the execution, waits up to patience_s for the next plan. Raises Preempted after a notice.
     """
     if not exists(store, layout.closed(plan.iteration)):
         return plan
     if plan.weights_url is not None:
-        return None  # An evaluation is one iteration.
+        return None  # An evaluation has one iteration only.
     since_s = clock.monotonic()
     while not notice():
         iteration = next_iteration(store)
@@ -97,14 +97,14 @@ def still_open(
 
 
 def config_in_force(store: ObjectStore, plan: PlanRecord) -> RunConfig:
-    """The configuration under which an iteration is worked on now."""
+    """The configuration that is in force for an iteration."""
     return parse(read_config(store, plan), f"the configuration of iteration {plan.iteration}")
 
 
 def weights_store(store: ObjectStore, plan: PlanRecord) -> ObjectStore:
-    """Where the plan's weights and model files are: in the run itself, or in the run that an evaluation is part of.
+    """The store of the plan's weights and model files: the run itself, or the run to which an evaluation belongs.
 
-    Raises ValueError when the plan says that it is an evaluation's, and `store` is not where one can be.
+    Raises ValueError when the plan is an evaluation's, but the url of `store` is not that of an evaluation.
     """
     if plan.weights_url is None:
         return store
@@ -113,9 +113,9 @@ def weights_store(store: ObjectStore, plan: PlanRecord) -> ObjectStore:
 
 
 def session_config(config: RunConfig, *, slot: int, pool: str) -> SessionConfig:
-    """The intervals of a run's configuration and the names of this process.
+    """A session's settings: the intervals of the run's configuration, and the names of this process.
 
-    Only the crew leaves early for the sake of its machines' time: others cost as much whether they help or not.
+    Only slots of the crew leave early to save GPU time: joined and trainer's machines cost the same if they leave.
     """
     in_crew = pool not in (JOINED_POOL, TRAIN_POOL)
     return SessionConfig(
@@ -135,13 +135,13 @@ def session_config(config: RunConfig, *, slot: int, pool: str) -> SessionConfig:
 
 
 def weight_cache(config: RunConfig) -> WeightCache | None:
-    """Where the processes of this machine share what they pull; None when they do not."""
+    """The folder in which processes of this machine share pulled weights; None when the configuration turns it off."""
     return open_cache(config.rollout.weight_cache_dir, config.rollout.weight_cache_bytes_max)
 
 
 @contextmanager
 def built_engine(store: ObjectStore, rollout: RolloutConfig, build: Build) -> Iterator[Engine]:
-    """An engine for the run's model, without weights; closed at the end."""
+    """Build an engine for the run's model, without weights, and close it at the end."""
     with tempfile.TemporaryDirectory(prefix="gleaner-model-") as folder:
         model_files.download(store, Path(folder))
         engine = build(rollout, Path(folder), read_run(store).vocab_size)
@@ -163,10 +163,10 @@ def run_session(
     engine_died: bool = False,
     enough: Callable[[], bool] | None = None,
 ) -> SessionOutcome:
-    """One session of one iteration on an engine; raises Preempted after a notice, and EngineDied.
+    """Run one session of one iteration on an engine.
 
-    What is missing or does not fit is no error once the iteration is closed: retention has begun to delete it. Raises
-    EngineError when an evaluation's weight version is gone.
+    Once the iteration is closed, missing or corrupt objects are no error, because retention may be deleting them.
+    Raises Preempted after a notice, EngineDied, and EngineError when an evaluation's weight version is gone.
     """
     store = metered(store)
     weights = weights_store(store, plan)
@@ -204,13 +204,13 @@ def run_session(
 
 
 def helping_slot(store: ObjectStore, plan: PlanRecord) -> int:
-    """A number beyond the plan's slots and those that helped before; it only names the member, and may be shared."""
+    """A slot number above the plan's and those of earlier helpers; it only names the member and need not be unique."""
     names = [key.rsplit("/", 1)[1] for key in store.list(layout.alive_all(plan.iteration))]
     return max([len(plan.slots) - 1, *(int(name.split("-", 1)[0]) for name in names)]) + 1
 
 
 def check_weights(run: ObjectStore, version: int) -> None:
-    """Raise EngineError when a run does not hold the weight version that is to be evaluated any more."""
+    """Raise EngineError when the run no longer holds the weight version that is to be evaluated."""
     if not exists(run, layout.manifest(layout.weights(version))):
         raise EngineError(
             f"weight version {version} is not in {run.url} any more; allowed: to evaluate a version that the run's "

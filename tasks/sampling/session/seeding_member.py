@@ -1,8 +1,9 @@
-"""A member on the trainer's machine: it generates until others can, hands over, and frees the device.
+"""A member on the trainer's machine: it generates until others can, hands its responses over and frees the device.
 
-At an iteration's beginning that is the seeding of RLBoost (arXiv 2510.19225, section 4.1), on slots of the plan. In its
-middle it is the way on when no other member lives, on slots beyond the plan. Either way what it does not finish is
-anybody's the moment it leaves, and it leaves only when somebody is there to take it, or nothing is left.
+At the beginning of an iteration this is the seeding of RLBoost (arXiv 2510.19225, section 4.1), on slots of the plan.
+In the middle of one it keeps the run going when no other member lives, on slots beyond the plan. What the member has
+not finished is free for others when it leaves. While the crew may still come (planning.seeding "auto"), it stays until
+another member lives or no response is left.
 """
 
 import logging
@@ -39,7 +40,7 @@ VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 
 @dataclass(frozen=True, slots=True)
 class Seeded:
-    """How long a rank was at it, and the tokens it generated; those of an engine that died are not counted."""
+    """How long a rank generated, and how many tokens; the time and tokens of a failed session are not counted."""
 
     seconds: float = 0.0
     tokens: int = 0
@@ -50,9 +51,10 @@ class Seeded:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainersMachine:
-    """Where a rank of the trainer generates. device: the number of its GPU; None where there is but one.
+    """Where a rank of the trainer generates. device: the index of its GPU; None if the machine has only one.
 
-    ranks: how many there are; they go on together. execution: the one that advances the run.
+    ranks: the number of ranks, which end their generation together. execution: the Flyte execution that advances the
+    run.
     """
 
     rank: int
@@ -62,15 +64,15 @@ class TrainersMachine:
 
 
 def is_seeded(plan: PlanRecord) -> bool:
-    """Whether the plan has work for the trainer's machines at all."""
+    """Whether the plan gives any response to the trainer's machines."""
     return bool(_places(plan)) and (plan.seeding is None or plan.seeding.seeding_s != 0)
 
 
 def is_due(store: ObjectStore, plan: PlanRecord) -> bool:
-    """Whether an attempt to train must, or may, generate before it begins.
+    """Whether an attempt to train generates before it trains.
 
-    With a crew only the first attempts do: once a batch is recorded, training has begun, and others have taken over
-    what was left. Without one, every attempt generates whatever has not ended.
+    With a crew, attempts do so until the first batch is recorded: then training has begun, and other members have taken
+    over what was left. Without a crew, every attempt generates the responses that have not ended.
     """
     if not is_seeded(plan) or exists(store, layout.closed(plan.iteration)):
         return False
@@ -90,10 +92,10 @@ def seed(
     clock: Clock,
     build: Build = build_engine,
 ) -> Seeded:
-    """Generate as one rank of the trainer, for as long as the plan says, and on while no other member lives.
+    """Generate as one rank of the trainer, for as long as the plan says, and longer while no other member lives.
 
-    Then nothing of it is left on the device. Raises EngineDied when the engine cannot be kept alive and nobody else
-    would generate; otherwise others go on with what it had.
+    At the end the engine is closed and the device is free. If the engine cannot be kept alive, the crew continues this
+    rank's responses; raises EngineDied if the plan has no crew.
     """
     places = _places(plan)
     if machine.rank >= len(places):
@@ -102,7 +104,7 @@ def seed(
     seeding_s = None if plan.seeding is None else plan.seeding.seeding_s
     settings = replace(
         session_config(config, slot=places[machine.rank], pool=TRAIN_POOL),
-        # Several ranks go on together, so there is nothing that one of them would wait for less.
+        # Several ranks begin training together, so a rank gains nothing by leaving before the others.
         idle_timeout_s=math.inf if colocated or machine.ranks > 1 else config.rollout.idle_timeout_s,
         time_limit_s=seeding_s,
     )
@@ -123,15 +125,15 @@ def seed_again(
     clock: Clock,
     build: Build = build_engine,
 ) -> Seeded:
-    """Generate as one rank of the trainer because no other member lives, until one works or nothing is left.
+    """Generate as one rank of the trainer because no other member lives, until one works or no response is left.
 
     Raises EngineDied when the engine cannot be kept alive.
     """
     settings = replace(
         session_config(config, slot=helping_slot(store, plan), pool=TRAIN_POOL),
-        # This process has trained before.
+        # The time before was spent on training, not on this member.
         started_at_s=clock.wall(),
-        # What the dead held is free only after claim_ttl_s, and nobody else would take it.
+        # Responses of dead members are free only after claim_ttl_s, and no other member would take them.
         idle_timeout_s=math.inf,
         time_limit_s=0.0,
     )
@@ -149,11 +151,11 @@ def _generate(
     *,
     again: bool = False,
 ) -> Seeded:
-    """One session on an engine that is built for it. Its start is a part of the time limit.
+    """Run one session on an engine that is built for it. The time limit includes the engine's start.
 
-    again: nobody lived, so it goes on until another member has its weights; else until one lives.
+    again: no member lived, so the session goes on until another member has loaded the weights; else until one lives.
     """
-    # In a process of its own vLLM leaves nothing behind, and does not meet the process group of the trainer's ranks.
+    # In a process of its own, vLLM leaves nothing on the device and does not touch the ranks' process group.
     rollout = replace(config.rollout, vllm=replace(config.rollout.vllm, process="own"))
     began_s = clock.monotonic()
     watch = CrewWatch(store, plan, config.rollout, config.planning, clock, execution=machine.execution)
@@ -168,18 +170,18 @@ def _generate(
 
 
 def _places(plan: PlanRecord) -> list[int]:
-    """The slots of the trainer's ranks, in the order of ranks."""
+    """The slots that the plan gives to the trainer's ranks, in the order of ranks."""
     return [place.slot for place in plan.slots if place.pool == TRAIN_POOL and place.groups]
 
 
 def _is_colocated(plan: PlanRecord) -> bool:
-    """Whether nobody else generates."""
+    """Whether the plan has no crew, so that only the trainer's machines generate."""
     return not plan.crew_slots
 
 
 @contextmanager
 def _one_device(device: int | None) -> Iterator[None]:
-    """Have processes that are started within see only this GPU; ours goes on as it is."""
+    """Let processes that are started meanwhile see only this GPU; the current process is not affected."""
     if device is None:
         yield
         return

@@ -1,8 +1,8 @@
 """Session: one incarnation of one slot, from its first claim to its last flush.
 
-Claims its slot's responses, resumes each at the token where the journal ends, decodes, and takes over others' work when
-it has none; an engine that dies is begun anew, and every response goes on where it stopped. Storage is bookkeeping's.
-Knows nothing of Flyte, of the engine's insides, or of what the tokens are for.
+A session claims its slot's responses, resumes each one at the token where its journal ends, decodes, and takes over
+responses of other members when it has none left. If the engine dies, the session restarts it and continues each
+response where it stopped. Bookkeeping does all storage requests. A session knows nothing of Flyte or training.
 """
 
 import logging
@@ -29,17 +29,17 @@ FINISH = {None: Finish.RUNNING, FinishReason.STOP: Finish.STOP, FinishReason.LEN
 Load = Callable[[Engine, Callable[[], None]], None]
 
 
-class Preempted(Exception):  # noqa: N818 - not an error: the machine is wanted back, and everything is journalled
-    """The notice came; all tokens are flushed and everything held may be claimed at once."""
+class Preempted(Exception):  # noqa: N818 - not an error: the machine is taken away, and all tokens are journalled
+    """A notice came; all tokens are flushed, and other members may claim all held responses at once."""
 
 
 class _Closed(Exception):  # noqa: N818
-    """The trainer needs no more tokens."""
+    """The iteration is closed: the trainer needs no more tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SessionOutcome:
-    """What an incarnation did; engine_died: the engine is dead and must be restarted before it is used again."""
+    """What an incarnation did. engine_died: the engine is dead and must be restarted before it is used again."""
 
     incarnation: str
     tokens_generated: int
@@ -49,12 +49,12 @@ class SessionOutcome:
 
     @classmethod
     def of_nobody(cls) -> "SessionOutcome":
-        """Of a process that found nothing to do and claimed nothing."""
+        """The outcome of a process that found nothing to do and claimed nothing."""
         return cls(incarnation="", tokens_generated=0, tokens_recovered=0, responses_finished=0)
 
 
 class Session:
-    """Drives an engine over the responses of a slot, and of others that need help. `run` returns when it is done."""
+    """Drives an engine over the responses of a slot, and of other slots that need help, until `run` returns."""
 
     def __init__(
         self,
@@ -71,13 +71,14 @@ class Session:
         engine_died: bool = False,
         enough: Callable[[], bool] | None = None,
     ) -> None:
-        """load: gives the engine the plan's weights, once there is something to decode.
+        """Create a session that has claimed nothing yet.
 
-        It is given a function to call now and then while it waits, which raises when there is no more use in waiting.
+        load: gives the engine the plan's weights, once there is something to decode. It receives a function that it
+        must call now and then while it waits, and which raises when waiting has become useless.
         incarnation: a name that was never used before; by default a random one.
         engine_died: the engine must be restarted before it is used.
-        enough: once time_limit_s has passed, the session ends only when this says so; housekeeping asks it with every
-        heartbeat, so it may read the store.
+        enough: once time_limit_s has passed, the session ends only when this returns True. Housekeeping calls it with
+        every heartbeat, so it may read the store.
         """
         self.incarnation = incarnation or f"{config.slot:05d}-{uuid.uuid4().hex[:16]}"
         self._plan = plan
@@ -101,14 +102,15 @@ class Session:
         self._idle_since_s: float | None = None
         self._death = (
             "in an earlier iteration" if engine_died else None
-        )  # why the engine is dead, in words: an exception would keep its frames' memory
+        )  # why the engine is dead, as text: an exception would keep its frames' memory alive
         self._restarts = 0
         self._ends_s = None if config.time_limit_s is None else clock.monotonic() + config.time_limit_s
 
     def claim(self) -> int:
-        """Take over the slot and what its journal holds; the number of responses to extend. Done once, by `run` too.
+        """Claim the slot, assemble its responses from the journal, and return how many are to be extended.
 
-        A store that does not answer is asked FAILURES_MAX times. Raises Preempted after a notice.
+        `run` calls it unless it has been called already. While the store is unavailable it is tried FAILURES_MAX times.
+        Raises StoreUnavailable after the last one, and Preempted after a notice.
         """
         failures = 0
         while not self._claimed:
@@ -131,9 +133,9 @@ class Session:
         return len(self._holdings.held)
 
     def run(self) -> SessionOutcome:
-        """Claim the slot's work, decode it, then help others; leave when nothing is left, or the iteration is closed.
+        """Claim the slot's responses, decode them, then help others; leave when none is left or the iteration closes.
 
-        Raises Preempted after a notice, and EngineDied when engine_restarts_max restarts did not help.
+        Raises Preempted after a notice, and EngineDied when the engine dies after engine_restarts_max restarts.
         """
         try:
             if not self._claimed:
@@ -143,8 +145,8 @@ class Session:
         except Preempted:
             raise
         except Exception:
-            # An engine that failed has still decoded what it handed over; only the store's own failure loses that.
-            # Whoever uses it for the next iteration must find nothing in flight.
+            # Tokens that a failed engine has returned are good and are flushed, unless the store itself fails.
+            # The next session on this engine must find nothing in flight.
             with suppress(EngineDied):
                 self._abort(self._holdings.in_flight)
             self._books.thread.abandon()
@@ -158,7 +160,7 @@ class Session:
         return self.outcome()
 
     def hand_over(self, responses: Collection[int]) -> None:
-        """Let anybody claim these responses as soon as their tokens are journalled; for the decode loop's thread."""
+        """Release these responses for others once their tokens are journalled; call it in the decode loop's thread."""
         for response in responses:
             held = self._holdings.held.get(response)
             if held is not None:
@@ -176,7 +178,7 @@ class Session:
         )
 
     def _turn(self) -> None:
-        """One turn of the decode loop."""
+        """Run one turn of the decode loop."""
         if self._notice():
             self._preempted()
         self._drop_lost()
@@ -190,7 +192,7 @@ class Session:
                 self._pause_s = IDLE_POLL_S_MIN
                 self._decode()
             else:
-                # Short at first: the answer to the last look is mostly there at once, and the slot may leave.
+                # The first pause is short: the result of the last look is mostly there at once, and the slot may leave.
                 self._clock.sleep(min(self._pause_s, self._books.wake_interval_s))
                 self._pause_s = min(2 * self._pause_s, IDLE_POLL_S_MAX)
         except EngineDied as error:
@@ -210,7 +212,7 @@ class Session:
         return self._books.may_leave(now_s - self._idle_since_s)
 
     def _cut(self) -> None:
-        """Hand everything over at once: others have room for it, and this machine is no longer worth its price."""
+        """Release everything held: other members have room for it, and this machine is no longer worth its price."""
         log.info("slot %d: hands its last %d responses over", self._config.slot, len(self._holdings.held))
         self.hand_over(list(self._holdings.held))
         self._books.note_cut()
@@ -220,7 +222,7 @@ class Session:
             self._owned_seen = None
 
     def _hold(self, work: Work) -> None:
-        # What was lost and won back before this thread looked is held under another claim now.
+        # A response that was lost and claimed back before this thread noticed is now held under another claim.
         self._let_go([work.response] if work.response in self._holdings.held else [])
         self._holdings.take(work)
 
@@ -281,7 +283,7 @@ class Session:
             self._holdings.end(delta.response)
 
     def _drop_lost(self) -> None:
-        """Stop extending what somebody else has claimed in the meantime: our tokens for it are void."""
+        """Stop extending responses that another member has claimed meanwhile: our new tokens for them do not count."""
         owned, holdings = self._books.owned, self._holdings
         if owned is self._owned_seen:
             return
@@ -300,7 +302,7 @@ class Session:
             self._holdings.let_go(responses)
 
     def _abort(self, responses: Collection[int]) -> None:
-        """Have the engine forget those in flight; a dead one has none."""
+        """Have the engine forget those of these responses that are in flight; a dead engine has none in flight."""
         in_flight = sorted(self._holdings.in_flight.intersection(responses))
         if in_flight:
             try:
@@ -309,7 +311,7 @@ class Session:
                 self._begin_again(error)
 
     def _begin_again(self, error: EngineDied) -> None:
-        """The engine is dead: put back what it had. Raises EngineDied when it was restarted often enough."""
+        """Queue the responses of a dead engine again; raises EngineDied after engine_restarts_max restarts."""
         self._death = " ".join(str(error).split())
         self._holdings.begin_again()
         tried = f"{self._restarts} of {self._config.engine_restarts_max} restarts tried"
@@ -319,7 +321,7 @@ class Session:
         self._books.hasten()
 
     def _preempted(self) -> None:
-        """Give everything back and raise Preempted, whatever the store says to it: the machine goes in any case."""
+        """Flush and release everything, then raise Preempted, even if the store fails: the machine is lost anyway."""
         try:
             self._leave()
         except StorageError as error:

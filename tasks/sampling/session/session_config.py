@@ -1,4 +1,4 @@
-"""What one incarnation is told: its slot, its names, its intervals. Knows nothing of the run's configuration."""
+"""SessionConfig: the slot, names and intervals of one incarnation. It knows nothing of the run's configuration."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,16 +10,17 @@ from storage.journal import PARALLEL_READS
 class SessionConfig:
     """Intervals and names of one incarnation; see RolloutConfig for their meaning.
 
-    slot: of the plan, or beyond: a member that joined from outside and has no work of its own.
-    started_at_s: since when its machine is paid for, on this machine's wall clock; None: since now.
-    usd_per_hour: its price, if it is not its pool's.
-    time_limit_s: after so long it leaves as if it had been given notice, but without an error (see also `enough` of
-        Session); None: never. Whoever has one is not waited for: others finish what its slot began with.
-    objective: with "gpu_seconds" it takes nothing from the living, and leaves as soon as nothing is free.
-    cut_share: when so much of its work has ended, it hands the rest to members with room, and leaves; None: never.
-    background: housekeeping in a thread of its own; without, all storage is read and written between decode steps.
-    engine_restarts_max: how often an engine that died is started again before the incarnation gives up.
-    parallel_reads: requests under way at once when much is to be read; 1 makes them one after another.
+    slot: a slot of the plan, or a number beyond the plan's slots for a member without an assignment of its own.
+    started_at_s: since when the machine is paid for, on its wall clock; None: since now.
+    usd_per_hour: the machine's price, if it differs from its pool's.
+    time_limit_s: the member leaves after this long as if it had been given notice, but without an error (see also
+        `enough` of Session); None: never. Such a member need not stay for its slot's responses; others finish them.
+    objective: with "gpu_seconds" it takes nothing from living members, and leaves as soon as no response is free.
+    cut_share: when this share of its responses has ended, it hands the rest to members with room and leaves; None:
+        never.
+    background: housekeeping runs in a thread of its own; without, storage is read and written between decode steps.
+    engine_restarts_max: how often a dead engine is restarted before the incarnation gives up.
+    parallel_reads: the most read requests in flight at once; 1 makes them one after another.
     """
 
     slot: int
