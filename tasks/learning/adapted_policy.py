@@ -1,7 +1,7 @@
 """AdaptedPolicy: a policy of which only LoRA adapters are trained; without them it is its own reference.
 
-What is published are merged weights, so that no engine needs to know; what is in checkpoints is the adapter. Owns how
-the adapter's layers are named, begun and merged; what they compute is peft's.
+Published weights are merged, so that engines need not know about adapters; checkpoints hold the adapters only. This
+module names, initialises and merges the adapters' layers; peft computes them.
 """
 
 import functools
@@ -30,18 +30,19 @@ _FIRST, _SECOND = f".lora_A.{_ADAPTER}.weight", f".lora_B.{_ADAPTER}.weight"
 
 
 class AdaptedPolicy(Policy):
-    """A policy with adapters, which alone have gradients.
+    """A policy in which only the adapters have gradients.
 
     Args:
         model_dir: A directory with the model's config.json.
-        tensors: The pretrained model's, as for `Policy`.
+        tensors: The pretrained model's tensors, as for `Policy`.
         config: As for `Policy`.
-        lora: The adapters.
-        seed: Of their first factors; the second ones begin at zero, so that the policy begins as the pretrained model.
+        lora: The configuration of the adapters.
+        seed: The seed of their first factors; the second ones are zero, so that the policy begins as the pretrained
+            model.
         ranks: As for `Policy`.
 
     Raises:
-        PolicyError: As for `Policy`; peft is not installed, or finds no layer to adapt.
+        PolicyError: As for `Policy`; or peft is not installed, or finds no layer to adapt.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class AdaptedPolicy(Policy):
         )
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Replace all values: those of the pretrained model, under its names, and of the adapters as they begin."""
+        """Replace all values; without `tensors`, by the pretrained model's and the adapters' initial ones."""
         super().load_tensors(tensors or self._begin.tensors(self.module))
 
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -69,22 +70,22 @@ class AdaptedPolicy(Policy):
         return {name: parameter for name, parameter in super().parameters().items() if _is_adapter(name)}
 
     def canonical(self, name: str) -> str:
-        """As of `TrainedModel`."""
+        """As in `TrainedModel`."""
         return _published(super().canonical(self._within[name]))
 
     @functools.cached_property
     def _within(self) -> dict[str, str]:
-        """The names of the pretrained tensors -> those they have in the module with adapters."""
+        """Each pretrained tensor's name -> its name in the module with adapters."""
         return {_published(name): name for name in self.module.state_dict() if not _is_adapter(name)}
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of `tensors()`."""
+        """The shapes of `tensors()`."""
         return {_published(name): shape for name, shape in super().shapes().items() if not _is_adapter(name)}
 
     def each_tensor(
         self, dtype: torch.dtype = torch.float32, dtypes: Mapping[str, torch.dtype] | None = None
     ) -> Iterator[tuple[str, Tensor]]:
-        """The merged weights, W + alpha / rank * B A in float32, as of `TrainedModel`."""
+        """The merged weights, W + alpha / rank * B A in float32, otherwise as in `TrainedModel`."""
         state = self.module.state_dict()
         modules = dict(self.module.named_modules())
         for name, value in super().each_tensor(torch.float32):
@@ -101,11 +102,11 @@ class AdaptedPolicy(Policy):
             yield published, merged.to((dtypes or {}).get(published, dtype)) if merged.is_floating_point() else merged
 
     def trained_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The adapters'."""
+        """The shapes of the adapters' tensors."""
         return {name: shape for name, shape in super().shapes().items() if _is_adapter(name)}
 
     def each_trained(self) -> Iterator[tuple[str, Tensor]]:
-        """The adapters' values, float32 on the CPU, one after the other; a collective as `each_tensor`."""
+        """The adapters' values, float32 on the CPU, one after the other; a collective like `each_tensor`."""
         state = self.module.state_dict()
         for name in self.trained_shapes():
             yield name, whole(state[name].detach()).to("cpu")
@@ -116,7 +117,7 @@ class AdaptedPolicy(Policy):
 
     @contextmanager
     def without_adapters(self) -> Iterator[None]:
-        """Compute as the pretrained model inside."""
+        """Compute as the pretrained model within the block."""
         layers = [module for module in self.module.modules() if hasattr(module, "enable_adapters")]
         for layer in layers:
             layer._disable_adapters = True  # noqa: SLF001 - enable_adapters would switch gradients, too
@@ -128,20 +129,20 @@ class AdaptedPolicy(Policy):
 
 
 class Pretrained:
-    """The reference of an adapted policy: the same model without its adapters, at no memory."""
+    """The reference of an adapted policy: the same model without its adapters, which takes no further memory."""
 
     def __init__(self, policy: AdaptedPolicy) -> None:
         self._policy = policy
 
     @torch.no_grad()
     def logprobs(self, batch: TokenBatch, temperature: float) -> tuple[Tensor, Tensor]:
-        """As of `Policy`, without gradient."""
+        """As in `Policy`, without gradient."""
         with self._policy.without_adapters():
             return self._policy.logprobs(batch, temperature)
 
 
 class _Beginning:
-    """The values an adapted model begins with: the pretrained ones, and adapters that change nothing yet."""
+    """The initial values of an adapted model: the pretrained ones, and adapters that change nothing yet."""
 
     def __init__(self, tensors: Mapping[str, Tensor], seed: int) -> None:
         self._tensors = tensors
@@ -160,7 +161,7 @@ class _Beginning:
         return values
 
     def _first(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Uniform within 1 / sqrt(inputs), as peft begins it; by name, so that ranks and versions do not matter."""
+        """Uniform within +-1 / sqrt(inputs), as in peft; seeded by name, so that ranks and versions do not matter."""
         digest = hashlib.blake2b(f"{self._seed}/{name}".encode(), digest_size=8).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)
         bound = 1 / math.sqrt(shape[1])
@@ -183,7 +184,7 @@ def _inject(module: Any, lora: LoraConfig) -> None:
     )
     try:
         with warnings.catch_warnings():
-            # It finds out by itself which layers hold their weights transposed.
+            # peft finds out by itself which layers hold their weights transposed.
             warnings.filterwarnings("ignore", "fan_in_fan_out")
             peft.inject_adapter_in_model(settings, module, adapter_name=_ADAPTER)
     except ValueError as error:
@@ -191,7 +192,7 @@ def _inject(module: Any, lora: LoraConfig) -> None:
 
 
 def _check_targets(module: Any, targets: Sequence[str]) -> None:
-    """Refuse other kinds of layers: peft adapts them in other ways, which are not merged here."""
+    """Refuse layers that are not linear: peft adapts them in other ways, which are not merged here."""
     head = module.get_output_embeddings()
     for name, layer in module.named_modules():
         chosen = any(name == target or name.endswith(f".{target}") for target in targets)

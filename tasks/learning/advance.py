@@ -1,6 +1,6 @@
 """Advancing a run by one weight version: restore the learner, train one iteration, make the result durable.
 
-Whatever an earlier attempt finished is not done again: weights published, checkpoint written, batches recorded.
+What an earlier attempt finished is not done again: published weights, a written checkpoint, recorded batches.
 """
 
 import logging
@@ -41,12 +41,13 @@ BEATS_PER_TTL = 5
 
 
 def advance(run_url: str, iteration: int, execution: str, clock: Clock) -> TrainingRecord:
-    """Train an iteration and publish the next weight version; returns what was measured. Done once, also by a late try.
+    """Train an iteration, publish the next weight version and return the training record.
 
-    With several ranks every one calls it. Raises whatever makes the step impossible (TooStaleError, GroupTimeout,
-    GradingError, NonFiniteGradient, CorruptObject); nothing is published then, and the next attempt replays the
-    recorded batches. Raises EngineDied where the trainer's machine alone generates, and its engine dies, and CrewLost
-    where nobody can generate what is missing.
+    If the version is published already, only the record is returned. With several ranks, every rank calls it. An error
+    that makes the step impossible is raised (TooStaleError, GroupTimeout, GradingError, NonFiniteGradient,
+    CorruptObject); nothing is published then, and the next attempt replays the recorded batches. Raises EngineDied if
+    the trainer's machine alone generates and its engine dies, and CrewLost if no process can generate the missing
+    responses.
     """
     started_at_s = clock.wall()
     store = MeteredStore(connect(run_url))
@@ -55,7 +56,7 @@ def advance(run_url: str, iteration: int, execution: str, clock: Clock) -> Train
     with joined(training_device(config.trainer.device)) as ranks, ExitStack() as stack:
         if ranks.is_first:
             stack.enter_context(keep_lease(store, execution, config.run.lease_ttl_s, clock))
-        # A committed iteration's weights may have been deleted since.
+        # The report counts too, because a committed iteration's weights may have been deleted since.
         done = (layout.manifest(layout.weights(iteration + 1)), layout.report(iteration))
         if not ranks.broadcast(ranks.is_first and any(exists(store, key) for key in done)):
             check_staleness(plan, config.algorithm.max_staleness)
@@ -75,7 +76,7 @@ def _train_and_publish(
     started_at_s: float,
     ranks: Ranks,
 ) -> None:
-    # What is trained is the iteration's own version, whichever its tokens were sampled from.
+    # Iteration n trains weight version n, whichever version its tokens were sampled from.
     before, version = plan.iteration, plan.iteration + 1
     full_interval = config.trainer.weights_full_interval
     if not ranks.broadcast(ranks.is_first and exists(store, layout.manifest(layout.checkpoint(version)))):
@@ -92,12 +93,12 @@ def _train_and_publish(
                 break
             except LeftAlone as error:
                 log.warning("%s; the trainer's machines generate", error)
-            # The engine needs the device. What was trained is replayed from the recorded batches.
+            # The engine needs the device. The recorded batches are trained again afterwards.
             del learner, base
             free_device(ranks.device)
             dropped_s += clock.monotonic() - began_s
             generation.again()
-        # Time that came to nothing is no time of training.
+        # The time of a dropped learner counts as waiting, not as training.
         waited = {"timing_s/wait": record.metrics["timing_s/wait"] + dropped_s}
         measured = waited | request_metrics(store.requests, ranks) | generation.metrics()
         record = replace(record, metrics=record.metrics | measured)
@@ -106,7 +107,7 @@ def _train_and_publish(
         try:
             save_and_publish(store, version, learner, base, full_interval, clock)
         except AnotherWasFirstError:
-            # Two learners would not fit a device that was chosen for one.
+            # The device may be too small for two learners.
             del learner
         else:
             log.info("published weight version %d", version)
@@ -118,7 +119,7 @@ def _train_and_publish(
 
 
 def request_metrics(requests: Requests, ranks: Ranks) -> dict[str, float]:
-    """What the ranks asked of the store until now; every rank must call it."""
+    """The requests of all ranks to the store so far, as metrics; every rank must call it."""
     asked = sum((Requests(**each) for each in ranks.gather(asdict(requests))), Requests())
     return {f"requests/train_{name}": float(count) for name, count in asdict(asked).items()}
 
@@ -160,7 +161,7 @@ def _step(
 
 @contextmanager
 def _told_before_it_ends(ranks: Ranks) -> Iterator[None]:
-    """Have the other ranks wait for the first to write down what was not finite: their end is its end, too."""
+    """On NonFiniteGradient, let the other ranks wait until the first has recorded it: their end would end it, too."""
     try:
         yield
     except NonFiniteGradient:
@@ -170,7 +171,7 @@ def _told_before_it_ends(ranks: Ranks) -> Iterator[None]:
 
 @contextmanager
 def keep_lease(store: ObjectStore, execution: str, ttl_s: float, clock: Clock) -> Iterator[None]:
-    """Show, from a thread, that this execution lives, so that no other succeeds it."""
+    """Refresh the run's lease from a thread, so that no other execution takes over the run."""
     ended = threading.Event()
 
     def beat() -> None:

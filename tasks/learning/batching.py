@@ -1,4 +1,4 @@
-"""Batching: the padded tensors of a forward pass. Pure functions; which responses share one is `padding`'s."""
+"""Batching: the padded tensors of a forward pass. Pure functions; `padding` decides which responses share a pass."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """Responses padded on the right. B responses, L the longest prompt + completion, T the longest completion.
+    """B responses, padded on the right. L is the longest prompt + completion, T the longest completion.
 
     Attributes:
         responses: The B response ids, for messages.
@@ -53,10 +53,10 @@ def collate(
         prompt_ids: Prompt of each response, at least one token.
         completion_ids: Completion of each response, at least one token.
         logprobs: The sampler's log-prob of each completion token.
-        pad_id: Any id of the vocabulary; padding comes after everything that is read, so it has no effect.
+        pad_id: Any id of the vocabulary; padding follows everything that is read, so it has no effect.
 
     Raises:
-        ValueError: Lists of different lengths, or an empty prompt or completion; names the response.
+        ValueError: The lists differ in length, or a prompt or completion is empty; names the response.
     """
     _check_rows(responses, prompt_ids, completion_ids, logprobs)
     completion_length = max(len(row) for row in completion_ids)

@@ -1,9 +1,9 @@
 """Checkpoint: everything the trainer needs to go on bit for bit, as named tensors and a small JSON state. No pickle.
 
-Tensors are called parameter.<name>, exp_avg.<name> and exp_avg_sq.<name>, all float32. They are written by
-`storage.weights.tensor_sets`, whose manifest comes last: a checkpoint without one does not exist. What is stored are
-whole tensors, so a checkpoint does not depend on how many ranks wrote it or will read it; torch.distributed.checkpoint,
-which stores shards, keeps its own metadata as a pickle. Does not know which one is the newest, nor how long it is kept.
+Tensors are named parameter.<name>, exp_avg.<name> and exp_avg_sq.<name>, all float32. `storage.weights` writes them,
+and their manifest last: a checkpoint without a manifest does not exist. It stores whole tensors, so it depends neither
+on how many ranks wrote it nor on how many read it; torch.distributed.checkpoint would store shards and keep its
+metadata as a pickle.
 """
 
 import base64
@@ -18,15 +18,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from storage import layout, records
+from storage import layout, records, weights
 from storage.run import exists
 from storage.store import ConflictingRecord, CorruptObject, ObjectStore
-from storage.weights import tensor_sets
 from tasks.learning.optimizer import Moments, PolicyOptimizer
 from tasks.learning.ranks import Ranks
 from tasks.learning.sharded import whole
 from tasks.learning.trained_model import TrainedModel
-from tasks.sampling.engines.weight_tensors import as_block, as_torch
+from tasks.sampling.weight_tensors import as_block, as_torch
 
 _STATE = "trainer_state"
 _KINDS = ("parameter", "exp_avg", "exp_avg_sq")
@@ -34,13 +33,13 @@ _KINDS = ("parameter", "exp_avg", "exp_avg_sq")
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerState:
-    """What a checkpoint holds besides tensors.
+    """The state in a checkpoint besides tensors.
 
     Attributes:
-        format: Of this record.
-        weight_version: The version these parameters are published as.
-        optimizer_steps: Steps taken since the beginning of the run; position of the learning-rate schedule.
-        rng_state: Of torch's CPU generator, base64.
+        format: The format of this record.
+        weight_version: The version under which these parameters are published.
+        optimizer_steps: Steps taken since the beginning of the run, which is the position in the schedule.
+        rng_state: The state of torch's CPU generator, in base64.
     """
 
     __pydantic_config__ = records.STRICT
@@ -51,7 +50,7 @@ class TrainerState:
 
     @classmethod
     def capture(cls, weight_version: int, optimizer: PolicyOptimizer) -> "TrainerState":
-        """The state as it is now."""
+        """Record the current state."""
         rng_state = base64.b64encode(torch.get_rng_state().numpy().tobytes()).decode()
         return cls(weight_version=weight_version, optimizer_steps=optimizer.steps, rng_state=rng_state)
 
@@ -62,7 +61,7 @@ class TrainerState:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint in memory; parameters by their Hugging Face names, float32 on the CPU."""
+    """A checkpoint in memory. Parameters have their Hugging Face names and are float32 on the CPU."""
 
     state: TrainerState
     parameters: dict[str, Tensor]
@@ -70,9 +69,9 @@ class Checkpoint:
 
 
 class Saving:
-    """A checkpoint that is being written: objects in the background, the manifest by `finish`.
+    """A checkpoint that is being written: objects in the background, then the manifest by `finish`.
 
-    The model and the optimizer must not change in between: what they have on the CPU is written from where it lies.
+    The model and the optimizer must not change until then, because tensors on the CPU are written without a copy.
     """
 
     def __init__(self, store: ObjectStore, prefix: str, state: TrainerState, ranks: Ranks) -> None:
@@ -80,41 +79,41 @@ class Saving:
         self._prefix = prefix
         self._state = state
         self._ranks = ranks
-        # Who saves again what is stored already only needs to know that it is the same.
+        # If the checkpoint is stored already, its tensors are only compared, not uploaded.
         self._upload = not ranks.broadcast(ranks.is_first and exists(store, layout.manifest(prefix)))
-        self._pool = ThreadPoolExecutor(tensor_sets.UPLOADS, "checkpoint")
-        self._parts: dict[int, Future[tensor_sets.Manifest]] = {}
+        self._pool = ThreadPoolExecutor(weights.UPLOADS, "checkpoint")
+        self._parts: dict[int, Future[weights.Manifest]] = {}
 
-    def add(self, number: int, tensors: Mapping[str, tensor_sets.TensorBlock]) -> None:
-        """Write object `number` of the checkpoint, once fewer than UPLOADS are on their way. Raises nothing."""
+    def add(self, number: int, tensors: Mapping[str, weights.TensorBlock]) -> None:
+        """Write object `number` of the checkpoint in the background, once fewer than UPLOADS run. Raises nothing."""
         running = [part for part in self._parts.values() if not part.done()]
-        if len(running) >= tensor_sets.UPLOADS:
+        if len(running) >= weights.UPLOADS:
             wait(running, return_when=FIRST_COMPLETED)
         self._parts[number] = self._pool.submit(
-            tensor_sets.write_object, self._store, self._prefix, tensors, upload=self._upload
+            weights.write_object, self._store, self._prefix, tensors, upload=self._upload
         )
 
-    def finish(self) -> tensor_sets.Manifest:
-        """Wait for the objects of all ranks, then let the first write the manifest; every rank must call it.
+    def finish(self) -> weights.Manifest:
+        """Wait for the objects of all ranks, then let the first rank write the manifest; every rank must call it.
 
-        Returns what is stored. Raises StorageError on every rank if it is raised on one: ConflictingRecord as it is,
-        others as RankError on those where it did not happen.
+        Returns the stored manifest. If one rank raises StorageError, every rank raises: ConflictingRecord on all ranks,
+        or else the error on its own rank and RankError on the others.
         """
         with self._pool, self._ranks.failing_together():
             own = {number: records.encode(part.result()).decode() for number, part in self._parts.items()}
         encoded = {int(number): part for parts in self._ranks.gather(own) for number, part in parts.items()}
         key = layout.manifest(self._prefix)
-        parts = [records.decode(tensor_sets.Manifest, key, encoded[number].encode()) for number in sorted(encoded)]
+        parts = [records.decode(weights.Manifest, key, encoded[number].encode()) for number in sorted(encoded)]
         conflict = None
         with self._ranks.failing_together():
             if self._ranks.is_first:
                 try:
-                    tensor_sets.write_manifest(self._store, self._prefix, parts, {_STATE: asdict(self._state)})
+                    weights.write_manifest(self._store, self._prefix, parts, {_STATE: asdict(self._state)})
                 except ConflictingRecord as error:
                     conflict = str(error)
         if conflict := self._ranks.broadcast(conflict):
             raise ConflictingRecord(conflict)
-        return tensor_sets.read_manifest(self._store, self._prefix)
+        return weights.read_manifest(self._store, self._prefix)
 
 
 def begin(
@@ -124,15 +123,15 @@ def begin(
     optimizer: PolicyOptimizer,
     state: TrainerState,
     ranks: Ranks | None = None,
-    object_bytes_max: int = tensor_sets.OBJECT_BYTES_MAX,
+    object_bytes_max: int = weights.OBJECT_BYTES_MAX,
 ) -> Saving:
     """Begin to write a checkpoint below `prefix` (`layout.checkpoint`); it exists once `finish` has returned.
 
-    With several ranks, all must call it: they gather tensor by tensor, and object i is written by rank i % world_size,
-    so that none holds more than what it is writing. The first rank's `state` is stored.
+    With several ranks, all must call it: they gather tensor by tensor, and rank i % world_size writes object i, so that
+    no rank holds more than what it is writing. The first rank's `state` is stored.
 
     Raises:
-        StorageError: The store cannot be asked whether it is there already.
+        StorageError: The check whether the checkpoint is stored already failed.
     """
     ranks = ranks or Ranks()
     saving = Saving(store, prefix, state, ranks)
@@ -142,7 +141,7 @@ def begin(
         shapes |= {f"{kind}.{name}": tuple(tensor.shape) for name, tensor in tensors.items()}
     source = _whole_tensors(model, moments)
     sizes = {name: math.prod(shape) * torch.float32.itemsize for name, shape in shapes.items()}
-    for number, names in enumerate(tensor_sets.objects_of(sizes, object_bytes_max)):
+    for number, names in enumerate(weights.objects_of(sizes, object_bytes_max)):
         writes = number % ranks.world_size == ranks.rank
         blocks = {name: as_block(tensor) for name, tensor in islice(source, len(names)) if writes}
         if writes:
@@ -157,20 +156,20 @@ def save(
     optimizer: PolicyOptimizer,
     state: TrainerState,
     ranks: Ranks | None = None,
-    object_bytes_max: int = tensor_sets.OBJECT_BYTES_MAX,
-) -> tensor_sets.Manifest:
-    """Write a checkpoint below `prefix`, and wait until it exists; as `begin` and `Saving.finish`.
+    object_bytes_max: int = weights.OBJECT_BYTES_MAX,
+) -> weights.Manifest:
+    """Write a checkpoint below `prefix` and wait until it exists, by `begin` and `Saving.finish`.
 
-    The same state may be saved again; another one under the same prefix is refused.
+    The same state may be saved again; a different one under the same prefix is refused.
 
     Raises:
-        StorageError: As `storage.weights.tensor_sets.publish`.
+        StorageError: As `storage.weights.publish`.
     """
     return begin(store, prefix, model, optimizer, state, ranks, object_bytes_max).finish()
 
 
 def _whole_tensors(model: TrainedModel, moments: Moments) -> Iterator[tuple[str, Tensor]]:
-    """Everything a checkpoint holds, gathered one after the other."""
+    """All tensors of a checkpoint, gathered one after the other."""
     for name, tensor in model.each_trained():
         yield f"{_KINDS[0]}.{name}", tensor
     for kind, tensors in zip(_KINDS[1:], (moments.exp_avg, moments.exp_avg_sq), strict=True):
@@ -179,13 +178,13 @@ def _whole_tensors(model: TrainedModel, moments: Moments) -> Iterator[tuple[str,
 
 
 def read(store: ObjectStore, prefix: str) -> Checkpoint:
-    """The verified checkpoint below `prefix`.
+    """Read and verify the checkpoint below `prefix`.
 
     Raises:
-        ObjectMissing: There is none.
-        CorruptObject: It fails its checksums, or is not a trainer's checkpoint; it is not used.
+        ObjectMissing: There is no checkpoint.
+        CorruptObject: It fails its checksums, or is not a trainer's checkpoint.
     """
-    manifest, blocks = tensor_sets.pull(store, prefix)
+    manifest, blocks = weights.pull(store, prefix)
     key = layout.manifest(prefix)
     if _STATE not in manifest.metadata:
         raise CorruptObject(key, f"metadata: no {_STATE!r}; allowed: manifests of checkpoints")
@@ -195,10 +194,10 @@ def read(store: ObjectStore, prefix: str) -> Checkpoint:
 
 
 def restore(checkpoint: Checkpoint, model: TrainedModel, optimizer: PolicyOptimizer) -> TrainerState:
-    """Make model, optimizer and torch's CPU generator what they were when `checkpoint` was taken.
+    """Restore model, optimizer and torch's CPU generator to their state in `checkpoint`.
 
     Raises:
-        ValueError: The checkpoint is of another model (PolicyError for its parameters).
+        ValueError: The checkpoint is of another model (PolicyError if its parameters differ).
     """
     model.load_trained(checkpoint.parameters)
     optimizer.restore(checkpoint.state.optimizer_steps, checkpoint.moments)
@@ -206,7 +205,7 @@ def restore(checkpoint: Checkpoint, model: TrainedModel, optimizer: PolicyOptimi
     return checkpoint.state
 
 
-def _by_kind(key: str, blocks: Mapping[str, tensor_sets.TensorBlock]) -> dict[str, dict[str, Tensor]]:
+def _by_kind(key: str, blocks: Mapping[str, weights.TensorBlock]) -> dict[str, dict[str, Tensor]]:
     sets: dict[str, dict[str, Tensor]] = {kind: {} for kind in _KINDS}
     for full_name, block in blocks.items():
         kind, _, name = full_name.partition(".")

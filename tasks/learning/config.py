@@ -1,6 +1,6 @@
 """Configuration of learning: the algorithm, the optimizer, and how the train task runs.
 
-Owns names, ranges, defaults, and what goes together; knows no tensors. Every value is checked here, before anything is
+It defines names, ranges, defaults and which values go together. Every value is checked here, before anything is
 created.
 """
 
@@ -44,47 +44,47 @@ NEEDS_WHOLE_BATCH = frozenset({"reinforce_plus_plus", "reinforce_plus_plus_basel
 
 @dataclass(frozen=True, kw_only=True)
 class AlgorithmConfig:
-    """Which policy-gradient estimator is used; docs/guide/algorithms.md says which paper chose what.
+    """The policy-gradient estimator; docs/guide/algorithms.md lists the choices of each paper.
 
-    When it is read from a document, `preset` names a paper whose values replace the defaults below; fields that are
-    given win over it (`tasks.learning.presets`). What is impossible together, or has no effect, raises ValueError.
+    In a document, `preset` names a paper whose values replace the defaults below; given fields override them
+    (`tasks.learning.presets`). Values that contradict each other or have no effect raise ValueError.
 
     Attributes:
         advantage_estimator: See `tasks.learning.advantage`, and `tasks.learning.returns` for "gae".
         scale_rewards: Divides "grpo" advantages by the standard deviation of the "group", of the whole "batch", or
             by nothing.
         advantage_eps: Added to the standard deviation.
-        gamma: Discount per token, of "reinforce_plus_plus" and "gae".
-        gae_lambda: Of "gae": 0 trusts the critic, 1 the rewards.
+        gamma: The discount per token, for "reinforce_plus_plus" and "gae".
+        gae_lambda: For "gae": 0 trusts the critic, 1 the rewards.
         policy_loss: "clip", "gspo", "cispo" or "reinforce"; see `tasks.learning.loss`.
         clip_ratio_low: The probability ratio is clipped below at 1 - clip_ratio_low.
         clip_ratio_high: The probability ratio is clipped above at 1 + clip_ratio_high.
-        clip_ratio_c: Dual clip of "clip": bounds the ratio of negative advantages; None does not.
-        value_clip: How far a value may move from the old one in the critic's loss; None does not bound it.
+        clip_ratio_c: For "clip", the dual clip: bounds the ratio of negative advantages; None sets no bound.
+        value_clip: How far a value may move from the old one in the critic's loss; None sets no bound.
         loss_agg_mode: How token losses become one number; see `tasks.learning.loss.token_weights`.
-        kl_coef: Weight of the KL to the reference policy; 0 needs no reference policy.
+        kl_coef: The weight of the KL to the reference policy; with 0, no reference policy is needed.
         kl_estimator: See `tasks.learning.loss.kl_penalty`.
-        kl_in: "loss" adds the KL to the loss, "reward" takes it from every token's reward; estimators that give one
+        kl_in: "loss" adds the KL to the loss, "reward" subtracts it from every token's reward; estimators that give one
             number per response take the sum.
-        overlong_buffer_length: Last tokens before max_completion_length in which the reward falls; None: none.
-        overlong_penalty_factor: By how much it has fallen at max_completion_length.
-        mask_truncated: Responses that were cut at max_completion_length are not trained.
+        overlong_buffer_length: The reward falls over this many tokens before max_completion_length; None: it does not.
+        overlong_penalty_factor: The penalty at max_completion_length.
+        mask_truncated: Responses that were cut off at max_completion_length are not trained.
         filter_groups: Groups whose rewards are all equal, before any penalty, are not trained, and others are sampled
             instead (DAPO's dynamic sampling, arXiv 2503.14476, section 3.2).
-        filter_groups_budget: With filter_groups an iteration samples at most so many times num_prompts_per_step groups,
-            rounded up; it trains on what it has found by then.
-        importance_sampling: Weights for the sampler not being the trainer's policy; see `tasks.learning.importance`.
-            "auto": "none" where the ratio of the loss corrects already (old_logprobs "sampler"), and where tokens come
-            from the trainer's own weights (max_staleness 0) and the engine is known to compute as the trainer does;
-            else "token".
+        filter_groups_budget: With filter_groups, an iteration samples at most num_prompts_per_step times this many
+            groups, rounded up, and trains on the groups it has found by then.
+        importance_sampling: Weights that correct for a sampler that differs from the trainer's policy; see
+            `tasks.learning.importance`. "auto" is "none" if the ratio of the loss already corrects (old_logprobs
+            "sampler"), or if tokens come from the trainer's own weights (max_staleness 0) and the engine is known to
+            compute as the trainer does; else it is "token".
         importance_sampling_cap: The largest weight.
-        old_logprobs: Denominator of the ratio: "trainer" is the policy before the iteration's first optimizer step (so
-            the ratio is 1 in that), "sampler" takes what the engine recorded.
-        num_mini_batches: Optimizer steps into which an iteration's groups are divided.
+        old_logprobs: The denominator of the ratio: "trainer" is the policy before the iteration's first optimizer step
+            (in that step the ratio is 1), "sampler" takes the log-probs that the engine recorded.
+        num_mini_batches: The number of optimizer steps among which an iteration's groups are divided.
         num_epochs: How often an iteration trains on its groups (TRL's num_iterations, verl's ppo_epochs).
-        max_staleness: The trainer's weight version at the beginning of an iteration, less the version that a token was
-            sampled from, is at most this. With 1 or more the next iteration is rolled out while this one is trained on,
-            one iteration ahead: staleness is 1 then, and never more.
+        max_staleness: The most versions by which the weights that sampled a token may be older than the trainer's at
+            the beginning of the iteration. With 1 or more, the next iteration is rolled out while this one is trained
+            on, one iteration ahead: the staleness is then 1, and never more.
         micro_batch_order: "plan" trains groups in the order of the plan (bit-reproducible), "arrival" as they finish.
     """
 
@@ -123,12 +123,12 @@ class AlgorithmConfig:
 
     @property
     def needs_whole_batch(self) -> bool:
-        """Whether advantages depend on every response of the step, and not on their own group alone."""
+        """Whether advantages depend on all responses of the step, not only on their own group."""
         return self.advantage_estimator in NEEDS_WHOLE_BATCH or self.scale_rewards == "batch"
 
     @property
     def streams(self) -> bool:
-        """Whether the gradient can be accumulated while other responses are still generated."""
+        """Whether gradients can be accumulated while other responses are still being generated."""
         return self.num_mini_batches * self.num_epochs == 1 and not self.needs_whole_batch
 
     def __post_init__(self) -> None:
@@ -200,14 +200,14 @@ class OptimizerConfig:
 
     Attributes:
         learning_rate: The peak, reached after the warm-up.
-        beta1: Decay of the mean of the gradient.
-        beta2: Decay of the mean of its square.
+        beta1: The decay of the running mean of the gradient.
+        beta2: The decay of the running mean of its square.
         eps: Added to the root of the second moment.
-        weight_decay: Decoupled; applied to matrices only, never to norms and biases.
-        max_grad_norm: The gradient's 2-norm is clipped to it; infinity never clips.
-        warmup_steps: Steps of linear increase from learning_rate / warmup_steps.
-        schedule: What follows the warm-up.
-        total_steps: Optimizer steps until the minimum is reached; needed by "linear" and "cosine".
+        weight_decay: Decoupled weight decay; applied to matrices only, never to norms and biases.
+        max_grad_norm: The gradient's 2-norm is clipped to this; infinity never clips.
+        warmup_steps: The number of steps of linear increase from learning_rate / warmup_steps.
+        schedule: The schedule after the warm-up.
+        total_steps: The number of optimizer steps until the minimum is reached; needed by "linear" and "cosine".
         min_learning_rate_ratio: The minimum as a fraction of learning_rate.
     """
 
@@ -239,18 +239,18 @@ class TrainerConfig:
     """How the train task runs.
 
     Attributes:
-        dtype: Of the matrix products; parameters, gradients and moments are float32 either way.
-        device: "auto" takes the first GPU where there is one.
-        micro_batch_tokens_max: Padded tokens (prompt and response) in one forward pass. Groups are never divided: one
-            that is larger is a micro-batch of its own.
+        dtype: The dtype of the matrix products; parameters, gradients and moments are always float32.
+        device: "auto" takes the first GPU if there is one.
+        micro_batch_tokens_max: The most padded tokens (prompt and response) of a micro-batch and of a forward pass.
+            Micro-batches hold whole groups: a larger group is a micro-batch of its own, in several passes.
         gradient_checkpointing: Recompute the layers' activations in the backward pass.
         use_liger_kernel: Patch the policy with the kernels of the package liger-kernel; see `tasks.learning.liger`.
-        group_timeout_s: How long to wait for a group that makes no progress before giving up.
-        poll_interval_s: Pause between two looks at the journal.
-        weights_full_interval: Every so many versions the weights are published whole, and earlier when the differences
-            since then exceed a version's bytes; else as differences.
-        nnodes: Machines that train together; more than one need Kubeflow's training operator in the cluster.
-        nproc_per_node: Processes on each of them, one per GPU. The model is divided among all (FSDP2).
+        group_timeout_s: How long the trainer waits without any new token in the journal before it gives up.
+        poll_interval_s: The pause between two looks at the journal.
+        weights_full_interval: Weights are published as differences, and whole after this many versions, or earlier when
+            the differences since the last whole version exceed a version's bytes.
+        nnodes: The number of machines that train together; more than one need Kubeflow's training operator.
+        nproc_per_node: The number of processes on each machine, one per GPU. FSDP2 divides the model among all.
     """
 
     __pydantic_config__ = STRICT

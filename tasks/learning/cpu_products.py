@@ -1,7 +1,8 @@
 """Matrix products on a CPU: by oneDNN where it is faster than the library behind torch.mm, else by torch.mm.
 
-MKL takes its AVX2 code on processors of other makers; oneDNN takes AVX-512 wherever it is. Both are float32 and differ
-in rounding only. Which one is taken depends on the processor and on shapes, never on time: a step repeats bit by bit.
+On processors that are not Intel's, MKL uses its AVX2 code, whereas oneDNN uses AVX-512 wherever it exists. Both compute
+in float32 and differ in rounding only. The choice depends on the processor and on shapes, never on time, so a step
+repeats bit by bit.
 """
 
 import functools
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F  # noqa: N812 - torch's own custom
 
-# Below it, a product takes less time than finding out how to do it.
+# Below this, a product takes less time than oneDNN's dispatch.
 FLOPS_MIN = 1 << 21
 
 
@@ -26,7 +27,7 @@ def _onednn_linear() -> Any:
 
 
 def suits_onednn(tensor: Tensor) -> bool:
-    """Whether large products of it are oneDNN's: float32, on a CPU with AVX-512."""
+    """Whether oneDNN computes large products of this tensor: it is float32, on a CPU with AVX-512."""
     return tensor.dtype == torch.float32 and tensor.device.type == "cpu" and _onednn_linear() is not None
 
 
@@ -57,20 +58,20 @@ class _Linear(torch.autograd.Function):
 
 
 def _outer(grad: Tensor, inputs: Tensor) -> Tensor:
-    """The product grad.T @ inputs; [N, M] and [N, K] to [M, K]."""
-    # oneDNN copies its left operand when that is a transpose: let it be the smaller one.
+    """The product grad.T @ inputs, from [N, M] and [N, K] to [M, K]."""
+    # oneDNN copies its left operand when that is a transpose, so the smaller one is put there.
     if inputs.shape[1] <= grad.shape[1]:
         return times_transposed(inputs.T, grad.T).T
     return times_transposed(grad.T, inputs.T)
 
 
 class CpuLinear(nn.Linear):
-    """nn.Linear, computed by oneDNN where `suits_onednn` says so."""
+    """An nn.Linear that oneDNN computes where `suits_onednn` holds."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name in torch
-        """[..., K] to [..., M]."""
+        """Map [..., K] to [..., M]."""
         small = 2 * input.numel() * self.out_features < FLOPS_MIN
-        # With autocast, torch has more to do than multiply.
+        # With autocast, torch also casts, which oneDNN's operator would skip.
         if small or torch.is_autocast_enabled("cpu") or not suits_onednn(input):
             return F.linear(input, self.weight, self.bias)
         outputs: Tensor = _Linear.apply(input.contiguous(), self.weight, self.bias)  # type: ignore[no-untyped-call]
@@ -78,7 +79,7 @@ class CpuLinear(nn.Linear):
 
 
 def use_cpu_products(module: nn.Module) -> None:
-    """Have all plain linear layers on a CPU computed as `CpuLinear`; names and parameters stay as they are."""
+    """Turn all plain linear layers on a CPU into `CpuLinear`; names and parameters stay as they are."""
     for layer in module.modules():
         if type(layer) is nn.Linear and layer.weight.device.type == "cpu":
             layer.__class__ = CpuLinear

@@ -1,7 +1,6 @@
-"""Critic: the value of what a response has not said yet, token by token, by a model of its own.
+"""Critic: a model of its own that predicts, before each token, the return of the rest of a response.
 
-It is the policy's pretrained body with one linear output, which begins at zero. Does not know returns, losses or
-storage.
+It is the policy's pretrained body with one linear output, which is zero at first.
 """
 
 from collections.abc import Mapping
@@ -22,16 +21,16 @@ from tasks.learning.trained_model import TrainedModel, compute_dtype, read_model
 class Critic(TrainedModel):
     """A value model on one device, or divided among ranks. Not thread-safe.
 
-    Its tensors are called model.<name in the body> and value_head.{weight,bias}.
+    Its tensors are named model.<name in the body> and value_head.{weight,bias}.
 
     Args:
         model_dir: A directory with the policy's config.json.
-        tensors: As `tensors()` gives them.
+        tensors: As returned by `tensors()`.
         config: dtype, device and gradient_checkpointing are used.
-        ranks: Who trains it; default: this process alone, on the device of the configuration.
+        ranks: The ranks that train it; default: this process alone, on the device of the configuration.
 
     Raises:
-        PolicyError: No such model, or tensors of other names or shapes.
+        PolicyError: The model does not exist, or the tensors have other names or shapes.
     """
 
     def __init__(
@@ -56,7 +55,7 @@ class Critic(TrainedModel):
         *,
         ranks: Ranks | None = None,
     ) -> "Critic":
-        """A critic that has learned nothing yet: the body of a policy's `tensors`, and values of zero."""
+        """An untrained critic: the body of a policy's `tensors`, and a head whose values are zero."""
         with torch.device("meta"):
             body = _body(Path(model_dir))
         prefix = f"{body.base_model_prefix}."

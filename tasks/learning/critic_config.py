@@ -1,4 +1,4 @@
-"""Configuration of the critic: its optimizer, and how long it learns alone. Read with advantage_estimator "gae"."""
+"""Configuration of the critic: its optimizer and its warm-up. It is used with advantage_estimator "gae" only."""
 
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -10,7 +10,7 @@ from tasks.learning.config import STRICT, OptimizerConfig
 
 @dataclass(frozen=True, kw_only=True)
 class CriticOptimizerConfig(OptimizerConfig):
-    """As the policy's, ten times as fast: what the critic learns is no policy that could be spoilt."""
+    """The policy's settings with ten times the learning rate: a large step of the critic does not harm the policy."""
 
     __pydantic_config__ = STRICT
     learning_rate: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1e-5
@@ -18,10 +18,10 @@ class CriticOptimizerConfig(OptimizerConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class CriticConfig:
-    """The critic of PPO: the run's pretrained model with a value in the place of logits.
+    """The critic of PPO: the run's pretrained model with a value in place of logits.
 
     Attributes:
-        optimizer: Its own; see `tasks.learning.config.OptimizerConfig`.
+        optimizer: The critic's own optimizer; see `tasks.learning.config.OptimizerConfig`.
         warmup_iterations: The first iterations of the run, in which only the critic is trained.
     """
 

@@ -1,7 +1,7 @@
 """Dealing: which rank trains which responses of a micro-batch. Pure functions.
 
-Ranks gather a layer's parameters together, so all make the same number of passes; who has none left makes an idle one,
-which adds nothing. Nothing here depends on time, so a replay deals the same.
+Ranks gather a layer's parameters together, so all make the same number of passes; a rank without responses makes an
+idle pass, which adds nothing. Nothing here depends on time, so a replay deals the same.
 """
 
 from collections.abc import Sequence
@@ -11,22 +11,22 @@ import torch
 from tasks.learning.batching import TokenBatch, collate
 from tasks.learning.padding import passes
 
-# The response of a batch that trains none.
+# The response number in an idle batch, which trains no response.
 IDLE = -1
 
 
 def deal(lengths: Sequence[int], world_size: int) -> list[list[int]]:
-    """The positions of responses that each rank trains, ascending; every position once.
+    """The positions of the responses that each rank trains, ascending; every position occurs once.
 
-    Balanced by length: the longest first, each to the rank with the fewest tokens so far, the first of equals
-    (LPT, Graham 1969: at most 4/3 of the best possible). One rank gets all, in order.
+    Ranks are balanced by length: responses are dealt longest first, each to the rank with the fewest tokens so far, or
+    the lowest such rank (LPT, Graham 1969: at most 4/3 of the best possible). One rank gets all, in order.
 
     Args:
-        lengths: Tokens of each response, prompt included.
-        world_size: How many ranks.
+        lengths: The tokens of each response, prompt included.
+        world_size: The number of ranks.
 
     Raises:
-        ValueError: Fewer than one rank.
+        ValueError: There is less than one rank.
     """
     if world_size < 1:
         raise ValueError(f"world_size: value {world_size}; allowed: 1 or more")
@@ -42,8 +42,8 @@ def deal(lengths: Sequence[int], world_size: int) -> list[list[int]]:
 def dealt_passes(lengths: Sequence[int], tokens_max: int, world_size: int) -> list[list[list[int]]]:
     """The forward passes of every rank: [rank][pass] is the positions in it, [] for an idle pass.
 
-    All ranks have the same number of passes, each of at most `tokens_max` padded tokens as
-    `tasks.learning.padding.passes` divides them. With one rank, exactly its passes.
+    `tasks.learning.padding.passes` divides each rank's responses into passes of at most `tokens_max` padded tokens, and
+    idle passes make their number equal on all ranks.
     """
     divided = []
     for hand in deal(lengths, world_size):
@@ -59,5 +59,5 @@ def is_idle(batch: TokenBatch) -> bool:
 
 
 def idle_batch(device: torch.device) -> TokenBatch:
-    """One response of one token, for a pass that only takes part: its loss is to be multiplied by 0."""
+    """A batch with one response of one token, for an idle pass; its loss must be multiplied by 0."""
     return collate([IDLE], [[0]], [[0]], [[0.0]]).to(device)

@@ -1,6 +1,6 @@
-"""Estimates: what is computed of each response before it is trained, from rewards and without gradient.
+"""Estimates: advantages, returns, values and KL of each response, computed before it is trained, without gradient.
 
-Everything is kept by response, on the CPU, so that it fits any division into forward passes. Does not know the journal.
+They are kept by response, on the CPU, so that they fit any division into forward passes.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,14 +26,16 @@ Passes = Callable[[Sequence[GradedResponse]], Iterator[TokenBatch]]
 
 @dataclass(frozen=True, kw_only=True)
 class Estimates:
-    """By response number; only of responses that are trained, except where said otherwise.
+    """Estimates by response number, for trained responses only, unless noted otherwise.
 
     Attributes:
-        advantages: [] or [its tokens], float64; also of responses that are not trained.
-        kl: With kl_in "reward": to the reference with every token, [its tokens]; also of those that are not trained.
-        values: With a critic: its values before the first optimizer step, [its tokens] float32.
-        returns: With a critic: what it is to learn, [its tokens] float64.
-        first_logprobs: Of the policy before the first optimizer step, [its tokens]; None where there is one step only.
+        advantages: [] or [tokens of the response], float64; also for responses that are not trained.
+        kl: With kl_in "reward", the KL to the reference at every token, [tokens of the response]; also for responses
+            that are not trained.
+        values: With a critic, its values before the first optimizer step, [tokens of the response] float32.
+        returns: With a critic, its targets, [tokens of the response] float64.
+        first_logprobs: The policy's log-probs before the first optimizer step, [tokens of the response]; None if there
+            is only one step.
     """
 
     advantages: ByResponse
@@ -44,7 +46,7 @@ class Estimates:
 
 
 def trained(responses: Sequence[GradedResponse], algorithm: AlgorithmConfig) -> list[GradedResponse]:
-    """Those of the responses that are trained, in order."""
+    """The trained ones of the responses, in order."""
     kept = trained_responses([graded.finish_reason for graded in responses], algorithm)
     return [responses[index] for index in kept]
 
@@ -57,10 +59,10 @@ def estimate(
     num_generations: int,
     passes: Passes,
 ) -> Estimates:
-    """The estimates of responses whose advantages are computed together: whole groups, or all of the step.
+    """The estimates of responses whose advantages are computed together: whole groups, or the whole step.
 
     Raises:
-        ValueError: kl_in "reward" without a reference policy, "gae" without a critic; as the estimator raises.
+        ValueError: kl_in is "reward" without a reference policy, or "gae" has no critic; or the estimator raises it.
         NonFiniteGradient: A value or a KL is not finite; names the responses.
     """
     kl = _reference_kl(responses, learner, algorithm, sampling, passes) if algorithm.kl_in == "reward" else None
@@ -87,7 +89,7 @@ def estimate(
 def length_penalties(
     responses: Sequence[GradedResponse], algorithm: AlgorithmConfig, sampling: SamplingParams
 ) -> Tensor:
-    """What long responses cost (DAPO's overlong shaping), [B] float64, at most 0."""
+    """The penalties of long responses (DAPO's overlong shaping), [B] float64, at most 0."""
     lengths = torch.tensor([graded.length for graded in responses])
     buffer = algorithm.overlong_buffer_length
     if buffer is None:
@@ -99,7 +101,7 @@ def length_penalties(
 def first_logprobs(
     responses: Sequence[GradedResponse], learner: Learner, temperature: float, passes: Passes
 ) -> ByResponse:
-    """Log-probs of every token under the policy as it is now, [its tokens] float32 each."""
+    """The log-probs of every token under the current policy, [tokens of the response] float32 each."""
     found: ByResponse = {}
     for batch in passes(responses):
         found |= by_response(learner.policy.logprobs(batch, temperature)[0], batch)
@@ -107,16 +109,16 @@ def first_logprobs(
 
 
 def padded(rows: Mapping[int, Tensor], batch: TokenBatch) -> Tensor:
-    """The rows of a batch's responses as the loss takes them, float32: [B, T], or [B] for numbers."""
+    """The rows of a batch's responses as the loss takes them, in float32: [B, T], or [B] if rows are scalars."""
     chosen = [rows[response].to(torch.float32) for response in batch.responses]
     return pad_sequence(chosen, batch_first=True) if chosen[0].dim() else torch.stack(chosen)
 
 
 def by_response(values: Tensor, batch: TokenBatch) -> ByResponse:
-    """[B, T] as one row per response, without its padding, on the CPU."""
+    """Divide [B, T] into one row per response, without padding, on the CPU."""
     rows = values.detach().cpu()
     lengths = batch.lengths.tolist()
-    # Copies, so that the padding is not held.
+    # Copies, so that the padding's memory is freed.
     return {name: row[:length].clone() for name, row, length in zip(batch.responses, rows, lengths, strict=True)}
 
 
@@ -127,7 +129,7 @@ def _reference_kl(
     sampling: SamplingParams,
     passes: Passes,
 ) -> ByResponse:
-    """With each token of each response, also of those that are not trained: they count in their group's mean."""
+    """The KL at each token of each response, also of untrained ones, because they count in their group's mean."""
     if learner.reference is None:
         raise ValueError("kl_in: value 'reward'; allowed: 'loss' without a reference policy")
     found: ByResponse = {}
@@ -148,10 +150,10 @@ def _values(responses: Sequence[GradedResponse], learner: Learner, passes: Passe
 
 
 def _of_all_ranks(found: ByResponse, learner: Learner, dtype: torch.dtype, what: str) -> ByResponse:
-    """What the ranks found together; every rank must call it. Raises NonFiniteGradient naming the responses."""
+    """The rows of all ranks together; every rank must call it. Raises NonFiniteGradient with the responses."""
     found.pop(IDLE, None)
     rows = learner.ranks.gather_rows(found, dtype)
-    # Normalised over the step, one such row would spoil all, and the first pass would be blamed.
+    # Normalisation over the step would spread one such row to all, and the error would name the first pass instead.
     if spoilt := [name for name, row in rows.items() if not bool(torch.isfinite(row).all())]:
         raise NonFiniteGradient(what, spoilt)
     return rows

@@ -1,6 +1,6 @@
-"""Following the journal: which groups are finished, and a clear word on what is missing when none becomes so.
+"""Following the journal: which groups are finished, and which responses are missing when none finishes in time.
 
-Works the same while rollouts run and after they have ended. Knows nothing of rewards or gradients.
+It works the same while rollouts run and after they have ended.
 """
 
 import logging
@@ -17,16 +17,16 @@ LOG_INTERVAL_S = 30.0
 
 
 class GroupTimeout(TimeoutError):  # noqa: N818 - reads as what happened
-    """No token came for group_timeout_s while a group was unfinished; says which responses and who holds them."""
+    """No token came for group_timeout_s while a group was unfinished; names the responses and their holders."""
 
 
 class RecordedElsewhereError(Exception):
-    """Another attempt has recorded the micro-batch that is waited for; what it took need not end here once more."""
+    """Another attempt has recorded the micro-batch for which this one waits, so there is nothing to wait for."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FollowConfig:
-    """in_plan_order: only the first pending group is waited for; else any. Times in seconds."""
+    """in_plan_order: whether to wait for the first pending group only, or for any. Times are in seconds."""
 
     in_plan_order: bool
     timeout_s: float
@@ -34,9 +34,10 @@ class FollowConfig:
 
 
 def incarnations_to_read(reader: JournalReader, unfinished: Iterable[int]) -> list[str]:
-    """Whose shards can still change these responses: their owners', and those sealed beyond what was read.
+    """The incarnations whose shards can still change these responses (docs/format.md algorithm R).
 
-    All others are dead, or done, or write what no reader takes (docs/format.md algorithm R).
+    They are the current holders, and those of whose shards a claim sealed more than was read so far. What others write
+    is not taken by any reader.
     """
     names: dict[str, None] = {}
     for response in unfinished:
@@ -51,7 +52,7 @@ def incarnations_to_read(reader: JournalReader, unfinished: Iterable[int]) -> li
 
 
 class GroupFollower:
-    """Answers "which group is finished next?" from claims and shards."""
+    """Finds the next finished group from claims and shards."""
 
     def __init__(
         self,
@@ -61,7 +62,7 @@ class GroupFollower:
         clock: Clock,
         watch: Callable[[bool], None] = lambda _: None,
     ) -> None:
-        """watch: called at every look in vain with whether anything was journalled since; may raise to end the wait."""
+        """watch: called after every look without a result, with whether the journal grew; may raise to end the wait."""
         self._watch = watch
         self._reader = reader
         self._plan = plan
@@ -73,15 +74,15 @@ class GroupFollower:
 
     @property
     def waited_s(self) -> float:
-        """Seconds in which there was nothing to do, in all: from a look at the journal in vain until after the next."""
+        """The total seconds of waiting, each from a look at the journal without a result until after the next look."""
         return self._waited_s
 
     def wait(self, pending: Sequence[int], recorded: Callable[[], bool] = lambda: False) -> int:
-        """The next finished group of `pending` (in plan order).
+        """Wait for the next finished group of `pending`, which is in plan order.
 
-        Raises GroupTimeout when the journal stands still, RecordedElsewhereError once `recorded` says so, and what
-        `watch` raises.
-        The journal of every pending group is read, whichever is waited for: any progress puts the time limit off.
+        It reads the journal of every pending group, whichever group it waits for, and any progress restarts the time
+        limit. Raises GroupTimeout when the limit is over, RecordedElsewhereError once `recorded` returns True, and any
+        error of `watch`.
         """
         seen, since_s = self._progress(), self._clock.monotonic()
         candidates = pending[:1] if self._config.in_plan_order else pending
@@ -117,16 +118,16 @@ class GroupFollower:
         return all(self._end(response) for response in self.members(group))
 
     def members(self, group: int) -> range:
-        """The group's response numbers."""
+        """The response numbers of a group."""
         first = group * self._plan.num_generations
         return range(first, first + self._plan.num_generations)
 
     def response(self, response: int) -> Assembled:
-        """A finished response."""
+        """The tokens of a finished response."""
         return self._finished[response]
 
     def release(self, group: int) -> None:
-        """Forget a group's tokens after use."""
+        """Drop a group's tokens after use."""
         for response in self.members(group):
             self._finished.pop(response, None)
 
@@ -160,7 +161,7 @@ class GroupFollower:
         )
 
     def _missing(self, groups: Sequence[int]) -> list[str]:
-        """One line per unfinished response: its tokens and its holder; the last one counts what is left out."""
+        """One line per unfinished response, with its tokens and its holder; a last line counts those left out."""
         waiting = self._unfinished(groups)
         lines = []
         for response in waiting[:RESPONSES_SHOWN]:

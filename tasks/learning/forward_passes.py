@@ -1,6 +1,6 @@
-"""Forward passes: responses read from the journal and dealt to ranks, as the padded batches of this rank.
+"""Forward passes: responses are read from the journal and dealt to ranks; this rank gets its padded batches.
 
-All ranks make the same number of passes, so one that has none left gets idle ones. Knows neither models nor losses.
+All ranks make the same number of passes, so a rank without responses gets idle batches.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ from tasks.learning.recorded_batches import BatchReader
 
 
 class ForwardPasses:
-    """Called with responses, gives this rank's passes over them; `tokens_max` bounds a pass's padded tokens."""
+    """A callable that gives this rank's passes over responses; `tokens_max` limits the padded tokens of a pass."""
 
     def __init__(
         self, batches: BatchReader, plan: PlanRecord, prompts: Sequence[PromptRow], tokens_max: int, ranks: Ranks
@@ -33,7 +33,7 @@ class ForwardPasses:
         """The passes, each with the tokens that the recorded lineage names.
 
         Raises:
-            CorruptObject: The journal no longer holds them.
+            CorruptObject: The journal no longer holds these tokens.
         """
         prompts = [self._prompts[graded.response // self._plan.num_generations].token_ids for graded in responses]
         lengths = [len(prompt) + graded.length for prompt, graded in zip(prompts, responses, strict=True)]
@@ -51,5 +51,5 @@ class ForwardPasses:
             )
 
     def weight_versions(self, batch: TokenBatch) -> npt.NDArray[np.uint32]:
-        """Which weight version each token of a pass was sampled from, one response after the other."""
+        """The weight version from which each token of a pass was sampled, one response after the other."""
         return np.concatenate([self._versions[response] for response in batch.responses])

@@ -1,4 +1,4 @@
-"""Generating on the trainer's machines: at an iteration's beginning as planned, and again when no other member lives.
+"""Generation on the trainer's machines: at an iteration's beginning as planned, and again when no other member lives.
 
 Every rank generates on its own GPU, and only while no learner is on the device.
 """
@@ -17,12 +17,12 @@ from tasks.sampling.session.seeding_member import Seeded, TrainersMachine, is_du
 
 
 class Generation:
-    """What one attempt to train an iteration generates itself. Every rank has one and calls the same methods."""
+    """The generation by one attempt to train an iteration. Every rank has one and calls the same methods."""
 
     def __init__(
         self, store: ObjectStore, plan: PlanRecord, config: RunConfig, execution: str, clock: Clock, ranks: Ranks
     ) -> None:
-        """store: one that counts nothing, for a member's heartbeat tells its own requests."""
+        """store: a store without metering, because each member's heartbeat reports its own requests."""
         self._store = store
         self._plan = plan
         self._config = config
@@ -40,7 +40,7 @@ class Generation:
         self._done = Seeded()
 
     def begin(self) -> None:
-        """Generate where the plan says so, and this is the first attempt or nobody else generates."""
+        """Generate if the plan says so and `is_due`: before the first batch is recorded, or if there is no crew."""
         if not is_seeded(self._plan):
             return
         if self._ranks.broadcast(self._ranks.is_first and is_due(self._store, self._plan)):
@@ -52,9 +52,9 @@ class Generation:
         self._add(seed_again(self._store, self._plan, self._config, self._machine, self._clock))
 
     def watch(self) -> CrewWatch:
-        """A watch on the other members, for while the learner has the device.
+        """A watch on the other members for the time in which the learner is on the device.
 
-        Where generating brought nothing although the crew has ended, it waits before it says so again.
+        If the last generation brought no token, the watch waits before it raises LeftAlone again.
         """
         return CrewWatch(
             self._store,
@@ -67,7 +67,7 @@ class Generation:
         )
 
     def metrics(self) -> dict[str, float]:
-        """Seconds of the slowest rank and tokens of all; empty where none was to generate. Every rank must ask."""
+        """Seconds of the slowest rank and tokens of all; empty if no rank was to generate. Every rank must call it."""
         if not self._has_generated:
             return {}
         seconds, tokens = zip(*self._ranks.gather([self._done.seconds, self._done.tokens]), strict=True)
@@ -76,12 +76,12 @@ class Generation:
     def _add(self, done: Seeded) -> None:
         self._done += done
         self._is_fruitless = not done.tokens
-        # A rank without a slot, or whose engine died, is here long before the others.
+        # A rank without a slot, or with a dead engine, arrives long before the others.
         self._ranks.meet()
 
 
 def free_device(device: torch.device) -> None:
-    """Give back what a learner that is gone held on the device: an engine in another process needs it."""
+    """Free the memory that a deleted learner held on the device, for an engine in another process."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

@@ -1,6 +1,7 @@
 """Liger kernels: fused Triton kernels for a Hugging Face model's norms, rotary embedding and gated activation.
 
-The head stays as it is: its loss is `tasks.learning.token_objective`'s. Needs the package liger-kernel, and a GPU.
+The head is not patched, because `tasks.learning.token_objective` computes its loss. The package liger-kernel and a GPU
+are needed.
 """
 
 import importlib
@@ -9,7 +10,7 @@ from typing import Any
 
 import torch
 
-# What is patched where the model has it; anything else of Liger's would replace the head or the loss.
+# The parts that are patched if the model has them; Liger's other patches would replace the head or the loss.
 PATCHES = {"rope": True, "rms_norm": True, "layer_norm": True, "swiglu": True, "geglu": True}
 NOT_PATCHED = {"cross_entropy": False, "fused_linear_cross_entropy": False}
 
@@ -17,14 +18,14 @@ NOT_PATCHED = {"cross_entropy": False, "fused_linear_cross_entropy": False}
 def apply_liger_kernels(model: Any, device: torch.device) -> None:
     """Patch the modules of a model in place; names and parameters stay as they are.
 
-    Liger replaces the rotary embedding for every model of that type in this process, also for those made before.
+    Liger replaces the rotary embedding for every model of that type in this process, also for existing ones.
 
     Args:
         model: A Hugging Face causal language model.
-        device: Where it computes.
+        device: The model's device.
 
     Raises:
-        ValueError: No GPU, no liger-kernel, or a model that it does not know; nothing is changed then.
+        ValueError: There is no GPU, no liger-kernel, or it does not know the model; nothing is changed then.
     """
     if device.type != "cuda":
         raise ValueError(f"use_liger_kernel: value true; allowed on device {str(device)!r}: false, it needs a GPU")
@@ -45,6 +46,6 @@ def apply_liger_kernels(model: Any, device: torch.device) -> None:
 
 
 def options_of(patch: Any) -> dict[str, bool]:
-    """Which of its kernels a patch function of Liger's is told to apply, as far as it knows them."""
+    """The arguments for one of Liger's patch functions that switch kernels on and off, as far as it has them."""
     known = inspect.signature(patch).parameters
     return {name: value for name, value in (PATCHES | NOT_PATCHED).items() if name in known}

@@ -13,10 +13,10 @@ class LoraConfig:
     """Train adapters of low rank instead of the policy itself (arXiv 2106.09685), through the library peft.
 
     Attributes:
-        rank: Of the two factors of a layer's difference.
+        rank: The rank of a layer's difference, which is the product of two factors.
         alpha: The difference is multiplied by alpha / rank.
-        target_modules: Names of the layers that get one, or the ends of names ("q_proj"); empty: all linear layers but
-            the head.
+        target_modules: The names, or ends of names ("q_proj"), of the layers that get an adapter; if empty, all linear
+            layers but the head.
     """
 
     __pydantic_config__ = STRICT

@@ -1,6 +1,6 @@
-"""Non-finite steps: keeps in the run why an iteration's training stopped, so that it can be looked at later.
+"""Non-finite steps: a record in the run of why an iteration's training stopped, for a later investigation.
 
-The tokens and log-probs are in the iteration's journal, which stays as long as the iteration is not committed.
+The tokens and log-probs are in the iteration's journal, which is kept until the iteration is committed.
 """
 
 import logging
@@ -19,9 +19,9 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def keep_nonfinite(store: ObjectStore, plan: PlanRecord) -> Iterator[None]:
-    """Write nonfinite.json when the block raises NonFiniteGradient, which then also says how to get at the responses.
+    """Write nonfinite.json when the block raises NonFiniteGradient, and add to its message how to get the responses.
 
-    A store that does not take it is only logged: the first error is the one to tell.
+    If the store fails, that is only logged, because NonFiniteGradient is the error to report.
     """
     try:
         yield
@@ -32,16 +32,16 @@ def keep_nonfinite(store: ObjectStore, plan: PlanRecord) -> Iterator[None]:
         except StorageError as failed:
             log.warning("%s could not be written: %s", key, failed)
         command = f"gleaner export {store.url} --rollouts --iterations {plan.iteration} --to FOLDER"
-        # Its fields stay, and so does its type: the same error with one more thing to say.
+        # The same error object is raised again, so its type and fields stay; only its message is longer.
         error.args = (f"{error}; told in {key}, and the tokens and log-probs by: {command}",)
         raise
 
 
 @contextmanager
 def finite_together(ranks: Ranks) -> Iterator[None]:
-    """Make NonFiniteGradient of one rank raise on all at the end of the block, with the responses of all.
+    """Raise NonFiniteGradient on all ranks at the end of the block if one rank raised it, with all ranks' responses.
 
-    Anything else is raised at once, on the rank where it happens: the others may be in the middle of a collective.
+    Any other error is raised at once, only on the rank where it happens: the others may be in a collective.
     """
     found: NonFiniteGradient | None = None
     try:

@@ -1,8 +1,7 @@
-"""The optimizer of a policy: AdamW with its schedule, applied to a gradient that was accumulated undivided.
+"""The optimizer of a policy: AdamW with a learning-rate schedule, applied to an accumulated, undivided gradient.
 
-Parameters may be divided among ranks: each then updates its part, after clipping by the norm of the whole.
-
-Owns the moments and the number of steps taken; does not know losses or storage.
+Parameters may be divided among ranks: each rank then updates its part, after clipping by the norm of the whole
+gradient. The optimizer keeps the moments and the number of steps taken.
 """
 
 import math
@@ -20,9 +19,9 @@ _RESPONSES_SHOWN = 16
 
 
 class NonFiniteGradient(ArithmeticError):  # noqa: N818 - reads as what happened
-    """The loss or its gradient is infinite or not a number; the weights were not touched, the gradient is dropped.
+    """The loss or its gradient is infinite or not a number; weights are unchanged and the gradient is dropped.
 
-    `responses` are the ids that may have caused it.
+    `responses` are the ids of the responses that may have caused it.
     """
 
     def __init__(self, quantity: str, responses: Sequence[int]) -> None:
@@ -35,7 +34,7 @@ class NonFiniteGradient(ArithmeticError):  # noqa: N818 - reads as what happened
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """What an optimizer step did: the gradient's 2-norm before clipping, and the learning rate used."""
+    """The gradient's 2-norm before clipping, and the learning rate, of one optimizer step."""
 
     grad_norm: float
     learning_rate: float
@@ -43,7 +42,7 @@ class StepOutcome:
 
 @dataclass(frozen=True)
 class Moments:
-    """AdamW's running means of the gradient and of its square: parameter name -> tensor of its shape and dtype."""
+    """AdamW's running means of the gradient and its square: parameter name -> tensor of its shape and dtype."""
 
     exp_avg: dict[str, Tensor]
     exp_avg_sq: dict[str, Tensor]
@@ -69,7 +68,7 @@ class PolicyOptimizer:
     """AdamW (arXiv 1711.05101) over named parameters; vectors (norms, biases) are not decayed.
 
     Args:
-        parameters: Name -> parameter; all are updated, those without a gradient stay.
+        parameters: Name -> parameter; those that have a gradient are updated.
         config: Rates, schedule and clipping.
     """
 
@@ -91,7 +90,7 @@ class PolicyOptimizer:
             fused=True,
         )
         for parameter in self._parameters.values():
-            # Made now and not at the first step, so that a checkpoint always has the same tensors.
+            # Created now instead of at the first step, so that a checkpoint always has the same tensors.
             self._adamw.state[parameter] = {
                 "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
                 "exp_avg": torch.zeros_like(parameter),
@@ -110,7 +109,7 @@ class PolicyOptimizer:
 
         Args:
             denominator: See `tasks.learning.loss.denominator`.
-            responses: What the gradient was made of, for the error.
+            responses: The responses of the gradient, for the error's message.
 
         Raises:
             NonFiniteGradient: The gradient's norm is not finite; parameters and moments are unchanged.
@@ -134,12 +133,12 @@ class PolicyOptimizer:
         return StepOutcome(grad_norm=norm, learning_rate=rate)
 
     def drop_gradient(self) -> None:
-        """Forget what was accumulated."""
+        """Drop the accumulated gradient."""
         for parameter in self._parameters.values():
             parameter.grad = None
 
     def moments(self) -> Moments:
-        """The running means; the tensors are the optimizer's own, not copies, and sharded where the parameters are."""
+        """The running means. The tensors are not copies but the optimizer's own, sharded if the parameters are."""
         states = {name: self._adamw.state[p] for name, p in self._parameters.items()}
         return Moments(
             exp_avg={name: state["exp_avg"] for name, state in states.items()},
@@ -147,9 +146,9 @@ class PolicyOptimizer:
         )
 
     def restore(self, steps: int, moments: Moments) -> None:
-        """Continue after `steps` steps with `moments`, given whole, of which a rank takes its part.
+        """Continue after `steps` steps with `moments`: whole tensors, of which each rank takes its part.
 
-        ValueError, with nothing changed, if names or shapes differ.
+        Raises ValueError, with nothing changed, if names or shapes differ.
         """
         pairs: list[tuple[Tensor, Tensor]] = []
         own = self.moments()

@@ -1,7 +1,6 @@
-"""Policy: a Hugging Face causal language model as the trainer sees it, log-probs of completions and named tensors.
+"""Policy: a Hugging Face causal language model for the trainer, which needs log-probs and named tensors.
 
-Parameters are float32 whatever the compute dtype. Owns the check that the head is a plain linear layer; does not know
-losses, optimizers or storage.
+Parameters are float32 whatever the compute dtype. This module also checks that the head is a plain linear layer.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,10 +22,10 @@ from tasks.learning.trained_model import PolicyError, TrainedModel, compute_dtyp
 
 
 class Scores(Protocol):
-    """Whatever says how probable tokens are: a policy, or a reference."""
+    """A policy or a reference, which give log-probs of tokens."""
 
     def logprobs(self, batch: TokenBatch, temperature: float) -> tuple[Tensor, Tensor]:
-        """As of `Policy`."""
+        """As in `Policy`."""
 
 
 class Policy(TrainedModel):
@@ -37,11 +36,12 @@ class Policy(TrainedModel):
         tensors: Name -> values, Hugging Face names; a tied tensor may be given under any of its names.
         config: dtype, device, gradient_checkpointing and use_liger_kernel are used.
         trainable: Which parameters have gradients; False for a reference policy.
-        ranks: Who trains it; default: this process alone, on the device of the configuration.
-        adapt: Changes the layers of the module before it gets its tensors.
+        ranks: The ranks that train it; default: this process alone, on the device of the configuration.
+        adapt: A function that changes the module's layers before it gets its tensors.
 
     Raises:
-        PolicyError: No such model, a head that is not a plain linear layer, or tensors of other names or shapes.
+        PolicyError: The model does not exist, its head is not a plain linear layer, or tensors have other names or
+            shapes.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Policy(TrainedModel):
     def logprobs(self, batch: TokenBatch, temperature: float) -> tuple[Tensor, Tensor]:
         """Log-probs of the completion tokens under softmax(logits / temperature), and entropies.
 
-        Temperature 0 (greedy) counts as 1, as in the sampler.
+        A temperature of 0 (greedy) counts as 1, as in the sampler.
 
         Args:
             batch: B responses, completions padded to T.
@@ -77,16 +77,16 @@ class Policy(TrainedModel):
         return logprobs, entropy
 
     def objective(self, batch: TokenBatch, temperature: float, loss: TokenLoss) -> tuple[Tensor, Tensor, Tensor]:
-        """Log-probs and entropies as of `logprobs`, but both without gradient, and the sum of their losses, with it.
+        """Log-probs and entropies as in `logprobs`, but without gradient, and the sum of losses, with gradient.
 
-        One product with the head less than by way of `logprobs`; see `tasks.learning.token_objective`.
+        This saves one product with the head compared to `logprobs`; see `tasks.learning.token_objective`.
         """
         logprobs, entropy, total = self._scorer(batch.to(self.device), temperature, loss)
         return logprobs, entropy, total
 
 
 class _CheckedScorer(Scorer):
-    """A scorer that can also compute logits as the model does, for `_check_head`."""
+    """A scorer that can also compute the model's own logits, for `_check_head`."""
 
     def logits_of_head(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
         """The model's logits, and those of its head alone; both [B, L, V]."""
@@ -110,7 +110,7 @@ def _build(model_dir: Path, config: TrainerConfig, ranks: Ranks, adapt: Callable
 
 
 def _check_head(scorer: _CheckedScorer, device: torch.device) -> None:
-    """Refuse models that do more than a linear layer after the last hidden state: their log-probs would be wrong."""
+    """Refuse models with more than a linear layer after the last hidden state: their log-probs would be wrong."""
     model: Any = scorer.model
     head = model.get_output_embeddings()
     if not isinstance(head, nn.Linear):

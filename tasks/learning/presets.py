@@ -1,12 +1,12 @@
-"""Presets: the values with which a paper describes its algorithm, by the paper's name for it.
+"""Presets: the values that a paper gives for its algorithm, under the paper's name for it.
 
-Owns which fields a preset sets, and that fields that are given win. Knows no ranges: `tasks.learning.config` has them.
+Given fields override those of a preset. `tasks.learning.config` has the ranges of values.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-# Where a paper names no number, the customary one is used; docs/guide/algorithms.md marks these.
+# If a paper gives no number, the customary one is used; docs/guide/algorithms.md marks these.
 PRESETS: dict[str, dict[str, Any]] = {
     # arXiv 2402.03300: equations 3 and 4, section 4.2 (coefficient of the KL).
     "grpo": {
@@ -102,12 +102,12 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def with_preset(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of an algorithm: those of its `preset`, if it names one, under those that are given.
+    """The fields of an algorithm: those of its `preset`, if there is one, overridden by the given fields.
 
-    The result no longer holds `preset`, so a preset and the same fields written out are the same configuration.
+    The result has no `preset`, so a preset and the same fields written out are the same configuration.
 
     Raises:
-        ValueError: A preset that does not exist.
+        ValueError: The preset does not exist.
     """
     given = {name: value for name, value in document.items() if name != "preset"}
     if "preset" not in document:

@@ -1,6 +1,6 @@
 """Reading a pretrained model's tensors from a Hugging Face directory as they are stored, without torch.
 
-Only safetensors are read: a pickle from a model directory is a program.
+Only safetensors are read, because unpickling a file can run any code.
 """
 
 import json
@@ -17,7 +17,7 @@ class ModelError(ValueError):
 
 
 def check_model(directory: Path) -> None:
-    """Verify that a directory holds a model Gleaner can read, without reading a tensor; raises ModelError."""
+    """Raise ModelError unless a directory holds a model that Gleaner can read; reads no tensor."""
     vocabulary_size(directory)
     stop_token_ids(directory)
     for file in weight_files(directory):
@@ -29,7 +29,7 @@ def check_model(directory: Path) -> None:
 
 
 def vocabulary_size(directory: Path) -> int:
-    """Of a model directory, with or without its weights; raises ModelError."""
+    """The vocabulary size of a model directory, with or without its weights; raises ModelError."""
     if not directory.is_dir():
         raise ModelError(f"policy.path: {str(directory)!r} does not exist; allowed: a Hugging Face model directory")
     config = directory / "config.json"
@@ -82,7 +82,7 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 def read_tensors(directory: Path) -> dict[str, TensorBlock]:
-    """All tensors of a model directory, name -> block in the dtype they are stored in."""
+    """All tensors of a model directory: name -> block in the stored dtype; raises ModelError."""
     tensors: dict[str, TensorBlock] = {}
     for file in weight_files(directory):
         try:

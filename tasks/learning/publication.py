@@ -1,6 +1,7 @@
-"""Publication: what a step made, durable: the checkpoint first, then the weights that promise it is there.
+"""Publication: makes the result of a step durable, first the checkpoint, then the weights.
 
-Objects of both are written side by side; only the order of their manifests matters. Every rank takes part.
+Published weights promise that their checkpoint exists. The objects of both are written side by side; only the order of
+their manifests matters. Every rank takes part.
 """
 
 from collections import Counter
@@ -27,7 +28,7 @@ SOURCE = {"source": "train"}
 
 
 class AnotherWasFirstError(Exception):
-    """Another trainer has stored a checkpoint whose last bits differ, as they do on a GPU; the run goes on from it."""
+    """Another trainer has stored a checkpoint whose last bits differ, as on GPUs; the run continues from that one."""
 
 
 def save_and_publish(
@@ -40,9 +41,9 @@ def save_and_publish(
 ) -> None:
     """Write the checkpoints of a version and publish its weights, which exist only when the checkpoints do.
 
-    `base` is what version - 1 holds, needed on the first rank. The critic's checkpoint comes first, and may be another
-    trainer's even when the policy's is ours: both learned from the same. Raises AnotherWasFirstError on every rank;
-    nothing is published then.
+    `base` is the content of version - 1, needed on the first rank. The critic's checkpoint comes first. It may be
+    another trainer's although the policy's is ours, because both trainers learned from the same records. Raises
+    AnotherWasFirstError on every rank; nothing is published then.
     """
     critic: Saving | None = None
     if learner.critic is not None:
@@ -54,7 +55,7 @@ def save_and_publish(
     policy = checkpoint.begin(store, prefix, learner.policy, learner.optimizer, state, learner.ranks)
 
     def finish() -> dict[str, float]:
-        # Others wait here for the first, which writes the weights' objects meanwhile, and not in a collective.
+        # The other ranks wait here, not in a collective, while the first writes the objects of the weights.
         learner.ranks.broadcast()
         if critic is not None:
             with suppress(ConflictingRecord):
@@ -88,19 +89,19 @@ def publish(
 
 
 def published_blocks(store: ObjectStore, policy: Policy, ranks: Ranks, *, lasting: bool = False) -> Blocks:
-    """The policy as it is published, each tensor in the dtype in which the run's first weights give it.
+    """The policy's tensors for publication, each in the dtype that it has in the run's first weights.
 
-    Every rank must call it; only the first gets, and holds, them. `lasting`: they must not change with the next step.
-    That costs the trainer's host the bytes of one weight version, 2 per parameter in bfloat16 beside the 16 of
+    Every rank must call it; only the first gets the tensors. `lasting`: they do not change with the next optimizer
+    step, which costs the host the bytes of one weight version: 2 per parameter in bfloat16, beside the 16 for
     parameters, gradients and moments.
     """
     given = {name: DTYPES[entry.dtype] for name, entry in read_manifest(store, layout.weights(0)).tensors.items()}
-    # Tied tensors are one object under several names, any of which may be the one in the first weights.
+    # A tied tensor has several names, and the first weights may use any of them.
     dtypes = {policy.canonical(name): dtype for name, dtype in given.items()} | given
     usual, _ = Counter(dtype for dtype in given.values() if dtype.is_floating_point).most_common(1)[0]
     blocks: Blocks = {}
     for name, tensor in policy.each_tensor(usual, dtypes):
         if ranks.is_first:
-            # Float32 tensors of a policy on the CPU are the parameters themselves.
+            # For a policy on the CPU, float32 tensors are the parameters themselves.
             blocks[name] = as_block(tensor.clone() if lasting and tensor.dtype == torch.float32 else tensor)
     return blocks

@@ -1,8 +1,8 @@
-"""Ranks: the processes that train one model together, and the little they say to each other beside gradients.
+"""Ranks: the processes that train one model together, and their communication besides gradients.
 
-One process alone is the usual case: its collectives give back what they are given. Several are what torchrun, or
-Flyte's Elastic task, starts: it names them in the environment. Values between ranks travel as JSON, never as pickles.
-Does not know models; sharding is `tasks.learning.sharded`'s.
+One process alone is the usual case: its collectives return their arguments. Several ranks are started by torchrun or
+Flyte's Elastic task, which sets their environment variables. Values between ranks travel as JSON, never as pickles.
+Sharding is in `tasks.learning.sharded`.
 """
 
 import json
@@ -25,9 +25,9 @@ from torch.distributed.rendezvous import rendezvous
 from storage.store import StoreUnavailable
 
 log = logging.getLogger(__name__)
-# Longer than the slowest upload of a tensor, and than another node's model takes to load.
+# Longer than the slowest upload of a tensor, and than the loading of the model on another node.
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
-# The first rank waits for a rollout meanwhile; if it dies, its store goes with it and ends the wait.
+# The first rank may wait for a rollout meanwhile; if it dies, its store ends, which ends the wait of the others.
 BROADCAST_TIMEOUT = timedelta(days=2)
 
 LAST_TENSORS_S = 0.2
@@ -38,12 +38,12 @@ class RankError(RuntimeError):
 
 
 class RankUnavailableError(RankError, StoreUnavailable):
-    """Another rank's store did not answer: a later attempt may meet a better one."""
+    """Another rank's object store was unavailable; a later attempt may succeed."""
 
 
 @dataclass(frozen=True)
 class _Gang:
-    """What several ranks have and one has not: devices in a row, a store of small values, counters of its uses."""
+    """What only several ranks have: the device mesh, a store of small values, and counters of its uses."""
 
     mesh: DeviceMesh
     store: Store
@@ -53,12 +53,12 @@ class _Gang:
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those that train together. Not thread-safe: all ranks call its methods in the same order.
+    """This process among those that train together. Not thread-safe; all ranks call its methods in the same order.
 
     Attributes:
-        rank: From 0.
-        world_size: How many there are.
-        device: Of this rank's parameters.
+        rank: The number of this rank, from 0.
+        world_size: The number of ranks.
+        device: The device of this rank's parameters.
     """
 
     rank: int = 0
@@ -73,17 +73,17 @@ class Ranks:
 
     @property
     def mesh(self) -> DeviceMesh:
-        """All ranks in one dimension; ValueError for one rank."""
+        """The mesh of all ranks in one dimension; ValueError for one rank."""
         return self._gang().mesh
 
     def barrier(self) -> None:
-        """Return when every rank has come here."""
+        """Return when every rank has called it."""
         self.all_sum([0.0])
 
     def meet(self) -> None:
-        """As `barrier`, where one rank may come hours before another (BROADCAST_TIMEOUT).
+        """A barrier at which ranks may arrive hours apart (BROADCAST_TIMEOUT).
 
-        Ranks that wait occupy no device. Where one does not come because it failed, the launcher ends the others.
+        Waiting ranks do not occupy their device. If a rank fails before it arrives, the launcher ends the others.
         """
         if self.world_size == 1:
             return
@@ -95,7 +95,7 @@ class Ranks:
         gang.store.wait([key], BROADCAST_TIMEOUT)
 
     def all_sum(self, values: Sequence[float]) -> list[float]:
-        """The sums over all ranks of as many values on each, in float64 and the same on every rank."""
+        """The elementwise sums of all ranks' values, in float64, the same on every rank."""
         if self.world_size == 1:
             return list(values)
         sums = torch.tensor(values, dtype=torch.float64)
@@ -103,10 +103,10 @@ class Ranks:
         return sums.tolist()
 
     def broadcast(self, document: Any = None) -> Any:
-        """The first rank's `document`, on every rank; what the others give is ignored.
+        """The first rank's `document`, on every rank; the arguments of other ranks are ignored.
 
-        Others wait for the first, which may take its time (BROADCAST_TIMEOUT), without occupying their device. For
-        small documents that JSON can hold: they go through the store of the first rank's node.
+        The others wait for the first for up to BROADCAST_TIMEOUT without occupying their device. The document must be
+        small and fit JSON, because it goes through the store of the first rank's node.
         """
         if self.world_size == 1:
             return document
@@ -120,7 +120,7 @@ class Ranks:
         return json.loads(gang.store.get(key))
 
     def gather(self, document: Any) -> list[Any]:
-        """Every rank's document, in the order of ranks, on every rank; anything that JSON can hold."""
+        """Every rank's document, which must fit JSON, in the order of ranks, on every rank."""
         if self.world_size == 1:
             return [document]
         own = torch.frombuffer(bytearray(json.dumps(document).encode()), dtype=torch.uint8)
@@ -131,7 +131,7 @@ class Ranks:
         return [json.loads(row[:length].numpy().tobytes()) for length, row in rows]
 
     def gather_rows(self, rows: Mapping[int, torch.Tensor], dtype: torch.dtype) -> dict[int, torch.Tensor]:
-        """Every rank's rows, [their length] each of floating `dtype` on the CPU, by name, on every rank."""
+        """All ranks' rows by name, each one-dimensional, of floating `dtype` and on the CPU; the same on every rank."""
         if self.world_size == 1:
             return dict(rows)
         sizes = self.gather([[name, len(row)] for name, row in rows.items()])
@@ -147,11 +147,11 @@ class Ranks:
 
     @contextmanager
     def failing_together(self) -> Iterator[None]:
-        """Make what one rank raises inside raise on all, at the end of the block.
+        """Raise on all ranks at the end of the block if one rank raises in it.
 
-        The others raise RankError, or RankUnavailableError where a store did not answer; without this they would wait
-        for the one in their next collective. There must be no collective inside: who fails in the middle of one leaves
-        the others in it, whose end is the launcher's business.
+        The other ranks raise RankError, or RankUnavailableError if the cause is StoreUnavailable; without this they
+        would wait for the failed rank in their next collective. The block must not contain a collective: a rank that
+        fails in one leaves the others in it until the launcher ends them.
         """
         failure: Exception | None = None
         try:
@@ -182,16 +182,16 @@ class Ranks:
 
 @contextmanager
 def joined(device: torch.device) -> Iterator[Ranks]:
-    """The ranks this process was started among, until the end of the block; alone unless WORLD_SIZE says otherwise.
+    """Join the ranks among which this process was started, until the end of the block; alone without WORLD_SIZE.
 
-    What ends the block early is logged with the rank it happened on: a launcher reports whichever failure it saw first,
+    An error that ends the block is logged with its rank, because a launcher reports the failure that it saw first,
     which is often another rank's complaint that this one is gone.
 
     Args:
-        device: The kind of device; on "cuda", that of LOCAL_RANK is taken.
+        device: The kind of device; for "cuda", the GPU with the number LOCAL_RANK is taken.
 
     Raises:
-        ValueError: RANK, WORLD_SIZE or LOCAL_RANK is missing or no such number.
+        ValueError: RANK, WORLD_SIZE or LOCAL_RANK is missing or out of range.
     """
     world_size = _number("WORLD_SIZE", 1, None) if "WORLD_SIZE" in os.environ else 1
     if world_size == 1:
@@ -227,13 +227,13 @@ def _join(rank: int, world_size: int, device: torch.device, store: Store) -> Ran
 
 
 def _leave(world_size: int, store: Store) -> None:
-    """Wait until all are here: a rank that leaves early takes the connections of the others with it."""
+    """Leave once all ranks are here: a rank that leaves early would close its connections with the others."""
     if store.add("leaving", 1) == world_size:
         store.set("left", "")
     store.wait(["left"], COLLECTIVE_TIMEOUT)
     dist.destroy_process_group()
-    # Gloo's thread needs the interpreter to let go of the last collective's tensors. At exit it would not get it, and
-    # abort the process after its work was done.
+    # Gloo's thread needs the interpreter to free the last collective's tensors. While the interpreter exits, the thread
+    # cannot get it, and would abort the process after its work is done.
     time.sleep(LAST_TENSORS_S)
 
 

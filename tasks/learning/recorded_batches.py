@@ -1,9 +1,8 @@
 """Recorded batches: an iteration's finished groups, graded, in micro-batches that are recorded before they are used.
 
-Whoever records a micro-batch first decides; everybody else replays it. Where the plan wants fewer groups than it has,
-groups are taken in its order, those whose rewards are all equal are recorded as filtered, and the iteration is closed
-when enough others are recorded: DAPO's dynamic sampling (arXiv 2503.14476, section 3.2). Knows neither advantages nor
-gradients.
+The attempt that records a micro-batch first decides its content; every other attempt replays it. If the plan wants
+fewer groups than it has, groups are taken in its order, those whose rewards are all equal are recorded as filtered, and
+the iteration is closed when enough others are recorded: DAPO's dynamic sampling (arXiv 2503.14476, section 3.2).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +23,7 @@ from tasks.learning.padding import padded_tokens
 
 
 class BatchReader:
-    """Reads what was recorded, and the tokens of it."""
+    """Reads recorded micro-batches and their tokens."""
 
     def __init__(self, store: ObjectStore, plan: PlanRecord) -> None:
         self._store = store
@@ -32,11 +31,11 @@ class BatchReader:
         self._reader = JournalReader(store, plan)
 
     def read(self, number: int) -> BatchRecord:
-        """A micro-batch that is recorded; raises ObjectMissing."""
+        """A recorded micro-batch; raises ObjectMissing if it is not recorded."""
         return records.read(self._store, BatchRecord, layout.batch(self._plan.iteration, number))
 
     def tokens(self, graded: GradedResponse) -> Assembled:
-        """A response as its batch recorded it; raises CorruptObject when the journal no longer holds that."""
+        """The tokens of a recorded response; raises CorruptObject when the journal no longer holds them."""
         response = self._reader.follow(graded.response, graded.lineage)
         if len(response.token_ids) != graded.length or not response.finish.ends_response:
             reason = f"response {graded.response} has {len(response.token_ids)} tokens left of {graded.length}"
@@ -45,7 +44,7 @@ class BatchReader:
 
 
 class RecordedBatches(BatchReader):
-    """Follows an iteration's journal and grades what ends. `tokens_max` bounds a micro-batch's padded tokens."""
+    """Follows an iteration's journal and grades finished groups; `tokens_max` limits a micro-batch's padded tokens."""
 
     def __init__(
         self,
@@ -60,7 +59,7 @@ class RecordedBatches(BatchReader):
         clock: Clock,
         watch: Callable[[bool], None] = lambda _: None,
     ) -> None:
-        """watch: as of GroupFollower."""
+        """watch: as in GroupFollower."""
         super().__init__(store, plan)
         self._prompts = prompts
         self._grader = grader
@@ -73,11 +72,11 @@ class RecordedBatches(BatchReader):
 
     @property
     def waited_s(self) -> float:
-        """Seconds in which there was nothing to do until a group ended."""
+        """Seconds spent waiting for a group to end."""
         return self._follower.waited_s
 
     def __iter__(self) -> Iterator[BatchRecord]:
-        """Recorded batches first, in order; then new ones, each recorded before it is handed out."""
+        """The recorded micro-batches in order, then new ones, each recorded before it is yielded."""
         number = 0
         while not self._is_complete:
             key = layout.batch(self._plan.iteration, number)
@@ -100,7 +99,7 @@ class RecordedBatches(BatchReader):
         return not self._pending or (wanted is not None and self._groups_trained >= wanted)
 
     def _batch(self, number: int, key: str) -> BatchRecord:
-        """The recorded one, or a new one that is recorded now; whoever records first decides."""
+        """The recorded micro-batch, or else a new one, unless another attempt records its own first."""
         with suppress(ObjectMissing):
             return records.read(self._store, BatchRecord, key)
         with suppress(RecordedElsewhereError):
@@ -126,7 +125,7 @@ class RecordedBatches(BatchReader):
         )
 
     def _grade(self, groups: Sequence[int], errors: list[str]) -> list[GradedResponse]:
-        """The responses of finished groups, in order; what failed is added to `errors`."""
+        """Grade the responses of finished groups, in order; errors of reward functions are added to `errors`."""
         responses = [response for group in groups for response in self._follower.members(group)]
         finished = [self._follower.response(response) for response in responses]
         graded = self._grader.grade([self._case(response) for response in finished])
@@ -134,10 +133,10 @@ class RecordedBatches(BatchReader):
         return [_graded(a, b) for a, b in zip(finished, graded, strict=True)]
 
     def _gather(self, recorded: Callable[[], bool]) -> list[int]:
-        """Whole finished groups that fit one micro-batch.
+        """Wait for whole finished groups that fit into one micro-batch.
 
-        In plan order the division depends on lengths alone, so it is the same however the rollout went: the group that
-        no longer fits is waited for too. In order of arrival, nothing is waited for once there is a group.
+        In plan order the division depends on lengths alone, so it is the same however the rollout went: even the group
+        that no longer fits is waited for. In order of arrival, only the first group is waited for.
         """
         groups: list[int] = []
         lengths: list[int] = []
@@ -157,10 +156,10 @@ class RecordedBatches(BatchReader):
     def _gather_graded(
         self, missing: int, recorded: Callable[[], bool], errors: list[str]
     ) -> tuple[list[GradedResponse], list[GradedResponse]]:
-        """Finished groups in plan order, graded: to be trained, `missing` or as many as fit; and filtered.
+        """Wait for groups in plan order and grade them; return those to train, at most `missing`, and those filtered.
 
-        The division depends on lengths and rewards alone. A group that does not fit is not graded yet: so every group
-        is graded once. Filtered ones take no room.
+        The division depends on lengths and rewards alone. A group that does not fit is not graded yet, so every group
+        is graded once. Filtered groups take no room.
         """
         kept: list[GradedResponse] = []
         filtered: list[GradedResponse] = []
@@ -182,7 +181,7 @@ class RecordedBatches(BatchReader):
         return kept, filtered
 
     def _lengths(self, group: int) -> list[int]:
-        """Tokens of prompt and response, of each member of a finished group."""
+        """The tokens of prompt and response, for each response of a finished group."""
         prompt = len(self._prompts[group].token_ids)
         return [prompt + len(self._follower.response(r).token_ids) for r in self._follower.members(group)]
 

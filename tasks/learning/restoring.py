@@ -1,4 +1,4 @@
-"""Restoring: the learner as it was at a weight version, from checkpoints and published weights."""
+"""Restoring: rebuilds the learner at a weight version from checkpoints and published weights."""
 
 from pathlib import Path
 
@@ -26,9 +26,9 @@ REFERENCE_VERSION = 0
 def restore_learner(
     store: ObjectStore, version: int, config: RunConfig, model: Path, clock: Clock, ranks: Ranks | None = None
 ) -> Learner:
-    """Policy and optimizer as they were at `version`, and the reference and the critic if the algorithm needs them.
+    """Restore policy and optimizer at `version`, and the reference and the critic if the algorithm needs them.
 
-    Every rank gets its part; all must call it.
+    Every rank gets its part; all ranks must call it.
     """
     ranks = ranks or Ranks(device=training_device(config.trainer.device))
     saved = checkpoint.read(store, layout.checkpoint(version)) if version else None
@@ -36,7 +36,7 @@ def restore_learner(
     optimizer = PolicyOptimizer(policy.parameters(), config.optimizer)
     if saved:
         checkpoint.restore(saved, policy, optimizer)
-    del saved  # The critic's takes as much of the host's memory.
+    del saved  # This frees host memory for the critic's checkpoint, which is as large.
     critic = None
     if config.algorithm.advantage_estimator == "gae":
         critic = _critic(store, version, config, model, clock, ranks)
@@ -49,7 +49,7 @@ def _policy(
     if config.lora is not None:
         pretrained = _pull_tensors(store, REFERENCE_VERSION, clock)
         return AdaptedPolicy(model, pretrained, config.trainer, config.lora, seed=config.run.seed, ranks=ranks)
-    # Without a checkpoint it is the run's first weights.
+    # Without a checkpoint, the policy begins with the run's first weights.
     tensors = saved.parameters if saved else _pull_tensors(store, REFERENCE_VERSION, clock)
     return Policy(model, tensors, config.trainer, ranks=ranks)
 

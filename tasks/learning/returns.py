@@ -1,6 +1,6 @@
-"""Returns: from rewards per token, and values, to what follows each token. Pure functions of [B, T] tensors.
+"""Returns and advantages per token, from rewards per token and a critic's values. Pure functions of [B, T] tensors.
 
-Tokens outside the response mask are passed over wherever they are: what comes after them counts for what came before.
+Tokens outside the response mask are skipped wherever they are, as if the tokens around them were adjacent.
 """
 
 import torch
@@ -8,22 +8,22 @@ from torch import Tensor
 
 
 def token_rewards(rewards: Tensor, response_mask: Tensor, kl: Tensor | None = None, kl_coef: float = 0.0) -> Tensor:
-    """Rewards per token: a response's reward with its last token, minus kl_coef * kl with every token.
+    """Rewards per token: the response's reward at its last token, minus kl_coef * kl at every token.
 
-    The KL in the reward, as in arXiv 2203.02155 (equation 2), RLOO (arXiv 2402.14740) and REINFORCE++ (arXiv
-    2501.03262). The sum over T is the response's reward for estimators that want one number.
+    This is the KL in the reward, as in arXiv 2203.02155 (equation 2), RLOO (arXiv 2402.14740) and REINFORCE++ (arXiv
+    2501.03262). Estimators that need one number per response take the sum over T.
 
     Args:
         rewards: [B].
         response_mask: [B, T] bool, at least one token in every row.
         kl: [B, T], such as `tasks.learning.loss.kl_penalty` of the old policy to the reference; detached here.
-        kl_coef: Its weight.
+        kl_coef: The weight of the KL.
 
     Returns:
         [B, T] in the dtype of `rewards`, zero outside the mask.
 
     Raises:
-        ValueError: A response without tokens.
+        ValueError: A response has no tokens.
     """
     if not bool(response_mask.any(dim=1).all()):
         row = int((~response_mask.any(dim=1)).nonzero()[0])
@@ -38,7 +38,7 @@ def token_rewards(rewards: Tensor, response_mask: Tensor, kl: Tensor | None = No
 
 
 def discounted_returns(rewards: Tensor, response_mask: Tensor, gamma: float) -> Tensor:
-    """The discounted sum of what follows: G(t) = r(t) + gamma * G(t + 1), [B, T], zero outside the mask."""
+    """The discounted sum of rewards from each token on, G(t) = r(t) + gamma * G(t + 1), [B, T], 0 outside the mask."""
     running = torch.zeros_like(rewards[:, 0])
     reversed_returns = []
     for column in reversed(range(rewards.shape[1])):
@@ -52,18 +52,18 @@ def gae(
 ) -> tuple[Tensor, Tensor]:
     """Generalised advantage estimation: A(t) = delta(t) + gamma * lambda * A(t + 1).
 
-    delta(t) = r(t) + gamma * V(t + 1) - V(t), with V = 0 after the last token. arXiv 1506.02438, equation 16.
-    PPO on language models normalises the advantages over the batch afterwards: `normalised`, with the whole step's.
+    Here delta(t) = r(t) + gamma * V(t + 1) - V(t), with V = 0 after the last token (arXiv 1506.02438, equation 16).
+    PPO on language models then normalises the advantages over the whole step; see `normalised`.
 
     Args:
         rewards: [B, T].
-        values: [B, T], the critic's when the responses were sampled: V(t) before token t; detached here.
+        values: [B, T], V(t) before token t from the critic as it was before the step; detached here.
         response_mask: [B, T] bool.
-        gamma: Discount per token.
+        gamma: The discount per token.
         gae_lambda: From 0 (one step, trusts the critic) to 1 (discounted returns minus values).
 
     Returns:
-        Advantages, and returns (advantage + value: what the critic is to learn), both [B, T], zero outside the mask.
+        Advantages, and returns (advantage + value, the critic's target), both [B, T], zero outside the mask.
     """
     values = values.detach()
     following_value = torch.zeros_like(values[:, 0])
@@ -81,18 +81,18 @@ def gae(
 
 
 def normalised(values: Tensor, weights: Tensor, eps: float) -> Tensor:
-    """(value - mean) / (standard deviation + eps), each value counted `weights` times; zero where that is 0 times.
+    """Compute (value - mean) / (standard deviation + eps), each value counted `weights` times; 0 where that is 0.
 
     The standard deviation is the unbiased one (divisor: sum of weights - 1). Values that are all equal give exact
-    zeros. Right only for all values of the step together. verl adds 1e-8 to the variance instead.
+    zeros. The result is right only if all values of the step are given. verl adds 1e-8 to the variance instead.
 
     Args:
-        values: Of any shape, floating.
-        weights: In the same shape: a response mask, or the lengths of responses.
+        values: Floating, of any shape.
+        weights: A response mask, or the lengths of responses, in the same shape.
         eps: Added to the standard deviation.
 
     Raises:
-        ValueError: Shapes that differ; weights that sum to less than 2.
+        ValueError: The shapes differ, or the weights sum to less than 2.
     """
     if values.shape != weights.shape:
         raise ValueError(f"weights: shape {tuple(weights.shape)}; allowed: {tuple(values.shape)}, that of the values")
@@ -100,7 +100,7 @@ def normalised(values: Tensor, weights: Tensor, eps: float) -> Tensor:
     count = weights.to(values.dtype)
     if float(count.sum()) < 2:
         raise ValueError(f"weights: sum {float(count.sum()):g}; allowed: at least 2 to normalise over")
-    # The mean of equal floats may be off by a rounding error, which a small eps would blow up.
+    # The mean of equal floats may have a rounding error, which a small eps would blow up.
     if bool(values[counted].amax() == values[counted].amin()):
         return torch.zeros_like(values)
     centred = (values - (values.masked_fill(~counted, 0.0) * count).sum() / count.sum()).masked_fill(~counted, 0.0)

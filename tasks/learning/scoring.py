@@ -1,7 +1,6 @@
-"""Scoring: what a model says about the tokens of a batch, as modules whose forward pass is the whole computation.
+"""Scoring: a model's log-probs or values for the tokens of a batch, as modules that compute everything in `forward`.
 
-Everything that reads a parameter happens inside `forward`, so that parameters may be sharded over ranks. Knows batches;
-not losses, names or storage.
+Only `forward` reads parameters, so that they may be sharded over ranks.
 """
 
 from typing import Any
@@ -20,7 +19,7 @@ class Scorer(nn.Module):
 
     Args:
         model: A Hugging Face causal language model; on a CPU its linear layers become `CpuLinear`.
-        compute_dtype: Of the matrix products; None: that of the parameters.
+        compute_dtype: The dtype of the matrix products; None takes that of the parameters.
     """
 
     def __init__(self, model: Any, compute_dtype: torch.dtype | None) -> None:
@@ -30,10 +29,10 @@ class Scorer(nn.Module):
         use_cpu_products(model)
 
     def forward(self, batch: TokenBatch, temperature: float, loss: TokenLoss | None = None) -> tuple[Tensor, ...]:
-        """Log-probs and entropies as of `tasks.learning.policy.Policy.logprobs`; the batch is on the model's device.
+        """Log-probs and entropies as in `tasks.learning.policy.Policy.logprobs`; the batch is on the model's device.
 
-        With a loss of the completion tokens in the order of the response mask, its sum comes third, and the log-probs
-        have no gradient; see `tasks.learning.token_objective`, which is one product with the head less.
+        If `loss` is given, which takes completion tokens in the order of the response mask, its sum comes third, and
+        log-probs have no gradient. `tasks.learning.token_objective` then saves one product with the head.
         """
         picked = completion_hidden(self.model.base_model, batch, self.compute_dtype)
         head = self.model.get_output_embeddings()
@@ -51,7 +50,7 @@ class Valuer(nn.Module):
 
     Args:
         model: The body, whose linear layers become `CpuLinear` on a CPU.
-        compute_dtype: Of the body's matrix products; None: that of the parameters.
+        compute_dtype: The dtype of the body's matrix products; None takes that of the parameters.
     """
 
     def __init__(self, model: Any, compute_dtype: torch.dtype | None) -> None:
@@ -63,19 +62,19 @@ class Valuer(nn.Module):
         use_cpu_products(model)
 
     def forward(self, batch: TokenBatch) -> Tensor:
-        """[B, T] in the dtype of the parameters, 0 on padding; the batch is on the model's device."""
+        """The values [B, T] in the dtype of the parameters, 0 on padding; the batch is on the model's device."""
         picked = completion_hidden(self.model, batch, self.compute_dtype)
         values = self.value_head(picked.to(self.value_head.weight.dtype))[:, 0]
         return per_token(values, batch.response_mask)
 
     def gradient_checkpointing_enable(self, **settings: Any) -> None:
-        """As of the model."""
+        """Enable gradient checkpointing in the model."""
         self.model.gradient_checkpointing_enable(**settings)
 
 
 def completion_hidden(base_model: Any, batch: TokenBatch, compute_dtype: torch.dtype | None) -> Tensor:
     """The last hidden state before each completion token, [tokens, H], in the order of the response mask."""
-    # Padding is on the right of a causal model: no token that is read sees it, so no attention mask is needed.
+    # Padding is on the right and the model is causal, so no token that is read sees it: no attention mask is needed.
     with torch.autocast(batch.input_ids.device.type, dtype=compute_dtype, enabled=compute_dtype is not None):
         hidden = base_model(input_ids=batch.input_ids, use_cache=False).last_hidden_state
     rows, columns = batch.response_mask.nonzero(as_tuple=True)
@@ -86,5 +85,5 @@ def completion_hidden(base_model: Any, batch: TokenBatch, compute_dtype: torch.d
 
 
 def per_token(values: Tensor, response_mask: Tensor) -> Tensor:
-    """[tokens] in the order of the response mask as [B, T], 0 on padding."""
+    """Put values [tokens], in the order of the response mask, into [B, T], 0 on padding."""
     return values.new_zeros(response_mask.shape).masked_scatter(response_mask, values)

@@ -1,6 +1,6 @@
-"""Shaping: what the length of a response does to its reward, and whether it is trained at all. Pure functions.
+"""Shaping: how the length of a response changes its reward, and whether it is trained at all. Pure functions.
 
-Knows neither graders nor advantages. A penalty is added to the reward before advantages are computed.
+A penalty is added to the reward before advantages are computed.
 """
 
 from collections.abc import Sequence
@@ -19,11 +19,11 @@ def overlong_penalties(lengths: Tensor, max_completion_length: int, buffer_lengt
     Args:
         lengths: [B] integer, tokens per response.
         max_completion_length: The run's limit.
-        buffer_length: Tokens in which the reward falls: from 1 to max_completion_length.
+        buffer_length: The number of tokens over which the reward falls, from 1 to max_completion_length.
         factor: The penalty at the limit.
 
     Raises:
-        ValueError: A buffer that is not within the limit.
+        ValueError: The buffer is not within the limit.
     """
     if not 1 <= buffer_length <= max_completion_length:
         raise ValueError(
@@ -35,14 +35,14 @@ def overlong_penalties(lengths: Tensor, max_completion_length: int, buffer_lengt
 
 
 def trained_responses(finish_reasons: Sequence[str], algorithm: AlgorithmConfig) -> list[int]:
-    """The indices of the responses that are trained: all, or with mask_truncated those that the model itself ended.
+    """The indices of the trained responses: all, or with mask_truncated those that the model itself ended.
 
-    DAPO's overlong filtering; arXiv 2503.14476, section 3.4. The rewards of the others still count in the mean of their
-    group. In the denominator of the step they count neither as responses nor as tokens, as in verl; TRL's `grpo` loss
-    does count them.
+    This is DAPO's overlong filtering (arXiv 2503.14476, section 3.4). The rewards of the other responses still count in
+    the mean of their group. In the step's denominator they count neither as responses nor as tokens, as in verl; TRL's
+    `grpo` loss does count them.
 
     Args:
-        finish_reasons: "length" where the length limit and not the model ended the response.
+        finish_reasons: "length" if the length limit, not the model, ended the response.
         algorithm: mask_truncated is used.
     """
     return [

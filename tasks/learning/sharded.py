@@ -1,7 +1,7 @@
-"""Sharding: a module whose parameters lie in equal parts on several ranks, gathered layer by layer when needed (FSDP2).
+"""Sharding (FSDP2): each of several ranks holds an equal part of a module's parameters and gathers layers when needed.
 
-Parameters, gradients and moments are then DTensors, sharded along their first dimension. Owns how a whole tensor
-becomes shards and back; does not know names of tensors, losses or storage. On one rank nothing here changes anything.
+Parameters, gradients and moments are then DTensors, sharded along their first dimension. This module converts whole
+tensors to shards and back. With one rank it changes nothing.
 """
 
 from collections.abc import Iterator
@@ -19,9 +19,9 @@ from tasks.learning.ranks import Ranks
 
 @contextmanager
 def skeleton(ranks: Ranks) -> Iterator[None]:
-    """Modules made inside have their buffers on the rank's device, and on one rank their parameters, too.
+    """Create modules within this block: their buffers, and with one rank their parameters, are on the rank's device.
 
-    On several, parameters have no memory before `shard` gives them a part of it: no rank ever holds the whole model.
+    With several ranks, parameters have no memory until `shard`, so that no rank ever holds the whole model.
     """
     if ranks.world_size == 1:
         with torch.device(ranks.device):
@@ -36,12 +36,13 @@ def skeleton(ranks: Ranks) -> Iterator[None]:
 
 
 def shard(root: nn.Module, ranks: Ranks, compute_dtype: torch.dtype | None) -> None:
-    """Divide the parameters of a `skeleton` among ranks, in place; their values are still to be loaded.
+    """Divide the parameters of a `skeleton` among ranks, in place; their values must be loaded afterwards.
 
-    Each element of the root's outermost lists (a decoder's layers) is gathered as one, and the rest with the root,
-    whose `forward` must be what reads it. Gradients are summed over ranks in float32, never averaged: the denominator
-    of a step is applied once. With `compute_dtype`, the parameters of layers are cast before they are gathered. What is
-    between layers stays float32, as with autocast on one rank, and so does what the root gathers: embeddings and head.
+    Each element of the root's outermost lists (a decoder's layers) is gathered as one unit, and the rest with the root,
+    whose `forward` must be the only code that reads it. Gradients are summed over ranks in float32, never averaged,
+    because the denominator of a step is applied once. With `compute_dtype`, the parameters of layers are cast before
+    they are gathered. Activations between layers stay float32, as with autocast on one rank, and so do the parameters
+    that the root gathers: embeddings and head.
     """
     trainable = any(parameter.requires_grad for parameter in root.parameters())
     whole = MixedPrecisionPolicy(reduce_dtype=torch.float32)
@@ -61,14 +62,14 @@ def shard(root: nn.Module, ranks: Ranks, compute_dtype: torch.dtype | None) -> N
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor, on its device. A collective for a sharded one: every rank must call it, and gets it."""
+    """The whole tensor on its device. For a sharded tensor this is a collective: every rank must call it."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def copy_whole(target: Tensor, values: Tensor) -> None:
-    """Copy whole `values`, of the target's global shape, into a tensor: of a sharded one, into this rank's part.
+    """Copy `values` of the target's global shape into the target; into a sharded one, only this rank's part.
 
-    No communication; only the part is moved to the target's device.
+    There is no communication, and only the part is moved to the target's device.
     """
     if not isinstance(target, DTensor):
         target.copy_(values)
@@ -82,13 +83,13 @@ def copy_whole(target: Tensor, values: Tensor) -> None:
 
 
 def add_nothing(scores: Tensor) -> None:
-    """Take part in a backward pass of all ranks with a gradient of zero: `scores` are an idle batch's."""
+    """Take part in the ranks' backward pass with a gradient of zero; `scores` are those of an idle batch."""
     (scores.sum() * 0.0).backward()  # type: ignore[no-untyped-call]
 
 
 def _without_memory(_module: nn.Module, _name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
     if parameter is None or parameter.is_meta:
-        return None  # As it is; another object would untie tied parameters.
+        return None  # None keeps the parameter; another object would untie tied parameters.
     return nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad)
 
 
@@ -101,6 +102,7 @@ def _layers(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _reshard_without_backward(root: Any, _args: Any, _output: Any) -> None:
-    # Only a backward pass would; until then the module's parameters would not be the ones the optimizer updates.
+    # Otherwise only a backward pass would reshard, and until then the module's parameters would not be those that the
+    # optimizer updates.
     if not torch.is_grad_enabled():
         root.reshard()

@@ -1,6 +1,6 @@
 """Staleness: how many weight versions lie between the policy that is trained and the one that sampled a token.
 
-Pure functions of versions; nothing here corrects anything: that is what importance weights are for.
+Pure functions of versions. Importance weights correct for staleness; this module only measures and bounds it.
 """
 
 import numpy as np
@@ -15,10 +15,10 @@ class TooStaleError(ValueError):
 
 
 def check_staleness(plan: PlanRecord, max_staleness: int) -> None:
-    """That an iteration may be trained on: iteration n trains weight version n.
+    """Check that an iteration may be trained on: iteration n trains weight version n.
 
     Raises:
-        TooStaleError: It was sampled from a version that is more than `max_staleness` older, or newer.
+        TooStaleError: The plan's weight version is newer than that, or more than `max_staleness` older.
     """
     staleness = plan.iteration - plan.weight_version
     if not 0 <= staleness <= max_staleness:
@@ -30,6 +30,6 @@ def check_staleness(plan: PlanRecord, max_staleness: int) -> None:
 
 
 def staleness_totals(weight_versions: npt.NDArray[np.uint32], policy_version: int) -> StepTotals:
-    """What is added to the totals for tokens of these versions, [n], when `policy_version` is trained."""
+    """The staleness totals of tokens sampled from `weight_versions`, [n], when `policy_version` is trained."""
     staleness = policy_version - weight_versions.astype(np.int64)
     return StepTotals(staleness=int(staleness.sum()), staleness_max=int(staleness.max(initial=0)))

@@ -1,7 +1,7 @@
 """One optimizer step: accumulate the gradient of micro-batches, then apply it once.
 
-The sum of weighted token losses is differentiated; the division by the step's denominator comes at the end, so neither
-the number nor the order of micro-batches biases the result. Does not know where batches come from.
+The differentiated quantity is the sum of weighted token losses. The division by the step's denominator comes at the
+end, so neither the number nor the order of micro-batches biases the result.
 """
 
 import math
@@ -34,25 +34,25 @@ def accumulate(
 ) -> StepTotals:
     """Add one micro-batch's gradient to the policy's.
 
-    With old_logprobs "trainer" the ratio is to the policy before the iteration's first optimizer step. In that step it
-    is this very forward pass, so the ratio is exactly 1, and independent of the sampler's rounding. With importance
+    With old_logprobs "trainer" the ratio's denominator is the policy before the iteration's first optimizer step. In
+    that step it is this same forward pass, so the ratio is exactly 1, whatever the sampler's rounding. With importance
     sampling, the policy loss of each token is weighted by the ratio of that policy to the sampler's; see
     `tasks.learning.importance`.
 
     Args:
-        policy: Its gradients are added to.
+        policy: The model that gets the gradient.
         batch: B responses.
         advantages: [B], or [B, T].
         algorithm: The loss.
-        temperature: The one the responses were sampled with.
+        temperature: The temperature with which the responses were sampled.
         max_completion_length: The run's limit; used by "seq-mean-token-sum-norm".
-        reference: The reference policy; needed when kl_coef > 0 and kl_in is "loss", and else only measured.
-        first_logprobs: [B, T] float32 of the policy before the iteration's first optimizer step; None in that step.
-        same_engine: Whether the sampler is known to compute as the trainer does; importance_sampling "auto" asks.
+        reference: The reference policy; needed when kl_coef > 0 and kl_in is "loss", otherwise its KL is only measured.
+        first_logprobs: [B, T] float32, of the policy before the iteration's first optimizer step; None in that step.
+        same_engine: Whether the sampler is known to compute as the trainer does; used by importance_sampling "auto".
 
     Raises:
-        NonFiniteGradient: The loss is not finite; names the responses whose loss it is. All gradients are dropped.
-        ValueError: Advantages of another shape; a KL in the loss without a reference.
+        NonFiniteGradient: The loss is not finite; names the responses that make it so. All gradients are dropped.
+        ValueError: Advantages have another shape, or there is a KL in the loss without a reference.
     """
     if advantages.shape not in (batch.response_mask.shape[:1], batch.response_mask.shape):
         number, longest = batch.response_mask.shape
@@ -92,7 +92,7 @@ def accumulate(
 
 
 def _backward(policy: Policy, batch: TokenBatch, temperature: float, loss: PassLoss) -> tuple[Tensor, Tensor]:
-    """Add the gradient of a forward pass to the policy's; its log-probs and entropies, [B, T], without gradient."""
+    """Add the gradient of a pass to the policy's; return log-probs and entropies, [B, T], without gradient."""
     if loss.is_by_token:
         by_token = loss.by_token()
         logprobs, entropy, objective = policy.objective(batch, temperature, by_token.of_rows)
@@ -104,7 +104,7 @@ def _backward(policy: Policy, batch: TokenBatch, temperature: float, loss: PassL
 
 
 def take_part(policy: Policy, idle: TokenBatch, *, temperature: float, reference: Scores | None = None) -> None:
-    """A pass of a rank that has no response left: the collectives of `accumulate`, in its order, and no gradient."""
+    """Make a pass of a rank without responses: the collectives of `accumulate` in the same order, and no gradient."""
     _reference_logprobs(reference, idle, temperature)
     add_nothing(policy.logprobs(idle, temperature)[0])
 
@@ -113,10 +113,10 @@ def take_part(policy: Policy, idle: TokenBatch, *, temperature: float, reference
 def reference_kl(
     policy: Policy, reference: Scores, batch: TokenBatch, algorithm: AlgorithmConfig, *, temperature: float
 ) -> list[Tensor]:
-    """The KL to the reference with each token of each response, for the reward; [length] float64 on the CPU.
+    """The KL to the reference at each token of each response, for the reward; [length] float64 on the CPU.
 
-    Of the policy that the ratio is taken to: with old_logprobs "sampler", the one the engine recorded, which saves a
-    forward pass. Its estimator is kl_estimator.
+    The KL is estimated by kl_estimator for the policy in the ratio's denominator. With old_logprobs "sampler" its
+    log-probs are those that the engine recorded, which saves a forward pass.
     """
     batch = batch.to(policy.device)
     trainers = algorithm.old_logprobs == "trainer"
@@ -128,16 +128,15 @@ def reference_kl(
 def apply(optimizer: PolicyOptimizer, totals: StepTotals, algorithm: AlgorithmConfig) -> dict[str, float]:
     """Take the optimizer step for everything accumulated, and return the step's metrics.
 
-    Where every response is left out there is nothing to step on: not even the moments, which would move the weights by
-    what earlier steps have learned.
+    If every response is left out, no step is taken, because the moments alone would move the weights.
 
     Args:
-        optimizer: Of the policy whose gradient was accumulated.
+        optimizer: The optimizer of the policy whose gradient was accumulated.
         totals: The sum of what `accumulate` returned since the last step.
         algorithm: The aggregation.
 
     Raises:
-        NonFiniteGradient: Weights and moments are unchanged; names all responses of the step.
+        NonFiniteGradient: The gradient is not finite; names all responses of the step. Weights and moments are kept.
         ValueError: Nothing was accumulated.
     """
     if totals.left_out and not totals.tokens:

@@ -1,7 +1,7 @@
-"""Log-probs of given tokens under a linear head, without the whole [tokens, vocabulary] matrix ever existing.
+"""Log-probs of given tokens under a linear head, without ever storing the whole [tokens, vocabulary] matrix.
 
-Logits are made chunk by chunk in the forward pass and again in the backward pass, where the gradient of a log-softmax
-is known in closed form. Knows nothing of models or batches. `tasks.learning.token_objective` makes them once.
+Logits are computed chunk by chunk in the forward pass and again in the backward pass, where the gradient of a
+log-softmax is known in closed form. `tasks.learning.token_objective` computes them only once.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from torch.nn import functional as F  # noqa: N812 - torch's own custom
 from tasks.learning.cpu_products import suits_onednn, times_transposed
 
 LOGITS_PER_CHUNK = 1 << 24
-# On a CPU a chunk is to stay in a cache, and yet to have so many rows that products are worth reading the weights.
+# On a CPU a chunk should fit into a cache, but have enough rows to make reading the weights for a product worthwhile.
 CACHED_LOGITS, CPU_ROWS_MIN = 1 << 18, 128
 
 
@@ -29,17 +29,17 @@ def token_logprobs(
     temperature: float = 1.0,
     logits_per_chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """log_softmax((hidden @ weight.T + bias) / temperature) at `targets`, and the entropy of the distribution.
+    """Compute log_softmax((hidden @ weight.T + bias) / temperature) at `targets`, and the distribution's entropy.
 
-    Products are taken in the dtype of `hidden`; everything after them in float32 (float64 for float64 inputs).
+    Products use the dtype of `hidden`; everything after them is in float32 (float64 for float64 inputs).
 
     Args:
         hidden: [N, H].
         weight: [V, H]; cast to the dtype of `hidden`.
         bias: [V] or None.
         targets: [N] int64.
-        temperature: Divides the logits; above 0.
-        logits_per_chunk: Bounds the logits that exist at once, in elements; None: as suits the device.
+        temperature: The divisor of the logits; above 0.
+        logits_per_chunk: The most logits that exist at once, in elements; None chooses by device.
 
     Returns:
         Log-probs [N], differentiable in hidden, weight and bias; entropies [N] in nats, without gradient.
@@ -50,7 +50,7 @@ def token_logprobs(
 
 
 def chunk_rows(weight: Tensor, logits_per_chunk: int | None) -> int:
-    """Tokens of a chunk, so that it has at most `logits_per_chunk` logits or, for None, a number that is fast."""
+    """The tokens of a chunk with at most `logits_per_chunk` logits, or for None a number that is fast on the device."""
     vocab_size = weight.shape[0]
     if logits_per_chunk is None and weight.device.type == "cpu":
         return max(1, min(LOGITS_PER_CHUNK // vocab_size, max(CPU_ROWS_MIN, CACHED_LOGITS // vocab_size)))
@@ -58,14 +58,14 @@ def chunk_rows(weight: Tensor, logits_per_chunk: int | None) -> int:
 
 
 class Head:
-    """A linear head in the dtype of the hidden states, and the gradient of what is computed with it.
+    """A linear head in the dtype of the hidden states, and the accumulated gradient of its log-probs.
 
     Args:
         hidden: [N, H].
         weight: [V, H].
         bias: [V] or None.
-        temperature: Divides the logits.
-        needed: Whether hidden, weight and bias are to have a gradient.
+        temperature: The divisor of the logits.
+        needed: Whether hidden, weight and bias need a gradient.
     """
 
     def __init__(
@@ -79,17 +79,17 @@ class Head:
         self._hidden, self._temperature = hidden, temperature
         self._weight = weight.to(hidden.dtype)
         self._bias = None if bias is None else bias.to(hidden.dtype)
-        # oneDNN is fast with this gradient's transpose.
+        # oneDNN computes the transpose of this gradient fast.
         self._transposed = weight.dtype == hidden.dtype and suits_onednn(hidden)
         shape = weight.shape[::-1] if self._transposed else weight.shape
-        # Sums of many chunks: never in half precision.
+        # The gradient is a sum over many chunks, so it is never in half precision.
         self._weight_dtype, dtype = weight.dtype, torch.promote_types(weight.dtype, torch.float32)
         self._grad_hidden = torch.empty_like(hidden) if needed[0] else None
         self._grad_weight = torch.zeros(shape, dtype=dtype, device=weight.device) if needed[1] else None
         self._grad_bias = torch.zeros_like(bias, dtype=dtype) if bias is not None and needed[2] else None
 
     def logits(self, rows: slice) -> Tensor:
-        """The logits of some tokens divided by the temperature, [n, V], at least float32 and the caller's to change."""
+        """The logits of some tokens divided by the temperature, [n, V], at least float32; the caller may overwrite."""
         hidden, weight, bias = self._hidden[rows], self._weight, self._bias
         logits = times_transposed(hidden, weight) if bias is None else F.linear(hidden, weight, bias)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -99,8 +99,8 @@ class Head:
         """Add the gradient of sum(scale * log-prob at target) over some tokens.
 
         Args:
-            rows: Which tokens.
-            probabilities: [n, V], multiplied by -scale / temperature already, and overwritten.
+            rows: The tokens.
+            probabilities: [n, V], already multiplied by -scale / temperature; overwritten.
             targets: [n].
             scale: [n].
         """
@@ -123,7 +123,7 @@ class Head:
             self._grad_weight += grad_logits.T @ hidden
 
     def gradients(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """What was added, of hidden, weight and bias."""
+        """The accumulated gradients of hidden, weight and bias."""
         weight, bias = self._grad_weight, self._grad_bias
         if weight is not None:
             weight = (weight.T.contiguous() if self._transposed else weight).to(self._weight_dtype)
@@ -136,9 +136,9 @@ class TokenDistributions:
 
     Attributes:
         unnormalized: [n, V], at most 1.
-        total: [n].
+        total: [n], the sums of `unnormalized`.
         logprobs: [n], at the targets.
-        entropy: [n], nats.
+        entropy: [n], in nats.
     """
 
     unnormalized: Tensor
@@ -148,7 +148,7 @@ class TokenDistributions:
 
 
 def distributions(logits: Tensor, targets: Tensor) -> TokenDistributions:
-    """Of logits [n, V], which are overwritten, with targets [n]."""
+    """The distributions of logits [n, V], which are overwritten, at targets [n]."""
     shifted = logits.sub_(logits.amax(dim=1, keepdim=True))
     unnormalized = shifted.exp()
     total = unnormalized.sum(dim=1)

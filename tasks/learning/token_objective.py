@@ -1,8 +1,8 @@
-"""A loss of token log-probs and its gradient in one pass over the head: logits exist once, chunk by chunk.
+"""A loss of token log-probs and its gradient in one pass over the head, which computes logits once, chunk by chunk.
 
-Possible where the loss of a token depends on no other token's log-prob: then a chunk of logits gives log-probs, the
-loss gives its derivatives by them, and these turn the chunk into the gradient of the logits in place. As in Liger's
-fused linear losses (arXiv 2410.10989, section 3.2). Knows nothing of models, batches or which loss it is.
+This is possible if the loss of a token depends on no other token's log-prob. A chunk of logits then gives log-probs,
+the loss gives its derivatives with respect to them, and these turn the chunk into the gradient of the logits in place,
+as in Liger's fused linear losses (arXiv 2410.10989, section 3.2).
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from tasks.learning.token_logprobs import Head, chunk_rows, distributions
 
-# The losses of some tokens [n] from their log-probs [n], which need a gradient, and which tokens they are.
+# A function from the log-probs [n] of some tokens, which need a gradient, and these tokens' slice to their losses [n].
 TokenLoss = Callable[[Tensor, slice], Tensor]
 
 
@@ -30,20 +30,20 @@ def token_objective(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The sum of `loss` over tokens, their log-probs and the entropies of their distributions.
 
-    Values, products and dtypes as of `tasks.learning.token_logprobs.token_logprobs`. The gradient is computed with the
-    value, kept, and multiplied by what comes back, once.
+    Values, products and dtypes are those of `tasks.learning.token_logprobs.token_logprobs`. The gradient is computed
+    together with the value and kept for one backward pass.
 
     Args:
         hidden: [N, H].
         weight: [V, H]; cast to the dtype of `hidden`.
         bias: [V] or None.
         targets: [N] int64.
-        loss: Called for each chunk; its value for a token may depend on that token's log-prob alone.
-        temperature: Divides the logits; above 0.
-        logits_per_chunk: Bounds the logits that exist at once, in elements; None: as suits the device.
+        loss: Called for each chunk; a token's loss may depend on no other token's log-prob.
+        temperature: The divisor of the logits; above 0.
+        logits_per_chunk: The most logits that exist at once, in elements; None chooses by device.
 
     Returns:
-        The sum, a number, differentiable in hidden, weight and bias; log-probs [N] and entropies [N], without gradient.
+        The sum (a scalar, differentiable in hidden, weight and bias); log-probs [N] and entropies [N] without gradient.
     """
     rows = chunk_rows(weight, logits_per_chunk)
     objective, logprobs, entropy = _TokenObjective.apply(hidden, weight, bias, targets, loss, temperature, rows)  # type: ignore[no-untyped-call]

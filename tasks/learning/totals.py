@@ -1,6 +1,6 @@
-"""Sums over the micro-batches of one optimizer step, and the metrics made of them.
+"""Sums over the micro-batches of one optimizer step, and the metrics computed from them.
 
-Sums, not means: adding the totals of micro-batches gives the totals of the step, however it was divided.
+They are sums, not means, so adding the totals of micro-batches gives those of the step, however it was divided.
 """
 
 import functools
@@ -21,30 +21,32 @@ QUANTILES = {"p01": 0.01, "p50": 0.5, "p99": 0.99}
 
 @dataclass(frozen=True, kw_only=True)
 class StepTotals:
-    """Sums over trained tokens, unless said otherwise.
+    """Sums over trained tokens, unless noted otherwise.
 
     Attributes:
         responses: The ids of the trained responses, in training order.
         left_out: How many responses of the step are not trained (mask_truncated).
-        tokens: Their number of tokens.
-        loss: Weighted as the aggregation says; divided by the step's denominator it is the loss.
+        tokens: The number of trained tokens.
+        loss: The weighted token losses; divided by the step's denominator they are the loss.
         policy_loss: Likewise, without the KL term.
-        kl: To the reference policy.
-        entropy: Nats.
+        kl: The KL to the reference policy.
+        entropy: In nats.
         ppo_kl: old log-prob - log-prob (k1).
         mismatch_kl: k3 of the sampler's distribution to the trainer's, from both log-probs of each token.
-        clipped_low: Tokens whose gradient the lower clip took away.
-        clipped_high: Tokens whose gradient the upper clip took away.
-        importance_tokens: Tokens that have an importance weight: all, or none where nothing is corrected.
-        importance: Their weights.
-        importance_square: The squares of these.
-        importance_clipped: Tokens whose weight is not their ratio: the cap instead, or 0 above it.
+        clipped_low: The number of tokens whose gradient the lower clip took away.
+        clipped_high: The number of tokens whose gradient the upper clip took away.
+        importance_tokens: The number of tokens with an importance weight: all, or none if nothing is corrected.
+        importance: The importance weights.
+        importance_square: The squared importance weights.
+        importance_clipped: The number of tokens whose ratio (with "sequence-mask", that of the response) exceeds the
+            cap, so that their weight is the cap (0).
         ratio_max: The largest probability ratio (a maximum, not a sum).
-        log_ratio_counts: How many pi_trainer / pi_sampler are in each bin (`importance.log_ratio_counts`); () is none.
+        log_ratio_counts: The number of ratios pi_trainer / pi_sampler in each bin (`importance.log_ratio_counts`); ()
+            stands for none.
         sampler_ratio_min: The smallest of these ratios (a minimum).
-        sampler_ratio_max: The largest (a maximum).
-        staleness: The trainer's weight version less that which sampled the token.
-        staleness_max: The largest (a maximum).
+        sampler_ratio_max: The largest of these ratios (a maximum).
+        staleness: The trainer's weight version less the one that sampled the token.
+        staleness_max: The largest staleness (a maximum).
     """
 
     responses: tuple[int, ...] = ()
@@ -95,9 +97,9 @@ class StepTotals:
         )
 
     def denominator(self, mode: LossAggregation) -> float:
-        """What the step's accumulated gradient is divided by; ValueError for an empty step.
+        """The divisor of the step's accumulated gradient; ValueError for an empty step.
 
-        A step whose responses are all left out has no gradient, and 1 for a denominator.
+        It is 1 for a step whose responses are all left out, which has no gradient.
         """
         if self.left_out and not self.tokens:
             return 1.0
@@ -106,8 +108,8 @@ class StepTotals:
     def metrics(self, mode: LossAggregation) -> dict[str, float]:
         """The step's metrics under the names of TRL and verl; ValueError for an empty step.
 
-        importance/ess, weight_mean and clipped_frac only where tokens are weighted. All are 0 where every response is
-        left out.
+        importance/ess, weight_mean and clipped_frac exist only if tokens are weighted. All metrics are 0 if every
+        response is left out.
         """
         divisor, tokens = self.denominator(mode), max(1, self.tokens)
         return {
@@ -150,12 +152,12 @@ class StepTotals:
 
 
 def _added(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]:
-    """Counts of the same bins; () are none."""
+    """Add counts of the same bins; () stands for no counts."""
     return tuple(map(operator.add, left, right)) if left and right else left or right
 
 
 def combined(totals: Iterable[StepTotals]) -> StepTotals:
-    """The totals of all micro-batches of a step."""
+    """The sum of the totals of a step's micro-batches."""
     return functools.reduce(StepTotals.__add__, totals, StepTotals())
 
 
@@ -172,7 +174,7 @@ def measure(
     entropy: Tensor,
     response_mask: Tensor,
 ) -> StepTotals:
-    """The totals of one micro-batch; one transfer from the device. `weights` is [B, 1], the other tensors [B, T]."""
+    """The totals of one micro-batch, by one transfer from the device. `weights` is [B, 1], other tensors are [B, T]."""
     mismatch = kl_penalty(sampler_logprobs, first_logprobs, "k3")
     sampler_ratios = log_ratios(first_logprobs, sampler_logprobs, response_mask)
     sums = {
@@ -201,7 +203,7 @@ def measure(
 
 @torch.no_grad()
 def measure_importance(weights: Tensor, over_cap: Tensor, response_mask: Tensor) -> StepTotals:
-    """What is added to the totals of a micro-batch whose tokens are weighted; all [B, T]."""
+    """The totals of a micro-batch's importance weights, to be added to its other totals; all tensors are [B, T]."""
     inside = weights.double().masked_fill(~response_mask, 0.0)
     clipped = over_cap & response_mask
     sums = torch.stack([value.sum(dtype=torch.float64) for value in (inside, inside.square(), clipped, response_mask)])

@@ -1,7 +1,7 @@
-"""The train step of an iteration: follow the journal, grade, record and accumulate micro-batches, step, publish.
+"""The train step of an iteration: follow the journal; grade, record and accumulate micro-batches; take optimizer steps.
 
-A micro-batch is recorded before it is used and replayed from its record after a restart, so a killed trainer ends
-where an undisturbed one does. Order of durable writes: batches, training record, checkpoint, weights.
+A micro-batch is recorded before it is used and replayed from its record after a restart, so a killed trainer reaches
+the same result as an undisturbed one. The order of durable writes is: batches, training record, checkpoint, weights.
 """
 
 import functools
@@ -35,13 +35,13 @@ from tasks.learning.value_step import ValueTotals, accumulate_values, apply_valu
 from tasks.sampling.session.crew_watch import LeftAlone
 
 log = logging.getLogger(__name__)
-# In place of a micro-batch's number: all ranks are to generate.
+# Broadcast in place of a micro-batch's number when all ranks are to generate.
 LEFT_ALONE = -1
 Totals = TypeVar("Totals", StepTotals, ValueTotals)
 
 
 class IterationTrainer:
-    """Consumes one iteration's journal. `step` leaves the learner one optimizer step further."""
+    """Trains one iteration from its journal; `step` advances the learner by the iteration's optimizer steps."""
 
     def __init__(
         self,
@@ -59,9 +59,10 @@ class IterationTrainer:
         same_engine: bool = True,
         watch: Callable[[bool], None] = lambda _: None,
     ) -> None:
-        """Of several ranks the first follows the journal, grades and records; `grader` is None for the others.
+        """Create the trainer of one rank: the first rank follows the journal, grades and records.
 
-        watch: as of GroupFollower.
+        grader: None on all other ranks.
+        watch: as in GroupFollower.
         same_engine: the sampler is known to compute as the trainer does (`tasks.learning.importance`).
         """
         self._plan = plan
@@ -94,12 +95,12 @@ class IterationTrainer:
         self._passes = ForwardPasses(self._reader, plan, prompts, tokens_max, self._ranks)
 
     def step(self) -> TrainingRecord:
-        """Train on every group that is recorded and not filtered; what was measured, not yet stored.
+        """Train on every recorded group that is not filtered, and return the metrics, which are not yet stored.
 
-        The reward, and the penalty of long responses, are measured over all graded responses, filtered or not.
+        The reward and the penalty of long responses are averaged over all graded responses, filtered or not.
 
         Raises GroupTimeout, GradingError, NonFiniteGradient or CorruptObject, and LeftAlone on every rank when `watch`
-        does; the learner is not to be used then.
+        raises it; the learner must not be used then.
         """
         recorded: list[BatchRecord] = []
         began_s = self._clock.monotonic()
@@ -122,7 +123,7 @@ class IterationTrainer:
         )
 
     def _batches(self) -> Iterator[BatchRecord]:
-        """The micro-batches, as the first rank records them or finds them recorded; the same on every rank."""
+        """The micro-batches that the first rank records or finds recorded; the same on every rank."""
         if self._recording is None:
             while (number := self._ranks.broadcast()) is not None:
                 if number == LEFT_ALONE:
@@ -142,7 +143,7 @@ class IterationTrainer:
             yield batch
 
     def _streamed(self, recorded: list[BatchRecord]) -> dict[str, float]:
-        """One optimizer step, whose micro-batches are trained as they are recorded."""
+        """Take one optimizer step, and train on its micro-batches as they are recorded."""
         totals = []
         for batch in self._batches():
             log.info("micro-batch %d: %d responses", batch.number, len(batch.responses))
@@ -169,13 +170,13 @@ class IterationTrainer:
             kept = trained(list(again.values()), self._algorithm)
             rows = first_logprobs(kept, self._learner, self._plan.sampling.temperature, self._passes)
             after_first = replace(estimates, first_logprobs=rows)
-        # In the first step the policy is still the one that the ratio is to, and its own pass says so to the bit.
+        # In the first step the ratio's denominator is the policy itself, whose own forward pass gives exactly 1.
         steps = [self._optimizer_step(first, estimates)]
         steps += [self._optimizer_step(part, after_first) for part in later]
         return step_metrics(steps, self._algorithm.num_epochs)
 
     def _nothing_to_train(self, recorded: Sequence[BatchRecord]) -> dict[str, float]:
-        """An iteration whose groups are all filtered takes no step."""
+        """The metrics of an iteration whose groups are all filtered: it takes no step."""
         totals = StepTotals(left_out=sum(len(batch.filtered) for batch in recorded))
         return apply(self._learner.optimizer, totals, self._algorithm)
 
@@ -185,7 +186,7 @@ class IterationTrainer:
         return critic is not None and self._plan.iteration < critic.warmup_iterations
 
     def _optimizer_step(self, responses: Sequence[GradedResponse], estimates: Estimates) -> dict[str, float]:
-        """Of the policy, unless the critic still warms up, and of the critic, if there is one."""
+        """Take a step of the policy, unless the critic still warms up, and of the critic, if there is one."""
         critic, metrics = self._learner.critic, {}
         if not self._critic_warms_up:
             totals = self._accumulate(responses, estimates)
@@ -195,7 +196,7 @@ class IterationTrainer:
     def _critic_step(
         self, critic: CriticLearner, responses: Sequence[GradedResponse], estimates: Estimates
     ) -> dict[str, float]:
-        """Nothing when no response is trained: then there are no returns."""
+        """Take a step of the critic; none if no response is trained, because then there are no returns."""
         if estimates.values is None or estimates.returns is None:
             raise ValueError("critic: one is given; allowed: none, with an advantage_estimator other than 'gae'")
         kept = trained(responses, self._algorithm)
@@ -221,7 +222,7 @@ class IterationTrainer:
         return [responses[start : start + size] for start in range(0, len(responses), size)]
 
     def _accumulate(self, responses: Sequence[GradedResponse], estimates: Estimates) -> StepTotals:
-        """Add the gradient of responses to the policy's."""
+        """Add the gradient of these responses to the policy's."""
         kept = trained(responses, self._algorithm)
         left_out = len(responses) - len(kept)
         totals = [StepTotals(left_out=left_out if self._ranks.is_first else 0)]
@@ -231,7 +232,7 @@ class IterationTrainer:
         return sum_over_ranks(combined(totals), self._ranks)
 
     def _pass(self, batch: TokenBatch, estimates: Estimates) -> StepTotals:
-        """One forward and backward pass of this rank."""
+        """Make one forward and backward pass of this rank."""
         reference = self._learner.reference if self._algorithm.kl_in == "loss" else None
         temperature, first = self._plan.sampling.temperature, estimates.first_logprobs
         if is_idle(batch):
@@ -250,13 +251,13 @@ class IterationTrainer:
         )
         totals += staleness_totals(self._passes.weight_versions(batch), self._plan.iteration)
         if estimates.kl is not None:
-            # Measured where it is taken from the reward: the loss knows no reference then.
+            # With the KL in the reward, the loss has no reference, so the KL comes from the estimates.
             totals = replace(totals, kl=sum(float(estimates.kl[response].sum()) for response in batch.responses))
         return totals
 
 
 def sum_over_ranks(totals: Totals, ranks: Ranks) -> Totals:
-    """The totals of all ranks together, on every rank; every rank must call it."""
+    """The sum of all ranks' totals, on every rank; every rank must call it."""
     if ranks.world_size == 1:
         return totals
     found = [type(totals)(**_tuples(each)) for each in ranks.gather(asdict(totals))]
@@ -264,15 +265,15 @@ def sum_over_ranks(totals: Totals, ranks: Ranks) -> Totals:
 
 
 def _tuples(document: Mapping[str, Any]) -> dict[str, Any]:
-    """As JSON gave it back, with tuples for lists."""
+    """A document that went through JSON, with tuples for lists."""
     return {name: tuple(value) if isinstance(value, list) else value for name, value in document.items()}
 
 
 def step_metrics(steps: Sequence[Mapping[str, float]], num_epochs: int) -> dict[str, float]:
-    """The metrics of an iteration from those of its optimizer steps: their mean, except for what is counted or bounds.
+    """The metrics of an iteration from those of its optimizer steps.
 
-    Means are over steps as they have tokens; a step without any counts only when there is no other. num_tokens are
-    those of one epoch, minima and maxima are of all steps, learning rates are the last.
+    Most metrics are means over steps, weighted by their tokens; steps without tokens count only if there is no other.
+    num_tokens is that of one epoch, minima and maxima are over all steps, and learning rates are the last ones.
     """
     steps = [step for step in steps if step.get("num_tokens", 1.0)] or steps
     names = dict.fromkeys(name for step in steps for name in step)

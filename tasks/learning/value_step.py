@@ -1,4 +1,4 @@
-"""One optimizer step of the critic: accumulate the gradient of its loss, as `tasks.learning.step` does the policy's.
+"""One optimizer step of the critic: accumulate the gradient of its loss, as `tasks.learning.step` does for the policy.
 
 Totals are sums over tokens, so they add up however the step was divided.
 """
@@ -15,15 +15,15 @@ from tasks.learning.loss import clipped_value_loss
 from tasks.learning.optimizer import NonFiniteGradient, PolicyOptimizer
 from tasks.learning.sharded import add_nothing
 
-# What is left of a variance of equal numbers, as a share of the mean square.
+# The variance that rounding leaves for equal numbers, as a share of their mean square.
 _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
 class ValueTotals:
-    """Sums over trained tokens: of the loss, of tokens whose clipped loss is the larger, of values and returns.
+    """Sums over trained tokens: losses, tokens whose clipped loss is the larger one, values and returns.
 
-    `errors` are returns less the values before the iteration's first optimizer step.
+    `errors` are the returns less the values before the iteration's first optimizer step.
     """
 
     tokens: int = 0
@@ -39,9 +39,9 @@ class ValueTotals:
         return ValueTotals(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
 
     def metrics(self) -> dict[str, float]:
-        """Under verl's names.
+        """The metrics under verl's names.
 
-        The explained variance is 1 - Var(returns - old values) / Var(returns), and 0 where returns are all equal.
+        The explained variance is 1 - Var(returns - old values) / Var(returns), and 0 if all returns are equal.
         """
         count = max(1, self.tokens)
         spread = self.returns_square / count - (self.returns / count) ** 2
@@ -61,11 +61,11 @@ def accumulate_values(
     """Add one micro-batch's gradient to the critic's: the sum of `clipped_value_loss` over its tokens.
 
     Args:
-        critic: Its gradients are added to.
+        critic: The model that gets the gradient.
         batch: B responses.
-        old_values: [B, T] float32, the critic's before the iteration's first optimizer step.
+        old_values: [B, T] float32, the critic's values before the iteration's first optimizer step.
         returns: [B, T] float32.
-        value_clip: As of `clipped_value_loss`.
+        value_clip: As in `clipped_value_loss`.
 
     Raises:
         NonFiniteGradient: The loss is not finite; names the responses. All gradients are dropped.
@@ -79,18 +79,18 @@ def accumulate_values(
     if not math.isfinite(totals.loss):
         critic.module.zero_grad(set_to_none=True)
         finite = torch.isfinite(losses).all(dim=1).tolist()
-        guilty = [response for response, is_finite in zip(batch.responses, finite, strict=True) if not is_finite]
-        raise NonFiniteGradient("loss of the critic", guilty)
+        failed = [response for response, is_finite in zip(batch.responses, finite, strict=True) if not is_finite]
+        raise NonFiniteGradient("loss of the critic", failed)
     return totals
 
 
 def take_part_in_values(critic: Critic, idle: TokenBatch) -> None:
-    """A pass of a rank that has no response left: the collectives of `accumulate_values`, and no gradient."""
+    """Make a pass of a rank without responses: the collectives of `accumulate_values`, and no gradient."""
     add_nothing(critic.values(idle))
 
 
 def apply_values(optimizer: PolicyOptimizer, totals: ValueTotals, responses: tuple[int, ...]) -> dict[str, float]:
-    """Take the critic's optimizer step, on the mean over tokens, and return its metrics; errors as of `step.apply`."""
+    """Take the critic's optimizer step on the mean over tokens and return its metrics; raises as `step.apply`."""
     try:
         outcome = optimizer.step(float(totals.tokens), responses)
     except NonFiniteGradient as error:

@@ -115,5 +115,5 @@ class RolloutConfig:
         if self.claim_ttl_s < HEARTBEATS_PER_TTL_MIN * self.heartbeat_interval_s:
             raise ValueError(
                 f"claim_ttl_s: value {self.claim_ttl_s}; allowed: at least {HEARTBEATS_PER_TTL_MIN} times "
-                f"heartbeat_interval_s ({self.heartbeat_interval_s}), or the living would be taken for dead"
+                f"heartbeat_interval_s ({self.heartbeat_interval_s}), or living members would count as dead"
             )

@@ -271,7 +271,7 @@ class OwnProcess:
 
 def died(what: str, error: BaseException) -> EngineDied:
     """An EngineDied whose message gives the cause in one line."""
-    return EngineDied(f"vLLM {what}: {type(error).__name__}: {' '.join(str(error).split()) or 'no further word'}")
+    return EngineDied(f"vLLM {what}: {type(error).__name__}: {' '.join(str(error).split()) or 'no message'}")
 
 
 def loaded(taken_s: float, reset: bool) -> float:
