@@ -1,7 +1,7 @@
-"""Advantages: from rewards to one number per response, or per token for REINFORCE++. Pure functions of tensors.
+"""Advantages: one number per response, or per token for REINFORCE++, from rewards. Pure functions of tensors.
 
-Does not know where rewards come from, nor the loss that uses the result. Estimators that normalise over the batch give
-other numbers for a part of it: they need the whole step's rewards at once, before its first micro-batch is trained.
+Estimators that normalise over the batch would give other numbers for a part of it, so they need the rewards of the
+whole step at once, before its first micro-batch is trained.
 """
 
 from collections.abc import Sequence
@@ -24,18 +24,18 @@ def advantages_of(
     """The advantages of each response: one number [], or one per trained token [length] with "reinforce_plus_plus".
 
     Args:
-        rewards: [B] float64; whole groups, and all of the step when the algorithm's `needs_whole_batch` says so.
-        lengths: [B] integer, trained tokens per response; 0 for those that are not trained, whose rewards count in the
-            mean of their group all the same.
+        rewards: [B] float64, of whole groups, or of the whole step if the algorithm's `needs_whole_batch` is true.
+        lengths: [B] integer, trained tokens per response; 0 for untrained responses, whose rewards still count in the
+            mean of their group.
         num_generations: Responses per group.
-        algorithm: The estimator, kl_in and kl_coef are used.
-        kl: With kl_in "reward", the KL to the reference with every token of each response, [its tokens].
+        algorithm: The estimator, its parameters and kl_coef are used.
+        kl: With kl_in "reward", the KL to the reference at every token of each response, [tokens of the response].
 
     Returns:
-        B tensors. Zeros where an estimator normalises over tokens and fewer than two are trained.
+        B tensors. They are zero if the estimator normalises over tokens and fewer than two tokens are trained.
 
     Raises:
-        ValueError: As the estimator raises.
+        ValueError: The estimator raises it.
     """
     per_token = algorithm.advantage_estimator == "reinforce_plus_plus"
     if algorithm.advantage_estimator in NEEDS_WHOLE_BATCH and int(lengths.sum()) < 2:
@@ -51,8 +51,8 @@ def response_advantages(rewards: Tensor, lengths: Tensor, num_generations: int, 
     """One advantage per response, by the configured estimator.
 
     Args:
-        rewards: [B] or [groups, num_generations], floating; all of the step when the algorithm's `needs_whole_batch`
-            says so.
+        rewards: [B] or [groups, num_generations], floating; of the whole step if the algorithm's `needs_whole_batch`
+            is true.
         lengths: Trained tokens per response, in the shape of `rewards`; used by "reinforce_plus_plus_baseline".
         num_generations: Responses per group, at least 2.
         algorithm: advantage_estimator, scale_rewards and advantage_eps are used.
@@ -61,7 +61,7 @@ def response_advantages(rewards: Tensor, lengths: Tensor, num_generations: int, 
         The advantages, in the shape and dtype of `rewards`.
 
     Raises:
-        ValueError: As the estimator raises; or it gives advantages per token, not per response.
+        ValueError: The estimator raises it, or gives advantages per token instead of per response.
     """
     if algorithm.advantage_estimator == "grpo":
         return group_advantages(rewards, num_generations, algorithm.scale_rewards, algorithm.advantage_eps)
@@ -79,24 +79,25 @@ def group_advantages(rewards: Tensor, num_generations: int, scale: RewardScale, 
     """Group-relative advantages: (reward - mean of the group) / (standard deviation of the group + eps).
 
     The standard deviation is the unbiased one (divisor num_generations - 1). A group whose rewards are all equal gets
-    exact zeros. GRPO (arXiv 2402.03300, section 4.1.2); without the division, Dr.GRPO (arXiv 2503.20783, section 3.2);
-    divided by the standard deviation of all rewards of the batch instead, Lite PPO (arXiv 2508.08221).
+    exact zeros. This is GRPO (arXiv 2402.03300, section 4.1.2); without the division it is Dr.GRPO (arXiv 2503.20783,
+    section 3.2), and with the standard deviation of all rewards of the batch it is Lite PPO (arXiv 2508.08221).
 
     Args:
         rewards: [groups * num_generations] or [groups, num_generations], floating; responses of a group are adjacent.
         num_generations: Responses per group, at least 2.
-        scale: "group" divides by the group's standard deviation, "batch" by that of all rewards given (which must be
-            the whole step's), "none" by nothing.
+        scale: "group" divides by the group's standard deviation, "batch" by that of all given rewards (which must be
+            the whole step's), and "none" does not divide.
         eps: Added to the standard deviation.
 
     Returns:
         The advantages, in the shape and dtype of `rewards`.
 
     Raises:
-        ValueError: Rewards that are not whole groups, or not finite; num_generations below 2.
+        ValueError: Rewards are not whole groups or not finite, or num_generations is below 2.
     """
     grouped = _grouped(rewards, num_generations)
-    # Group by group: reductions over a matrix round differently as it grows, and a group's advantages are its own.
+    # Group by group, because reductions over a matrix round differently as it grows: a group's advantages must not
+    # depend on other groups.
     spread = grouped.std(unbiased=True) if scale == "batch" else None
     return torch.cat([_advantages(group, scale, eps, spread) for group in grouped]).reshape(rewards.shape)
 
@@ -104,8 +105,8 @@ def group_advantages(rewards: Tensor, num_generations: int, scale: RewardScale, 
 def leave_one_out_advantages(rewards: Tensor, num_generations: int) -> Tensor:
     """RLOO: the reward minus the mean reward of the group's other responses.
 
-    That is num_generations / (num_generations - 1) times the reward minus the group's mean (arXiv 2402.14740).
-    Arguments, result and errors as of `group_advantages`; a group of equal rewards gets exact zeros.
+    It equals num_generations / (num_generations - 1) times the reward minus the group's mean (arXiv 2402.14740).
+    Arguments, result and errors are those of `group_advantages`; a group of equal rewards gets exact zeros.
     """
     factor = num_generations / (num_generations - 1) if num_generations > 1 else 1.0
     return group_advantages(rewards, num_generations, "none", 0.0) * factor
@@ -116,22 +117,22 @@ def reinforce_plus_plus_advantages(
 ) -> tuple[Tensor, Tensor]:
     """REINFORCE++: discounted returns of each token, normalised over all tokens of the batch.
 
-    arXiv 2501.03262: the reward, given with the last token, minus the KL penalties from each token on (the paper's
-    gamma is 1; `tasks.learning.returns.token_rewards` makes such rewards), minus the batch's mean, over its standard
-    deviation. Long responses count more, as in verl and OpenRLHF. Responses of the paper's first form, one number each,
-    are a batch with T = 1.
+    The source is arXiv 2501.03262. The return of a token is the reward, given at the last token, minus the KL penalties
+    from the token on (`tasks.learning.returns.token_rewards` makes such rewards; the paper's gamma is 1). From it the
+    batch's mean is subtracted, and the result is divided by the batch's standard deviation. Long responses count more,
+    as in verl and OpenRLHF. The paper's first form, one number per response, is a batch with T = 1.
 
     Args:
         token_rewards: [B, T], of the whole step.
         response_mask: [B, T] bool.
-        gamma: Discount per token.
+        gamma: The discount per token.
         eps: Added to the standard deviation.
 
     Returns:
-        Advantages and returns before normalisation, both [B, T], zero outside the mask.
+        Advantages, and returns before normalisation, both [B, T], zero outside the mask.
 
     Raises:
-        ValueError: Fewer than two tokens.
+        ValueError: There are fewer than two tokens.
     """
     returns = discounted_returns(token_rewards, response_mask, gamma)
     return normalised(returns, response_mask, eps), returns
@@ -142,8 +143,8 @@ def reinforce_plus_plus_baseline_advantages(
 ) -> Tensor:
     """REINFORCE++ with baseline: the group's mean is subtracted, then the batch is normalised.
 
-    arXiv 2501.03262, "REINFORCE++ w/ Baseline". The mean and the deviation of the batch are over tokens, as in verl and
-    OpenRLHF: a response counts `lengths` times. With lengths of one, each response counts once.
+    The source is arXiv 2501.03262, "REINFORCE++ w/ Baseline". The mean and the standard deviation of the batch are over
+    tokens, as in verl and OpenRLHF: a response counts `lengths` times. With lengths of 1, each response counts once.
 
     Args:
         rewards: [groups * num_generations] or [groups, num_generations], floating, of the whole step.
@@ -155,21 +156,21 @@ def reinforce_plus_plus_baseline_advantages(
         The advantages, in the shape and dtype of `rewards`.
 
     Raises:
-        ValueError: As `group_advantages` raises.
+        ValueError: `group_advantages` or `normalised` raises it.
     """
     return normalised(group_advantages(rewards, num_generations, "none", 0.0), lengths, eps)
 
 
 def constant_groups(rewards: Tensor, num_generations: int) -> Tensor:
-    """[groups] bool: whether all rewards of a group are equal, which DAPO's dynamic sampling leaves out.
+    """Whether all rewards of each group are equal, [groups] bool; DAPO's dynamic sampling filters such groups.
 
-    arXiv 2503.14476, section 3.2. Arguments and errors as of `group_advantages`.
+    The source is arXiv 2503.14476, section 3.2. Arguments and errors are those of `group_advantages`.
     """
     return _is_constant(_grouped(rewards, num_generations))
 
 
 def frac_reward_zero_std(rewards: Tensor, num_generations: int) -> float:
-    """The fraction of groups whose rewards are all equal and which therefore teach nothing; shapes as above."""
+    """The fraction of groups whose rewards are all equal, which teach nothing; shapes as in `constant_groups`."""
     return float(constant_groups(rewards, num_generations).double().mean())
 
 
@@ -180,19 +181,19 @@ def critic_advantages(
     algorithm: AlgorithmConfig,
     kl: Sequence[Tensor] | None = None,
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """PPO's advantages per token, normalised over all tokens of the step, and what the critic is to learn.
+    """PPO's advantages per token, normalised over all tokens of the step, and the critic's targets.
 
-    `tasks.learning.returns.gae`, then `normalised`, as in verl, TRL and arXiv 2403.17031.
+    They are computed by `tasks.learning.returns.gae` and then `normalised`, as in verl, TRL and arXiv 2403.17031.
 
     Args:
         rewards: [B] float64, of the whole step.
-        lengths: [B] integer, trained tokens per response; 0 for those that are not trained.
-        values: Of each response [its trained tokens], the critic's before the step.
+        lengths: [B] integer, trained tokens per response; 0 for untrained responses.
+        values: The critic's values before the step, [trained tokens] for each response.
         algorithm: gamma, gae_lambda, advantage_eps and kl_coef are used.
-        kl: With kl_in "reward", the KL to the reference with every token of each response, [its tokens].
+        kl: With kl_in "reward", the KL to the reference at every token of each response, [tokens of the response].
 
     Returns:
-        Advantages and returns of each response, [its trained tokens] float64 each.
+        Advantages and returns of each response, [trained tokens] float64 each.
     """
     if not int(lengths.sum()):
         empty = [rewards.new_zeros(0) for _ in lengths]
@@ -200,7 +201,7 @@ def critic_advantages(
     placed, mask = _placed_rewards(rewards, lengths, algorithm, kl)
     old = pad_sequence([row.to(rewards.dtype) for row in values if len(row)], batch_first=True)
     advantages, returns = gae(placed, old, mask, gamma=algorithm.gamma, gae_lambda=algorithm.gae_lambda)
-    # One token alone is no more than the mean.
+    # A single token equals the mean, so its advantage is 0.
     alone = int(mask.sum()) < 2
     advantages = torch.zeros_like(advantages) if alone else normalised(advantages, mask, algorithm.advantage_eps)
     return _by_response(advantages, lengths), _by_response(returns, lengths)
@@ -209,7 +210,7 @@ def critic_advantages(
 def _token_advantages(
     rewards: Tensor, lengths: Tensor, algorithm: AlgorithmConfig, kl: Sequence[Tensor] | None
 ) -> list[Tensor]:
-    """REINFORCE++ over the trained responses alone, [length] each; [0] for the others."""
+    """REINFORCE++ over the trained responses alone: [length] for each of them, and [0] for the others."""
     placed, mask = _placed_rewards(rewards, lengths, algorithm, kl)
     padded, _ = reinforce_plus_plus_advantages(placed, mask, algorithm.gamma, algorithm.advantage_eps)
     return _by_response(padded, lengths)
@@ -218,7 +219,7 @@ def _token_advantages(
 def _placed_rewards(
     rewards: Tensor, lengths: Tensor, algorithm: AlgorithmConfig, kl: Sequence[Tensor] | None
 ) -> tuple[Tensor, Tensor]:
-    """Rewards per token of the responses that are trained, and their mask; both [trained, longest]."""
+    """The rewards per token of the trained responses, and their mask; both [trained, longest]."""
     trained = lengths > 0
     counts = lengths[trained]
     mask = torch.arange(int(counts.max()))[None, :] < counts[:, None]
@@ -229,14 +230,14 @@ def _placed_rewards(
 
 
 def _by_response(padded: Tensor, lengths: Tensor) -> list[Tensor]:
-    """The rows of the trained responses, each as long as it is, and empty ones for the others."""
+    """The rows of the trained responses, each cut to its length, and empty rows for the others."""
     rows = iter(padded)
-    # Copies, so that the padding is not held.
+    # Copies, so that the padding's memory is freed.
     return [next(rows)[:length].clone() if length else padded.new_zeros(0) for length in lengths.tolist()]
 
 
 def _advantages(group: Tensor, scale: RewardScale, eps: float, batch_spread: Tensor | None) -> Tensor:
-    # The mean of equal floats may be off by a rounding error, which a small eps would blow up.
+    # The mean of equal floats may have a rounding error, which a small eps would blow up.
     if bool(_is_constant(group[None])):
         return torch.zeros_like(group)
     centred = group - group.mean()

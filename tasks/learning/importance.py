@@ -1,7 +1,8 @@
 """Importance weights: corrections for responses that were sampled from another policy than the trainer's.
 
-The engine's log-probs differ from the trainer's for the same weights when kernels, dtypes or quantisation differ, and
-more when the weights do. Pure functions of tensors; weights carry no gradient and multiply the policy loss.
+For the same weights, the engine's log-probs differ from the trainer's if kernels, dtypes or quantisation differ, and
+for different weights they differ more. Pure functions of tensors; weights have no gradient and multiply the policy
+loss.
 """
 
 import math
@@ -15,19 +16,19 @@ from tasks.learning.config import AlgorithmConfig, TrainerConfig
 from tasks.sampling.config import RolloutConfig
 
 ImportanceMode = Literal["token", "sequence-mask"]
-# Log-ratios are counted in bins of 1/64, around multiples of it: a ratio read from them is right to a factor of
-# exp(1/128), 0.8 %. Beyond the 257 bins on either side of 0, from about -4 to 4, two more count the rest.
+# Log-ratios are counted in bins of width 1/64 centred at its multiples from -4 to 4, so that a ratio read from them is
+# right to a factor of exp(1/128), 0.8 %. Two more bins count everything below and above.
 BINS_PER_NAT = 64
 BINS_PER_SIDE = 4 * BINS_PER_NAT
 NUM_BINS = 2 * BINS_PER_SIDE + 3
 
 
 def log_ratios(logprobs: Tensor, sampler_logprobs: Tensor, response_mask: Tensor) -> Tensor:
-    """log(pi_trainer / pi_sampler) per token, [B, T], zero outside the mask, without gradient.
+    """Compute log(pi_trainer / pi_sampler) per token, [B, T], zero outside the mask, without gradient.
 
     Args:
-        logprobs: [B, T] of the trainer for the weights that were sampled from.
-        sampler_logprobs: [B, T] as the engine recorded them.
+        logprobs: [B, T], from the trainer, of its policy before the iteration's first optimizer step.
+        sampler_logprobs: [B, T], as the engine recorded them.
         response_mask: [B, T] bool.
     """
     return (logprobs.detach() - sampler_logprobs.detach()).masked_fill(~response_mask, 0.0)
@@ -36,8 +37,8 @@ def log_ratios(logprobs: Tensor, sampler_logprobs: Tensor, response_mask: Tensor
 def truncated_token_weights(ratios: Tensor, cap: float) -> Tensor:
     """Truncated importance sampling: min(pi_trainer / pi_sampler, cap) for each token.
 
-    Ionides, "Truncated importance sampling" (2008), as it is used where engine and trainer differ
-    (fengyao.notion.site/off-policy-rl); TRL's "token_truncate".
+    The source is Ionides, "Truncated importance sampling" (2008), as applied to differences between engine and trainer
+    (fengyao.notion.site/off-policy-rl). TRL calls it "token_truncate".
 
     Args:
         ratios: [B, T], `log_ratios`.
@@ -50,10 +51,11 @@ def truncated_token_weights(ratios: Tensor, cap: float) -> Tensor:
 
 
 def masked_sequence_weights(ratios: Tensor, cap: float, floor: float = 0.0) -> Tensor:
-    """The probability ratio of the whole response for each of its tokens, or 0 where it leaves [floor, cap].
+    """The probability ratio of the whole response, for each of its tokens, or 0 if it is outside [floor, cap].
 
-    With floor 0, TRL's "sequence_mask"; with floor 1 / cap, bounds that treat both policies alike. A ratio of products
-    strays from 1 as responses grow, so long ones are dropped more often: watch importance/clipped_frac.
+    With floor 0 this is TRL's "sequence_mask"; with floor 1 / cap the bounds treat both policies alike. The ratio is a
+    product over tokens and strays from 1 as responses grow, so long ones are dropped more often: watch
+    importance/clipped_frac.
 
     Args:
         ratios: [B, T], `log_ratios`.
@@ -70,24 +72,25 @@ def masked_sequence_weights(ratios: Tensor, cap: float, floor: float = 0.0) -> T
 
 
 def same_engine(rollout: RolloutConfig, trainer: TrainerConfig, published_dtypes: Collection[str]) -> bool:
-    """Whether an engine is known to compute log-probs as the trainer does: our own, all in float32.
+    """Whether the engine is known to compute log-probs as the trainer does: it is our own, and everything is float32.
 
-    In bfloat16 batch mates change the last bits, and weights that are published in it are not the trainer's. From
-    what no worker says and never changes in a run, so that every attempt decides alike.
+    In bfloat16, batch mates change the last bits, and published bfloat16 weights are not the trainer's. The answer
+    depends only on values that never change in a run, not on what a member reports, so that every attempt decides
+    alike.
 
     Args:
-        rollout: The engine and its dtype.
-        trainer: Its dtype.
-        published_dtypes: Of the run's first weights, as manifests name them ("F32").
+        rollout: The engine and its dtype are used.
+        trainer: Its dtype is used.
+        published_dtypes: The dtypes of the run's first weights, as manifests name them ("F32").
     """
     is_exact = {rollout.dtype, trainer.dtype} == {"float32"} and set(published_dtypes) <= {"F32"}
     return rollout.engine in ("torch", "scripted") and is_exact
 
 
 def importance_mode(algorithm: AlgorithmConfig, *, same_engine: bool) -> ImportanceMode | None:
-    """How responses are weighted, None: not at all. "auto" is "token" unless engine and weights are the trainer's.
+    """The kind of importance weights, or None for none; "auto" is "token" unless engine and weights are the trainer's.
 
-    With old_logprobs "sampler" the ratio of the loss corrects already: None.
+    With old_logprobs "sampler" it is None, because the ratio of the loss corrects already.
     """
     if algorithm.old_logprobs == "sampler" or algorithm.importance_sampling == "none":
         return None
@@ -102,16 +105,16 @@ def importance_weights(mode: ImportanceMode, ratios: Tensor, cap: float) -> Tens
 
 
 def over_cap(mode: ImportanceMode, ratios: Tensor, cap: float) -> Tensor:
-    """[B, T] bool: where `importance_weights` is not the ratio, of the token or of its response, but the cap or 0."""
+    """Where `importance_weights` is not the ratio of the token or its response, but the cap or 0; [B, T] bool."""
     log_ratio = ratios if mode == "token" else ratios.sum(dim=1, keepdim=True).expand_as(ratios)
     return log_ratio > math.log(cap)
 
 
 def log_ratio_counts(ratios: Tensor, response_mask: Tensor) -> Tensor:
-    """How many log-ratios [B, T] inside the mask are in each bin, int64 [NUM_BINS]; counts of parts add up.
+    """The number of log-ratios [B, T] inside the mask in each bin, int64 [NUM_BINS]; counts of parts add up.
 
-    Bin BINS_PER_SIDE + 1 is around 0, the first and the last count what is below or above all others. What is not a
-    number counts as 0.
+    Bin BINS_PER_SIDE + 1 is around 0. The first and the last bin count everything below and above the others. NaN
+    counts as 0.
     """
     limit = BINS_PER_SIDE + 1
     scaled = torch.nan_to_num(ratios[response_mask].double() * BINS_PER_NAT).round().clamp(-limit, limit)
@@ -119,13 +122,13 @@ def log_ratio_counts(ratios: Tensor, response_mask: Tensor) -> Tensor:
 
 
 def ratio_quantile(counts: Sequence[int], fraction: float, smallest: float, largest: float) -> float:
-    """The ratio that at least `fraction` of those counted do not exceed, right to a factor of exp(1 / 128).
+    """The quantile of the counted ratios at `fraction`, right to a factor of exp(1 / 128).
 
     Args:
         counts: `log_ratio_counts`, not all 0.
         fraction: Above 0, at most 1.
-        smallest: The smallest ratio, exactly; what is below all bins is taken for it.
-        largest: The largest, alike.
+        smallest: The exact smallest ratio; it stands for all ratios in the first bin.
+        largest: The exact largest ratio; it stands for all ratios in the last bin.
     """
     rank, reached, number = fraction * sum(counts), 0, 0
     for number, count in enumerate(counts):  # noqa: B007 - the bin that is reached is wanted
@@ -141,16 +144,16 @@ def ratio_quantile(counts: Sequence[int], fraction: float, smallest: float, larg
 def effective_sample_size(count: int, total: float, squares: float) -> float:
     """Kish's effective sample size as a fraction of the samples: (sum w)^2 / (n * sum w^2).
 
-    1 when all weights are equal, 1 / n when one has everything, 0 when all are zero. Of sums, because the sizes of
-    parts do not add up to that of the step.
+    It is 1 if all weights are equal, 1 / n if only one is not zero, and 0 if all are zero. It is computed from sums,
+    because the sample sizes of micro-batches do not add up to that of the step.
 
     Args:
-        count: n, all of the step's, tokens or responses.
-        total: The sum of their weights, which are not negative.
-        squares: The sum of their squares.
+        count: n, the number of weights in the step.
+        total: The sum of the weights, which are not negative.
+        squares: The sum of the squared weights.
 
     Raises:
-        ValueError: No weights.
+        ValueError: There are no weights.
     """
     if count < 1:
         raise ValueError("weights: none; allowed: at least one")

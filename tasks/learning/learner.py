@@ -1,4 +1,4 @@
-"""Learner: the models of a run with their optimizers, as the train task has them in memory."""
+"""Learner: the models of a run with their optimizers, in the memory of the train task."""
 
 from dataclasses import dataclass, field
 
@@ -10,7 +10,7 @@ from tasks.learning.ranks import Ranks
 
 @dataclass(frozen=True)
 class CriticLearner:
-    """The critic, its optimizer, and for how many iterations of the run it is trained alone."""
+    """The critic, its optimizer, and the number of first iterations in which only the critic is trained."""
 
     critic: Critic
     optimizer: PolicyOptimizer
@@ -19,9 +19,9 @@ class CriticLearner:
 
 @dataclass(frozen=True)
 class Learner:
-    """What is trained: the policy with its optimizer; the reference policy where there is a KL term; PPO's critic.
+    """The policy with its optimizer, the reference policy if there is a KL term, and PPO's critic.
 
-    `ranks`: who trains together; each has its part of every model here.
+    `ranks`: the ranks that train together; each has its part of every model.
     """
 
     policy: Policy

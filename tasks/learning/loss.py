@@ -1,7 +1,7 @@
-"""Losses: from named tensors to a loss per token, and how token losses become one number. Pure functions.
+"""Losses: the loss of each token, and the aggregation of token losses to one number. Pure functions of tensors.
 
-Aggregation is in two parts so that splitting a step into micro-batches never changes its gradient: weights that depend
-on a response alone, and one denominator for the whole step, applied to the accumulated gradient at its end.
+Aggregation has two parts, so that splitting a step into micro-batches never changes its gradient: weights that depend
+on one response alone, and one denominator for the whole step, applied to the accumulated gradient at the step's end.
 """
 
 from dataclasses import dataclass, replace
@@ -20,10 +20,11 @@ class PolicyLoss:
 
     Attributes:
         loss: To be minimised; differentiable.
-        ratio: pi(token) / pi_old(token), detached; for "gspo" that of the whole response.
-        clipped_low: True where the lower clip took the gradient away (negative advantage); for "cispo" made it larger.
-        clipped_high: True where the upper clip took it away (positive advantage, or negative under the dual clip); for
-            "cispo" made it smaller.
+        ratio: pi(token) / pi_old(token), detached; for "gspo" the ratio of the whole response.
+        clipped_low: True where the lower clip took the gradient away (negative advantage); for "cispo", where it made
+            the gradient larger.
+        clipped_high: True where the upper clip took the gradient away (positive advantage, or negative under the dual
+            clip); for "cispo", where it made the gradient smaller.
     """
 
     loss: Tensor
@@ -34,7 +35,7 @@ class PolicyLoss:
 
 @dataclass(frozen=True)
 class TokenLosses:
-    """What a micro-batch costs, token by token; all [B, T], zero (False) outside the response mask.
+    """The losses of a micro-batch, token by token; all [B, T], zero (False) outside the response mask.
 
     Attributes:
         loss: policy.loss, plus kl_coef * kl unless kl_in is "reward"; differentiable.
@@ -55,18 +56,18 @@ def clipped_policy_loss(
     clip_ratio_high: float,
     clip_ratio_c: float | None = None,
 ) -> PolicyLoss:
-    """PPO's clipped surrogate, per token: -min(r A, clip(r, 1 - low, 1 + high) A), r = exp(logprobs - old_logprobs).
+    """PPO's clipped surrogate per token: -min(r A, clip(r, 1 - low, 1 + high) A) with r = exp(logprobs - old_logprobs).
 
-    PPO (arXiv 1707.06347, equation 7); separate bounds: DAPO (arXiv 2503.14476, section 3.1). A second bound for
-    negative advantages, c |A| on the loss, is the dual clip (arXiv 1912.09729, equation 5); verl always has it, with
-    c = 3. Log ratios are limited to +-20, where exp would soon overflow.
+    The source is PPO (arXiv 1707.06347, equation 7), with the separate bounds of DAPO (arXiv 2503.14476, section 3.1).
+    A second bound for negative advantages, c |A| on the loss, is the dual clip (arXiv 1912.09729, equation 5); verl
+    always has it, with c = 3. Log ratios are limited to +-20, because exp would soon overflow.
 
     Args:
         logprobs: [B, T], with gradient.
         old_logprobs: [B, T]; detached here.
         advantages: [B], one per response, or [B, T].
-        clip_ratio_low: Below which the ratio is clipped, as a distance from 1.
-        clip_ratio_high: Above which it is clipped, as a distance from 1.
+        clip_ratio_low: The lower bound of the ratio, as a distance from 1.
+        clip_ratio_high: The upper bound of the ratio, as a distance from 1.
         clip_ratio_c: c, above 1; None for no second bound.
     """
     ratio = _ratio(logprobs, old_logprobs)
@@ -83,17 +84,18 @@ def gspo_policy_loss(
 ) -> PolicyLoss:
     """GSPO: the clipped surrogate with the ratio of the whole response, (pi(y) / pi_old(y)) ^ (1 / length).
 
-    arXiv 2507.18071, equations 5 and 7, in the form per token of equations 13 and 14 (GSPO-token): the ratio of a
-    token has the response's value and the gradient of its own log-prob. With one advantage per response, and the same
-    weight for its tokens, loss and gradient are those of equation 5; with advantages per token, GSPO-token's.
+    The source is arXiv 2507.18071, equations 5 and 7, in the per-token form of equations 13 and 14 (GSPO-token): the
+    ratio of a token has the response's value and the gradient of the token's log-prob. With one advantage per response
+    and equal weights for its tokens, loss and gradient are those of equation 5; with advantages per token they are
+    those of GSPO-token.
 
     Args:
         logprobs: [B, T], with gradient.
         old_logprobs: [B, T]; detached here.
         advantages: [B], one per response, or [B, T].
         response_mask: [B, T] bool.
-        clip_ratio_low: As a distance from 1; the paper's is 3e-4.
-        clip_ratio_high: As a distance from 1; the paper's is 4e-4.
+        clip_ratio_low: The lower bound of the ratio, as a distance from 1; the paper's is 3e-4.
+        clip_ratio_high: The upper bound of the ratio, as a distance from 1; the paper's is 4e-4.
     """
     lengths = response_mask.sum(dim=1, keepdim=True).clamp(min=1)
     difference = (logprobs.detach() - old_logprobs.detach()).masked_fill(~response_mask, 0.0)
@@ -107,15 +109,16 @@ def cispo_policy_loss(
 ) -> PolicyLoss:
     """CISPO: -sg(clip(r, 1 - low, 1 + high)) A log pi, so that no token loses its gradient.
 
-    arXiv 2506.13585, equations 4 and 5; the paper has no lower bound (clip_ratio_low 1). Bounds are distances from 1,
-    as everywhere here and in verl. TRL's `epsilon_high` is for this loss the largest ratio itself: its 5.0 is 4.0 here.
+    The source is arXiv 2506.13585, equations 4 and 5; the paper has no lower bound (clip_ratio_low 1). Bounds are
+    distances from 1, as everywhere here and in verl. TRL's `epsilon_high` is the largest ratio itself for this loss:
+    its 5.0 is 4.0 here.
 
     Args:
         logprobs: [B, T], with gradient.
         old_logprobs: [B, T]; detached here.
         advantages: [B], one per response, or [B, T].
-        clip_ratio_low: As a distance from 1.
-        clip_ratio_high: As a distance from 1.
+        clip_ratio_low: The lower bound of the ratio, as a distance from 1.
+        clip_ratio_high: The upper bound of the ratio, as a distance from 1.
     """
     ratio = _ratio(logprobs.detach(), old_logprobs)
     advantage = _per_token(advantages, ratio)
@@ -128,7 +131,7 @@ def cispo_policy_loss(
 
 
 def reinforce_policy_loss(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor) -> PolicyLoss:
-    """REINFORCE: -A log pi (Williams, 1992). The ratio is only measured. Shapes as of `cispo_policy_loss`."""
+    """REINFORCE: -A log pi (Williams, 1992). The ratio is only measured. Shapes are those of `cispo_policy_loss`."""
     ratio = _ratio(logprobs.detach(), old_logprobs)
     never = torch.zeros_like(ratio, dtype=torch.bool)
     loss = -_per_token(advantages, ratio) * logprobs
@@ -138,7 +141,7 @@ def reinforce_policy_loss(logprobs: Tensor, old_logprobs: Tensor, advantages: Te
 def policy_loss(
     logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, response_mask: Tensor, algorithm: AlgorithmConfig
 ) -> PolicyLoss:
-    """The configured objective: policy_loss, clip_ratio_low, clip_ratio_high and clip_ratio_c are used."""
+    """The configured objective, from policy_loss, clip_ratio_low, clip_ratio_high and clip_ratio_c."""
     low, high = algorithm.clip_ratio_low, algorithm.clip_ratio_high
     if algorithm.policy_loss == "gspo":
         return gspo_policy_loss(logprobs, old_logprobs, advantages, response_mask, low, high)
@@ -152,12 +155,12 @@ def policy_loss(
 def clipped_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, value_clip: float | None) -> Tensor:
     """The critic's loss per token, [B, T]: max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2) / 2.
 
-    As in OpenAI's implementation of PPO, and in verl and TRL; without a clip, (V - R)^2 / 2.
+    This is the loss of OpenAI's implementation of PPO, verl and TRL. Without a clip it is (V - R)^2 / 2.
 
     Args:
         values: [B, T], with gradient.
         old_values: [B, T], from before the update; detached here.
-        returns: [B, T], of `tasks.learning.returns.gae`; detached here.
+        returns: [B, T], from `tasks.learning.returns.gae`; detached here.
         value_clip: c, above 0, in units of the reward; None for no clip.
     """
     returns = returns.detach()
@@ -170,7 +173,7 @@ def clipped_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, valu
 
 
 def _ratio(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
-    """Pi / pi_old of each token, [B, T], with the gradient of `logprobs` only."""
+    """The ratio pi / pi_old of each token, [B, T], with the gradient of `logprobs` only."""
     return (logprobs - old_logprobs.detach()).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX).exp()
 
 
@@ -194,21 +197,21 @@ def _clipped_surrogate(
 
 
 def _per_token(advantages: Tensor, like: Tensor) -> Tensor:
-    """Advantages [B] or [B, T] so that they multiply [B, T], in its dtype."""
+    """Reshape advantages [B] or [B, T] to multiply `like`, [B, T], in its dtype."""
     return (advantages[:, None] if advantages.dim() == 1 else advantages).to(like.dtype)
 
 
 def kl_penalty(logprobs: Tensor, reference_logprobs: Tensor, estimator: KlEstimator) -> Tensor:
-    """KL(policy || reference) estimated from sampled tokens, [B, T], by Schulman's note "Approximating KL divergence".
+    """Estimate KL(policy || reference) from sampled tokens, [B, T].
 
-    With d = reference_logprobs - logprobs (http://joschu.net/blog/kl-approx.html):
-    k1 = -d (unbiased; as a loss its expected gradient is zero on policy), k2 = d^2 / 2, k3 = exp(d) - 1 - d (unbiased
-    and never negative; GRPO's choice, arXiv 2402.03300, equation 4).
+    The source is Schulman's note "Approximating KL divergence" (http://joschu.net/blog/kl-approx.html). With d =
+    reference_logprobs - logprobs: k1 = -d (unbiased; as a loss its expected gradient is zero on policy), k2 = d^2 / 2,
+    and k3 = exp(d) - 1 - d (unbiased and never negative; GRPO's choice, arXiv 2402.03300, equation 4).
 
     Args:
         logprobs: [B, T], with gradient.
         reference_logprobs: [B, T]; detached here.
-        estimator: Which of the three.
+        estimator: k1, k2 or k3.
     """
     difference = reference_logprobs.detach() - logprobs
     if estimator == "k1":
@@ -231,16 +234,16 @@ def token_losses(
     """The loss of each token before aggregation.
 
     Args:
-        logprobs: [B, T] of the policy being trained, with gradient.
-        old_logprobs: [B, T] of the policy the ratio is taken to.
+        logprobs: [B, T], of the policy that is trained, with gradient.
+        old_logprobs: [B, T], of the policy in the ratio's denominator.
         advantages: [B], or [B, T].
         response_mask: [B, T] bool, True on the tokens that are trained.
         algorithm: The policy loss with its clip bounds, kl_coef, kl_estimator and kl_in are used.
         reference_logprobs: [B, T]; needed when kl_coef > 0 and kl_in is "loss".
-        importance_weights: [B, T], multiply the policy loss and not the KL; see `tasks.learning.importance`.
+        importance_weights: [B, T]; they multiply the policy loss but not the KL; see `tasks.learning.importance`.
 
     Raises:
-        ValueError: A KL in the loss without reference_logprobs.
+        ValueError: There is a KL in the loss, but no reference_logprobs.
     """
     policy = policy_loss(logprobs, old_logprobs, advantages, response_mask, algorithm)
     if importance_weights is not None:
@@ -266,7 +269,7 @@ def token_losses(
 
 
 def token_weights(lengths: Tensor, mode: LossAggregation, max_completion_length: int) -> Tensor:
-    """The weight of every token of a response in the step's sum; depends on that response alone.
+    """The weight of every token of a response in the step's sum, which depends on that response alone.
 
     The aggregated loss is sum(weight * token loss) / denominator:
 
@@ -278,7 +281,7 @@ def token_weights(lengths: Tensor, mode: LossAggregation, max_completion_length:
     | seq-mean-token-sum-norm | 1 / max_completion_length | responses of the step | Dr.GRPO (arXiv 2503.20783) |
 
     Args:
-        lengths: [B] integer, trained tokens per response; one without any has no weight.
+        lengths: [B] integer, trained tokens per response.
         mode: The aggregation.
         max_completion_length: The run's limit, not the batch's maximum.
 
@@ -292,12 +295,12 @@ def token_weights(lengths: Tensor, mode: LossAggregation, max_completion_length:
 
 
 def denominator(mode: LossAggregation, tokens: int, responses: int) -> float:
-    """What the accumulated sum, and so its gradient, is divided by once per optimizer step; see `token_weights`.
+    """The divisor of the accumulated sum, and so of its gradient, once per optimizer step; see `token_weights`.
 
     Args:
         mode: The aggregation.
-        tokens: Trained tokens of all micro-batches of the step.
-        responses: Responses of all micro-batches of the step.
+        tokens: The number of trained tokens in all micro-batches of the step.
+        responses: The number of responses in all micro-batches of the step.
 
     Raises:
         ValueError: The step has no tokens.

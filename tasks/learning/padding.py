@@ -1,36 +1,36 @@
-"""Padding: what sequences of unlike lengths cost together, and which share a forward pass. Pure functions of lengths.
+"""Padding: what sequences of different lengths cost in one batch, and which share a forward pass. Pure functions.
 
-No tensors: who only divides responses into micro-batches does not wait for torch.
+They need no tensors, so that a process that only divides responses into micro-batches need not import torch.
 """
 
 from collections.abc import Sequence
 
-# What a forward and backward pass costs beyond its tokens: the calls, and one more addition to every gradient.
+# The fixed cost of a forward and backward pass, in tokens: its calls, and one more addition to every gradient.
 PASS_COST_TOKENS = 512
 
 
 def padded_tokens(lengths: Sequence[int]) -> int:
-    """Tokens of a padded batch of sequences: the longest times their number."""
+    """The tokens of a padded batch of sequences: the longest length times their number."""
     return max(lengths, default=0) * len(lengths)
 
 
 def passes(lengths: Sequence[int], tokens_max: int) -> list[list[int]]:
     """Divide a micro-batch's responses into forward passes of at most `tokens_max` padded tokens, with little padding.
 
-    Responses of similar lengths share a pass: among the divisions of the responses sorted by length, the longest first,
-    the one with the fewest padded tokens, where a pass counts as PASS_COST_TOKENS besides; of equals, the one whose
-    first pass is largest. A single response longer than `tokens_max` is a pass of its own.
+    The responses are sorted by length, the longest first, and divided so that the padded tokens, plus PASS_COST_TOKENS
+    for each pass, are fewest. Among equal divisions, the one with the largest first pass is taken. A response longer
+    than `tokens_max` is a pass of its own.
 
     Returns:
-        The indices of each pass, ascending; every index once.
+        The indices of each pass, ascending; every index occurs once.
 
     Raises:
-        ValueError: A limit below 1.
+        ValueError: The limit is below 1.
     """
     if tokens_max < 1:
         raise ValueError(f"tokens_max: value {tokens_max}; allowed: >= 1")
     order = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
-    # Of the responses from each rank on: what they cost at least, and where their first pass then ends.
+    # For the sorted responses from each place on: their least cost, and where their first pass then ends.
     costs, ends = [0] * (len(order) + 1), [0] * len(order)
     for start in reversed(range(len(order))):
         longest = max(1, lengths[order[start]])

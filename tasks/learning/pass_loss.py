@@ -1,6 +1,6 @@
 """The loss of one forward pass as a function of its log-probs: for whole responses, or token by token.
 
-Owns which objectives may be computed token by token. Knows losses and importance weights; no models, no metrics.
+This module decides which objectives may be computed token by token.
 """
 
 from dataclasses import dataclass, replace
@@ -14,14 +14,14 @@ from tasks.learning.loss import TokenLosses, token_losses
 
 @dataclass(frozen=True)
 class LossTerms:
-    """What a loss is made of; all [B, T].
+    """The terms of a loss; all [B, T].
 
     Attributes:
-        losses: Of each token, before its weight.
-        first_logprobs: Of the policy before the iteration's first optimizer step.
-        old_logprobs: What the ratio is taken to.
-        ratios: log(policy / sampler), of the policy before the iteration's first optimizer step.
-        corrections: Importance weights; None where nothing is corrected.
+        losses: The loss of each token, before its weight.
+        first_logprobs: Log-probs of the policy before the iteration's first optimizer step.
+        old_logprobs: Log-probs of the policy in the ratio's denominator.
+        ratios: log(policy / sampler), for the policy before the iteration's first optimizer step.
+        corrections: Importance weights; None if nothing is corrected.
     """
 
     losses: TokenLosses
@@ -37,12 +37,13 @@ class PassLoss:
 
     Attributes:
         algorithm: The loss.
-        mode: How responses are weighted for the sampler's not being the policy.
-        weights: [B, 1], of a response's tokens in the step's sum.
+        mode: The kind of importance weights that correct for the sampler; None for no correction.
+        weights: [B, 1], the weight of a response's tokens in the step's sum.
         advantages: [B] or [B, T].
         response_mask: [B, T] bool.
         sampler_logprobs: [B, T].
-        first_logprobs: [B, T] of the policy before the iteration's first optimizer step; None: those of this pass.
+        first_logprobs: [B, T], of the policy before the iteration's first optimizer step; None takes those of this
+            pass.
         reference_logprobs: [B, T], or None without a reference.
     """
 
@@ -57,11 +58,11 @@ class PassLoss:
 
     @property
     def is_by_token(self) -> bool:
-        """Whether no sum over a response goes into the losses of its tokens."""
+        """Whether the loss of a token depends on no other token of its response."""
         return self.algorithm.policy_loss != "gspo" and self.mode != "sequence-mask"
 
     def terms(self, logprobs: Tensor) -> LossTerms:
-        """What the loss is made of for log-probs [B, T]; ValueError for a KL in the loss without a reference."""
+        """The terms of the loss at log-probs [B, T]; ValueError for a KL in the loss without a reference."""
         sampler = self.sampler_logprobs.to(logprobs.dtype)
         first = logprobs.detach() if self.first_logprobs is None else self.first_logprobs.to(logprobs.dtype)
         old = first if self.algorithm.old_logprobs == "trainer" else sampler
@@ -80,11 +81,11 @@ class PassLoss:
         return LossTerms(losses, first, old, ratios, corrections)
 
     def of_responses(self, logprobs: Tensor) -> Tensor:
-        """The weighted sum of token losses, a number, from log-probs [B, T]."""
+        """The weighted sum of token losses, a scalar, from log-probs [B, T]."""
         return (self.terms(logprobs).losses.loss * self.weights.to(logprobs.dtype)).sum()
 
     def by_token(self) -> "PassLoss":
-        """The same, with every token of the mask a response of its own, in the order of the mask: B is their number."""
+        """The same loss with each token in the mask as a response of its own, in the mask's order; B counts tokens."""
         mask = self.response_mask
         advantages = self.advantages if self.advantages.dim() == 2 else self.advantages[:, None]
         return replace(
@@ -98,7 +99,7 @@ class PassLoss:
         )
 
     def of_rows(self, logprobs: Tensor, rows: slice) -> Tensor:
-        """The weighted losses [n] of some responses of one token each from their log-probs [n]."""
+        """The weighted losses [n] of some one-token responses of `by_token`, from their log-probs [n]."""
         part = replace(
             self,
             weights=self.weights[rows],

@@ -1,6 +1,6 @@
 """TrainedModel: a Hugging Face model with float32 parameters, whole or sharded, and its tensors by published name.
 
-Owns tied names, and that tensors given are this model's; does not know what the model computes, losses or storage.
+This module handles tied names and checks that loaded tensors are this model's.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -18,7 +18,7 @@ _NAMES_SHOWN = 5
 
 
 class PolicyError(ValueError):
-    """A model that cannot be trained here, or tensors that are not this model's."""
+    """The model cannot be trained here, or tensors are not this model's."""
 
 
 def training_device(name: str) -> torch.device:
@@ -31,7 +31,7 @@ def training_device(name: str) -> torch.device:
 
 
 def compute_dtype(config: TrainerConfig) -> torch.dtype | None:
-    """Of the matrix products; None: that of the parameters."""
+    """The dtype of the matrix products; None takes that of the parameters."""
     return torch.bfloat16 if config.dtype == "bfloat16" else None
 
 
@@ -46,7 +46,7 @@ def read_model_config(model_dir: Path) -> Any:
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).splitlines()[0]
         raise PolicyError(f"model: {str(model_dir / 'config.json')!r} is not understood: {reason}") from None
-    # Dropout would make the ratio to the sampling policy random, and resumed training differ.
+    # Dropout would make the ratio to the sampling policy random, and would make resumed training differ.
     for name, value in config.to_dict().items():
         if "drop" in name and isinstance(value, float):
             setattr(config, name, 0.0)
@@ -57,15 +57,15 @@ class TrainedModel:
     """A module whose tensors have published names. Not thread-safe.
 
     Args:
-        module: Float32; on its device, or for several ranks as made in `tasks.learning.sharded.skeleton`.
+        module: A float32 module on its device; for several ranks, one made in `tasks.learning.sharded.skeleton`.
         tensors: Name -> values, Hugging Face names; a tied tensor may be given under any of its names.
         config: gradient_checkpointing is used.
         trainable: Which parameters have gradients, by name; False for a model that is only evaluated.
-        root: The module whose `forward` is all that reads a parameter, `module` itself or around it; default: `module`.
-        ranks: Who trains it; several hold a part of every tensor each.
+        root: The module whose `forward` alone reads parameters: `module` (the default), or one that contains it.
+        ranks: The ranks that train it; each of several holds a part of every tensor.
 
     Raises:
-        PolicyError: Tensors of other names or shapes.
+        PolicyError: The tensors have other names or shapes.
     """
 
     def __init__(
@@ -86,38 +86,39 @@ class TrainedModel:
             shard(root or module, ranks, compute_dtype(config))
         self.device: torch.device = next(module.parameters()).device
         self.load_tensors(tensors)
-        # Layers recompute their activations in training mode only; no dropout is left, so that mode changes nothing.
+        # Layers recompute their activations in training mode only. Without dropout, that mode changes nothing else.
         module.train()
         if config.gradient_checkpointing and trainable:
             module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """Name -> parameter, in the model's order; a tied one once, under its first name."""
+        """Name -> parameter, in the model's order; a tied parameter occurs once, under its first name."""
         return dict(self.module.named_parameters())
 
     def canonical(self, name: str) -> str:
-        """The name a tensor is published under, given any of its names; KeyError for a foreign one."""
+        """The published name of a tensor, given any of its names; KeyError for an unknown name."""
         return self._canonical[name]
 
     def tensors(self, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-        """Name -> values for publishing, on the CPU, floating ones as `dtype`; tied tensors once. May share memory.
+        """Name -> values for publication, on the CPU, floating ones in `dtype`, tied tensors once.
 
-        Every rank must call it, and gets all; a rank that does not need them goes through `each_tensor` instead.
+        They may share memory with the parameters. Every rank must call it and gets all tensors; a rank that does not
+        need them iterates over `each_tensor` instead.
         """
         return dict(self.each_tensor(dtype))
 
     def each_tensor(
         self, dtype: torch.dtype = torch.float32, dtypes: Mapping[str, torch.dtype] | None = None
     ) -> Iterator[tuple[str, Tensor]]:
-        """`tensors()` one after the other, in the same order on every rank, each gathered when it is asked for.
+        """`tensors()` one after the other, in the same order on every rank, each gathered when it is reached.
 
-        Every rank must go through all of them, at the same time. `dtypes`: of those that are not to be `dtype`.
+        Every rank must iterate over all of them at the same time. `dtypes`: exceptions from `dtype`, by name.
         """
         state = self.module.state_dict()
         for name in dict.fromkeys(self._canonical.values()):
             value = state[name].detach()
             dtype_here = (dtypes or {}).get(name, dtype)
-            # Cast before it is gathered: fewer bytes between ranks.
+            # Cast before it is gathered, so that fewer bytes go between ranks.
             yield name, whole(value.to(dtype_here) if value.is_floating_point() else value).to("cpu")
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -126,15 +127,15 @@ class TrainedModel:
         return {name: tuple(state[name].shape) for name in dict.fromkeys(self._canonical.values())}
 
     def trained_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of what training changes, which is what a checkpoint holds: of all tensors here."""
+        """The shapes of the tensors that training changes and a checkpoint holds: all tensors in this class."""
         return self.shapes()
 
     def each_trained(self) -> Iterator[tuple[str, Tensor]]:
-        """What training changes, float32; otherwise as `each_tensor`."""
+        """The tensors that training changes, in float32; otherwise as `each_tensor`."""
         return self.each_tensor()
 
     def load_trained(self, tensors: Mapping[str, Tensor]) -> None:
-        """Replace what training changes; raises PolicyError, with nothing changed, if names or shapes differ."""
+        """Replace the tensors that training changes; PolicyError, with nothing changed, if names or shapes differ."""
         self.load_tensors(tensors)
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
@@ -142,10 +143,10 @@ class TrainedModel:
         self.load_some(tensors, set(self._canonical.values()))
 
     def load_some(self, tensors: Mapping[str, Tensor], names: Collection[str]) -> None:
-        """Replace the values of the tensors of these names, all of which are to be given; raises as `load_tensors`."""
+        """Replace the values of the tensors `names`, all of which must be given; raises as `load_tensors`."""
         known = {name for name, canonical in self._canonical.items() if canonical in names}
         unknown = sorted(set(tensors) - known)
-        # A tensor's own name goes last, so that it wins over its aliases.
+        # A tensor's published name goes last, so that it wins over its aliases.
         ordered = sorted(set(tensors) & known, key=lambda name: self._canonical[name] == name)
         given = {self._canonical[name]: tensors[name] for name in ordered}
         missing = sorted(set(names) - set(given))
@@ -163,7 +164,7 @@ class TrainedModel:
 
 
 def _canonical_names(module: nn.Module) -> dict[str, str]:
-    """Every name of the state -> the name its tensor is published under (the first of a tied parameter's names)."""
+    """Each name in the state -> the published name of its tensor (the first of a tied parameter's names)."""
     first: dict[int, str] = {}
     names = {name: first.setdefault(id(p), name) for name, p in module.named_parameters(remove_duplicate=False)}
     return {name: names.get(name, name) for name in module.state_dict()}
