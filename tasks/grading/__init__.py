@@ -1,4 +1,4 @@
-"""Rewards: from finished responses to numbers. Verifiers, users' functions, and the process that contains them.
+"""Rewards of finished responses: verifiers, users' functions, and the process that runs them.
 
-Must not know Flyte. Only run_rewards knows storage, only reward_model torch.
+Nothing here knows Flyte. Only run_rewards uses storage, and only reward_model imports torch.
 """

@@ -1,6 +1,7 @@
 """The verifier of the keyed running sum: every worked step and the answer must be right.
 
-The worked answer is unique, so being right is being equal to it; it runs in this process because it cannot fail.
+The worked answer is unique, so a completion is right if it equals that. The verifier cannot fail, so it runs in this
+process.
 """
 
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from tasks.grading.reward import GradingCase, Needs, RewardOutcome
 
 
 class ArithmeticReward:
-    """1.0 when the completion is the column "worked" to the letter, else 0.0."""
+    """The reward 1.0 if the completion equals the column "worked" exactly, else 0.0."""
 
     needs: Needs = (("worked",),)
 

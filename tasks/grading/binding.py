@@ -1,4 +1,4 @@
-"""Tells TRL's reward signature from verl's by parameter names, and calls either with grading cases.
+"""Binding: recognises TRL's and verl's reward signatures by parameter names, and calls either with grading cases.
 
 TRL: f(prompts, completions, completion_ids, **columns) -> one value per completion. verl: compute_score(data_source,
 solution_str, ground_truth, extra_info) -> a value or a dict with "score". Coroutine functions of both are awaited.
@@ -12,7 +12,7 @@ from typing import Any
 from tasks.grading.reward import GradingCase, GradingError, Needs
 
 TRL_PARAMETERS = ("prompts", "completions", "completion_ids")
-# What TRL's trainer hands over besides; here nothing listens.
+# Further arguments of TRL's trainer; here they do nothing.
 TRL_EXTRAS: dict[str, Any] = {
     "trainer_state": None,
     "log_extra": lambda *_args, **_kwargs: None,
@@ -26,17 +26,17 @@ FORMS = (
 
 
 class ProcessSpoiled(Exception):  # noqa: N818 - reads as what happened
-    """Raised by a call after which its process is of no use, as after an error of CUDA."""
+    """Raised by a call after which its process is unusable, such as after a CUDA error."""
 
 
 @dataclass(frozen=True, slots=True)
 class BoundFunction:
     """A reward function with a uniform call.
 
-    `call` takes cases, one at a time unless `batched`, and returns what the function returned (an awaitable where it
-    is a coroutine function): a sequence of values when `batched`, else a value. `prepare`, where there is one, does
-    what is too costly for a mere look at the function, once before the first call; `check` raises GradingError for
-    cases that `call` could not grade.
+    `call` takes cases, one at a time unless `batched`, and returns the function's result (an awaitable for a coroutine
+    function): a sequence of values if `batched`, else one value. `prepare`, if there is one, is called once before the
+    first call and does what is too costly for loading the function. `check` raises GradingError for cases that `call`
+    could not grade.
     """
 
     needs: Needs
@@ -47,7 +47,7 @@ class BoundFunction:
 
 
 def bind(function: Callable[..., Any], name: str) -> BoundFunction:
-    """Recognise the signature of `function`; raises GradingError naming it, its parameters and the accepted forms."""
+    """Recognise the signature of `function`; GradingError names the function, its parameters and the accepted forms."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):

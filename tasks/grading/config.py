@@ -1,6 +1,6 @@
-"""What the user says about rewards: which functions, their settings, weights and time limits, what a failure counts.
+"""Configuration of rewards: the functions, their settings, weights and time limits, and the reward of a failure.
 
-Imports no reward function: that happens in the process that runs it.
+It imports no reward function; the process that runs a function does.
 """
 
 import re
@@ -12,17 +12,17 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 
 BUILT_IN = ("arithmetic", "format", "length", "math", "reward_model")
-# Settings of one built-in function only, and those of them that it cannot do without.
+# The settings that belong to one built-in function only, and those of them that it requires.
 SETTINGS: dict[str, tuple[str, ...]] = {
     "format": ("pattern",),
     "length": ("free_tokens", "scale_tokens"),
     "reward_model": ("model", "label", "device", "dtype", "batch_tokens_max", "max_length"),
 }
 REQUIRED = {"format": ("pattern",), "length": ("free_tokens", "scale_tokens"), "reward_model": ("model",)}
-# Where a function runs, and how long it may take: no reward that is given depends on them.
+# Settings for where a function runs and how long it may take; rewards do not depend on them.
 OPERATIONAL = ("model", "device", "batch_tokens_max", "time_limit_s", "load_time_limit_s")
 _USER_FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
-# It becomes part of metrics' names and of storage keys.
+# The name becomes part of metric names and of storage keys.
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
 
@@ -30,19 +30,19 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 class RewardConfig:
     """One reward function of a run.
 
-    `function` is one of BUILT_IN, or "package.module:function" with TRL's or verl's signature. `name` is what it is
-    called in metrics and records; None takes the function's own. `time_limit_s` bounds one call: a whole batch for
-    TRL's signature and a reward model, one response otherwise; `load_time_limit_s` bounds the import, and once more the
-    loading of a model's weights. A response whose reward raised or ran out of time counts as `failure_reward`, or ends
-    grading with an error.
+    `function` is one of BUILT_IN, or "package.module:function" with TRL's or verl's signature. `name` is its name in
+    metrics and records; None takes the function's own. `time_limit_s` limits one call: a whole batch for TRL's
+    signature and a reward model, one response otherwise. `load_time_limit_s` limits the import and, separately, the
+    loading of a model's weights. If the function raises or runs out of time for a response, the response gets
+    `failure_reward`, or grading ends with an error if `on_failure` is "stop".
 
-    pattern: of "format", a regular expression that must match the whole completion; "." matches line ends, too.
-    free_tokens, scale_tokens: of "length": -max(0, tokens - free_tokens) / scale_tokens, -1 at least.
-    model: of "reward_model": a Hugging Face directory with a sequence classification model.
-    label: index of the logit that is the reward; None where the model has one only.
-    device: "auto" takes the trainer's. dtype: of the reward model's weights and activations.
-    batch_tokens_max: padded tokens of one forward pass of the reward model; a longer input has one of its own.
-    max_length: most tokens of prompt and completion in the reward model's own tokens; None takes the model's.
+    pattern: for "format", a regular expression that must match the whole completion; "." also matches line ends.
+    free_tokens, scale_tokens: for "length", which is -max(0, tokens - free_tokens) / scale_tokens, but at least -1.
+    model: for "reward_model", a Hugging Face directory with a sequence classification model.
+    label: the index of the logit that is the reward; None if the model has only one.
+    device: "auto" takes the trainer's. dtype: the dtype of the reward model's weights and activations.
+    batch_tokens_max: the most padded tokens of one forward pass of the reward model; a longer input has its own pass.
+    max_length: the most tokens of prompt and completion in the reward model's tokens; None takes the model's limit.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
@@ -90,10 +90,10 @@ class RewardConfig:
 
 
 def reward_names(configs: Sequence[RewardConfig]) -> list[str]:
-    """What each function is called in metrics and records, in order.
+    """The name of each function in metrics and records, in order.
 
-    Its `name`; else the part after the colon where nothing else is called so, and the whole of it elsewhere. Raises
-    ValueError when two would be called the same.
+    It is the configured `name`, or else the part of `function` after the colon, or all of `function` if another
+    function has that name too. Raises ValueError if two functions would have the same name.
     """
     unnamed = Counter(config.function for config in configs if config.name is None)
     repeated = [function for function, count in unnamed.items() if count > 1]

@@ -1,6 +1,6 @@
-"""Grader: the configured rewards together, their weighted sum, and what a failure counts.
+"""Grader: calls the configured reward functions, sums their weighted values, and handles their failures.
 
-Knows nothing of groups or advantages, and nothing of how a function is run.
+It knows nothing of groups or advantages, nor how a function is run.
 """
 
 import logging
@@ -25,9 +25,9 @@ _NO_FOLDERS: Mapping[str, Path] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Graded:
-    """A response's reward: the weighted sum of `values`, which hold None where a function was not applicable.
+    """A response's reward: the weighted sum of `values`, in which None stands for a function that does not apply.
 
-    `values` and `errors` are by function name; where there is an error the value is the configured failure_reward.
+    `values` and `errors` are by function name; a function with an error has the configured failure_reward as its value.
     """
 
     response: int
@@ -37,15 +37,15 @@ class Graded:
 
 
 class Grader:
-    """All reward functions of a run, loaded once. Used by one thread; close it, or use it in a with statement."""
+    """All reward functions of a run, loaded once. One thread uses it; close it, or use it in a with statement."""
 
     def __init__(
         self, configs: Sequence[RewardConfig], *, folders: Mapping[str, Path] = _NO_FOLDERS, device: str = "auto"
     ) -> None:
         """Load every function; raises GradingError for the first that cannot be used.
 
-        folders: where the reward models of these names are, instead of at their `model`. Their weights are loaded when
-        the first response is graded. device: of those whose device is "auto".
+        folders: the folders of reward models by name, which replace their `model`. Weights are loaded when the first
+        response is graded. device: the device of those whose own is "auto".
         """
         self._configs = tuple(configs)
         self._rewards: list[Reward] = []
@@ -77,8 +77,8 @@ class Grader:
     def grade(self, cases: Sequence[GradingCase]) -> list[Graded]:
         """Grade finished responses, in order.
 
-        A function that fails for a response counts as its failure_reward; functions that say None are left out of the
-        sum, and when all do, all have failed. Raises GradingError for a failure where on_failure is "stop".
+        A function that fails for a response counts as its failure_reward. Functions that return None are left out of
+        the sum; if all do, all count as failed. Raises GradingError for a failure if on_failure is "stop".
         """
         for case in cases:
             self.check_columns(case.columns)
@@ -86,7 +86,7 @@ class Grader:
         return [self._combine(case, [of_reward[index] for of_reward in outcomes]) for index, case in enumerate(cases)]
 
     def close(self) -> None:
-        """End the functions' processes; harmless when repeated."""
+        """End the functions' processes; it may be called again."""
         for reward in self._rewards:
             reward.close()
 
@@ -118,8 +118,8 @@ def check_rewards(
 ) -> None:
     """Raise GradingError for the first function that cannot be used, or needs a column that is not in `columns`.
 
-    Every function is loaded, but for the reward models named in `held`, which have passed before. prompts: a few of
-    them, from the first to the last, are put into every reward model's tokens.
+    Every function is loaded, except the reward models named in `held`, which were checked before. prompts: each reward
+    model tokenises a few of them, spread from the first to the last.
     """
     with ExitStack() as stack:
         for name, config in zip(_names(configs), configs, strict=True):
@@ -132,7 +132,7 @@ def check_rewards(
 
 
 def _places(size: int) -> list[int]:
-    """At most _CHECKED_PROMPTS places, evenly from the first to the last of `size`."""
+    """At most _CHECKED_PROMPTS indices, spread evenly from the first to the last of `size`."""
     last = _CHECKED_PROMPTS - 1
     return sorted({number * (size - 1) // last for number in range(_CHECKED_PROMPTS)}) if size else []
 

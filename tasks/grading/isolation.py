@@ -1,7 +1,7 @@
-"""A reward function in a child process: time limits that hold, and failures that hit only the guilty response.
+"""A reward function in a child process, so that time limits hold and a failure affects only the response causing it.
 
-Knows nothing of signatures (binding.py, in the child) or weights (grader.py). The child is killed and started anew
-when a time limit passes; every wait is bounded.
+When a time limit passes, the child is killed and started again; every wait has a limit. Signatures are in binding.py,
+in the child, and weights of rewards in grader.py.
 """
 
 import contextlib
@@ -24,11 +24,11 @@ _PROJECT_ROOT = Path(__file__).resolve().parents[2]
 
 
 class CallFailed(Exception):  # noqa: N818 - reads as what happened
-    """A call gave no outcomes; the message says why, as the end of a sentence about the function."""
+    """A call gave no outcomes; the message is the end of a sentence about the function that says why."""
 
 
 class WorkerProcess:
-    """The child that has loaded one function; started when first needed and again after a kill."""
+    """A child process with one loaded function, started when first needed and again after a kill."""
 
     def __init__(self, function: str, load_time_limit_s: float, settings: Mapping[str, Any]) -> None:
         self._function = function
@@ -38,7 +38,7 @@ class WorkerProcess:
         self._prepares = self._is_prepared = False
 
     def load(self) -> dict[str, Any]:
-        """Start a child, in place of one that runs; what it says of the function. Raises GradingError."""
+        """Start a child, in place of a running one, and return its description of the function. Raises GradingError."""
         self.kill()
         self._process = _start_child()
         try:
@@ -53,7 +53,7 @@ class WorkerProcess:
         return reply
 
     def prepare(self) -> None:
-        """Have the child do what its function wants done before the first call, once. Raises GradingError."""
+        """Have the child prepare its function, once before the first call. Raises GradingError."""
         if self._process is None:
             self.load()
         if self._is_prepared:
@@ -68,7 +68,7 @@ class WorkerProcess:
         self._is_prepared = True
 
     def check(self, cases: Sequence[GradingCase]) -> None:
-        """Have a loaded function say whether it could grade these; raises GradingError for the first it could not."""
+        """Raise GradingError for the first of these cases that the loaded function could not grade."""
         try:
             reply = self._exchange({"check": _rows(cases)}, self._load_time_limit_s)
         except CallFailed as error:
@@ -77,10 +77,10 @@ class WorkerProcess:
             raise GradingError(reply["error"])
 
     def grade(self, cases: Sequence[GradingCase], time_limit_s: float) -> list[RewardOutcome]:
-        """Outcomes of one call of the function; raises CallFailed.
+        """The outcomes of one call of the function; raises CallFailed.
 
-        A function that has something to prepare is tried once more when that fails, and then raises GradingError: it
-        is not the responses that lack its weights or the memory for them.
+        If preparing the function fails, it is tried once more and then raises GradingError, because missing weights or
+        memory are not the responses' fault.
         """
         try:
             self.prepare()
@@ -97,12 +97,12 @@ class WorkerProcess:
         return [RewardOutcome(*outcome) for outcome in reply["outcomes"]]
 
     def kill(self) -> None:
-        """End the child and what it started; no error when there is none."""
+        """End the child and all processes that it started, if there is one."""
         process, self._process = self._process, None
         if process is None:
             return
         if process.poll() is None:
-            # The child leads a process group of its own, so this reaches its children too.
+            # The child leads a process group of its own, so its children are killed too.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -122,7 +122,7 @@ class WorkerProcess:
             self.kill()
             raise CallFailed(f"did not answer within {time_limit_s:g} s") from None
         except PeerGone:
-            # The pipe closes a moment before the process has a status, and killing it then would hide its own.
+            # The pipe closes a moment before the process has an exit status, and killing it then would hide that.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_EXIT_TIME_LIMIT_S)
             self.kill()
@@ -138,7 +138,7 @@ def _start_child() -> subprocess.Popen[bytes]:
     if str(_PROJECT_ROOT) not in paths:
         paths.append(str(_PROJECT_ROOT))
     process = subprocess.Popen(
-        # -P: the working directory is no module path unless it is one here too.
+        # -P: the child's working directory is not on its module path, unless it is on this process's.
         [sys.executable, "-P", "-u", "-m", "tasks.grading.worker"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -155,7 +155,7 @@ def _start_child() -> subprocess.Popen[bytes]:
 class IsolatedReward:
     """A Reward whose function runs in a child process.
 
-    A batch whose call raised, ran out of time or ended the process is graded again one response at a time.
+    If the call for a batch raises, runs out of time or ends the process, the responses are graded again one by one.
     """
 
     def __init__(
@@ -166,9 +166,9 @@ class IsolatedReward:
         load_time_limit_s: float,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
-        """Start the child and load `function`, with the `settings` of a built-in one.
+        """Start the child and load `function`, with the `settings` of a built-in function.
 
-        Raises GradingError when it cannot be used.
+        Raises GradingError if it cannot be used.
         """
         self.name = name
         self._time_limit_s = time_limit_s
@@ -178,7 +178,7 @@ class IsolatedReward:
         self._batched = bool(description["batched"])
 
     def grade(self, batch: Sequence[GradingCase]) -> list[RewardOutcome]:
-        """As Reward.grade; raises GradingError when what the function needs before a call cannot be done."""
+        """See `Reward`; raises GradingError if the function cannot be prepared."""
         if self._batched and len(batch) > 1:
             try:
                 outcomes = self._worker.grade(batch, self._time_limit_s)
@@ -191,7 +191,7 @@ class IsolatedReward:
         return [self._grade_one(case) for case in batch]
 
     def check(self, prompts: Sequence[str | list[dict[str, Any]]]) -> None:
-        """Raise GradingError for the first of these prompts to which no answer could be graded, as far as it says."""
+        """Raise GradingError for the first prompt whose responses the function says it could not grade."""
         self._worker.check([GradingCase(number, prompt, "x", (), {}) for number, prompt in enumerate(prompts)])
 
     def close(self) -> None:

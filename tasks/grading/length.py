@@ -1,6 +1,6 @@
-"""A penalty on length: nothing up to a number of tokens, then growing in proportion, never more than 1.
+"""A penalty on length: zero up to a number of tokens, then growing in proportion to length, at most 1.
 
-It knows neither the limit of a response nor its group, and runs in this process because it cannot fail.
+It depends neither on the response's limit nor on its group. It cannot fail, so it runs in this process.
 """
 
 from collections.abc import Sequence
@@ -9,15 +9,15 @@ from tasks.grading.reward import GradingCase, Needs, RewardOutcome
 
 
 def length_penalty(tokens: int, free_tokens: int, scale_tokens: int) -> float:
-    """-max(0, tokens - free_tokens) / scale_tokens, -1 at least: in [-1, 0].
+    """Compute -max(0, tokens - free_tokens) / scale_tokens, but at least -1.
 
-    The form of DAPO's soft overlong punishment (arXiv 2503.14476, equation 13), with a free length of one's choice.
+    It has the form of DAPO's soft overlong punishment (arXiv 2503.14476, equation 13), with a configurable free length.
     """
     return max(-1.0, -max(0, tokens - free_tokens) / scale_tokens)
 
 
 class LengthReward:
-    """The penalty on a completion's tokens, the one that ends it included."""
+    """The penalty on the number of a completion's tokens, including the one that ends it."""
 
     needs: Needs = ()
 

@@ -1,6 +1,6 @@
-"""The verifier of mathematics: is the answer in a completion equal to the ground truth, by math-verify.
+"""The verifier of mathematics: whether the answer in a completion equals the ground truth, by math-verify.
 
-Runs in the worker process, whose time limit serves: math-verify's own time-outs use signals and are switched off.
+It runs in the worker process under the parent's time limit; math-verify's own time-outs use signals and are off.
 """
 
 import logging
@@ -15,14 +15,14 @@ NEEDS: Needs = (GROUND_TRUTH_COLUMNS,)
 def grade_mathematics(case: GradingCase) -> float:
     r"""1.0 when the completion's answer equals the first of GROUND_TRUTH_COLUMNS that the case has, else 0.0.
 
-    The answer is the last \boxed{} or all of them as a set, else what follows the last "####" (GSM8K), else what
-    math-verify takes for the final answer. Raises ValueError when the ground truth is missing or is no
-    mathematics: that is no fault of the response.
+    The answer is the last \boxed{} or all of them as a set; or else the text after the last "####" (GSM8K); or else
+    what math-verify takes for the final answer. Raises ValueError if the ground truth is missing or is not
+    mathematics, because that is not the response's fault.
     """
-    # Imported here: it takes the better part of a second, and only the worker needs it.
+    # Imported here, because it takes most of a second and only the worker process needs it.
     from math_verify import parse, verify  # noqa: PLC0415
 
-    # Says once per call that its time-outs are off.
+    # Otherwise it logs at every call that its time-outs are off.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     truth = next((case.columns[name] for name in GROUND_TRUTH_COLUMNS if case.columns.get(name) is not None), None)
     if truth is None:
@@ -39,7 +39,7 @@ def grade_mathematics(case: GradingCase) -> float:
 
 def _gold_text(truth: Any) -> str:
     text = _after_marker(str(truth))
-    # math-verify finds mathematics in prose by its delimiters; a bare ground truth is given some.
+    # math-verify finds mathematics in prose by delimiters, so a bare ground truth gets some.
     return text if "\\boxed" in text or "$" in text else f"\\boxed{{{text}}}"
 
 
@@ -47,7 +47,7 @@ def _readings(completion: str) -> list[str]:
     text = _after_marker(completion)
     if text.count("\\boxed") < 2:
         return [text]
-    # math-verify joins the boxes of a line to a set, so a corrected answer must be looked at alone first.
+    # math-verify joins the boxes of a line to a set, so the last box, a corrected answer, is checked alone first.
     return [text[text.rindex("\\boxed") :], text]
 
 

@@ -1,6 +1,6 @@
-"""The folder of a reward model: what is in it, and what in it must not be used, before a weight is read.
+"""The folder of a reward model: checks of its files, and of what must not be used, before weights are read.
 
-Knows nothing of prompts or scores. Every error is a GradingError that names the reward and the folder.
+Every error is a GradingError that names the reward and the folder.
 """
 
 import copy
@@ -19,10 +19,10 @@ _INDEX = "model.safetensors.index.json"
 
 
 class ModelFolder:
-    """A Hugging Face directory of the reward called `name`."""
+    """The Hugging Face directory of the reward `name`."""
 
     def __init__(self, name: str, path: Path) -> None:
-        """Look at the files' names and at config.json."""
+        """Check the files' names and config.json."""
         self._name = name
         self._path = path
         if not path.is_dir():
@@ -30,18 +30,18 @@ class ModelFolder:
         if not (path / "config.json").is_file():
             raise self.refused("has no config.json")
         if (path / "adapter_config.json").is_file():
-            # Where peft is installed, transformers would put the adapter on top of whatever else is there.
+            # If peft is installed, transformers would add the adapter to the model in the folder.
             raise self.refused("has an adapter_config.json: merge the adapter into its model, and remove that file")
         if not any((path / file).is_file() for file in TOKENIZER_FILES):
-            # Without any of them transformers makes a tokenizer that knows no word.
+            # Without any of these files, transformers makes a tokenizer with an empty vocabulary.
             raise self.refused(f"has no tokenizer: none of {', '.join(TOKENIZER_FILES)}")
         self._check_configuration()
 
     def read(self, what: str, kind: Any, **options: Any) -> Any:
-        """What a class of transformers makes of the folder, without the network and without its code."""
+        """Load the folder by a class of transformers, without the network and without running the folder's code."""
         try:
             return kind.from_pretrained(str(self._path), local_files_only=True, trust_remote_code=False, **options)
-        except Exception as error:  # whatever damaged files make of the library that reads them
+        except Exception as error:  # with damaged files, libraries may raise anything
             raise self.refused(f"holds no usable {what}: {one_line(error)}") from error
 
     def refused(self, reason: str) -> GradingError:
@@ -51,7 +51,7 @@ class ModelFolder:
         )
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of all tensors in the safetensors files, by their headers, which are compared with the files' sizes."""
+        """The shapes of all tensors, from the safetensors headers, which are compared with the files' sizes."""
         index = self._path / _INDEX
         files = sorted(self._path.glob("*.safetensors"))
         if index.is_file():
@@ -76,9 +76,9 @@ class ModelFolder:
         return shapes
 
     def check_quantization(self, config: Any) -> bool:
-        """Whether the weights are quantized; refuses those whose library is not installed.
+        """Whether the weights are quantized; raises GradingError if the library that they need is not installed.
 
-        config: of transformers. That there is no GPU here is no reason to refuse.
+        config: the transformers configuration. A missing GPU on this machine is no reason to refuse.
         """
         quantization = getattr(config, "quantization_config", None)
         if quantization is None:
@@ -89,7 +89,7 @@ class ModelFolder:
             )
         except ImportError as error:
             raise self.refused(f"has quantized weights that cannot be read here: {one_line(error)}") from None
-        except Exception:  # noqa: BLE001, S110 - whatever else is wrong is for the machine that reads the weights
+        except Exception:  # noqa: BLE001, S110 - any other problem is reported where the weights are loaded
             pass
         return True
 
@@ -106,7 +106,7 @@ class ModelFolder:
 
 
 def _implementations(document: Any) -> list[tuple[str, Any]]:
-    """Fields at any depth that say which code runs a part of the model."""
+    """The fields, at any depth, that choose the code for a part of the model."""
     inner = document.values() if isinstance(document, Mapping) else document if isinstance(document, list) else ()
     found = [pair for value in inner for pair in _implementations(value)]
     if isinstance(document, Mapping):
@@ -115,5 +115,5 @@ def _implementations(document: Any) -> list[tuple[str, Any]]:
 
 
 def one_line(error: Exception) -> str:
-    """An error's type and beginning, without line ends."""
+    """An error's type and the beginning of its message, in one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]

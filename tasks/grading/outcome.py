@@ -1,4 +1,4 @@
-"""From what a reward function returned to outcomes: counts, types and finiteness are checked here and nowhere else."""
+"""Conversion of a reward function's return values to outcomes; only this module checks counts, types and finiteness."""
 
 import math
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ _SHOWN_CHARACTERS_MAX = 200
 
 
 def batch_outcomes(returned: Any, count: int) -> list[RewardOutcome]:
-    """One outcome for each of `count` completions; a wrong number of values is an error of every one of them."""
+    """One outcome for each of `count` completions; a wrong number of values is an error for all of them."""
     try:
         iterator = iter(returned) if not isinstance(returned, str | bytes | Mapping) else None
     except TypeError:
@@ -27,9 +27,9 @@ def batch_outcomes(returned: Any, count: int) -> list[RewardOutcome]:
 
 
 def value_outcome(value: Any) -> RewardOutcome:
-    """A finite number, None (not applicable), or verl's dict whose "score" is one of these; else an error.
+    """The outcome of a finite number, None (not applicable), or verl's dict whose "score" is one of these.
 
-    An outcome with an error stays what it is.
+    Any other value becomes an error. An outcome with an error is returned unchanged.
     """
     if isinstance(value, RewardOutcome) and value.error is not None:
         return value

@@ -1,6 +1,6 @@
-"""Reward: what turns finished responses into numbers, and the values that cross that border.
+"""Reward: the protocol of reward functions, which turn finished responses into numbers, and the values they exchange.
 
-Knows nothing of processes, weights or configuration; text in, one outcome per response out.
+A reward takes text and gives one outcome per response; it knows nothing of processes, weights or configuration.
 """
 
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 Needs = tuple[tuple[str, ...], ...]
-"""Columns a reward cannot do without: of every inner tuple at least one must be there."""
+"""The columns that a reward needs: at least one of every inner tuple."""
 
 
 class GradingError(Exception):
@@ -17,7 +17,7 @@ class GradingError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class GradingCase:
-    """A finished response: its id, the prompt as text or messages, the decoded completion, its tokens, its row."""
+    """A finished response: its number, prompt (text or messages), decoded completion, tokens, and prompt columns."""
 
     response: int
     prompt: str | list[dict[str, Any]]
@@ -28,14 +28,14 @@ class GradingCase:
 
 @dataclass(frozen=True, slots=True)
 class RewardOutcome:
-    """What one function says of one response: a finite value, None for not applicable, or an error and no value."""
+    """One function's result for one response: a finite value, None for not applicable, or an error and no value."""
 
     value: float | None
     error: str | None = None
 
 
 class Reward(Protocol):
-    """A reward function, ready to be called. Used by one thread."""
+    """A reward function that is ready to be called. One thread uses it."""
 
     @property
     def name(self) -> str: ...
@@ -44,9 +44,9 @@ class Reward(Protocol):
     def needs(self) -> Needs: ...
 
     def grade(self, batch: Sequence[GradingCase]) -> list[RewardOutcome]:
-        """One outcome per case, in order. What goes wrong is an outcome's error, which names the response."""
+        """One outcome per case, in order. A failure becomes the outcome's error, which names the response."""
         ...
 
     def close(self) -> None:
-        """Give processes back."""
+        """End the function's processes."""
         ...

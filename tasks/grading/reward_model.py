@@ -1,7 +1,7 @@
 """A reward model: a sequence classification model in Hugging Face's format that scores responses in batches.
 
-Runs in the worker process only, and is the one file of grading that imports torch. First the folder is checked without
-reading a weight; the weights are loaded later.
+It runs in the worker process only, and is the only file of grading that imports torch. First the folder is checked
+without reading weights; these are loaded later.
 """
 
 import json
@@ -18,16 +18,16 @@ from tasks.grading.binding import ProcessSpoiled
 from tasks.grading.model_folder import ModelFolder, one_line
 from tasks.grading.reward import GradingCase, GradingError, RewardOutcome
 
-# What a tokenizer says that knows no limit is a very large number.
+# A tokenizer without a limit gives a very large number as its limit.
 _LENGTH_MAX = 1 << 30
-# By how much a score may change with the padding beside it, relative to itself where it is above 1: rounding in tens of
-# layers stays below, an architecture that looks at its padding does not.
+# By how much padding may change a score, relative to the score if that is above 1. Rounding in tens of layers stays
+# below this, whereas an architecture that attends to its padding does not.
 _PADDING_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.3, "float16": 0.1}
 
 
 @dataclass(frozen=True, kw_only=True)
 class RewardModelSettings:
-    """What RewardConfig says of a reward model, with the name it has in this run and the folder it is in."""
+    """The settings of a reward model from RewardConfig, with its name in the run and its folder."""
 
     name: str
     folder: str
@@ -39,7 +39,7 @@ class RewardModelSettings:
 
 
 class RewardModel:
-    """One reward model. Raises GradingError for a folder that cannot be used, naming the reward and the setting."""
+    """One reward model. Raises GradingError if its folder cannot be used, naming the reward and the setting."""
 
     def __init__(self, settings: RewardModelSettings) -> None:
         transformers_logging.disable_progress_bar()
@@ -51,7 +51,7 @@ class RewardModel:
         self._label = self._chosen_label(config.num_labels)
         self._tokenizer: Any = self._folder.read("tokenizer", AutoTokenizer)
         self._text = config.get_text_config()
-        # What the model looks for to find the last token must be what the batch is padded with.
+        # The batch must be padded with the token by which the model finds the last real token.
         self._pad_id: int | None = getattr(self._text, "pad_token_id", None)
         if self._pad_id is not None and not 0 <= self._pad_id < self._text.vocab_size:
             raise self._folder.refused(
@@ -63,9 +63,9 @@ class RewardModel:
         self._model: Any = None
 
     def load(self) -> None:
-        """Load the weights and score once.
+        """Load the weights and check that padding does not change a score.
 
-        Raises GradingError when weights are missing, there is no such device, or padding changes a score.
+        Raises GradingError when weights are missing, the device does not exist, or padding changes a score.
         """
         settings = self._settings
         has_cuda = torch.cuda.is_available()
@@ -87,7 +87,7 @@ class RewardModel:
         self._check_padding()
 
     def check(self, cases: Sequence[GradingCase]) -> None:
-        """Raise GradingError for the first case that has no place in the model's tokens."""
+        """Raise GradingError for the first case that cannot be tokenised for the model."""
         for case in cases:
             found = self._encode(case)
             if isinstance(found, RewardOutcome):
@@ -97,27 +97,28 @@ class RewardModel:
                 )
 
     def score(self, cases: Sequence[GradingCase]) -> list[float | RewardOutcome]:
-        """The logit of the label for each case, or an outcome with an error where there is none for an input.
+        """The logit of the label for each case, or an outcome with an error for a case without a usable input.
 
-        Raises ProcessSpoiled after an error of CUDA other than a lack of memory.
+        Raises ProcessSpoiled after a CUDA error other than a lack of memory.
         """
         inputs = [self._encode(case) for case in cases]
         scores: dict[int, float] = {}
         wanted = [index for index, ids in enumerate(inputs) if not isinstance(ids, RewardOutcome)]
         lengths = [len(inputs[index]) for index in wanted]  # type: ignore[arg-type]
         for places in batches_by_length(lengths, self._settings.batch_tokens_max):
-            members = [wanted[place] for place in places]
-            scores.update(zip(members, self._forward([inputs[index] for index in members]), strict=True))
+            batch = [wanted[place] for place in places]
+            scores.update(zip(batch, self._forward([inputs[index] for index in batch]), strict=True))
         if self._model.device.type == "cuda":
-            # Whoever trains on this device cannot take what this process merely keeps.
+            # A trainer on the same device needs the memory that this process would keep cached.
             torch.cuda.empty_cache()
         return [ids if isinstance(ids, RewardOutcome) else scores[index] for index, ids in enumerate(inputs)]
 
     def _forward(self, inputs: Sequence[Any]) -> list[float]:
         """One score per input, in one pass.
 
-        Models that read from the last token look for the last one that is not padding. Where the configuration names
-        no padding, any token that is in none of the inputs does: a tokenizer's own may well be what an input ends with.
+        Models that read their result at the last token look for the last one that is not padding. If the configuration
+        has no padding token, any token that is in none of the inputs is used, because an input may end with the
+        tokenizer's own padding token.
         """
         pad_id = self._pad_id
         if pad_id is None and len(inputs) > 1:
@@ -146,7 +147,7 @@ class RewardModel:
         return scores
 
     def _encode(self, case: GradingCase) -> list[int] | RewardOutcome:
-        """Prompt and completion in the reward model's own tokens; nothing is ever cut."""
+        """Prompt and completion in the reward model's own tokens, never truncated; or an outcome with an error."""
         try:
             ids = self._token_ids(case)
         except Exception as error:  # noqa: BLE001 - a template is a program of the model's author
@@ -170,7 +171,7 @@ class RewardModel:
             return [int(token) for token in ids]
         else:
             text = "\n".join([*(message["content"] for message in case.prompt), case.completion])
-        # Longer texts than the model takes are an error here, not a warning.
+        # A text that is too long for the model is reported as an error later, so the tokenizer need not warn.
         return [int(token) for token in self._tokenizer(text, verbose=False)["input_ids"]]
 
     def _chosen_label(self, num_labels: int) -> int:
@@ -183,9 +184,9 @@ class RewardModel:
         return label
 
     def _longest(self, skeleton: Any) -> int:
-        """The most tokens of an input: what the configuration says, the model, and its tokenizer."""
+        """The most tokens of an input: max_length, or else the least limit of the model and its tokenizer."""
         limits = [getattr(self._text, "max_position_embeddings", None), self._tokenizer.model_max_length]
-        # RoBERTa and its kin count positions from the one after that of padding.
+        # RoBERTa and similar models count positions from the one after the padding's.
         limits += [
             module.num_embeddings - module.padding_idx - 1
             for name, module in skeleton.named_modules()
@@ -210,7 +211,7 @@ class RewardModel:
             raise self._folder.refused(f"is no sequence classification model: {one_line(error)}") from error
 
     def _check_weights(self, skeleton: Any, shapes: Mapping[str, tuple[int, ...]], is_quantized: bool) -> None:
-        """Refuse a model whose last layer, or all but that, is not in its files: it would be random, as its rewards."""
+        """Refuse a model whose files lack the head or everything below it: these weights would be random."""
         below = f"{skeleton.base_model_prefix}."
         wanted = {name: tuple(tensor.shape) for name, tensor in skeleton.state_dict().items()}
         head = [name for name in wanted if not name.startswith(below)]
@@ -222,14 +223,14 @@ class RewardModel:
                 raise self._folder.refused(
                     f"holds {name} of shape {list(shapes[name])}; its config.json asks for {list(wanted[name])}"
                 )
-        # transformers also takes names without what they begin with.
+        # transformers also accepts names without this prefix.
         if len(head) < len(wanted) and not any(name.startswith(below) or below + name in wanted for name in shapes):
             raise self._folder.refused(f"lacks all weights whose names begin with {below!r}")
 
     def _check_padding(self) -> None:
-        """Score a short input alone and padded beside a longer one; raises GradingError when that is not the same.
+        """Score a short input alone and padded beside a longer one; raises GradingError if the scores differ.
 
-        Some architectures look at their padding. What CUDA does once, on first use, it does here.
+        Some architectures attend to their padding. This call also does CUDA's initialisation at first use.
         """
         settings = self._settings
         alone, *rest = (
@@ -240,19 +241,19 @@ class RewardModel:
             return
         [score] = self._forward([alone])
         if settings.batch_tokens_max == 1:
-            return  # no input is ever padded
+            return  # No input is ever padded.
         padded = self._forward([longer[0], alone])[1]
         if abs(score - padded) > _PADDING_TOLERANCE[settings.dtype] * max(1.0, abs(score)):
             raise GradingError(
                 f"reward {settings.name!r}: batch_tokens_max: value {settings.batch_tokens_max}; allowed: 1, because "
-                f"the model scores an input otherwise beside a longer one ({padded:g}) than alone ({score:g})"
+                f"the model gives an input another score beside a longer one ({padded:g}) than alone ({score:g})"
             )
 
 
 def batches_by_length(lengths: Sequence[int], tokens_max: int) -> list[list[int]]:
-    """Places in `lengths`, the longest first, in batches of at most `tokens_max` padded tokens.
+    """Divide the indices of `lengths`, the longest first, into batches of at most `tokens_max` padded tokens.
 
-    A sequence that is longer than the limit is a batch of its own. Equal lengths keep their order.
+    A sequence longer than the limit is a batch of its own. Equal lengths keep their order.
     """
     found: list[list[int]] = []
     for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
@@ -264,6 +265,6 @@ def batches_by_length(lengths: Sequence[int], tokens_max: int) -> list[list[int]
 
 
 def unused_token(inputs: Sequence[Sequence[int]], vocab_size: int) -> int | None:
-    """The first of `vocab_size` tokens that is in none of the inputs; None when all are."""
+    """The first of `vocab_size` tokens that occurs in none of the inputs; None if all occur."""
     used = {token for ids in inputs for token in ids}
     return next((token for token in range(vocab_size) if token not in used), None)

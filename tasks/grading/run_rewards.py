@@ -1,6 +1,7 @@
-"""The rewards of a run: its reward models, in its directory, and the grader that is opened from there.
+"""The rewards of a run: the reward models in its directory, and the grader that uses them.
 
-Owns when a reward model is copied, compared and fetched; the only file of grading that knows storage.
+This module decides when a reward model is copied, compared and fetched; it is the only file of grading that uses
+storage.
 """
 
 import fcntl
@@ -20,10 +21,10 @@ _OWNER = "owner"
 
 
 def held_models(store: ObjectStore, configs: Sequence[RewardConfig], prefix: str = "") -> set[str]:
-    """Names of the configured reward models that the run holds.
+    """The names of the configured reward models that the run holds.
 
-    A folder that is still where the configuration says is compared with what the run holds; a run that has begun needs
-    it no more. prefix: what the run puts before their names. Raises ConflictingRecord when it is another model.
+    If a model's configured folder still exists, it is compared with the run's copy; a run that has begun no longer
+    needs the folder. prefix: the run's prefix for the names. Raises ConflictingRecord if the models differ.
     """
     held = set()
     for name, folder in _folders(configs).items():
@@ -36,9 +37,9 @@ def held_models(store: ObjectStore, configs: Sequence[RewardConfig], prefix: str
 
 
 def content_digests(store: ObjectStore, configs: Sequence[RewardConfig], prefix: str = "") -> dict[str, str]:
-    """By name of a configured reward model, what names its files: those that the run holds, else the folder's.
+    """The content digest of each configured reward model by name, from the run's copy or else from the folder.
 
-    Where there are neither, nothing does. prefix: as for `held_models`.
+    A model that is in neither place is left out. prefix: as for `held_models`.
     """
     digests = {}
     for name, folder in _folders(configs).items():
@@ -51,7 +52,7 @@ def content_digests(store: ObjectStore, configs: Sequence[RewardConfig], prefix:
 
 
 def publish_models(store: ObjectStore, configs: Sequence[RewardConfig], prefix: str = "") -> None:
-    """Copy the reward models that the run does not hold yet into it. prefix: as for `held_models`."""
+    """Copy reward models into the run that it does not hold yet. prefix: as for `held_models`."""
     for name, folder in _folders(configs).items():
         if reward_models.stored(store, prefix + name) is None:
             reward_models.upload(store, prefix + name, folder)
@@ -59,9 +60,9 @@ def publish_models(store: ObjectStore, configs: Sequence[RewardConfig], prefix: 
 
 @contextmanager
 def open_grader(store: ObjectStore, configs: Sequence[RewardConfig], device: str, prefix: str = "") -> Iterator[Grader]:
-    """The run's grader, with its reward models fetched into a temporary folder for as long as it is open.
+    """The run's grader, with its reward models fetched into a temporary folder while it is open.
 
-    device: of those reward models whose own is "auto". prefix: as for `held_models`. Raises GradingError.
+    device: the device of reward models whose own is "auto". prefix: as for `held_models`. Raises GradingError.
     """
     with _temporary_folder() as root:
         folders = {name: root / name for name in _folders(configs)}
@@ -74,11 +75,11 @@ def open_grader(store: ObjectStore, configs: Sequence[RewardConfig], device: str
 
 @contextmanager
 def _temporary_folder() -> Iterator[Path]:
-    """A folder that is removed afterwards, or by the next one on this machine when this process is killed."""
+    """A folder that is removed at the end, or, if this process is killed, by the next such call on this machine."""
     _remove_abandoned()
     root = Path(tempfile.mkdtemp(prefix=_FOLDERS))
     with (root / "new").open("wb") as owner:
-        # Locked under another name first: whatever is called _OWNER and has no lock is abandoned.
+        # Locked under another name first, because a file _OWNER without a lock marks an abandoned folder.
         fcntl.flock(owner, fcntl.LOCK_EX)
         (root / "new").rename(root / _OWNER)
         try:
@@ -89,7 +90,7 @@ def _temporary_folder() -> Iterator[Path]:
 
 
 def _remove_abandoned() -> None:
-    """Remove the folders of processes that have ended: their locks ended with them."""
+    """Remove the folders of processes that have ended, whose locks ended with them."""
     for owner in Path(tempfile.gettempdir()).glob(f"{_FOLDERS}*/{_OWNER}"):
         with suppress(OSError), owner.open("rb") as opened:
             fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,6 +1,6 @@
 """Messages between the grader and its worker process: JSON with a length in front, over two pipes.
 
-JSON and not pickle, because what comes from the other side is data, never code. Every wait has a deadline.
+The format is JSON, not pickle, so that the other side can send only data, never code. Every wait has a deadline.
 """
 
 import json
@@ -20,7 +20,7 @@ class PeerGone(Exception):  # noqa: N818 - reads as what happened
 
 
 def pack(message: dict[str, Any]) -> bytes:
-    """A message as it is sent. ASCII escapes keep lone surrogates, which a decoder may produce, representable."""
+    """Encode a message. ASCII escapes can represent lone surrogates, which a decoder may produce."""
     body = json.dumps(message, ensure_ascii=True, separators=(",", ":")).encode("ascii")
     return _HEADER.pack(len(body)) + body
 
@@ -52,7 +52,7 @@ def receive(descriptor: int, deadline_s: float) -> dict[str, Any]:
     """Read one message from a non-blocking pipe until the monotonic `deadline_s`; raises TimeoutError or PeerGone."""
     size = _HEADER.unpack(_receive_bytes(descriptor, _HEADER.size, deadline_s))[0]
     if size > _MESSAGE_BYTES_MAX:
-        raise PeerGone  # not a message: the stream is lost
+        raise PeerGone  # This is not a message, so the stream is unusable.
     return _parse(_receive_bytes(descriptor, size, deadline_s))
 
 

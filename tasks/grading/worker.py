@@ -1,7 +1,8 @@
 """The child process in which reward functions run: `python -m tasks.grading.worker`, driven by isolation.py.
 
-It answers one "load" message, then "check", "prepare" and "grade" messages. Whatever user code prints goes to standard
-error; when the parent is gone the process ends, whatever it is doing. A time limit is the parent's business: it kills.
+It answers one "load" message, then "check", "prepare" and "grade" messages. What user code prints goes to standard
+error. When the parent ends, this process ends at once, whatever it is doing. The parent enforces time limits by killing
+this process.
 """
 
 import importlib
@@ -64,7 +65,7 @@ def _take_standard_streams() -> tuple[BinaryIO, BinaryIO]:
 
 
 def _read_requests(requests: BinaryIO, inbox: queue.SimpleQueue[dict[str, Any]]) -> None:
-    # In a thread of its own, so that the end of the parent is noticed during a call that never returns.
+    # This runs in a thread of its own, so that the end of the parent is noticed even during a call that never returns.
     while (message := read_message(requests)) is not None:
         inbox.put(message)
     if os.getpgrp() == os.getpid():
@@ -84,7 +85,7 @@ def _load(spec: str, settings: dict[str, Any]) -> tuple[BoundFunction | None, di
 
 def _bound(spec: str, settings: dict[str, Any]) -> BoundFunction:
     if spec == "math":
-        importlib.import_module("math_verify")  # here, so that the first response does not pay for it
+        importlib.import_module("math_verify")  # here, so that it does not count against the first response's limit
         return BoundFunction(math_answer.NEEDS, False, lambda cases: math_answer.grade_mathematics(cases[0]))
     if spec == "format":
         verifier = FormatVerifier(**settings)
@@ -112,7 +113,7 @@ def _attempted(call: Callable[[], None] | None) -> dict[str, Any]:
             call()
     except GradingError as error:
         return {"error": str(error)}
-    except BaseException as error:  # noqa: BLE001 - whatever a model's files make of the library that reads them
+    except BaseException as error:  # noqa: BLE001 - with damaged model files, libraries may raise anything
         return {"error": f"a reward cannot be used: {_describe(error)}"}
     return {}
 
@@ -135,7 +136,7 @@ _RUNNERS: list[Callable[[Any], Any]] = []
 
 
 def _event_loop() -> Callable[[Any], Any]:
-    # One loop for all calls: clients that a function keeps open belong to the loop they were made in.
+    # One loop for all calls, because clients that a function keeps open belong to the loop that created them.
     if not _RUNNERS:
         import asyncio  # noqa: PLC0415 - only coroutine functions need it
 
