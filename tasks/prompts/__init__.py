@@ -1,4 +1,4 @@
-"""Where prompts come from: files, Hugging Face datasets on disk, the built-in generator; their order and their tokens.
+"""Prompts: their sources (files, Hugging Face datasets on disk, the built-in generator), their order and their tokens.
 
-Must not know torch or Flyte; of storage only the prompt table.
+Nothing here knows torch or Flyte; of storage, only the prompt table is used.
 """

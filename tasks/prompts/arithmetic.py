@@ -1,7 +1,7 @@
 """The keyed running sum: an endless supply of small tasks with worked answers whose lengths have a long tail.
 
-Prompt `a7b3c9=`, worked answer `a707;b370;c909;#9`: per item its key, its digit, the old sum and the new sum modulo
-`base`; then the answer. A problem is a pure function of (seed, index). Knows no tokenizer and no model.
+An example: the prompt `a7b3c9=` has the worked answer `a707;b370;c909;#9`, which lists for each item its key, its
+digit, the old sum and the new sum modulo `base`, and then the answer. A problem is a pure function of (seed, index).
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from tasks.prompts.config import ArithmeticConfig
 from tasks.prompts.prompt import Prompt
 
 ALPHABET = ascii_lowercase + digits + "=;#"
-"""Every character that prompts and worked answers are made of."""
+"""All characters of prompts and worked answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,8 @@ class Problem:
 
 
 def problem(seed: int, index: int, config: ArithmeticConfig) -> Problem:
-    """Problem `index` of the sequence that `seed` names."""
-    # Only random() is used: of this generator it is the part whose sequence Python promises not to change.
+    """Problem `index` of the sequence with this `seed`."""
+    # Only random() is used, because Python promises to keep its sequence for a given seed.
     rng = Random(f"{seed}/{index}")
     count = 1
     while count < config.items_max and rng.random() >= config.stop_probability:
@@ -49,8 +49,8 @@ def problem(seed: int, index: int, config: ArithmeticConfig) -> Problem:
 def demonstration(problem: Problem, rng: Random, noise: float) -> str:
     """A worked answer for supervised training, in which each new sum is a random digit with probability `noise`.
 
-    Later steps follow from the wrong sum. A policy taught with noise is right only sometimes, which leaves
-    reinforcement learning something to improve.
+    Later steps continue from the wrong sum. A policy trained with noise is right only sometimes, so that reinforcement
+    learning can improve it.
     """
     if not 0 <= noise <= 1:
         raise ValueError(f"noise: value {noise}; allowed: 0 to 1")

@@ -1,8 +1,8 @@
-"""transformers' AutoTokenizer: with torch, as it comes, or without in a process that has said it will need no model.
+"""The AutoTokenizer of transformers, imported without torch in a process that has declared that it needs no model.
 
-transformers imports torch with its first tokenizer wherever torch is installed: seconds, and hundreds of MB, of which a
-tokenizer uses nothing. Release 5 has no switch against that; but it works without torch, which it takes for absent
-when Python's own table of modules says so.
+If torch is installed, transformers imports it with the first tokenizer, which takes seconds and hundreds of MB that a
+tokenizer does not use. Release 5 has no setting against that, but it works without torch, and takes torch for absent if
+Python's module table says so.
 """
 
 import os
@@ -13,18 +13,18 @@ _forgone = False
 
 
 def forgo_models() -> None:
-    """Say that this process will need no model of transformers, neither now nor later: it then imports no torch."""
+    """Declare that this process never needs a model of transformers, so that it need not import torch."""
     global _forgone  # noqa: PLW0603 - which modules a process has is a fact of the process
     _forgone = True
-    # It would advise to install PyTorch, which somebody may take for the reason of a failure.
+    # Otherwise transformers advises to install PyTorch, which a user may take for the cause of a failure.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
 
 def auto_tokenizer() -> Any:
-    """The class AutoTokenizer; after `forgo_models` without torch, unless transformers or torch was there before."""
+    """The class AutoTokenizer; after `forgo_models` without torch, unless transformers or torch is imported already."""
     if not _forgone or {"torch", "transformers"} & sys.modules.keys():
         return _import()
-    # None is what the import system documents for a module that cannot be had. transformers looks once.
+    # In Python's import system, None stands for a module that cannot be imported. transformers checks only once.
     sys.modules["torch"] = None  # type: ignore[assignment]
     try:
         return _import()

@@ -1,6 +1,6 @@
-"""What the user says about prompts: where they come from, in which order, how long they may be.
+"""Configuration of prompts: their source, their order and their maximal length.
 
-Imports neither torch nor any reader; values are checked here, files when they are opened.
+It imports neither torch nor a reader of files. Values are checked here, and files when they are opened.
 """
 
 from dataclasses import dataclass, field
@@ -14,9 +14,9 @@ STRICT = ConfigDict(extra="forbid", strict=True)
 
 @dataclass(frozen=True, kw_only=True)
 class ArithmeticConfig:
-    """The built-in generator: a geometric number of items per problem, hence a long tail of answer lengths.
+    """The built-in generator: the number of items per problem is geometric, so answer lengths have a long tail.
 
-    `stop_probability` is the chance that a problem ends after each item; `base` the modulus of the running sum.
+    `stop_probability` is the probability that a problem ends after each item; `base` is the modulus of the running sum.
     """
 
     __pydantic_config__ = STRICT
@@ -30,9 +30,9 @@ class DataConfig:
     """The prompts of a run.
 
     `source` is "arithmetic" (the built-in generator, `size` prompts) or a path: a .jsonl or .parquet file, or a
-    directory written by datasets.save_to_disk, of which `split` names the part. `limit` keeps the first rows only.
-    `id_column` None takes verl's extra_info.index where it is unique, else the row number. `seed` drives the generator
-    and, where `shuffle` is set, the order within each epoch.
+    directory written by datasets.save_to_disk, whose part `split` names. `limit` keeps the first rows only. Without
+    `id_column`, the id is verl's extra_info.index if that is unique, else the row number. `seed` determines the
+    generated problems and, with `shuffle`, the order within each epoch.
     """
 
     __pydantic_config__ = STRICT

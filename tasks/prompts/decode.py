@@ -1,4 +1,4 @@
-"""From token ids back to text, with the tokenizer of a model directory; the way there is `tokenise`'s."""
+"""Decoding of token ids to text with the tokenizer of a model directory; `tokenise` does the reverse."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ Decode = Callable[[Sequence[int]], str]
 
 
 def open_decoder(model_dir: Path) -> Decode:
-    """A function from token ids to their text without special tokens; raises what transformers does if it cannot."""
+    """A function that decodes token ids to text without special tokens; raises the errors of transformers."""
     tokenizer: Any = auto_tokenizer().from_pretrained(str(model_dir))
 
     def decode(token_ids: Sequence[int]) -> str:

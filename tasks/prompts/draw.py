@@ -1,4 +1,4 @@
-"""Drawing an iteration's prompts: positions to tokens, ready for the prompt table."""
+"""Drawing an iteration's prompts: tokenises the prompts at running positions, for the prompt table."""
 
 from storage.prompt_table import PromptRow
 from tasks.prompts.config import DataConfig

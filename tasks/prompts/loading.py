@@ -1,7 +1,7 @@
-"""Opens the prompts a DataConfig names and turns rows into prompts: TRL's columns or verl's, without conversion.
+"""Opens the prompts of a DataConfig and turns rows into prompts, with TRL's or verl's columns as they are.
 
-TRL: a `prompt` column of text or messages, the others free. verl: besides `prompt`, `reward_model.ground_truth` is
-offered as the column `ground_truth`, and `extra_info.index` is the id where it is unique. Knows no tokenizer.
+In TRL's format, `prompt` holds text or messages, and other columns are free. In verl's, `reward_model.ground_truth` is
+also offered as the column `ground_truth`, and `extra_info.index` is the id if it is unique.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ from tasks.prompts.rows import DatasetRows, JsonLines, ParquetRows, Rows
 
 
 class RowPrompts:
-    """A PromptSet over rows of a file; a row becomes a prompt when it is asked for."""
+    """A PromptSet over the rows of a file; a row is converted to a prompt when it is requested."""
 
     def __init__(self, rows: Rows, config: DataConfig) -> None:
         """Check the prompt column and the ids; raises PromptError."""
@@ -50,10 +50,10 @@ class RowPrompts:
 
 
 def load_prompts(config: DataConfig, *, check_rows: bool = True) -> PromptSet:
-    """The prompts `config` names. Raises PromptError, which says what is wrong and where.
+    """Open the prompts of `config`. PromptError says what is wrong and where.
 
-    `check_rows` converts every row once, so that no wrong one is met in the middle of a run; a process that follows
-    one which did so may leave it out.
+    `check_rows` converts every row once, so that a wrong row is found before the run begins; a process may skip this if
+    an earlier one has done it.
     """
     if config.source == ARITHMETIC:
         size = config.size if config.limit is None else min(config.size, config.limit)
@@ -129,9 +129,9 @@ def _is_id(value: Any) -> bool:
 
 
 def _with_ground_truth(columns: dict[str, Any]) -> dict[str, Any]:
-    """Offer verl's nested ground truth under the name its reward functions use for it."""
+    """Add verl's nested ground truth under the name that its reward functions use."""
     if "ground_truth" not in columns:
-        # SkyRL spells the same structure reward_spec.
+        # SkyRL calls the same structure reward_spec.
         for name in ("reward_model", "reward_spec"):
             nested = columns.get(name)
             if isinstance(nested, dict) and "ground_truth" in nested:

@@ -1,6 +1,6 @@
-"""The order of prompts: a pure function from a running position to a prompt, so that the position alone resumes it.
+"""The order of prompts: a pure function from a running position to a prompt, so that a run resumes from the position.
 
-Every epoch is a permutation of all prompts; the position never ends. Knows only sizes and seeds.
+Every epoch is a permutation of all prompts; positions count on through all epochs.
 """
 
 from functools import lru_cache
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 
 def prompt_index(position: int, size: int, seed: int, shuffle: bool) -> tuple[int, int]:
-    """(epoch, index) of the prompt at a running `position` >= 0 among `size` prompts.
+    """The (epoch, index) of the prompt at a running `position` >= 0 among `size` prompts.
 
     Without `shuffle` every epoch is 0, 1, ..., size-1. Raises ValueError for a negative position or an empty set.
     """
@@ -22,11 +22,11 @@ def prompt_index(position: int, size: int, seed: int, shuffle: bool) -> tuple[in
     return epoch, int(_permutation(size, seed, epoch)[offset]) if shuffle else offset
 
 
-# Two, because a step may straddle the end of an epoch.
+# Two, because the prompts of one iteration may come from two epochs.
 @lru_cache(maxsize=2)
 def _permutation(size: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    # Sorting raw PCG64 words instead of Generator.permutation: NumPy fixes the stream of a bit generator for ever, the
-    # streams of Generator's methods only within a release (NEP 19), and a run must keep its order over an upgrade.
+    # It sorts raw PCG64 words instead of using Generator.permutation: NumPy keeps the stream of a bit generator for
+    # ever, those of Generator's methods only within a release (NEP 19), and a run must keep its order over upgrades.
     words = np.random.PCG64(np.random.SeedSequence((seed, epoch))).random_raw(size)
     order = np.argsort(words, kind="stable")
     order.flags.writeable = False

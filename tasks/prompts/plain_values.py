@@ -1,7 +1,4 @@
-"""Turns a cell of a data set into plain JSON values, so that columns can be stored, sent to a process and compared.
-
-Knows no file formats.
-"""
+"""Conversion of dataset cells to plain JSON values, so that columns can be stored, sent to a process and compared."""
 
 import math
 from collections.abc import Mapping
@@ -13,13 +10,13 @@ import numpy as np
 
 
 def plain(value: Any, where: str) -> Any:
-    """`value` as None, bool, int, float, str, list or dict of these.
+    """Convert `value` to None, bool, int, float, str, or a list or dict of these.
 
-    Dates and times become ISO 8601 text, durations seconds, decimals ints or floats where exact, else text. Raises
-    TypeError beginning with `where` for anything else (bytes, images, ...).
+    Dates and times become ISO 8601 text, durations become seconds, and decimals become ints or floats if that is exact,
+    else text. Raises TypeError, whose message begins with `where`, for anything else (bytes, images, ...).
     """
     if value is None or isinstance(value, bool | int | float | str):
-        # Subclasses (numpy's float64 and str_ among them) are reduced to the type JSON knows.
+        # Subclasses (numpy's float64 and str_ among them) are converted to JSON's own types.
         return _builtin(value)
     if isinstance(value, np.generic | np.ndarray):
         return plain(value.tolist(), where)

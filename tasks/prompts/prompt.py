@@ -1,6 +1,6 @@
-"""Prompt, PromptSet and PromptError: what every source of prompts gives, and how it fails.
+"""Prompt, PromptSet and PromptError: the common interface of all sources of prompts.
 
-A prompt is text or chat messages; everything else in its row is a column, kept as plain JSON values for the rewards.
+A prompt is text or chat messages. The rest of its row are columns, kept as plain JSON values for the rewards.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,7 +12,7 @@ Message = dict[str, Any]
 
 
 class PromptError(ValueError):
-    """The prompts are not usable: a missing file, a wrong row, a prompt that is too long."""
+    """The prompts are not usable: a file is missing, a row is wrong, or a prompt is too long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Prompt:
 
 
 class PromptSet(Protocol):
-    """A fixed sequence of prompts, read lazily where the source allows it."""
+    """A fixed sequence of prompts, read lazily if the source allows it."""
 
     @property
     def columns(self) -> frozenset[str]:
@@ -40,7 +40,7 @@ class PromptSet(Protocol):
 
 
 def check_prompt(value: Any, where: str) -> str | list[Message]:
-    """`value` as text or messages; raises PromptError beginning with `where` when it is neither."""
+    """Return `value` if it is text or messages; else raise PromptError, whose message begins with `where`."""
     if isinstance(value, str):
         if not value:
             raise PromptError(f"{where}: the prompt is empty text")
@@ -56,7 +56,7 @@ def check_prompt(value: Any, where: str) -> str | list[Message]:
 def _check_message(message: Any, where: str) -> Message:
     if not isinstance(message, Mapping):
         raise PromptError(f'{where} is {_describe(message)}; allowed: {{"role": ..., "content": ...}}')
-    # Arrow gives every message of a column the same keys; a null there means that the key is absent.
+    # Arrow gives all messages of a column the same keys; a null means that the key is absent.
     present = {key: value for key, value in message.items() if value is not None}
     role, content = present.get("role"), present.get("content")
     if role not in ROLES:

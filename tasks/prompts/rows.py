@@ -1,6 +1,6 @@
-"""Reads files of rows: JSON lines, Parquet, and data sets written by datasets.save_to_disk.
+"""Readers of files of rows: JSON lines, Parquet, and datasets written by datasets.save_to_disk.
 
-A row is a mapping from column to whatever the format gives; which column is the prompt is not known here.
+A row is a mapping from columns to values of the format's types. These readers do not know which column is the prompt.
 """
 
 import json
@@ -31,12 +31,12 @@ class Rows(Protocol):
         ...
 
     def place(self, index: int) -> str:
-        """Where row `index` stands, for messages."""
+        """The file and line or row of `index`, for messages."""
         ...
 
 
 class JsonLines:
-    """One JSON object per line, UTF-8; empty lines are skipped. Held in memory."""
+    """A file with one JSON object per line, in UTF-8, held in memory; empty lines are skipped."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -72,7 +72,7 @@ def _parse_line(line: bytes, where: str) -> dict[str, Any]:
 
 
 class ParquetRows:
-    """A Parquet file, memory-mapped; rows are converted when asked for."""
+    """A memory-mapped Parquet file; a row is converted when it is requested."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -98,18 +98,18 @@ class ParquetRows:
 
 
 class DatasetRows:
-    """A Hugging Face data set on disk, or one split of a dictionary of them."""
+    """A Hugging Face dataset on disk, or one split of a DatasetDict."""
 
     def __init__(self, path: Path, split: str | None) -> None:
         self._path = path
-        # Imported here: it takes seconds, and only this source needs it.
+        # Imported here, because it takes seconds and only this source needs it.
         import datasets  # noqa: PLC0415
 
         try:
             loaded = datasets.load_from_disk(str(path))
         except (FileNotFoundError, ValueError, pa.ArrowException) as error:
             raise PromptError(f"{path} is not a directory written by datasets.save_to_disk: {error}") from None
-        except IndexError:  # how datasets meets a data set without a single record batch
+        except IndexError:  # what datasets raises for a dataset without any record batch
             raise PromptError(f"source: {path} has no rows") from None
         if isinstance(loaded, datasets.DatasetDict):
             if split not in loaded:

@@ -1,6 +1,6 @@
-"""From a prompt to token ids, refusing what would not fit; knows a tokenizer only by the two calls it needs.
+"""Conversion of a prompt to token ids, with an error for a prompt that does not fit.
 
-Truncating a prompt would silently train on another question, so nothing is ever cut.
+Truncating a prompt would silently train on another question, so prompts are never cut.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from tasks.prompts.prompt import Message, Prompt, PromptError
 
 
 class Tokenizer(Protocol):
-    """The part of transformers' tokenizers that prompts need."""
+    """The two calls of transformers' tokenizers that prompts need."""
 
     def __call__(self, text: str) -> Mapping[str, Any]: ...
 
@@ -26,10 +26,10 @@ def tokenise(
     context_length: int,
     max_completion_length: int,
 ) -> tuple[int, ...]:
-    """Token ids of `prompt`: messages through the chat template with its generation prompt, text as it is.
+    """The token ids of `prompt`: messages by the chat template with its generation prompt, text as it is.
 
-    Raises PromptError, naming the prompt, when there are no tokens, when they are more than `max_prompt_length`, or
-    when they leave less than `max_completion_length` of the `context_length`.
+    Raises PromptError, naming the prompt, if there are no tokens, or more than `max_prompt_length`, or if they leave
+    fewer than `max_completion_length` of the `context_length`.
     """
     ids = _encode(prompt, tokenizer)
     length = len(ids)
