@@ -1,4 +1,4 @@
-"""One script per claim. Each prints a table, and with --json one JSON object on its last line.
+"""One script per claim. Each script prints a table, and with --json one JSON object on its last line.
 
-Two arms are always compared interleaved in one run; ratios and medians are reported, good or bad.
+Arms are always interleaved in one run; ratios and medians are reported, good or bad.
 """

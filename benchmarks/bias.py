@@ -1,22 +1,22 @@
-"""Claim: dropping interrupted responses, or sampling them anew, biases what is trained on; resuming them does not.
+"""Claim: dropping interrupted responses, or sampling them anew, biases the training data; resuming them does not.
 
-Whoever trains on what survived trains on the short: under a loss rate r a response of duration d survives with
+Training on the surviving responses favours short ones: with a loss rate r, a response of duration d survives with
 probability exp(-r d). Sampling an interrupted response anew until an attempt is not interrupted weighs the lengths of
-its prompt in the same way, whatever the patience. Restarting it with its own noise is unbiased for a trainer that
-waits, and favours the short under a deadline. Where the reward depends on length, the advantages are biased with it.
-benchmarks/interruption.py says exactly what each policy does.
+its prompt in the same way, however long one tries. Restarting it with its own noise is unbiased for a trainer that
+waits, but favours short responses under a deadline. If the reward depends on length, advantages are biased too.
+benchmarks/interruption.py defines each policy exactly.
 
 Two sources of responses, each with a length per response and a reward that depends on it:
-(a) real: the demo's warm-started policy on its arithmetic task with its verifier; every response sampled undisturbed
-    and, for the policy that samples anew, again. Here the prompt all but fixes the length.
-(b) stated: lengths of DeepSeek-R1 as served, half of a length's variance the prompt's, and a reward that falls with the
-    rank of the length.
-Losses strike workers, and all their unfinished responses, at random; time is that of a model that decodes 40 tokens/s
-and at most 32,768 tokens; (a) is stretched so that its longest response takes as long. Intervals are 95 % of the mean
-over independent iterations, paired with the same responses undisturbed.
+(a) real: the demo's warm-started policy on its arithmetic task with its verifier. Every response is sampled undisturbed
+    and, for the policy that samples anew, once more. Here the prompt almost determines the length.
+(b) stated: lengths of DeepSeek-R1 as served, of whose variance half is due to the prompt, and a reward that falls with
+    the rank of the length.
+Losses strike workers, with all their unfinished responses, at random. Time is that of a model that decodes 40 tokens/s
+and at most 32,768 tokens; (a) is scaled so that its longest response takes that time. Intervals are 95 % intervals of
+the mean over independent iterations, paired with the same responses undisturbed.
 
-That a trainer who waits sees the truth when responses are resumed, or restarted with their own noise, follows from
-their ending with the same tokens. That is what is measured for it: real responses are cut at random tokens, resumed by
+A trainer that waits gets unbiased data when responses are resumed, or restarted with their own noise, because they end
+with the same tokens. This equality is what the benchmark measures: real responses are cut at random tokens, resumed by
 the engine, and compared.
 """
 
@@ -75,7 +75,7 @@ R1_LENGTHS = (
     (0.999, 20_833),
     (1.0, 32_768),
 )
-PROMPT_SHARE = 0.5  # of the variance of a length's normal score that is the prompt's
+PROMPT_SHARE = 0.5  # the prompt's share of the variance of a length's normal score
 REWARD_AT_SHORTEST, REWARD_AT_LONGEST = 0.9, 0.3
 REAL_LENGTH_MAX = 64
 CUTS = 128
@@ -83,9 +83,9 @@ CUTS = 128
 
 @dataclass(frozen=True)
 class Responses:
-    """Responses of one iteration, whole groups in order: lengths and rewards, both [n, k]; column 0 is the response.
+    """The responses of one iteration, whole groups in order: lengths and rewards, both [n, k].
 
-    duration_per_token: of the longest response's duration.
+    Column 0 is the response; further columns are new samples. duration_per_token: as a share of the longest duration.
     """
 
     lengths: npt.NDArray[np.float64]
@@ -99,7 +99,7 @@ class Responses:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over iterations and the half width of its 95 % interval (normal)."""
+    """A mean over iterations, and the half width of its (normal) 95 % interval."""
 
     mean: float
     half_width: float
@@ -109,12 +109,12 @@ class Estimate:
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Of independent values, at least two."""
+    """The estimate from at least two independent values."""
     return Estimate(statistics.fmean(values), 1.96 * statistics.stdev(values) / math.sqrt(len(values)))
 
 
 def stated_responses(rng: np.random.Generator, groups: int, attempts: int) -> Responses:
-    """Source (b): a length from R1_LENGTHS, right with a probability that falls linearly with the length's rank."""
+    """Source (b): lengths from R1_LENGTHS; a response is right with a probability that falls linearly with its rank."""
     shape = (groups * GROUP_SIZE, attempts)
     prompt = np.repeat(rng.standard_normal(groups), GROUP_SIZE)[:, None]
     score = math.sqrt(PROMPT_SHARE) * prompt + math.sqrt(1 - PROMPT_SHARE) * rng.standard_normal(shape)
@@ -141,13 +141,13 @@ class RealPolicy:
         ]
 
     def responses(self) -> Responses:
-        """Lengths and the verifier's rewards of all samples."""
+        """The lengths and the verifier's rewards of all samples."""
         lengths = [[len(each[response]) for each in self._tokens] for response in range(self._count)]
         rewards = [[self._reward(response, each[response]) for each in self._tokens] for response in range(self._count)]
         return Responses(np.array(lengths, float), np.array(rewards, float), 1 / REAL_LENGTH_MAX)
 
     def changed_by_resuming(self, cuts: int, seed: int) -> int:
-        """Cut responses at random tokens, resume them, and count those that end otherwise."""
+        """Cut responses at random tokens, resume them, and count those that end differently."""
         rng = np.random.default_rng(seed)
         drawn = rng.choice(self._count, cuts, replace=False).tolist()
         kept = {response: int(rng.integers(0, len(self._tokens[0][response]))) for response in drawn}
@@ -180,7 +180,7 @@ class RealPolicy:
 
 @dataclass(frozen=True)
 class Seen:
-    """What a policy trains on in one iteration, against the truth: shares and ratios, and the reward's difference."""
+    """A policy's training data in one iteration against the undisturbed data: shares, ratios and reward difference."""
 
     share: float
     length_ratio: float
@@ -188,7 +188,7 @@ class Seen:
 
 
 def seen(policy: Policy, responses: Responses, losses: list[list[float]], deadline: float) -> Seen:
-    """One iteration under one policy."""
+    """The training data of one iteration under one policy."""
     given = Circumstances(**(asdict(COSTS) | {"deadline": deadline}))
     durations = responses.lengths * responses.duration_per_token
     columns = trained_on(policy, durations, responses.groups, losses, given)
@@ -201,7 +201,7 @@ def seen(policy: Policy, responses: Responses, losses: list[list[float]], deadli
 
 
 def biases(source: str, iterations: Sequence[Responses], seed: int) -> list[dict[str, Any]]:
-    """Table rows per loss rate and policy; each iteration with losses of its own, the same for all policies."""
+    """Table rows per loss rate and policy; each iteration has its own losses, which are the same for all policies."""
     rows = []
     for rate_index, per_h in enumerate(LOSSES_PER_H):
         rng = np.random.default_rng([seed, rate_index])
@@ -222,7 +222,7 @@ def biases(source: str, iterations: Sequence[Responses], seed: int) -> list[dict
 def report(
     rows: list[dict[str, Any]], truths: dict[str, Any], changed: int, notes: dict[str, Any], *, as_json: bool
 ) -> None:
-    """Table, targets, JSON."""
+    """Print table, targets and JSON."""
 
     def worst(policy: Policy, source: str, per_h: float) -> float:
         """The upper end of the interval of the length ratio."""
@@ -257,7 +257,7 @@ def report(
 
 
 def truth_of(iterations: Sequence[Responses]) -> dict[str, float]:
-    """What an undisturbed trainer sees: mean length, mean reward, and the correlation of the two."""
+    """The undisturbed mean length, mean reward, and the correlation of the two."""
     lengths = np.concatenate([each.lengths[:, 0] for each in iterations])
     rewards = np.concatenate([each.rewards[:, 0] for each in iterations])
     correlation = float(np.corrcoef(lengths, rewards)[0, 1])

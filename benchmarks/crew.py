@@ -1,8 +1,8 @@
-"""A crew of real processes on this machine that can be killed, without Flyte around them.
+"""A crew of real processes on this machine that can be killed, without Flyte.
 
-Workers are forked from a server that has imported everything and computed nothing, so a benchmark measures the work and
-not Python's imports; the time a new process really takes to start is a separate figure (`cold_start_s`). vLLM is
-imported there, too, but starts in the worker: seconds of every process life.
+Workers are forked from a server that has imported everything and computed nothing, so that a benchmark measures work,
+not Python's imports; the real start-up time of a new process is a separate figure (`cold_start_s`). vLLM is imported in
+the server too, but starts in the worker, which takes seconds of every process life.
 """
 
 import gc
@@ -22,18 +22,18 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from storage.clock import SystemClock
-from storage.weights.tensor_sets import TensorBlock
+from storage.weights import TensorBlock
+from tasks.sampling.choose import build_engine
 from tasks.sampling.config import RolloutConfig, VllmConfig
-from tasks.sampling.engines.choose import build_engine
-from tasks.sampling.engines.engine import Engine, GenerationRequest, TokenDelta
-from tasks.sampling.engines.vllm_names import NAMES
-from tasks.sampling.engines.vllm_settings import prepare_environment
-from tasks.sampling.session.member import generate_slot
+from tasks.sampling.engine import Engine, GenerationRequest, TokenDelta
+from tasks.sampling.member import generate_slot
+from tasks.sampling.vllm_names import NAMES
+from tasks.sampling.vllm_settings import prepare_environment
 
-PRELOAD = ["benchmarks.baselines", "tasks.sampling.engines.torch_engine", "tasks.plan", "examples.warm_start"]
-# The sampler's import is most of vLLM's model code.
-VLLM_PRELOAD = ["tasks.sampling.engines.vllm_engine", "tasks.sampling.engines.vllm_sampler"]
-# A fleet of vLLMs says the same few lines at every start.
+PRELOAD = ["benchmarks.baselines", "tasks.sampling.torch_engine", "tasks.plan", "examples.warm_start"]
+# Importing the sampler imports most of vLLM's model code.
+VLLM_PRELOAD = ["tasks.sampling.vllm_engine", "tasks.sampling.vllm_sampler"]
+# Otherwise every vLLM logs the same few lines at its start.
 VLLM_QUIET = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "TORCH_CPP_LOG_LEVEL": "ERROR",
@@ -48,7 +48,7 @@ POLL_INTERVAL_S = 0.001
 
 
 class Decoded(NamedTuple):
-    """Engine time: when a step ended, its share of the step's duration, for which response, how many tokens.
+    """A response's part of an engine step: when the step ended, the part of its duration, the response, its tokens.
 
     The response of a prefill is PREFILL.
     """
@@ -60,7 +60,7 @@ class Decoded(NamedTuple):
 
 
 class StepLog:
-    """What a worker decoded and when, in a file mapped into memory: it survives SIGKILL to the last step."""
+    """A log of what a worker decoded and when, in a memory-mapped file that keeps every step after SIGKILL."""
 
     def __init__(self, path: Path, *, create: bool = False) -> None:
         size = HEADER.size + ROW.size * ROWS_MAX
@@ -79,7 +79,7 @@ class StepLog:
         return int(HEADER.unpack_from(self._map, 0)[1])
 
     def rows(self) -> list[Decoded]:
-        """Everything so far, in order; times on the machine's monotonic clock, which its processes share."""
+        """All rows so far, in order; times are on the machine's monotonic clock, which its processes share."""
         count = HEADER.unpack_from(self._map, 0)[0]
         return [Decoded(*ROW.unpack_from(self._map, HEADER.size + ROW.size * row)) for row in range(count)]
 
@@ -87,7 +87,7 @@ class StepLog:
 class LoggedEngine:
     """An engine that writes what it decoded into a StepLog, and takes at least `step_time_s` per step.
 
-    The rest of a step is slept: many workers then share few cores without being faster when one of them dies.
+    It sleeps for the rest of a step, so that many workers can share few cores and do not get faster when one dies.
     """
 
     def __init__(self, engine: Engine, log: StepLog, step_time_s: float = 0.0) -> None:
@@ -143,20 +143,20 @@ class LoggedEngine:
 def logged_engine(
     config: RolloutConfig, model_dir: Path, vocab_size: int, log: StepLog, step_time_s: float
 ) -> LoggedEngine:
-    """The engine of a worker, started."""
+    """Start the engine of a worker."""
     if config.engine == "vllm":
-        # vLLM collects garbage when it starts, which looks at all that was imported: half of its time here.
+        # vLLM collects garbage at its start, which visits all imported objects: half of the start's time here.
         gc.freeze()
     return LoggedEngine(build_engine(config, model_dir, vocab_size), log, step_time_s)
 
 
 def slot_process(run_url: str, iteration: int, slot: int, log_path: str) -> None:
-    """The body of a worker: what the rollout task runs, with a logged engine."""
+    """The body of a worker: the code of the rollout task, with a logged engine."""
     paced_slot_process(run_url, iteration, slot, 0.0, log_path)
 
 
 def paced_slot_process(run_url: str, iteration: int, slot: int, step_time_s: float, log_path: str) -> None:
-    """The same with steps that take at least `step_time_s`."""
+    """The body of a worker whose engine steps take at least `step_time_s`."""
     log = StepLog(Path(log_path))
 
     def build(config: RolloutConfig, model_dir: Path, vocab_size: int) -> Engine:
@@ -167,7 +167,7 @@ def paced_slot_process(run_url: str, iteration: int, slot: int, step_time_s: flo
 
 @dataclass(frozen=True)
 class Killed:
-    """One SIGKILL: whose, when, and the worker's log until then."""
+    """One SIGKILL: its slot, its time, and the worker's log until then."""
 
     slot: int
     pid: int
@@ -189,12 +189,12 @@ class Crew:
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def warm_up(self, engine: Literal["torch", "vllm"] = "torch") -> None:
-        """Start the server that workers are forked from, so that its imports are nobody's time.
+        """Start the server from which workers are forked, so that no worker waits for its imports.
 
         All crews of this process share it. Raises EngineError when vLLM is wanted and missing.
         """
         if engine == "vllm":
-            # vLLM reads its environment where it is imported; the server inherits ours.
+            # vLLM reads its environment on import, and the server inherits this process's.
             for name, value in VLLM_QUIET.items():
                 os.environ.setdefault(name, value)
             prepare_environment(VllmConfig(process="same"))
@@ -210,10 +210,10 @@ class Crew:
         arguments: Sequence[tuple[object, ...]],
         schedule: Sequence[Sequence[int]],
     ) -> float:
-        """Run body(*arguments[slot], log path) for every slot, with schedule[slot] kills; seconds until all have ended.
+        """Run body(*arguments[slot], log path) for every slot with the kills schedule[slot]; seconds until all ended.
 
-        An entry k of a schedule kills that slot's k-th process life once it has decoded so many tokens; a life that
-        ends earlier is spared.
+        Entry k of a slot's schedule kills the slot's k-th process life once it has decoded that many tokens, unless it
+        ends earlier.
         """
         started_s = time.monotonic()
         lives: dict[int, tuple[ForkServerProcess, StepLog, list[int]]] = {}
@@ -233,11 +233,11 @@ class Crew:
         return time.monotonic() - started_s
 
     def tokens(self) -> int:
-        """Tokens decoded by all process lives together."""
+        """The number of tokens that all process lives decoded together."""
         return sum(StepLog(path).tokens() for path in sorted(self.folder.glob("*.steps")))
 
     def start(self, body: Callable[..., None], arguments: Sequence[object]) -> tuple[ForkServerProcess, StepLog]:
-        """A new process of body(*arguments, log path), and its log."""
+        """Start a process of body(*arguments, log path), and return it with its log."""
         path = self.folder / f"{self._started:05d}.steps"
         self._started += 1
         log = StepLog(path, create=True)
@@ -255,16 +255,16 @@ class Crew:
 
 
 def kill_schedule(seed: int, slots: int, kills: int, low: int, high: int) -> list[list[int]]:
-    """Token counts, uniform in [low, high], at which `kills` lives end, dealt to the slots in turn."""
+    """Draw token counts, uniform in [low, high], at which `kills` lives are killed, dealt to the slots in turn."""
     rng = random.Random(seed)
     counts = [rng.randint(low, high) for _ in range(kills)]
     return [counts[slot::slots] for slot in range(slots)]
 
 
 def cold_start_s() -> float:
-    """How long a new Python takes until it could start to decode: what every restart costs besides, on any design."""
+    """The seconds until a new Python process could start to decode, which every restart costs in any design."""
     started_s = time.monotonic()
     subprocess.run(
-        [sys.executable, "-c", "import benchmarks.crew, tasks.sampling.engines.torch_engine, transformers"], check=True
+        [sys.executable, "-c", "import benchmarks.crew, tasks.sampling.torch_engine, transformers"], check=True
     )
     return time.monotonic() - started_s

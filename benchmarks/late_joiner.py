@@ -1,7 +1,7 @@
-"""A process that joins late: from its start to its first token, part by part.
+"""A process that joins late: its time from start to first token, part by part.
 
-The parent starts it as `python -m benchmarks.late_joiner` and reads one JSON line. Knows nothing of claims or journals:
-what is measured is what comes before a member can decode.
+The parent starts it as `python -m benchmarks.late_joiner` and reads one JSON line. There are no claims or journals,
+because it measures only what comes before a member can decode.
 """
 
 import json
@@ -44,7 +44,7 @@ def join(run_url: str, version: int, cache: Path, started_at_s: float) -> dict[s
 
 
 def joined(run_url: str, version: int, cache: Path) -> dict[str, float]:
-    """`join` in a process of its own."""
+    """Run `join` in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.late_joiner", run_url, str(version), str(cache), str(time.time())]
     finished = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     parts: dict[str, float] = json.loads(finished.stdout.splitlines()[-1])

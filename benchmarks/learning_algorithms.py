@@ -1,7 +1,7 @@
-"""The part of `benchmarks.learning` that trains with every algorithm: its preset, some seeds, an undisturbed run each.
+"""The part of `benchmarks.learning` that trains with the preset of every algorithm: undisturbed runs with some seeds.
 
-Runs take turns, one iteration of each algorithm at a time, in this process. What is compared is the reward on held-out
-problems before and after, sampled with the same noise.
+Runs take turns, one iteration of each algorithm at a time, in this process. The benchmark compares the reward on
+held-out problems before and after, sampled with the same noise.
 """
 
 import statistics
@@ -20,7 +20,7 @@ from tasks.preparing.iteration import prepare
 from tasks.reporting.conclusion import conclude_iteration
 from tasks.sampling.session.member import generate_slot
 
-# Two optimizer steps, so that the second has a ratio to clip. What else a preset says is for other sizes of model.
+# Two optimizer steps, so that the second one has a ratio to clip. CHANGES replaces preset values for larger models.
 STEPS = {"num_mini_batches": 2}
 CHANGES: dict[str, dict[str, Any]] = {
     "grpo": {},
@@ -67,7 +67,7 @@ def iterate(run: Run) -> ReportRecord:
 
 
 def learn(folder: Path, model: Path, names: list[str], seeds: int, iterations: int) -> list[dict[str, Any]]:
-    """What every algorithm made of every seed."""
+    """The result of every algorithm with every seed."""
     found = []
     for seed in range(seeds):
         runs = {
@@ -99,7 +99,7 @@ def learn(folder: Path, model: Path, names: list[str], seeds: int, iterations: i
 
 
 def report(found: list[dict[str, Any]], iterations: int, *, as_json: bool) -> None:
-    """Table, targets, JSON."""
+    """Print table, targets and JSON."""
     names = list(dict.fromkeys(one["algorithm"] for one in found))
     rows, targets = [], []
     for name in names:

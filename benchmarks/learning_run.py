@@ -1,4 +1,4 @@
-"""A run of the demo's task in small, as `benchmarks.learning` trains it: an iteration at a time, and its evaluation."""
+"""A small run of the demo's task for `benchmarks.learning`: it trains one iteration at a time, and is evaluated."""
 
 import random
 import statistics
@@ -57,7 +57,7 @@ class Run:
         return [entry.digest for _, entry in sorted(manifest.tensors.items())]
 
     def evaluate(self, version: int, model: Path) -> float:
-        """Mean reward of a weight version on held-out problems, sampled with the same noise for every version."""
+        """The mean reward of a weight version on held-out problems, sampled with the same noise for every version."""
         tokenizer = AutoTokenizer.from_pretrained(str(model))
         problems = list(ArithmeticPrompts(HELD_OUT, 987_654, TASK))
         engine = TorchEngine(model, max_responses_in_flight=HELD_OUT, context_length=96)
@@ -75,7 +75,7 @@ class Run:
 
 
 def make_run(folder: Path, model: Path, seed: int, *, killed: bool, **sections: Any) -> Run:
-    """`sections` replace those of the configuration."""
+    """Create a run; `sections` replace those of the configuration."""
     name = f"{seed}-{'killed' if killed else 'calm'}"
     document = {
         "run": {"url": str(folder / name), "seed": seed, "num_prompts_per_step": 24, "num_generations": 8},

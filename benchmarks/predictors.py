@@ -1,8 +1,8 @@
-"""Claim: what the run has seen tells which groups of the next iteration will be the longest.
+"""Claim: a run's earlier iterations predict which groups of the next iteration will be the longest.
 
-Trains the demo's tiny policy on few prompts, so that they recur, and walks through what it recorded, iteration by
-iteration, as the conclusions do: every predictor says what it expects before it sees what came out. With `--run` it
-walks through another run's directory. Recall is of the longest fifth of the groups (tasks/planning/length_scores.py).
+The benchmark trains the demo's tiny policy on few prompts, so that they recur, and walks through its records, iteration
+by iteration, as conclude does: every predictor predicts an iteration before it sees the lengths. With `--run` it walks
+through another run's directory. Recall is that of the longest fifth of the groups (tasks/planning/length_scores.py).
 """
 
 import argparse
@@ -44,7 +44,7 @@ NEWEST, OTHER_HALF, ORACLE = "history, newest epoch only", "half of the group, o
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
-    """An iteration: what was asked, and the lengths that came out [groups, members]."""
+    """An iteration: its prompts, and the lengths of its responses, [groups, samples]."""
 
     prompts: PromptFeatures
     lengths: Floats
@@ -52,7 +52,7 @@ class Recorded:
 
 
 def record(folder: Path, iterations: int, prompts: int) -> ObjectStore:
-    """Train the demo's task on `prompts` prompts for so many iterations."""
+    """Train the demo's task on `prompts` prompts for `iterations` iterations."""
     task = ArithmeticConfig()
     warm_start(folder / "model", WARM_START, lambda _step, _loss: None)
     Crew(folder / "none").warm_up()
@@ -76,7 +76,7 @@ def record(folder: Path, iterations: int, prompts: int) -> ObjectStore:
 
 
 def recorded(store: ObjectStore) -> list[Recorded]:
-    """Every committed iteration of a run, as far as all responses of a group were graded."""
+    """The committed iterations of a run, with the groups whose responses were all graded."""
     found = []
     for iteration in range(next_iteration(store)):
         plan = read_plan(store, iteration)
@@ -92,7 +92,7 @@ def recorded(store: ObjectStore) -> list[Recorded]:
 
 
 def siblings(expected: GroupLengths, lengths: Floats, ended: int) -> LengthScore:
-    """Of the members that still run when `ended` of each group, the shortest, have ended."""
+    """Score the prediction for the responses that still run when the `ended` shortest of each group have ended."""
     ordered = np.sort(lengths, axis=1)
     finished, running = ordered.copy(), np.full(lengths.shape, np.nan)
     finished[:, ended:] = np.nan
@@ -102,9 +102,9 @@ def siblings(expected: GroupLengths, lengths: Floats, ended: int) -> LengthScore
 
 @dataclass
 class Walk:
-    """What came out of walking through iterations, by iteration.
+    """The results of walking through a run, by iteration.
 
-    scores: by predictor. seen: share of the prompts that an earlier iteration had. learn_s: seconds it took to learn.
+    scores: by predictor. seen: the share of prompts that an earlier iteration had. learn_s: the seconds of learning.
     """
 
     scores: dict[str, list[LengthScore]]
@@ -112,7 +112,7 @@ class Walk:
     learn_s: list[float]
 
     def mean(self, predictor: str, field: str, *, again: bool) -> float:
-        """Over the iterations whose prompts were mostly seen before, or over the others that were scored."""
+        """The mean over the scored iterations with mostly seen prompts (`again`), or over the other ones."""
         skipped = len(self.seen) - len(self.scores[predictor])
         kept = [
             one for one, seen in zip(self.scores[predictor], self.seen[skipped:], strict=True) if (seen > 0.5) == again
@@ -121,7 +121,7 @@ class Walk:
 
 
 def walk(history: list[Recorded], ended: tuple[int, ...]) -> Walk:
-    """Let every predictor say what it expects of each iteration, score it, and let it learn, as conclusions do."""
+    """Let every predictor predict each iteration, score it, and let it learn, as conclude does."""
     table = empty_table()
     walked = Walk({}, [], [])
     newest: dict[int, float] = {}
@@ -147,7 +147,7 @@ def walk(history: list[Recorded], ended: tuple[int, ...]) -> Walk:
 
 
 def report(history: list[Recorded], notes: dict[str, Any], *, as_json: bool) -> None:
-    """Table, targets, JSON."""
+    """Print table, targets and JSON."""
     size = history[0].lengths.shape[1]
     walked = walk(history, tuple(sorted({max(1, size // 4), size // 2} - {size})))
     if not any(seen > 0.5 for seen in walked.seen):
@@ -168,7 +168,7 @@ def report(history: list[Recorded], notes: dict[str, Any], *, as_json: bool) -> 
     half = walked.mean(OTHER_HALF, "recall", again=True)
     targets = [
         Target("best_recall_in_later_epochs", max(later), ">= 0.8"),
-        # What another sample of the same policy finds is what a few responses leave to be known.
+        # The other half of a group, sampled from the same policy, shows what a few responses can tell at best.
         Target("best_recall_less_that_of_half_of_the_group", max(later) - half, ">= 0"),
         Target("worst_recall_in_later_epochs", min(later), f">= {PlanningConfig().recall_min}"),
         Target(

@@ -1,6 +1,6 @@
-"""What every benchmark script shares: interleaved rounds, targets, the conditions of a run, and how results are shown.
+"""The shared parts of benchmark scripts: interleaved rounds, targets, the conditions of a run, and printing of results.
 
-With --json the last line of a script is one JSON object; before it, or without it, a table for people.
+A script prints a table, and with --json a JSON object as its last line.
 """
 
 import json
@@ -41,7 +41,7 @@ class Target:
 
 
 def conditions() -> dict[str, Any]:
-    """Machine, versions, threads, load and date, for the record."""
+    """The machine, versions, threads, load and date of this run."""
     torch = sys.modules.get("torch")
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -55,10 +55,10 @@ def conditions() -> dict[str, Any]:
 
 
 def interleave(arms: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """Run every arm once per round, each round in another order, and collect what the arms return.
+    """Run every arm once per round, in an order that changes with each round, and collect what the arms return.
 
-    On a shared machine only figures from the same minutes can be compared; the turning order spreads what one arm does
-    to the next.
+    On a shared machine, only figures from the same minutes can be compared. The changing order spreads the effect of
+    one arm on the next over all arms.
     """
     names = list(arms)
     results: dict[str, list[float]] = {name: [] for name in names}
@@ -86,12 +86,12 @@ def finish(
     """Print the table, the targets and, with `as_json`, the JSON object as the last line.
 
     Args:
-        name: of the benchmark.
+        name: the name of the benchmark.
         rows: one mapping per table row; the columns are the keys of all rows in order of appearance.
         targets: the claims.
-        as_json: whether the last line is to be JSON.
-        notes: further conditions: sizes, rounds, options.
-        results: further figures, at the top level of the JSON object.
+        as_json: whether the last line is JSON.
+        notes: further conditions, such as sizes, rounds and options.
+        results: further figures at the top level of the JSON object.
     """
     setting = conditions() | dict(notes or {})
     print(f"{name}: " + ", ".join(f"{key} {value}" for key, value in setting.items()))

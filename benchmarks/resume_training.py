@@ -1,7 +1,8 @@
-"""Claim: a trainer killed at random moments ends with the bits it would have had, and publishes nothing twice.
+"""Claim: a trainer killed at random moments ends with the same bits as without kills, and publishes nothing twice.
 
-One run is rolled out and trained without a kill; copies are trained again on its journal, in turns undisturbed
-and killed. Train processes are forked from a server that has imported everything: Python's start is not measured.
+One run is rolled out and trained without a kill. Copies of it are trained again on the same journal, alternately
+undisturbed and killed. Train processes do what the train task does, and kills are SIGKILL. The processes are forked
+from a server that has imported everything; a new Python process would also pay its start-up, once per kill.
 """
 
 import argparse
@@ -24,43 +25,42 @@ from typing import Any
 
 from benchmarks.reporting import Target, finish
 from examples.warm_start import WarmStart, warm_start
-from storage import layout, records
+from storage import layout, records, weights
 from storage.clock import SystemClock
 from storage.compaction import read_batches
 from storage.connect import connect
-from storage.local import TEMPORARY
 from storage.records import TrainingRecord
 from storage.run import exists
 from storage.store import ObjectStore
-from storage.weights import tensor_sets
-from storage.weights.manifest import TensorBlock, read_manifest_at
-from storage.weights.versions import pull_version
+from storage.temporary import TEMPORARY
+from storage.weight_manifest import TensorBlock, read_manifest_at
+from storage.weight_versions import pull_version
 from tasks.configuration.run_config import RunConfig, parse
 from tasks.learning.advance import advance
 from tasks.preparing.iteration import prepare
 from tasks.prompts.config import ArithmeticConfig
 from tasks.reporting.conclusion import conclude_iteration
-from tasks.sampling.session.member import generate_slot
+from tasks.sampling.member import generate_slot
 
 EXECUTION = "benchmark"
-PRELOAD = ["tasks.learning.advance", "tasks.sampling.engines.torch_engine", "examples.warm_start"]
+PRELOAD = ["tasks.plan", "tasks.learning.advance", "tasks.sampling.torch_engine", "examples.warm_start"]
 POLL_INTERVAL_S = 0.001
-SEED = 7  # of the kills; run k is killed by SEED + k
-# Sums modulo 2 are half learned in so few steps: groups are mixed, so that gradients are not zero.
+SEED = 7  # for the kills; those of run k are drawn with SEED + k
+# In these few steps, sums modulo 2 are learned by half, so groups have mixed rewards and gradients are not zero.
 TASK = ArithmeticConfig(items_max=5, base=2)
 WARM_START = WarmStart(steps=120, batch=16, learning_rate=3e-3, task=TASK)
-# The step depends on all that a checkpoint holds: moments and the schedule's position.
+# With these settings, a step depends on everything in a checkpoint: the moments and the schedule's position.
 OPTIMIZER = {"learning_rate": 1e-3, "weight_decay": 0.01, "warmup_steps": 2, "schedule": "linear", "total_steps": 8}
 BEGUN = re.compile(r"^micro-batch (\d+): ", re.MULTILINE)
 PUBLISHED = re.compile(r"^published weight version \d+$", re.MULTILINE)
-# A life in "publication" finds its checkpoint complete or has completed it; in "exit" the weights are published.
+# In the phase "publication" the checkpoint is complete; in "exit" the weights are published.
 PHASES = ("start", "micro-batches", "optimizer step", "checkpoint", "publication", "exit")
 ARMS = ("undisturbed", "killed")
 
 
 @dataclass(frozen=True)
 class Pace:
-    """A life without a kill: seconds until each micro-batch began, the checkpoint began, the weights were published."""
+    """The times of a life without a kill: seconds until each micro-batch, until the checkpoint, until publication."""
 
     begun_s: tuple[float, ...]
     saving_s: float
@@ -69,7 +69,7 @@ class Pace:
 
 @dataclass(frozen=True)
 class Kill:
-    """At `share` of the time until publication, or of its end, in which the checkpoint is written, too."""
+    """A kill at `share` of the time until publication, or (at_end) of the time from the checkpoint to publication."""
 
     at_end: bool
     share: float
@@ -77,9 +77,9 @@ class Kill:
 
 @dataclass(frozen=True)
 class Life:
-    """One process life: how long, the micro-batches it trained on, those of them recorded before, and where it ended.
+    """One process life: its duration, the micro-batches it trained on, and how many of these were recorded before.
 
-    published: how often it says that it did. phase: one of PHASES, None if it was not killed.
+    published: how often it logged that it published. phase: the one of PHASES in which it was killed, or None.
     """
 
     duration_s: float
@@ -91,15 +91,15 @@ class Life:
 
 @dataclass(frozen=True)
 class Origin:
-    """The run that copies are made of, trained to its end; `snapshots[k]` adds iteration k to a copy, rolled out."""
+    """The run that is copied, trained to its end; `snapshots[k]` adds the rolled-out iteration k to a copy."""
 
     store: ObjectStore
     snapshots: list[Path]
 
 
 def train_process(run_url: str, iteration: int, log_path: str) -> None:
-    """The body of a train process: what the train task runs, with its log in a file that survives it."""
-    # What the killed leave of their copies of the model is deleted with the benchmark's folder.
+    """The body of a train process: what the train task runs, with its log in a file that survives the process."""
+    # Killed processes leave copies of the model, which are deleted with the benchmark's folder.
     tempfile.tempdir = str(Path(log_path).parent)
     logger = logging.getLogger("tasks.learning")
     logger.setLevel(logging.INFO)
@@ -108,14 +108,14 @@ def train_process(run_url: str, iteration: int, log_path: str) -> None:
 
 
 def draw_kills(rng: random.Random, kills: int) -> list[Kill]:
-    """Uniform moments for one iteration's lives, in random order; one in three is for the end of the step."""
+    """Draw the kills of one iteration's lives at uniform moments, in random order; every third is at the step's end."""
     drawn = [Kill(at_end=number % 3 == 0, share=rng.random()) for number in range(kills)]
     rng.shuffle(drawn)
     return drawn
 
 
 def due_s(kill: Kill, expected: Pace, begun_s: Sequence[float]) -> float | None:
-    """Seconds after its start at which a life is killed whose micro-batches began at `begun_s`; None: not known yet."""
+    """The second of its life at which to kill a process whose micro-batches began at `begun_s`; None: not known yet."""
     if not kill.at_end:
         return kill.share * expected.published_s
     if len(begun_s) < len(expected.begun_s):
@@ -133,13 +133,13 @@ class Trainers:
         self._started = 0
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(PRELOAD)
-        # So that the server's imports are nobody's time.
+        # A first process starts the server, so that no measured process waits for the server's imports.
         process = self._context.Process(target=os.getpid)
         process.start()
         process.join()
 
     def live(self, run: Path, iteration: int, kill: Kill | None, expected: Pace | None) -> tuple[Life, Pace]:
-        """One life, killed unless it ends before, and its pace; raises RuntimeError when it ends otherwise."""
+        """Run one life, killed unless it ends before, and return it with its pace; RuntimeError if it fails."""
         recorded = len(read_batches(connect(str(run)), iteration))
         folder = run / layout.checkpoint(iteration + 1)
         saved = files_below(folder)
@@ -175,9 +175,9 @@ class Trainers:
 
 
 def phase_of(run: Path, iteration: int, begun_share: float, saved: set[str]) -> str:
-    """Where a life was killed that began so many micro-batches; `saved`: the checkpoint's files before that life."""
+    """The phase in which a life was killed that began this share of micro-batches; `saved`: earlier checkpoint files."""
     store, version = connect(str(run)), iteration + 1
-    # Files before keys: a listing removes what the dead have left.
+    # Files are listed before keys, because a store's listing removes what dead processes have left.
     files = files_below(run / layout.checkpoint(version))
     if exists(store, layout.manifest(layout.weights(version))):
         return "exit"
@@ -191,7 +191,7 @@ def phase_of(run: Path, iteration: int, begun_share: float, saved: set[str]) -> 
 
 
 def make_config(folder: Path, model: Path, prompts: int) -> RunConfig:
-    """A run of small micro-batches, with a reference beside the policy."""
+    """A run with small micro-batches and a reference policy."""
     document = {
         "run": {"url": str(folder), "seed": 11, "num_prompts_per_step": prompts, "num_generations": 4},
         "policy": {"path": str(model)},
@@ -208,7 +208,7 @@ def make_config(folder: Path, model: Path, prompts: int) -> RunConfig:
 
 
 def make_origin(folder: Path, config: RunConfig, trainers: Trainers, iterations: int) -> tuple[Origin, list[Pace]]:
-    """Plan, roll out in this process, train in another and conclude, iteration by iteration; and the pace of each."""
+    """Plan, roll out in this process, train in another one and conclude each iteration; also returns each pace."""
     run, clock = Path(config.run.url), SystemClock()
     origin = Origin(connect(config.run.url), [folder / f"snapshot-{k}" for k in range(iterations)])
     paces = []
@@ -226,10 +226,10 @@ def make_origin(folder: Path, config: RunConfig, trainers: Trainers, iterations:
 def train_copy(
     trainers: Trainers, origin: Origin, run: Path, kills: Sequence[Sequence[Kill]], paces: list[Pace]
 ) -> dict[str, Any]:
-    """Train a copy made at `run`, the lives of iteration k killed as kills[k] says, and compare it with the origin.
+    """Train a copy made at `run`, with the kills kills[k] in iteration k, and compare it with the origin.
 
-    paces: what is expected of each iteration; replaced by what is seen of one without kills. At the end of an iteration
-    comes an attempt that is late, and must not write.
+    paces: the expected pace of each iteration, replaced by the pace measured in an iteration without kills. At the end
+    of each iteration, a late attempt runs, which must not write.
     """
     lives: list[Life] = []
     written_again: list[str] = []
@@ -262,18 +262,18 @@ def train_copy(
 
 
 def files_below(folder: Path) -> set[str]:
-    """The files below a folder, temporary ones included; none when it is not there."""
+    """The files below a folder, including temporary ones; none if it does not exist."""
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
 def stamps(run: Path) -> dict[str, tuple[int, int]]:
-    """By key of each object in a run's directory, the lease's aside: its file's inode and when that was written."""
+    """The inode and time of writing of each object in a run's directory by key, except the lease."""
     keys = [key for key in files_below(run) if TEMPORARY not in key and not key.startswith(layout.LEASE)]
     return {key: ((status := (run / key).stat()).st_ino, status.st_mtime_ns) for key in keys}
 
 
 def unnamed_objects(store: ObjectStore, version: int) -> list[str]:
-    """Objects of a version's weights and checkpoint that no manifest names: who wrote them had other tensors."""
+    """Objects of a version's weights and checkpoint that no manifest names, which hold other tensors."""
     found: list[str] = []
     for prefix in (layout.weights(version), layout.checkpoint(version)):
         keys = set(store.list(prefix))
@@ -284,28 +284,28 @@ def unnamed_objects(store: ObjectStore, version: int) -> list[str]:
 
 
 def tensors_of(store: ObjectStore, version: int) -> dict[str, TensorBlock]:
-    """The weights of a version; parameters in float32 and moments, from its checkpoint."""
+    """The weights of a version, and from its checkpoint the float32 parameters and the moments."""
     _, published = pull_version(store, version, None, SystemClock())
-    _, saved = tensor_sets.pull(store, layout.checkpoint(version))
+    _, saved = weights.pull(store, layout.checkpoint(version))
     return {f"published.{name}": block for name, block in published.items()} | saved
 
 
 def records_of(store: ObjectStore, iteration: int) -> list[Any]:
-    """What must be the same of the records: micro-batches, what was learned, and the trainer's state beside tensors."""
+    """The parts of the records that must be equal: micro-batches, metrics of learning, and the trainer's state."""
     metrics = records.read(store, TrainingRecord, layout.training(iteration)).metrics
     learned = {name: value for name, value in metrics.items() if not name.startswith(("timing_s/", "requests/"))}
-    state = tensor_sets.read_manifest(store, layout.checkpoint(iteration + 1)).metadata
+    state = weights.read_manifest(store, layout.checkpoint(iteration + 1)).metadata
     return [*(replace(batch, nonce="") for batch in read_batches(store, iteration)), learned, state]
 
 
 def equal_tensors(left: dict[str, TensorBlock], right: dict[str, TensorBlock]) -> int:
-    """How many tensors both hold with the same bits."""
+    """The number of tensors that are bit-identical in both."""
     both = [(left[name], right[name]) for name in left.keys() & right.keys()]
     return sum((a.dtype, a.shape, bytes(a.data)) == (b.dtype, b.shape, bytes(b.data)) for a, b in both)
 
 
 def likeness(store: ObjectStore, origin: ObjectStore, iterations: int) -> dict[str, Any]:
-    """A copy against the run it was made of: all that the trainer made of every iteration."""
+    """Compare all results of the trainer in a copy with those in the run that was copied."""
     pairs = [(tensors_of(origin, k), tensors_of(store, k)) for k in range(1, iterations + 1)]
     return {
         "tensors": sum(len(expected.keys() | found.keys()) for expected, found in pairs),
@@ -316,13 +316,13 @@ def likeness(store: ObjectStore, origin: ObjectStore, iterations: int) -> dict[s
 
 
 def moved_share(store: ObjectStore, iterations: int) -> float:
-    """Of the weights' tensors, those that a step changed."""
+    """The share of the weights' tensors that a step changed."""
     versions = [pull_version(store, version, None, SystemClock())[1] for version in range(iterations + 1)]
     return 1 - sum(equal_tensors(old, new) for old, new in pairwise(versions)) / (iterations * len(versions[0]))
 
 
 def report(rounds: list[dict[str, dict[str, Any]]], moved: float, notes: dict[str, int], *, as_json: bool) -> None:
-    """Table, targets, JSON. moved: share of tensors that the steps changed."""
+    """Print table, targets and JSON. moved: the share of tensors that the steps changed."""
     calm, killed = ([one[arm] for one in rounds] for arm in ARMS)
     both = [*calm, *killed]
 
@@ -387,7 +387,7 @@ def main() -> None:
             rng, copies = random.Random(SEED + number), {}
             counts = {"undisturbed": 0, "killed": given.kills}
             kills = {arm: [draw_kills(rng, counts[arm]) for _ in range(given.iterations)] for arm in ARMS}
-            # By turns the one and the other first.
+            # The arms take turns at being first.
             for arm in ARMS if number % 2 == 0 else ARMS[::-1]:
                 copies[arm] = train_copy(trainers, origin, folder / f"{number}-{arm}", kills[arm], paces)
             rounds.append(copies)

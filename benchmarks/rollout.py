@@ -1,8 +1,9 @@
-"""Decoding speed of TorchEngine against transformers, or of vLLM under us against vLLM alone; what our part costs.
+"""Decoding speed of TorchEngine against transformers, or of Gleaner over vLLM against vLLM alone, and our overhead.
 
-`python -m benchmarks.rollout --json`. One thread, arms interleaved, medians. The model is a random Qwen2 of 3.3 million
-parameters; every response has the same prompt length and number of tokens, so that all arms do equal work. All arms
-sample at temperature 1; ours and continuous batching also return log-probs, `generate` does not.
+Run: python -m benchmarks.rollout --json. The benchmark uses one thread, interleaves the arms and reports medians. The
+model is a random Qwen2 of 3.3 million parameters. Every response has the same prompt length and number of tokens, so
+that all arms do equal work. All arms sample at temperature 1; ours and continuous batching also return log-probs, but
+`generate` does not.
 """
 
 import argparse
@@ -31,7 +32,7 @@ LARGE_VOCABULARY = 32_768
 
 
 class MultinomialEngine(TorchEngine):
-    """The same loop with what an engine without keyed noise does: one torch.multinomial, and the log-probs."""
+    """The same loop with the sampling of an engine without keyed noise: one torch.multinomial, and the log-probs."""
 
     def _draw(self, logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         logprobs = torch.log_softmax(logits.float() / batch.temperature.unsqueeze(1), dim=-1)
@@ -69,7 +70,7 @@ def generate(model: Any, responses: int, tokens: int) -> float:
 
 
 def continuous_batching(model: Any, responses: int, tokens: int) -> float:
-    """Tokens per second of transformers' continuous batching with log-probs, its manager kept between calls."""
+    """Tokens per second of transformers' continuous batching with log-probs; its manager is kept between calls."""
     started_s = time.perf_counter()
     outputs = model.generate_batch(
         [list(PROMPT)] * responses,
@@ -118,7 +119,7 @@ def speed_rows(sizes: Sequence[tuple[int, int, int]]) -> list[dict[str, Any]]:
 
 
 def sampling_tax_row(vocab_size: int, tokens: int, rounds: int) -> dict[str, Any]:
-    """Per cent more time per token with keyed sampling than with torch.multinomial in the same loop."""
+    """The extra time per token, in per cent, of keyed sampling over torch.multinomial in the same loop."""
     model, context_length = probe_model(vocab_size), len(PROMPT) + tokens
     engines = {
         "keyed": engine_for(model, SAMPLING_RESPONSES, context_length),
@@ -139,10 +140,10 @@ def sampling_tax_row(vocab_size: int, tokens: int, rounds: int) -> dict[str, Any
 
 
 def journalling_tax_row(tokens: int, rounds: int, flush_interval_s: float) -> dict[str, Any]:
-    """Per cent more processor time per token when every token is journalled than in the bare loop of the same engine.
+    """The extra processor time per token, in per cent, of journalling over the bare loop of the same engine.
 
-    Processor time of all threads, because wall-clock differences of a per cent drown in a shared machine's noise; the
-    flush thread's work counts although it has a core of its own.
+    It is the processor time of all threads, because wall-clock differences of a per cent drown in the noise of a shared
+    machine. The flush thread's work counts, although the thread may have a core of its own.
     """
     engine = engine_for(probe_model(512), SAMPLING_RESPONSES, len(PROMPT) + tokens)
 
@@ -198,7 +199,7 @@ def main() -> None:
 
 
 def report_torch(*, full: bool, as_json: bool) -> None:
-    """Everything about our own engine."""
+    """Measure and report everything about our own engine."""
     sizes = [(1, 128, 9), (32, 128, 9), (128, 128, 5)] if full else [(1, 48, 3), (32, 64, 5), (128, 16, 3)]
     speed = speed_rows(sizes)
     rows = [

@@ -1,7 +1,7 @@
-"""What a container pays before its first useful line: seconds and memory of every task, in the command that Flyte runs.
+"""The start-up cost of a container: seconds and memory of every task before its first useful work, as Flyte runs it.
 
-One small iteration of a tiny policy per round, on an S3 server: the tasks in their order, each a process of its own,
-and flytekit alone. With --against another checkout goes through the same in turns, and is compared.
+Each round runs one small iteration of a tiny policy on an S3 server: the tasks in order, each in a process of its own,
+and flytekit alone. With --against, another checkout does the same in turns and is compared.
 """
 
 import argparse
@@ -37,16 +37,17 @@ from tasks.configuration.references import PlanReference
 HERE = Path(__file__).resolve().parents[1]
 FLYTEKIT = "flytekit alone"
 NEW, NEXT = "plan, new run", "plan, next iteration"
-# Of this checkout at most, as multiples of importing flytekit alone: seconds, and peak MB. torch alone adds 2.4 times.
+# The bounds of this checkout, in multiples of importing flytekit alone: seconds and peak MB. torch alone adds 2.4.
 BOUNDS = {"iterations": (3, 2.2), NEW: (6, 3.5), NEXT: (6, 3.5), "conclude": (4, 3.2)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """What a process took until it was of use.
+    """The costs of a process.
 
-    read_s: seconds from its start to its first request for the run's directory; None when it makes none.
-    work_s: to its first useful work. cpu_s: of all its life. peak_mb: of it, or of a larger child.
+    read_s: seconds from its start to its first request to the run's directory; None if it makes none. work_s: seconds
+    to its first useful work. cpu_s: processor seconds of its whole life. peak_mb: its peak memory, or a child's if that
+    is larger.
     """
 
     read_s: float | None
@@ -59,7 +60,7 @@ Starts = dict[str, list[Start]]
 
 
 def config_of(url: str, model: Path) -> dict[str, Any]:
-    """A run of four short responses on one slot, which are written as soon as there is anything."""
+    """The configuration of a run with four short responses on one slot, which are flushed at once."""
     return {
         "run": {"url": url, "seed": 3, "num_prompts_per_step": 2, "num_generations": 2},
         "policy": {"path": str(model)},
@@ -73,7 +74,7 @@ def config_of(url: str, model: Path) -> dict[str, Any]:
 
 
 def one_iteration(run: str, model: Path) -> dict[str, tuple[Container, str]]:
-    """The containers of a run's first iteration and of its next plan, in order, with what their first work PUTs.
+    """The containers of a run's first iteration and next plan, in order, each with the PUT that is its first work.
 
     The first work of `iterations` is its result; that of a new run's plan is its first object, whichever that is.
     """
@@ -90,9 +91,9 @@ def one_iteration(run: str, model: Path) -> dict[str, tuple[Container, str]]:
 
 
 def go_through(bucket: Bucket, turn: int, model: Path, trees: Mapping[str, Path]) -> Iterator[tuple[str, str, Start]]:
-    """(checkout, process, its start) of flytekit alone and of every container of `one_iteration`.
+    """Yield (checkout, process, its start) for flytekit alone and for every container of `one_iteration`.
 
-    Every checkout has a run of its own, and they take turns at each process; who is first turns with `turn`.
+    Every checkout has a run of its own. They take turns at each process, and `turn` decides which is first.
     """
     labels = list(trees)
     labels = labels[turn % len(labels) :] + labels[: turn % len(labels)]
@@ -112,7 +113,7 @@ def go_through(bucket: Bucket, turn: int, model: Path, trees: Mapping[str, Path]
 
 
 def measure(trees: Mapping[str, Path], rounds: int) -> dict[str, Starts]:
-    """What each checkout's processes took, in the order of the rounds."""
+    """The costs of each checkout's processes, in the order of the rounds."""
     measured: dict[str, Starts] = {label: defaultdict(list) for label in trees}
     with tempfile.TemporaryDirectory(prefix="gleaner-start-") as temporary, noting_server() as bucket:
         model = Path(temporary)
@@ -130,7 +131,7 @@ def median(starts: Sequence[Start], of: Callable[[Start], float]) -> float:
 
 
 def row(label: str, task: str, starts: Sequence[Start]) -> dict[str, Any]:
-    """Medians over the rounds, and from the least to the most."""
+    """A table row: medians over the rounds, and the range."""
     works = [start.work_s for start in starts]
     reads = [start.read_s for start in starts if start.read_s is not None]
     return {
@@ -145,7 +146,7 @@ def row(label: str, task: str, starts: Sequence[Start]) -> dict[str, Any]:
 
 
 def targets_of(measured: Mapping[str, Starts]) -> list[Target]:
-    """This checkout against flytekit alone, and against the other where there is one."""
+    """The targets of this checkout against flytekit alone, and against the other checkout if there is one."""
 
     def work_s(label: str, task: str) -> float:
         return median(measured[label][task], lambda start: start.work_s)

@@ -1,6 +1,7 @@
-"""Real optimizer steps, and the weight versions they leave: sampled, graded and trained by the project's own parts.
+"""Real optimizer steps and the weight versions they produce, by a small loop without journal and crew.
 
-Owns a small loop without journal or crew. Policies are Qwen2 models; parameters float32, published in bfloat16.
+The project's own parts sample, grade and train. Policies are Qwen2 models with float32 parameters, published in
+bfloat16.
 """
 
 from collections.abc import Iterator
@@ -34,7 +35,7 @@ SAMPLING = SamplingParams(max_completion_length=64, stop_token_ids=(2,))
 
 @dataclass(frozen=True)
 class Step:
-    """What an optimizer step did: the weights before and after it as they are published, and the mean reward."""
+    """An optimizer step: the published weights before and after it, and the mean reward."""
 
     before: dict[str, TensorBlock]
     after: dict[str, TensorBlock]
@@ -42,7 +43,7 @@ class Step:
 
 
 def make_policy(directory: Path, warm_steps: int) -> Path:
-    """The demo's policy of 0.4 million parameters, warm-started so that its rewards differ within a group."""
+    """The demo's policy of 0.4 million parameters, warm-started so that rewards differ within a group."""
     warm_start(
         directory, WarmStart(steps=warm_steps, batch=32, learning_rate=2e-3, task=TASK), lambda _step, _loss: None
     )
@@ -73,7 +74,7 @@ def make_random_policy(directory: Path, *, hidden: int, layers: int) -> Path:
 
 
 def steps(model: Path, learning_rate: float, count: int) -> Iterator[Step]:
-    """GRPO steps on the arithmetic task with its own reward, from the policy in `model`, AdamW from zero moments."""
+    """GRPO steps on the arithmetic task with its own reward, from the policy in `model` and zero AdamW moments."""
     tokenizer = AutoTokenizer.from_pretrained(str(model))
     start = {name: as_torch(block) for name, block in read_tensors(model).items()}
     policy = Policy(model, start, TrainerConfig())
@@ -91,14 +92,14 @@ def steps(model: Path, learning_rate: float, count: int) -> Iterator[Step]:
 
 
 def published(policy: Policy) -> dict[str, TensorBlock]:
-    """The policy as `tasks.learning.advance` publishes it in bfloat16."""
+    """The policy's tensors as `tasks.learning.advance` publishes them in bfloat16."""
     return {name: as_block(tensor) for name, tensor in policy.tensors(torch.bfloat16).items()}
 
 
 def _step(
     engine: TorchEngine, policy: Policy, optimizer: PolicyOptimizer, tokenizer: Any, problems: list[Any], index: int
 ) -> float:
-    """Sample, grade, accumulate, step; the mean reward."""
+    """Sample, grade, accumulate and step; returns the mean reward."""
     prompts = [tuple(tokenizer(problem.text_or_messages)["input_ids"]) for problem in problems]
     requests = [
         GenerationRequest(

@@ -1,7 +1,7 @@
-"""Ledger: what really happened to the objects of a simulated run, in true order, and rules broken at that very moment.
+"""Ledger: what really happened to the objects of a simulated run, in true order, and the rules broken at each moment.
 
-Stands below the faults, where the store is, and is asked by nobody but the checks. Knows keys and claims of
-iteration 0; not whether the tokens are right.
+It stands at the store, below the faults, and only the checks read it. It knows the keys and claims of iteration 0, but
+not whether tokens are right.
 """
 
 import json
@@ -27,7 +27,7 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A claim as its bytes say (docs/format.md section 5), and when it reached the store."""
+    """A claim as read from its bytes (docs/format.md section 5), and the time when it reached the store."""
 
     at_s: float
     unit: int
@@ -39,7 +39,7 @@ class Claim:
 
 @dataclass(slots=True)
 class Life:
-    """When a process was at the store first and last, and how often."""
+    """The times of a process's first and last request to the store, and their number."""
 
     first_s: float
     last_s: float
@@ -48,7 +48,7 @@ class Life:
 
 @dataclass
 class Ledger:
-    """The one true store, and who did what to it when."""
+    """The true store, and a record of which process did what to it when."""
 
     now: Callable[[], float]
     store: MemoryStore = field(default_factory=MemoryStore)
@@ -75,11 +75,11 @@ class Ledger:
         self.events.append((self.now(), who, what))
 
     def note_fault(self, duration_s: float = 0.0) -> None:
-        """Something goes wrong now, and for so long."""
+        """Note a fault that begins now and lasts this long."""
         self.faults.append((self.now(), self.now() + duration_s))
 
     def note_delay(self, duration_s: float) -> None:
-        """Somebody's line to the store stands still from now on for so long."""
+        """Note that a process's connection to the store is delayed from now on for this long."""
         self.delays.append((self.now(), duration_s))
 
     def breaks(self, rule: str) -> None:
@@ -92,7 +92,7 @@ class Ledger:
         return LedgerView(self, who)
 
     def note_creation(self, who: str, key: str, body: bytes) -> None:
-        """A create was answered with True."""
+        """Note a successful create, and check the object."""
         if self.created.setdefault(key, body) != body:
             self.breaks(f"doubled: {key} was created twice with different bytes")
         self.created_at_s.setdefault(key, self.now())
@@ -104,7 +104,7 @@ class Ledger:
             self._check_order(key)
 
     def _check_order(self, key: str) -> None:
-        """A shard is written after its predecessor was committed, or readers never come to it (algorithm J)."""
+        """Check that a shard's predecessor was written before; otherwise readers never reach it (algorithm J)."""
         incarnation, name = key.split("/")[-2:]
         number = int(name.removesuffix(".arrow"))
         if number and layout.shard(0, incarnation, number - 1) not in self.created:
@@ -116,7 +116,7 @@ class Ledger:
         return Claim(self.now(), found["unit"], found["epoch"], found["incarnation"], responses, found["sealed"])
 
     def _check_seals(self, who: str, key: str, sealed: dict[str, int]) -> None:
-        """A seal is the number before the first one its claimer looked for in vain (format.md, algorithms A and J)."""
+        """Check that each seal is the number before the first shard not found (docs/format.md, algorithms A and J)."""
         for name, last in sealed.items():
             following = layout.shard(0, name, last + 1)
             if last >= 0 and layout.shard(0, name, last) not in self.created:
@@ -126,7 +126,7 @@ class Ledger:
 
 
 class LedgerView:
-    """An ObjectStore that writes down what it does."""
+    """An ObjectStore that records every request in the ledger."""
 
     def __init__(self, ledger: Ledger, who: str) -> None:
         self._ledger = ledger
@@ -151,7 +151,7 @@ class LedgerView:
             name = key.rsplit("/", 1)[1].removesuffix(".json")
             self._ledger.beats.setdefault(name, []).append(Beat(self._ledger.now(), state))
             self._note("put", key, f" {state}")
-        elif "/ended/" in key or "/failures/" in key:  # they tell of a crew, not of tokens
+        elif "/ended/" in key or "/failures/" in key:  # these notes are about the crew, not about tokens
             self._note("put", key, "")
         else:
             self._ledger.breaks(f"doubled: {self._who} overwrote {key}")

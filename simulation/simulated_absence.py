@@ -1,6 +1,6 @@
-"""What Flyte does not start: slots that never come, come when all is over, or die for good, and outages of all members.
+"""Absent members: slots that never come, come after the end, or die for good, and outages of all members.
 
-Drawn before a history happens, and kept account of while it does. Knows no session and no store.
+Absences are drawn before a history is simulated; `Pods` applies them while it runs.
 """
 
 import math
@@ -14,7 +14,7 @@ FATES = ("never", "late", "dies", "dies")
 
 @dataclass(frozen=True, kw_only=True)
 class Outage:
-    """All members are killed, and none starts for duration_s; where that is infinite, none of the crew ever again."""
+    """All members are killed, and none starts for duration_s; if that is infinite, no crew member ever starts again."""
 
     at_s: float
     duration_s: float
@@ -22,11 +22,11 @@ class Outage:
 
 @dataclass(frozen=True, kw_only=True)
 class Absence:
-    """Who is not there when the plan counts on it; then the trainer's machine generates ("planning.seeding": "auto").
+    """The planned members that are absent, so that the trainer's machine generates ("planning.seeding": "auto").
 
-    seeding_after_s: when no member has lived for so long. never: slots that Flyte finds no machine for.
-    late_s: slots that start so long after the trainer has ended. lives_s: slots whose every life is cut off after so
-    long, and that are not started again after the last.
+    seeding_after_s: how long no member must have lived before it does. never: slots for which Flyte finds no machine.
+    late_s: slots that start this long after the trainer has ended. lives_s: slots whose lives are cut off after these
+    times, and which are not started again after the last one.
     """
 
     seeding_after_s: float
@@ -37,7 +37,7 @@ class Absence:
 
     @property
     def lasts_s(self) -> float:
-        """By when every outage that ends has ended, and all have died that do, starts not counted."""
+        """The time by which every finite outage is over and every slot that dies for good is dead, without starts."""
         ends_s = [
             outage.at_s if math.isinf(outage.duration_s) else outage.at_s + outage.duration_s for outage in self.outages
         ]
@@ -45,7 +45,7 @@ class Absence:
 
 
 def draw_absence(rng: random.Random, crew: Sequence[int], ttl_s: float, calm_at_s: float) -> Absence | None:
-    """In one of two histories. crew: the slots that Flyte starts; in some, every one of them has something drawn."""
+    """Draw the absences, which half of the histories have. crew: the slots that Flyte starts; all may be affected."""
     if rng.random() < 0.5:
         return None
     seeding_after_s = ttl_s * rng.choice((rng.uniform(0.5, 2), rng.uniform(1, 8)))
@@ -72,7 +72,7 @@ def draw_absence(rng: random.Random, crew: Sequence[int], ttl_s: float, calm_at_
 def _draw_outages(
     rng: random.Random, number: int, ttl_s: float, seeding_after_s: float, calm_at_s: float
 ) -> tuple[Outage, ...]:
-    """One after the other. Many end when the trainer's machine has just begun to generate."""
+    """Draw outages one after the other. Many end when the trainer's machine has just begun to generate."""
     outages: list[Outage] = []
     at_s = rng.uniform(0, rng.choice((40.0, calm_at_s)))
     for _ in range(number):
@@ -86,7 +86,7 @@ def _draw_outages(
 
 
 class Pods:
-    """Flyte's account of the members: who is to be started when, and which slots of the crew have ended for good."""
+    """Flyte's view of the members: which are to be started when, and which slots of the crew have ended for good."""
 
     def __init__(self, absence: Absence | None, crew: Collection[int]) -> None:
         self._absence = absence or Absence(seeding_after_s=math.inf)
@@ -101,25 +101,25 @@ class Pods:
         return self._crew <= self._ended
 
     def comes(self, member: int) -> bool:
-        """Whether it starts at the time of its arrival."""
+        """Whether the member starts at its arrival time."""
         return member not in self._absence.never and member not in self._absence.late_s
 
     def latecomers(self) -> dict[int, float]:
-        """The slots that come after the iteration's end, and how long after."""
+        """The slots that come after the iteration's end -> how long after."""
         return {} if math.isinf(self._none_until_s) else dict(self._absence.late_s)
 
     def delay_s(self, now_s: float) -> float:
-        """How long nobody starts yet; infinite: nobody ever does again."""
+        """How long no member starts from now on; infinite: none ever starts again."""
         return max(0.0, self._none_until_s - now_s)
 
     def none_until(self, when_s: float) -> None:
-        """An outage begins that lasts so long; an infinite one is the end of every slot."""
+        """Begin an outage that lasts until `when_s`; an infinite one ends every slot."""
         self._none_until_s = max(self._none_until_s, when_s)
         if math.isinf(when_s):
             self._ended |= self._crew
 
     def start(self, member: int) -> float | None:
-        """One more life of it begins; returns after how long it is cut off, None where it is not."""
+        """Begin one more life of a member; returns after how long it is cut off, or None."""
         self._starts[member] += 1
         lives_s = self._absence.lives_s.get(member)
         return None if lives_s is None else lives_s[self._starts[member] - 1]
@@ -130,5 +130,5 @@ class Pods:
         return not math.isinf(self._none_until_s) and (lives_s is None or self._starts[member] < len(lives_s))
 
     def ended(self, member: int) -> None:
-        """It has left, or was lost for good."""
+        """Note that a member has left or was lost for good."""
         self._ended.add(member)

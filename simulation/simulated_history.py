@@ -1,7 +1,7 @@
-"""A history before it happens: what a seed decides about a crew, its plan, and everything that will go wrong.
+"""A history drawn in advance from a seed: a crew, its plan, and all faults.
 
-Knows no session and no store. Of each kind of fault there is a bounded number, and after `calm_at_s` nothing more goes
-wrong, so that a history that does not end shows a fault of the protocol and not of the weather.
+The number of each kind of fault is bounded, and after `calm_at_s` there are no more faults, so that a history that does
+not end shows an error of the protocol, not the effect of endless faults.
 """
 
 import math
@@ -27,7 +27,7 @@ LASTING: tuple[Kind, ...] = ("freeze", "suspend", "hang", "outage", "trainer fre
 
 @dataclass(frozen=True, kw_only=True)
 class Strike:
-    """Something that befalls a process drawn when it happens; `duration_s` for what has one."""
+    """A fault of a process that is drawn when the fault happens; `duration_s` if the fault has a duration."""
 
     at_s: float
     kind: Kind
@@ -36,7 +36,7 @@ class Strike:
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """A machine's decode step: base_s up to `plateau` responses together, and proportionally more beyond."""
+    """A machine's decode step: it takes base_s up to `plateau` responses together, and proportionally more beyond."""
 
     base_s: float
     plateau: int
@@ -47,18 +47,19 @@ class Speed:
 
 @dataclass(frozen=True, kw_only=True)
 class History:
-    """All that is drawn in advance.
+    """Everything that is drawn in advance.
 
-    arrivals_s: first start of each member's slot; those beyond the plan's slots are joiners.
-    stays_s: after how long a member leaves of its own accord; None: it does not. That on the trainer's machine leaves
+    arrivals_s: the first start of each member's slot; members beyond the plan's slots are joiners.
+    stays_s: after how long a member leaves by itself; None: it does not. The member on the trainer's machine leaves
         when it has seeded.
-    objective, cut_share: of the plan's own crew.
-    hand_over: probability per look at the notice, once a decode step, of handing a response over.
-    in_plan_order: always so where the plan says how many groups are wanted.
-    micro_batch_tokens_max: padded tokens, prompts included, of a micro-batch; where the plan says how many are wanted.
-    engine_dies: probability per decode step, until the calm, that the engine dies in it.
-    absence: who does not come; None: everybody does, as often as it takes, and the trainer's machine never generates.
-    trainer_speed: of the trainer's machine when it generates because nobody else does.
+    objective, cut_share: settings of the plan's own crew.
+    hand_over: the probability, at each check for a notice (once per decode step), of handing a response over.
+    in_plan_order: whether the trainer takes groups in plan order; always if the plan says how many are wanted.
+    micro_batch_tokens_max: the most padded tokens, prompts included, of a micro-batch, if the plan says how many groups
+        are wanted.
+    engine_dies: the probability per decode step, until the calm, that the engine dies in it.
+    absence: which members do not come; None: all come, as often as needed, and the trainer's machine never generates.
+    trainer_speed: the speed of the trainer's machine when it generates because no other member does.
     """
 
     seed: int
@@ -88,26 +89,27 @@ class History:
     trainer_speed: Speed
 
     def pool(self, member: int) -> str:
-        """The kind of machine of a member."""
+        """The pool of a member."""
         return self.plan.slots[member].pool if member < len(self.plan.slots) else JOINED_POOL
 
     def is_crew(self, member: int) -> bool:
-        """Whether it is one of those that Flyte starts again whenever they die."""
+        """Whether Flyte starts this member again when it dies."""
         return self.pool(member) not in (JOINED_POOL, TRAIN_POOL)
 
     @property
     def last_fault_s(self) -> float:
-        """When nothing goes wrong any more, and who was struck is there again."""
+        """The time from which there are no more faults and all struck members are back."""
         struck_s = [strike.at_s + strike.duration_s for strike in self.strikes]
         calm_s = max([self.calm_at_s + self.weather.pause_s[1], *struck_s])
         return calm_s if self.absence is None else max(calm_s, self.absence.lasts_s + 4 * self.cold_start_s[1])
 
     @property
     def wait_s_max(self) -> float:
-        """How long at most nothing new is journalled after a fault, while something is unfinished.
+        """The longest time without new tokens in the journal after a fault, while a response is unfinished.
 
-        Nobody is left; the trainer's machine sees it, frees its device, starts an engine, sees that the dead are dead,
-        loads weights, decodes and flushes. Before that a member may have loaded in vain, or the trainer have trained.
+        In the worst case no member is left. The trainer's machine must notice this, free its device, start an engine,
+        see that the dead members are dead, load weights, decode and flush. Before that, a member may have loaded
+        weights in vain, or the trainer may have trained.
         """
         if self.absence is None:
             return math.inf
@@ -118,30 +120,30 @@ class History:
 
     @property
     def slowest_step_s(self) -> float:
-        """Of the slowest machine, with as much as it can decode together."""
+        """The step time of the slowest machine with a full batch."""
         speeds = self.speeds if self.absence is None else (*self.speeds, self.trainer_speed)
         return max(speed.step_s(self.in_flight) for speed in speeds)
 
     @property
     def calm(self) -> FaultRates:
-        """The store when nothing goes wrong any more."""
+        """The store's fault rates when there are no more faults."""
         return FaultRates(latency_s=self.weather.latency_s)
 
     @property
     def untroubled(self) -> "History":
-        """The same, where nothing happens but that members are absent."""
+        """The same history without any fault except absent members."""
         return replace(self, strikes=(), crashes=0, engine_dies=0.0, weather=self.calm)
 
     @property
     def outage(self) -> FaultRates:
-        """The store when nothing goes right."""
+        """The store's fault rates in an outage, when every request fails."""
         return replace(self.calm, request_lost=0.8, throttled=0.2, timeout_s=self.weather.timeout_s)
 
 
 def draw_history(seed: int, *, all_come: bool = False) -> History:
-    """The history of a seed; the same on every machine and in every process. all_come: where nobody is absent."""
+    """The history of a seed; the same on every machine and in every process. all_come: no member is absent."""
     rng = random.Random(f"history {seed}")
-    # Of its own, so that whatever else the seed decides is as in a history where all groups are wanted.
+    # A generator of its own, so that everything else is drawn as in a history in which all groups are wanted.
     of_filter = random.Random(f"groups wanted {seed}")
     of_planning = random.Random(f"planning {seed}")
     of_crew = random.Random(f"crew {seed}")
@@ -185,7 +187,7 @@ def draw_history(seed: int, *, all_come: bool = False) -> History:
         absence=absence,
         trainer_speed=_draw_speed(of_crew, base_s),
     )
-    # With nothing else to help it on, whoever waits does so to the end.
+    # Without other faults, nothing else ends a wrong wait, so the check finds it.
     return history.untroubled if absence is not None and of_crew.random() < 1 / 3 else history
 
 
@@ -209,14 +211,14 @@ def _draw_plan(rng: random.Random) -> PlanRecord:
 
 
 def _draw_wanted(rng: random.Random, plan: PlanRecord) -> PlanRecord:
-    """In one of three plans, at most about half of the groups are wanted; fewer may have unequal rewards."""
+    """In a third of the plans, at most about half of the groups are wanted; fewer may have unequal rewards."""
     if rng.random() >= 1 / 3:
         return plan
     return replace(plan, groups_wanted=rng.randint(1, plan.num_groups // 2 + 1))
 
 
 def _draw_planning(rng: random.Random, plan: PlanRecord) -> PlanRecord:
-    """In one of three plans the last slot is the trainer's; in one of three, one or two others have a small batch."""
+    """In a third of the plans the last slot is the trainer's; in a third, one or two other slots have a small batch."""
     slots = list(plan.slots)
     seeding = None
     if rng.random() < 1 / 3:
@@ -229,12 +231,12 @@ def _draw_planning(rng: random.Random, plan: PlanRecord) -> PlanRecord:
 
 
 def _seeding_s(plan: PlanRecord) -> list[float | None]:
-    """When the plan's members leave of their own accord."""
+    """The times after which the plan's members leave by themselves."""
     return [plan.seeding.seeding_s if plan.seeding and slot.pool == TRAIN_POOL else None for slot in plan.slots]
 
 
 def reward_of(token_ids: Iterable[int]) -> float:
-    """What a response is worth, by its tokens alone: 1 for about a third, so that two groups in five are equal."""
+    """The reward of a response from its tokens: 1 for about a third, so that two in five groups have equal rewards."""
     return float(sum(int(token) for token in token_ids) % 3 == 0)
 
 
@@ -244,7 +246,7 @@ def _draw_speed(rng: random.Random, base_s: float) -> Speed:
 
 
 def _draw_strikes(rng: random.Random, ttl_s: float, calm_at_s: float) -> list[Strike]:
-    """Members: single strikes, and in one of four histories most of the crew at once. The trainer: now and then."""
+    """Draw the strikes: single members, in a quarter of the histories most of the crew at once, and the trainer."""
     strikes = []
     kinds: tuple[Kind, ...] = ("kill", "kill", "notice", "freeze", "suspend", "hang")
     for _ in range(rng.choice((0, 1, 2, 4, 7))):
@@ -270,7 +272,7 @@ def _draw_trainers_strikes(rng: random.Random, numbers: Sequence[int], calm_at_s
 
 
 def _draw_weather(rng: random.Random, ttl_s: float) -> FaultRates:
-    """From a store that never fails to one that fails one call in twelve."""
+    """Draw the store's fault rates, from none to one failed call in twelve."""
     factor = rng.choice((0.0, 0.3, 1.0, 2.0))
     return FaultRates(
         throttled=0.010 * factor,

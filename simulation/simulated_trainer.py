@@ -1,8 +1,8 @@
-"""The trainer of a simulated crew, without its gradients; and an observer, who reads at any moment and wants nothing.
+"""The trainer of a simulated crew, without gradients, and an observer, which only reads, at any time.
 
-Both read with the production code and compare what they get with the undisturbed responses on the spot. Where the plan
-says how many groups are wanted, the production code also grades, filters, divides, records and closes. Where somebody
-may be absent, the trainer generates whenever the production code says that it is left alone, and then replays.
+Both read with the production code and compare each result at once with the undisturbed responses. If the plan says how
+many groups are wanted, the production code also grades, filters, divides, records and closes. In histories with
+absences, the trainer generates whenever the production code raises LeftAlone, and then replays.
 """
 
 import random
@@ -30,13 +30,13 @@ from tasks.sampling.session.session import SessionOutcome
 
 FOR_EVER_S = 1e9
 Watch = Callable[[bool], None]
-# The one reward that runs in this process: 1.0 where the decoded text is this column of the prompt.
+# The only reward that runs in this process: 1.0 if the decoded text equals a column of the prompt.
 REWARD = RewardConfig(function="arithmetic")
 WORTH = {"worked": str(1.0)}
 
 
 class SimulatedTrainer:
-    """One life of the trainer: recorded batches first, then new ones, each recorded before use; at last, `closed`."""
+    """One life of the trainer: it uses recorded batches first, then records new ones before use, and at last closes."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class SimulatedTrainer:
         self._is_fruitless = False
 
     def train(self) -> None:
-        """Until all groups are recorded, or as many as the plan wants."""
+        """Train until all groups, or as many as the plan wants, are recorded."""
         while True:
             try:
                 if self._plan.groups_wanted is None:
@@ -130,7 +130,7 @@ class SimulatedTrainer:
 
 
 class WantedBatches(RecordedBatches):
-    """The production code, reading with one request at a time: virtual time has no pools of threads."""
+    """The production code, with one read request at a time, because virtual time has no thread pools."""
 
     def __init__(self, history: History, store: ObjectStore, process: Process, grader: Grader, watch: Watch) -> None:
         plan, follow = history.plan, _follow(history)
@@ -155,7 +155,7 @@ def _follow(history: History) -> FollowConfig:
 
 
 def observe(history: History, store: ObjectStore, process: Process, ledger: Ledger, truth: Mapping[int, Whole]) -> None:
-    """Until the iteration is closed, now and then: any reader gets the first tokens of the undisturbed response."""
+    """Check now and then, until the iteration is closed, that readers get the first tokens of undisturbed responses."""
     rng = random.Random(f"observer {history.seed}")
     reader = JournalReader(store, history.plan, 1)
     while not ledger.is_closed:
@@ -171,7 +171,7 @@ def observe(history: History, store: ObjectStore, process: Process, ledger: Ledg
 
 
 def _graded(response: Assembled) -> GradedResponse:
-    """As the trainer records it; rewards are no matter where every group is trained."""
+    """A response as the trainer records it; its reward is arbitrary, because here every group is trained."""
     return GradedResponse(
         response=response.response,
         length=len(response.token_ids),

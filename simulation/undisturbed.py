@@ -1,6 +1,6 @@
-"""The undisturbed responses of a simulated plan: what the scripted engine alone makes of it, in one process, in peace.
+"""The undisturbed responses of a simulated plan: the scripted engine generates them alone, in one process.
 
-Everything a simulated crew journals is compared with these.
+Everything that a simulated crew journals is compared with these.
 """
 
 from dataclasses import dataclass
@@ -55,7 +55,7 @@ def _decode(engine: ScriptedEngine, history: History, response: int) -> Whole:
 
 
 def begins(assembled: Assembled, whole: Whole) -> bool:
-    """Whether tokens and log-probs are the first of the whole response, and an end is its end."""
+    """Whether tokens and log-probs are the first of the whole response; if the response has ended, all of them."""
     length = len(assembled.token_ids)
     if assembled.finish.ends_response and (length != len(whole.token_ids) or assembled.finish is not whole.finish):
         return False

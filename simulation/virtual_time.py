@@ -1,7 +1,7 @@
-"""Virtual time: processes as greenlets that take turns where they wait, in an order that a seed decides.
+"""Virtual time: processes are greenlets that take turns when they wait, in an order that a seed decides.
 
-A whole history of many processes is one thread and a pure function of its seed. Every process has a clock of its own,
-with its own zero and its own rate, and can be killed or frozen wherever it waits. Knows nothing of stores or sessions.
+A whole history of many processes runs in one thread and is a pure function of its seed. Every process has a clock with
+its own zero and rate, and can be killed or frozen wherever it waits.
 """
 
 import heapq
@@ -15,7 +15,7 @@ from storage.faults import Crashed
 
 
 class Timeline:
-    """True time in seconds, and what is to happen when; what falls on the same moment happens in a random order."""
+    """True time in seconds and the schedule of actions; actions at the same moment run in a random order."""
 
     def __init__(self, rng: random.Random, limit_s: float, turns_max: int) -> None:
         self.now_s = 0.0
@@ -27,14 +27,14 @@ class Timeline:
         self._numbers = itertools.count()
 
     def at(self, when_s: float, action: Callable[[], object]) -> None:
-        """Have `action` called by the timeline itself; it must not wait."""
+        """Schedule `action`, which the timeline itself calls and which must not wait."""
         heapq.heappush(self._agenda, (max(when_s, self.now_s), self._rng.random(), next(self._numbers), action))
 
     def after(self, delay_s: float, action: Callable[[], object]) -> None:
         self.at(self.now_s + delay_s, action)
 
     def skip_to(self, when_s: float) -> bool:
-        """Let time pass up to this moment, if nothing is to happen until then."""
+        """Advance time to this moment if no action is scheduled before it; whether it was done."""
         if self._is_over(when_s) or (self._agenda and when_s >= self._agenda[0][0]):
             return False
         self.now_s = when_s
@@ -42,7 +42,7 @@ class Timeline:
         return True
 
     def run(self) -> bool:
-        """Let everything happen; False when it did not end within the limits."""
+        """Run all actions; False if they did not end within the limits."""
         while self._agenda:
             self.now_s, _, _, action = heapq.heappop(self._agenda)
             self.turns += 1
@@ -58,7 +58,7 @@ class Timeline:
 class Process:
     """One process life: `main` runs from `start` until it returns, raises, or is killed.
 
-    It stands still only inside `sleep`. `on_end` is told what it ended with: None, or what it raised.
+    The process waits only inside `sleep` and `rest`. `on_end` gets the exception that ended it, or None.
     """
 
     def __init__(
@@ -79,13 +79,13 @@ class Process:
         self._greenlet: greenlet | None = None
 
     def start(self) -> None:
-        """Begin; called by the timeline."""
+        """Start the process; called by the timeline."""
         if not self.dead:
             self._greenlet = greenlet(self._run)
             self._greenlet.switch()
 
     def sleep(self, duration_s: float) -> None:
-        """Let everybody else go on for so long in true time; called from within the process."""
+        """Let all other processes run for this long in true time; called from within the process."""
         if self.dead:
             raise Crashed(f"{self.name} is dead")
         wake_s = self._timeline.now_s + max(0.0, duration_s)
@@ -95,7 +95,7 @@ class Process:
         greenlet.getcurrent().parent.switch()
 
     def rest(self, duration_s: float) -> None:
-        """Sleep, unless somebody wakes it before."""
+        """Sleep until the time is over or `wake` is called."""
         if self.dead:
             raise Crashed(f"{self.name} is dead")
         self._wake_at(self._timeline.now_s + max(0.0, duration_s))
@@ -110,7 +110,7 @@ class Process:
         return self._greenlet is here
 
     def kill(self) -> None:
-        """End it where it stands; called by the timeline. Nothing it does on its way out reaches anybody."""
+        """End the process where it waits; called by the timeline. What it does while it unwinds has no effect."""
         if self.dead:
             return
         self.dead = True
@@ -118,7 +118,7 @@ class Process:
             self._greenlet.throw(Crashed, f"{self.name} was killed")
 
     def freeze(self, duration_s: float) -> None:
-        """Stop it where it stands; it goes on later as if nothing had been. Called by the timeline."""
+        """Stop the process where it waits; later it goes on as if nothing had happened. Called by the timeline."""
         self.frozen_until_s = max(self.frozen_until_s, self._timeline.now_s + duration_s)
 
     def _wake_at(self, wake_s: float) -> None:
@@ -138,14 +138,14 @@ class Process:
         ended_with: BaseException | None = None
         try:
             self._main(self)
-        except (Exception, Crashed) as error:  # noqa: BLE001 - whatever ends a process is for its observer to judge
+        except (Exception, Crashed) as error:  # noqa: BLE001 - on_end judges any error
             ended_with = error
         self.dead = True
         self._on_end(self, ended_with)
 
 
 class ProcessClock:
-    """A machine's clocks: neither their zero nor their rate is another's."""
+    """A machine's clocks, with a zero and a rate of their own."""
 
     def __init__(self, timeline: Timeline, process: Process, rng: random.Random) -> None:
         self._timeline = timeline
@@ -164,5 +164,5 @@ class ProcessClock:
         self._process.sleep(duration_s / self._rate)
 
     def stop(self, duration_s: float) -> None:
-        """Stand still from now on for so long, as while a virtual machine is suspended."""
+        """Stop the clocks for this long from now on, as in a suspended virtual machine."""
         self._monotonic_zero_s -= self._rate * duration_s

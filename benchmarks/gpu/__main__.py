@@ -1,8 +1,8 @@
-"""What only a GPU can tell, in one command: keyed noise, engines, and the trainer's step on a device.
+"""All measurements that need a GPU, in one command: keyed noise, engines, and the trainer's step.
 
-`python -m benchmarks.gpu --json` takes some minutes of one GPU. Each part runs in a process of its own; one that cannot
-run here (no vLLM, no GPU) is skipped, one that breaks down is reported as failed, and both say why. The model is random
-and of a real shape. `--device cpu --small` runs the same code on a CPU, to try it; its figures mean nothing.
+`python -m benchmarks.gpu --json` takes some minutes on one GPU. Each part runs in a process of its own. A part that
+cannot run here (no vLLM, no GPU) is skipped, and one that breaks down is reported as failed; both give a reason. The
+model is random and has a real shape. `--device cpu --small` tries the same code on a CPU; its figures mean nothing.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from benchmarks.reporting import finish
 
 
 def report(outcomes: dict[str, Outcome], notes: dict[str, object], *, as_json: bool, on_gpu: bool) -> None:
-    """Table, targets, and JSON with every part's figures and the reasons of those without."""
+    """Print table, targets, and JSON with every part's figures, or the reason why it has none."""
     figures = {part: outcome.figures for part, outcome in outcomes.items() if outcome.status == "measured"}
     reasons = {
         status: {part: outcome.reason for part, outcome in outcomes.items() if outcome.status == status}
@@ -37,7 +37,7 @@ def report(outcomes: dict[str, Outcome], notes: dict[str, object], *, as_json: b
 
 
 def main() -> None:
-    """Parse, run the parts one after another, report; exit status 1 when one failed or nothing was measured."""
+    """Parse, run the parts one after another, report; exit status 1 if one failed or nothing was measured."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     parser.add_argument(

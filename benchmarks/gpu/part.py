@@ -1,6 +1,6 @@
-"""A part of benchmarks.gpu in a process of its own, which gives the device's memory back and may break down alone.
+"""A part of benchmarks.gpu in a process of its own, which frees the device's memory and cannot break other parts.
 
-`run_part` starts it, waits, and reads what it wrote: figures, or why there are none. Knows none of the parts' figures.
+`run_part` starts the process, waits, and reads its figures or the reason why there are none.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from benchmarks.gpu.sizes import SHAPES, Size, size_for
 
-# What a part cannot do without. Others of its imports that are missing are found when it begins.
+# The packages that each part requires. Other missing imports are found when the part begins.
 PARTS = {
     "noise": ("benchmarks.gpu.noise:measure", ("torch",)),
     "engines": ("benchmarks.gpu.engines:measure", ("torch", "transformers", "vllm")),
@@ -34,7 +34,7 @@ _LINES_SHOWN = 40
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a part ended. `figures`: what it measured; `reason`: why it did not, in one line."""
+    """How a part ended. `figures`: its measurements; `reason`: one line on why there are none."""
 
     status: Literal["measured", "skipped", "failed"]
     figures: dict[str, Any]
@@ -42,16 +42,16 @@ class Outcome:
 
 
 def run_part(part: str, size: Size, model: str, limit_s: float) -> Outcome:
-    """Measure a part in a child process, which is ended with all it started after `limit_s` seconds.
+    """Measure a part in a child process, which is ended with all its children after `limit_s` seconds.
 
-    What the child prints is shown on stderr, its last lines, when it fails.
+    If the child fails, the last lines of its output are shown on stderr.
     """
     with tempfile.TemporaryDirectory() as folder:
         result, log = Path(folder) / "result.json", Path(folder) / "log"
         command = [sys.executable, "-m", "benchmarks.gpu.part", part, str(result), "--device", size.device]
         command += ["--model", model, *(["--small"] if size.small else [])]
         with log.open("w") as output:
-            # On a CPU others work, too, and several engines wait for each other.
+            # A CPU is shared with other work, and several engines would wait for each other.
             threads = {"OMP_NUM_THREADS": "1"} if size.device == "cpu" else {}
             failure = _run(command, {"PYTHONUNBUFFERED": "1", **threads}, output.fileno(), limit_s)
         if failure is None:
@@ -62,7 +62,7 @@ def run_part(part: str, size: Size, model: str, limit_s: float) -> Outcome:
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str], output: int, limit_s: float) -> str | None:
-    """What went wrong, None if nothing."""
+    """Run the command; returns what went wrong, or None."""
     child = subprocess.Popen(
         command, cwd=_ROOT, stdout=output, stderr=output, start_new_session=True, env={**os.environ, **environment}
     )
@@ -71,7 +71,7 @@ def _run(command: Sequence[str], environment: Mapping[str, str], output: int, li
     except subprocess.TimeoutExpired:
         return f"not done after {limit_s:g} s"
     finally:
-        # Its engines' processes, too, which outlive one that breaks down.
+        # Engine processes outlive a part that breaks down, so the whole process group is killed.
         with suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
         child.wait()
@@ -83,7 +83,7 @@ def _last_line(lines: Sequence[str]) -> str:
 
 
 def measure(part: str, size: Size) -> Outcome:
-    """Measure in this process; skipped where the device or a package is missing."""
+    """Measure in this process; skipped if the device or a package is missing."""
     place, packages = PARTS[part]
     module, _, function = place.partition(":")
     if size.device == "cpu" and part == "invariant":
@@ -109,7 +109,7 @@ def measure(part: str, size: Size) -> Outcome:
 
 
 class _Warnings(logging.Handler):
-    """Keeps what our code warns of, such as a kernel that it does not use."""
+    """Keeps the warnings of our code, such as one about a kernel that it does not use."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -126,7 +126,7 @@ def _sees_gpu() -> bool:
 
 
 def _device(device: str) -> dict[str, Any]:
-    """What was measured on."""
+    """The device of the measurement."""
     import torch  # noqa: PLC0415 - see above
 
     if device != "cuda":

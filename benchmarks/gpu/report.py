@@ -1,4 +1,4 @@
-"""The table and the targets of benchmarks.gpu, from the figures of its parts. Pure functions of what JSON can hold."""
+"""The table and the targets of benchmarks.gpu, from the figures of its parts. Pure functions of JSON values."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -9,7 +9,7 @@ Figures = Mapping[str, Any]
 
 
 def rows(figures: Mapping[str, Figures]) -> list[dict[str, Any]]:
-    """One table row per measurement; `figures` holds those of every part that was measured, by its name."""
+    """One table row per measurement; `figures` holds the figures of every measured part by its name."""
     found = [*_noise_rows(figures.get("noise", {})), *_trainer_rows(figures.get("trainer", {}))]
     engines = figures.get("engines", {})
     rates = {**engines.get("tokens_per_s", {}), **figures.get("invariant", {}).get("tokens_per_s", {})}
@@ -30,10 +30,10 @@ def rows(figures: Mapping[str, Figures]) -> list[dict[str, Any]]:
 
 
 def taxes(figures: Mapping[str, Figures]) -> dict[str, float]:
-    """What our way costs in per cent of time, as far as both sides were measured.
+    """Our overheads in per cent of time, as far as both sides were measured.
 
-    "keyed noise": of a batch's sampling, against exponential noise without keys, for the largest batch. "keyed
-    sampling": of the whole decode loop on vLLM. "journalling": of that loop, by a session over it.
+    "keyed noise": of a batch's sampling over exponential noise without keys, for the largest batch. "keyed sampling":
+    of the whole decode loop on vLLM. "journalling": of a session over that loop.
     """
     found = {}
     if "noise" in figures:
@@ -49,7 +49,7 @@ def taxes(figures: Mapping[str, Figures]) -> dict[str, float]:
 
 
 def decode_share(figures: Mapping[str, Figures]) -> float | None:
-    """The share of a decode step of vLLM that keyed sampling takes, where both were measured at one batch size."""
+    """The share of vLLM's decode step that keyed sampling takes, if both were measured at the same batch size."""
     engines = figures.get("engines", {})
     rate = engines.get("tokens_per_s", {}).get("vllm_keyed")
     for batch in figures.get("noise", {}).get("batches", []):
@@ -59,7 +59,7 @@ def decode_share(figures: Mapping[str, Figures]) -> float | None:
 
 
 def targets(figures: Mapping[str, Figures]) -> list[Target]:
-    """The claims about a GPU, as far as what they need was measured."""
+    """The claims about a GPU whose figures were measured."""
     found = []
     if "noise" in figures:
         batches = figures["noise"]["batches"]

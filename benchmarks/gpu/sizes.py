@@ -1,6 +1,6 @@
-"""How much benchmarks.gpu does: the shape of its random model and the numbers of each part. Imports no torch.
+"""The sizes of benchmarks.gpu: the shape of its random model and the numbers of each part. It does not import torch.
 
-The full sizes are for one GPU and some minutes; the small ones run the same code on a CPU, and say nothing about speed.
+The full sizes are for one GPU and some minutes. The small ones run the same code on a CPU and say nothing about speed.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class ModelShape:
 
     @property
     def products(self) -> list[tuple[int, int]]:
-        """(outputs, inputs) of the matrix products of one layer, as engines fuse them."""
+        """The (outputs, inputs) of the matrix products of one layer, as engines fuse them."""
         attention = self.heads * self.head_width
         return [
             (attention + 2 * self.key_value_heads * self.head_width, self.hidden),
@@ -34,7 +34,7 @@ class ModelShape:
 
     @property
     def weights(self) -> int:
-        """Parameters in matrices, the tied embedding once."""
+        """The number of parameters in matrices, the tied embedding counted once."""
         return self.layers * sum(outputs * inputs for outputs, inputs in self.products) + self.vocab_size * self.hidden
 
 
@@ -51,26 +51,26 @@ SMALL_SHAPE = ModelShape(hidden=64, layers=2, heads=2, key_value_heads=1, interm
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """What is measured, and how often.
+    """The amounts of work in a run.
 
     Attributes:
         device: "cuda" or "cpu".
         small: Whether these are the small numbers.
-        shape: Of the model.
-        batches: Rows of logits of the noise part.
+        shape: The shape of the model.
+        batches: The numbers of rows of logits in the noise part.
         steps: Sampling steps per timing.
         rounds: Timings of each way to sample.
-        responses: Decoded together by every engine; a multiple of 8.
-        tokens: Of each of them.
-        engine_rounds: Decodings by every engine after the first, which does not count.
-        journal_tokens: Of each response when a session that journals is compared with the bare loop: few, then many.
-        flush_interval_s: Of that journal.
-        prompts: Of the optimizer step.
+        responses: Responses that every engine decodes together; a multiple of 8.
+        tokens: Tokens of each of these responses.
+        engine_rounds: Decodings by every engine after a first one, which does not count.
+        journal_tokens: Tokens per response, few and many, for comparing a journalling session with the bare loop.
+        flush_interval_s: The flush interval of that journal.
+        prompts: Prompts of the optimizer step.
         generations: Sequences per prompt.
-        prompt_tokens: Of each sequence.
-        completion_tokens: Of each sequence.
+        prompt_tokens: Prompt tokens of each sequence.
+        completion_tokens: Completion tokens of each sequence.
         micro_batch_tokens_max: As in TrainerConfig.
-        optimizer_steps: Timed, after one that is not.
+        optimizer_steps: Timed optimizer steps, after one that is not timed.
     """
 
     device: str
@@ -93,7 +93,7 @@ class Size:
 
 
 def size_for(device: str, model: str, *, small: bool) -> Size:
-    """The numbers of a run; `model` is a key of SHAPES and has no effect on a small one."""
+    """The sizes of a run; `model` is a key of SHAPES and has no effect on a small run."""
     if not small:
         return Size(device=device, small=False, shape=SHAPES[model])
     return Size(

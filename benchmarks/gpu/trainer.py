@@ -1,6 +1,6 @@
-"""One optimizer step of tasks/learning on a device: tokens per second, peak memory, and a rough share of its peak.
+"""One optimizer step of tasks/learning on a device: tokens per second, peak memory, and a rough share of peak FLOP/s.
 
-The step is the trainer's own code from collated responses to updated weights; journal and grading are left out.
+The step is the trainer's own code from collated responses to updated weights, without journal and grading.
 """
 
 import gc
@@ -26,7 +26,7 @@ from tasks.learning.policy import Policy
 from tasks.learning.step import accumulate, apply
 from tasks.learning.totals import combined
 
-# Dense bfloat16, from the makers' data sheets; the first name that a device's name contains counts.
+# Dense bfloat16 values from the makers' data sheets; the first key that occurs in a device's name counts.
 PEAK_FLOPS_PER_S = {
     "H200": 989e12,
     "H100 PCIe": 756e12,
@@ -41,7 +41,7 @@ _ALGORITHM = AlgorithmConfig()
 
 
 def measure(size: Size) -> dict[str, Any]:
-    """The figures with and without gradient checkpointing; an arm that does not fit is out of memory."""
+    """The figures with and without gradient checkpointing; an arm that does not fit is reported as out of memory."""
     lengths = {"prompt_tokens": size.prompt_tokens, "completion_tokens": size.completion_tokens}
     with tempfile.TemporaryDirectory() as folder:
         tensors = write_model(size.shape, Path(folder), size.device)
@@ -54,7 +54,7 @@ def measure(size: Size) -> dict[str, Any]:
 
 
 def _measure_arm(size: Size, folder: Path, tensors: Mapping[str, Tensor], *, checkpointing: bool) -> dict[str, Any]:
-    gc.collect()  # an arm that ran out of memory may have left some
+    gc.collect()  # an arm that ran out of memory may still hold some
     if size.device == "cuda":
         torch.cuda.empty_cache()
     try:
@@ -74,7 +74,7 @@ def _measure_arm(size: Size, folder: Path, tensors: Mapping[str, Tensor], *, che
 
 
 def _steps(size: Size, folder: Path, tensors: Mapping[str, Tensor], *, checkpointing: bool) -> tuple[float, int | None]:
-    """Median seconds of an optimizer step, and the most bytes that tensors took on a GPU during all of them."""
+    """The median seconds of an optimizer step, and the peak bytes of tensors on a GPU during all steps."""
     config = TrainerConfig(
         dtype="bfloat16",
         device="cuda" if size.device == "cuda" else "cpu",
@@ -101,7 +101,7 @@ def _steps(size: Size, folder: Path, tensors: Mapping[str, Tensor], *, checkpoin
 def optimizer_step(
     policy: Policy, optimizer: PolicyOptimizer, batches: list[tuple[TokenBatch, Tensor]], size: Size
 ) -> dict[str, float]:
-    """Accumulate all batches with their advantages and update the policy; the step's metrics."""
+    """Accumulate all batches with their advantages and update the policy; returns the step's metrics."""
     totals = [
         accumulate(
             policy,
@@ -117,7 +117,7 @@ def optimizer_step(
 
 
 def _batches(size: Size, config: TrainerConfig) -> list[tuple[TokenBatch, Tensor]]:
-    """Random responses of equal lengths with random rewards, divided as the trainer divides them."""
+    """Random responses of equal length with random rewards, divided as the trainer divides them."""
     rng = random.Random(0)
     count = size.prompts * size.generations
     prompts = [rng.choices(range(size.shape.vocab_size), k=size.prompt_tokens) for _ in range(size.prompts)]

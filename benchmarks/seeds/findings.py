@@ -1,12 +1,12 @@
-"""What benchmarks.seeds says of one published figure: theirs, ours, and whether ours is as near as was expected."""
+"""A line of benchmarks.seeds for one published figure: theirs, ours, and whether ours is within the bound."""
 
 from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.reporting import Target
 
-# One bound for all figures, whatever they came to: a ratio is reproduced if it is within 15 % of the published one, a
-# share of an overhead (which is a difference of two such ratios) if it is within 0.15 of it.
+# One bound for all figures: a ratio is reproduced if it is within 15 % of the published one, and a share of an overhead
+# (which is a difference of two such ratios) if it is within 0.15 of it.
 RATIO_OFF_MAX = 0.15
 SHARE_OFF_MAX = 0.15
 
@@ -15,9 +15,9 @@ SHARE_OFF_MAX = 0.15
 class Finding:
     """One line of the table.
 
-    published: the paper's figure; None: it has none. to: the other end, where it gives a range. mark: where it was
-    read, as in scenarios/. share: it is a share, not a ratio. fitted: a knob was set on it, so that it is no
-    prediction and no target. least, most: what a figure without a published one must reach, or not exceed.
+    published: the paper's figure; None if it has none. to: the other end if the paper gives a range. mark: its source,
+    as in benchmarks/scenarios. share: it is a share, not a ratio. fitted: a knob was fitted to it, so that it is
+    neither a prediction nor a target. least, most: bounds for a figure that is not published.
     """
 
     paper: str
@@ -34,7 +34,7 @@ class Finding:
 
     @property
     def off(self) -> float | None:
-        """Distance from the published figure, or from the nearer end of the range, relative for ratios."""
+        """The distance from the published figure, or from the nearer end of its range; relative for ratios."""
         if self.published is None:
             return None
         nearest = min(max(self.ours, self.published), self.published if self.to is None else self.to)
@@ -68,7 +68,7 @@ class Finding:
         }
 
     def target(self) -> Target | None:
-        """How far off, against what was expected, or the figure against its own bound; None where there is neither."""
+        """The distance against its bound, or the figure against its own bound; None if there is neither."""
         if self.least is not None:
             return Target(f"{self.paper}: {self.what}", round(self.ours, 4), f">= {self.least}")
         if self.most is not None:

@@ -1,7 +1,8 @@
 """RLHFless (arXiv 2602.22718): arms and findings.
 
-One knob, `lengths.sigma`, fitted on the cost cut of 44.8 % (3B); all else is prediction. Costs are GPU-seconds as a
-bill of functions has them: the crew's machines from their start until each leaves, and the trainer's while they train.
+The only knob, `lengths.sigma`, is fitted on the cost cut of 44.8 % (3B); all other figures are predictions. Costs are
+GPU-seconds as serverless functions are billed: the crew's machines from start to leaving, and the trainer's while they
+train.
 """
 
 import statistics
@@ -21,7 +22,7 @@ MODELS = {"3B": "rlhfless_3b", "7B": "rlhfless_7b"}
 BASE = 3
 COLD_S = (30.0, 100.0, 300.0)
 CUT_SHARES = (0.3, 0.5, 0.9)
-# Four iterations an epoch; those of the first teach the history.
+# An epoch has four iterations; the length history learns from the first epoch.
 EPOCH = 4
 
 
@@ -63,7 +64,7 @@ def _arm(given: Scenario, *, minor: bool = False) -> Arm:
 
 
 def static(given: Scenario, members: int) -> Scenario:
-    """So many actors in every iteration, groups in turn, all of them until the last response has ended."""
+    """A fixed number of actors in every iteration, groups dealt in turn, all kept until the last response has ended."""
     off = with_policy(
         given, predictor="none", balance=False, planning={"width": "fixed", "dispatch": "in_turn"} | _QUICK
     )
@@ -176,7 +177,7 @@ def _of_starts(got: Outcomes) -> list[Finding]:
 
 
 def _of_history(seeds: Sequence[int]) -> Finding:
-    """The lengths that are drawn, against what the paper measured of its own."""
+    """The drawn lengths against the paper's measurement of its own."""
     given = _sized(MODELS["3B"])
     within, further = [], []
     for seed in seeds:

@@ -1,6 +1,7 @@
-"""All mechanisms together, one after another, in RLBoost's setting for 14B: more than any one paper reports.
+"""All mechanisms together, added one after another, in RLBoost's setting for 14B: more than any one paper reports.
 
-Nothing here is fitted or published. Every step keeps what the one before had; what does not add up is said beside it.
+Nothing here is fitted or published. Every step keeps the mechanisms of the one before; comments say what does not add
+up.
 """
 
 from pathlib import Path
@@ -30,7 +31,7 @@ FIGURES = (("tokens_per_s", "throughput"), ("tokens_per_usd", "tokens per dollar
 
 
 def arms(traces: Path | None) -> dict[str, Arm]:
-    """The steps, each on top of those before; and static choices of the same machines with what needs no planner."""
+    """The steps, each on top of those before, and static choices of the same machines without a planner."""
     given = on_trace(MODELS["14B"].scenario, traces)
     crew = fixed(given, MODELS["14B"].instances)
     spot = with_policy(crew, planning={"seeding": "off", "dispatch": "in_turn"})
@@ -60,7 +61,7 @@ def _arm(given: Scenario) -> Arm:
 
 
 def findings(got: Outcomes) -> list[Finding]:
-    """Every step over colocated and over the one before; the last over the best static choice of all, RLBoost's too."""
+    """Each step over colocated and over the step before, and the last over the best static choice, RLBoost's included."""
     found = []
     before = BASE
     for name, comment in STEPS:
