@@ -1,4 +1,4 @@
-"""Comparing a disturbed iteration with an undisturbed rollout of the same plan, response by response."""
+"""Comparison of a disturbed iteration with an undisturbed rollout of the same plan, response by response."""
 
 import tempfile
 from dataclasses import replace
@@ -26,9 +26,9 @@ from tasks.sampling.session.session_config import SessionConfig
 def undisturbed_equals(
     run_url: str, iteration: int, engine: Literal["torch", "vllm"] | None = None
 ) -> tuple[int, int, float]:
-    """(responses token-identical, responses, largest difference of log-probs) of an iteration and a fresh rollout.
+    """Compare an iteration with a fresh rollout: token-identical responses, responses, largest log-prob difference.
 
-    engine: of the fresh rollout; None for the one that the run names.
+    engine: the engine of the fresh rollout; None takes the run's.
     """
     store = connect(run_url)
     plan = read_plan(store, iteration)
@@ -43,7 +43,7 @@ def undisturbed_equals(
 
 
 def undisturbed(store: ObjectStore, plan: PlanRecord, engine: Literal["torch", "vllm"] | None = None) -> JournalReader:
-    """The plan's responses, generated again in memory by one session per slot that nobody disturbs."""
+    """Generate the plan's responses again, in memory, by one undisturbed session per slot."""
     rollout = parse(plan.config).rollout
     rollout = replace(rollout, engine=engine or rollout.engine)
     prompts = prompt_table.decode_prompts(plan.prompts_key, store.get(plan.prompts_key))

@@ -1,8 +1,8 @@
-"""`make demo`: train a tiny policy by `pyflyte run` on this machine, kill a slot on the way, and lose nothing.
+"""`make demo`: trains a tiny policy by `pyflyte run` on this machine, kills a slot meanwhile, and loses nothing.
 
-Makes the policy (a short supervised warm start, kept for the next time), runs the workflow, sends SIGKILL to one slot
-in the middle of an iteration, compares that iteration with an undisturbed rollout of the same plan, prints a table.
-With `--engine vllm` the slots run vLLM, and the comparison is made with PyTorch's engine as well.
+The demo makes the policy (a short supervised warm start, kept for the next time), runs the workflow, sends SIGKILL to
+one slot in the middle of an iteration, compares that iteration with an undisturbed rollout of the same plan, and prints
+a table. With `--engine vllm` the slots run vLLM, and the iteration is also compared with PyTorch's engine.
 """
 
 import argparse
@@ -40,7 +40,7 @@ console = Console(width=None if sys.stdout.isatty() else 120)
 
 @dataclass
 class Kill:
-    """The slot this demo kills: chosen once it has written a shard, so that it dies in the middle of responses."""
+    """The slot that the demo kills once it has written a shard, so that it dies in the middle of responses."""
 
     slot: int
     done: bool = False
@@ -61,7 +61,7 @@ class Kill:
 
 
 def make_policy(directory: Path) -> None:
-    """The warm-started policy; about a minute, skipped when an earlier demo made it."""
+    """Make the warm-started policy, which takes about a minute, unless an earlier demo has made it."""
     if directory.exists():
         console.print(f"policy: {directory} (from an earlier demo)")
         return
@@ -71,7 +71,7 @@ def make_policy(directory: Path) -> None:
 
 
 def train(config: Path, run: Path, iterations: int, log: Path) -> Kill:
-    """Run the workflow as any user would, watch the run's directory, and kill slot 1 in one iteration."""
+    """Run the workflow as a user does, watch the run's directory, and kill slot 1 in one iteration."""
     command = [
         str(Path(sys.executable).parent / "pyflyte"),
         *("--config", str(ROOT / "flyte.config"), "run", str(ROOT / "workflows" / "training.py"), "training"),
@@ -101,7 +101,7 @@ def train(config: Path, run: Path, iterations: int, log: Path) -> Kill:
 
 
 def report(run: Path, kill: Kill, log: Path, engine: str) -> bool:
-    """Print what happened; whether the reward rose and the killed iteration is what it would have been."""
+    """Print the results; whether the reward rose and the killed iteration equals an undisturbed one."""
     history = reports(connect(str(run)))
     grid = table(history)
     grid.title = "dollars are the seconds of this machine at the listed prices of the pools in examples/demo.yaml"
@@ -123,7 +123,7 @@ def report(run: Path, kill: Kill, log: Path, engine: str) -> bool:
 
 
 def compared(run: Path, iteration: int, kill: Kill, engine: str) -> bool:
-    """Print how an iteration compares with an undisturbed rollout; whether all responses are token-identical."""
+    """Print the comparison of an iteration with an undisturbed rollout; whether all responses are token-identical."""
     identical, total, difference = undisturbed_equals(str(run), iteration)
     console.print(
         f"iteration {iteration}, slot {kill.slot} killed: {identical} of {total} responses token-identical to "
@@ -140,10 +140,10 @@ def compared(run: Path, iteration: int, kill: Kill, engine: str) -> bool:
 
 
 def write_settings(path: Path, run: Path, model: Path, engine: str) -> None:
-    """examples/demo.yaml for this run, model and engine; vLLM within the slots' processes, where it starts faster.
+    """Write examples/demo.yaml for this run, model and engine; vLLM runs within the slots' processes to start faster.
 
-    Few responses at once with vLLM: the slot whose vLLM starts first would else do the work of both before the other
-    is there to be killed.
+    With vLLM, few responses are decoded at once; otherwise the slot whose vLLM starts first would do the work of both
+    before the other slot can be killed.
     """
     settings: dict[str, Any] = yaml.safe_load(CONFIG.read_text())
     settings["run"]["url"] = str(run)
@@ -173,7 +173,7 @@ def main() -> None:
     iterations = arguments.iterations or ITERATIONS[arguments.engine]
     if arguments.engine == "vllm":
         console.print(f"{iterations} iterations; in each of them every slot is a new process that starts vLLM anew")
-        # It says the same few lines at every start, here and in the slots.
+        # vLLM logs the same few lines at every start, here and in the slots.
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     kill = train(config, run, iterations, log)
     passed = report(run, kill, log, arguments.engine)

@@ -1,4 +1,4 @@
-"""Make the demo's policy: a tiny Qwen2 that has seen worked sums with noisy steps, so that GRPO has something to learn.
+"""Make the demo's policy: a tiny Qwen2 trained on worked sums with noisy steps, which GRPO can then improve.
 
 Usage: python examples/warm_start.py DIRECTORY [--steps N] [--seed N]
 """
@@ -23,14 +23,14 @@ from tasks.prompts.arithmetic import ALPHABET, demonstration, problem
 from tasks.prompts.config import ArithmeticConfig
 
 SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
-STEP_NOISE = 0.2  # so that sampling is right about 40 % of the time, and most groups are mixed
+STEP_NOISE = 0.2  # with it, about 40 % of sampled answers are right, and most groups have mixed rewards
 WARM_UP_STEPS = 20
 PROBLEMS = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class WarmStart:
-    """Supervised training before reinforcement learning: how long, how fast, on which problems."""
+    """The settings of the supervised training before reinforcement learning."""
 
     steps: int = 400
     batch: int = 64
@@ -40,7 +40,7 @@ class WarmStart:
 
 
 def build_tokenizer() -> Any:
-    """One token per character; a prompt begins with <bos>."""
+    """A tokenizer with one token per character; a prompt begins with <bos>."""
     vocabulary = {token: index for index, token in enumerate((*SPECIAL, *ALPHABET))}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(pattern="", behavior="isolated")
@@ -52,7 +52,7 @@ def build_tokenizer() -> Any:
 
 
 def build_model(vocabulary: int, context_length: int = 256) -> Any:
-    """Qwen2 with 0.4 million parameters, random."""
+    """A random Qwen2 with 0.4 million parameters."""
     config = Qwen2Config(
         vocab_size=vocabulary,
         hidden_size=128,
@@ -70,10 +70,10 @@ def build_model(vocabulary: int, context_length: int = 256) -> Any:
 
 
 def batches(tokenizer: Any, config: WarmStart) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Endless (ids [B, L], labels [B, L]) of demonstrations of similar length; prompts and padding are not learned."""
+    """Endless batches (ids [B, L], labels [B, L]) of demonstrations of similar length, without loss on prompts."""
     rng = random.Random(config.seed)
     while True:
-        # Another seed than any run's: the problems trained on here are not the run's prompts.
+        # The seed differs from any run's, so that the problems here are not the run's prompts.
         indices = [rng.randrange(PROBLEMS) for _ in range(config.batch * 8)]
         pool = [problem(config.seed + 1_000_003, index, config.task) for index in indices]
         texts = sorted(((p.prompt, demonstration(p, rng, STEP_NOISE)) for p in pool), key=lambda text: len(text[1]))
