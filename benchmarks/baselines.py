@@ -1,15 +1,16 @@
-"""What the alternatives to token journals do when a rollout worker dies, as processes that a benchmark can kill.
+"""The alternatives to token journals when a rollout worker dies, as processes that a benchmark can kill.
 
-Both decode with the same engine and sampling noise as ours, so that what they lose is the only difference, and are
-kinder than what they stand for: a finished response costs one small file, nobody fails, and nothing but the dead
-worker's own work is lost.
+Both decode with the same engine and sampling noise as ours, so that they differ only in what they lose. They cost less
+than the systems they stand for: a finished response takes one small file, other processes do not fail, and only the
+dead worker's own work is lost.
 
-`whole_batch_process`: a worker's batch comes back when all of it has ended, or not at all. So do, on a cold restart,
-AReaL, SkyRL and slime (in-flight and buffered responses are in memory), TRL (the generation batch), OpenRLHF and RLinf
-(all since the checkpoint), whose whole job restarts.
-`finished_kept_process`: finished responses are durable, the others begin again from the prompt; whoever has room takes
-what nobody has. So verl ("half-generated tokens are not durable, a re-issued prompt restarts generation from scratch",
-tests/trainer/ppo/v1/test_reissue_inflight_on_cpu.py), and NeMo-RL with its buffer of finished groups.
+`whole_batch_process`: a worker's batch is kept only when all of it has ended. This is what AReaL, SkyRL and slime
+(in-flight and buffered responses are in memory), TRL (the generation batch), OpenRLHF and RLinf (everything since the
+checkpoint) do on a cold restart, in which the whole job restarts.
+`finished_kept_process`: finished responses are durable, others begin again from the prompt, and a worker with room
+takes responses that no worker has. This is what verl does ("half-generated tokens are not durable, a re-issued prompt
+restarts generation from scratch", tests/trainer/ppo/v1/test_reissue_inflight_on_cpu.py), and NeMo-RL with its buffer of
+finished groups.
 """
 
 import json
@@ -33,22 +34,22 @@ LOOK_INTERVAL_S = 0.05
 
 
 class Work(Protocol):
-    """Where a baseline's worker gets responses from and where it puts them."""
+    """The source of a baseline worker's responses, and their destination."""
 
     def take(self, room: int) -> list[int]:
         """Responses to begin now, at most `room`."""
         ...
 
     def lost(self, held: Iterable[int]) -> set[int]:
-        """Those that somebody else has now."""
+        """Those of the held responses that another worker has now."""
         ...
 
     def put(self, response: int, token_ids: Sequence[int]) -> None:
-        """A response has ended."""
+        """Store a response that has ended."""
         ...
 
     def complete(self) -> bool:
-        """Whether there will be nothing more to take."""
+        """Whether no more responses can be taken."""
         ...
 
 
@@ -65,7 +66,7 @@ class WholeBatch:
         now, self._waiting = self._waiting[:room], self._waiting[room:]
         return now
 
-    def lost(self, held: Iterable[int]) -> set[int]:  # noqa: ARG002 - nobody takes a part of a batch
+    def lost(self, held: Iterable[int]) -> set[int]:  # noqa: ARG002 - no worker takes a part of a batch
         return set()
 
     def put(self, response: int, token_ids: Sequence[int]) -> None:
@@ -78,7 +79,7 @@ class WholeBatch:
 
 
 class SharedQueue:
-    """Responses that workers take one by one: a hard link per response taken, a file per response that has ended."""
+    """Responses that workers take one by one, with a hard link per taken response and a file per finished one."""
 
     def __init__(self, folder: Path, responses: Sequence[int], name: str) -> None:
         self._folder = folder
@@ -116,7 +117,7 @@ class SharedQueue:
 
 
 def release(folder: Path, names: Iterable[str]) -> None:
-    """Give what these lives took and did not finish back to the queue."""
+    """Return the responses that these lives took and did not finish to the queue."""
     inodes = {_inode(folder / f"life-{name}") for name in names} - {None}
     for taken in folder.glob("taken-*"):
         if _inode(taken) in inodes and not (folder / taken.name.replace("taken", "done")).exists():
@@ -124,7 +125,7 @@ def release(folder: Path, names: Iterable[str]) -> None:
 
 
 def results(folder: Path) -> dict[int, list[int]]:
-    """Token ids of every response whose file is there."""
+    """The token ids of every response whose file exists."""
     return {
         int(response): token_ids
         for path in [*folder.glob("done-*"), *folder.glob("batch-*")]
@@ -133,7 +134,7 @@ def results(folder: Path) -> dict[int, list[int]]:
 
 
 def whole_batch_process(run_url: str, slot: int, folder: str, step_time_s: float, log_path: str) -> None:
-    """A worker that keeps nothing until its batch is complete."""
+    """The body of a worker that keeps nothing until its batch is complete."""
     responses = read_plan(connect(run_url), 0).responses_of(slot)
     _work_off(WholeBatch(Path(folder) / f"batch-{slot}", responses), run_url, step_time_s, log_path)
 
@@ -141,7 +142,7 @@ def whole_batch_process(run_url: str, slot: int, folder: str, step_time_s: float
 def finished_kept_process(
     run_url: str, slot: int, folder: str, shared: bool, step_time_s: float, log_path: str
 ) -> None:
-    """A worker that keeps finished responses; `shared`: it also takes those of other slots that nobody has."""
+    """The body of a worker that keeps finished responses; `shared`: it also takes free ones of other slots."""
     plan = read_plan(connect(run_url), 0)
     Path(folder).mkdir(exist_ok=True)
     release(Path(folder), [path.name.removeprefix("life-") for path in Path(folder).glob(f"life-{slot}-*")])

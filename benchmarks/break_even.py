@@ -1,7 +1,7 @@
-"""When token journals pay: the parts measured on this machine, and the table that a formula makes of them.
+"""When token journals pay: costs measured on this machine, and the table that a formula computes from them.
 
-The formula is benchmarks/resume_value.py. The engines of GPUs are assumed and called so: their speeds are round
-figures of what such models are served at; their journalling cost is this machine's per token.
+The formula is tasks/planning/resume_value.py. GPU engines are assumed, and marked as such: their speeds are round
+figures for such models, and their journalling cost per token is this machine's.
 """
 
 import statistics
@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from benchmarks.equal_work import GROUP_SIZE, PROMPT, decode, one_slot_plan, probe_model
-from benchmarks.resume_value import EngineCosts, break_even_losses_per_h, resume_costs
 from benchmarks.rollout import SAMPLING_RESPONSES, engine_for
 from storage.assembly import JournalReader
 from storage.claims import ClaimBook, take_over
@@ -23,11 +22,12 @@ from storage.local import LocalStore
 from storage.records import SamplingParams
 from storage.shard import Finish
 from storage.store import ObjectStore
-from tasks.sampling.engines.engine import GenerationRequest, noise_key
+from tasks.planning.resume_value import EngineCosts, break_even_losses_per_h, resume_costs
+from tasks.sampling.engine import GenerationRequest, noise_key
 
 LENGTHS = (256, 1024, 4096, 8192, 16_384, 32_768)
 LOSSES_PER_H = (0.01, 0.1, 0.61, 1.8, 4.0)
-PROMPT_TOKENS = 26  # the median input of DeepSeek-R1's requests in ServeGen, 208, shared by a group of eight
+PROMPT_TOKENS = 26  # the median input of DeepSeek-R1's requests in ServeGen is 208, shared by a group of eight
 WAVES = 4
 FLUSH_INTERVAL_S = 5.0
 SHARDS = 8
@@ -35,7 +35,7 @@ PREFIX = 512
 
 
 def engines() -> dict[str, EngineCosts]:
-    """This machine's engine as measured, and two assumed GPU engines."""
+    """The costs of this machine's engine as measured, and of two assumed GPU engines."""
     torch.set_num_threads(1)
     decode_per_s, prefill_per_s = engine_speeds()
     journal_s = statistics.median(journal_s_per_token() for _ in range(3))
@@ -59,7 +59,7 @@ def engines() -> dict[str, EngineCosts]:
 
 
 def engine_speeds() -> tuple[float, float]:
-    """(tokens/s of one response while SAMPLING_RESPONSES are decoded together, tokens/s of prefill)."""
+    """The tokens/s of one response while SAMPLING_RESPONSES are decoded together, and the tokens/s of prefill."""
     engine = engine_for(probe_model(512), SAMPLING_RESPONSES, len(PROMPT) + PREFIX + 64)
     decode(engine, SAMPLING_RESPONSES, 2)
     per_s = statistics.median(decode(engine, SAMPLING_RESPONSES, 64) for _ in range(3))
@@ -75,11 +75,11 @@ def engine_speeds() -> tuple[float, float]:
 
 
 def journal_s_per_token(steps: int = 400) -> float:
-    """Processor seconds of journalling one token: appending it, and its share of a shard every 200 steps."""
+    """The processor seconds of journalling one token: appending it, and its part of a shard every 200 steps."""
     with tempfile.TemporaryDirectory() as folder:
         writer = JournalWriter(LocalStore(Path(folder)), 0, "00000-0000000000000000", 0)
         _append(writer, 0, 8)
-        writer.flush()  # a process's first shard costs imports
+        writer.flush()  # the first shard of a process also costs imports
         began_s = time.process_time()
         for start in range(8, 8 + steps, 200):
             _append(writer, start, 200)
@@ -88,7 +88,7 @@ def journal_s_per_token(steps: int = 400) -> float:
 
 
 def takeover_s() -> float:
-    """Seconds from an empty reader to the prefixes of a dead worker's responses under one's own claim."""
+    """Seconds to claim a dead worker's responses and read their prefixes, beginning with an empty reader."""
     plan = one_slot_plan(SAMPLING_RESPONSES // GROUP_SIZE, 2 * PREFIX)
     dead, successor = "00000-0000000000000000", "00000-1111111111111111"
     with tempfile.TemporaryDirectory() as folder:
@@ -118,10 +118,10 @@ def _append(writer: JournalWriter, start: int, steps: int) -> None:
 
 
 def break_even_rows(costs: Mapping[str, EngineCosts]) -> list[dict[str, Any]]:
-    """Per engine and length: what token journals save of the engine time, by loss rate, and from which rate they do.
+    """For each engine and length, the engine time that token journals save by loss rate, and the break-even rate.
 
-    `saving %` is against a design that keeps finished responses; `overhead %` is each design's time beyond the work,
-    "batch" keeping nothing until WAVES responses per place have ended.
+    `saving %` is against a design that keeps finished responses. `overhead %` is each design's time beyond the useful
+    work; "batch" keeps nothing until WAVES responses per place have ended.
     """
     rows = []
     for name, engine in costs.items():
@@ -155,7 +155,7 @@ def break_even_rows(costs: Mapping[str, EngineCosts]) -> list[dict[str, Any]]:
 
 
 def print_savings(rows: list[dict[str, Any]]) -> None:
-    """The table of `saving %`; negative: token journals are not worth it there."""
+    """Print the table of `saving %`; where it is negative, token journals do not pay."""
     print("engine time saved by token journals against keeping finished responses, % (negative: not worth it)")
     print(f"{'engine':32}{'tokens':>8}{'from losses/h':>16}" + "".join(f"{f'{rate}/h':>10}" for rate in LOSSES_PER_H))
     for row in rows:

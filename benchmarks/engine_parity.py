@@ -1,10 +1,10 @@
-"""Whether engines agree: vLLM against TorchEngine against a plain Hugging Face forward pass, with interruptions.
+"""Agreement of engines: vLLM, TorchEngine and a plain Hugging Face forward pass, with interruptions.
 
-`python -m benchmarks.engine_parity --json`; needs vLLM. 28 groups of 8 responses with mixed sampling on a small random
-model: each engine alone, each with every response taken away at random tokens and resumed among others, responses that
-change engines half-way, new weights, and, with --full, vLLM's process killed while it decodes. Keyed noise makes all
-draw the same tokens as long as their logits agree. That is demanded in float32 on a CPU; on a GPU it is demanded of an
-engine with itself, if it says that it is batch-invariant, and reported otherwise.
+Run: python -m benchmarks.engine_parity --json; it needs vLLM. 28 groups of 8 responses with mixed sampling are decoded
+on a small random model: by each engine alone; by each with every response interrupted at random tokens and resumed
+among others; with responses that change engines half-way; with new weights; and, with --full, while vLLM's process is
+killed. With keyed noise, all draw the same tokens as long as their logits agree. This is required in float32 on a CPU.
+On a GPU it is required of an engine that says it is batch-invariant, against itself, and only reported otherwise.
 """
 
 import argparse
@@ -47,7 +47,7 @@ SMALL = Size(groups=2, tokens=24, in_flight=8)
 TORCH, VLLM = "torch", "vllm"
 NEW_WEIGHTS = ", new weights"
 Dtype = Literal["float32", "bfloat16", "float16"]
-# vLLM's; TorchEngine and the model beside it take what they need.
+# vLLM's share; TorchEngine and the model beside it take what they need.
 _GPU_MEMORY_SHARE = 0.4
 _ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "VLLM_LOGGING_STREAM": "ext://sys.stderr"}
 
@@ -57,9 +57,9 @@ class Arm:
     """One way to decode all responses.
 
     Attributes:
-        against: the arm whose answers it should have; "" for the first.
-        engines: names of those that took part.
-        prefill_over_naive: tokens of prompts and prefixes that they computed, over what they were given.
+        against: the arm whose answers it should equal; "" for the first.
+        engines: the names of the engines that took part.
+        prefill_over_naive: the prompt and prefix tokens that they computed, over those they were given.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Arm:
 
 
 class Parity:
-    """Two engines and what they have decoded so far."""
+    """Two engines and the responses that they have decoded so far."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Parity:
         self._weights = weights
 
     def decode_alive(self) -> None:
-        """Every arm in which no engine dies."""
+        """Run every arm in which no engine dies."""
         on_torch, on_vllm = (partial(_run, engine=self.engines[name]) for name in (TORCH, VLLM))
         self._decode("torch", on_torch, TORCH)
         self._decode("vllm", on_vllm, VLLM, against="torch")
@@ -100,11 +100,11 @@ class Parity:
         self._decode("vllm" + NEW_WEIGHTS, on_vllm, VLLM, against="torch" + NEW_WEIGHTS, version=1)
 
     def decode_killed(self, kill: Callable[[], None]) -> None:
-        """vLLM, which `kill` kills when half of all tokens are there; it is restarted and finishes.
+        """Run the arm in which `kill` kills vLLM after half of all tokens; vLLM is restarted and finishes.
 
         Raises:
-            EngineDied: it died otherwise, too.
-            RuntimeError: it did not die.
+            EngineDied: It also died at another time.
+            RuntimeError: It did not die.
         """
         engine, half, deaths = self.engines[VLLM], self.arms["vllm"].decoding.tokens // 2, 0
 
@@ -131,7 +131,7 @@ class Parity:
         version: int = 0,
         cuts: Mapping[int, Sequence[int]] | None = None,
     ) -> None:
-        """Add an arm, which begins with empty caches."""
+        """Decode one more arm, which begins with empty caches."""
         for engine in engines:
             self.engines[engine].load_weights(version, self._weights[version])
         before = self._prefill_tokens(engines)
@@ -156,7 +156,7 @@ def _move(decoding: Decoding, first: Engine, second: Engine) -> None:
 def rows(
     parity: Parity, model: Any, weights: Sequence[Mapping[str, TensorBlock]], *, exact: bool
 ) -> list[dict[str, Any]]:
-    """A row per arm; `exact`: different engines, too, must agree."""
+    """One row per arm; `exact`: different engines must agree too."""
     forward_pass, found = ForwardPass(model, weights), []
     for arm in parity.arms.values():
         answers = arm.decoding.answers
@@ -190,7 +190,7 @@ def rows(
 
 
 def targets(found: Sequence[Mapping[str, Any]], unchanged: float, *, exact: bool, small: bool) -> list[Target]:
-    """unchanged: share of responses that new weights left as they were, which tells whether they were used."""
+    """The targets. unchanged: the share of responses that new weights did not change; it shows if they were used."""
     demanded = [row for row in found if row.get("demanded")]
     claims = [Target("unchanged_by_new_weights", unchanged, "<= 0.1")]
     if demanded:
@@ -215,7 +215,7 @@ def targets(found: Sequence[Mapping[str, Any]], unchanged: float, *, exact: bool
 def engines_for(
     model_dir: Path, vocab_size: int, size: Size, dtype: Dtype, process: Literal["own", "same"]
 ) -> Iterator[dict[str, Engine]]:
-    """Both engines, without weights; closed at the end."""
+    """Build both engines, without weights, and close them at the end."""
     device: Literal["cuda", "cpu"] = "cuda" if torch.cuda.is_available() else "cpu"
     with ExitStack() as closing:
         of_torch = TorchEngine(
@@ -240,7 +240,7 @@ def engines_for(
 
 
 def kill_children() -> None:
-    """SIGKILL to every process that this one has started with multiprocessing: vLLM's."""
+    """Send SIGKILL to every process that this one started with multiprocessing, which are vLLM's."""
     for child in multiprocessing.active_children():
         child.kill()
 

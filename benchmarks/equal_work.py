@@ -53,7 +53,7 @@ def decode(engine: Engine, responses: int, tokens: int) -> float:
 
 
 def one_slot_plan(groups: int, tokens: int) -> PlanRecord:
-    """All groups in one slot, responses of at most `tokens` tokens."""
+    """A plan with all groups in one slot, and responses of at most `tokens` tokens."""
     return PlanRecord(
         iteration=0,
         weight_version=0,
@@ -69,7 +69,7 @@ def one_slot_plan(groups: int, tokens: int) -> PlanRecord:
 
 
 def journal(engine: Engine, responses: int, tokens: int, flush_interval_s: float) -> float:
-    """Tokens per second of the same work done by a session that journals to a local disk."""
+    """Tokens per second of a session that does the same work and journals to a local disk."""
     groups = responses // GROUP_SIZE
     plan = one_slot_plan(groups, tokens)
     names = SessionConfig(

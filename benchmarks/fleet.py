@@ -1,7 +1,7 @@
-"""A fleet of worker processes under timed blows, killed, stopped, woken, replaced; and where its engines' time went.
+"""A fleet of worker processes that timed blows kill or stop, and an account of its engines' time.
 
-Knows nothing of what a worker does. Blows come from a spot trace; their times count from the start of the fleet, so
-that several designs can be struck by the same ones.
+Killed workers are replaced, and stopped ones continue later. Blows come from a spot trace, and their times count from
+the start of the fleet, so that the same blows can strike several designs.
 """
 
 import heapq
@@ -27,7 +27,7 @@ LEAVE_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class Blow:
-    """At `at_s` the worker of a seat is killed, or stopped (`hang`); at `ready_s` its successor starts, or it wakes."""
+    """At `at_s` a seat's worker is killed, or stopped (`hang`); at `ready_s` its successor starts, or it resumes."""
 
     at_s: float
     seat: int
@@ -38,8 +38,8 @@ class Blow:
 def draw_blows(trace: SpotTrace, *, cold_start_s: float, hang_share: float, seed: int) -> list[Blow]:
     """The losses of a sub-fleet's trace, in order; a seat that is lost again before its successor starts stays down.
 
-    Spot traces know losses only: a loss is a hang instead with probability `hang_share`, for as long as the seat was
-    empty. At the end of the trace everybody is back.
+    Spot traces have losses only. With probability `hang_share` a loss becomes a hang, for as long as the seat was
+    empty. At the end of the trace all seats are filled.
     """
     rng = random.Random(seed)
     blows: list[Blow] = []
@@ -62,13 +62,13 @@ def draw_blows(trace: SpotTrace, *, cold_start_s: float, hang_share: float, seed
 
 @dataclass(frozen=True, kw_only=True)
 class FleetRun:
-    """What happened.
+    """The record of a run.
 
     Attributes:
-        started_s: on the machine's monotonic clock.
-        duration_s: until the work was complete.
-        lives: seat and log of every process.
-        blows: those that struck somebody.
+        started_s: the start, on the machine's monotonic clock.
+        duration_s: the time until the work was complete.
+        lives: the seat and log of every process.
+        blows: the blows that struck a worker.
     """
 
     started_s: float
@@ -79,16 +79,16 @@ class FleetRun:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineTime:
-    """Where the seconds of a fleet went.
+    """The use of a fleet's time.
 
     Attributes:
-        up_s: seats with a running process, until the work was complete.
-        busy_s: of these, spent in engine steps and prefills.
-        prefill_s: of these, in prefills.
-        wasted_s: of busy_s, decoding tokens that are not in the result.
-        steps: of all engines together.
-        tokens: decoded.
-        tokens_again: decoded, but not in the result.
+        up_s: seconds of seats with a running process, until the work was complete.
+        busy_s: the part of up_s in engine steps and prefills.
+        prefill_s: the part of busy_s in prefills.
+        wasted_s: the part of busy_s that decoded tokens which are not in the result.
+        steps: the steps of all engines together.
+        tokens: the decoded tokens.
+        tokens_again: the decoded tokens that are not in the result.
     """
 
     up_s: float
@@ -105,12 +105,12 @@ class EngineTime:
 
     @property
     def step_s(self) -> float:
-        """Mean duration of a step; longer than asked for when the machine does not keep up."""
+        """The mean duration of a step, which is longer than requested if the machine is overloaded."""
         return (self.busy_s - self.prefill_s) / self.steps
 
 
 class Fleet:
-    """Starts a process per seat, deals the blows, and waits until the work is complete; for one run."""
+    """Starts a process per seat, applies the blows, and waits until the work is complete; for one run."""
 
     def __init__(
         self,
@@ -121,9 +121,9 @@ class Fleet:
         detect_s: float = 0.0,
         detected: Callable[[int, int], None] = lambda _seat, _pid: None,
     ) -> None:
-        """body(*arguments[seat], log path) is the process of a seat.
+        """Create a fleet in which body(*arguments[seat], log path) is the process of a seat.
 
-        detected: called with seat and pid `detect_s` after a blow from which the worker has not come back by then.
+        detected: called with seat and pid, `detect_s` after a blow, if the worker has not come back by then.
         """
         self._crew = Crew(folder)
         self._body = body
@@ -139,9 +139,9 @@ class Fleet:
         self._started_s = 0.0
 
     def run(self, blows: Iterable[Blow], complete: Callable[[], bool]) -> FleetRun:
-        """Deal the blows until `complete`, which is asked every LOOK_INTERVAL_S.
+        """Apply the blows until `complete`, which is called every LOOK_INTERVAL_S, returns True.
 
-        Raises RuntimeError when a worker fails, or all have left and the work is not complete.
+        Raises RuntimeError when a worker fails, or when all have left before the work is complete.
         """
         self._started_s = time.monotonic()
         for blow in blows:
@@ -199,7 +199,7 @@ class Fleet:
         self._lives.append((seat, log))
 
     def _collect(self) -> None:
-        """Notice who has left by itself."""
+        """Collect the workers that have left by themselves."""
         ended = [seat for seat, process in self._running.items() if not process.is_alive()]
         for seat in ended:
             process = self._running.pop(seat)
@@ -209,7 +209,7 @@ class Fleet:
             self._left.add(seat)
 
     def _end(self) -> None:
-        """Wait for those that are about to leave; whoever is stopped or stuck is killed."""
+        """Wait for workers that are about to leave, and kill those that are stopped or stuck."""
         patience_s = time.monotonic() + LEAVE_TIMEOUT_S
         stopped = {blow.seat for blow in self._struck if blow.hang}
         for seat, process in self._running.items():
@@ -222,8 +222,8 @@ class Fleet:
 def engine_time(run: FleetRun, seats: int, lengths: Mapping[int, int]) -> EngineTime:
     """Account for a run whose result has `lengths` tokens per response.
 
-    A response's engine time is wasted in the proportion in which its tokens were decoded in vain. Time stopped is not
-    the engine's, and seats that are empty or stopped are not up. What lies after completion does not count.
+    The wasted part of a response's engine time is the share of its decoded tokens that are not in the result. Stopped
+    time is not engine time, and seats that are empty or stopped are not up. Time after completion does not count.
     """
     end_s = run.started_s + run.duration_s
     down: dict[int, list[tuple[float, float]]] = {seat: [] for seat in range(seats)}

@@ -1,4 +1,4 @@
-"""How fast the simulator is: twelve hours of a fleet, and how its time grows with workers and responses.
+"""The speed of the simulator: twelve hours of a fleet, and the growth of its time with members and responses.
 
 Run: python -m benchmarks.forecasting [--json]. Losses are drawn from resources.spot_trace.AWS_P3; lengths are
 log-normal. The growth is that of one iteration of 100 responses per member, from the second size on.
@@ -30,7 +30,7 @@ TWELVE_HOURS_S = 12 * 3600.0
 
 
 def a_fleet(members: int, prompts: int, iterations: int) -> Scenario:
-    """Members that come and go, groups of eight, and a trainer that needs 400 s for a step, whatever its size."""
+    """A scenario with members that come and go, groups of eight, and a trainer that needs 400 s for any step."""
     tokens = prompts * 8 * 3500
     return Scenario(
         name="fleet",
@@ -68,14 +68,14 @@ def a_fleet(members: int, prompts: int, iterations: int) -> Scenario:
 
 
 def timed(scenario: Scenario, span_s: float | None = None) -> tuple[SimulatedRun, float]:
-    """The run, and the seconds it took to simulate."""
+    """Simulate a run; returns it and the seconds that the simulation took."""
     began_s = time.perf_counter()
     run = simulate(scenario, seed=0, span_s=span_s)
     return run, time.perf_counter() - began_s
 
 
 def row(name: str, scenario: Scenario, run: SimulatedRun, took_s: float) -> dict[str, Any]:
-    """What was simulated, and how long it took."""
+    """The table row of a simulation and its time."""
     return {
         "what": name,
         "members": scenario.pools[0].count,
@@ -91,7 +91,7 @@ def row(name: str, scenario: Scenario, run: SimulatedRun, took_s: float) -> dict
 
 
 def slope(sizes: Sequence[int], seconds: Sequence[float]) -> float:
-    """Exponent of growth by least squares in logarithms."""
+    """The exponent of growth, by least squares in logarithms."""
     xs, ys = [math.log(size) for size in sizes], [math.log(duration_s) for duration_s in seconds]
     mean_x, mean_y = sum(xs) / len(xs), sum(ys) / len(ys)
     covariance = sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True))

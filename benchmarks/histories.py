@@ -1,10 +1,10 @@
 """Claim: whatever happens to a crew, no token is lost, doubled or changed, and every iteration ends as it must.
 
 Each seed is one simulated iteration: production session, claims, journal and rebalancing, a scripted engine, a faulty
-store in memory and a virtual clock (simulation/simulated_crew.py). In one of three, groups of equal rewards are
-filtered, and the iteration closes when enough others are recorded; in others members have small batches, cut, or are on
-the trainer's machine for a while. In one of two, slots come too late, never, or die for good, and the trainer's machine
-generates when nobody else does. `--seed K --trace` shows one event by event.
+store in memory and a virtual clock (benchmarks/simulated_crew.py). In a third of the histories, groups of equal rewards
+are filtered, and the iteration closes when enough others are recorded. In some, members have small batches, cut, or run
+on the trainer's machine for a while. In half of them, slots come too late, never, or die for good, and the trainer's
+machine generates when no other member does. `--seed K --trace` shows one history event by event.
 """
 
 import argparse
@@ -15,16 +15,16 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 
+from benchmarks.histories_check import live_and_judge
 from benchmarks.reporting import Target, finish
-from simulation.judge import live_and_judge
-from simulation.simulated_history import draw_history
+from benchmarks.simulated_history import draw_history
 
 CHUNK = 25
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is kept of a history."""
+    """The results that are kept of a history."""
 
     seed: int
     broken: tuple[str, ...]
@@ -35,8 +35,8 @@ class Verdict:
 
 
 def run_seeds(seeds: range) -> list[Verdict]:
-    """Live through the histories of these seeds, in this process."""
-    logging.disable(logging.WARNING)  # what goes wrong is made to
+    """Simulate and check the histories of these seeds, in this process."""
+    logging.disable(logging.WARNING)  # faults are intended here
     try:
         return [_verdict(seed) for seed in seeds]
     finally:
@@ -56,14 +56,14 @@ def _verdict(seed: int) -> Verdict:
 
 
 def run_parallel(seeds: range, processes: int) -> list[Verdict]:
-    """The same in several processes; the result does not depend on how many."""
+    """Do the same in several processes; the result does not depend on their number."""
     chunks = [seeds[start : start + CHUNK] for start in range(0, len(seeds), CHUNK)]
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         return [verdict for verdicts in pool.map(run_seeds, chunks) for verdict in verdicts]
 
 
 def trace(seed: int) -> bool:
-    """Print the history of a seed, and whether every rule held."""
+    """Print the history of a seed; returns whether every rule held."""
     logging.disable(logging.WARNING)
     outcome = live_and_judge(draw_history(seed))
     for at_s, who, what in outcome.ledger.events:
@@ -73,7 +73,7 @@ def trace(seed: int) -> bool:
 
 
 def report(verdicts: list[Verdict], wall_s: float, processes: int, *, as_json: bool) -> None:
-    """What happened, how often, and what must never happen."""
+    """Print the counts of events, and targets for those that must never happen."""
     counts: Counter[str] = Counter()
     broken: Counter[str] = Counter()
     for verdict in verdicts:
@@ -93,7 +93,7 @@ def report(verdicts: list[Verdict], wall_s: float, processes: int, *, as_json: b
         ),
         Target("histories that did not end, or went round in circles", broken["livelock"], "== 0"),
         Target("histories that waited for machines that did not come", broken["waits"], "== 0"),
-        Target("histories in which who came after closing wrote something", broken["late"], "== 0"),
+        Target("histories in which a member that came after closing wrote something", broken["late"], "== 0"),
         Target("histories with a process that ended by an error of its own", broken["error"], "== 0"),
     ]
     finish(

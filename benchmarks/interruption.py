@@ -1,7 +1,7 @@
-"""Which responses a trainer gets to see when workers are lost: five policies as pure functions of durations and losses.
+"""The responses on which a trainer trains when workers are lost: five policies as functions of durations and losses.
 
-A model of policies, not of systems: a worker decodes its responses side by side from second 0, a loss strikes all that
-are unfinished, and a successor goes on after a cold start. Any unit of time will do if all are the same.
+This models policies, not systems: a worker decodes its responses in parallel from time 0, a loss strikes all unfinished
+ones, and a successor continues after a cold start. All times have the same, arbitrary unit.
 """
 
 import math
@@ -14,14 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 Policy = Literal["drop response", "drop group", "restart, sampled anew", "restart, same tokens", "resume"]
-"""What happens to a response whose worker is lost before it ends.
+"""The treatment of a response whose worker is lost before the response ends.
 
-drop response: it is not trained on; its group trains on the others.
-drop group: nothing of its group is trained on.
+drop response: it is not trained on; its group is trained on the others.
+drop group: no response of its group is trained on.
 restart, sampled anew: it begins again from the prompt with new noise, as often as needed; another response comes out.
 restart, same tokens: it begins again from the prompt with its own noise; the same response comes out, later.
 resume: it goes on from its last journalled token; the same response comes out.
-Whatever has not ended by the deadline is not trained on, under any policy.
+Under every policy, a response that has not ended by the deadline is not trained on.
 """
 POLICIES: tuple[Policy, ...] = get_args(Policy)
 _DROPPED = -1
@@ -29,7 +29,7 @@ _DROPPED = -1
 
 @dataclass(frozen=True, kw_only=True)
 class Circumstances:
-    """Times that a loss costs, and how long the trainer waits (infinity: for everything)."""
+    """The times that a loss costs, and how long the trainer waits (infinity: for all responses)."""
 
     cold_start: float
     takeover: float
@@ -44,14 +44,14 @@ def trained_on(
     losses: Sequence[Sequence[float]],
     given: Circumstances,
 ) -> npt.NDArray[np.int64]:
-    """Which sample of each response is trained on.
+    """The sample of each response that is trained on.
 
     Args:
         policy: see Policy.
-        durations: [n, k] decoding times; column 0 is the response, further ones are what sampling anew gives, in turn
-            (after the last comes the first).
+        durations: [n, k] decoding times; column 0 is the response, and further columns are new samples in turn (after
+            the last comes the first).
         groups: [n] the group of each response; group g is on worker g mod len(losses).
-        losses: per worker the ascending times at which it is lost.
+        losses: for each worker, the ascending times at which it is lost.
         given: cold start, flush interval, deadline.
 
     Returns:
@@ -88,6 +88,6 @@ def _column(policy: Policy, durations: Sequence[float], losses: Sequence[float],
 
 
 def draw_losses(rng: np.random.Generator, workers: int, rate: float, until: float) -> list[list[float]]:
-    """Per worker the times of a Poisson process with `rate` losses per unit of time, up to `until`."""
+    """For each worker, the times of a Poisson process with `rate` losses per unit of time, up to `until`."""
     counts = rng.poisson(rate * until, workers)
     return [sorted(rng.uniform(0.0, until, count).tolist()) for count in counts]

@@ -1,9 +1,9 @@
-"""What the journal costs: bytes per token against the entropy of its columns, speed, requests, processor time.
+"""The cost of the journal: bytes per token against the entropy of its columns, speed, requests and processor time.
 
-`python -m benchmarks.journal --json`. The floor is the order-0 entropy of the token ids plus that of each of the four
-bytes of the float32 log-probs, all estimated on the very tokens that are stored. It is a yardstick, not a bound: it
-sees no repetition (text is stored below it), and no relation between the bytes of a log-prob or to its token; nor does
-it charge for the frequencies that a decoder would have to be told.
+Run: python -m benchmarks.journal --json. The floor is the order-0 entropy of the token ids plus that of each of the
+four bytes of the float32 log-probs, all estimated on the stored tokens themselves. It is a yardstick, not a bound: it
+ignores repetition (text is stored below it) and relations of a log-prob's bytes to each other or to the token, and it
+does not include the frequencies that a decoder would need.
 """
 
 import argparse
@@ -47,7 +47,7 @@ GENERATIONS = 8
 
 @dataclass(frozen=True)
 class Sample:
-    """Tokens of responses of equal length: uint32 ids and float32 log-probs [responses, length]."""
+    """The tokens of responses of equal length: uint32 ids and float32 log-probs, both [responses, length]."""
 
     name: str
     token_ids: TokenIds
@@ -58,20 +58,20 @@ class Sample:
         return int(self.token_ids.size)
 
     def floor(self) -> tuple[float, float]:
-        """Bytes per token of order-0 entropy: of the ids, of the log-probs' byte planes."""
+        """The order-0 entropy in bytes per token, of the ids and of the log-probs' byte planes."""
         planes = split_planes(self.logprobs.reshape(-1))
         return entropy_bytes(self.token_ids), sum(entropy_bytes(plane) for plane in planes)
 
 
 def entropy_bytes(values: np.ndarray[Any, Any]) -> float:
-    """Order-0 entropy of the values' own frequencies, in bytes per value."""
+    """The order-0 entropy from the values' own frequencies, in bytes per value."""
     _, counts = np.unique(values, return_counts=True)
     shares = counts / counts.sum()
     return float(-(shares * np.log2(shares)).sum() / 8)
 
 
 def sampled(responses: int, length: int) -> Sample:
-    """What TorchEngine samples from a random model, its head sharpened until it is about as sure as a trained one."""
+    """Tokens sampled by TorchEngine from a random model whose head is sharpened to be as sure as a trained one's."""
     torch.manual_seed(0)
     shape = build_model(VOCABULARY, context_length=length + 8)
     shape.config.tie_word_embeddings = False  # a tied random model says every token again
@@ -93,9 +93,9 @@ def sampled(responses: int, length: int) -> Sample:
 
 
 def zipf(responses: int, length: int, *, ordered: bool) -> Sample:
-    """Ids with probability 1 / rank, log-probs of a stated mix: 55 % nearly certain, the others exponential.
+    """Ids with probability 1 / rank, and log-probs of a stated mix: 55 % nearly certain, the others exponential.
 
-    ordered: ids are ranks, as those of a BPE nearly are; else ranks are dealt to ids at random, zstd's worst case.
+    ordered: ids are ranks, as BPE ids nearly are; otherwise ranks are assigned to ids at random, zstd's worst case.
     """
     rng = np.random.default_rng(0)
     weights = np.cumsum(1 / np.arange(1, LARGE_VOCABULARY + 1))
@@ -111,7 +111,7 @@ def zipf(responses: int, length: int, *, ordered: bool) -> Sample:
 
 
 def flushes(sample: Sample, interval_s: float) -> Iterator[list[Row]]:
-    """The rows of one shard after another, as a worker with 64 responses in flight would flush them."""
+    """The rows of one shard after another, as a member with 64 responses in flight would flush them."""
     responses, length = sample.token_ids.shape
     step = max(1, round(WORKER_TOKENS_PER_S * interval_s / IN_FLIGHT))
     for first in range(0, responses, IN_FLIGHT):
@@ -140,7 +140,7 @@ def compacted_rows(sample: Sample) -> list[Response]:
 
 
 def size_row(sample: Sample) -> dict[str, Any]:
-    """Bytes per token in shards at every flush interval, and compacted, against the floor."""
+    """The bytes per token in shards at every flush interval, and compacted, against the floor."""
     ids, logprobs = sample.floor()
     floor = ids + logprobs
     row: dict[str, Any] = {"measure": f"bytes/token: {sample.name}", "floor ids": ids, "floor log-probs": logprobs}
@@ -151,7 +151,7 @@ def size_row(sample: Sample) -> dict[str, Any]:
 
 
 def write_journal(store: ObjectStore, sample: Sample, interval_s: float) -> PlanRecord:
-    """The sample as the journal of an iteration, a worker per 64 responses."""
+    """Write the sample as the journal of an iteration, with one member per 64 responses."""
     responses, length = sample.token_ids.shape
     groups = range(responses // GENERATIONS)
     per_slot = IN_FLIGHT // GENERATIONS
@@ -182,7 +182,7 @@ def write_journal(store: ObjectStore, sample: Sample, interval_s: float) -> Plan
 
 
 def speed_row(sample: Sample, rounds: int) -> dict[str, Any]:
-    """Tokens per second of one thread, except where the store is read: writing, reading and compacting a journal."""
+    """Tokens per second of writing, reading and compacting a journal, in one thread except for reads of the store."""
     shards = list(flushes(sample, 5.0))
     rows = compacted_rows(sample)
     body = encode_responses(rows)
@@ -216,10 +216,10 @@ def speed_row(sample: Sample, rounds: int) -> dict[str, Any]:
 
 
 def requests_row(interval_s: float) -> dict[str, Any]:
-    """Requests per worker-hour as the protocol makes them (counted, not measured), in dollars, and against a GPU.
+    """The requests per member-hour of the protocol (counted, not measured), in dollars and against a GPU's price.
 
-    A shard is written once and read once by the trainer, which also asks for the next one, and lists the claims of
-    all workers, at every look; a heartbeat is a PUT.
+    A shard is written once and read once by the trainer. At every look, the trainer also asks for the next shard and
+    lists the claims of all members. A heartbeat is a PUT.
     """
     flush_count, beats, looks = (3600 / seconds for seconds in (interval_s, HEARTBEAT_INTERVAL_S, POLL_INTERVAL_S))
     puts, gets = flush_count + beats + looks / WORKERS, GETS_PER_FLUSH * flush_count + looks
@@ -239,7 +239,7 @@ def gpu_usd_per_h(machine: str) -> float:
 
 
 def interval_row(losses_per_h: float) -> dict[str, Any]:
-    """The best flush interval on each GPU, and what 5 s costs more, in per cent of the GPU's price."""
+    """The best flush interval on each GPU, and the extra cost of 5 s, in per cent of the GPU's price."""
     row: dict[str, Any] = {"measure": f"best flush interval s, {losses_per_h:g} losses/h"}
     for machine in MACHINES:
         usd_per_h = gpu_usd_per_h(machine)
@@ -252,7 +252,7 @@ def interval_row(losses_per_h: float) -> dict[str, Any]:
 
 
 def targets(sizes: list[dict[str, Any]], requests: Mapping[float, dict[str, Any]], tax: float) -> list[Target]:
-    """The claims, each at its worst over the samples."""
+    """The claims, each with its worst value over the samples."""
     return [
         Target("compacted_over_floor", max(row["compacted / floor"] for row in sizes), "<= 1.15"),
         Target("shards_at_5_s_over_floor", max(row["shards 5 s / floor"] for row in sizes), "<= 1.15"),

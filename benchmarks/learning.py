@@ -1,7 +1,8 @@
-"""Claim: kills change nothing that is learned. Reward curves with and without SIGKILLs are equal to the last digit.
+"""Claim: kills do not change what is learned. Reward curves with and without SIGKILLs are equal to the last digit.
 
-Per seed two runs of the demo's task take turns, iteration by iteration: one undisturbed, one whose workers are killed
-in every iteration. The policy is warm-started first, on short problems, so that the whole fits a laptop's minute.
+For each seed, two runs of the demo's task take turns, iteration by iteration: one is undisturbed, and the members of
+the other are killed in every iteration. The policy is first warm-started on short problems, so that the benchmark takes
+about a minute on a laptop.
 """
 
 import argparse
@@ -21,7 +22,7 @@ from storage.run import release_lease
 
 
 def run_seed(folder: Path, model: Path, seed: int, iterations: int) -> dict[str, Any]:
-    """Both runs of a seed, an iteration of each in turn."""
+    """Run both runs of a seed, one iteration of each in turn."""
     runs = [make_run(folder, model, seed, killed=killed) for killed in (False, True)]
     curves: list[list[ReportRecord]] = [[], []]
     for iteration in range(iterations):
@@ -46,7 +47,7 @@ def run_seed(folder: Path, model: Path, seed: int, iterations: int) -> dict[str,
 
 
 def report(seeds: list[dict[str, Any]], iterations: int, *, as_json: bool) -> None:
-    """Table, targets, JSON."""
+    """Print table, targets and JSON."""
     rows = [
         {
             "seed": one["seed"],

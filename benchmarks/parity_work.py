@@ -1,6 +1,6 @@
-"""What benchmarks.engine_parity gives its engines: a model, responses, interruptions; and how their answers compare.
+"""The work of benchmarks.engine_parity: a model, responses and interruptions, and the comparison of answers.
 
-Knows the `Engine` protocol and Hugging Face models; knows neither vLLM nor TorchEngine.
+It uses the `Engine` protocol and Hugging Face models, and knows neither vLLM nor TorchEngine.
 """
 
 import random
@@ -20,8 +20,8 @@ from tasks.sampling.engines.weight_tensors import as_block, as_torch
 PROMPT_LENGTHS = (8, 60)
 TWICE_CUT = 3  # every third response
 _STOP_TOKENS = list(range(2, 512, 42))
-_WEIGHT_CHANGE = 0.2  # of a matrix's standard deviation
-# Of the responses of a group, in one batch with each other: half at temperature 1, the rest in all other ways.
+_WEIGHT_CHANGE = 0.2  # as a share of a matrix's standard deviation
+# The sampling settings in a group, whose responses share a batch: half at temperature 1, and one of each other kind.
 _PLAIN = SamplingParams()
 KINDS = (
     _PLAIN,
@@ -37,7 +37,7 @@ KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """groups: of a response of each of KINDS. tokens: most of a response. in_flight: responses decoded together."""
+    """groups: groups of one response per entry of KINDS. tokens: most per response. in_flight: decoded together."""
 
     groups: int
     tokens: int
@@ -50,7 +50,7 @@ class Size:
 
 @dataclass(slots=True)
 class Answer:
-    """What engines have said about one response."""
+    """The tokens, log-probs and end of one response, as engines returned them."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -66,10 +66,10 @@ class Agreement:
 
 
 class Decoding:
-    """Responses on their way through one engine or several: what they have so far, and where they are cut.
+    """Responses that one or several engines decode: their tokens so far, and the positions of their cuts.
 
-    A response is taken away from its engine at each of its cuts, with the tokens up to there, and waits for its next
-    turn. With `order`, who begins or goes on next is drawn from it; without, the first that waits.
+    A response is removed from its engine at each of its cuts, keeps the tokens up to there, and waits for its next
+    turn. The next response to begin or resume is drawn from `order`; without `order` it is the first that waits.
     """
 
     def __init__(
@@ -89,14 +89,14 @@ class Decoding:
 
     @property
     def tokens(self) -> int:
-        """Tokens of all answers so far."""
+        """The number of tokens in all answers so far."""
         return sum(len(answer.token_ids) for answer in self.answers.values())
 
     def run(self, engine: Engine, *, resume: bool = True, after_step: Callable[[], None] | None = None) -> None:
-        """Decode until all have ended; without `resume`, until each has ended or come to its first cut.
+        """Decode until all have ended; without `resume`, until each has ended or reached its first cut.
 
         Raises:
-            EngineDied: what was in flight counts as interrupted, and waits.
+            EngineDied: Responses in flight count as interrupted and wait.
         """
         aside: list[int] = []
         try:
@@ -115,7 +115,7 @@ class Decoding:
         self._waiting = aside
 
     def _next(self, room: int) -> list[GenerationRequest]:
-        """As many of the waiting as there is room for, now in flight."""
+        """Requests for as many waiting responses as there is room for; they are then in flight."""
         chosen: list[GenerationRequest] = []
         while self._waiting and len(chosen) < room:
             index = self._order.randrange(len(self._waiting)) if self._order else 0
@@ -126,7 +126,7 @@ class Decoding:
         return chosen
 
     def _take(self, engine: Engine) -> list[int]:
-        """Add a step's tokens to the answers; the responses that have come to a cut, with nothing beyond it."""
+        """Add a step's tokens to the answers, and return the responses that reached a cut, truncated there."""
         cut = []
         for delta in engine.step():
             answer, cuts = self.answers[delta.response], self._cuts.get(delta.response)
@@ -134,7 +134,7 @@ class Decoding:
             answer.logprobs += delta.logprobs
             answer.finish_reason = delta.finish_reason
             if cuts and len(answer.token_ids) >= cuts[0]:
-                # An engine in a process of its own may be some tokens further; a journal would not have them either.
+                # An engine in its own process may be some tokens further, which a journal would not hold either.
                 kept = cuts.pop(0)
                 del answer.token_ids[kept:], answer.logprobs[kept:]
                 answer.finish_reason = None
@@ -150,10 +150,10 @@ class Decoding:
 
 
 class ForwardPass:
-    """The model as Hugging Face computes it: every response with its prompt in one pass, without any cache."""
+    """The model as Hugging Face computes it: each response with its prompt in one pass, without a cache."""
 
     def __init__(self, model: Any, weights: Sequence[Mapping[str, TensorBlock]]) -> None:
-        """weights: by version; one that is loaded into the model when it is asked for."""
+        """weights: by version; a version is loaded into the model when it is needed."""
         self._model = model
         self._weights = weights
         self._version: int | None = None
@@ -162,9 +162,9 @@ class ForwardPass:
     def agreement(
         self, version: int, requests: Sequence[GenerationRequest], answers: Mapping[int, Answer]
     ) -> Agreement:
-        """Of answers with what keyed noise draws from the model's logits after the same tokens.
+        """Compare answers with the tokens that keyed noise draws from the model's logits after the same tokens.
 
-        Log-probs are those of the answers' tokens, whether or not the model would have drawn them.
+        Log-probs are those of the answers' tokens, whether or not the model would have drawn these.
         """
         differences, identical = [0.0], 0
         for request in requests:
@@ -178,7 +178,7 @@ class ForwardPass:
     def _of(
         self, version: int, request: GenerationRequest, token_ids: tuple[int, ...]
     ) -> tuple[list[int], list[float]]:
-        """What is drawn after each token but the last, and the log-probs of the tokens that stand there."""
+        """The tokens drawn at each position of the response, and the log-probs of the tokens that it has there."""
         known = self._known.get((version, request.response, token_ids))
         if known is not None:
             return known
@@ -204,7 +204,7 @@ class ForwardPass:
 
 
 def compare(found: Mapping[int, Answer], wanted: Mapping[int, Answer]) -> Agreement:
-    """Of two sets of answers to the same requests; ValueError if they are not the same."""
+    """Compare two sets of answers to the same requests; ValueError if the requests differ."""
     if found.keys() != wanted.keys():
         raise ValueError(f"answers to {sorted(found.keys() ^ wanted.keys())} are on one side only")
     differences, identical = [0.0], 0
@@ -219,7 +219,7 @@ def compare(found: Mapping[int, Answer], wanted: Mapping[int, Answer]) -> Agreem
 
 
 def requests_for(size: Size, vocab_size: int, stop_token_ids: tuple[int, ...]) -> list[GenerationRequest]:
-    """size.groups groups of random prompts, the same every time."""
+    """The requests of size.groups groups with random prompts, the same every time."""
     rnd = random.Random(0)
     requests: list[GenerationRequest] = []
     for group in range(size.groups):
@@ -232,7 +232,7 @@ def requests_for(size: Size, vocab_size: int, stop_token_ids: tuple[int, ...]) -
 
 
 def random_cuts(answers: Mapping[int, Answer], rnd: random.Random) -> dict[int, list[int]]:
-    """Tokens after which each response is cut: at a random one, of some at two, of one token never."""
+    """Draw the cuts of each response: one random token, two for some, and none for a response of one token."""
     cuts = {}
     for response, answer in answers.items():
         places = range(1, len(answer.token_ids))
@@ -241,9 +241,9 @@ def random_cuts(answers: Mapping[int, Answer], rnd: random.Random) -> dict[int, 
 
 
 def random_model() -> Any:
-    """A Qwen2 of 0.9 million parameters whose distributions are neither flat nor certain, in float32 on the CPU.
+    """A random Qwen2 of 0.9 million parameters, in float32 on the CPU; its distributions are neither flat nor certain.
 
-    Heads are 64 wide because vLLM has CPU kernels for few widths.
+    Heads are 64 wide, because vLLM has CPU kernels for few widths.
     """
     config = AutoConfig.for_model(
         "qwen2",
@@ -274,13 +274,13 @@ def random_model() -> Any:
 
 
 def stop_tokens(config: Any) -> tuple[int, ...]:
-    """Of a Hugging Face configuration; may be none."""
+    """The stop tokens of a Hugging Face configuration; there may be none."""
     ids = config.get_text_config().eos_token_id
     return tuple(ids) if isinstance(ids, list) else () if ids is None else (ids,)
 
 
 def weight_versions(model: Any) -> list[dict[str, TensorBlock]]:
-    """The model's parameters, tied ones once; and the same with noise in every matrix, as version 1."""
+    """Version 0, the model's parameters (tied ones once), and version 1, the same with noise in every matrix."""
     generator = torch.Generator().manual_seed(1)
     first, second = {}, {}
     for name, parameter in model.named_parameters():

@@ -1,16 +1,17 @@
-"""What dispatch gains on lengths as they turn out, against dealing in turn, at random and longest first; and how soon.
+"""The gain of dispatch over dealing in turn, at random and longest first, on actual lengths; and the planner's speed.
 
-Lengths are drawn from a long-tailed distribution, with as much in common inside a group as `intra_group` says. Dispatch
-sees what a predictor would tell of them, and is timed exactly on what they are (tasks/planning/makespan.py):
+Lengths are drawn from a long-tailed distribution in which `intra_group` sets how much a group's responses have in
+common. Dispatch sees a predictor's expectations, and is timed exactly on the actual lengths
+(tasks/planning/makespan.py):
 
 - oracle: mean and 90 % quantile of each group's own responses.
-- noisy: the group's level with an error, so that of the longest fifth of the groups it finds about 87 % where groups
-  have most in common, as StreamRL's ranker does (arXiv 2504.15930), and less where they have not.
-- none: one expectation for all groups.
+- noisy: the group's level with an error. Of the longest fifth of the groups it finds about 87 %, as StreamRL's ranker
+  does (arXiv 2504.15930), if groups have most in common, and fewer otherwise.
+- none: the same expectation for all groups.
 
-Nothing is moved after it was dealt. Seer found that even the true lengths can lose to balancing while decoding, where
-groups stay whole (its section 4.2.1 on StreamRL's oracle); what that does, is measured where members claim work from
-each other (benchmarks.histories, benchmarks.storm).
+No response is moved after it was dealt. Seer found that even the true lengths can lose to balancing during decoding if
+groups stay whole (its section 4.2.1, on StreamRL's oracle). The effect of members that claim work from each other is
+measured in benchmarks.histories and benchmarks.storm.
 """
 
 import argparse
@@ -42,9 +43,9 @@ LENGTH_MAX = 32_768.0
 INTRA_GROUP = (0.0, 0.5, 0.8)
 LONGEST_SHARE = 0.2
 LEVEL_ERROR = 0.1
-# Memory-bound up to a batch of 32, bound by arithmetic beyond 128.
+# This curve is memory-bound up to a batch of 32, and compute-bound beyond 128.
 CURVE = StepTime(((1, 0.020), (32, 0.021), (64, 0.024), (128, 0.032), (256, 0.052)))
-# Decode rate that grows with the batch throughout, at the cost of each response's.
+# With this curve the decode rate grows with every larger batch, while that of each response falls.
 RISING = StepTime(((1, 0.020), (64, 0.040)))
 SETTINGS = {
     "fixed width": PlanningConfig(),
@@ -58,7 +59,7 @@ SIZES = ((128, 8), (512, 32), (2048, 128), (12_500, 1000))
 
 @dataclass(frozen=True)
 class Iteration:
-    """Groups as they turn out: lengths, [groups, NUM_GENERATIONS]; level: what a group's responses have in common."""
+    """The groups' actual lengths, [groups, NUM_GENERATIONS], and levels: what a group's responses have in common."""
 
     lengths: Lengths
     level: Lengths
@@ -70,7 +71,7 @@ def log_normal(normal: Lengths) -> Lengths:
 
 
 def quantile_table(path: Path) -> Quantile:
-    """The same from a table with columns quantile and, second, tokens."""
+    """The same function from a table whose columns are quantile and tokens."""
     table = np.loadtxt(path, delimiter=",", skiprows=1, usecols=(0, 1), ndmin=2)
     if len(table) < 2 or (np.diff(table, axis=0) < 0).any() or table[0, 1] < 1:
         raise ValueError(f"lengths: {path}; allowed: two rows or more, quantile and tokens ascending, tokens above 0")
@@ -99,7 +100,7 @@ def oracle(iteration: Iteration) -> GroupLengths:
 
 
 def noisy(quantile: Quantile, iteration: Iteration, intra_group: float, rng: np.random.Generator) -> GroupLengths:
-    """What is to be expected where a group's level is seen with an error, and is known to be seen so."""
+    """The expected lengths of a predictor that sees each group's level with an error of known size."""
     error = LEVEL_ERROR * np.sqrt(intra_group)
     seen = iteration.level + error * rng.standard_normal(len(iteration.level))
     trust = intra_group / (intra_group + error**2) if intra_group else 0.0
@@ -112,14 +113,14 @@ def noisy(quantile: Quantile, iteration: Iteration, intra_group: float, rng: np.
 
 
 def recall(told: GroupLengths, iteration: Iteration) -> float:
-    """Share of the groups with the longest means that are expected among the longest."""
+    """The share of the groups with the longest means that are expected among the longest."""
     count = round(LONGEST_SHARE * len(told))
     longest = set(np.argsort(-iteration.lengths.mean(axis=1))[:count].tolist())
     return len(longest & set(np.argsort(-told.expected)[:count].tolist())) / count
 
 
 def times_s(lengths: Lengths, dispatched: Dispatch, members: Sequence[Member]) -> list[float]:
-    """When each member has decoded what it was dealt, with the batch it was told."""
+    """The time at which each member has decoded its groups, with its batch limit."""
     ends = []
     for assignment, member in zip(dispatched.assignments, members, strict=True):
         batch = min(member.responses_max, assignment.batch_max or member.responses_max)
@@ -129,7 +130,7 @@ def times_s(lengths: Lengths, dispatched: Dispatch, members: Sequence[Member]) -
 
 
 def arms_s(quantile: Quantile, members: Sequence[Member], intra_group: float, seed: int) -> dict[str, list[float]]:
-    """Each way's end of every member, on one draw."""
+    """For each way of dealing, the end of every member, on one draw."""
     rng = np.random.default_rng(seed)
     iteration = draw(quantile, GROUPS, intra_group, rng)
     lengths, told = iteration.lengths, noisy(quantile, iteration, intra_group, rng)
@@ -139,7 +140,7 @@ def arms_s(quantile: Quantile, members: Sequence[Member], intra_group: float, se
     )
     longest = float(quantile(np.array([5.0]))[0])
     work = Work(lengths, tuple(np.argsort(-lengths.mean(axis=1), kind="stable").tolist()), keep_order=False)
-    # Who knows nothing cannot begin with the longest either.
+    # Without a prediction, the longest groups cannot come first either.
     numbered = assign_groups(GROUPS, len(members))
     shuffled = rng.permutation(GROUPS).tolist()
     ends = {
@@ -156,7 +157,7 @@ def arms_s(quantile: Quantile, members: Sequence[Member], intra_group: float, se
 
 
 def gains(quantile: Quantile, members: Sequence[Member], intra_group: float, seeds: range) -> list[dict[str, Any]]:
-    """One row per way: medians of makespan over the bound and over in turn, and of machine time over in turn."""
+    """One row per way of dealing: medians of makespan over bound and over in turn, and of machine time over in turn."""
     draws = [arms_s(quantile, members, intra_group, seed) for seed in seeds]
     found_recall = statistics.mean(ends.pop("recall")[0] for ends in draws)
     bounds = [ends.pop("bound")[0] for ends in draws]
@@ -181,7 +182,7 @@ def gains(quantile: Quantile, members: Sequence[Member], intra_group: float, see
 
 
 def planning_s(rounds: int, clock: Callable[[], float]) -> dict[tuple[int, str], float]:
-    """Seconds by `clock` that a whole plan takes, by number of responses and setting."""
+    """The seconds by `clock` for a whole plan, by number of responses and setting."""
     arms: dict[str, Callable[[], float]] = {}
     for groups, count in SIZES:
         told = oracle(draw(log_normal, groups, 0.5, np.random.default_rng(groups)))
@@ -192,7 +193,7 @@ def planning_s(rounds: int, clock: Callable[[], float]) -> dict[tuple[int, str],
 
 
 def a_request(told: GroupLengths, members: int, planning: PlanningConfig) -> PlanningRequest:
-    """Of a run that has measured what it needs: step times, losses, starts, and how long training takes."""
+    """A request of a run with all measurements: step times, losses, starts, and the duration of training."""
     offer = CrewOffer(
         pool="rollout",
         count_min=1,
@@ -221,7 +222,7 @@ def a_request(told: GroupLengths, members: int, planning: PlanningConfig) -> Pla
 
 def _timed(request: PlanningRequest, clock: Callable[[], float]) -> Callable[[], float]:
     def run() -> float:
-        # A request keeps what it has computed; every plan begins with a new one.
+        # A request caches its results, so every plan begins with a new one.
         fresh, began = replace(request), clock()
         plan_iteration(fresh)
         return clock() - began
@@ -230,7 +231,7 @@ def _timed(request: PlanningRequest, clock: Callable[[], float]) -> Callable[[],
 
 
 def growth_exponent(seconds: dict[int, float]) -> float:
-    """The slope of log time over log size."""
+    """The slope of log(time) over log(size)."""
     sizes, times = np.log(list(seconds)), np.log(list(seconds.values()))
     slope: float = statistics.linear_regression(sizes.tolist(), times.tolist()).slope
     return slope

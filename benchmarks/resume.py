@@ -1,7 +1,8 @@
-"""Claim: a rollout killed at random moments ends with the tokens it would have had, for little more than no kill.
+"""Claim: a rollout killed at random moments ends with the same tokens as without kills, at little extra cost.
 
-Three arms take turns on the same plan and the same kills: undisturbed; Gleaner, killed; and a rollout that keeps only
-finished responses and begins the others again from the prompt, killed. Workers are processes, kills are SIGKILL.
+Three arms take turns on the same plan and the same kills: an undisturbed rollout; Gleaner with kills; and, with kills,
+a rollout that keeps only finished responses and begins the others again from the prompt. Workers are processes, and
+kills are SIGKILL.
 """
 
 import argparse
@@ -46,7 +47,7 @@ class Size:
 
 
 def make_model(directory: Path) -> None:
-    """A random tiny Qwen2 whose responses mostly run to the limit, so that every kill strikes unfinished ones."""
+    """Write a random tiny Qwen2 whose responses mostly reach the limit, so that every kill strikes unfinished ones."""
     torch.manual_seed(0)
     build_model(VOCABULARY, context_length=1024).save_pretrained(directory)
     build_tokenizer().save_pretrained(directory)
@@ -62,9 +63,9 @@ def make_run(
     engine: Literal["torch", "vllm"] = "torch",
     **rollout: float,
 ) -> str:
-    """A fresh run with one planned iteration; all arms and rounds plan the same. `rollout`: fields of that section.
+    """Create a run with one planned iteration, the same in all arms and rounds. `rollout`: fields of that section.
 
-    vLLM runs within the workers, so that what strikes them strikes it.
+    vLLM runs within the workers, so that their kills strike it too.
     """
     document = {
         "run": {
@@ -90,7 +91,7 @@ def make_run(
 
 
 def plan_run(folder: Path, model: Path, size: Size) -> str:
-    """The run of one arm."""
+    """Create the run of one arm."""
     return make_run(
         folder,
         model,
@@ -100,12 +101,12 @@ def plan_run(folder: Path, model: Path, size: Size) -> str:
         max_responses_in_flight=IN_FLIGHT,
         flush_interval_s=size.flush_interval_s,
         heartbeat_interval_s=size.flush_interval_s,
-        idle_timeout_s=0.0,  # slots resume their own work; that they help each other is benchmarks/storm.py's subject
+        idle_timeout_s=0.0,  # slots only resume their own responses; benchmarks/storm.py measures how they help others
     )
 
 
 def journal_of(store: ObjectStore) -> tuple[list[Assembled], int]:
-    """Every response of the iteration, and the tokens in all shards, counting or void."""
+    """Every response of the iteration, and the number of tokens in all shards, whether they count or not."""
     plan = read_plan(store, 0)
     reader = JournalReader(store, plan)
     reader.refresh()
@@ -114,7 +115,7 @@ def journal_of(store: ObjectStore) -> tuple[list[Assembled], int]:
 
 
 def lost_at(kill: Killed, store: ObjectStore) -> tuple[int, float]:
-    """(tokens decoded but not journalled at a kill, age in seconds of the oldest of them)."""
+    """The number of tokens decoded but not journalled at a kill, and the age in seconds of the oldest one."""
     reader = JournalReader(store, read_plan(store, 0))
     kept = 0
     for key in store.list(layout.alive_all(0)):
@@ -129,7 +130,7 @@ def lost_at(kill: Killed, store: ObjectStore) -> tuple[int, float]:
 
 
 def run_round(number: int, folder: Path, model: Path, size: Size) -> dict[str, Any]:
-    """One turn of the three arms, in another order every round."""
+    """Run each of the three arms once, in an order that changes with the round."""
     per_kill = size.prompts * GENERATIONS * size.length // max(1, size.kills)
     schedule = kill_schedule(number, SLOTS, size.kills, per_kill // 4, per_kill)
     calm, storm, again = (Crew(folder / f"{name}-logs") for name in ("calm", "storm", "restart"))
@@ -165,7 +166,7 @@ def run_round(number: int, folder: Path, model: Path, size: Size) -> dict[str, A
 
 
 def report(rounds: list[dict[str, Any]], size: Size, cold_s: float, *, as_json: bool) -> None:
-    """Table, targets, JSON."""
+    """Print table, targets and JSON."""
 
     def ratio(arm: str) -> float:
         return float(statistics.median(one[f"{arm}_s"] / one["undisturbed_s"] for one in rounds))

@@ -175,7 +175,7 @@ class Trainers:
 
 
 def phase_of(run: Path, iteration: int, begun_share: float, saved: set[str]) -> str:
-    """The phase in which a life was killed that began this share of micro-batches; `saved`: earlier checkpoint files."""
+    """The phase in which a life was killed after beginning this share of micro-batches; `saved`: files from before."""
     store, version = connect(str(run)), iteration + 1
     # Files are listed before keys, because a store's listing removes what dead processes have left.
     files = files_below(run / layout.checkpoint(version))

@@ -1,7 +1,8 @@
 """Our whole rollout path over vLLM (session, journal, keyed sampling) against vLLM alone on the same prompts.
 
-Both arms have the same model, cache and limits; vLLM alone is its `LLM.generate` with its own sampler and log-probs,
-which returns everything at the end. Between them stand our engine without a session, and without keyed sampling.
+Both arms have the same model, cache and limits. vLLM alone is its `LLM.generate` with its own sampler and log-probs,
+which returns everything at the end. Two arms in between are our engine without a session, and also without keyed
+sampling.
 """
 
 import statistics
@@ -26,7 +27,7 @@ Process = Literal["own", "same"]
 
 
 class BareVllm:
-    """What vLLM itself offers for this work: all prompts in, all responses out."""
+    """vLLM's own interface for this work: all prompts in, all responses out."""
 
     def __init__(self, model_dir: Path, responses: int, context_length: int, process: Process) -> None:
         config = VllmConfig(process=process, sampler="unkeyed")
@@ -65,9 +66,9 @@ class BareVllm:
 
 
 def vllm_row(process: Process, responses: int, tokens: int, rounds: int, *, parts: bool) -> dict[str, Any]:
-    """Tokens per second of the arms, interleaved in one run, and medians of each round's ratio to vLLM alone.
+    """Tokens per second of the arms, interleaved in one run, and the median of each round's ratio to vLLM alone.
 
-    parts: also our engine without a session, and that without keyed sampling.
+    parts: also measure our engine without a session, and without keyed sampling.
     """
     with ExitStack() as stack:
         model = probe_model(512)
@@ -117,7 +118,7 @@ def vllm_row(process: Process, responses: int, tokens: int, rounds: int, *, part
 
 
 def vllm_rows(*, full: bool) -> tuple[list[dict[str, Any]], list[Target]]:
-    """Rows and targets of `--engine vllm`."""
+    """The rows and targets of `--engine vllm`."""
     responses, tokens, rounds = (32, 900, 7) if full else (32, 400, 5)
     processes: list[Process] = ["own", "same"] if full else ["own"]
     rows = [vllm_row(process, responses, tokens, rounds, parts=full) for process in processes]

@@ -1,7 +1,7 @@
-"""Containers' commands as Flyte would run them, on a store that notes when it was asked for what.
+"""Containers' commands as Flyte would run them, on a store that records the time of every request.
 
-Inputs, outputs and the run are on an S3 server in this process, whose requests are the clock: nothing is put into the
-container to watch it. Knows commands and requests, and nothing of what a benchmark makes of them.
+Inputs, outputs and the run are on an S3 server in this process. Its requests tell how far a container is, so that
+nothing has to be put into the container to watch it.
 """
 
 import functools
@@ -37,7 +37,7 @@ BUCKET, KEY = "gleaner-start", "start"
 EXECUTION = "start-benchmark"
 SETTINGS = SerializationSettings(ImageConfig.auto(img_name="local/none:0"), "local", "local", "local")
 TIME_LIMIT_S = 300
-# Forks from a small process: what a child counts as its peak includes what it was forked from.
+# It starts the command from a small process, because a child's peak memory includes that of the forking process.
 LAUNCH = """
 import json, os, sys, time
 began_s = time.time()
@@ -50,7 +50,7 @@ print(json.dumps([began_s, time.time(), cpu_s, peak_mb, os.waitstatus_to_exitcod
 
 @dataclass(frozen=True)
 class Request:
-    """When it reached the server (Unix seconds), and "METHOD /bucket/key?query"."""
+    """The time when a request reached the server (Unix seconds), and "METHOD /bucket/key?query"."""
 
     at_s: float
     what: str
@@ -58,7 +58,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Life:
-    """A process from its start to its end: seconds, peak MB of its largest process, and what it asked for."""
+    """A process from its start to its end: seconds, peak MB of its largest process, and its requests."""
 
     wall_s: float
     cpu_s: float
@@ -67,7 +67,7 @@ class Life:
     requests: list[Request]
 
     def until(self, pattern: str) -> float | None:
-        """Seconds from the start to the first request that matches; None when there was none."""
+        """Seconds from the start to the first request that matches; None if there was none."""
         return next((each.at_s - self.began_s for each in self.requests if re.match(pattern, each.what)), None)
 
 
@@ -81,7 +81,7 @@ class Bucket:
 
 @contextmanager
 def noting_server() -> Iterator[Bucket]:
-    """A bucket on moto's server in this process, whose environment points to it."""
+    """A bucket on moto's server in this process; the environment variables of the process point to it."""
     s3_server: Any = importlib.import_module("tests.s3_server")
     requests: list[Request] = []
 
@@ -101,7 +101,7 @@ def noting_server() -> Iterator[Bucket]:
 
 @dataclass(frozen=True, kw_only=True)
 class Container:
-    """A task with its inputs; for an element of a map also its index."""
+    """A task with its inputs, and the index if it is an element of a map."""
 
     task: Any
     inputs: Mapping[str, Any]
@@ -136,7 +136,7 @@ def conclude_of(reference: PlanReference) -> Container:
 
 
 def run_container(bucket: Bucket, container: Container, folder: str, tree: Path) -> Life:
-    """The life of the container's command in the checkout `tree`; `folder` of the bucket is Flyte's for it.
+    """Run the container's command in the checkout `tree`; Flyte's files for it are in `folder` of the bucket.
 
     Raises RuntimeError when the task fails.
     """
@@ -168,7 +168,7 @@ def run_container(bucket: Bucket, container: Container, folder: str, tree: Path)
 
 
 def run_process(bucket: Bucket, command: list[str], tree: Path, environment: Mapping[str, str]) -> Life:
-    """The life of a command in the checkout `tree`; raises RuntimeError when it fails."""
+    """Run a command in the checkout `tree`; raises RuntimeError when it fails."""
     before = len(bucket.requests)
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", LAUNCH, *command],
@@ -188,7 +188,7 @@ def run_process(bucket: Bucket, command: list[str], tree: Path, environment: Map
 
 
 def _environment(container: Container) -> dict[str, str]:
-    """What Flyte sets, with the store's address for flytekit's own files."""
+    """The environment variables that Flyte sets, and the store's address for flytekit's own files."""
     index = {} if container.index is None else {"FLYTE_K8S_ARRAY_INDEX": str(container.index)}
     return {
         "OMP_NUM_THREADS": "1",

@@ -1,15 +1,15 @@
-"""Claim: when machines die and hang as a spot trace says, resuming at the token costs least, and changes no token.
+"""Claim: when machines die and hang as in a spot trace, resuming at the token costs least, and changes no token.
 
-Eight or more worker processes on a tiny model; SIGKILLs and SIGSTOPs at times drawn from a spot trace, scaled so that
-an hour of it passes in seconds. Four arms take turns on one plan and the same blows: undisturbed; a restart of the
-whole batch of a killed worker (what benchmarks/baselines.py says the peers do on a cold restart); finished responses
-kept and the others begun again by whoever has room; and Gleaner, whose members take over dead and hung ones' responses
-at the last token. Successors start after a scaled cold start. Steps are stretched by sleeping to a fixed time, so that
-many workers do not fight for two cores and a lost worker is lost capacity. With `--engine vllm` every worker runs vLLM,
-whose start is the cold start, and everything is slower by three to four times.
+Eight or more worker processes run a tiny model. SIGKILLs and SIGSTOPs come at times from a spot trace, scaled so that
+an hour of it passes in seconds. Four arms take turns on the same plan and the same blows: undisturbed; a restart of a
+killed worker's whole batch (as other systems do on a cold restart, see benchmarks/baselines.py); finished responses
+kept and the others begun again by workers with room; and Gleaner, whose members take over the responses of dead and
+hung members at the last token. Successors start after a scaled cold start. Steps are stretched to a fixed time by
+sleeping, so that many workers do not compete for two cores and a lost worker is lost capacity. With `--engine vllm`
+every worker runs vLLM, whose start is the cold start, and everything takes three to four times as long.
 
-The rates are far above any cloud's, relative to a response's length: a storm shows that it works. What it is worth at
-real rates is the second table, a formula (benchmarks/resume_value.py) fed with what is measured here.
+Relative to a response's length, the loss rates are far above any cloud's: a storm shows that resuming works. The second
+table shows its value at real rates, by a formula (tasks/planning/resume_value.py) with costs that are measured here.
 """
 
 import argparse
@@ -41,8 +41,8 @@ ARMS = ("undisturbed", "whole batch again", "unfinished responses again", "Glean
 class Size:
     """A storm's size and speed.
 
-    hour_s: seconds that an hour of the trace takes. cold_start_h: hours of the trace until a successor starts.
-    hang_share: of the trace's losses, those that become hangs.
+    hour_s: seconds for an hour of the trace. cold_start_h: hours of the trace until a successor starts. hang_share: the
+    share of the trace's losses that become hangs.
     """
 
     engine: Literal["torch", "vllm"] = "torch"
@@ -59,7 +59,7 @@ class Size:
 
 
 FULL = Size(seats=12, prompts=36, length=320, rounds=5, hour_s=12.0)
-# A successor is a vLLM that starts, for seconds on cores that eight share: nothing is added to that.
+# A successor's vLLM takes seconds to start on cores that eight workers share, so no cold start is added.
 VLLM = Size(
     engine="vllm",
     length=64,
@@ -72,7 +72,7 @@ VLLM = Size(
 
 
 def plan_run(folder: Path, model: Path, size: Size) -> str:
-    """A fresh run with one planned iteration."""
+    """Create a run with one planned iteration."""
     return make_run(
         folder,
         model,
@@ -89,7 +89,7 @@ def plan_run(folder: Path, model: Path, size: Size) -> str:
 
 
 class Journal:
-    """The responses of a run as far as they are durable, read as they come."""
+    """The durable responses of a run, read as they are written."""
 
     def __init__(self, run_url: str) -> None:
         store = connect(run_url)
@@ -108,7 +108,7 @@ class Journal:
 
 
 def run_journal(folder: Path, model: Path, size: Size, blows: list[Blow]) -> tuple[FleetRun, dict[int, list[int]]]:
-    """Gleaner's arm, and the undisturbed one without blows."""
+    """Run Gleaner's arm, or without blows the undisturbed one."""
     url = plan_run(folder / "run", model, size)
     journal = Journal(url)
     arguments = [(url, 0, slot, size.step_time_s) for slot in range(size.seats)]
@@ -117,7 +117,7 @@ def run_journal(folder: Path, model: Path, size: Size, blows: list[Blow]) -> tup
 
 
 def run_whole_batch(folder: Path, model: Path, size: Size, blows: list[Blow]) -> tuple[FleetRun, dict[int, list[int]]]:
-    """Nothing of a worker's batch is kept until all of it is there; whoever hangs is waited for."""
+    """Run the arm that keeps nothing of a worker's batch until all of it has ended, and waits for hung workers."""
     url, kept = plan_run(folder / "run", model, size), folder / "kept"
     kept.mkdir()
     arguments = [(url, slot, str(kept), size.step_time_s) for slot in range(size.seats)]
@@ -128,7 +128,7 @@ def run_whole_batch(folder: Path, model: Path, size: Size, blows: list[Blow]) ->
 def run_finished_kept(
     folder: Path, model: Path, size: Size, blows: list[Blow]
 ) -> tuple[FleetRun, dict[int, list[int]]]:
-    """Finished responses are kept; the dead's and the hung's others are free again after the same time as Gleaner's."""
+    """Run the arm that keeps finished responses; others of dead or hung workers are freed after Gleaner's time."""
     url, kept = plan_run(folder / "run", model, size), folder / "kept"
     kept.mkdir()
     arguments = [(url, slot, str(kept), True, size.step_time_s) for slot in range(size.seats)]
@@ -143,7 +143,7 @@ def run_finished_kept(
 
 
 def run_round(number: int, folder: Path, model: Path, size: Size, blows: list[Blow]) -> dict[str, Any]:
-    """One turn of the four arms, in another order every round."""
+    """Run each of the four arms once, in an order that changes with the round."""
     struck: dict[str, Callable[[Path], tuple[FleetRun, dict[int, list[int]]]]] = {
         "undisturbed": lambda path: run_journal(path, model, size, []),
         "whole batch again": lambda path: run_whole_batch(path, model, size, blows),
@@ -168,7 +168,7 @@ def run_round(number: int, folder: Path, model: Path, size: Size, blows: list[Bl
 
 
 def arm_rows(rounds: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Per arm the medians over rounds of each figure's ratio to the undisturbed arm of the same round."""
+    """For each arm, the medians over rounds of each figure's ratio to the undisturbed arm of the same round."""
 
     def median(value: Callable[[Mapping[str, Any]], float]) -> float:
         return float(statistics.median(value(one) for one in rounds))
@@ -195,7 +195,7 @@ def arm_rows(rounds: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def blows_for(number: int, size: Size, trace: Path | None, process: str) -> list[Blow]:
-    """The blows of a round: another sub-fleet of the file, or another draw of the process."""
+    """The blows of a round, from another part of the trace's fleet or another draw of the process in each round."""
     if trace is None:
         drawn = draw_trace(PROCESSES[process], size.seats, TRACE_H * HOUR_S, seed=number)
     else:
@@ -210,13 +210,13 @@ def blows_for(number: int, size: Size, trace: Path | None, process: str) -> list
 
 
 def report(rounds: list[dict[str, Any]], size: Size, source: str, *, as_json: bool) -> None:
-    """Both tables, or for vLLM the first, whose costs the second does not measure; targets, JSON."""
+    """Print both tables (for vLLM only the first, as its costs are not measured for the second), targets and JSON."""
     rows = arm_rows(rounds)
     by_arm = {row["arm"]: row for row in rows}
     ours, response_level = by_arm["Gleaner"], by_arm["unfinished responses again"]
     found: dict[str, Any] = {"rounds": rounds}
     if size.engine == "torch":
-        # Not above: every worker imports this module, and these imports are seconds.
+        # Imported here, because every worker imports this module and these imports take seconds.
         from benchmarks.break_even import break_even_rows, engines, print_savings  # noqa: PLC0415
 
         costs = engines()
@@ -227,7 +227,7 @@ def report(rounds: list[dict[str, Any]], size: Size, source: str, *, as_json: bo
         Target("seats", size.seats, ">= 8"),
         Target("responses_changed", sum(row["responses changed"] for row in rows), "<= 0"),
         Target("kills_and_hangs_of_gleaner", ours["kills"] + ours["hangs"], f">= {size.rounds * 4}"),
-        # Where it is missed, the machine did not keep up, and times compare what else it was doing.
+        # If this is missed, the machine was overloaded, and the times are not comparable.
         Target("step_stretched_undisturbed", by_arm["undisturbed"]["step ms"] / (1000 * size.step_time_s), "< 1.2"),
         Target("tokens_again_over_response_level", ours["tokens again"] / response_level["tokens again"], "< 1"),
         Target("wall_clock_over_response_level", ours["wall clock"] / response_level["wall clock"], "< 1"),

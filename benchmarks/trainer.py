@@ -1,8 +1,8 @@
 """Claim: the trainer's optimizer step is faster than that of TRL's GRPOTrainer, and needs less memory.
 
-Same model, same responses and advantages, same division into forward passes, float32, one thread, sdpa attention, no
-gradient checkpointing, on both sides; entropy and metrics are computed by both. Every cell has one process per arm, and
-their steps take turns. TRL runs under a Python of its own, because it is no requirement of Gleaner.
+Both sides have the same model, responses, advantages and division into forward passes, float32, one thread, sdpa
+attention and no gradient checkpointing; both compute entropy and metrics. Every cell has one process per arm, and
+their steps take turns. TRL runs under a Python of its own, because Gleaner does not require it.
 """
 
 import argparse
@@ -36,7 +36,7 @@ HIDDEN, INTERMEDIATE, LAYERS, HEADS, KEY_VALUE_HEADS = 128, 384, 4, 4, 2
 
 @dataclass(frozen=True)
 class Cell:
-    """What is compared: a vocabulary and a completion length, all responses of that length or up to it."""
+    """A compared setting: a vocabulary and a completion length, which all responses have or (ragged) do not exceed."""
 
     vocab_size: int
     completion_length: int
@@ -44,7 +44,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """As it is chosen with --cell."""
+        """The name for --cell."""
         return f"{self.vocab_size}x{self.completion_length}{'r' if self.ragged else ''}"
 
 
@@ -52,13 +52,13 @@ CELLS = [Cell(*each) for each in product(VOCABULARIES, COMPLETION_LENGTHS, (Fals
 
 
 class Arm:
-    """A process that takes steps, and what it says on standard error."""
+    """A process that takes steps, and its output on standard error."""
 
     def __init__(self, process: subprocess.Popen[str], errors: IO[str]) -> None:
         self._process, self._errors = process, errors
 
     def step(self, asked: str) -> dict[str, float]:
-        """One step, asked for as "time" or "memory"; raises RuntimeError when the process ends instead."""
+        """Take one step, measured by "time" or "memory"; raises RuntimeError when the process ends instead."""
         if self._process.stdin is None or self._process.stdout is None:
             raise ValueError("process: has no pipes")
         with suppress(BrokenPipeError):
@@ -75,7 +75,7 @@ class Arm:
 
 @contextmanager
 def running(python: str, module: str, work: Work) -> Iterator[Arm]:
-    """An arm's process, with one thread; it is ended with the context."""
+    """Start an arm's process with one thread, and end it with the context."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(
@@ -96,7 +96,7 @@ def running(python: str, module: str, work: Work) -> Iterator[Arm]:
 
 
 def main() -> None:
-    """Measure the chosen cells and print what was found."""
+    """Measure the chosen cells and print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     parser.add_argument("--pairs", type=int, default=PAIRS, help="timed steps of each arm per cell")
@@ -124,11 +124,11 @@ def main() -> None:
 
 
 def measure(cell: Cell, trl_python: str | None, pairs: int) -> dict[str, Any]:
-    """The row of a cell; without TRL's Python it has Gleaner's figures only."""
+    """The table row of a cell; without TRL's Python it has Gleaner's figures only."""
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         write_model(folder, cell.vocab_size)
-        # One step warms up, one measures memory, the others are timed.
+        # One step warms up, one measures memory, and the others are timed.
         work = Work(folder, cell.vocab_size, cell.completion_length, ragged=cell.ragged, steps=pairs + 2)
         arms = {OURS: stack.enter_context(running(sys.executable, "benchmarks.trainer_ours", work))}
         if trl_python is not None:
@@ -144,7 +144,7 @@ def measure(cell: Cell, trl_python: str | None, pairs: int) -> dict[str, Any]:
 
 
 def write_model(folder: str, vocab_size: int) -> None:
-    """A random Qwen2 with a tied head, config.json and model.safetensors in float32."""
+    """Write config.json and model.safetensors of a random Qwen2 with a tied head, in float32."""
     torch.manual_seed(0)
     config = Qwen2Config(
         vocab_size=vocab_size,
@@ -196,13 +196,13 @@ def targets(rows: Sequence[Mapping[str, Any]]) -> list[Target]:
         found.append(Target(f"tokens_per_s_over_trl_{row['cell']}", row["speed ratio"], ">= 1.3"))
         if row["vocab"] == LARGE_VOCABULARY:
             found.append(Target(f"peak_memory_over_trl_{row['cell']}", row["memory ratio"], "<= 0.7"))
-        # Otherwise the arms would not have done the same work.
+        # Otherwise the arms have not done the same work.
         found.append(Target(f"grad_norm_difference_{row['cell']}", row["grad norm difference"], "<= 1e-4"))
     return found
 
 
 def trl_version(python: str) -> str:
-    """The version of trl that a Python has; raises ValueError when it has none."""
+    """The version of trl in a Python installation; raises ValueError if it has none."""
     script = "from importlib.metadata import version; print(version('trl'))"
     done = subprocess.run([python, "-c", script], capture_output=True, text=True, check=False)
     if done.returncode:

@@ -1,6 +1,6 @@
-"""Gleaner's arm of benchmarks.trainer, a process of its own: the train step of tasks/learning with responses given.
+"""Gleaner's arm of benchmarks.trainer, in a process of its own: the train step of tasks/learning on given responses.
 
-From recorded responses to updated weights; journal and grading are left out, as generation is in the other arm.
+It goes from recorded responses to updated weights, without journal and grading, as the other arm has no generation.
 """
 
 from pathlib import Path
@@ -32,7 +32,7 @@ ALGORITHM = AlgorithmConfig(clip_ratio_low=CLIP_RATIO_LOW, clip_ratio_high=CLIP_
 
 
 def main() -> None:
-    """Train as many steps as the argument says, one for each line on standard input."""
+    """Train as many steps as the argument says, one per line on standard input."""
     keep_answers_apart()
     torch.set_num_threads(1)
     work = work_of_arguments()
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def optimizer_step(policy: Policy, optimizer: PolicyOptimizer, rows: list[Sample], work: Work) -> dict[str, float]:
-    """Divide the responses as the trainer does, accumulate their gradients and update; the step's metrics."""
+    """Divide the responses as the trainer does, accumulate gradients and update; returns the step's metrics."""
     tokens_max = work.responses_per_pass * work.longest
     totals = []
     for batch in micro_batches(rows, work.generations, tokens_max):
@@ -75,7 +75,7 @@ def optimizer_step(policy: Policy, optimizer: PolicyOptimizer, rows: list[Sample
 
 
 def micro_batches(rows: list[Sample], generations: int, tokens_max: int) -> list[list[int]]:
-    """Whole groups in their order as long as they fit, as the trainer records them."""
+    """Divide into micro-batches of whole groups in order, as many as fit, as the trainer records them."""
     lengths = [len(row.prompt) + len(row.completion) for row in rows]
     found: list[list[int]] = []
     for start in range(0, len(rows), generations):

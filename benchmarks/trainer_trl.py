@@ -1,7 +1,7 @@
-"""TRL's arm of benchmarks.trainer, a process of its own: GRPOTrainer.train() with the responses given.
+"""TRL's arm of benchmarks.trainer, in a process of its own: GRPOTrainer.train() on given responses.
 
-Runs under a Python that has trl and need not have Gleaner's requirements. Generation and rewards are left out; what a
-step then does is TRL's own: forming micro-batches, loss, gradient, its metrics, clipping, AdamW.
+It runs under a Python that has trl and need not have Gleaner's requirements. Generation and rewards are left out; all
+else in a step is TRL's own: micro-batches, loss, gradient, metrics, clipping and AdamW.
 """
 
 import importlib
@@ -25,7 +25,7 @@ from benchmarks.trainer_work import (
 
 
 def main() -> None:
-    """Train as many steps as the argument says, one for each line on standard input."""
+    """Train as many steps as the argument says, one per line on standard input."""
     keep_answers_apart()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -85,7 +85,7 @@ def _callback(transformers: Any) -> Any:
             meter.begin()
 
         def on_pre_optimizer_step(self, *_: Any, model: Any, **__: Any) -> None:
-            if not norms:  # the first step is not timed
+            if not norms:  # The first step is not timed.
                 gradients = [parameter.grad for parameter in model.parameters()]
                 norms.append(float(torch.nn.utils.get_total_norm(gradients)))
 
@@ -96,7 +96,7 @@ def _callback(transformers: Any) -> Any:
 
 
 def _tokenizer(work: Work, transformers: Any) -> Any:
-    """One token per letter; the trainer asks for a tokenizer, and nothing is tokenized."""
+    """A tokenizer with one token per letter; the trainer requires one, but nothing is tokenized."""
     tokenizers = importlib.import_module("tokenizers")
     vocabulary = {"<pad>": 0, "<s>": 1, "</s>": 2} | {f"<{index}>": index for index in range(3, work.vocab_size)}
     model = tokenizers.models.WordLevel(vocabulary, unk_token="<pad>")  # noqa: S106 - a token of text
@@ -109,7 +109,7 @@ def _tokenizer(work: Work, transformers: Any) -> Any:
 
 
 def _prepared(work: Work) -> dict[str, Any]:
-    """What TRL makes of generated responses: prompts padded on the left, completions on the right."""
+    """The responses in TRL's form: prompts padded on the left, completions on the right."""
     rows = samples(work)
     prompts, completions = [row.prompt for row in rows], [row.completion for row in rows]
     prompt_length, completion_length = max(map(len, prompts)), max(map(len, completions))

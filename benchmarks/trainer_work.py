@@ -1,7 +1,7 @@
-"""What both arms of benchmarks.trainer train on, and how a process of theirs takes and measures its steps.
+"""The work of both arms of benchmarks.trainer, and the measurement of steps in an arm's process.
 
-Needs nothing but Python, because TRL's arm runs under another one. A process takes a line on standard input per step,
-and answers with a JSON line.
+This module needs only the standard library, because TRL's arm runs under another Python. A process takes one step per
+line on standard input, and answers with a JSON line.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ from typing import Any
 
 LEARNING_RATE = 1e-6
 CLIP_RATIO_LOW, CLIP_RATIO_HIGH = 0.2, 0.28
-# The norm is computed as in a real step, and its value is comparable, because it is never clipped.
+# The norm is computed as in a real step but never clips, so its value can be compared.
 GRAD_NORM_MAX = 1e6
 
 
@@ -27,15 +27,15 @@ class Work:
     """One optimizer step: P x G responses of a random model.
 
     Attributes:
-        model_dir: With the model both arms read.
+        model_dir: The directory of the model that both arms read.
         vocab_size: V.
-        completion_length: T, of every response, or the limit where lengths differ.
-        ragged: Whether lengths differ: log-normal with median T / 4, as of rollouts whose long ones are cut.
+        completion_length: T, the length of every response, or the limit if lengths differ.
+        ragged: Whether lengths differ: log-normal with median T / 4, cut at the limit as in rollouts.
         prompts: P.
         generations: G.
-        prompt_length: Of every prompt; where lengths differ, of half to one and a half times that.
-        responses_per_pass: How many responses of full length a forward pass holds at most.
-        steps: How many the process takes before it ends.
+        prompt_length: The length of every prompt; if lengths differ, prompts have 0.5 to 1.5 times that.
+        responses_per_pass: The most responses of full length in a forward pass.
+        steps: The number of steps after which the process ends.
     """
 
     model_dir: str
@@ -50,11 +50,11 @@ class Work:
 
     @property
     def longest(self) -> int:
-        """The most tokens that a prompt with its completion may have."""
+        """The most tokens of a prompt with its completion."""
         return self.prompt_length * 3 // 2 + self.completion_length
 
     def as_argument(self) -> str:
-        """JSON, the one argument of an arm's process."""
+        """The work as JSON, the only argument of an arm's process."""
         return json.dumps(asdict(self))
 
 
@@ -68,12 +68,12 @@ class Sample:
 
 
 def work_of_arguments() -> Work:
-    """The work that this process was started for."""
+    """The work from this process's argument."""
     return Work(**json.loads(sys.argv[1]))
 
 
 def samples(work: Work) -> list[Sample]:
-    """The responses of a step in the order of their groups; the same in every process."""
+    """The responses of a step, in the order of their groups; the same in every process."""
     rng = random.Random(0)
 
     def draw(length: int) -> list[int]:
@@ -94,7 +94,7 @@ def _completion_length(work: Work, rng: random.Random) -> int:
 
 
 class Meter:
-    """Measures one step at a time, each asked for with a line: "time", or "memory" for the growth of memory in it."""
+    """Measures one step per input line: "time", or "memory" for the growth of memory during the step."""
 
     def __init__(self) -> None:
         self._measures_memory = False
@@ -102,7 +102,7 @@ class Meter:
         self._began_s = self._began_user_s = 0.0
 
     def begin(self) -> None:
-        """Wait until a step is asked for."""
+        """Wait for the next step's line."""
         asked = sys.stdin.readline().strip()
         if not asked:
             sys.exit()
@@ -111,13 +111,13 @@ class Meter:
             gc.collect()
             ctypes.CDLL(None).malloc_trim(0)
             self._resident_bytes = _status_bytes("VmRSS")
-            # From here on the high-water mark is that of the step; see proc(5).
+            # This resets the peak of resident memory, so that it is that of the step; see proc(5).
             Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
         self._began_user_s = resource.getrusage(resource.RUSAGE_SELF).ru_utime
         self._began_s = time.perf_counter()
 
     def end(self, **figures: float) -> None:
-        """Answer with the seconds since `begin`, or with the bytes, and with `figures` about the step."""
+        """Answer with the seconds since `begin` or with the bytes, and with `figures` of the step."""
         measured = {
             "wall_s": time.perf_counter() - self._began_s,
             "user_s": resource.getrusage(resource.RUSAGE_SELF).ru_utime - self._began_user_s,
@@ -128,12 +128,12 @@ class Meter:
 
 
 def answer(message: dict[str, Any]) -> None:
-    """Write one JSON line to the standard output that the process was started with."""
+    """Write one JSON line to the process's original standard output."""
     os.write(_ANSWERS, (json.dumps(message) + "\n").encode())
 
 
 def keep_answers_apart() -> None:
-    """From now on, whatever else is printed goes to standard error."""
+    """Redirect all other output to standard error from now on."""
     global _ANSWERS  # noqa: PLW0603 - a process has one standard output
     _ANSWERS = os.dup(1)
     os.dup2(2, 1)

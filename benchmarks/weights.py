@@ -1,7 +1,7 @@
-"""Claim: pulling weights costs hardly more than copying them, and a step sends a small part of their bytes.
+"""Claim: pulling weights costs hardly more than copying them, and an optimizer step sends few of their bytes.
 
-Three measurements: a verified pull against plain parallel copies of the same bytes, interleaved; the bytes of the
-versions that real optimizer steps in bfloat16 leave; and how long a late joiner takes to its first token, by parts.
+There are three measurements: a verified pull against plain parallel copies of the same bytes, interleaved; the bytes of
+versions after real optimizer steps in bfloat16; and the time of a late joiner to its first token, part by part.
 """
 
 import argparse
@@ -39,31 +39,31 @@ from tasks.learning.pretrained import read_tensors
 TENSOR_BYTES = 24 << 20
 LEARNING_RATES = (1e-6, 3e-6, 1e-5)
 CACHE_BYTES_MAX = 1 << 36
-CHANGED_SHARE = 0.015  # for the codec's speed: about what a step at 1e-6 changes
+CHANGED_SHARE = 0.015  # for the codec's speed: about the share that a step with learning rate 1e-6 changes
 BUCKET = "gleaner-benchmark"
 
 
 def random_tensors(num_bytes: int, seed: int = 0) -> dict[str, TensorBlock]:
-    """Bytes that nothing compresses, in tensors of the size of a small model's layers."""
+    """Incompressible bytes, in tensors of the size of a small model's layers."""
     rng = np.random.default_rng(seed)
     sizes = [min(TENSOR_BYTES, num_bytes - start) for start in range(0, num_bytes, TENSOR_BYTES)]
     return {f"{k}": TensorBlock("BF16", (size // 2,), rng.bytes(size)) for k, size in enumerate(sizes)}
 
 
 def stepped(tensors: dict[str, TensorBlock], seed: int) -> dict[str, TensorBlock]:
-    """As after a small step: a few elements are one unit in the last place away."""
+    """Change tensors as a small step does: a few elements by one unit in the last place."""
     rng = np.random.default_rng(seed)
     new = {}
     for name, block in tensors.items():
         words = np.frombuffer(bytearray(block.data), np.uint16)
         changed = rng.random(len(words), dtype=np.float32) < CHANGED_SHARE
-        words[changed] ^= 1  # up or down by one unit, and never to what is not a number
+        words[changed] ^= 1  # up or down by one unit, and never to a NaN
         new[name] = TensorBlock(block.dtype, block.shape, words.data)
     return new
 
 
 def copy_plainly(sizes: dict[str, int], fill: Callable[[str, int, memoryview], None]) -> None:
-    """Parallel ranges of all objects into buffers of the kind that a pull uses; no byte is looked at."""
+    """Copy ranges of all objects in parallel into buffers like those of a pull, without looking at the bytes."""
     buffers = {key: np.empty(size, np.uint8).data for key, size in sizes.items()}
     ranges = [(key, start) for key, size in sizes.items() for start in range(0, size, RANGE_BYTES)]
     with ThreadPoolExecutor(THREADS) as pool:
@@ -86,7 +86,7 @@ def timed(work: Callable[[], object]) -> float:
 
 
 def pull_rates(store: ObjectStore, root: Path | None, num_bytes: int, folder: Path, rounds: int) -> dict[str, float]:
-    """GB/s of each arm, median over the rounds."""
+    """The GB/s of each arm, as the median over the rounds."""
     prefix = layout.weights(0)
     tensors = random_tensors(num_bytes)
     manifest = publish(store, prefix, tensors, {})
@@ -113,7 +113,7 @@ def pull_rates(store: ObjectStore, root: Path | None, num_bytes: int, folder: Pa
 
 
 def next_version(store: ObjectStore, folder: Path, clock: SystemClock) -> float:
-    """Seconds to pull version 1 on a machine that holds version 0, and to keep it."""
+    """The seconds to pull version 1 on a machine that holds version 0, and to keep it there."""
     held = folder / "held"
     shutil.copytree(folder / "cache", held)
     seconds = timed(lambda: pull_version(store, 1, WeightCache(held, CACHE_BYTES_MAX), clock))
@@ -123,7 +123,7 @@ def next_version(store: ObjectStore, folder: Path, clock: SystemClock) -> float:
 
 @contextmanager
 def s3_store() -> Iterator[ObjectStore | None]:
-    """A bucket on moto's server in this process, its requests one at a time; None where moto is not installed."""
+    """A bucket on moto's server in this process, which serves one request at a time; None if moto is not installed."""
     try:
         moto_server = importlib.import_module("tests.s3_server").moto_server
     except ImportError:
@@ -156,7 +156,7 @@ def measure_pull(num_bytes: int, s3_bytes: int, rounds: int) -> tuple[list[dict[
 
 
 def sent_bytes(store: ObjectStore, version: int, manifest: Manifest) -> int:
-    """What a reader that holds the version before has to read: manifest and objects."""
+    """The bytes that a reader with the version before has to read: manifest and objects."""
     return len(store.get(layout.manifest(layout.weights(version)))) + sum(o.bytes for o in manifest.objects.values())
 
 
@@ -193,7 +193,7 @@ def measure_steps(model: Path, counts: dict[float, int]) -> tuple[list[dict[str,
 
 
 def changed_share(step: Step) -> float:
-    """Share of all elements that a step changed in bfloat16."""
+    """The share of all elements that a step changed in bfloat16."""
     pairs = [
         (np.frombuffer(step.before[n].data, np.uint16), np.frombuffer(b.data, np.uint16)) for n, b in step.after.items()
     ]
@@ -201,7 +201,7 @@ def changed_share(step: Step) -> float:
 
 
 def codec_rates(num_bytes: int) -> dict[str, Any]:
-    """One core's speed of the codec, on normal weights of which a step's share changed."""
+    """The codec's speed on one core, for normal weights of which CHANGED_SHARE changed."""
     rng = np.random.default_rng(0)
     normal = rng.normal(0, 0.02, num_bytes // 2).astype(np.float32)
     before = TensorBlock("BF16", (num_bytes // 2,), (normal.view(np.uint32) >> 16).astype(np.uint16).data)
@@ -220,7 +220,7 @@ def codec_rates(num_bytes: int) -> dict[str, Any]:
 
 
 def measure_join(hidden: int, layers: int, rounds: int, versions: int) -> list[dict[str, Any]]:
-    """Processes that join at a version stored as differences: on a machine without weights, and on one with them."""
+    """Processes that join at a version stored as differences, on a machine without weights and on one with weights."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         url = str(folder / "run")

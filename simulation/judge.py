@@ -1,7 +1,7 @@
-"""What must hold after a history, judged from the objects in the store alone and apart from the code that read them.
+"""The checks after a history, from the objects in the store alone and independent of the production reader.
 
-The reference reader below, and what becomes of each group, are written from docs/format.md (algorithms O, R and F) and
-share nothing with storage/assembly.py and tasks/learning but the bytes of a shard.
+The reference reader and the expected fate of each group are written from docs/format.md (algorithms O, R and F). They
+share nothing with storage/assembly.py and tasks/learning except the decoding of a shard.
 """
 
 from bisect import bisect_right
@@ -28,7 +28,8 @@ from storage.store import CorruptObject
 from tasks.reporting.conclusion import IntegrityError, verify
 
 NO_SEAL = 1 << 62
-# Who beat at least every half of claim_ttl_s for three of them is alive to everybody, whatever clocks and stores do.
+# A member with a heartbeat at least every half claim_ttl_s, for three claim_ttl_s, lives in the view of every member,
+# whatever clocks and stores do.
 REGULAR_TTLS, GAP_TTLS = 3.0, 0.5
 Fate = Literal["trained", "filtered"]
 
@@ -42,7 +43,7 @@ class Reference:
     rows: Mapping[tuple[str, int, int], Sequence[tuple[int, Row]]]
 
     def lineage(self, response: int) -> list[Span]:
-        """Algorithm O: every span that counts; the present owner's reaches to its last shard."""
+        """Algorithm O: every span that counts; the current holder's span reaches to its last shard."""
         spans: list[Span] = []
         owner: Claim | None = None
         for claim in self.claims.get(self._unit(response), ()):
@@ -70,7 +71,7 @@ class Reference:
         ]
 
     def is_undisturbed(self, response: int, spans: Sequence[Span], whole: Whole, *, to_its_end: bool) -> bool:
-        """Whether the rows of the spans, in order and without a gap, are the first (or all) of the whole response."""
+        """Whether the rows of the spans, in order and without a gap, are the first (or all) tokens of the response."""
         position, end = 0, Finish.RUNNING
         for _, row in (found for span in spans for found in self.rows_of(response, span)):
             stop = row.start + len(row.token_ids)
@@ -106,7 +107,7 @@ def read_reference(ledger: Ledger, plan: PlanRecord, memory: ShardMemory) -> Ref
 
 
 def live_and_judge(history: History) -> Outcome:
-    """Live through a history and judge it: `broken` holds every rule that did not hold."""
+    """Simulate a history and check it; `broken` then lists every rule that did not hold."""
     with shards_remembered() as memory, virtual_threads():
         outcome = SimulatedCrew(history).run()
         try:
@@ -129,7 +130,7 @@ def _judge(outcome: Outcome, history: History, memory: ShardMemory) -> None:
 
 
 def _news(outcome: Outcome, reference: Reference) -> set[str]:
-    """The shards that hold something that counts."""
+    """The shards that hold tokens that count."""
     return {
         layout.shard(0, span.incarnation, sequence)
         for response in outcome.truth
@@ -139,7 +140,7 @@ def _news(outcome: Outcome, reference: Reference) -> set[str]:
 
 
 def _check_store(ledger: Ledger) -> None:
-    """What was acknowledged is there, with its bytes."""
+    """Check that every acknowledged object exists with its bytes."""
     stored = set(ledger.store.list(""))
     for key, body in ledger.created.items():
         if key not in stored or ledger.store.get(key) != body:
@@ -147,9 +148,9 @@ def _check_store(ledger: Ledger) -> None:
 
 
 def fates_of_groups(plan: PlanRecord, truth: Mapping[int, Whole]) -> dict[int, Fate]:
-    """Algorithm F: groups in the order of their numbers, until enough are trained. Those left out are unused.
+    """Algorithm F: groups are taken in the order of their numbers until enough are trained; the rest is unused.
 
-    A function of the undisturbed responses alone, so however the history goes there is one right answer.
+    The result depends on the undisturbed responses alone, so there is one right answer for every course of a history.
     """
     fates: dict[int, Fate] = {}
     for group in range(plan.num_groups):
@@ -162,7 +163,7 @@ def fates_of_groups(plan: PlanRecord, truth: Mapping[int, Whole]) -> dict[int, F
 
 
 def _check_batches(outcome: Outcome, reference: Reference) -> None:
-    """Every response of the plan that is not unused in exactly one batch, whole, undisturbed, and along its claims."""
+    """Check that every used response is in exactly one batch: whole, undisturbed, and according to its claims."""
     ledger, plan = outcome.ledger, reference.plan
     fates = fates_of_groups(plan, outcome.truth)
     batches = [records.read(ledger.store, BatchRecord, key) for key in ledger.store.list(layout.batches(0))]
@@ -194,7 +195,7 @@ def _check_batches(outcome: Outcome, reference: Reference) -> None:
 
 
 def _check_closing(ledger: Ledger) -> None:
-    """After the last micro-batch was committed, so was `closed`: from then on members drop what they have."""
+    """Check that no micro-batch was recorded after `closed`, from which on members drop their responses."""
     keys = list(ledger.created)
     late = keys[keys.index(layout.closed(0)) :] if layout.closed(0) in keys else []
     for key in late:
@@ -203,7 +204,7 @@ def _check_closing(ledger: Ledger) -> None:
 
 
 def _check_fates(outcome: Outcome, plan: PlanRecord, batches: Sequence[BatchRecord], fates: Mapping[int, Fate]) -> None:
-    """Algorithm F: groups are trained, filtered and left out as the rewards of the undisturbed responses say."""
+    """Check algorithm F: groups are trained, filtered and left out according to the undisturbed responses' rewards."""
     ledger, size = outcome.ledger, plan.num_generations
     order: list[int] = []
     for batch in batches:
@@ -226,7 +227,7 @@ def _check_fates(outcome: Outcome, plan: PlanRecord, batches: Sequence[BatchReco
 
 
 def _follows_claims(recorded: GradedResponse, reference: Reference) -> bool:
-    """Whether all but the last span are what the claims say; the last may reach beyond a seal made since."""
+    """Whether all spans but the last are those of the claims; the last may reach beyond a seal made since."""
     spans = reference.lineage(recorded.response)
     last = recorded.lineage[-1]
     names = [(span.epoch, span.incarnation) for span in spans]
@@ -237,7 +238,7 @@ def _follows_claims(recorded: GradedResponse, reference: Reference) -> bool:
 
 
 def _check_readers(outcome: Outcome, reference: Reference) -> None:
-    """The production reader takes exactly the rows of the reference reader, and both get undisturbed tokens."""
+    """Check that the production reader takes exactly the reference reader's rows, and both get the right tokens."""
     ledger = outcome.ledger
     reader = JournalReader(ledger.store, reference.plan, 1)
     reader.refresh()
@@ -252,9 +253,9 @@ def _check_readers(outcome: Outcome, reference: Reference) -> None:
 
 
 def _check_transfers(outcome: Outcome, history: History, reference: Reference) -> None:
-    """Nobody takes back from the living, unasked, what it once had.
+    """Check that no member takes an unreleased response back from a living member after having held it before.
 
-    So a response changes hands between the living at most once per member, and is not passed back and forth.
+    So a response moves between living members at most once per member, and is not passed back and forth.
     """
     former: dict[int, set[str]] = defaultdict(set)
     owners: dict[int, str] = {}
@@ -281,7 +282,7 @@ def _check_transfers(outcome: Outcome, history: History, reference: Reference) -
 
 
 def _may_only_take_what_is_free(ledger: Ledger, claim: Claim, history: History) -> bool:
-    """Whether it is of the crew, and that saves machine time. One whose own clock stood takes the living for dead."""
+    """Whether the claimer's crew saves machine time, unless its own clock stood still, so that others looked dead."""
     saves = history.objective == "gpu_seconds" and history.is_crew(int(claim.incarnation.split("-")[0]))
     return saves and _is_alive(ledger, claim, claim.incarnation, history)
 
@@ -297,7 +298,7 @@ def _has_released(reference: Reference, response: int, holder: str) -> bool:
 
 
 def _is_alive(ledger: Ledger, claim: Claim, name: str, history: History) -> bool:
-    """Whether it had beaten so regularly up to this claim that nobody could take it for dead."""
+    """Whether its heartbeats were so regular up to this claim that no member could take it for dead."""
     beats = ledger.beats.get(name, [])
     beats = beats[: bisect_right(beats, claim.at_s, key=lambda beat: beat.at_s)]
     if not beats or beats[-1].state == "gone":
@@ -308,12 +309,12 @@ def _is_alive(ledger: Ledger, claim: Claim, name: str, history: History) -> bool
 
 
 def _check_requests(outcome: Outcome, history: History) -> None:
-    """A member's requests are bounded by its time and by what there is to read, not by the number of responses.
+    """Check that a member's requests are bounded by its time and the objects to read, not by the number of responses.
 
-    It gets every claim and shard once, and asks in vain for one more of every journal and unit when it looks. A flush
-    is a create, its read-back, a probe of every unit, and two looks for the end; a beat is one put; a look is a flush,
-    a listing, one heartbeat and two journals of every member that ever was, and at most one claim per unit. Whoever
-    watches for other members asks with every beat what has ended, who there is, and each for its heartbeat.
+    A member gets every claim and shard once, and in each look asks for one missing object per journal and unit. A flush
+    is a create, its read-back, a probe of every unit, and two checks for the end. A beat is one put. A look is a flush,
+    a listing, one heartbeat and two journals of every member that ever lived, and at most one claim per unit. A member
+    that watches for others asks with every beat which slots have ended, lists the members, and gets each heartbeat.
     """
     ledger = outcome.ledger
     objects, units = len(ledger.created), len(history.plan.slots)

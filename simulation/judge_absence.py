@@ -1,6 +1,6 @@
-"""What must hold where members are absent: nobody waits for them, and who comes too late writes nothing.
+"""The checks for absent members: the iteration does not wait for them, and members that come too late write nothing.
 
-Judged from when what reached the store. Knows no session.
+The checks use only the times at which requests reached the store.
 """
 
 from collections.abc import Collection
@@ -11,12 +11,12 @@ from storage import layout
 
 
 def is_member(name: str) -> bool:
-    """Whether it is an incarnation's name, and not that of the trainer, the observer or Flyte."""
+    """Whether this is an incarnation's name, not that of the trainer, the observer or Flyte."""
     return name.split("-", maxsplit=1)[0].isdecimal()
 
 
 def check_latecomers(ledger: Ledger) -> None:
-    """A member that is at the store for the first time after the iteration was closed claims and writes nothing."""
+    """Check that a member whose first request comes after the iteration was closed claims and writes nothing."""
     closed_s = ledger.created_at_s.get(layout.closed(0))
     if closed_s is None:
         return
@@ -26,10 +26,10 @@ def check_latecomers(ledger: Ledger) -> None:
 
 
 def check_waiting(ledger: Ledger, history: History, news: Collection[str]) -> float:
-    """Something that counts is journalled every `wait_s_max`, until nothing is missing.
+    """Check that tokens that count are journalled at least every `wait_s_max`, until none is missing.
 
-    Faults begin the time anew, and what the line to the store delays comes on top of it. news: keys of the shards that
-    count. Returns the longest wait as a part of what is allowed; 0 where any is.
+    Faults restart the time, and delays of connections to the store are added. news: the keys of the shards that count.
+    Returns the longest wait as a share of the allowed one; 0 if any wait is allowed.
     """
     if history.absence is None:
         return 0.0

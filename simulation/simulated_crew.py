@@ -1,7 +1,7 @@
-"""A simulated crew: production members and a trainer live through a history, on virtual time and a faulty store.
+"""A simulated crew: production members and a trainer run through a history, on virtual time and a faulty store.
 
-Session, claims, journal, rebalancing and the trainer's following are the production code; only engine, clock and store
-are the deterministic ones. What Flyte does is here: lost members are started again, with another name and a cold start.
+Session, claims, journal, rebalancing and the trainer's following are production code; only engine, clock and store are
+deterministic replacements. This module plays Flyte: it starts lost members again, with another name and a cold start.
 """
 
 import math
@@ -13,22 +13,22 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from simulation.ledger import Ledger
-from simulation.simulated_absence import Outage, Pods
-from simulation.simulated_history import LASTING, History, Strike
-from simulation.simulated_member import EXECUTION, Members
-from simulation.simulated_trainer import SimulatedTrainer, observe
-from simulation.undisturbed import Whole, undisturbed
-from simulation.virtual_threads import Machine
-from simulation.virtual_time import ProcessClock, Timeline
+from benchmarks.ledger import Ledger
+from benchmarks.simulated_absence import Outage, Pods
+from benchmarks.simulated_history import LASTING, History, Strike
+from benchmarks.simulated_member import EXECUTION, Members
+from benchmarks.simulated_trainer import SimulatedTrainer, observe
+from benchmarks.undisturbed import Whole, undisturbed
+from benchmarks.virtual_threads import Machine
+from benchmarks.virtual_time import ProcessClock, Timeline
 from storage import layout
 from storage.assembly import JournalReader
 from storage.crew_records import note_rollout_ended
 from storage.faults import Crashed, CrashingStore, FaultRates, FaultyStore
 from storage.records import TRAIN_POOL
 from storage.store import CorruptObject, ObjectStore, StoreUnavailable
-from tasks.sampling.engines.engine import EngineDied
-from tasks.sampling.session.session import Preempted
+from tasks.sampling.engine import EngineDied
+from tasks.sampling.session import Preempted
 
 TRAINER, OBSERVER, FLYTE = "trainer", "observer", "flyte"
 RELAUNCH_AFTER_S = 300.0
@@ -40,10 +40,10 @@ MOMENTS: tuple[Literal["before", "after", "later"], ...] = ("before", "after", "
 
 @dataclass
 class Outcome:
-    """How a history went: the true store, what happened how often, and when everything was over.
+    """The course of a history: the true store, the counts of events, and the time of the end.
 
-    requests_to_bound: the most requests of any member, as a part of what it may make (simulation/judge.py).
-    wait_to_bound: the longest time without news, as a part of what it may be (simulation/judge_absence.py).
+    requests_to_bound: the most requests of any member, as a share of the bound (benchmarks/histories_check.py).
+    wait_to_bound: the longest time without new tokens, as a share of the bound (benchmarks/histories_absence.py).
     """
 
     ledger: Ledger
@@ -55,12 +55,12 @@ class Outcome:
 
     @property
     def broken(self) -> list[str]:
-        """Every rule that did not hold, with its kind before the colon."""
+        """All broken rules, each with its kind before the colon."""
         return self.ledger.broken
 
 
 class LineClock:
-    """What a line to the store waits on: a process's clock, which notes every wait that is longer than `usual_s`."""
+    """The clock of a connection to the store: a process's clock that notes every wait longer than `usual_s`."""
 
     def __init__(self, clock: ProcessClock, ledger: Ledger, usual_s: float) -> None:
         self._clock = clock
@@ -103,7 +103,7 @@ class SimulatedCrew:
         self._lives = Members(history, self._ledger, self._counts, lambda: self._timeline.now_s, self._behind_faults)
 
     def run(self) -> Outcome:
-        """Live through the history until nothing is left to happen, zombies included."""
+        """Run the history until no event is left, zombies included."""
         for member, arrival_s in enumerate(self._history.arrivals_s):
             if self._pods.comes(member):
                 self._schedule_member(member, arrival_s)
@@ -122,13 +122,13 @@ class SimulatedCrew:
 
     @property
     def limit_s(self) -> float:
-        """When even the slowest machine alone would long have decoded everything after the last fault."""
+        """The time by which even the slowest machine alone would have decoded everything after the last fault."""
         history = self._history
         tokens = sum(len(whole.token_ids) for whole in self._truth.values())
         standing_s = sum(strike.duration_s for strike in history.strikes) + 10 * history.weather.pause_s[1]
         waiting_s = 2 * RELAUNCH_AFTER_S + 20 * history.claim_ttl_s
         if history.absence is not None:
-            # In full batches, and the longest on its own at last.
+            # Full batches, and at the end the longest response alone.
             steps = 2 * tokens / history.in_flight + max(len(whole.token_ids) for whole in self._truth.values())
             return history.last_fault_s + WAITS_MAX * history.wait_s_max + steps * history.slowest_step_s
         return history.calm_at_s + standing_s + waiting_s + 2 * tokens * history.slowest_step_s
@@ -142,7 +142,7 @@ class SimulatedCrew:
     def _start_member(self, member: int) -> None:
         self._starts_pending -= 1
         delay_s = 0.0 if self._is_trainers(member) else self._pods.delay_s(self._timeline.now_s)
-        # Where somebody may be absent, all who were to come still do: they must do nothing.
+        # In histories with absences, members also start after the end: they must then do nothing.
         if math.isinf(delay_s) or (self._ledger.is_closed and self._history.absence is None):
             return
         if delay_s:
@@ -175,7 +175,7 @@ class SimulatedCrew:
         self._timeline.after(RELAUNCH_AFTER_S, self._relaunch)
 
     def _comes_again(self, member: int, error: BaseException) -> bool:
-        """The crew while Flyte tries; the trainer's does not seed again when its engine died, or it began to train."""
+        """Whether a member is started again; the trainer's is not after its engine died or training has begun."""
         if self._is_trainers(member):
             return not isinstance(error, EngineDied) and layout.batch(0, 0) not in self._ledger.created
         if self._joins(member):
@@ -183,7 +183,7 @@ class SimulatedCrew:
         return self._pods.starts_again(member)
 
     def _black_out(self, outage: Outage) -> None:
-        """All members but the trainer's are killed at once, and none comes for a while, or ever again."""
+        """Kill all members but the trainer's at once; none starts for a while, or ever again."""
         self._counts["crew outages for ever" if math.isinf(outage.duration_s) else "crew outages"] += 1
         self._ledger.note_fault()
         self._ledger.tell(FLYTE, f"has no machines, {outage.duration_s:.1f} s")
@@ -194,7 +194,7 @@ class SimulatedCrew:
         self._note_end_of_map()
 
     def _note_end_of_map(self) -> None:
-        """What the task behind a rollout map writes, some time after its last slot has ended."""
+        """Write what the task behind a rollout map writes, some time after the map's last slot has ended."""
         if self._history.absence is None or self._is_map_noted or not self._pods.all_ended:
             return
         self._is_map_noted = True
@@ -206,9 +206,9 @@ class SimulatedCrew:
         )
 
     def _relaunch(self) -> None:
-        """Nobody may be left as long as the iteration is not finished; then an operator would have to help.
+        """Note a broken rule when no member is left although the iteration is not finished, and start all slots again.
 
-        Where the trainer's machine generates, nobody else need be there; the judge sees to it that it does.
+        If the trainer's machine generates, no other member is needed; a later check verifies that it does.
         """
         if self._history.absence is not None:
             return
@@ -227,10 +227,10 @@ class SimulatedCrew:
         try:
             reader.refresh()
             return all(reader.assemble(response).finish.ends_response for response in self._truth)
-        except CorruptObject:  # the checks at the end say what it is
+        except CorruptObject:  # the checks at the end report it
             return True
 
-    # What goes wrong.
+    # Faults.
 
     def _schedule_strike(self, strike: Strike) -> None:
         self._timeline.at(strike.at_s, lambda: self._strike(strike))
@@ -281,7 +281,7 @@ class SimulatedCrew:
         self._ledger.tell(process.name, f"suffers {strike.kind}, {strike.duration_s:.1f} s")
         if strike.kind == "trainer kill":
             process.kill()
-        else:  # its successor is at work when it goes on
+        else:  # its successor works by the time it goes on
             process.freeze(strike.duration_s)
             self._timeline.after(0.7 * strike.duration_s, self._start_trainer)
 
@@ -296,7 +296,7 @@ class SimulatedCrew:
         self._change_weather(self._history.calm if is_calm else self._history.weather, "outage ends")
 
     def _behind_faults(self, process: Machine, name: str) -> ObjectStore:
-        """The store as a process reaches it under a name, which is its own or that of a member that lives in it."""
+        """The store for a process under a name, which is its own or that of a member in it."""
         rng = random.Random(f"faults {self._history.seed} {name}")
         store: ObjectStore = self._ledger.view(name)
         if self._crashes_left and rng.random() < 0.4:
@@ -308,7 +308,7 @@ class SimulatedCrew:
         return faulty
 
     def _crash_in_time(self, store: ObjectStore, rng: random.Random) -> CrashingStore:
-        """Its process dies at one of its first calls: half of the time at a write, of which there are few."""
+        """A store whose process dies at one of its first calls; half of the time at a write, as writes are few."""
         writes_only = rng.random() < 0.5
         at_call = int(rng.expovariate(1 / (6 if writes_only else 20)))
         moment, delay_s = rng.choice(MOMENTS), rng.uniform(0, 40)
@@ -316,7 +316,7 @@ class SimulatedCrew:
 
     def _later(self, delay_s: float, request: Callable[[], object]) -> None:
         def arrives() -> None:
-            with suppress(Crashed):  # its process has died since, and nobody hears the answer
+            with suppress(Crashed):  # its process has died since, so the answer is lost
                 request()
 
         self._timeline.after(delay_s, arrives)

@@ -1,7 +1,4 @@
-"""What a simulated member runs on: an engine that takes time, straggles, hangs and dies.
-
-Knows no claims and no faults of the store.
-"""
+"""The machine of a simulated member: an engine that takes time, straggles, hangs and dies."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,13 +15,13 @@ RESTART_FAILS = 0.2
 
 
 class HangingEngine(ScriptedEngine):
-    """A scripted engine that stands still in its next step for `hang_s`, and dies where `dies` says so.
+    """A scripted engine that hangs in its next step for `hang_s`, and dies when `dies` returns True.
 
-    It is asked with a probability, after every step and every restart, which takes as long as a cold start.
+    `dies` is called with a probability after every step and every restart; a restart takes as long as a cold start.
     """
 
     def __init__(self, history: History, member: int | None, clock: Clock, dies: Callable[[float], bool]) -> None:
-        """member: None for the trainer's machine, which helps out."""
+        """member: None for the trainer's machine, which generates when no member lives."""
         speed = history.trainer_speed if member is None else history.speeds[member]
         super().__init__(
             VOCABULARY,
@@ -67,7 +64,7 @@ class HangingEngine(ScriptedEngine):
         super().restart()
 
     def _check_isolation(self) -> None:
-        """While anything of its own unit is decoded, the batch is no larger than the plan says."""
+        """Check that the batch is no larger than the plan allows while a response of the slot's own unit is decoded."""
         plan, running = self._history.plan, self._table.responses
         if self._member is None or self._member >= len(plan.slots):
             return
@@ -90,9 +87,9 @@ class HangingEngine(ScriptedEngine):
 
 
 class ShardMemory:
-    """The bytes of every shard are made by the production code; a reader of the same process is given the rows again.
+    """Encodes shards by the production code, and gives readers in the same process the original rows back.
 
-    That an encoded shard decodes to its rows is shown in tests/storage/test_shard.py; here it would take half the time.
+    tests/storage/test_shard.py shows that an encoded shard decodes to its rows; here decoding would take half the time.
     """
 
     def __init__(self) -> None:
@@ -109,7 +106,7 @@ class ShardMemory:
 
 @contextmanager
 def shards_remembered() -> Iterator[ShardMemory]:
-    """Within it, all journals of this process share one memory of their shards."""
+    """Within this context, all journals of the process share one memory of their shards."""
     memory, names = ShardMemory(), vars(journal)
     ours = {name: names[name] for name in ("encode_shard", "decode_shard")}
     names.update(encode_shard=memory.encode, decode_shard=memory.decode)

@@ -1,6 +1,6 @@
-"""Members of a simulated crew: production sessions on engines that take time, and the one in the trainer's own process.
+"""Members of a simulated crew: production sessions on simulated engines, also the one in the trainer's own process.
 
-What a member must not leave undone is checked here when it leaves. Knows neither faults nor what Flyte does.
+When a member leaves, this module checks that it may. It knows neither faults nor what Flyte does.
 """
 
 import math
@@ -8,29 +8,29 @@ import random
 from collections import Counter
 from collections.abc import Callable
 
-from simulation.ledger import Ledger
-from simulation.simulated_history import History
-from simulation.simulated_machine import HangingEngine
-from simulation.undisturbed import prompt
-from simulation.virtual_threads import Machine
+from benchmarks.ledger import Ledger
+from benchmarks.simulated_history import History
+from benchmarks.simulated_machine import HangingEngine
+from benchmarks.undisturbed import prompt
+from benchmarks.virtual_threads import Machine
 from storage.assembly import JournalReader
 from storage.clock import Clock
 from storage.records import TRAIN_POOL
 from storage.store import ObjectStore
 from tasks.planning.config import PlanningConfig
 from tasks.sampling.config import RolloutConfig
-from tasks.sampling.engines.engine import Engine
-from tasks.sampling.session.crew_watch import CrewWatch
-from tasks.sampling.session.member import helping_slot
-from tasks.sampling.session.session import Session, SessionOutcome
-from tasks.sampling.session.session_config import SessionConfig
+from tasks.sampling.crew_watch import CrewWatch
+from tasks.sampling.engine import Engine
+from tasks.sampling.member import helping_slot
+from tasks.sampling.session import Session, SessionOutcome
+from tasks.sampling.session_config import SessionConfig
 
 EXECUTION = "simulated"
 LOAD_PARTS = 4
 
 
 def new_watch(history: History, store: ObjectStore, clock: Clock, *, at_once: bool = True) -> CrewWatch:
-    """The production watch on everybody but the trainer's machine, where somebody may be absent."""
+    """The production watch on all members but the trainer's machine, for histories in which members may be absent."""
     if history.absence is None:
         raise ValueError("absence: None; allowed: only histories in which the trainer's machine generates again")
     return CrewWatch(
@@ -46,7 +46,7 @@ def new_watch(history: History, store: ObjectStore, clock: Clock, *, at_once: bo
 
 
 class Members:
-    """Lives the lives of members. store: as a process reaches it under a name. now_s: true time."""
+    """Runs the lives of members. store: gives a process its store under a name. now_s: true time."""
 
     def __init__(
         self,
@@ -64,12 +64,12 @@ class Members:
         self._store = store
 
     def live(self, process: Machine, member: int, has_notice: Callable[[], bool]) -> None:
-        """One life of a member, from its first claim on; its process has the incarnation's name."""
+        """Run one life of a member, from its first claim on; its process has the incarnation's name."""
         history = self._history
         rng = random.Random(f"member {history.seed} {process.name}")
 
         def notice() -> bool:
-            # Asked once between two steps, in the session's own thread: there it may also hand something over.
+            # The session calls this between steps in its own thread, where it may also hand a response over.
             if rng.random() < history.hand_over:
                 session.hand_over(rng.sample(range(history.plan.num_responses), 3))
             return has_notice()
@@ -85,14 +85,14 @@ class Members:
         self._check_leaving(process, member)
 
     def help_out(self, process: Machine, trainers_store: ObjectStore, rng: random.Random) -> SessionOutcome:
-        """Generate in the trainer's process, as `seed_again` in tasks/sampling/session/seeding_member.py has it."""
+        """Generate in the trainer's process, like `seed_again` in tasks/sampling/seeding_member.py."""
         history, slot = self._history, helping_slot(trainers_store, self._history.plan)
         name = f"{slot:05d}-{rng.getrandbits(64):016x}"
         self._counts["the trainer's machine generates"] += 1
         self._ledger.tell(process.name, f"generates as {name}")
         store = self._store(process, name)
         watch = new_watch(history, store, process.clock)
-        process.clock.sleep(rng.uniform(*history.cold_start_s))  # until the engine's process is there
+        process.clock.sleep(rng.uniform(*history.cold_start_s))  # until the engine has started
         engine = self._new_engine(process, name, None)
         config = self._session_config(process, slot, helps_out=True)
         has_handed_over = False
@@ -159,7 +159,7 @@ class Members:
         return HangingEngine(self._history, member, process.clock, dies)
 
     def _session_config(self, process: Machine, slot: int, *, helps_out: bool = False) -> SessionConfig:
-        """helps_out: it is the trainer's machine, whose number may be that of a member, too."""
+        """helps_out: it is the trainer's machine, whose slot number another member may have too."""
         history = self._history
         in_crew = not helps_out and history.is_crew(slot)
         return SessionConfig(
@@ -184,9 +184,9 @@ class Members:
             self._ledger.breaks(f"error: {name} ended and left a thread running")
 
     def _check_leaving(self, process: Machine, member: int) -> None:
-        """Who ends by itself leaves no thread, and a planned slot nothing of its own unit unfinished.
+        """Check that a member that left by itself has no thread and, if planned, no unfinished response of its unit.
 
-        Where members cut, it may leave what another slot of the crew has had since: that one answers for it.
+        Where members cut, it may leave responses that another slot of the crew has had since: that one is responsible.
         """
         history = self._history
         self._check_threads(process, process.name)

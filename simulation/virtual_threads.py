@@ -1,7 +1,7 @@
 """Production's threads, events and locks in virtual time: a process's second thread is a greenlet that takes turns.
 
-So a simulated member has its decode loop and its housekeeping side by side, as in production, and yet its history is a
-pure function of its seed. Replaces the name `threading` in the modules that use it, and nothing else of them.
+So a simulated member runs its decode loop and its housekeeping side by side, as in production, and its history is still
+a pure function of its seed. In the modules that use `threading`, only that name is replaced.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ MODULES = (bookkeeping, housekeeping, journal)
 
 
 class Machine(Process):
-    """A process whose threads freeze and die with it. Whoever sleeps on it sleeps as the thread that is running."""
+    """A process whose threads freeze and die with it; `sleep` makes the running thread sleep."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Machine(Process):
         self.threads: list[Process] = []
 
     def current(self) -> Process:
-        """The thread that is running; this process itself if it is the main one."""
+        """The running thread; this process itself if that is the main thread."""
         here = getcurrent()
         return next((thread for thread in self.threads if thread.runs_in(here)), self)
 
@@ -56,7 +56,7 @@ class Machine(Process):
             thread.freeze(duration_s)
 
     def spawn(self, target: Callable[[], object]) -> Process:
-        """A thread; it ends with the process, and a crash of it is the process's."""
+        """Start a thread, which ends with the process; if it crashes, the process crashes."""
 
         def ended(_: Process, error: BaseException | None) -> None:
             if isinstance(error, Crashed) and not self.dead:
@@ -97,7 +97,7 @@ class _Thread:
 
 
 class _Event:
-    """Waited for by one thread."""
+    """An event for which one thread waits."""
 
     def __init__(self) -> None:
         self._set = False
@@ -151,7 +151,7 @@ def _machine() -> Machine:
 
 @contextmanager
 def virtual_threads() -> Iterator[None]:
-    """Within it, the modules above make their threads, events and locks of virtual time."""
+    """Within this context, the modules above create threads, events and locks of virtual time."""
     before = [vars(module)["threading"] for module in MODULES]
     for module in MODULES:
         vars(module)["threading"] = SimpleNamespace(Thread=_Thread, Event=_Event, Lock=_Lock)

@@ -1,7 +1,7 @@
-"""Decode speed of our engines against bare vLLM on one device; what keyed sampling and journalling cost in the loop.
+"""Decode speed of our engines against bare vLLM on one device, and the cost of keyed sampling and journalling.
 
-All decode the same prompts to the same lengths at temperature 1 and return log-probs. They stand side by side and take
-turns where the device's memory allows, else they come one after another; the result says which.
+All engines decode the same prompts to the same lengths at temperature 1 and return log-probs. If the device's memory
+allows, they exist side by side and take turns; otherwise they run one after another. The result says which.
 """
 
 import importlib
@@ -28,12 +28,12 @@ from tasks.sampling.config import VllmConfig
 from tasks.sampling.engines.torch_engine import TorchEngine
 
 KEYED = "vllm_keyed"
-CONTESTANTS = 5  # with TorchEngine, which takes what it needs of its share
-# Of a GPU's memory, the share that all engines take together; besides weights and cache one wants room to compute.
+CONTESTANTS = 5  # TorchEngine included, which takes what it needs of its share
+# The share of a GPU's memory that all engines take together; the rest is for computing.
 _MEMORY_SHARE = 0.85
 _WORKING_BYTES = 4 << 30
 _CPU_CACHE_BYTES = 64 << 20
-# Bare vLLM reads these, too. On a CPU they are what makes several engines on few cores possible, for all of them.
+# Bare vLLM reads these too. On a CPU they make it possible to run several engines on few cores.
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
@@ -45,7 +45,7 @@ _CPU_ENVIRONMENT = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCHDYNAMO_DISABLE"
 
 @dataclass(frozen=True)
 class Contestant:
-    """Something that decodes: `run` returns tokens per second; `engine` is one of ours, for further questions."""
+    """A contestant: `run` decodes and returns tokens per second; `engine` is its engine if it is one of ours."""
 
     run: Callable[[], float]
     close: Callable[[], object]
@@ -54,7 +54,7 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Field:
-    """What all contestants share. `memory_share`: of a GPU's memory, for one vLLM engine."""
+    """The common settings of all contestants. `memory_share`: the share of a GPU's memory for one vLLM engine."""
 
     size: Size
     model: Path
@@ -135,7 +135,7 @@ class Field:
         return Contestant(partial(decode, engine, self.size.responses, self.size.tokens), engine.close, engine)
 
     def contestants(self) -> dict[str, Callable[[], Contestant]]:
-        """By name, how each is built; none uses batch-invariant kernels, which hold for a whole process."""
+        """Builders by name; none uses batch-invariant kernels, because those are set for a whole process."""
         return {
             "vllm_bare": self.bare_vllm,
             KEYED: partial(self.with_vllm, "keyed"),
@@ -146,7 +146,7 @@ class Field:
 
 
 def measure(size: Size) -> dict[str, Any]:
-    """Tokens per second of every contestant, the journalling tax, and why a contestant is missing."""
+    """The tokens per second of every contestant, the journalling tax, and the reason for each missing contestant."""
     share, together = memory_plan(size)
     return {"together": together} | _measure_field(size, share, Field.contestants, together=together)
 
@@ -181,7 +181,7 @@ def _measure_field(
 
 
 def context_length(size: Size) -> int:
-    """Most tokens of prompt and response."""
+    """The most tokens of prompt and response."""
     return len(PROMPT) + max(size.tokens, *size.journal_tokens)
 
 
@@ -199,13 +199,13 @@ def memory_plan(size: Size) -> tuple[float, bool]:
 
 
 def _measure_crew(size: Size, builders: Mapping[str, Callable[[], Contestant]], found: dict[str, Any]) -> None:
-    """Build these contestants, let them take turns, add what they did to `found`, and close them."""
+    """Build these contestants, let them take turns, add their results to `found`, and close them."""
     with ExitStack() as closing:
         crew = {}
         for name, builder in builders.items():
             try:
                 crew[name] = builder()
-            except Exception as error:  # noqa: BLE001 - one that cannot start must not cost the others' figures
+            except Exception as error:  # noqa: BLE001 - if one cannot start, the others are still measured
                 found["skipped"][name] = reason(error)
                 continue
             closing.callback(crew[name].close)
@@ -218,10 +218,10 @@ def _measure_crew(size: Size, builders: Mapping[str, Callable[[], Contestant]], 
 
 
 def journalling(engine: Any, size: Size) -> dict[str, float]:
-    """What a session that journals costs over the bare loop, by the clock.
+    """The wall-clock cost of a journalling session over the bare loop.
 
-    Many tokens less few: how many per cent longer a token takes. What is left is seconds that a session takes whatever
-    it decodes, to begin and to end, which would hide the former in a run of seconds.
+    The difference between runs with many and few tokens gives the extra time per token in per cent. The rest is the
+    fixed time in which a session begins and ends, which would hide the extra time in a run of seconds.
     """
     durations: dict[str, Callable[[], float]] = {}
     for tokens in size.journal_tokens:
@@ -253,6 +253,6 @@ def _duration(rate: Callable[[int, int], float], responses: int, tokens: int) ->
 
 
 def reason(error: BaseException) -> str:
-    """One line that says what went wrong."""
+    """The error in one line."""
     lines = str(error).splitlines()
     return f"{type(error).__name__}: {lines[0] if lines else 'without a message'}"

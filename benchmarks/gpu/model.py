@@ -1,4 +1,4 @@
-"""The random model of benchmarks.gpu, of a real model's shape: nothing is downloaded."""
+"""The random model of benchmarks.gpu, which has a real model's shape, so that nothing is downloaded."""
 
 from pathlib import Path
 from typing import Any
@@ -32,11 +32,11 @@ def model_config(shape: ModelShape) -> Any:
 
 
 def write_model(shape: ModelShape, folder: Path, device: str) -> dict[str, Tensor]:
-    """Write config.json and model.safetensors in bfloat16; returns the tensors on the CPU, a tied one once."""
+    """Write config.json and model.safetensors in bfloat16; returns the tensors on the CPU, tied ones once."""
     torch.manual_seed(0)
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(model_config(shape), dtype=torch.bfloat16)
     model.to("cpu").save_pretrained(str(folder))
     if device == "cuda":
-        torch.cuda.empty_cache()  # other processes are to have it
+        torch.cuda.empty_cache()  # for other processes
     return {name: parameter.detach() for name, parameter in model.named_parameters()}

@@ -1,8 +1,8 @@
-"""What keyed sampling costs on a device: microseconds per step of a batch, against sampling that nobody can repeat.
+"""The cost of keyed sampling on a device: microseconds per step of a batch, against sampling that cannot be repeated.
 
-All arms return what an engine needs, token ids and their log-probs at temperature 1, from bfloat16 logits. On a GPU
-times are the device's own, by events behind work that keeps it busy until the host has sent everything; the time of a
-single call from an idle device, its launches included, stands beside them.
+All arms return what an engine needs, token ids and their log-probs at temperature 1, from bfloat16 logits. On a GPU,
+times are measured by the device's events, behind work that keeps it busy until the host has launched everything. The
+time of a single call on an idle device, including launches, is reported beside them.
 """
 
 import time
@@ -22,12 +22,12 @@ from tasks.sampling.engines.keyed_noise import gumbel, sample
 Sampler = Callable[["Logits"], tuple[Tensor, Tensor]]
 COMPARED_ROWS = 32
 _BUSY_WIDTH = 8192
-_BUSY_PRODUCTS = 8  # about 10 ms on an H100: the host sends some hundred launches meanwhile
+_BUSY_PRODUCTS = 8  # about 10 ms on an H100, in which the host makes some hundred launches
 
 
 @dataclass(frozen=True)
 class Logits:
-    """A batch as an engine hands it to its sampler: values [B, V] in bfloat16, and one of each setting per row."""
+    """A batch as an engine passes it to its sampler: values [B, V] in bfloat16, and one of each setting per row."""
 
     values: Tensor
     keys: Tensor
@@ -42,7 +42,7 @@ class Logits:
 
 
 def random_logits(batch: int, vocab_size: int, device: str) -> Logits:
-    """Normal logits of standard deviation 3, random keys and positions; the same at every call on one device type."""
+    """Normal logits with standard deviation 3, random keys and positions; the same at every call on a device type."""
     generator = torch.Generator(device).manual_seed(0)
     whole = partial(torch.randint, size=(batch,), generator=generator, device=device)
     return Logits(
@@ -56,7 +56,7 @@ def random_logits(batch: int, vocab_size: int, device: str) -> Logits:
 
 
 def keyed(logits: Logits) -> tuple[Tensor, Tensor]:
-    """As engines here draw; a fused kernel on a GPU, where there is one."""
+    """Sample as our engines do, on a GPU with the fused kernel if there is one."""
     return sample(
         logits.values,
         logits.keys,
@@ -70,20 +70,20 @@ def keyed(logits: Logits) -> tuple[Tensor, Tensor]:
 
 
 def keyed_unfused(logits: Logits) -> tuple[Tensor, Tensor]:
-    """The same noise in tensor operations alone."""
+    """Sample with the same noise by tensor operations alone."""
     logprobs = _logprobs(logits)
     noise = gumbel(logits.keys, logits.positions, logprobs.shape[1])
     return _picked(logprobs, noise.add_(logprobs).argmax(dim=-1))
 
 
 def exponential(logits: Logits) -> tuple[Tensor, Tensor]:
-    """As vLLM draws without seeds: the largest of probability / exponential noise."""
+    """Sample as vLLM does without seeds: the token with the largest probability / exponential noise."""
     logprobs = _logprobs(logits)
     return _picked(logprobs, logprobs.exp().div_(torch.empty_like(logprobs).exponential_()).argmax(dim=-1))
 
 
 def multinomial(logits: Logits) -> tuple[Tensor, Tensor]:
-    """As transformers draws."""
+    """Sample as transformers does."""
     logprobs = _logprobs(logits)
     return _picked(logprobs, torch.multinomial(logprobs.exp(), 1).squeeze(1))
 
@@ -98,7 +98,7 @@ SAMPLERS: dict[str, Sampler] = {
 
 @torch.inference_mode()
 def measure(size: Size) -> dict[str, Any]:
-    """The figures of every batch size; on a GPU also `fused`: whether keyed sampling was one pass over the logits."""
+    """The figures of every batch size, and on a GPU whether keyed sampling was one pass over the logits (`fused`)."""
     batches = [_measure_batch(size, batch) for batch in size.batches]
     return {"vocab_size": size.shape.vocab_size, "batches": batches}
 
@@ -109,7 +109,7 @@ def _measure_batch(size: Size, batch: int) -> dict[str, Any]:
     samplers: dict[str, Callable[[], object]] = {name: partial(one, logits) for name, one in SAMPLERS.items()}
     work = samplers | {"products": _replayed(decode_products(size.shape, batch, size.device), size.device)}
     arms = {name: partial(step_time, one, size.steps, busy) for name, one in work.items()}
-    interleave(arms, 2)  # compiles, checks itself, fills caches
+    interleave(arms, 2)  # compiles and checks kernels, and fills caches
     found: dict[str, Any] = {
         "batch": batch,
         "step_us": medians(interleave(arms, size.rounds)),
@@ -119,13 +119,13 @@ def _measure_batch(size: Size, batch: int) -> dict[str, Any]:
     found["keyed_share"] = step_us["keyed"] / (step_us["keyed"] + step_us["products"])
     if size.device == "cuda":
         found["scratch_bytes"] = {name: scratch_bytes(one) for name, one in samplers.items()}
-        # Otherwise a matrix of float32 scores was made.
+        # Otherwise the scratch memory would hold a matrix of float32 scores.
         found["fused"] = found["scratch_bytes"]["keyed"] < 4 * logits.values.numel()
     return found | agreement(logits)
 
 
 def agreement(logits: Logits) -> dict[str, float]:
-    """Of up to 32 rows: the share whose token the CPU draws, too, and the largest difference in its log-prob."""
+    """For up to 32 rows, the share in which the CPU draws the same token, and the largest log-prob difference."""
     token_ids, logprobs = (tensor[:COMPARED_ROWS].cpu() for tensor in keyed(logits))
     expected_ids, expected = keyed(logits.on_cpu(COMPARED_ROWS))
     same = token_ids == expected_ids
@@ -136,7 +136,7 @@ def agreement(logits: Logits) -> dict[str, float]:
 
 
 def step_time(work: Callable[[], object], steps: int, busy: Callable[[], object] | None) -> float:
-    """Microseconds per call of `work`, many in a row; with `busy` by the device's clock, behind what `busy` starts."""
+    """Microseconds per call of `work`, many in a row; with `busy`, by the device's clock behind the work of `busy`."""
     if busy is None:
         return _host_time(work, steps)
     start, end = _event(), _event()
@@ -150,7 +150,7 @@ def step_time(work: Callable[[], object], steps: int, busy: Callable[[], object]
 
 
 def scratch_bytes(work: Callable[[], object]) -> int:
-    """Most bytes of a GPU's memory that tensors take during a call, besides those that were there."""
+    """The peak bytes of GPU memory that tensors take during a call, without those that existed before."""
     torch.cuda.reset_peak_memory_stats()
     before_bytes = torch.cuda.memory_allocated()
     work()
@@ -158,7 +158,7 @@ def scratch_bytes(work: Callable[[], object]) -> int:
 
 
 def call_time(work: Callable[[], object], size: Size) -> float:
-    """Microseconds until the result of a single call on an idle device is there."""
+    """Microseconds of a single call on an idle device, until its result is there."""
 
     def awaited() -> None:
         work()
@@ -169,7 +169,7 @@ def call_time(work: Callable[[], object], size: Size) -> float:
 
 
 def decode_products(shape: ModelShape, batch: int, device: str) -> Callable[[], None]:
-    """All matrix products of one decode step in bfloat16, each with weights of its own: what no step can do without."""
+    """All matrix products of one decode step in bfloat16, each with its own weights: the least work of a step."""
 
     def random(*sizes: int) -> Tensor:
         return torch.randn(*sizes, device=device, dtype=torch.bfloat16)
@@ -193,7 +193,7 @@ def _picked(logprobs: Tensor, token_ids: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _replayed(work: Callable[[], None], device: str) -> Callable[[], None]:
-    """On a GPU `work` as a graph, so that its hundreds of launches cost nothing."""
+    """Record `work` as a CUDA graph on a GPU, so that its hundreds of launches cost nothing."""
     if device != "cuda":
         return work
     aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]

@@ -1,7 +1,7 @@
-"""Arms of benchmarks.seeds: scenarios of the papers, what is changed in them, and running all arms with all seeds.
+"""The arms of benchmarks.seeds: the papers' scenarios, the changes to them, and runs of all arms with all seeds.
 
-A scenario file says what is known of a paper's setting and where from (scenarios/); an arm is such a scenario
-with something changed, and what of its run counts.
+A scenario file holds a paper's setting with the source of each value (benchmarks/scenarios). An arm is such a scenario
+with changes, and says which of its iterations count.
 """
 
 import math
@@ -20,13 +20,13 @@ from tasks.forecasting.scenario import AvailabilityScenario, Scenario, load
 from tasks.forecasting.simulate import simulate
 
 SCENARIOS = Path(__file__).parent / "scenarios"
-# What a member does with its machine while it has work.
+# The uses of a machine's time while its member has work.
 _BUSY = ("prefill", "useful", "wasted")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Preemption:
-    """`after_s` seconds into the iteration only `left` machines are there, and all of them again `back_s` later."""
+    """`after_s` seconds into the iteration only `left` machines remain, and all are back `back_s` seconds later."""
 
     iteration: int
     after_s: float
@@ -36,9 +36,9 @@ class Preemption:
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """settle: iterations at the beginning that do not count. span_s: as of simulate. preemption: of the first pool.
+    """settle: iterations at the beginning that do not count. span_s: as in simulate. preemption: of the first pool.
 
-    minor: it runs with the first seed only, unless all are asked for.
+    minor: whether the arm runs with the first seed only, unless all are requested.
     """
 
     scenario: Scenario
@@ -50,13 +50,13 @@ class Arm:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """Of one arm and seed, means per iteration that counts.
+    """The results of one arm with one seed, as means per iteration that counts.
 
-    duration_s, rollout_s, train_s, seeding_s, tokens, usd: of an iteration. last_s: of the last one alone. engine_s:
-    members and the trainer's engines at work. members: with the weights, while responses were decoded. transfer_s: of
-    weights, by each member that the plan asked for. crew_gpu_s: GPU-seconds of the pools' machines; trainer_gpu_s: of
-    the trainer's while they train. stalled: why nothing more would ever happen; then nothing was decoded, in infinite
-    time.
+    duration_s, rollout_s, train_s, seeding_s, tokens, usd: per iteration. last_s: the duration of the last one alone.
+    engine_s: the working time of members and the trainer's engines. members: the mean number with weights while
+    responses were decoded. transfer_s: the time of weights to each planned member. crew_gpu_s: GPU-seconds of the
+    pools' machines. trainer_gpu_s: GPU-seconds of the trainer's machines while they train. stalled: why the run could
+    not go on; its duration is then infinite, and it has no tokens.
     """
 
     iterations: int
@@ -90,18 +90,18 @@ class Outcome:
 
     @property
     def gpu_s(self) -> float:
-        """GPU-seconds as a bill of functions has them: the crew's, and the trainer's while they train."""
+        """The GPU-seconds that serverless functions would bill: the crew's, and the trainer's while they train."""
         return self.crew_gpu_s + self.trainer_gpu_s
 
 
 class Outcomes:
-    """By arm and seed; figures are medians over seeds, of ratios seed by seed for the seeds that both have."""
+    """Outcomes by arm and seed. Figures are medians over seeds; ratios are taken seed by seed, for common seeds."""
 
     def __init__(self, found: Mapping[str, Sequence[Outcome]]) -> None:
         self._found = found
 
     def of(self, arm: str) -> Sequence[Outcome]:
-        """One for each of its seeds, in their order."""
+        """The outcomes of an arm, one per seed in order."""
         return self._found[arm]
 
     def median(self, arm: str, figure: str) -> float:
@@ -113,17 +113,17 @@ class Outcomes:
         return statistics.median(_figure(a, figure) / _figure(b, figure) for a, b in pairs)
 
     def stalled(self, arm: str) -> str:
-        """In how many runs of the arm nothing more would happen, and what was said of the first; empty: in none."""
+        """The number of stalled runs of the arm, with the first one's reason; empty if there are none."""
         reasons = [outcome.stalled for outcome in self._found[arm] if outcome.stalled]
         return f"{len(reasons)} of {len(self._found[arm])} stall ({reasons[0]})" if reasons else ""
 
     def best(self, figure: str, prefix: str, choose: Callable[..., str] = max) -> str:
-        """The arm whose name begins so with the greatest figure (or as `choose` says)."""
+        """The arm with the largest figure (or the one that `choose` picks) among those with this prefix."""
         names = [name for name in self._found if name.startswith(prefix)]
         return choose(names, key=lambda name: self.median(name, figure))
 
     def kept_share(self, arm: str, other: str, undisturbed: str) -> float:
-        """How much less the last iteration of `arm` is prolonged than that of `other`, as a share; 0 if neither is."""
+        """The share of `other`'s prolongation of the last iteration that `arm` saves; 0 if neither is prolonged."""
         triples = zip(self._found[arm], self._found[other], self._found[undisturbed], strict=False)
         prolonged = [(a.last_s - u.last_s, b.last_s - u.last_s) for a, b, u in triples]
         return statistics.median(1 - ours / theirs if theirs else 0.0 for ours, theirs in prolonged)
@@ -134,7 +134,7 @@ def _figure(outcome: Outcome, name: str) -> float:
 
 
 def scenario(name: str) -> Scenario:
-    """The scenario file of that name."""
+    """Read the scenario file of this name."""
     return load(SCENARIOS / f"{name}.yaml")
 
 
@@ -148,12 +148,12 @@ def with_work(given: Scenario, *, lengths: Mapping[str, Any] | None = None, **ch
 
 
 def with_pool(given: Scenario, **changed: Any) -> Scenario:
-    """The first pool changed, and the only one."""
+    """The scenario with its first pool changed, and no other pool."""
     return replace(given, pools=(replace(given.pools[0], **changed),))
 
 
 def with_counts(given: Scenario, counts: Sequence[tuple[float, int]]) -> Scenario:
-    """So many machines from each second on, and the planner may use all of them."""
+    """The scenario with these numbers of machines from these seconds on, all of which the planner may use."""
     available = AvailabilityScenario(counts=tuple(counts))
     changed = with_pool(given, count=max(count for _, count in counts), availability=available)
     return with_policy(changed, planning={"width": "fixed"})
@@ -168,7 +168,7 @@ def colocated(given: Scenario) -> Scenario:
 
 
 def run_all(arms: Mapping[str, Arm], seeds: Sequence[int], workers: int, *, full: bool = False) -> Outcomes:
-    """Every arm with every seed, on so many processes; 0: in this one. full: minor ones, too."""
+    """Run every arm with every seed, on `workers` processes; 0: in this one. full: minor arms with every seed too."""
     jobs = [(name, seed) for name, arm in arms.items() for seed in (seeds[:1] if arm.minor and not full else seeds)]
     if workers:
         with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
@@ -182,7 +182,7 @@ def run_all(arms: Mapping[str, Arm], seeds: Sequence[int], workers: int, *, full
 
 
 def run(arm: Arm, seed: int) -> Outcome:
-    """One arm with one seed."""
+    """Run one arm with one seed."""
     given = arm.scenario
     if arm.preemption is not None:
         given = _preempted(given, arm.preemption, seed)
@@ -202,7 +202,7 @@ def _never_ended(reason: str) -> Outcome:
 
 
 def _preempted(given: Scenario, loss: Preemption, seed: int) -> Scenario:
-    """With as many machines as the pool may have until the loss; earlier iterations are the same without it."""
+    """The scenario with the pool's maximal machines until the loss; earlier iterations are the same without it."""
     whole = given.pools[0].count
     earlier = simulate(with_work(given, iterations=loss.iteration), seed=seed)
     at_s = earlier.duration_s + loss.after_s

@@ -1,7 +1,7 @@
-"""A global cut (RLHFuse, as RLHFless describes it): all members stop at once, and the tail goes on with the fewest.
+"""A global cut (RLHFuse, as RLHFless describes it): all members stop at once, and as few as possible decode the tail.
 
-Production cuts each member by itself, so this baseline is replayed here: members decode in lockstep with the step times
-and lengths of the scenario, exactly, without starts or requests.
+In production each member cuts by itself, so this baseline is computed here: members decode in lockstep with exactly the
+scenario's step times and lengths, without starts or requests.
 """
 
 import math
@@ -18,10 +18,10 @@ Floats = npt.NDArray[np.float64]
 
 
 def crew_gpu_s(given: Scenario, members: int, share: float, seed: int, iteration: int) -> float:
-    """GPU-seconds of the crew, groups dealt in turn; `share` of all responses end before the cut.
+    """The crew's GPU-seconds, with groups dealt in turn and `share` of all responses ending before the cut.
 
-    What is left goes, with its prefixes, to as few members as can decode it together. Raises ValueError when a member
-    would have to keep responses waiting.
+    The remaining responses go, with their prefixes, to as few members as can decode them together. Raises ValueError
+    when a member would have to let responses wait.
     """
     pool = given.pools[0]
     lengths = ResponseLengths(given.work, seed).lengths(iteration).astype(np.float64)
@@ -46,7 +46,7 @@ def crew_gpu_s(given: Scenario, members: int, share: float, seed: int, iteration
 
 
 def _ends_s(lengths: Floats, table: Floats) -> Floats:
-    """When each response ends, all of them decoded together from the beginning; lengths ascending."""
+    """The time at which each response ends if all are decoded together from the beginning; lengths ascend."""
     tokens = np.diff(lengths, prepend=0)
     ends: Floats = np.cumsum(tokens * table[len(lengths) : 0 : -1])
     return ends

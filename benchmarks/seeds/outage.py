@@ -1,6 +1,6 @@
-"""No spot machines, for hours or ever, in RLBoost's settings: what it costs over training without any.
+"""No spot machines, for hours or for ever, in RLBoost's settings: the cost over training without a crew.
 
-Nothing here is published or fitted. With seeding the trainer's machines generate again where nobody else lives
+Nothing here is published or fitted. With seeding, the trainer's machines generate again when no other member lives
 (tasks.planning.seeding.generates_again), so an iteration should cost little more than a colocated one of the same work.
 """
 
@@ -21,25 +21,25 @@ from tasks.forecasting.scenario import AvailabilityScenario, Scenario
 
 PAPER = "outage"
 SIZES = ("14B", "8B")
-# All machines are gone from here on, in an iteration that others have settled for.
+# All machines are gone from here on, in an iteration before which the planner has settled.
 OUTAGE = Preemption(iteration=3, after_s=100.0, left=0, back_s=3 * 3600.0)
 NEVER = AvailabilityScenario(counts=((0.0, 0),))
 OVER_COLOCATED_MAX = 1.3
 
 
 def arms() -> dict[str, Arm]:
-    """Of both sizes: an outage and no machine ever, each with seeding and without, and the same work colocated."""
+    """Both sizes with an outage and with no machine ever, each with and without seeding, and colocated."""
     found: dict[str, Arm] = {}
     for size in SIZES:
         given = with_work(scenario(MODELS[size].scenario), iterations=OUTAGE.iteration + 1)
         there = with_counts(given, [(0.0, MODELS[size].instances)])
-        nobody = with_pool(fixed(given, MODELS[size].instances), availability=NEVER)
+        absent = with_pool(fixed(given, MODELS[size].instances), availability=NEVER)
         found |= {
             f"{size} colocated": Arm(scenario=colocated(given)),
             f"{size} outage": Arm(scenario=there, preemption=OUTAGE),
             f"{size} outage without seeding": Arm(scenario=_unseeded(there), preemption=OUTAGE),
-            f"{size} nobody": Arm(scenario=nobody),
-            f"{size} nobody without seeding": Arm(scenario=_unseeded(nobody)),
+            f"{size} absent": Arm(scenario=absent),
+            f"{size} absent without seeding": Arm(scenario=_unseeded(absent)),
         }
     return found
 
@@ -49,10 +49,10 @@ def _unseeded(given: Scenario) -> Scenario:
 
 
 def findings(got: Outcomes) -> list[Finding]:
-    """The iteration with the outage, and all iterations without a machine, over colocated ones of the same work."""
+    """The iteration with the outage, and all iterations without machines, over colocated ones of the same work."""
     found = []
     for size in SIZES:
-        base, outage, nobody = f"{size} colocated", f"{size} outage", f"{size} nobody"
+        base, outage, absent = f"{size} colocated", f"{size} outage", f"{size} absent"
         gone = f"{size}: all {MODELS[size].instances} machines gone at {OUTAGE.after_s:.0f} s for 3 h"
         found += [
             Finding(
@@ -71,9 +71,9 @@ def findings(got: Outcomes) -> list[Finding]:
             Finding(
                 paper=PAPER,
                 what=f"{size}: no machine ever: time over colocated",
-                ours=got.ratio("duration_s", nobody, base),
+                ours=got.ratio("duration_s", absent, base),
                 most=OVER_COLOCATED_MAX,
-                comment=f"without seeding {got.stalled(f'{nobody} without seeding')}",
+                comment=f"without seeding {got.stalled(f'{absent} without seeding')}",
             ),
         ]
     return found

@@ -1,8 +1,9 @@
 """RLBoost (arXiv 2510.19225, NSDI'26): arms and findings.
 
-Knobs, both fitted on Fig. 11 of 14B and the same for every model: `responses_max` (the plateau of decoding, on 2.25x
-with six instances) and `lengths.sigma` (on +37 % with one). All else is prediction. The median length is no knob: it
-follows from sigma and the rollout work that the seeding times in RLBoost's code imply (2,130 engine-seconds for 14B).
+Two knobs are fitted on Fig. 11 of 14B and are the same for every model: `responses_max` (the plateau of decoding, on
+2.25x with six instances) and `lengths.sigma` (on +37 % with one). All other figures are predictions. The median length
+is not a knob: it follows from sigma and the rollout work that the seeding times in RLBoost's code imply (2,130
+engine-seconds for 14B).
 """
 
 from dataclasses import dataclass, replace
@@ -37,7 +38,7 @@ PREEMPTED_S = {100.0: 0.33, 200.0: 0.76}
 
 @dataclass(frozen=True, kw_only=True)
 class _Model:
-    """instances: the most that are used; mean_instances: of the published runs, derived from its two ratios."""
+    """instances: the most that are used. mean_instances: that of the published runs, derived from their two ratios."""
 
     scenario: str
     instances: int
@@ -47,17 +48,17 @@ class _Model:
 
 
 MODELS = {
-    # [C] seeding times for one to four instances in its code.
+    # [C] RLBoost's code has seeding times for one to four instances.
     "8B": _Model(scenario="rlboost_8b", instances=4, throughput=1.66, tokens_per_usd=1.34, mean_instances=3.8),
     # [P App. E] N_prem of 14B at 14K.
     "14B": _Model(scenario="rlboost_14b", instances=6, throughput=1.97, tokens_per_usd=1.49, mean_instances=5.1),
-    # [N] the mean in use with the losses of the trace.
+    # [N] The mean in use with the losses of the trace.
     "32B": _Model(scenario="rlboost_32b", instances=7, throughput=1.51, tokens_per_usd=1.28, mean_instances=5.7),
 }
 
 
 def arms(traces: Path | None) -> dict[str, Arm]:
-    """All arms; traces: a folder with Bamboo's p3-trace.csv, instead of the process fitted to it."""
+    """All arms. traces: a folder with Bamboo's p3-trace.csv, which replaces the process fitted to it."""
     found: dict[str, Arm] = {}
     for name, model in MODELS.items():
         given = on_trace(model.scenario, traces)
@@ -69,12 +70,12 @@ def arms(traces: Path | None) -> dict[str, Arm]:
 
 
 def fixed(given: Scenario, instances: int) -> Scenario:
-    """So many seats of the trace, all used."""
+    """The scenario with a fixed number of seats of the trace, all of them used."""
     return with_policy(with_pool(given, count=instances), planning={"width": "fixed"})
 
 
 def on_trace(name: str, traces: Path | None) -> Scenario:
-    """The scenario file, with Bamboo's p3-trace.csv of that folder instead of the process fitted to it."""
+    """The scenario file, with Bamboo's p3-trace.csv from the folder instead of the process fitted to it."""
     given = scenario(name)
     if traces is None:
         return given
@@ -112,7 +113,7 @@ def _ablations(given: Scenario) -> dict[str, Arm]:
 
 
 def _static(given: Scenario) -> dict[str, Arm]:
-    """Fixed choices: so many instances of the trace, with and without seeding; and reserved ones, as Disagg.BAL has."""
+    """Fixed numbers of instances of the trace, with and without seeding, and reserved ones as in Disagg.BAL."""
     found: dict[str, Arm] = {}
     for instances in FLEETS:
         for seeding in ("auto", "off"):

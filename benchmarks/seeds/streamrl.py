@@ -1,7 +1,8 @@
-"""StreamRL (arXiv 2504.15930): arms and findings, of figures that two third parties read in the paper.
+"""StreamRL (arXiv 2504.15930): arms and findings, for figures that two third parties read from the paper.
 
-One knob, `lengths.sigma`, fitted on the +8 % of skewness-aware dispatch (72B, outputs up to 20,000 tokens) with perfect
-ranks; all else is prediction. How 128 GPUs are divided is searched for, as StreamRL's stage balancing does.
+The only knob, `lengths.sigma`, is fitted on the +8 % of skewness-aware dispatch (72B, outputs up to 20,000 tokens) with
+perfect ranks; all other figures are predictions. The division of 128 GPUs is searched, as StreamRL's stage balancing
+does.
 """
 
 from dataclasses import replace
@@ -16,7 +17,7 @@ GPUS = 128
 SPLITS = (4, 6, 8, 10)
 RECALLS = (0.5, 0.87, 1.0)
 SIGMAS = (0.5, 1.5)
-# Generating GPUs in the other datacentre, or in the same one, beside 64 that train.
+# The numbers of generating GPUs, in the other datacentre or the same one, beside 64 that train.
 FLEETS_GPUS = (16, 32, 48, 64, 96, 128)
 CROSS = {"7B": "streamrl_7b", "32B": "streamrl_32b", "72B": "streamrl_72b"}
 IN_TURN = {"dispatch": "in_turn"}
@@ -28,7 +29,7 @@ def arms() -> dict[str, Arm]:
 
 
 def _ladder(given: Scenario) -> dict[str, Arm]:
-    """As the paper's ablation: dispatch, then streaming from machines of their own, then one step off."""
+    """The steps of the paper's ablation: dispatch, then streaming from machines of their own, then one step off."""
     base = _on_all(colocated(given))
     aware = with_policy(base, planning={"dispatch": "auto"}, predictor="oracle")
     found = {
@@ -68,7 +69,7 @@ def _recalls(given: Scenario) -> dict[str, Arm]:
 
 
 def _cross_region() -> dict[str, Arm]:
-    """Generation on H800 beside the trainer, or on H20 behind the link; each with the fleet that suits it best."""
+    """Generation on H800 beside the trainer, or on H20 behind the link, with fleets of each size."""
     found: dict[str, Arm] = {}
     for model, name in CROSS.items():
         given = with_policy(with_work(scenario(name), iterations=2), predictor="none", planning=IN_TURN)
@@ -81,12 +82,12 @@ def _cross_region() -> dict[str, Arm]:
 
 
 def _on_all(given: Scenario) -> Scenario:
-    """All GPUs the trainer's."""
+    """The scenario in which all GPUs are the trainer's."""
     return replace(given, trainer=_trainer(given, GPUS))
 
 
 def _divided(given: Scenario, engines: int) -> Scenario:
-    """So many engines' GPUs generate, the others train."""
+    """The scenario in which the GPUs of `engines` engines generate and the others train."""
     apart = with_pool(given, count=engines)
     return replace(apart, trainer=_trainer(given, GPUS - round(engines * given.pools[0].gpus)))
 

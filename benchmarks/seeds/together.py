@@ -61,7 +61,7 @@ def _arm(given: Scenario) -> Arm:
 
 
 def findings(got: Outcomes) -> list[Finding]:
-    """Each step over colocated and over the step before, and the last over the best static choice, RLBoost's included."""
+    """Each step over colocated and over the step before, and the last over the best static choice (RLBoost's too)."""
     found = []
     before = BASE
     for name, comment in STEPS:
