@@ -79,7 +79,7 @@ class Parity:
         requests: Sequence[GenerationRequest],
         weights: Sequence[Mapping[str, TensorBlock]],
     ) -> None:
-        """engines: as TORCH and VLLM. weights: by version."""
+        """engines: the engines by the names TORCH and VLLM. weights: by version."""
         self.engines = engines
         self.requests = requests
         self.arms: dict[str, Arm] = {}

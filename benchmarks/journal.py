@@ -74,7 +74,7 @@ def sampled(responses: int, length: int) -> Sample:
     """Tokens sampled by TorchEngine from a random model whose head is sharpened to be as sure as a trained one's."""
     torch.manual_seed(0)
     shape = build_model(VOCABULARY, context_length=length + 8)
-    shape.config.tie_word_embeddings = False  # a tied random model says every token again
+    shape.config.tie_word_embeddings = False  # with a tied head, a random model repeats every token
     model = type(shape)(shape.config).eval()
     with torch.no_grad():
         model.lm_head.weight.mul_(24.0)

@@ -18,7 +18,7 @@ from tasks.sampling.engines.keyed_noise import sample, signed64
 from tasks.sampling.engines.weight_tensors import as_block, as_torch
 
 PROMPT_LENGTHS = (8, 60)
-TWICE_CUT = 3  # every third response
+TWICE_CUT = 3  # every third response is cut twice
 _STOP_TOKENS = list(range(2, 512, 42))
 _WEIGHT_CHANGE = 0.2  # as a share of a matrix's standard deviation
 # The sampling settings in a group, whose responses share a batch: half at temperature 1, and one of each other kind.

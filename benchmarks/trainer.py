@@ -188,7 +188,7 @@ def _median_ratio(above: Sequence[Mapping[str, float]], below: Sequence[Mapping[
 
 
 def targets(rows: Sequence[Mapping[str, Any]]) -> list[Target]:
-    """The claims about the rows in which TRL was measured."""
+    """The claims, for the rows in which TRL was measured."""
     found = []
     for row in rows:
         if "speed ratio" not in row:

@@ -102,7 +102,7 @@ class Process:
         greenlet.getcurrent().parent.switch()
 
     def wake(self) -> None:
-        """End a rest."""
+        """End a `rest`."""
         if not self.dead:
             self._wake_at(self._timeline.now_s)
 

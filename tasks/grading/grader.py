@@ -93,7 +93,7 @@ class Grader:
     def _combine(self, case: GradingCase, outcomes: Sequence[RewardOutcome]) -> Graded:
         if all(outcome.value is None and outcome.error is None for outcome in outcomes):
             outcomes = [
-                RewardOutcome(None, f"reward {name} of response {case.response} is None, as is every other")
+                RewardOutcome(None, f"reward {name} of response {case.response} is None, as are all others")
                 for name in self.names
             ]
         values, errors, total = {}, {}, 0.0

@@ -30,7 +30,7 @@ class TokenBatch:
 
     @property
     def lengths(self) -> Tensor:
-        """[B] int64, completion tokens per response."""
+        """The completion tokens per response, [B] int64."""
         return self.response_mask.sum(dim=1)
 
     def to(self, device: torch.device) -> "TokenBatch":

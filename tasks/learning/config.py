@@ -24,7 +24,7 @@ KlEstimator = Literal["k1", "k2", "k3"]
 LearningRateSchedule = Literal["constant", "linear", "cosine"]
 
 
-# Fields that only some choices read: field -> (the field that chooses, the choices that read it).
+# Fields that take effect with some choices only: field -> (the field of the choice, the choices that use it).
 READ_WITH: dict[str, tuple[str, set[str]]] = {
     "scale_rewards": ("advantage_estimator", {"grpo"}),
     "advantage_eps": ("advantage_estimator", {"grpo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae"}),
@@ -36,9 +36,9 @@ READ_WITH: dict[str, tuple[str, set[str]]] = {
     "clip_ratio_c": ("policy_loss", {"clip"}),
     "importance_sampling_cap": ("importance_sampling", {"token", "sequence-mask", "auto"}),
 }
-# Estimators under which a group of equal rewards teaches nothing, so that it may be filtered out.
+# Estimators with which a group of equal rewards teaches nothing, so that it may be filtered out.
 GROUP_RELATIVE = {"grpo", "rloo", "reinforce_plus_plus_baseline"}
-# Advantage estimators that look at all responses of a step.
+# Advantage estimators that use all responses of a step.
 NEEDS_WHOLE_BATCH = frozenset({"reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae"})
 
 

@@ -19,7 +19,7 @@ FLOPS_MIN = 1 << 21
 
 @functools.cache
 def _onednn_linear() -> Any:
-    """OneDNN's linear operator, or None on a processor or in a torch without it."""
+    """The linear operator of oneDNN, or None if the processor or torch lacks it."""
     available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     if not available or not torch.backends.cpu.get_cpu_capability().startswith("AVX512"):
         return None

@@ -65,7 +65,7 @@ class Critic(TrainedModel):
         return cls(model_dir, {f"model.{name}": tensor for name, tensor in names.items()} | head, config, ranks=ranks)
 
     def values(self, batch: TokenBatch) -> Tensor:
-        """V(t) before each completion token t, [B, T] float32 with gradient, 0 on padding, on `device`."""
+        """The value V(t) before each completion token t: [B, T] float32 with gradient, 0 on padding, on `device`."""
         values: Tensor = self.module(batch.to(self.device))
         return values
 

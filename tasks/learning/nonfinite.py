@@ -33,7 +33,7 @@ def keep_nonfinite(store: ObjectStore, plan: PlanRecord) -> Iterator[None]:
             log.warning("%s could not be written: %s", key, failed)
         command = f"gleaner export {store.url} --rollouts --iterations {plan.iteration} --to FOLDER"
         # The same error object is raised again, so its type and fields stay; only its message is longer.
-        error.args = (f"{error}; told in {key}, and the tokens and log-probs by: {command}",)
+        error.args = (f"{error}; it is recorded in {key}; get its tokens and log-probs by: {command}",)
         raise
 
 

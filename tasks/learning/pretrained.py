@@ -13,7 +13,7 @@ from storage.weights.tensor_sets import TensorBlock
 
 
 class ModelError(ValueError):
-    """policy.path names no usable model."""
+    """The directory policy.path holds no usable model."""
 
 
 def check_model(directory: Path) -> None:
@@ -91,7 +91,7 @@ def read_tensors(directory: Path) -> dict[str, TensorBlock]:
             raise _not_whole(file, error) from None
         for name, entry in entries:
             if name in tensors:
-                raise ModelError(f"policy.path: tensor {name!r} stands in two files of {str(directory)!r}")
+                raise ModelError(f"policy.path: tensor {name!r} is in two files of {str(directory)!r}")
             tensors[name] = TensorBlock(entry["dtype"], tuple(entry["shape"]), bytes(entry["data"]))
     return tensors
 

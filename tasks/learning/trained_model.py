@@ -22,7 +22,7 @@ class PolicyError(ValueError):
 
 
 def training_device(name: str) -> torch.device:
-    """The device of TrainerConfig.device; raises PolicyError when a GPU is asked for and there is none."""
+    """The device of TrainerConfig.device; raises PolicyError if a GPU is requested and there is none."""
     if name == "cuda" and not torch.cuda.is_available():
         raise PolicyError("device: value 'cuda'; allowed: 'cpu' or 'auto' on a machine without a usable GPU")
     if name == "auto":

@@ -127,7 +127,7 @@ class IterationTrainer:
         if self._recording is None:
             while (number := self._ranks.broadcast()) is not None:
                 if number == LEFT_ALONE:
-                    raise LeftAlone("the first rank says so")
+                    raise LeftAlone("the first rank has found that no member lives")
                 yield self._reader.read(number)
             return
         batches = iter(self._recording)

@@ -13,7 +13,7 @@ STRICT = ConfigDict(extra="forbid", strict=True)
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingConfig:
-    """How tokens are drawn; the defaults sample from the policy itself."""
+    """The sampling of tokens; the defaults sample from the policy itself."""
 
     __pydantic_config__ = STRICT
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0

@@ -128,7 +128,7 @@ class FusedDecoder:
         window: Window,
         cache: KeyValueCache,
     ) -> Tensor:
-        """Attention of new tokens x [n * T, hidden] over the window: [n * T, heads * size]."""
+        """The attention of new tokens x [n * T, hidden] over the window, [n * T, heads * size]."""
         count, size, kv_heads = window.count, self._size, self._kv_heads
         rotating = self._heads + kv_heads
         heads = layer.qkv(x).view(-1, rotating + kv_heads, size)

@@ -52,7 +52,7 @@ class KeyValueCache:
 
     @property
     def capacity(self) -> int:
-        """Cache positions allocated per row."""
+        """The number of cache positions allocated per row."""
         return self._capacity
 
     def window(self, first: Tensor, length: int, reach: int, rows: Tensor | None = None) -> Window:

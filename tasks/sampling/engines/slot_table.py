@@ -13,7 +13,7 @@ from tasks.sampling.engines.engine import GenerationRequest
 
 @dataclass(slots=True)
 class Slot:
-    """A response in flight. `cached` tokens of prompt + response are in the cache; `last_token` is the next fed."""
+    """A response in flight. `cached` tokens of prompt + response are in the cache; `last_token` is fed next."""
 
     request: GenerationRequest
     cached: int
@@ -32,7 +32,7 @@ class Placement:
 
 
 class SlotTable:
-    """Rows 0..max_responses_in_flight-1."""
+    """The rows of the cache, numbered 0 to max_responses_in_flight - 1."""
 
     def __init__(self, max_responses_in_flight: int) -> None:
         self.slots: list[Slot | None] = [None] * max_responses_in_flight

@@ -151,7 +151,7 @@ class TorchEngine:
     @_breakdowns()
     @torch.inference_mode()
     def step(self) -> list[TokenDelta]:
-        """See `Engine`. Waits for the device once, for the sampled tokens and their log-probs."""
+        """See `Engine`. It waits for the device once, to read the sampled tokens and their log-probs."""
         decoder, cache = self._loaded()
         if self._batch is None:
             self._settle(cache)
@@ -186,7 +186,7 @@ class TorchEngine:
         """Drop the cache and the weights; the engine cannot be used afterwards."""
         self._forget()
         if self._device.type == "cuda":
-            with suppress(RuntimeError):  # after a breakdown it raises at every call, and there is nothing to save
+            with suppress(RuntimeError):  # after a breakdown every call raises, and there is no memory to free
                 torch.cuda.empty_cache()
 
     def _forget(self) -> None:

@@ -73,7 +73,7 @@ class Claimant:
         self.stopping = False
 
     def closed(self) -> bool:
-        """Whether no token of this iteration will be used any more."""
+        """Whether the iteration is closed, so that no more of its tokens will be used."""
         return exists(self._store, layout.closed(self._plan.iteration))
 
     def owned(self) -> dict[int, int]:
@@ -95,7 +95,7 @@ class Claimant:
         return self._reader.book.claims_by(self._incarnation)
 
     def probe(self, responses: Collection[int]) -> bool:
-        """Read the claims that others have made on the units of `responses`; True when there were any."""
+        """Read new claims of other members on the units of `responses`; True if there were any."""
         units = sorted({self._unit[response] for response in responses})
         found = [self._reader.book.probe(unit) for unit in units]
         return any(found)

@@ -27,7 +27,7 @@ NEVER_WROTE = (
 
 
 class LeftAlone(Exception):  # noqa: N818 - not an error: the trainer is to generate, as no other member does
-    """No other member lives: the trainer's machines are to generate."""
+    """No other member lives, so the trainer's machines are to generate."""
 
 
 class CrewLost(RuntimeError):  # noqa: N818 - reads as what happened

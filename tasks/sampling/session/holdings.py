@@ -73,13 +73,13 @@ class Holdings:
         self.let_go([response])
 
     def let_go(self, responses: Collection[int]) -> None:
-        """Hold these no longer."""
+        """Stop holding these responses."""
         for response in responses:
             del self.held[response]
         self.in_flight.difference_update(responses)
         self.waiting = deque(response for response in self.waiting if response not in responses)
 
     def known(self) -> dict[int, int]:
-        """Every response that is or was in hand, with the epoch of its claim."""
+        """Every response that is held, or was until it ended or was released, with the epoch of its claim."""
         held = {response: held.epoch for response, held in list(self.held.items())}
         return {**self.ended, **self.released, **held}

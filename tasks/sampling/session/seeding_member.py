@@ -113,7 +113,7 @@ def seed(
     except EngineDied as error:
         if colocated:
             raise
-        log.warning("slot %d: it generates no more, the crew goes on: %s", settings.slot, error)
+        log.warning("slot %d: it generates no more; the crew continues: %s", settings.slot, error)
         return Seeded()
 
 

@@ -213,7 +213,7 @@ class Session:
 
     def _cut(self) -> None:
         """Release everything held: other members have room for it, and this machine is no longer worth its price."""
-        log.info("slot %d: hands its last %d responses over", self._config.slot, len(self._holdings.held))
+        log.info("slot %d: handing over its last %d responses", self._config.slot, len(self._holdings.held))
         self.hand_over(list(self._holdings.held))
         self._books.note_cut()
 

@@ -78,7 +78,7 @@ def test_none_from_every_function_is_a_failure_by_name():
     with Grader([config("only_long", failure_reward=-1.0)]) as grader:
         assert grader.grade([case(3, "a")]) == [
             Graded(
-                3, -1.0, {"only_long": -1.0}, {"only_long": "reward only_long of response 3 is None, as is every other"}
+                3, -1.0, {"only_long": -1.0}, {"only_long": "reward only_long of response 3 is None, as are all others"}
             )
         ]
 

@@ -57,7 +57,8 @@ def test_what_stopped_a_step_is_kept_and_its_responses_can_be_had(run, tmp_path)
     with pytest.raises(LookupError, match=r"holds no iterations/000000/nonfinite\.json"):
         nonfinite_responses(store, 0)
     command = f"gleaner export {store.url} --rollouts --iterations 0 --to FOLDER"
-    message = f"non-finite loss; responses {BROKEN}; told in {layout.nonfinite(0)}, and the tokens and log-probs by: "
+    message = f"non-finite loss; responses {BROKEN}; it is recorded in {layout.nonfinite(0)}; "
+    message += "get its tokens and log-probs by: "
     with pytest.raises(NonFiniteGradient, match=re.escape(message + command) + "$") as raised:
         train_iteration(run, 0)
     assert (raised.value.quantity, raised.value.responses) == ("loss", (BROKEN,))
@@ -114,7 +115,7 @@ def test_a_store_that_does_not_take_the_record_does_not_hide_the_error():
         def put(self, key, body):
             raise StoreUnavailable("disk full")
 
-    told = pytest.raises(NonFiniteGradient, match="non-finite gradient; responses 1, 2; told in")
+    told = pytest.raises(NonFiniteGradient, match="non-finite gradient; responses 1, 2; it is recorded in")
     with told, keep_nonfinite(Full("run"), a_plan(2, 2)):
         raise NonFiniteGradient("gradient", (1, 2))
 

@@ -125,7 +125,7 @@ def test_an_unfinished_download_is_named(tmp_path, name, body):
 
 def test_a_tensor_in_two_files_is_refused(tmp_path):
     write(tmp_path, a=torch.zeros(2), b=torch.ones(2))
-    with pytest.raises(ModelError, match="tensor 'weight' stands in two files"):
+    with pytest.raises(ModelError, match="tensor 'weight' is in two files"):
         read_tensors(tmp_path)
 
 
