@@ -47,7 +47,7 @@ SMALL = Size(groups=2, tokens=24, in_flight=8)
 TORCH, VLLM = "torch", "vllm"
 NEW_WEIGHTS = ", new weights"
 Dtype = Literal["float32", "bfloat16", "float16"]
-# vLLM's share; TorchEngine and the model beside it take what they need.
+# The share for vLLM; TorchEngine and the Hugging Face model take what they need.
 _GPU_MEMORY_SHARE = 0.4
 _ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "VLLM_LOGGING_STREAM": "ext://sys.stderr"}
 

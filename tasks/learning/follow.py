@@ -17,7 +17,7 @@ LOG_INTERVAL_S = 30.0
 
 
 class GroupTimeout(TimeoutError):  # noqa: N818 - reads as what happened
-    """No token came for group_timeout_s while a group was unfinished; names the responses and their holders."""
+    """No token came for group_timeout_s while a group was unfinished; names the responses and who holds them."""
 
 
 class RecordedElsewhereError(Exception):
@@ -36,8 +36,8 @@ class FollowConfig:
 def incarnations_to_read(reader: JournalReader, unfinished: Iterable[int]) -> list[str]:
     """The incarnations whose shards can still change these responses (docs/format.md algorithm R).
 
-    They are the current holders, and those of whose shards a claim sealed more than was read so far. What others write
-    is not taken by any reader.
+    They are the incarnations that hold the responses, and those whose sealed shards were not all read yet. No reader
+    takes what other incarnations write.
     """
     names: dict[str, None] = {}
     for response in unfinished:

@@ -2,7 +2,7 @@
 
 At the beginning of an iteration this is the seeding of RLBoost (arXiv 2510.19225, section 4.1), on slots of the plan.
 In the middle of one it keeps the run going when no other member lives, on slots beyond the plan. What the member has
-not finished is free for others when it leaves. While the crew may still come (planning.seeding "auto"), it stays until
+not finished is free for others when it leaves. With planning.seeding "auto" it stays beyond its time limit until
 another member lives or no response is left.
 """
 
