@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from benchmarks.equal_work import GROUP_SIZE, PROMPT, decode, one_slot_plan, probe_model
+from benchmarks.resume_value import EngineCosts, break_even_losses_per_h, resume_costs
 from benchmarks.rollout import SAMPLING_RESPONSES, engine_for
 from storage.assembly import JournalReader
 from storage.claims import ClaimBook, take_over
@@ -22,8 +23,7 @@ from storage.local import LocalStore
 from storage.records import SamplingParams
 from storage.shard import Finish
 from storage.store import ObjectStore
-from tasks.planning.resume_value import EngineCosts, break_even_losses_per_h, resume_costs
-from tasks.sampling.engine import GenerationRequest, noise_key
+from tasks.sampling.engines.engine import GenerationRequest, noise_key
 
 LENGTHS = (256, 1024, 4096, 8192, 16_384, 32_768)
 LOSSES_PER_H = (0.01, 0.1, 0.61, 1.8, 4.0)

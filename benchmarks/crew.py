@@ -22,17 +22,17 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from storage.clock import SystemClock
-from storage.weights import TensorBlock
-from tasks.sampling.choose import build_engine
+from storage.weights.tensor_sets import TensorBlock
 from tasks.sampling.config import RolloutConfig, VllmConfig
-from tasks.sampling.engine import Engine, GenerationRequest, TokenDelta
-from tasks.sampling.member import generate_slot
-from tasks.sampling.vllm_names import NAMES
-from tasks.sampling.vllm_settings import prepare_environment
+from tasks.sampling.engines.choose import build_engine
+from tasks.sampling.engines.engine import Engine, GenerationRequest, TokenDelta
+from tasks.sampling.engines.vllm_names import NAMES
+from tasks.sampling.engines.vllm_settings import prepare_environment
+from tasks.sampling.session.member import generate_slot
 
-PRELOAD = ["benchmarks.baselines", "tasks.sampling.torch_engine", "tasks.plan", "examples.warm_start"]
+PRELOAD = ["benchmarks.baselines", "tasks.sampling.engines.torch_engine", "tasks.plan", "examples.warm_start"]
 # Importing the sampler imports most of vLLM's model code.
-VLLM_PRELOAD = ["tasks.sampling.vllm_engine", "tasks.sampling.vllm_sampler"]
+VLLM_PRELOAD = ["tasks.sampling.engines.vllm_engine", "tasks.sampling.engines.vllm_sampler"]
 # Otherwise every vLLM logs the same few lines at its start.
 VLLM_QUIET = {
     "VLLM_LOGGING_LEVEL": "ERROR",
@@ -265,6 +265,6 @@ def cold_start_s() -> float:
     """The seconds until a new Python process could start to decode, which every restart costs in any design."""
     started_s = time.monotonic()
     subprocess.run(
-        [sys.executable, "-c", "import benchmarks.crew, tasks.sampling.torch_engine, transformers"], check=True
+        [sys.executable, "-c", "import benchmarks.crew, tasks.sampling.engines.torch_engine, transformers"], check=True
     )
     return time.monotonic() - started_s

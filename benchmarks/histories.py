@@ -1,7 +1,7 @@
 """Claim: whatever happens to a crew, no token is lost, doubled or changed, and every iteration ends as it must.
 
 Each seed is one simulated iteration: production session, claims, journal and rebalancing, a scripted engine, a faulty
-store in memory and a virtual clock (benchmarks/simulated_crew.py). In a third of the histories, groups of equal rewards
+store in memory and a virtual clock (simulation/simulated_crew.py). In a third of the histories, groups of equal rewards
 are filtered, and the iteration closes when enough others are recorded. In some, members have small batches, cut, or run
 on the trainer's machine for a while. In half of them, slots come too late, never, or die for good, and the trainer's
 machine generates when no other member does. `--seed K --trace` shows one history event by event.
@@ -15,9 +15,9 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 
-from benchmarks.histories_check import live_and_judge
 from benchmarks.reporting import Target, finish
-from benchmarks.simulated_history import draw_history
+from simulation.judge import live_and_judge
+from simulation.simulated_history import draw_history
 
 CHUNK = 25
 

@@ -1,8 +1,7 @@
 """Claim: a trainer killed at random moments ends with the same bits as without kills, and publishes nothing twice.
 
-One run is rolled out and trained without a kill. Copies of it are trained again on the same journal, alternately
-undisturbed and killed. Train processes do what the train task does, and kills are SIGKILL. The processes are forked
-from a server that has imported everything; a new Python process would also pay its start-up, once per kill.
+One run is rolled out and trained without a kill. Copies of it are trained again on its journal, alternately undisturbed
+and killed. Train processes are forked from a server that has imported everything: Python's start is not measured.
 """
 
 import argparse
@@ -25,25 +24,26 @@ from typing import Any
 
 from benchmarks.reporting import Target, finish
 from examples.warm_start import WarmStart, warm_start
-from storage import layout, records, weights
+from storage import layout, records
 from storage.clock import SystemClock
 from storage.compaction import read_batches
 from storage.connect import connect
+from storage.local import TEMPORARY
 from storage.records import TrainingRecord
 from storage.run import exists
 from storage.store import ObjectStore
-from storage.temporary import TEMPORARY
-from storage.weight_manifest import TensorBlock, read_manifest_at
-from storage.weight_versions import pull_version
+from storage.weights import tensor_sets
+from storage.weights.manifest import TensorBlock, read_manifest_at
+from storage.weights.versions import pull_version
 from tasks.configuration.run_config import RunConfig, parse
 from tasks.learning.advance import advance
 from tasks.preparing.iteration import prepare
 from tasks.prompts.config import ArithmeticConfig
 from tasks.reporting.conclusion import conclude_iteration
-from tasks.sampling.member import generate_slot
+from tasks.sampling.session.member import generate_slot
 
 EXECUTION = "benchmark"
-PRELOAD = ["tasks.plan", "tasks.learning.advance", "tasks.sampling.torch_engine", "examples.warm_start"]
+PRELOAD = ["tasks.learning.advance", "tasks.sampling.engines.torch_engine", "examples.warm_start"]
 POLL_INTERVAL_S = 0.001
 SEED = 7  # for the kills; those of run k are drawn with SEED + k
 # In these few steps, sums modulo 2 are learned by half, so groups have mixed rewards and gradients are not zero.
@@ -286,7 +286,7 @@ def unnamed_objects(store: ObjectStore, version: int) -> list[str]:
 def tensors_of(store: ObjectStore, version: int) -> dict[str, TensorBlock]:
     """The weights of a version, and from its checkpoint the float32 parameters and the moments."""
     _, published = pull_version(store, version, None, SystemClock())
-    _, saved = weights.pull(store, layout.checkpoint(version))
+    _, saved = tensor_sets.pull(store, layout.checkpoint(version))
     return {f"published.{name}": block for name, block in published.items()} | saved
 
 
@@ -294,7 +294,7 @@ def records_of(store: ObjectStore, iteration: int) -> list[Any]:
     """The parts of the records that must be equal: micro-batches, metrics of learning, and the trainer's state."""
     metrics = records.read(store, TrainingRecord, layout.training(iteration)).metrics
     learned = {name: value for name, value in metrics.items() if not name.startswith(("timing_s/", "requests/"))}
-    state = weights.read_manifest(store, layout.checkpoint(iteration + 1)).metadata
+    state = tensor_sets.read_manifest(store, layout.checkpoint(iteration + 1)).metadata
     return [*(replace(batch, nonce="") for batch in read_batches(store, iteration)), learned, state]
 
 

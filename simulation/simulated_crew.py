@@ -13,22 +13,22 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from benchmarks.ledger import Ledger
-from benchmarks.simulated_absence import Outage, Pods
-from benchmarks.simulated_history import LASTING, History, Strike
-from benchmarks.simulated_member import EXECUTION, Members
-from benchmarks.simulated_trainer import SimulatedTrainer, observe
-from benchmarks.undisturbed import Whole, undisturbed
-from benchmarks.virtual_threads import Machine
-from benchmarks.virtual_time import ProcessClock, Timeline
+from simulation.ledger import Ledger
+from simulation.simulated_absence import Outage, Pods
+from simulation.simulated_history import LASTING, History, Strike
+from simulation.simulated_member import EXECUTION, Members
+from simulation.simulated_trainer import SimulatedTrainer, observe
+from simulation.undisturbed import Whole, undisturbed
+from simulation.virtual_threads import Machine
+from simulation.virtual_time import ProcessClock, Timeline
 from storage import layout
 from storage.assembly import JournalReader
 from storage.crew_records import note_rollout_ended
 from storage.faults import Crashed, CrashingStore, FaultRates, FaultyStore
 from storage.records import TRAIN_POOL
 from storage.store import CorruptObject, ObjectStore, StoreUnavailable
-from tasks.sampling.engine import EngineDied
-from tasks.sampling.session import Preempted
+from tasks.sampling.engines.engine import EngineDied
+from tasks.sampling.session.session import Preempted
 
 TRAINER, OBSERVER, FLYTE = "trainer", "observer", "flyte"
 RELAUNCH_AFTER_S = 300.0
@@ -42,8 +42,8 @@ MOMENTS: tuple[Literal["before", "after", "later"], ...] = ("before", "after", "
 class Outcome:
     """The course of a history: the true store, the counts of events, and the time of the end.
 
-    requests_to_bound: the most requests of any member, as a share of the bound (benchmarks/histories_check.py).
-    wait_to_bound: the longest time without new tokens, as a share of the bound (benchmarks/histories_absence.py).
+    requests_to_bound: the most requests of any member, as a share of the bound (simulation/judge.py).
+    wait_to_bound: the longest time without new tokens, as a share of the bound (simulation/judge_absence.py).
     """
 
     ledger: Ledger

@@ -8,22 +8,22 @@ import random
 from collections import Counter
 from collections.abc import Callable
 
-from benchmarks.ledger import Ledger
-from benchmarks.simulated_history import History
-from benchmarks.simulated_machine import HangingEngine
-from benchmarks.undisturbed import prompt
-from benchmarks.virtual_threads import Machine
+from simulation.ledger import Ledger
+from simulation.simulated_history import History
+from simulation.simulated_machine import HangingEngine
+from simulation.undisturbed import prompt
+from simulation.virtual_threads import Machine
 from storage.assembly import JournalReader
 from storage.clock import Clock
 from storage.records import TRAIN_POOL
 from storage.store import ObjectStore
 from tasks.planning.config import PlanningConfig
 from tasks.sampling.config import RolloutConfig
-from tasks.sampling.crew_watch import CrewWatch
-from tasks.sampling.engine import Engine
-from tasks.sampling.member import helping_slot
-from tasks.sampling.session import Session, SessionOutcome
-from tasks.sampling.session_config import SessionConfig
+from tasks.sampling.engines.engine import Engine
+from tasks.sampling.session.crew_watch import CrewWatch
+from tasks.sampling.session.member import helping_slot
+from tasks.sampling.session.session import Session, SessionOutcome
+from tasks.sampling.session.session_config import SessionConfig
 
 EXECUTION = "simulated"
 LOAD_PARTS = 4
@@ -85,7 +85,7 @@ class Members:
         self._check_leaving(process, member)
 
     def help_out(self, process: Machine, trainers_store: ObjectStore, rng: random.Random) -> SessionOutcome:
-        """Generate in the trainer's process, like `seed_again` in tasks/sampling/seeding_member.py."""
+        """Generate in the trainer's process, like `seed_again` in tasks/sampling/session/seeding_member.py."""
         history, slot = self._history, helping_slot(trainers_store, self._history.plan)
         name = f"{slot:05d}-{rng.getrandbits(64):016x}"
         self._counts["the trainer's machine generates"] += 1

@@ -2,9 +2,9 @@
 
     python -m benchmarks.seeds [--json] [--full] [--seeds N] [--paper NAME] [--traces DIR]
 
-Every setting is a file in benchmarks/scenarios, with the source of each parameter. At most two knobs of a paper are
+Every setting is a file in scenarios/, with the source of each parameter. At most two knobs of a paper are
 fitted, each on one named figure. All other figures are predictions, and those outside the common bound
-(benchmarks/seeds_findings.py) are reported as missed. Two settings of our own follow: all mechanisms together, and an
+(benchmarks/seeds/findings.py) are reported as missed. Two settings of our own follow: all mechanisms together, and an
 outage of all spot machines. PlexRL is not included, because it shares a trainer between jobs.
 """
 
@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import seeds_outage, seeds_rlboost, seeds_rlhfless, seeds_streamrl, seeds_together
 from benchmarks.reporting import finish
-from benchmarks.seeds_arms import Arm, Outcomes, run_all
-from benchmarks.seeds_findings import RATIO_OFF_MAX, SHARE_OFF_MAX, Finding
+from benchmarks.seeds import outage, rlboost, rlhfless, streamrl, together
+from benchmarks.seeds.arms import Arm, Outcomes, run_all
+from benchmarks.seeds.findings import RATIO_OFF_MAX, SHARE_OFF_MAX, Finding
 from resources.spot_trace import PROCESSES
 
 SEEDS, SEEDS_FULL = 3, 10
@@ -33,26 +33,20 @@ class Paper:
 
 
 PAPERS = {
-    seeds_rlboost.PAPER: Paper(
-        arms=seeds_rlboost.arms, findings=lambda got, _: seeds_rlboost.findings(got), knobs=seeds_rlboost.KNOBS
+    rlboost.PAPER: Paper(arms=rlboost.arms, findings=lambda got, _: rlboost.findings(got), knobs=rlboost.KNOBS),
+    streamrl.PAPER: Paper(
+        arms=lambda _: streamrl.arms(),
+        findings=lambda got, _: streamrl.findings(got),
+        knobs=streamrl.KNOBS,
     ),
-    seeds_streamrl.PAPER: Paper(
-        arms=lambda _: seeds_streamrl.arms(),
-        findings=lambda got, _: seeds_streamrl.findings(got),
-        knobs=seeds_streamrl.KNOBS,
-    ),
-    seeds_rlhfless.PAPER: Paper(
-        arms=lambda _: seeds_rlhfless.arms(), findings=seeds_rlhfless.findings, knobs=seeds_rlhfless.KNOBS
-    ),
+    rlhfless.PAPER: Paper(arms=lambda _: rlhfless.arms(), findings=rlhfless.findings, knobs=rlhfless.KNOBS),
     # It also runs RLBoost's arms, to compare with them.
-    seeds_together.PAPER: Paper(
-        arms=lambda traces: seeds_together.compared(traces) | seeds_together.arms(traces),
-        findings=lambda got, _: seeds_together.findings(got),
+    together.PAPER: Paper(
+        arms=lambda traces: together.compared(traces) | together.arms(traces),
+        findings=lambda got, _: together.findings(got),
         knobs={},
     ),
-    seeds_outage.PAPER: Paper(
-        arms=lambda _: seeds_outage.arms(), findings=lambda got, _: seeds_outage.findings(got), knobs={}
-    ),
+    outage.PAPER: Paper(arms=lambda _: outage.arms(), findings=lambda got, _: outage.findings(got), knobs={}),
 }
 
 
@@ -106,7 +100,7 @@ def _notes(papers: Sequence[str], seeds: int, traces: Path | None) -> dict[str, 
         "trace": PROCESSES["aws-p3"].source if traces is None else f"{traces}/p3-trace.csv",
         "knobs": {name: PAPERS[name].knobs for name in papers},
         "inside": f"within {RATIO_OFF_MAX:.0%} of a ratio, {SHARE_OFF_MAX} of a share",
-        "marks": "[P] paper, [A] its abstract, [S] told by others, [D] derived; benchmarks/scenarios has all sources",
+        "marks": "[P] paper, [A] its abstract, [S] told by others, [D] derived; scenarios/ has all sources",
     }
 
 

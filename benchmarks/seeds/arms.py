@@ -1,6 +1,6 @@
 """The arms of benchmarks.seeds: the papers' scenarios, the changes to them, and runs of all arms with all seeds.
 
-A scenario file holds a paper's setting with the source of each value (benchmarks/scenarios). An arm is such a scenario
+A scenario file holds a paper's setting with the source of each value (scenarios/). An arm is such a scenario
 with changes, and says which of its iterations count.
 """
 

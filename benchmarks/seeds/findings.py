@@ -16,7 +16,7 @@ class Finding:
     """One line of the table.
 
     published: the paper's figure; None if it has none. to: the other end if the paper gives a range. mark: its source,
-    as in benchmarks/scenarios. share: it is a share, not a ratio. fitted: a knob was fitted to it, so that it is
+    as in scenarios/. share: it is a share, not a ratio. fitted: a knob was fitted to it, so that it is
     neither a prediction nor a target. least, most: bounds for a figure that is not published.
     """
 

@@ -1,9 +1,8 @@
 """Checkpoint: everything the trainer needs to go on bit for bit, as named tensors and a small JSON state. No pickle.
 
-Tensors are named parameter.<name>, exp_avg.<name> and exp_avg_sq.<name>, all float32. `storage.weights` writes them,
-and their manifest last: a checkpoint without a manifest does not exist. It stores whole tensors, so it depends neither
-on how many ranks wrote it nor on how many read it; torch.distributed.checkpoint would store shards and keep its
-metadata as a pickle.
+Tensors are named parameter.<name>, exp_avg.<name> and exp_avg_sq.<name>, all float32. Their manifest is written last: a
+checkpoint without a manifest does not exist. It stores whole tensors, so it depends neither on how many ranks wrote it
+nor on how many read it; torch.distributed.checkpoint would store shards and keep its metadata as a pickle.
 """
 
 import base64
@@ -18,14 +17,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from storage import layout, records, weights
+from storage import layout, records
 from storage.run import exists
 from storage.store import ConflictingRecord, CorruptObject, ObjectStore
+from storage.weights import tensor_sets
 from tasks.learning.optimizer import Moments, PolicyOptimizer
 from tasks.learning.ranks import Ranks
 from tasks.learning.sharded import whole
 from tasks.learning.trained_model import TrainedModel
-from tasks.sampling.weight_tensors import as_block, as_torch
+from tasks.sampling.engines.weight_tensors import as_block, as_torch
 
 _STATE = "trainer_state"
 _KINDS = ("parameter", "exp_avg", "exp_avg_sq")
@@ -81,19 +81,19 @@ class Saving:
         self._ranks = ranks
         # If the checkpoint is stored already, its tensors are only compared, not uploaded.
         self._upload = not ranks.broadcast(ranks.is_first and exists(store, layout.manifest(prefix)))
-        self._pool = ThreadPoolExecutor(weights.UPLOADS, "checkpoint")
-        self._parts: dict[int, Future[weights.Manifest]] = {}
+        self._pool = ThreadPoolExecutor(tensor_sets.UPLOADS, "checkpoint")
+        self._parts: dict[int, Future[tensor_sets.Manifest]] = {}
 
-    def add(self, number: int, tensors: Mapping[str, weights.TensorBlock]) -> None:
+    def add(self, number: int, tensors: Mapping[str, tensor_sets.TensorBlock]) -> None:
         """Write object `number` of the checkpoint in the background, once fewer than UPLOADS run. Raises nothing."""
         running = [part for part in self._parts.values() if not part.done()]
-        if len(running) >= weights.UPLOADS:
+        if len(running) >= tensor_sets.UPLOADS:
             wait(running, return_when=FIRST_COMPLETED)
         self._parts[number] = self._pool.submit(
-            weights.write_object, self._store, self._prefix, tensors, upload=self._upload
+            tensor_sets.write_object, self._store, self._prefix, tensors, upload=self._upload
         )
 
-    def finish(self) -> weights.Manifest:
+    def finish(self) -> tensor_sets.Manifest:
         """Wait for the objects of all ranks, then let the first rank write the manifest; every rank must call it.
 
         Returns the stored manifest. If one rank raises StorageError, every rank raises: ConflictingRecord on all ranks,
@@ -103,17 +103,17 @@ class Saving:
             own = {number: records.encode(part.result()).decode() for number, part in self._parts.items()}
         encoded = {int(number): part for parts in self._ranks.gather(own) for number, part in parts.items()}
         key = layout.manifest(self._prefix)
-        parts = [records.decode(weights.Manifest, key, encoded[number].encode()) for number in sorted(encoded)]
+        parts = [records.decode(tensor_sets.Manifest, key, encoded[number].encode()) for number in sorted(encoded)]
         conflict = None
         with self._ranks.failing_together():
             if self._ranks.is_first:
                 try:
-                    weights.write_manifest(self._store, self._prefix, parts, {_STATE: asdict(self._state)})
+                    tensor_sets.write_manifest(self._store, self._prefix, parts, {_STATE: asdict(self._state)})
                 except ConflictingRecord as error:
                     conflict = str(error)
         if conflict := self._ranks.broadcast(conflict):
             raise ConflictingRecord(conflict)
-        return weights.read_manifest(self._store, self._prefix)
+        return tensor_sets.read_manifest(self._store, self._prefix)
 
 
 def begin(
@@ -123,7 +123,7 @@ def begin(
     optimizer: PolicyOptimizer,
     state: TrainerState,
     ranks: Ranks | None = None,
-    object_bytes_max: int = weights.OBJECT_BYTES_MAX,
+    object_bytes_max: int = tensor_sets.OBJECT_BYTES_MAX,
 ) -> Saving:
     """Begin to write a checkpoint below `prefix` (`layout.checkpoint`); it exists once `finish` has returned.
 
@@ -141,7 +141,7 @@ def begin(
         shapes |= {f"{kind}.{name}": tuple(tensor.shape) for name, tensor in tensors.items()}
     source = _whole_tensors(model, moments)
     sizes = {name: math.prod(shape) * torch.float32.itemsize for name, shape in shapes.items()}
-    for number, names in enumerate(weights.objects_of(sizes, object_bytes_max)):
+    for number, names in enumerate(tensor_sets.objects_of(sizes, object_bytes_max)):
         writes = number % ranks.world_size == ranks.rank
         blocks = {name: as_block(tensor) for name, tensor in islice(source, len(names)) if writes}
         if writes:
@@ -156,14 +156,14 @@ def save(
     optimizer: PolicyOptimizer,
     state: TrainerState,
     ranks: Ranks | None = None,
-    object_bytes_max: int = weights.OBJECT_BYTES_MAX,
-) -> weights.Manifest:
+    object_bytes_max: int = tensor_sets.OBJECT_BYTES_MAX,
+) -> tensor_sets.Manifest:
     """Write a checkpoint below `prefix` and wait until it exists, by `begin` and `Saving.finish`.
 
     The same state may be saved again; a different one under the same prefix is refused.
 
     Raises:
-        StorageError: As `storage.weights.publish`.
+        StorageError: As `storage.weights.tensor_sets.publish`.
     """
     return begin(store, prefix, model, optimizer, state, ranks, object_bytes_max).finish()
 
@@ -184,7 +184,7 @@ def read(store: ObjectStore, prefix: str) -> Checkpoint:
         ObjectMissing: There is no checkpoint.
         CorruptObject: It fails its checksums, or is not a trainer's checkpoint.
     """
-    manifest, blocks = weights.pull(store, prefix)
+    manifest, blocks = tensor_sets.pull(store, prefix)
     key = layout.manifest(prefix)
     if _STATE not in manifest.metadata:
         raise CorruptObject(key, f"metadata: no {_STATE!r}; allowed: manifests of checkpoints")
@@ -205,7 +205,7 @@ def restore(checkpoint: Checkpoint, model: TrainedModel, optimizer: PolicyOptimi
     return checkpoint.state
 
 
-def _by_kind(key: str, blocks: Mapping[str, weights.TensorBlock]) -> dict[str, dict[str, Tensor]]:
+def _by_kind(key: str, blocks: Mapping[str, tensor_sets.TensorBlock]) -> dict[str, dict[str, Tensor]]:
     sets: dict[str, dict[str, Tensor]] = {kind: {} for kind in _KINDS}
     for full_name, block in blocks.items():
         kind, _, name = full_name.partition(".")

@@ -39,8 +39,8 @@ class VllmConfig:
     Attributes:
         process: "own" runs the engine in a process of its own, whose death the member survives; "same" starts in
             seconds and takes less memory, for many small members on one machine.
-        sampler: "keyed" draws with tasks/sampling/keyed_noise.py, as every other engine here; "seeded" with vLLM's own
-            noise, which depends on a seed and the position (on a GPU only; the tokens differ from the other engines');
+        sampler: "keyed" draws with engines/keyed_noise.py, as every other engine here; "seeded" with vLLM's own noise,
+            which depends on a seed and the position (on a GPU only; the tokens differ from the other engines');
             "unkeyed" with noise that cannot be repeated: a resumed response is a correct sample, but a different one.
         batch_invariant: use vLLM's batch-invariant kernels where it has them; costs speed on a GPU.
         gpu_memory_utilization: the share of the GPU's memory for weights, activations and cache.

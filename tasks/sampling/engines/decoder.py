@@ -11,10 +11,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from storage.weights import TensorBlock
-from tasks.sampling.engine import EngineError
-from tasks.sampling.kv_cache import KeyValueCache, Window
-from tasks.sampling.weight_tensors import as_torch
+from storage.weights.tensor_sets import TensorBlock
+from tasks.sampling.engines.engine import EngineError
+from tasks.sampling.engines.kv_cache import KeyValueCache, Window
+from tasks.sampling.engines.weight_tensors import as_torch
 
 _ATTENTION_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
 
@@ -70,8 +70,8 @@ def read_config(model_dir: Path | str, context_length: int) -> Any:
 
 def build_decoder(config: Any, *, dtype: torch.dtype, device: torch.device, context_length: int) -> Decoder:
     """Build the fused decoder if it computes this model's function, else the one that runs the model's own code."""
-    from tasks.sampling.fused_decoder import FusedDecoder, fuses  # noqa: PLC0415 - they import transformers
-    from tasks.sampling.hf_decoder import HuggingFaceDecoder  # noqa: PLC0415
+    from tasks.sampling.engines.fused_decoder import FusedDecoder, fuses  # noqa: PLC0415 - they import transformers
+    from tasks.sampling.engines.hf_decoder import HuggingFaceDecoder  # noqa: PLC0415
 
     if fuses(config):
         return FusedDecoder(config, dtype=dtype, device=device, context_length=context_length)

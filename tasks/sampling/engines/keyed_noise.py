@@ -2,7 +2,7 @@
 
 A response that moves to another process, or is decoded in another batch, gets the same noise at the same position, so
 it continues as it would have without the move. This module knows nothing of models or requests. The function, in 64-bit
-integers that wrap around, with `mix64` of tasks/sampling/engine.py and G = 0x9E3779B97F4A7C15, is:
+integers that wrap around, with `mix64` of tasks/sampling/engines/engine.py and G = 0x9E3779B97F4A7C15, is:
 
     row  = mix64(key + (position + 1) * G)            output number `position` of a SplitMix64 seeded with `key`
     word = mix64(row + (token + 1) * G)               output number `token` of a SplitMix64 seeded with `row`
@@ -122,7 +122,7 @@ def _fused_draw(
 ) -> Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]] | None:
     """`keyed_noise_triton.draw`, or None if Triton is missing or its results differ from those of this module."""
     try:
-        from tasks.sampling.keyed_noise_triton import checked_draw  # noqa: PLC0415 - Triton exists beside GPUs only
+        from tasks.sampling.engines.keyed_noise_triton import checked_draw  # noqa: PLC0415 - Triton exists beside GPUs only
     except ImportError:
         return None
     return checked_draw(gumbel, device, dtype)

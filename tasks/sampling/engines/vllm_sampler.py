@@ -1,4 +1,4 @@
-"""Keyed sampling inside vLLM, with the noise of tasks/sampling/keyed_noise.py.
+"""Keyed sampling inside vLLM, with the noise of tasks/sampling/engines/keyed_noise.py.
 
 vLLM's two model runners pass logits to such code in two ways; this module serves both. Either way, each logit of a row
 becomes minus infinity except that of the sampled token, which becomes its log-prob. vLLM then takes that token, the
@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from storage.records import SamplingParams
-from tasks.sampling.keyed_noise import sample, signed64
-from tasks.sampling.vllm_names import resolve
+from tasks.sampling.engines.keyed_noise import sample, signed64
+from tasks.sampling.engines.vllm_names import resolve
 
 ARGUMENT = "gleaner"
 

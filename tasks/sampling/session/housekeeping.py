@@ -12,6 +12,15 @@ from storage.store import StoreUnavailable
 JOIN_TIME_LIMIT_S = 60.0
 
 
+def begins_s(began_s: float, took_s: float, interval_s: float) -> float:
+    """The time of the next call, after one that began at `began_s` and took `took_s`.
+
+    Tokens are safe only when `work` returns, so it is called early enough to end within the interval even if it takes
+    twice as long as the last time.
+    """
+    return began_s + interval_s - min(2 * took_s, interval_s / 2)
+
+
 class Housekeeping:
     """Calls `work` until it raises; `tick` then raises that error in the decode loop."""
 
@@ -58,10 +67,7 @@ class Housekeeping:
     def _loop(self) -> None:
         began_s, took_s = self._clock.monotonic(), 0.0
         while True:
-            # Tokens are safe only when `work` returns, so it is called early enough to end within the interval even if
-            # it takes twice as long as the last time.
-            due_s = began_s + self._interval_s - min(2 * took_s, self._interval_s / 2)
-            self._awake.wait(max(0.0, due_s - self._clock.monotonic()))
+            self._awake.wait(max(0.0, begins_s(began_s, took_s, self._interval_s) - self._clock.monotonic()))
             self._awake.clear()
             if self._stopping:
                 return
