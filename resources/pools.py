@@ -132,13 +132,13 @@ class PoolsConfig:
             raise ValueError(f"more_rollout: {taken[0]!r} given; allowed: other names than {sorted(RESERVED_NAMES)}")
 
     @property
-    def crews(self) -> dict[str, RolloutPoolConfig]:
+    def rollout_pools(self) -> dict[str, RolloutPoolConfig]:
         """The pools of the crew by name, `rollout` first."""
         return {"rollout": self.rollout, **self.more_rollout}
 
     def check_prices(self) -> None:
         """Raise LookupError or PricesError now rather than when the iteration is concluded."""
-        for pool in (*self.crews.values(), self.train, self.control):
+        for pool in (*self.rollout_pools.values(), self.train, self.control):
             _ = pool.price_usd_per_h
         request_prices()
 

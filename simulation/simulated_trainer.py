@@ -115,7 +115,9 @@ class SimulatedTrainer:
         groups = [self._follower.wait(pending, recorded)]
         if not self._in_plan_order:
             groups += [group for group in pending if group not in groups and self._follower.is_finished(group)]
-        found = [self._follower.response(response) for group in groups for response in self._follower.members(group)]
+        found = [
+            self._follower.response(response) for group in groups for response in self._follower.responses_in(group)
+        ]
         return BatchRecord(
             iteration=self._plan.iteration, number=number, responses=tuple(_graded(response) for response in found)
         )

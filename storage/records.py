@@ -112,9 +112,9 @@ class PlanRecord:
         return self.num_groups * self.num_generations
 
     @property
-    def crew_slots(self) -> set[int]:
+    def crew_slots(self) -> tuple[SlotPlan, ...]:
         """The slots with work, without the trainer's."""
-        return {place.slot for place in self.slots if place.groups and place.pool != TRAIN_POOL}
+        return tuple(place for place in self.slots if place.groups and place.pool != TRAIN_POOL)
 
     def responses_of(self, unit: int) -> tuple[int, ...]:
         """The responses of a claim unit, in starting order."""

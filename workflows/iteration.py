@@ -24,7 +24,7 @@ from workflows.node_names import NodeNames
 
 def plan_node(config: dict[str, Any], pools: PoolsConfig, names: NodeNames, *, after: Any, ahead: int = 0) -> Any:
     """Wire the plan; its outputs are its reference, its slots by pool, and the iteration to train next (tasks.plan)."""
-    planned = plan(config=config, after=after, ahead=ahead, pools=list(pools.crews))
+    planned = plan(config=config, after=after, ahead=ahead, pools=list(pools.rollout_pools))
     return planned.with_overrides(**overrides(pools.control), **names.of("plan"))
 
 
@@ -41,7 +41,7 @@ def rollout_node(reference: Any, slots: Any, pool: RolloutPoolConfig, named: dic
 
 def rollout_nodes(reference: Any, slots: Any, pools: PoolsConfig, names: NodeNames) -> None:
     """Wire the whole crew of a plan: a map for each pool, and behind it the node that notes its end."""
-    for index, (name, pool) in enumerate(pools.crews.items()):
+    for index, (name, pool) in enumerate(pools.rollout_pools.items()):
         what = "rollout" if name == "rollout" else f"rollout-{name}"
         crew = rollout_node(reference, slots[index], pool, names.of(what))
         ended = rollout_ended(plan=reference, pool=name, slots=slots[index])

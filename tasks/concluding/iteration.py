@@ -37,8 +37,8 @@ def commit_and_tell(plan: PlanReference, *, last: bool) -> tuple[IterationOutcom
     pools = config.pools
     await_goodbyes(store, written, config.rollout.flush_interval_s + GOODBYE_S, SystemClock())
     # A pool may have been removed from the configuration since.
-    crews = parse(written.config).pools.crews | pools.crews
-    prices = {name: pool.price_usd_per_h for name, pool in crews.items()} | {
+    rollout_pools = parse(written.config).pools.rollout_pools | pools.rollout_pools
+    prices = {name: pool.price_usd_per_h for name, pool in rollout_pools.items()} | {
         TRAIN_POOL: config.trainer.nnodes * pools.train.price_usd_per_h,
         CONTROL_POOL: pools.control.price_usd_per_h,
     }
@@ -47,7 +47,7 @@ def commit_and_tell(plan: PlanReference, *, last: bool) -> tuple[IterationOutcom
         plan.iteration,
         prices,
         SystemClock(),
-        egress_usd_per_gb={name: pool.egress_usd_per_gb for name, pool in crews.items()},
+        egress_usd_per_gb={name: pool.egress_usd_per_gb for name, pool in rollout_pools.items()},
         requests=request_prices(),
     )
     # What other tasks wait for comes before what is for people.

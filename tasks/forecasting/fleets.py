@@ -57,7 +57,7 @@ def fleets(config: RunConfig, inputs: ForecastInputs) -> tuple[Fleet, ...]:
 
 def _configured(config: RunConfig, inputs: ForecastInputs) -> Fleet:
     settings: dict[str, Setting] = {}
-    for name, pool in config.pools.crews.items():
+    for name, pool in config.pools.rollout_pools.items():
         path = f"pools.{name}" if name == "rollout" else f"pools.more_rollout.{name}"
         settings |= {f"{path}.count": pool.count, f"{path}.count_min": getattr(pool, "count_min", 0)}
     settings |= {"planning.width": config.planning.width, "planning.seeding": config.planning.seeding}

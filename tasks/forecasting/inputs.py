@@ -91,7 +91,7 @@ class _Gathering:
         self._size, self._size_source = self._model_size()
 
     def inputs(self) -> ForecastInputs:
-        pools = tuple(self._pool(name, pool) for name, pool in self._config.pools.crews.items())
+        pools = tuple(self._pool(name, pool) for name, pool in self._config.pools.rollout_pools.items())
         trainer = self._trainer()
         policy = self._policy()
         return ForecastInputs(pools=pools, trainer=trainer, work=self._work, policy=policy, shown=tuple(self._shown))

@@ -74,7 +74,7 @@ def crew_offers(
     written: the plan of the newest report.
     """
     offers, asked = [], dict(() if written is None else _width(written))
-    for name, pool in config.pools.crews.items():
+    for name, pool in config.pools.rollout_pools.items():
         observed = _observations(name, recent)
         machine_h = sum(seen.machine_s for seen in observed) / SECONDS_PER_HOUR
         offers.append(
@@ -186,7 +186,7 @@ def _computed_s(metrics: Mapping[str, float]) -> float:
 
 def _width(plan: PlanRecord) -> tuple[tuple[str, int], ...]:
     """The number of crew members that the plan started, by pool."""
-    return tuple(Counter(slot.pool for slot in plan.slots if slot.groups and slot.pool != TRAIN_POOL).items())
+    return tuple(Counter(slot.pool for slot in plan.crew_slots).items())
 
 
 def _spent_usd(store: ObjectStore, iteration: int, last: ReportRecord | None) -> float:

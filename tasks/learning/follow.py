@@ -115,9 +115,9 @@ class GroupFollower:
 
     def is_finished(self, group: int) -> bool:
         """Whether every response of the group has ended, as far as was read."""
-        return all(self._end(response) for response in self.members(group))
+        return all(self._end(response) for response in self.responses_in(group))
 
-    def members(self, group: int) -> range:
+    def responses_in(self, group: int) -> range:
         """The response numbers of a group."""
         first = group * self._plan.num_generations
         return range(first, first + self._plan.num_generations)
@@ -128,7 +128,7 @@ class GroupFollower:
 
     def release(self, group: int) -> None:
         """Drop a group's tokens after use."""
-        for response in self.members(group):
+        for response in self.responses_in(group):
             self._finished.pop(response, None)
 
     def _end(self, response: int) -> bool:
@@ -142,7 +142,7 @@ class GroupFollower:
         return assembled.finish.ends_response
 
     def _unfinished(self, groups: Sequence[int]) -> list[int]:
-        return [response for group in groups for response in self.members(group) if not self._end(response)]
+        return [response for group in groups for response in self.responses_in(group) if not self._end(response)]
 
     def _progress(self) -> int:
         shards = self._reader.shards

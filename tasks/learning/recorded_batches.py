@@ -126,7 +126,7 @@ class RecordedBatches(BatchReader):
 
     def _grade(self, groups: Sequence[int], errors: list[str]) -> list[GradedResponse]:
         """Grade the responses of finished groups, in order; errors of reward functions are added to `errors`."""
-        responses = [response for group in groups for response in self._follower.members(group)]
+        responses = [response for group in groups for response in self._follower.responses_in(group)]
         finished = [self._follower.response(response) for response in responses]
         graded = self._grader.grade([self._case(response) for response in finished])
         errors += [error for outcome in graded for error in outcome.errors.values()]
@@ -183,7 +183,7 @@ class RecordedBatches(BatchReader):
     def _lengths(self, group: int) -> list[int]:
         """The tokens of prompt and response, for each response of a finished group."""
         prompt = len(self._prompts[group].token_ids)
-        return [prompt + len(self._follower.response(r).token_ids) for r in self._follower.members(group)]
+        return [prompt + len(self._follower.response(r).token_ids) for r in self._follower.responses_in(group)]
 
     def _groups(self, responses: Sequence[GradedResponse]) -> set[int]:
         return {graded.response // self._plan.num_generations for graded in responses}

@@ -14,7 +14,7 @@ from storage.fitness import probe
 from storage.framing import digest as bytes_digest
 from storage.planning_records import LengthsRecord
 from storage.prompt_table import PromptRow
-from storage.records import TRAIN_POOL, PlanRecord, SettingsRecord
+from storage.records import PlanRecord, SettingsRecord
 from storage.run import (
     acquire_lease,
     exists,
@@ -64,7 +64,7 @@ def prepare(
     an earlier iteration is under way, that error would abort it although most of it is paid for: the earlier iteration
     is then returned again, without slots, and the next plan is refused.
     """
-    pools = pools or tuple(config.pools.crews)
+    pools = pools or tuple(config.pools.rollout_pools)
     config.pools.check_prices()
     config.tracking.check_libraries()
     store = connect(config.run.url)
@@ -146,9 +146,8 @@ def crew_slots(plan: PlanRecord, pools: Iterable[str]) -> list[list[int]]:
     """
     slots: dict[str, list[int]] = {pool: [] for pool in pools}
     first = next(iter(slots.values()))
-    for place in plan.slots:
-        if place.groups and place.pool != TRAIN_POOL:
-            slots.get(place.pool, first).append(place.slot)
+    for place in plan.crew_slots:
+        slots.get(place.pool, first).append(place.slot)
     return list(slots.values())
 
 

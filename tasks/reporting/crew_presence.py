@@ -56,7 +56,7 @@ def slots_not_come(store: ObjectStore, iteration: int, execution: str) -> dict[i
     found: dict[int, list[int]] = {}
     while iteration >= 0 and _worked_on_by(store, iteration) == execution:
         plan, came = read_plan(store, iteration), {life.slot for life in read_report(store, iteration).lives}
-        missing = plan.crew_slots - came - ended_slots(store, iteration, execution)
+        missing = {place.slot for place in plan.crew_slots} - came - ended_slots(store, iteration, execution)
         if missing:
             found[iteration] = sorted(missing)
         iteration -= 1

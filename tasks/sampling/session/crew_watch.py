@@ -63,7 +63,7 @@ class CrewWatch:
         self._execution = execution
         self._crew_ended = crew_ended
         self._at_once = at_once
-        self._slots = plan.crew_slots
+        self._slots = {place.slot for place in plan.crew_slots}
         self._liveness = Liveness(store, plan.iteration, clock, parallel_reads)
         self._seen: dict[str, AliveRecord] = {}
         self._silent_s: dict[str, float] = {}

@@ -63,7 +63,7 @@ def generate_slot(
         number = slot
         if current.iteration != plan.iteration:
             # The slot's pool may be missing from the other iteration's configuration, and then has no price there.
-            pools = config.pools.crews
+            pools = config.pools.rollout_pools
             number, pool = helping_slot(store, current), pool if pool in pools else next(iter(pools))
         settings = session_config(config, slot=number, pool=pool)
         return run_session(store, current, engine, weight_cache(config), settings, notice, clock)
