@@ -20,9 +20,7 @@ from tasks.evaluation.config import EvaluationConfig
 from tasks.forecasting.config import ForecastConfig
 from tasks.grading.config import OPERATIONAL as OPERATIONAL_OF_REWARD
 from tasks.grading.config import RewardConfig
-from tasks.learning.config import AlgorithmConfig, OptimizerConfig, TrainerConfig
-from tasks.learning.critic_config import CriticConfig
-from tasks.learning.lora_config import LoraConfig
+from tasks.learning.config import AlgorithmConfig, CriticConfig, LoraConfig, OptimizerConfig, TrainerConfig
 from tasks.planning.config import PlanningConfig
 from tasks.prompts.config import DataConfig
 from tasks.reporting.config import TrackingConfig

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from tasks.learning.batching import TokenBatch
-from tasks.learning.config import TrainerConfig
-from tasks.learning.lora_config import LoraConfig
+from tasks.learning.config import LoraConfig, TrainerConfig
 from tasks.learning.policy import Policy
 from tasks.learning.ranks import Ranks
 from tasks.learning.sharded import whole

@@ -30,7 +30,7 @@ from tasks.learning.optimizer import NonFiniteGradient
 from tasks.learning.publication import AnotherWasFirstError, publish, published_blocks, save_and_publish
 from tasks.learning.ranks import Ranks, joined
 from tasks.learning.restoring import restore_learner
-from tasks.learning.staleness import check_staleness
+from tasks.learning.totals import check_staleness
 from tasks.learning.trained_model import training_device
 from tasks.learning.trainer import IterationTrainer
 from tasks.prompts.decode import open_decoder

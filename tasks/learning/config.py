@@ -6,7 +6,7 @@ created.
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
@@ -264,3 +264,42 @@ class TrainerConfig:
     weights_full_interval: Annotated[int, Field(ge=1)] = 10
     nnodes: Annotated[int, Field(ge=1)] = 1
     nproc_per_node: Annotated[int, Field(ge=1)] = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class CriticOptimizerConfig(OptimizerConfig):
+    """The policy's settings with ten times the learning rate: a large step of the critic does not harm the policy."""
+
+    __pydantic_config__ = STRICT
+    learning_rate: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1e-5
+
+
+@dataclass(frozen=True, kw_only=True)
+class CriticConfig:
+    """The critic of PPO: the run's pretrained model with a value in place of logits.
+
+    Attributes:
+        optimizer: The critic's own optimizer; see `tasks.learning.config.OptimizerConfig`.
+        warmup_iterations: The first iterations of the run, in which only the critic is trained.
+    """
+
+    __pydantic_config__ = STRICT
+    optimizer: CriticOptimizerConfig = field(default_factory=CriticOptimizerConfig)
+    warmup_iterations: Annotated[int, Field(ge=0)] = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraConfig:
+    """Train adapters of low rank instead of the policy itself (arXiv 2106.09685), through the library peft.
+
+    Attributes:
+        rank: The rank of a layer's difference, which is the product of two factors.
+        alpha: The difference is multiplied by alpha / rank.
+        target_modules: The names, or ends of names ("q_proj"), of the layers that get an adapter; if empty, all linear
+            layers but the head.
+    """
+
+    __pydantic_config__ = STRICT
+    rank: Annotated[int, Field(ge=1, le=4096)] = 32
+    alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 64.0
+    target_modules: tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9_.]+$")], ...] = ()

@@ -1,9 +1,12 @@
 """Critic: a model of its own that predicts, before each token, the return of the rest of a response.
 
-It is the policy's pretrained body with one linear output, which is zero at first.
+It is the policy's pretrained body with one linear output, which is zero at first. Its optimizer step accumulates the
+gradient of its loss, as `tasks.learning.step` does for the policy.
 """
 
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +15,11 @@ from torch import Tensor
 
 from tasks.learning.batching import TokenBatch
 from tasks.learning.config import TrainerConfig
+from tasks.learning.loss import clipped_value_loss
+from tasks.learning.optimizer import NonFiniteGradient, PolicyOptimizer
 from tasks.learning.ranks import Ranks
 from tasks.learning.scoring import Valuer
-from tasks.learning.sharded import skeleton
+from tasks.learning.sharded import add_nothing, skeleton
 from tasks.learning.trained_model import TrainedModel, compute_dtype, read_model_config, training_device
 
 
@@ -75,3 +80,103 @@ def _body(model_dir: Path) -> Any:
     from transformers import AutoModel  # noqa: PLC0415 - costs seconds, and only here
 
     return AutoModel.from_config(config, dtype=torch.float32)
+
+
+# The variance that rounding leaves for equal numbers, as a share of their mean square.
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValueTotals:
+    """Sums over trained tokens: losses, tokens whose clipped loss is the larger one, values and returns.
+
+    `errors` are the returns less the values before the iteration's first optimizer step.
+    """
+
+    tokens: int = 0
+    loss: float = 0.0
+    clipped: float = 0.0
+    values: float = 0.0
+    returns: float = 0.0
+    returns_square: float = 0.0
+    errors: float = 0.0
+    errors_square: float = 0.0
+
+    def __add__(self, other: "ValueTotals") -> "ValueTotals":
+        return ValueTotals(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
+
+    def metrics(self) -> dict[str, float]:
+        """The metrics under verl's names.
+
+        The explained variance is 1 - Var(returns - old values) / Var(returns), and 0 if all returns are equal.
+        """
+        count = max(1, self.tokens)
+        spread = self.returns_square / count - (self.returns / count) ** 2
+        left = self.errors_square / count - (self.errors / count) ** 2
+        return {
+            "critic/vf_loss": self.loss / count,
+            "critic/vf_clipfrac": self.clipped / count,
+            "critic/vpred_mean": self.values / count,
+            "critic/returns/mean": self.returns / count,
+            "critic/vf_explained_var": 1 - left / spread if spread > _ROUNDING * self.returns_square / count else 0.0,
+        }
+
+
+def accumulate_values(
+    critic: Critic, batch: TokenBatch, old_values: Tensor, returns: Tensor, value_clip: float | None
+) -> ValueTotals:
+    """Add one micro-batch's gradient to the critic's: the sum of `clipped_value_loss` over its tokens.
+
+    Args:
+        critic: The model that gets the gradient.
+        batch: B responses.
+        old_values: [B, T] float32, the critic's values before the iteration's first optimizer step.
+        returns: [B, T] float32.
+        value_clip: As in `clipped_value_loss`.
+
+    Raises:
+        NonFiniteGradient: The loss is not finite; names the responses. All gradients are dropped.
+    """
+    batch = batch.to(critic.device)
+    old_values, returns = old_values.to(critic.device), returns.to(critic.device)
+    values = critic.values(batch)
+    losses = clipped_value_loss(values, old_values, returns, value_clip).masked_fill(~batch.response_mask, 0.0)
+    losses.sum().backward()  # type: ignore[no-untyped-call]
+    totals = _measure(values.detach(), losses.detach(), old_values, returns, batch.response_mask, value_clip)
+    if not math.isfinite(totals.loss):
+        critic.module.zero_grad(set_to_none=True)
+        finite = torch.isfinite(losses).all(dim=1).tolist()
+        failed = [response for response, is_finite in zip(batch.responses, finite, strict=True) if not is_finite]
+        raise NonFiniteGradient("loss of the critic", failed)
+    return totals
+
+
+def take_part_in_values(critic: Critic, idle: TokenBatch) -> None:
+    """Make a pass of a rank without responses: the collectives of `accumulate_values`, and no gradient."""
+    add_nothing(critic.values(idle))
+
+
+def apply_values(optimizer: PolicyOptimizer, totals: ValueTotals, responses: tuple[int, ...]) -> dict[str, float]:
+    """Take the critic's optimizer step on the mean over tokens and return its metrics; raises as `step.apply`."""
+    try:
+        outcome = optimizer.step(float(totals.tokens), responses)
+    except NonFiniteGradient as error:
+        raise NonFiniteGradient(f"{error.quantity} of the critic", error.responses) from error
+    return totals.metrics() | {"critic/grad_norm": outcome.grad_norm, "critic/lr": outcome.learning_rate}
+
+
+def _measure(
+    values: Tensor, losses: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, value_clip: float | None
+) -> ValueTotals:
+    clipped = torch.zeros_like(mask)
+    if value_clip is not None:
+        near = old_values + (values - old_values).clamp(-value_clip, value_clip)
+        clipped = (near - returns).square() > (values - returns).square()
+    errors = returns - old_values
+    sums = [
+        each.masked_fill(~mask, 0).sum(dtype=torch.float64)
+        for each in (mask, losses, clipped, values, returns, returns.square(), errors, errors.square())
+    ]
+    tokens, *others = torch.stack(sums).tolist()
+    names = [f.name for f in fields(ValueTotals)][1:]
+    return ValueTotals(tokens=int(tokens), **dict(zip(names, others, strict=True)))

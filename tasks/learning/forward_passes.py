@@ -10,8 +10,7 @@ import numpy.typing as npt
 
 from storage.prompt_table import PromptRow
 from storage.records import GradedResponse, PlanRecord
-from tasks.learning.batching import TokenBatch, collate
-from tasks.learning.dealing import dealt_passes, idle_batch
+from tasks.learning.batching import TokenBatch, collate, dealt_passes, idle_batch
 from tasks.learning.ranks import Ranks
 from tasks.learning.recorded_batches import BatchReader
 

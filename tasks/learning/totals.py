@@ -1,6 +1,8 @@
 """Sums over the micro-batches of one optimizer step, and the metrics computed from them.
 
 They are sums, not means, so adding the totals of micro-batches gives those of the step, however it was divided.
+Staleness is measured here, too: how many weight versions lie between the policy that is trained and the one that
+sampled a token. Importance weights correct for it; this module only measures and bounds it.
 """
 
 import functools
@@ -9,9 +11,12 @@ import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from storage.records import PlanRecord
 from tasks.learning.config import LossAggregation
 from tasks.learning.importance import effective_sample_size, log_ratio_counts, log_ratios, ratio_quantile
 from tasks.learning.loss import TokenLosses, denominator, kl_penalty
@@ -211,3 +216,28 @@ def measure_importance(weights: Tensor, over_cap: Tensor, response_mask: Tensor)
     return StepTotals(
         importance_tokens=int(tokens), importance=total, importance_square=squares, importance_clipped=number
     )
+
+
+class TooStaleError(ValueError):
+    """An iteration was sampled from older weights than the algorithm allows."""
+
+
+def check_staleness(plan: PlanRecord, max_staleness: int) -> None:
+    """Check that an iteration may be trained on: iteration n trains weight version n.
+
+    Raises:
+        TooStaleError: The plan's weight version is newer than that, or more than `max_staleness` older.
+    """
+    staleness = plan.iteration - plan.weight_version
+    if not 0 <= staleness <= max_staleness:
+        raise TooStaleError(
+            f"iteration {plan.iteration}: it trains weight version {plan.iteration} on tokens of weight version "
+            f"{plan.weight_version}; allowed with algorithm.max_staleness {max_staleness}: "
+            f"{max(0, plan.iteration - max_staleness)} to {plan.iteration}"
+        )
+
+
+def staleness_totals(weight_versions: npt.NDArray[np.uint32], policy_version: int) -> StepTotals:
+    """The staleness totals of tokens sampled from `weight_versions`, [n], when `policy_version` is trained."""
+    staleness = policy_version - weight_versions.astype(np.int64)
+    return StepTotals(staleness=int(staleness.sum()), staleness_max=int(staleness.max(initial=0)))

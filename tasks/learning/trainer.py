@@ -17,21 +17,18 @@ from storage.prompt_table import PromptRow
 from storage.records import BatchRecord, GradedResponse, PlanRecord, TrainingRecord
 from storage.store import ObjectStore
 from tasks.grading.grader import Grader
-from tasks.learning.batching import TokenBatch
+from tasks.learning.batching import TokenBatch, is_idle, mini_batches
 from tasks.learning.config import AlgorithmConfig, TrainerConfig
-from tasks.learning.dealing import is_idle
+from tasks.learning.critic import ValueTotals, accumulate_values, apply_values, take_part_in_values
 from tasks.learning.estimates import Estimates, estimate, first_logprobs, length_penalties, padded, trained
 from tasks.learning.follow import FollowConfig
 from tasks.learning.forward_passes import ForwardPasses
 from tasks.learning.learner import CriticLearner, Learner
-from tasks.learning.mini_batches import mini_batches
 from tasks.learning.nonfinite import finite_together
 from tasks.learning.ranks import Ranks
 from tasks.learning.recorded_batches import BatchReader, RecordedBatches
-from tasks.learning.staleness import staleness_totals
 from tasks.learning.step import accumulate, apply, take_part
-from tasks.learning.totals import StepTotals, combined
-from tasks.learning.value_step import ValueTotals, accumulate_values, apply_values, take_part_in_values
+from tasks.learning.totals import StepTotals, combined, staleness_totals
 from tasks.sampling.session.crew_watch import LeftAlone
 
 log = logging.getLogger(__name__)

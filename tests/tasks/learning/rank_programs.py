@@ -22,10 +22,9 @@ from storage.store import StoreUnavailable
 from tasks.configuration.run_config import parse
 from tasks.learning import checkpoint, generation
 from tasks.learning.advance import advance
-from tasks.learning.batching import collate
+from tasks.learning.batching import collate, dealt_passes, idle_batch
 from tasks.learning.checkpoint import TrainerState
 from tasks.learning.config import AlgorithmConfig, OptimizerConfig, TrainerConfig
-from tasks.learning.dealing import dealt_passes, idle_batch
 from tasks.learning.nonfinite import finite_together
 from tasks.learning.optimizer import NonFiniteGradient, PolicyOptimizer
 from tasks.learning.policy import Policy

@@ -8,8 +8,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from tasks.learning.adapted_policy import AdaptedPolicy, Pretrained
 from tasks.learning.batching import collate
-from tasks.learning.config import OptimizerConfig, TrainerConfig
-from tasks.learning.lora_config import LoraConfig
+from tasks.learning.config import LoraConfig, OptimizerConfig, TrainerConfig
 from tasks.learning.optimizer import PolicyOptimizer
 from tasks.learning.policy import Policy
 from tasks.learning.trained_model import PolicyError

@@ -1,8 +1,34 @@
+import threading
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 
+from storage import layout, records
+from storage.clock import ManualClock
+from storage.memory import MemoryStore
+from storage.records import SettingsRecord, TrainingRecord
+from storage.run import next_iteration, read_plan
+from storage.weights.tensor_sets import read_manifest
+from tasks.configuration.run_config import dump
+from tasks.learning import checkpoint
 from tasks.learning.importance import log_ratio_counts
-from tasks.learning.totals import StepTotals, combined
+from tasks.learning.totals import StepTotals, TooStaleError, check_staleness, combined, staleness_totals
+from tasks.preparing.iteration import prepare
+from tests.journals import a_plan
+from tests.small_run import (
+    EXECUTION,
+    commit_iteration,
+    config,
+    everything,
+    learned,
+    memory_store,
+    model_directory,
+    plan_iteration,
+    roll_out,
+    train_iteration,
+)
 
 RATIOS = [f"importance/ratio_{name}" for name in ("min", "p01", "p50", "p99", "max")]
 
@@ -73,3 +99,198 @@ def test_an_empty_step_has_no_metrics():
     assert combined([]) == StepTotals()
     with pytest.raises(ValueError, match="0 responses with 0 tokens"):
         combined([]).metrics("token-mean")
+
+
+URL = "memory://staleness"
+ITERATIONS = 3
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return model_directory(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def ahead(model):
+    return config(URL, model, algorithm={"max_staleness": 1})
+
+
+def plan_next(settings):
+    prepare(settings, EXECUTION, ManualClock(), ahead=1)
+
+
+def one_after_another(settings):
+    """As one machine runs it; the store that is left."""
+    store = memory_store("staleness")
+    plan_iteration(settings)
+    for iteration in range(ITERATIONS):
+        roll_out(URL, iteration)
+        if iteration < ITERATIONS - 1:
+            plan_next(settings)
+        train_iteration(URL, iteration)
+        commit_iteration(URL, iteration)
+    return store
+
+
+def side_by_side(settings):
+    """As a cluster runs it: the next iteration is rolled out while this one is trained on."""
+    store = memory_store("staleness")
+    plan_iteration(settings)
+    roll_out(URL, 0)
+    for iteration in range(ITERATIONS):
+        trainer = threading.Thread(target=train_iteration, args=(URL, iteration))
+        if iteration < ITERATIONS - 1:
+            plan_next(settings)
+        trainer.start()
+        if iteration < ITERATIONS - 1:
+            roll_out(URL, iteration + 1)
+        trainer.join()
+        commit_iteration(URL, iteration)
+    return store
+
+
+def digests(store, version):
+    return {name: entry.digest for name, entry in read_manifest(store, layout.weights(version)).tensors.items()}
+
+
+def trained(store, iteration):
+    return records.read(store, TrainingRecord, layout.training(iteration)).metrics
+
+
+def test_the_overlap_changes_no_number(ahead):
+    alone, together = one_after_another(ahead), side_by_side(ahead)
+    assert next_iteration(alone) == next_iteration(together) == ITERATIONS
+    for iteration in range(ITERATIONS):
+        assert read_plan(alone, iteration).weight_version == read_plan(together, iteration).weight_version
+        assert learned(trained(alone, iteration)) == learned(trained(together, iteration))
+        assert digests(alone, iteration + 1) == digests(together, iteration + 1)
+
+
+def test_an_iteration_trains_its_own_version_on_tokens_of_the_one_before(ahead):
+    store = one_after_another(ahead)
+    assert [read_plan(store, iteration).weight_version for iteration in range(ITERATIONS)] == [0, 0, 1]
+    metrics = [trained(store, iteration) for iteration in range(ITERATIONS)]
+    assert [each["trajectory_staleness"] for each in metrics] == [0.0, 1.0, 1.0]
+    assert [each["staleness_max"] for each in metrics] == [0.0, 1.0, 1.0]
+    assert all("importance/ess" in each for each in metrics)  # "auto", where staleness may be more than 0
+    steps = [checkpoint.read(store, layout.checkpoint(version)).state.optimizer_steps for version in (1, 2, 3)]
+    assert steps == [1, 2, 3]
+    versions = [digests(store, version) for version in range(ITERATIONS + 1)]
+    assert all(versions[k] != versions[k + 1] for k in range(ITERATIONS))
+
+
+class Killed(BaseException):
+    """SIGKILL: nothing of the victim runs afterwards."""
+
+
+class DiesAtWrite(MemoryStore):
+    """Holds copies of `objects`; its client is killed instead of being let write for the k-th time."""
+
+    def __init__(self, objects, writes=1 << 30):
+        super().__init__("staleness")
+        self._objects.update(objects)
+        self.left = writes
+
+    def create(self, key, body):
+        self._count()
+        return super().create(key, body)
+
+    def put(self, key, body):
+        self._count()
+        super().put(key, body)
+
+    def _count(self):
+        if self.left == 0:
+            raise Killed
+        self.left -= 1
+
+
+def test_a_trainer_killed_at_any_write_ends_with_the_same_bits(ahead):
+    store = memory_store("staleness")
+    plan_iteration(ahead)
+    roll_out(URL, 0)
+    plan_next(ahead)
+    train_iteration(URL, 0)
+    roll_out(URL, 1)
+    begun = everything(store)
+    undisturbed = memory_store("staleness", DiesAtWrite(begun))
+    train_iteration(URL, 1)
+    writes = (1 << 30) - undisturbed.left
+    assert writes > 4
+    for number in range(writes):
+        store = memory_store("staleness", DiesAtWrite(begun, number))
+        with pytest.raises(Killed):
+            train_iteration(URL, 1)
+        store.left = 1 << 30
+        assert learned(train_iteration(URL, 1).metrics) == learned(trained(undisturbed, 1))
+        assert digests(store, 2) == digests(undisturbed, 2)
+
+
+@pytest.mark.parametrize(
+    ("versions", "allowed", "refused"),
+    [((3, 3), 0, None), ((3, 2), 1, None), ((9, 1), 8, None), ((3, 2), 0, "3 to 3"), ((9, 0), 8, "1 to 9")],
+)
+def test_what_is_too_stale_is_refused_with_both_versions(versions, allowed, refused):
+    trains, sampled = versions
+    plan = a_plan(groups=1, generations=2, iteration=trains, weight_version=sampled)
+    if refused is None:
+        check_staleness(plan, allowed)
+        return
+    message = (
+        f"iteration {trains}: it trains weight version {trains} on tokens of weight version {sampled}; "
+        f"allowed with algorithm.max_staleness {allowed}: {refused}$"
+    )
+    with pytest.raises(TooStaleError, match=message):
+        check_staleness(plan, allowed)
+
+
+def test_tokens_of_the_future_are_refused():
+    with pytest.raises(TooStaleError, match=r"weight version 4; allowed with algorithm\.max_staleness 2: 0 to 1"):
+        check_staleness(a_plan(groups=1, generations=2, iteration=1, weight_version=4), 2)
+
+
+def test_the_trainer_refuses_before_anything_is_trained_or_written(model):
+    settings = config(URL, model)
+    store = memory_store("staleness")
+    plan_iteration(settings)
+    roll_out(URL, 0)
+    train_iteration(URL, 0)
+    commit_iteration(URL, 0)
+    plan_iteration(settings)
+    store.put(layout.plan(1), records.encode(replace(read_plan(store, 1), weight_version=0)))
+    roll_out(URL, 1)
+    before = {key: body for key, body in everything(store).items() if key != layout.LEASE_BEAT}
+    with pytest.raises(TooStaleError, match="trains weight version 1 on tokens of weight version 0; allowed with"):
+        train_iteration(URL, 1)
+    assert {key: body for key, body in everything(store).items() if key != layout.LEASE_BEAT} == before
+
+
+def test_staleness_by_hand():
+    assert staleness_totals(np.array([3, 3, 1], dtype=np.uint32), 3).staleness == 2
+    assert staleness_totals(np.array([3, 3, 1], dtype=np.uint32), 3).staleness_max == 2
+    assert staleness_totals(np.zeros(0, dtype=np.uint32), 3).staleness_max == 0
+
+
+@pytest.mark.parametrize(
+    ("rollout", "algorithm", "weighted"),
+    [
+        ({}, {}, False),
+        ({"engine": "vllm"}, {}, True),
+        ({"engine": "auto"}, {}, True),
+        ({"engine": "torch", "dtype": "bfloat16"}, {}, True),
+        ({"engine": "vllm"}, {"importance_sampling": "none"}, False),
+        ({"engine": "vllm"}, {"old_logprobs": "sampler"}, False),
+    ],
+)
+def test_the_configuration_decides_whether_tokens_are_weighted(model, rollout, algorithm, weighted):
+    """The journal is the same; only what the configuration in force says of the engine differs."""
+    store = memory_store("staleness")
+    plan_iteration(config(URL, model))
+    roll_out(URL, 0)
+    told = config(URL, model, rollout=rollout, algorithm=algorithm)
+    store.put(layout.settings(0), records.encode(SettingsRecord(config=dump(told))))
+    metrics = train_iteration(URL, 0).metrics
+    assert ("importance/ess" in metrics) is weighted
+    ratios = [metrics[f"importance/ratio_{name}"] for name in ("min", "p01", "p50", "p99", "max")]
+    assert ratios == sorted(ratios)
+    assert ratios[0] < ratios[-1]
