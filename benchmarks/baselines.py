@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from benchmarks.crew import StepLog, logged_engine
+from benchmarks.crew_processes import StepLog, logged_engine
 from storage import layout, model_files, prompt_table
 from storage.connect import connect
 from storage.run import read_config, read_plan, read_run

@@ -17,7 +17,7 @@ from itertools import count, groupby
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-from benchmarks.crew import PREFILL, Crew, StepLog
+from benchmarks.crew_processes import PREFILL, Crew, StepLog
 from resources.spot_trace import SpotTrace
 
 POLL_INTERVAL_S = 0.002

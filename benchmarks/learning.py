@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import learning_algorithms
-from benchmarks.crew import Crew
+from benchmarks.crew_processes import Crew
 from benchmarks.learning_run import EXECUTION, WARM_START, make_run
 from benchmarks.reporting import Target, finish
 from examples.warm_start import warm_start

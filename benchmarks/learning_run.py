@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from benchmarks.crew import Crew, slot_process
+from benchmarks.crew_processes import Crew, slot_process
 from examples.warm_start import WarmStart
 from storage import layout
 from storage.clock import SystemClock

@@ -28,10 +28,10 @@ from benchmarks.reporting import Target, finish, interleave, medians
 from tasks.planning.config import PlanningConfig
 from tasks.planning.dealing import Work, even_ranges, longest_first
 from tasks.planning.dispatch import Dispatch, dispatch
+from tasks.planning.division import assign_groups
 from tasks.planning.iteration_plan import plan_iteration
 from tasks.planning.makespan import Lengths, Member, ends_s, lower_bound_s, member_time_s
 from tasks.planning.offer import CrewOffer, GroupLengths, ReservedOffer, StepWaits
-from tasks.planning.plan import assign_groups
 from tasks.planning.request import PlanningRequest
 from tasks.planning.step_time import StepTime
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.crew import Crew
+from benchmarks.crew_processes import Crew
 from benchmarks.learning_run import EXECUTION, make_run
 from benchmarks.reporting import Target, finish
 from examples.warm_start import WarmStart, warm_start

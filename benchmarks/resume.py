@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from benchmarks.baselines import finished_kept_process
-from benchmarks.crew import Crew, Killed, cold_start_s, kill_schedule, slot_process
+from benchmarks.crew_processes import Crew, Killed, cold_start_s, kill_schedule, slot_process
 from benchmarks.reporting import Target, finish
 from examples.warm_start import build_model, build_tokenizer
 from storage import layout, records

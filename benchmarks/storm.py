@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.baselines import finished_kept_process, release, results, whole_batch_process
-from benchmarks.crew import Crew, paced_slot_process
+from benchmarks.crew_processes import Crew, paced_slot_process
 from benchmarks.fleet import Blow, EngineTime, Fleet, FleetRun, draw_blows, engine_time
 from benchmarks.reporting import Target, finish
 from benchmarks.resume import GENERATIONS, make_model, make_run

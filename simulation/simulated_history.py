@@ -14,7 +14,7 @@ from simulation.simulated_absence import Absence, draw_absence
 from storage.faults import FaultRates
 from storage.planning_records import SeedingRecord
 from storage.records import JOINED_POOL, TRAIN_POOL, PlanRecord, SamplingParams, SlotPlan
-from tasks.planning.plan import assign_groups
+from tasks.planning.division import assign_groups
 
 VOCABULARY = 50
 STOP_TOKEN = 0

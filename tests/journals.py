@@ -11,7 +11,7 @@ from storage.journal import JournalWriter
 from storage.records import AliveRecord, PlanRecord, SamplingParams, SlotPlan
 from storage.shard import Finish
 from storage.store import ObjectStore
-from tasks.planning.plan import assign_groups
+from tasks.planning.division import assign_groups
 
 LOGPROB = -1.5
 

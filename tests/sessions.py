@@ -7,7 +7,7 @@ from storage.clock import ManualClock
 from storage.memory import MemoryStore
 from storage.prompt_table import PromptRow
 from storage.records import PlanRecord, SamplingParams, SlotPlan
-from tasks.planning.plan import assign_groups
+from tasks.planning.division import assign_groups
 from tasks.sampling.engines.scripted_engine import ScriptedEngine
 from tasks.sampling.session.session import Session
 from tasks.sampling.session.session_config import SessionConfig

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from tasks.forecasting.response_lengths import ResponseLengths
 from tasks.forecasting.scenario import Scenario
+from tasks.planning.division import assign_groups
 from tasks.planning.makespan import member_time_s
-from tasks.planning.plan import assign_groups
 
 Floats = npt.NDArray[np.float64]
 

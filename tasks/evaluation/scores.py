@@ -10,7 +10,7 @@ import numpy as np
 from storage.evaluation_records import EvaluatedPrompt
 from storage.records import GradedResponse
 from tasks.evaluation.config import EvaluationConfig
-from tasks.evaluation.estimates import bootstrap_interval, interval, pass_at_k
+from tasks.evaluation.intervals import bootstrap_interval, interval, pass_at_k
 
 
 def evaluated_prompts(

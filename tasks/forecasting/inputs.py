@@ -39,7 +39,7 @@ from tasks.forecasting.scenario import (
     WorkScenario,
 )
 from tasks.forecasting.training_work import flops_per_parameter
-from tasks.planning.plan import groups_in_budget
+from tasks.planning.division import groups_in_budget
 from tasks.planning.step_time import StepTime
 
 # Qwen3-8B's value: 36 layers x 8 heads x 128 x 2 values x 2 bytes are 147 kB for 8.2 billion parameters.

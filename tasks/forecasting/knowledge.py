@@ -9,7 +9,7 @@ from storage.planning_records import SeedingRecord
 from tasks.forecasting.links import BYTES_PER_GBIT
 from tasks.forecasting.results import SimulatedIteration
 from tasks.forecasting.scenario import PoolScenario, Scenario
-from tasks.history.request import REPORTS_READ
+from tasks.history.planning_inputs import REPORTS_READ
 from tasks.planning.offer import CrewOffer, GroupLengths, ReservedOffer, StepWaits
 from tasks.planning.request import PlanningRequest
 
@@ -28,8 +28,8 @@ class _Concluded:
 class Knowledge:
     """What a run knows; it grows with every iteration, and holds nothing that was not seen by then.
 
-    The exceptions are the pools' step times and starts. As in tasks.history.request, losses and training come from the
-    last reports, everything else from the last one.
+    The exceptions are the pools' step times and starts. As in tasks.history.planning_inputs, losses and training come
+    from the last reports, everything else from the last one.
     """
 
     def __init__(self, scenario: Scenario) -> None:

@@ -15,7 +15,7 @@ from storage.planning_records import PoolObservation
 from storage.records import TRAIN_POOL, ReportRecord
 from storage.run import next_iteration, read_report
 from storage.store import ObjectStore, StoreDenied, StoreUnavailable
-from tasks.history.request import REPORTS_READ
+from tasks.history.planning_inputs import REPORTS_READ
 
 QUANTILES = 41
 Points = tuple[tuple[int, float], ...]

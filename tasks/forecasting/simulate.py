@@ -17,12 +17,12 @@ from tasks.forecasting.knowledge import Knowledge
 from tasks.forecasting.links import Links
 from tasks.forecasting.machines import Fleet, Machine
 from tasks.forecasting.response_lengths import Ints, ResponseLengths
-from tasks.forecasting.responses import Responses
 from tasks.forecasting.results import SimulatedIteration, SimulatedRun
 from tasks.forecasting.scenario import Scenario
 from tasks.forecasting.virtual_crew import Crew
 from tasks.forecasting.virtual_ledger import Account, mean_members
 from tasks.forecasting.virtual_member import EngineModel, Member
+from tasks.forecasting.virtual_responses import Responses
 from tasks.forecasting.virtual_trainer import Training
 from tasks.planning.iteration_plan import BudgetExceeded, IterationPlan, plan_iteration
 from tasks.planning.offer import StepWaits

@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from storage.records import TRAIN_POOL, SlotPlan
 from tasks.forecasting.events import Events
 from tasks.forecasting.looking import Sight
-from tasks.forecasting.responses import Responses
 from tasks.forecasting.scenario import Policy
 from tasks.forecasting.virtual_holdings import Holdings
 from tasks.forecasting.virtual_ledger import Account
 from tasks.forecasting.virtual_member import EngineModel, Member
+from tasks.forecasting.virtual_responses import Responses
 from tasks.planning.rebalance import should_cut
 
 

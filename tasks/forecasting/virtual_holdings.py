@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Sequence
 
 from storage.records import SlotPlan
-from tasks.forecasting.responses import Responses
 from tasks.forecasting.scenario import Policy
 from tasks.forecasting.virtual_ledger import BYTES_PER_TOKEN
 from tasks.forecasting.virtual_member import Member
+from tasks.forecasting.virtual_responses import Responses
 
 
 class Holdings:

@@ -9,11 +9,11 @@ from functools import partial
 from itertools import count, takewhile
 
 from tasks.forecasting.events import Events
-from tasks.forecasting.responses import Responses
 from tasks.forecasting.scenario import TrainerScenario
 from tasks.forecasting.virtual_crew import Crew
 from tasks.forecasting.virtual_ledger import Account
 from tasks.forecasting.virtual_member import EngineModel, Member
+from tasks.forecasting.virtual_responses import Responses
 from tasks.planning.config import PlanningConfig
 from tasks.planning.seeding import generates_again
 

@@ -16,10 +16,10 @@ from resources.prices import dollars
 from storage.planning_records import SeedingRecord
 from storage.records import TRAIN_POOL
 from tasks.planning.dispatch import Assignment, Member, dispatch
+from tasks.planning.division import assign_groups
 from tasks.planning.locality import decode_s, longest_nearest
 from tasks.planning.makespan import ends_s, group_ends_s, long_then_short, streamed_s
 from tasks.planning.offer import CrewOffer, GroupLengths, ReservedOffer
-from tasks.planning.plan import assign_groups
 from tasks.planning.request import PlanningRequest
 from tasks.planning.seeding import next_seeding, work_engine_s
 from tasks.planning.step_time import NOMINAL, StepTime

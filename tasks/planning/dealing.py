@@ -15,8 +15,8 @@ from itertools import accumulate, pairwise
 import numpy as np
 import numpy.typing as npt
 
+from tasks.planning.division import assign_groups
 from tasks.planning.makespan import Lengths, Member, ends_s
-from tasks.planning.plan import assign_groups
 
 TAIL_SHARES = (0.02, 0.05, 0.1, 0.2, 0.4)
 FILL_ROUNDS = 4

@@ -6,9 +6,9 @@ predicted until a step time was measured.
 
 from storage.planning_records import DecisionRecord, SeedingRecord
 from tasks.planning.crew import Crew, engines_in_members, measured_work_s
+from tasks.planning.division import assign_groups
 from tasks.planning.locality import decode_s, may_hold
 from tasks.planning.makespan import lower_bound_s
-from tasks.planning.plan import assign_groups
 from tasks.planning.request import PlanningRequest
 from tasks.planning.seeding import closed_form_s, is_initial, members_needed
 from tasks.planning.width import WidthChoice, allowed_usd, describe

@@ -28,7 +28,7 @@ from tasks.evaluation.measure import (
 )
 from tasks.grading.run_rewards import held_models, publish_models
 from tasks.learning.pretrained import stop_token_ids
-from tasks.planning.plan import assign_groups
+from tasks.planning.division import assign_groups
 from tasks.preparing.tokenizer import open_tokenizer
 
 log = logging.getLogger(__name__)

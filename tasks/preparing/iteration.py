@@ -36,12 +36,12 @@ from tasks.evaluation.held_out import draw_held_out, load_held_out
 from tasks.evaluation.measure import rewards_of
 from tasks.grading.grader import check_rewards
 from tasks.grading.run_rewards import held_models, publish_models
-from tasks.history.lengths import expected_lengths
-from tasks.history.request import planning_request
+from tasks.history.known_lengths import expected_lengths
+from tasks.history.planning_inputs import planning_request
 from tasks.learning.pretrained import check_model, read_tensors, stop_token_ids, vocabulary_size
+from tasks.planning.division import groups_in_budget
 from tasks.planning.iteration_plan import BudgetExceeded, plan_iteration
 from tasks.planning.offer import GroupLengths
-from tasks.planning.plan import groups_in_budget
 from tasks.preparing.tokenizer import open_tokenizer
 from tasks.prompts.draw import draw_prompts
 from tasks.prompts.loading import load_prompts

@@ -20,7 +20,7 @@ from storage.run import exists, read_plan
 from storage.shard import Finish
 from storage.store import ConflictingRecord, ObjectStore, StorageError, commit
 from storage.weights.tensor_sets import PUBLISHED_AT_S, read_manifest
-from tasks.history.lengths import learn_lengths
+from tasks.history.known_lengths import learn_lengths
 from tasks.history.spent import USD_RUN, spent_usd
 from tasks.reporting.costs import Rates, cost_metrics
 from tasks.reporting.pool_observations import pool_observations

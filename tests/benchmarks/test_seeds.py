@@ -29,8 +29,8 @@ from storage.records import TRAIN_POOL
 from tasks.forecasting.engine_estimate import Device, ModelSize, prefill_tokens_per_s, step_points
 from tasks.forecasting.response_lengths import ResponseLengths
 from tasks.forecasting.simulate import simulate
+from tasks.planning.division import assign_groups
 from tasks.planning.makespan import member_time_s
-from tasks.planning.plan import assign_groups
 
 FILES = sorted(path.stem for path in SCENARIOS.glob("*.yaml"))
 SIZES = {

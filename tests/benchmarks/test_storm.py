@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.baselines import SharedQueue, WholeBatch, release, results
-from benchmarks.crew import PREFILL, Decoded, StepLog
+from benchmarks.crew_processes import PREFILL, Decoded, StepLog
 from benchmarks.fleet import Blow, Fleet, FleetRun, draw_blows, engine_time
 from benchmarks.resume import make_model
 from benchmarks.storm import ARMS, VLLM, Size, arm_rows, blows_for, plan_run

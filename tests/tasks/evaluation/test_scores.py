@@ -4,7 +4,7 @@ import pytest
 
 from storage.records import GradedResponse
 from tasks.evaluation.config import EvaluationConfig
-from tasks.evaluation.estimates import bootstrap_interval
+from tasks.evaluation.intervals import bootstrap_interval
 from tasks.evaluation.scores import evaluated_prompts, score_metrics
 from tasks.prompts.config import DataConfig
 

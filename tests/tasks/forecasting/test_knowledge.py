@@ -1,4 +1,4 @@
-"""What a simulated planner is told is what tasks.history.request would tell a real one."""
+"""What a simulated planner is told is what tasks.history.planning_inputs would tell a real one."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from storage.records import TRAIN_POOL
 from tasks.forecasting.knowledge import Knowledge
 from tasks.forecasting.results import SimulatedIteration
 from tasks.forecasting.virtual_ledger import PARTS
-from tasks.history.request import REPORTS_READ
+from tasks.history.planning_inputs import REPORTS_READ
 from tasks.planning.offer import GroupLengths, StepWaits
 from tasks.planning.request import PlanningRequest
 from tests.simulated_scenarios import a_pool, a_scenario

@@ -8,9 +8,9 @@ import pytest
 from storage.planning_records import SeedingRecord
 from storage.records import TRAIN_POOL
 from tasks.planning.crew import engines_in_members, planned_crew
+from tasks.planning.division import assign_groups
 from tasks.planning.makespan import member_time_s, response_lengths
 from tasks.planning.offer import GroupLengths, ReservedOffer
-from tasks.planning.plan import assign_groups
 from tasks.planning.step_time import NOMINAL
 from tests.planning_requests import CURVE, a_request, alike_lengths, an_offer, waits
 

@@ -12,7 +12,7 @@ from storage.memory import MemoryStore
 from storage.planning_records import LengthsRecord
 from storage.prompt_table import PromptRow
 from storage.records import PlanRecord, SamplingParams
-from tasks.history.lengths import expected_lengths, learn_lengths
+from tasks.history.known_lengths import expected_lengths, learn_lengths
 from tasks.planning.config import PlanningConfig
 from tests.journals import a_plan
 

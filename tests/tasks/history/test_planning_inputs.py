@@ -14,7 +14,7 @@ from storage.metered import MeteredStore
 from storage.planning_records import DecisionRecord, PoolObservation, SeedingRecord
 from storage.records import TRAIN_POOL, ReportRecord, SlotLife, SlotPlan
 from tasks.configuration.run_config import parse
-from tasks.history.request import REPORTS_READ, observed_step_time, planning_request, recent_reports
+from tasks.history.planning_inputs import REPORTS_READ, observed_step_time, planning_request, recent_reports
 from tasks.planning.offer import GroupLengths, ReservedOffer
 from tasks.planning.step_time import NOMINAL
 from tests.journals import a_plan

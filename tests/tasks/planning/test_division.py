@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.planning.plan import assign_groups, groups_in_budget
+from tasks.planning.division import assign_groups, groups_in_budget
 
 
 @given(st.integers(1, 200), st.integers(1, 50))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.evaluation.estimates import binomial_interval, bootstrap_interval, interval, pass_at_k
+from tasks.evaluation.intervals import binomial_interval, bootstrap_interval, interval, pass_at_k
 
 
 @st.composite

@@ -265,6 +265,7 @@ def cold_start_s() -> float:
     """The seconds until a new Python process could start to decode, which every restart costs in any design."""
     started_s = time.monotonic()
     subprocess.run(
-        [sys.executable, "-c", "import benchmarks.crew, tasks.sampling.engines.torch_engine, transformers"], check=True
+        [sys.executable, "-c", "import benchmarks.crew_processes, tasks.sampling.engines.torch_engine, transformers"],
+        check=True,
     )
     return time.monotonic() - started_s
