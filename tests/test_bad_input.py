@@ -146,6 +146,7 @@ def test_a_reward_function_that_cannot_be_loaded(model, store, function):
     refused(GradingError, function.replace(".", r"\."), config(URL, model, rewards=[{"function": function}]))
 
 
+@pytest.mark.slow
 def test_a_reward_model_that_gives_no_reward(model, store):
     judge = {"function": "reward_model", "name": "judge", "model": str(model)}
     reason = r"^reward 'judge': model: value '.*' lacks the weights score\.weight, with which it would give a reward; "
@@ -351,6 +352,7 @@ def test_a_damaged_batch_is_not_replayed(full_store):
     assert full_store.list(layout.weights(1)) == []
 
 
+@pytest.mark.slow
 def test_missing_s3_credentials_are_one_line_and_no_traceback(tmp_path):
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "FLYTE_AWS_"))}
     absent = {

@@ -39,6 +39,7 @@ def test_a_fit_store_is_one_line_per_property_and_a_verdict(memory):
     assert lines[-1] == "memory://proof is fit"
 
 
+@pytest.mark.slow
 def test_an_unfit_store_is_named_with_what_it_lacks(memory):
     memory(CheckThenAct())
     result = check("--store", "memory://proof", "--keys", "3")
@@ -85,6 +86,7 @@ def test_a_store_that_cannot_be_used_is_one_line(tmp_path):
     assert check("--store", "gs://bucket/x").stderr.startswith("gleaner: storage URL: value 'gs://bucket/x'; allowed:")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", ["a second create", "one winner among threads"])
 def test_ctrl_c_leaves_nothing(tmp_path, after):
     command = [sys.executable, "-m", "gleaner", "check", "--store", str(tmp_path / "run"), "--keys", "400"]

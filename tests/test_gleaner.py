@@ -137,6 +137,7 @@ def test_status_of_a_run_without_a_committed_iteration(model, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_status_shows_the_history_of_a_run(model, tmp_path):
     url = str(tmp_path / "run")
     for iteration in range(2):
@@ -192,6 +193,7 @@ def test_status_of_what_is_no_store(url):
     assert line.startswith(f"gleaner: storage URL: value '{url}'; allowed: a path, file:///path, s3://bucket/prefix")
 
 
+@pytest.mark.slow
 def test_looking_needs_neither_flyte_nor_torch():
     code = "import sys, gleaner; print(sorted({'flytekit', 'torch', 'transformers', 's3fs'} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=600)

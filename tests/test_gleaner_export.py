@@ -13,6 +13,8 @@ from storage.weights.tensor_sets import TensorBlock, publish
 from tasks.configuration.run_config import dump, parse
 from tests.committed_runs import run_of
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def run(tmp_path):

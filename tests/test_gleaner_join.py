@@ -16,6 +16,8 @@ from storage.records import AliveRecord
 from storage.run import read_plan
 from tests.small_run import config, model_directory, plan_iteration, roll_out
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 LIMIT_S = 600
 DYING_ENGINE = """

@@ -126,6 +126,7 @@ def end(process):
     return process.returncode, stderr.decode()
 
 
+@pytest.mark.slow
 def test_it_waits_for_a_run_goes_on_and_ends_on_ctrl_c(tmp_path):
     run = tmp_path / "run"
     process = follow(str(run), subprocess.PIPE, "--json")
@@ -139,6 +140,7 @@ def test_it_waits_for_a_run_goes_on_and_ends_on_ctrl_c(tmp_path):
     assert end(process) == (0, "")
 
 
+@pytest.mark.slow
 def test_on_a_terminal_it_draws_in_place_and_ends_on_ctrl_c(url):
     terminal, its_end = pty.openpty()
     process = follow(url, its_end)

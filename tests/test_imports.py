@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 WORKFLOWS = sorted(f"workflows.{file.stem}" for file in (ROOT / "workflows").glob("*.py") if file.stem != "__init__")
 TASKS = [f"tasks.{name}" for name in ("plan", "rollout", "train", "conclude", "evaluate", "forecast", "local_map")]

@@ -166,7 +166,7 @@ class GroupFollower:
         lines = []
         for response in waiting[:RESPONSES_SHOWN]:
             owner = self._reader.book.owner(response)
-            holder = f"held by {owner.incarnation}" if owner is not None else "claimed by nobody"
+            holder = f"held by {owner.incarnation}" if owner is not None else "not claimed"
             tokens = len(self._reader.assemble(response).token_ids)
             lines.append(
                 f"response {response} (group {response // self._plan.num_generations}): {tokens} tokens, {holder}"

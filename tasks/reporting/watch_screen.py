@@ -88,7 +88,7 @@ def _trainer(view: RunView) -> list[str]:
 def _group(group: WaitingGroup) -> str:
     parts = []
     for response in group.unfinished[:RESPONSES_SHOWN]:
-        holder = "claimed by nobody" if response.holder is None else f"held by {short_name(response.holder)}"
+        holder = "not claimed" if response.holder is None else f"held by {short_name(response.holder)}"
         if response.released and response.holder is not None:
             holder = f"released by {short_name(response.holder)}"
         parts.append(f"{response.response} ({response.tokens:,} tokens, {holder})")

@@ -170,6 +170,7 @@ def test_agreement_counts_whole_responses_and_measures_up_to_the_first_differenc
         compare(found, {response: wanted[response] for response in range(3)})
 
 
+@pytest.mark.slow
 def test_a_forward_pass_draws_the_same_tokens_with_the_same_weights_only(tmp_path):
     model = random_model()
     weights, stops = weight_versions(model), stop_tokens(model.config)
@@ -194,6 +195,7 @@ def test_a_forward_pass_draws_the_same_tokens_with_the_same_weights_only(tmp_pat
     assert plain.agreement(1, requests, decoding.answers).identical == 1 - 1 / len(requests)
 
 
+@pytest.mark.slow
 def test_agreement_is_demanded_between_engines_where_it_is_exact_and_within_one_that_is_batch_invariant():
     model = random_model()
     weights = weight_versions(model)
@@ -215,6 +217,7 @@ def test_agreement_is_demanded_between_engines_where_it_is_exact_and_within_one_
     }
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not MISSING, reason="vLLM is installed")
 def test_without_vllm_it_says_so():
     ended = subprocess.run(COMMAND, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)

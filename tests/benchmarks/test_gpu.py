@@ -60,6 +60,7 @@ FIGURES = {
 }
 
 
+@pytest.mark.slow
 def test_small_run_ends_with_the_figures_of_its_parts_and_the_reason_of_what_was_skipped():
     command = [sys.executable, "-m", "benchmarks.gpu", "--small", "--device", "cpu", "--json"]
     parts = [f"--part={part}" for part in ("noise", "trainer", "invariant")]

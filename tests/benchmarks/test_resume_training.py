@@ -137,6 +137,7 @@ def test_tensors_that_a_step_left_alone_are_not_counted_as_moved():
     assert moved_share(trained(MemoryStore()), 1) == 0.5
 
 
+@pytest.mark.slow
 def test_smallest_run_meets_its_targets():
     ended = subprocess.run([*COMMAND, *SMALLEST], cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
     assert ended.returncode == 0, ended.stderr

@@ -128,6 +128,7 @@ def test_outcomes_are_medians_of_ratios_of_the_same_seed():
     assert not got.stalled("whole")
 
 
+@pytest.mark.slow
 def test_processes_find_what_this_one_finds():
     arms = {"whole": Arm(scenario=small()), "colocated": Arm(scenario=colocated(small()))}
     here, there = run_all(arms, (1, 2), 0), run_all(arms, (1, 2), 2)
@@ -236,6 +237,7 @@ def test_one_static_actor_spends_in_the_simulator_what_the_replay_says():
     assert not np.isnan(lived.seconds[TRAIN_POOL]["train"])
 
 
+@pytest.mark.slow
 def test_every_finding_has_arms_and_every_arm_runs():
     arms = {name: small_arm(arm) for name, arm in rlhfless.arms().items()}
     found = rlhfless.findings(run_all(arms, (1,), 0), (1,))
@@ -243,6 +245,7 @@ def test_every_finding_has_arms_and_every_arm_runs():
     assert len({finding.what for finding in found}) == len(found)
 
 
+@pytest.mark.slow
 def test_an_outage_costs_little_with_seeding_and_an_order_more_without():
     found = outage.findings(run_all(outage.arms(), (1,), 0))
     bounded = [finding for finding in found if finding.most is not None]
@@ -272,6 +275,7 @@ def small_arm(arm):
     return replace(arm, scenario=with_work(arm.scenario, num_prompts_per_step=prompts, prompts_in_dataset=dataset))
 
 
+@pytest.mark.slow
 def test_rlboost_and_together_compare_arms_that_exist():
     for paper, lines in ((rlboost.PAPER, 38), (together.PAPER, 18)):
         arms = {name: small_arm(arm) for name, arm in shortened(seeds.PAPERS[paper].arms(None)).items()}
@@ -308,6 +312,7 @@ def test_the_command_refuses_what_it_cannot_use(capsys, tmp_path):
         assert complaint in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_table_and_json(capsys):
     seeds.main(["--json", "--paper", "StreamRL", "--seeds", "1", "--workers", "0"])
     lines = capsys.readouterr().out.splitlines()

@@ -110,6 +110,7 @@ def leave(log_path: str) -> None:
     pass
 
 
+@pytest.mark.slow
 def test_fleet_kills_stops_wakes_and_replaces(tmp_path: Path):
     noticed = []
     dealt = [Blow(at_s=0.15, seat=0, hang=False, ready_s=0.5), Blow(at_s=0.15, seat=1, hang=True, ready_s=0.9)]
@@ -127,6 +128,7 @@ def test_fleet_kills_stops_wakes_and_replaces(tmp_path: Path):
     assert {seat for seat, _ in noticed} == {0, 1}
 
 
+@pytest.mark.slow
 def test_failing_and_idle_fleets_are_errors(tmp_path: Path):
     with pytest.raises(RuntimeError, match="seat 0 ended with exit code 3"):
         Fleet(tmp_path / "a", fail, [()]).run([], lambda: False)

@@ -59,6 +59,7 @@ def test_our_arm_takes_the_step_of_the_plain_loss(tmp_path):
     assert metrics["num_tokens"] == sum(len(row.completion) for row in rows)
 
 
+@pytest.mark.slow
 def test_a_cell_without_trl_has_our_figures_only_and_no_targets():
     row = measure(Cell(64, 8, ragged=False), None, 2)
     assert row["tokens"] == 4 * 8 * 8

@@ -68,6 +68,7 @@ def start(body: str, *, as_pid_1: bool = False) -> "subprocess.Popen[str]":
     return process
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("as_pid_1", [False, True])
 @pytest.mark.parametrize("body", [PLAIN, NATIVE, ANOTHER_HANDLER, CHILDREN])
 def test_it_ends_at_once_with_all_it_has_started(body, as_pid_1):

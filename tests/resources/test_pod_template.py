@@ -48,6 +48,7 @@ def test_a_copy_is_of_its_own():
     assert template.pod_spec.containers[0].image is None
 
 
+@pytest.mark.slow
 def test_declaring_does_not_import_the_client():
     code = (
         "import sys; from resources.pools import PoolConfig, task_settings; task_settings(PoolConfig());"

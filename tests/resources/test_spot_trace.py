@@ -133,6 +133,7 @@ def test_replacements_under_new_names_sit_on_freed_seats(tmp_path: Path):
         trace.sub_fleet(3, seed=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("process", PROCESSES.values(), ids=list(PROCESSES))
 def test_drawn_trace_has_the_rate_of_its_process(process):
     trace = draw_trace(process, 16, 4000 * HOUR_S, seed=5)

@@ -29,6 +29,8 @@ from storage.store import ObjectMissing, StoreUnavailable, commit
 from tasks.learning.recorded_batches import RecordedBatches
 from tasks.sampling.session import claimant
 
+pytestmark = pytest.mark.slow
+
 SEEDS = range(60)
 DIGEST = (
     "import hashlib, logging; logging.disable(); from benchmarks.histories import *; "

@@ -73,6 +73,7 @@ def test_where_no_slot_comes_the_trainers_machine_generates():
     assert sum(bool(outcome.counts["the trainer's machine generates"]) for outcome in outcomes) >= 4
 
 
+@pytest.mark.slow
 def test_the_trainers_machine_takes_turns_with_members_and_is_struck_like_them():
     outcomes = [live_and_judge(draw_history(seed)) for seed in (*TAKES_TURNS, *range(40))]
     counts = sum((outcome.counts for outcome in outcomes), Counter())
@@ -102,6 +103,7 @@ def test_a_trainer_that_does_not_generate_again_is_found(monkeypatch):
     assert broken["livelock"] >= 3
 
 
+@pytest.mark.slow
 def test_a_watch_that_takes_the_dead_for_living_is_found(monkeypatch):
     def present(watch, _ended):
         return [record for record in watch._seen.values() if record.pool != TRAIN_POOL]
@@ -110,6 +112,7 @@ def test_a_watch_that_takes_the_dead_for_living_is_found(monkeypatch):
     assert broken_by(untroubled(TAKEN_FOR_LIVING))["waits"] >= 4
 
 
+@pytest.mark.slow
 def test_a_helping_member_that_hands_over_to_the_dead_is_found(monkeypatch):
     def lives(watch):
         watch._look()
@@ -120,6 +123,7 @@ def test_a_helping_member_that_hands_over_to_the_dead_is_found(monkeypatch):
     assert broken_by(untroubled(HANDED_TO_THE_DEAD))["livelock"] == 3
 
 
+@pytest.mark.slow
 def test_a_pod_that_claims_although_it_comes_after_closing_is_found(monkeypatch):
     claim, closed = Bookkeeping.claim, Claimant.closed
 
@@ -134,6 +138,7 @@ def test_a_pod_that_claims_although_it_comes_after_closing_is_found(monkeypatch)
     assert broken_by(ABSENT[:10])["late"] >= 3
 
 
+@pytest.mark.slow
 def test_a_helping_member_that_keeps_its_work_when_it_hands_over_is_found(monkeypatch):
     leave = Bookkeeping.leave
 

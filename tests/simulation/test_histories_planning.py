@@ -12,6 +12,8 @@ from tasks.sampling.session import claimant
 from tasks.sampling.session.claimant import Claimant
 from tasks.sampling.session.holdings import Holdings
 
+pytestmark = pytest.mark.slow
+
 DRAWN = [draw_history(seed) for seed in range(60)]
 # In these a member would leave too early, were it allowed to; in others some leave after a cut, as they may.
 HANDED_OVER_LATE, TAKEN_BY_STRANGERS, LEFT_AFTER_A_CUT = (385, 457, 494), (255, 275, 291, 297, 637), (69, 113, 172)

@@ -111,6 +111,7 @@ def assert_complete(store: MemoryStore, plan: PlanRecord) -> None:
         assert np.array_equal(again.token_ids, have.token_ids)
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(st.integers(0, 2**32))
 def test_any_interleaving_of_workers_assembles_to_the_same_responses(seed):

@@ -99,6 +99,7 @@ def test_folders_that_were_not_there_are_removed_again(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_moto_behind_a_lock_is_fit(s3_url):
     store = connect(f"{s3_url}/{uuid.uuid4().hex}")
     found = list(prove(store, keys=4, writers=4, listed=60))
@@ -113,6 +114,7 @@ def test_radosgw_is_fit(radosgw_url):
     assert store.list("") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "lacks"),
     [

@@ -74,6 +74,7 @@ def files_in(root: Path) -> list[str]:
     return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
 
 
+@pytest.mark.slow
 class TestLocalStore(StoreContract):
     @pytest.fixture
     def store(self, tmp_path: Path) -> LocalStore:

@@ -21,6 +21,7 @@ ROWS = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.lists(ROWS, max_size=5))
 def test_round_trip(rows):

@@ -12,7 +12,7 @@ import pytest
 from storage import race
 from storage.local import LocalStore
 from storage.memory import MemoryStore
-from storage.race import NOBODY, Attempt, Race, race_processes, race_threads
+from storage.race import NO_WRITER, Attempt, Race, race_processes, race_threads
 from storage.store import StoreDenied, StoreUnavailable
 from tests.s3_server import S3_BUCKET, SerialisedMoto, make_bucket, moto_server, point_to
 
@@ -90,6 +90,7 @@ def test_threads_find_the_gap_between_looking_and_writing():
     assert "of 16 writers created 'race/" in faults[0]
 
 
+@pytest.mark.slow
 def test_processes_find_the_gap_between_looking_and_writing(s3_server, monkeypatch):
     with moto_server(MotoWithAGap) as (endpoint, _):
         point_to(endpoint, monkeypatch)
@@ -113,8 +114,8 @@ def test_half_a_body_is_nobodys():
     [
         ([[Attempt(won=True, seen=0)], [Attempt(won=False, seen=0)]], None),
         ([[Attempt(won=True, seen=0)], [Attempt(won=True, seen=1)]], "2 of 2 writers created 'k'"),
-        ([[Attempt(won=False, seen=NOBODY)], [Attempt(won=False, seen=NOBODY)]], "0 of 2 writers created 'k'"),
-        ([[Attempt(won=True, seen=0)], [Attempt(won=False, seen=NOBODY)]], "1 of 2 writers did not read"),
+        ([[Attempt(won=False, seen=NO_WRITER)], [Attempt(won=False, seen=NO_WRITER)]], "0 of 2 writers created 'k'"),
+        ([[Attempt(won=True, seen=0)], [Attempt(won=False, seen=NO_WRITER)]], "1 of 2 writers did not read"),
     ],
 )
 def test_faults_are_counted(attempts, fault):

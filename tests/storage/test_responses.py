@@ -43,6 +43,7 @@ ROWS = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None)  # the first call imports
 @given(ROWS)
 def test_what_is_read_is_what_was_written_to_the_last_bit(cases):

@@ -129,6 +129,7 @@ def test_the_state_an_unfinished_iteration_restores_from_stays_beside_newer_ones
     assert versions(store, layout.CHECKPOINTS) == [3, 4]
 
 
+@pytest.mark.slow
 def test_the_bases_of_a_kept_version_are_kept_and_readable():
     """Every fourth version is whole, except for what did not change since an earlier whole one."""
     store = MemoryStore()
@@ -221,6 +222,7 @@ def test_one_damaged_iteration_keeps_its_journal_and_does_not_stop_the_others():
     assert problem.startswith("iteration 1: object 'iterations/000001/journal/")
 
 
+@pytest.mark.slow
 def test_an_execution_may_probe_the_store_beside_a_sweep():
     class SweptAt(MemoryStore):
         """Sweeps before the n-th call."""
@@ -325,6 +327,7 @@ SHARDS = [(f"00000-{'a' * 16}", 0), (f"00000-{'b' * 16}", 0), (f"00000-{'b' * 16
 RUN = everything(a_run(3))
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=30)
 @given(st.lists(st.tuples(st.integers(1, 50), st.booleans()), min_size=1, max_size=4))
 def test_a_sweep_may_die_anywhere_and_be_repeated(deaths):

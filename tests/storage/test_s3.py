@@ -17,6 +17,8 @@ from storage.store import ObjectMissing, ObjectStore, StoreDenied, StoreUnavaila
 from tests.contracts.store_contract import StoreContract
 from tests.s3_server import SerialisedMoto, scripted_server
 
+pytestmark = pytest.mark.slow
+
 SECRET = "a-secret-that-no-message-may-show"
 LIST_OF_NOTHING = "<ListBucketResult><KeyCount>0</KeyCount><IsTruncated>false</IsTruncated></ListBucketResult>"
 OK = (200, "", "")

@@ -14,6 +14,8 @@ from storage.store import StoreUnavailable
 from tests.s3_server import point_to, scripted_server
 from tests.storage.test_s3 import VERBS
 
+pytestmark = pytest.mark.slow
+
 DEADLINE_S = 0.6
 READS = [VERBS[2], VERBS[3]]
 WRITES = [VERBS[0], VERBS[1]]

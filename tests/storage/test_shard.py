@@ -29,6 +29,7 @@ def same(a: Row, b: Row) -> bool:
     )
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.lists(rows(), max_size=8))
 def test_round_trip(written):

@@ -133,6 +133,7 @@ def test_folders_without_objects_go_with_their_last_object(store):
     assert store.create("a/b/c/1", b"x")
 
 
+@pytest.mark.slow
 def test_deletes_and_creates_in_the_same_folders_do_not_disturb_each_other(tmp_path):
     """Each process makes and empties the folders that the others are about to use."""
     command = [sys.executable, "-c", CHURN, str(tmp_path / "run")]

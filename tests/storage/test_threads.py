@@ -19,6 +19,7 @@ def test_results_are_in_the_order_of_the_items():
     assert in_threads(4, work, []) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [ValueError, Ended])
 def test_after_an_error_nothing_more_is_begun(error):
     begun = []

@@ -31,6 +31,8 @@ from tests.small_run import (
     train_iteration,
 )
 
+pytestmark = pytest.mark.slow
+
 URL = "memory://conclude-task"
 
 

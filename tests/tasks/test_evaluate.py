@@ -165,6 +165,7 @@ def test_weight_versions_are_compared_on_the_same_prompts_and_noise(store, setti
     assert of_both[0] == of_both[1]
 
 
+@pytest.mark.slow
 def test_the_same_evaluation_elsewhere_comes_to_the_same(store, trained, settings):
     first, _ = measure(sampled(settings), SystemClock())
     again = memory_store("evaluate")
@@ -191,6 +192,7 @@ def test_an_evaluation_can_be_watched(store, settings):
     assert Watcher(connect(reference.run_url), SystemClock()).look().totals.responses_done == 15
 
 
+@pytest.mark.slow
 def test_reward_models_are_those_of_the_run_or_the_evaluations_own_in_the_run(tmp_path, model):
     """Whichever it is, the machine that grades need not have the folder that the configuration names."""
     folder = save_reward_model(tmp_path / "model")
@@ -220,6 +222,7 @@ def test_reward_models_are_those_of_the_run_or_the_evaluations_own_in_the_run(tm
     assert not grades_with_a_model(config(URL, model, rewards=scored, evaluation=EVALUATION | {"rewards": MATH}))
 
 
+@pytest.mark.slow
 def test_another_model_under_the_name_of_an_evaluations_own_is_refused(tmp_path, model, store):
     def judged(folder):
         scored = [{"function": "reward_model", "name": "judge", "model": str(folder)}]
@@ -289,6 +292,7 @@ def test_status_shows_it_on_a_line(store, settings):
     assert line.startswith(f"weight version 1, evaluation {record.digest} of 5 prompts: {scores}, mean length ")
 
 
+@pytest.mark.slow
 def test_the_next_iteration_keeps_the_line(store, settings):
     run_tasks(settings)
     reference = plan_iteration(settings)
@@ -335,6 +339,7 @@ def test_the_record_of_an_evaluation_reads_back(store, settings):
     assert records.decode(EvaluationRecord, "k", records.encode(record)) == record
 
 
+@pytest.mark.slow
 def test_beside_training_one_that_nobody_can_finish_is_left_to_a_later_execution(store, settings, caplog):
     """Its failure would end the trainer, too."""
     reference, slots, due = plan_evaluation(config=dump(settings), version=1, only_if_due=False)

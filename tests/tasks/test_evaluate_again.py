@@ -95,6 +95,7 @@ def lines(store):
     return [json.loads(line) for line in store.get(layout.METRICS).splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("verb", "ending", "after"),
     [("list", layout.alive_all(0), False), ("create", layout.closed(0), True), ("list", layout.claims(0), False)],
@@ -118,6 +119,7 @@ def test_what_is_wrong_without_a_record_is_still_told(store, settings):
     assert evaluations(store) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", [layout.responses(0), layout.METRICS])
 def test_another_attempt_tells_what_the_first_one_did_not(store, model, key, caplog, monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
@@ -141,6 +143,7 @@ def test_another_attempt_tells_what_the_first_one_did_not(store, model, key, cap
     assert caplog.text.count("mlflow may lack") == 1
 
 
+@pytest.mark.slow
 def test_a_conclusion_and_an_evaluation_that_write_at_the_same_time_lose_no_line(store, settings):
     url = sampled(settings)
     reference = plan_iteration(settings)
@@ -154,6 +157,7 @@ def test_a_conclusion_and_an_evaluation_that_write_at_the_same_time_lose_no_line
     assert [line.get("iteration") for line in lines(whole)] == [0, None, 1]
 
 
+@pytest.mark.slow
 def test_a_conclusion_adds_the_line_of_an_evaluation_that_ends_meanwhile(store, settings):
     url = sampled(settings)
     reference = plan_iteration(settings)

@@ -2,6 +2,7 @@ import functools
 import os
 from pathlib import Path
 
+import pytest
 from flytekit import map_task, workflow
 from flytekit.configuration import ImageConfig, SerializationSettings
 from flytekit.tools.translator import get_serializable
@@ -16,6 +17,7 @@ def attempts(folder: Path, number: int) -> list[int]:
     return sorted(int(file.name.split("-")[1]) for file in folder.glob(f"{number}-*"))
 
 
+@pytest.mark.slow
 def test_elements_are_processes_with_attempts_and_outputs_keep_their_order(tmp_path):
     outputs = crew_map(functools.partial(element, folder=str(tmp_path)))(number=[5, 1, 2])
     assert outputs == [25, 1, 4]
@@ -32,12 +34,14 @@ def test_a_map_over_nobody_has_no_outputs(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_an_ordinary_exception_is_not_retried_and_is_a_warning_beside_what_others_did(tmp_path, caplog):
     assert crew_map(functools.partial(element, folder=str(tmp_path)))(number=[3, 5]) == [None, 25]
     assert attempts(tmp_path, 3) == [0]
     assert "three is not allowed" in caplog.text
 
 
+@pytest.mark.slow
 def test_losses_of_the_machine_are_retried_as_often_as_flyte_does(tmp_path, caplog):
     assert crew_map(functools.partial(element, folder=str(tmp_path)))(number=[4]) == [None]
     assert "no attempts left; last: exit code -9" in caplog.text

@@ -65,6 +65,7 @@ def test_the_task_generates_its_slot_and_says_what_it_did(model):
     assert (again.tokens_generated, again.tokens_recovered) == (0, outcome.tokens_generated)
 
 
+@pytest.mark.slow
 def test_told_to_go_it_flushes_and_exits_with_the_code_that_flyte_retries(model, tmp_path):
     url = str(tmp_path / "run")
     slow = {"engine": "torch", "device": "cpu", "max_responses_in_flight": 1, "flush_interval_s": 60.0}

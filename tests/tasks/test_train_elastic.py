@@ -71,6 +71,7 @@ def end(process):
     wait_until(lambda: are_gone(started))
 
 
+@pytest.mark.slow
 def test_told_to_end_while_it_waits_for_another_node_it_ends(tmp_path):
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
@@ -82,6 +83,7 @@ def test_told_to_end_while_it_waits_for_another_node_it_ends(tmp_path):
         end(process)
 
 
+@pytest.mark.slow
 def test_told_to_end_its_ranks_end_too_even_one_that_hears_nothing(tmp_path):
     plan = planned(tmp_path, nproc_per_node=2)
     with container(train_elastic, plan, tmp_path / "container") as process:

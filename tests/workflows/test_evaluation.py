@@ -84,6 +84,7 @@ def undisturbed(config: Path, folder: Path, version: int) -> list[list[int]]:
     return [row[1] for row in tokens(reference.run_url)]
 
 
+@pytest.mark.slow
 def test_training_evaluates_what_is_due_and_an_evaluation_survives_a_kill(tmp_path, trained_model):
     url = str(tmp_path / "run")
     config = config_file(tmp_path, trained_model, url)

@@ -78,6 +78,7 @@ def upstream_closure(nodes, of):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_search_that_walks_every_path_takes_steps_in_proportion_to_the_iterations(shape):
     steps = {count: walked_steps(edges(chain(shape, count))) for count in (2, 20, 60)}
@@ -190,6 +191,7 @@ def largest_allowed(config):
     return int(re.search(r"1 to (\d+)", str(raised.value))[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", ["plain", "evaluations one step off"])
 def test_a_count_that_flyte_could_not_read_back_is_refused_with_the_largest_that_it_can(shape):
     config = SHAPES[shape]

@@ -19,6 +19,8 @@ from storage.records import AliveRecord
 from storage.run import next_iteration, read_plan, reports
 from storage.store import ObjectMissing
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 PYFLYTE = [str(Path(sys.executable).parent / "pyflyte"), "--config", str(ROOT / "flyte.config"), "run"]
 WORKFLOW = str(ROOT / "workflows" / "training.py")

@@ -34,7 +34,7 @@ class Draw:
         return self.top_p < 1.0 or self.top_k > 0
 
 
-NOBODYS = Draw(key=0, origin=0, temperature=0.0, top_p=1.0, top_k=0)
+UNUSED = Draw(key=0, origin=0, temperature=0.0, top_p=1.0, top_k=0)
 
 
 def encode_draw(noise_key: int, origin: int, sampling: SamplingParams) -> dict[str, Any]:
@@ -154,7 +154,7 @@ class KeyedSlots(resolve("SlotProcessor")):  # type: ignore[misc]
 
     def __init__(self, vllm_config: Any, req_states: Any) -> None:  # noqa: ARG002
         self._device = req_states.device
-        self._draws = [NOBODYS] * req_states.max_num_reqs
+        self._draws = [UNUSED] * req_states.max_num_reqs
         self._truncated = np.zeros(req_states.max_num_reqs, dtype=bool)
         self._greedy = np.ones(req_states.max_num_reqs, dtype=bool)
         self._rows: Rows | None = None
@@ -166,7 +166,7 @@ class KeyedSlots(resolve("SlotProcessor")):  # type: ignore[misc]
     def add_request(self, req_idx: int, sampling_params: Any) -> bool:
         # vLLM warms up its kernels with requests of its own, which carry no draw and need only be accepted.
         ours = ARGUMENT in (sampling_params.extra_args or {})
-        draw = decode_draw(sampling_params) if ours else NOBODYS
+        draw = decode_draw(sampling_params) if ours else UNUSED
         self._draws[req_idx] = draw
         self._truncated[req_idx], self._greedy[req_idx] = draw.truncated, draw.temperature == 0
         self._rows = None

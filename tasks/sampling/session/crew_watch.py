@@ -173,8 +173,8 @@ class CrewWatch:
         told = {found.slot: found.error for found in failures(self._store, self._plan.iteration, self._execution)}
         lines = [f"slot {slot}: {told.get(slot) or self._fate(slot)}" for slot in sorted(self._slots & ended)]
         return (
-            f"iteration {self._plan.iteration}: nobody can generate what is missing. Every slot of the crew has ended, "
-            "no other member lives, and the trainer's machines are not to generate (planning.seeding):\n  "
+            f"iteration {self._plan.iteration}: no process can generate the missing responses. Every slot of the crew "
+            "has ended, no other member lives, and the trainer's machines are not to generate (planning.seeding):\n  "
             + "\n  ".join(lines)
         )
 

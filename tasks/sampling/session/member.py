@@ -53,12 +53,12 @@ def generate_slot(
     patience_s = config.rollout.idle_timeout_s
     current = still_open(store, plan, execution, patience_s, notice, clock)
     if current is None:
-        return SessionOutcome.of_nobody()
+        return SessionOutcome.of_nothing()
     with built_engine(weights_store(store, current), config.rollout, build) as engine:
         # The iteration may have been closed while the engine started.
         current = still_open(store, current, execution, patience_s, notice, clock)
         if current is None:
-            return SessionOutcome.of_nobody()
+            return SessionOutcome.of_nothing()
         config = config_in_force(store, current)
         number = slot
         if current.iteration != plan.iteration:

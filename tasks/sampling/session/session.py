@@ -48,7 +48,7 @@ class SessionOutcome:
     engine_died: bool = False
 
     @classmethod
-    def of_nobody(cls) -> "SessionOutcome":
+    def of_nothing(cls) -> "SessionOutcome":
         """The outcome of a process that found nothing to do and claimed nothing."""
         return cls(incarnation="", tokens_generated=0, tokens_recovered=0, responses_finished=0)
 

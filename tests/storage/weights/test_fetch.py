@@ -72,6 +72,7 @@ def test_tensors_come_in_groups_of_any_size(group_bytes, monkeypatch):
     assert pulled(store, 7) == contents(versions[7])
 
 
+@pytest.mark.slow
 def test_a_pull_takes_the_memory_of_the_tensors_and_a_bounded_part(monkeypatch):
     monkeypatch.setattr(fetch, "GROUP_BYTES", 1 << 20)
     monkeypatch.setattr(fetch, "THREADS", 1)
@@ -164,6 +165,7 @@ def test_a_pull_ends_where_its_check_says_so(tmp_path, monkeypatch):
     assert 8 < count < 99
 
 
+@pytest.mark.slow
 def test_a_check_ends_reading_from_a_slow_store():
     class Slow(MemoryStore):
         def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:

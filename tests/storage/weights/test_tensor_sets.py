@@ -253,6 +253,7 @@ def test_lost_answers_change_nothing():
     assert contents(pull(store, PREFIX)[1]) == contents(some_tensors())
 
 
+@pytest.mark.slow
 @given(data=st.data())
 @settings(max_examples=150, deadline=None)
 def test_no_changed_byte_goes_unnoticed(data):

@@ -185,6 +185,7 @@ def test_differences_do_not_add_up_to_more_than_a_version():
     assert 2 <= sum(manifest.base is None for manifest in manifests) <= 7
 
 
+@pytest.mark.slow
 @given(data=st.data())
 @settings(max_examples=80, deadline=None)
 def test_no_changed_byte_goes_unnoticed(data):

@@ -154,6 +154,7 @@ def test_differences_name_each_field():
     assert differences(a, b) == ["run.seed: 0 here, 5 there"]
 
 
+@pytest.mark.slow
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.text(max_size=5),

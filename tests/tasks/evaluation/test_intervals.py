@@ -61,6 +61,7 @@ def test_exact_binomial_intervals(successes, trials, low, high):
     assert binomial_interval(successes, trials) == pytest.approx((low, high), abs=5e-5)
 
 
+@pytest.mark.slow
 @given(st.integers(1, 400).flatmap(lambda trials: st.tuples(st.integers(0, trials), st.just(trials))))
 def test_an_exact_interval_holds_the_proportion_and_mirrors_itself(drawn):
     successes, trials = drawn

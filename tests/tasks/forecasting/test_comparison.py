@@ -152,6 +152,7 @@ def test_settings_are_yaml_that_the_configuration_reads_back():
     assert text == "pools:\n  rollout:\n    count: 4\nplanning:\n  seeding: 'off'\nrollout:\n  flush_interval_s: 7.5\n"
 
 
+@pytest.mark.slow
 def test_the_example_moves_its_recommendation_with_the_price(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Half its responses and few iterations, on the same machines."""
     example = load(EXAMPLE)

@@ -88,6 +88,7 @@ pools = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(pools, min_size=1, max_size=2),

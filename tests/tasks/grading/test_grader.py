@@ -113,6 +113,7 @@ def test_missing_columns_are_found_before_anything_is_generated():
             grader.grade([case(0, "a")])
 
 
+@pytest.mark.slow
 def test_checking_opens_every_function_but_the_models_that_are_known(tmp_path: Path):
     absent = RewardConfig(function="reward_model", name="judge", model=str(tmp_path / "nowhere"))
     check_rewards([config("explicit"), absent], {"target"}, {"judge"})

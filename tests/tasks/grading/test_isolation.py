@@ -172,6 +172,7 @@ def test_the_place_of_an_exception_is_named(rewards: Open):
     assert f"odd_rewards.py:{line})" in str(outcome.error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", ["picky", "picky_score"])
 def test_an_endless_loop_is_killed_and_the_rest_graded(rewards: Open, function: str, caplog: pytest.LogCaptureFixture):
     reward = rewards(f"odd_rewards:{function}", time_limit_s=0.7)
@@ -221,6 +222,7 @@ def test_an_import_that_never_ends_is_given_up(rewards: Open):
         rewards("slow_rewards:f", load_time_limit_s=0.5)
 
 
+@pytest.mark.slow
 def test_the_children_of_a_function_end_with_it(rewards: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PID_FILE", str(tmp_path / "pid"))
     outcome = rewards("odd_rewards:parent", time_limit_s=1.0).grade(cases("a"))[0]

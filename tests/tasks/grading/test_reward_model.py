@@ -33,6 +33,7 @@ def scores(model: RewardModel, cases: Sequence[Any]) -> list[Any]:
     return model.score(cases)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokens_max", [1, 70, 16_384])
 def test_scores_are_those_of_a_plain_forward_pass_however_they_are_batched(folder: Path, tokens_max: int):
     found = scores(opened(folder, batch_tokens_max=tokens_max), [case(k, text) for k, text in enumerate(COMPLETIONS)])

@@ -38,6 +38,8 @@ from tests.small_run import (
 )
 from tests.tasks.grading.tiny_reward_model import case, plain_score, save_reward_model
 
+pytestmark = pytest.mark.slow
+
 URL = "memory://rewards"
 ROOT = Path(__file__).parents[3]
 

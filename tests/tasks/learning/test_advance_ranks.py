@@ -23,6 +23,8 @@ from tests.small_run import (
 )
 from tests.tasks.learning.rank_programs import launch
 
+pytestmark = pytest.mark.slow
+
 # A large eps: Adam's step is otherwise the sign of a gradient, also of one that is nothing but rounding.
 OPTIMIZER = {"learning_rate": 1e-3, "eps": 1e-4}
 RUNS = {

@@ -118,6 +118,7 @@ def test_beside_a_crew_that_has_finished_no_member_is_begun(settings, trained_by
     assert digests(store) == trained_by_a_crew
 
 
+@pytest.mark.slow
 def test_every_rank_of_the_trainer_seeds_its_own_slot(tmp_path, model, trained_by_a_crew):
     often = {"heartbeat_interval_s": 0.1, "flush_interval_s": 0.1}
     store, _ = seeded_plan(config(str(tmp_path / "run"), model, rollout=often), [TRAIN_POOL, TRAIN_POOL], None)
@@ -130,6 +131,7 @@ def test_every_rank_of_the_trainer_seeds_its_own_slot(tmp_path, model, trained_b
     assert digests(store).keys() == trained_by_a_crew.keys()
 
 
+@pytest.mark.slow
 def test_a_rank_without_a_slot_waits_longer_for_the_others_than_a_collective_may_take(tmp_path, model):
     seeded_plan(config(str(tmp_path), model), [TRAIN_POOL], None)
     done, found = launch("seed", tmp_path, 2)
@@ -195,7 +197,7 @@ def test_an_engine_that_dies_is_the_crews_business_where_there_is_one(settings, 
     store, plan = seeded_plan(settings, ["rollout", TRAIN_POOL], 60.0)
     seeded = seed(store, plan, settings, machine(), SystemClock(), build=dying(0, settings))
     assert seeded.tokens == 0
-    assert "the crew goes on" in caplog.text
+    assert "the crew continues" in caplog.text
     assert [beat.state for beat in beats(store, TRAIN_POOL)] == ["gone"]
 
 
@@ -210,6 +212,7 @@ def test_alone_an_engine_that_dies_is_worth_another_attempt(settings, monkeypatc
         train(plan=PlanReference(run_url=URL, iteration=0, weight_version=0, execution="test"))
 
 
+@pytest.mark.slow
 def test_without_work_for_the_trainer_nothing_is_seeded(settings):
     store, plan = seeded_plan(settings, ["rollout", TRAIN_POOL], 0.0)
     assert not is_seeded(plan)
@@ -277,6 +280,7 @@ def half_done(model, url=URL, **sections):
     return store
 
 
+@pytest.mark.slow
 def test_left_alone_it_generates_the_rest_replays_what_was_recorded_and_learns_the_same(
     model, trained_group_by_group, caplog
 ):
@@ -291,6 +295,7 @@ def test_left_alone_it_generates_the_rest_replays_what_was_recorded_and_learns_t
     assert sum(life.tokens_kept for life in report.lives) == sum(report.lengths)
 
 
+@pytest.mark.slow
 def test_with_a_batch_recorded_already_the_learner_is_dropped_and_the_batch_replayed(model, trained_group_by_group):
     store = half_done(model)
     seen = []
@@ -309,6 +314,7 @@ def test_with_a_batch_recorded_already_the_learner_is_dropped_and_the_batch_repl
     assert digests(store) == trained_group_by_group
 
 
+@pytest.mark.slow
 def test_with_seeding_off_it_does_not(model):
     half_done(model, planning={}, trainer={"group_timeout_s": 1.5, "micro_batch_tokens_max": 1})
     with pytest.raises(GroupTimeout):
@@ -322,6 +328,7 @@ def test_with_seeding_off_and_every_slot_ended_it_fails_at_once(model):
         train_iteration(URL, 0)
 
 
+@pytest.mark.slow
 def test_when_members_return_it_hands_over_and_trains_on(model, trained_group_by_group):
     """The rest takes long, so that the member comes in the middle of it."""
     store = half_done(model)
@@ -361,6 +368,7 @@ def test_a_plan_that_seeds_goes_on_while_nobody_has_come(model, trained_by_a_cre
     assert digests(store) == trained_by_a_crew
 
 
+@pytest.mark.slow
 def test_all_ranks_drop_their_learners_and_generate(tmp_path, model, trained_group_by_group):
     url = str(tmp_path / "run")
     store = half_done(model, url)

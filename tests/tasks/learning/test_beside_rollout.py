@@ -15,6 +15,8 @@ from storage.connect import connect
 from storage.records import AliveRecord, BatchRecord
 from tests.small_run import commit_iteration, config, model_directory, plan_iteration, train_iteration
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 MEMBER = """
 import sys

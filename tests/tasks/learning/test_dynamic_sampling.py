@@ -163,6 +163,7 @@ def tensors(learner):
 VARIED = st.lists(st.booleans(), min_size=GROUPS, max_size=GROUPS)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(VARIED, st.integers(1, GROUPS), st.permutations(range(GROUPS * GENERATIONS)), st.sampled_from([20, 40, 1000]))
 def test_neither_batches_nor_weights_depend_on_who_finished_first(train, varied, wanted, order, tokens_max):
@@ -174,6 +175,7 @@ def test_neither_batches_nor_weights_depend_on_who_finished_first(train, varied,
     assert same(tensors(left[0]), tensors(right[0]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("takes_effect", [False, True])
 @pytest.mark.parametrize("estimator", ["grpo", "reinforce_plus_plus_baseline"])
 def test_killed_at_any_call_it_ends_with_the_same_batches_and_weights(train, estimator, takes_effect):
@@ -197,6 +199,7 @@ def test_killed_at_any_call_it_ends_with_the_same_batches_and_weights(train, est
         assert same(tensors(successor), tensors(learner))
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(VARIED, st.integers(1, GROUPS), st.integers(0, 60), st.booleans())
 def test_killed_anywhere_the_division_is_the_same(train, varied, wanted, call, takes_effect):
@@ -316,6 +319,7 @@ def roll_out(store, plan):
         crew[slot].announce(started_at_s=1.0, updated_at_s=2.0, tokens_generated=told, gone=True)
 
 
+@pytest.mark.slow
 def test_from_plan_to_report_unused_prompts_are_drawn_again(tmp_path):
     store = memory_store("dynamic")
     settings = config(URL, model_directory(tmp_path / "model"), algorithm=FILTER)

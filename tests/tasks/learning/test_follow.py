@@ -121,8 +121,8 @@ def test_the_time_limit_names_the_responses_their_tokens_and_their_holders(store
     assert str(caught.value).splitlines() == [
         "iteration 0: nothing was journalled for 10 s; waiting for",
         "  response 0 (group 0): 3 tokens, held by 00000-a",
-        "  response 2 (group 1): 0 tokens, claimed by nobody",
-        "  response 3 (group 1): 0 tokens, claimed by nobody",
+        "  response 2 (group 1): 0 tokens, not claimed",
+        "  response 3 (group 1): 0 tokens, not claimed",
     ]
 
 

@@ -28,6 +28,7 @@ def test_alone_everything_comes_back(monkeypatch):
             _ = ranks.mesh
 
 
+@pytest.mark.slow
 def test_two_ranks_hear_each_other_and_a_failure_has_a_rank(tmp_path):
     done, found = launch("talk", tmp_path, 2)
     assert [heard.pop("failure") for heard in found] == [

@@ -10,6 +10,8 @@ from tasks.learning.ranks import Ranks
 from tasks.learning.sharded import copy_whole, skeleton, whole
 from tests.tasks.learning.rank_programs import everything, launch, resumed
 
+pytestmark = pytest.mark.slow
+
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
 
 

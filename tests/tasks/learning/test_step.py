@@ -29,6 +29,7 @@ def accumulate_split(policy, rows, advantages, algorithm, *, split, reference=No
     return {name: gradient / divisor for name, gradient in gradients(policy).items()}, total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", [{"old_logprobs": "sampler"}, {"importance_sampling": "token"}])
 @pytest.mark.parametrize("mode", MODES)
 def test_any_split_into_micro_batches_gives_the_same_gradient_and_metrics(build, ragged, mode, sampling):

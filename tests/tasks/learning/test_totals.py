@@ -157,6 +157,7 @@ def trained(store, iteration):
     return records.read(store, TrainingRecord, layout.training(iteration)).metrics
 
 
+@pytest.mark.slow
 def test_the_overlap_changes_no_number(ahead):
     alone, together = one_after_another(ahead), side_by_side(ahead)
     assert next_iteration(alone) == next_iteration(together) == ITERATIONS
@@ -166,6 +167,7 @@ def test_the_overlap_changes_no_number(ahead):
         assert digests(alone, iteration + 1) == digests(together, iteration + 1)
 
 
+@pytest.mark.slow
 def test_an_iteration_trains_its_own_version_on_tokens_of_the_one_before(ahead):
     store = one_after_another(ahead)
     assert [read_plan(store, iteration).weight_version for iteration in range(ITERATIONS)] == [0, 0, 1]
@@ -205,6 +207,7 @@ class DiesAtWrite(MemoryStore):
         self.left -= 1
 
 
+@pytest.mark.slow
 def test_a_trainer_killed_at_any_write_ends_with_the_same_bits(ahead):
     store = memory_store("staleness")
     plan_iteration(ahead)
@@ -271,6 +274,7 @@ def test_staleness_by_hand():
     assert staleness_totals(np.zeros(0, dtype=np.uint32), 3).staleness_max == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rollout", "algorithm", "weighted"),
     [

@@ -160,6 +160,7 @@ def divided(tokens_max):
     return [tuple(batch) for batch in batches]
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.permutations(range(GROUPS * GENERATIONS)), st.sampled_from([20, 40, 1000]))
 def test_in_plan_order_neither_batches_nor_weights_depend_on_who_finished_first(start, order, tokens_max):
@@ -232,6 +233,7 @@ class DiesAtWrite(MemoryStore):
         raise Killed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["plan", "arrival"])
 @pytest.mark.parametrize("takes_effect", [False, True])
 def test_killed_at_any_batch_it_replays_the_same_batches_to_the_same_weights(finished, start, order, takes_effect):

@@ -256,6 +256,7 @@ def same(left, right):
     return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokens_max", [1, 40, 1000])
 @pytest.mark.parametrize("name", CASES)
 def test_the_gradient_is_the_one_written_out_however_the_step_is_divided(train, build, name, tokens_max):
@@ -275,6 +276,7 @@ def test_the_factors_of_all_algorithms_differ(build):
             assert max(abs(a - b) for a, b in zip(left, right, strict=True)) > 1e-2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["plan", "arrival"])
 @pytest.mark.parametrize("name", CASES)
 def test_killed_at_any_batch_it_ends_with_the_same_bits(train, name, order):
@@ -297,6 +299,7 @@ def test_killed_at_any_batch_it_ends_with_the_same_bits(train, name, order):
 WHOLE = {RPP, BASELINE, "batch", f"{RPP} with the KL in the reward"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_estimators_of_the_whole_step_train_nothing_before_the_last_batch_is_recorded(train, learners, name):
     algorithm, store = AlgorithmConfig(**CASES[name][0]), journal(MemoryStore())
@@ -319,6 +322,7 @@ def test_the_penalty_of_long_responses_is_measured_and_rewards_stay_as_graded(tr
 TRAINED = [response for response in range(COUNT) if not truncated(response)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokens_max", [1, 40, 1000])
 @pytest.mark.parametrize("name", ["grpo", BASELINE, RPP, "rloo with the KL in the reward"])
 def test_truncated_responses_count_in_their_group_and_not_in_the_loss(train, build, name, tokens_max):

@@ -97,6 +97,7 @@ def by_hand(policy, epochs, parts, *, sampler=False):
     return ratios
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokens_max", [1, 1000])
 @pytest.mark.parametrize("sampler", [False, True])
 @pytest.mark.parametrize(
@@ -153,6 +154,7 @@ def test_ppo_trains_policy_and_critic_to_their_targets(learner, critic):
     assert value.critic.values(batch_of(range(COUNT))).detach().abs().max() > 0
 
 
+@pytest.mark.slow
 def test_a_critic_learns_what_is_to_be_expected(learner, critic):
     value = critic()
     actual = learner(value)

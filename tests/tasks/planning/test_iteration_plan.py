@@ -35,6 +35,7 @@ def planned(request: PlanningRequest):
         return None
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(requests())
 def test_every_plan_is_whole_within_its_bounds_and_possible(request):

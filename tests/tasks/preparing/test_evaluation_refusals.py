@@ -99,6 +99,7 @@ def test_prompts_and_rewards_that_cannot_be_used(store, model, changes, kind, ma
     assert everything(fresh) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "changes", "kind", "match"),
     [

@@ -184,6 +184,7 @@ class DiesAtWrite(MemoryStore):
         self.left -= 1
 
 
+@pytest.mark.slow
 def test_killed_at_any_write_the_next_attempt_writes_the_same_plan(settings):
     undisturbed = DiesAtWrite("plan")
     memory_store("plan", undisturbed)

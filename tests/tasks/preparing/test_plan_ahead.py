@@ -119,6 +119,7 @@ def test_the_first_iteration_of_an_execution_is_on_policy(store, settings):
     assert (reference.iteration, reference.weight_version) == (1, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("allowed", [0, 1, 2])
 def test_further_ahead_than_allowed_is_refused_and_nothing_is_written(model, store, allowed):
     settings = config(URL, model, algorithm={"max_staleness": allowed})
@@ -187,6 +188,7 @@ def live(store, settings):
         iteration += 1
 
 
+@pytest.mark.slow
 def test_wherever_an_execution_dies_the_next_one_goes_on_with_the_same_plans(settings):
     undisturbed = DiesAtWrite("plan-ahead")
     memory_store("plan-ahead", undisturbed)

@@ -13,6 +13,8 @@ from examples.warm_start import build_model, build_tokenizer
 from tests.tiny_model import tiny_config, tiny_tokenizer
 from tests.tokenizer_work import made_of
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n{% endfor %}"

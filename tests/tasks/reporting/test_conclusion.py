@@ -204,6 +204,7 @@ def test_of_two_that_conclude_at_once_both_give_the_report_that_is_stored():
     assert conclude(store).created_at_s == 1.0
 
 
+@pytest.mark.slow
 def test_whatever_is_deleted_by_one_that_concludes_at_once_both_give_its_report():
     class ConcludedAt(MemoryStore):
         """Another process commits the report before the n-th read, and deletes the journal behind it."""

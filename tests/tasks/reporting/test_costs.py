@@ -120,6 +120,7 @@ def a_life(draw):
     )
 
 
+@pytest.mark.slow
 @given(lives=st.lists(a_life(), min_size=1, max_size=8), start=SECONDS, took=SECONDS, wait=SECONDS, control=SECONDS)
 def test_the_purposes_and_the_parties_add_up_to_the_same_total(lives, start, took, wait, control):
     training = replace(TRAINING, started_at_s=start, ended_at_s=start + took, metrics={"timing_s/wait": wait})
@@ -131,6 +132,7 @@ def test_the_purposes_and_the_parties_add_up_to_the_same_total(lives, start, too
         assert found["cost/usd_iter"] == pytest.approx(total, rel=1e-9, abs=1e-9)
 
 
+@pytest.mark.slow
 @given(lives=st.lists(a_life(), max_size=8), start=SECONDS, took=SECONDS, wait=SECONDS)
 def test_the_trainers_bill_covers_its_training_and_no_second_twice(lives, start, took, wait):
     training = replace(TRAINING, started_at_s=start, ended_at_s=start + took, metrics={"timing_s/wait": wait})

@@ -119,6 +119,7 @@ def test_on_the_pretrained_model_it_makes_the_published_one(committed, tmp_path,
     assert (" ".join(stated["target_modules"]), stated["fan_in_fan_out"]) == (names, False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "transposed"), [("some", False), ("gpt2", True), ("square", True)])
 def test_other_layers_and_models(tmp_path, name, transposed):
     store, base = run(tmp_path / "base", name, 1)

@@ -31,6 +31,8 @@ from tests.committed_runs import run_of
 from tests.small_run import config, memory_store, model_directory, plan_iteration, roll_out, train_iteration
 from tests.tiny_model import save_tiny_model, tiny_config, tiny_model, tiny_tokenizer
 
+pytestmark = pytest.mark.slow
+
 URL = "memory://export-model"
 NOW_S = 1_750_000_000.0  # 2025-06-15
 IDS = torch.tensor([[1, 5, 9, 20, 7]])

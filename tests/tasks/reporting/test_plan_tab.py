@@ -2,6 +2,8 @@
 
 import re
 
+import pytest
+
 from storage.planning_records import DecisionRecord
 from tasks.reporting.plan_tab import plan_tab
 from tests.tasks.reporting.test_deck import Rows
@@ -34,6 +36,7 @@ def test_a_plan_without_decisions_says_so():
     assert "Nothing was decided" in plan_tab([], {"reward": 1.0})
 
 
+@pytest.mark.slow
 def test_whatever_a_plan_holds_the_page_is_small_and_well_formed():
     figures = {f"figure number {index}": 1e9 / 3 for index in range(200)}
     large = DecisionRecord(

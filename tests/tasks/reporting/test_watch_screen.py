@@ -72,8 +72,8 @@ def test_what_the_trainer_waits_for():
     )
     assert lines(a_view(waits_for=groups, groups_behind=3), width=200)[3:] == [
         "the trainer waits for",
-        "  group 2: responses 16 (1,200 tokens, held by 00001-0123), 19 (0 tokens, claimed by nobody)",
-        "  group 5: responses 40 (7 tokens, released by 00002-ff00), 41 (0 tokens, claimed by nobody), 4 more",
+        "  group 2: responses 16 (1,200 tokens, held by 00001-0123), 19 (0 tokens, not claimed)",
+        "  group 5: responses 40 (7 tokens, released by 00002-ff00), 41 (0 tokens, not claimed), 4 more",
         "  and 3 more groups",
     ]
 

@@ -105,6 +105,7 @@ def test_tokens_follow_the_softmax(temperature):
     torch.testing.assert_close(logprobs, wanted[token_ids])
 
 
+@pytest.mark.slow
 def test_rare_tokens_are_as_rare_as_they_should_be():
     logits = torch.full((1000,), math.log(1e-6))
     logits[17] = math.log(1 - 999e-6)

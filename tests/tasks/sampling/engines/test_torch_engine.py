@@ -68,6 +68,7 @@ def general_model():
     return tiny_model(tiny_config("gpt_neox"))
 
 
+@pytest.mark.slow
 class TestTorchEngine(EngineContract):
     @pytest.fixture
     def engine_factory(self, tmp_path, model):
@@ -77,6 +78,7 @@ class TestTorchEngine(EngineContract):
         return weight_blocks(tiny_model(tiny_config("qwen2"), seed=version))
 
 
+@pytest.mark.slow
 class TestTorchEngineWithHuggingFaceDecoder(EngineContract):
     @pytest.fixture
     def engine_factory(self, tmp_path, general_model):
@@ -106,6 +108,7 @@ def test_logprobs_are_those_of_a_plain_forward_pass(tmp_path, family):
             assert rest[item.response].logprobs == pytest.approx(wanted[len(kept) :], abs=1e-4)
 
 
+@pytest.mark.slow
 def test_200_resumed_responses_are_identical(tmp_path, model):
     rnd = random.Random(3)
     sampling = SamplingParams(max_completion_length=48, stop_token_ids=(2,))

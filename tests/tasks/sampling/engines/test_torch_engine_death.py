@@ -54,6 +54,7 @@ BREAKDOWNS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["load", "prefill", "logits"])
 @pytest.mark.parametrize("breakdown", BREAKDOWNS)
 def test_a_breakdown_is_the_engines_death_and_restarted_it_does_what_it_would_have_done(

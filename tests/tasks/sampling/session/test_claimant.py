@@ -281,6 +281,7 @@ class Counting(MemoryStore):
         return super().get(key, start, end)
 
 
+@pytest.mark.slow
 def test_a_look_reads_a_bounded_number_of_heartbeats():
     slots = 3 * LOOKS_MAX
     plan = a_plan(slots, 1, slots=slots)

@@ -15,6 +15,8 @@ from storage.connect import connect
 from storage.run import read_plan
 from tests.small_run import config, memory_store, model_directory, plan_iteration, roll_out
 
+pytestmark = pytest.mark.slow
+
 SLOTS = 2
 KILLS = 4
 LIMIT_S = 600

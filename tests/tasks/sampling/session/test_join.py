@@ -96,6 +96,7 @@ def test_where_two_iterations_are_planned_it_helps_the_older_until_that_is_close
     assert next_iteration(store()) == 0  # trained, and not yet concluded
 
 
+@pytest.mark.slow
 def test_it_waits_for_a_plan_and_goes_on_with_the_next_iteration(settings):
     plan_iteration(settings)
     plan = records.encode(read_plan(store(), 0))
@@ -173,6 +174,7 @@ def test_an_engine_that_dies_for_good_leaves_its_tokens_to_the_crew(model):
     assert commit_iteration(URL, 0).metrics["resume/tokens_recovered"] == alive.tokens_generated
 
 
+@pytest.mark.slow
 def test_an_engine_that_is_dead_when_the_iteration_is_closed_is_restarted_for_the_next(settings):
     plan_iteration(settings)
     engines = []
@@ -204,6 +206,7 @@ def test_it_leaves_in_time_and_when_nothing_is_planned(settings):
     assert join_run(URL, JoinLimits(), lambda: True, clock) == 0
 
 
+@pytest.mark.slow
 def test_it_waits_for_a_run_to_begin_and_says_so_once(settings, caplog):
     helped = []
     joined = threading.Thread(target=lambda: helped.append(join()))

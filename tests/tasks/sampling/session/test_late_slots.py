@@ -23,6 +23,8 @@ from tests.small_run import (
     train_iteration,
 )
 
+pytestmark = pytest.mark.slow
+
 URL = "memory://late-slots"
 
 

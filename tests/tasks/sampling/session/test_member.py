@@ -107,6 +107,7 @@ def test_the_weights_are_those_that_the_plan_names(store):
     assert "model.embed_tokens.weight" in names
 
 
+@pytest.mark.slow
 def test_a_real_engine_resumes_to_the_very_tokens_of_an_undisturbed_one(model):
     """float32 on a CPU: identical."""
     torch_engine = {"engine": "torch", "device": "cpu", "max_responses_in_flight": 4}

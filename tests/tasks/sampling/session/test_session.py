@@ -23,6 +23,7 @@ def test_lengths_differ_so_that_slots_are_refilled():
     assert len({len(tokens) for tokens, _, _ in EXPECTED}) > 4
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(
     st.lists(st.tuples(st.integers(0, SLOTS - 1), st.integers(0, 60)), max_size=12), st.sampled_from([1.0, 3.0, 7.0])
@@ -52,6 +53,7 @@ def test_a_kill_costs_at_most_one_flush_interval_of_tokens():
         assert generated - successor.outcome().tokens_recovered <= 5 * IN_FLIGHT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["memory", "local", "s3"])
 def test_results_are_the_same_on_every_store(kind, tmp_path, request):
     store = {
@@ -139,6 +141,7 @@ def test_remaining_budget_after_resume_is_what_was_left():
     assert responses(store) == EXPECTED
 
 
+@pytest.mark.slow
 def test_the_flush_thread_gives_the_same_journal(tmp_path):
     store = LocalStore(tmp_path)
     for slot in range(SLOTS):

@@ -94,6 +94,7 @@ def quiet(caplog):
     caplog.set_level(logging.ERROR)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.integers(0, 60), max_size=RESTARTS_MAX), st.sampled_from([1.0, 5.0, 60.0]))
 def test_an_engine_that_dies_at_any_calls_costs_no_token_it_had_returned(deaths, flush_interval_s):
@@ -106,6 +107,7 @@ def test_an_engine_that_dies_at_any_calls_costs_no_token_it_had_returned(deaths,
     assert not outcome.engine_died
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=30)
 @given(st.lists(st.integers(0, 9), min_size=RESTARTS_MAX + 1, max_size=RESTARTS_MAX + 1))
 def test_beyond_the_restarts_it_fails_and_its_successor_goes_on_at_once_with_every_token(deaths):

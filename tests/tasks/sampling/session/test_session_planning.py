@@ -46,6 +46,7 @@ def batches(session):
     return seen
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=30)
 @given(st.integers(1, IN_FLIGHT + 2), st.integers(0, 15))
 def test_the_batch_stays_small_until_the_own_unit_has_ended_and_then_takes_what_is_there(batch_max, steps):
