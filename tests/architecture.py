@@ -59,7 +59,7 @@ CONFINED = {
 # Libraries that take long to import, and the modules that can be imported without waiting for them.
 HEAVY = {"torch", "triton", "transformers", "datasets", "vllm", "s3fs", "math_verify", "flytekit"} | TRACKERS
 LIGHT = re.compile(
-    r"storage\.(?!s3$)\w+|resources\.(?!pod_template$)\w+|tasks\.(configuration|planning|prompts|reporting)\.\w+"
+    r"storage\.(?!s3$)[\w.]+|resources\.(?!pod_template$)\w+|tasks\.(configuration|planning|prompts|reporting)\.\w+"
     r"|tasks\.\w+\.config|tasks\.sampling\.engines\.(choose|vllm_names|vllm_settings)"
 )
 # What containers import waits for Flyte and nothing else that is heavy. The plugin of train_elastic imports torch.
@@ -125,6 +125,7 @@ class Tree:
         paths = [path for folder in FOLDERS for path in root.glob(f"{folder}/**/*.py")] + list(root.glob("*.py"))
         self.sources = [Source(p.relative_to(root).as_posix(), p.read_text(encoding="utf-8")) for p in sorted(paths)]
         self.names = {source.name for source in self.sources}
+        self._modules: dict[str, str | None] = {}
 
     def product(self) -> list[Source]:
         """The files of the four packages."""
@@ -132,9 +133,12 @@ class Tree:
 
     def module(self, target: str) -> str | None:
         """The module of this tree that importing `target` loads: it, or what it is an attribute of."""
-        while target and target not in self.names:
-            target = target.rpartition(".")[0]
-        return target or None
+        if target not in self._modules:
+            name = target
+            while name and name not in self.names:
+                name = name.rpartition(".")[0]
+            self._modules[target] = name or None
+        return self._modules[target]
 
     def layer(self, module: str) -> str:
         parts = module.split(".")

@@ -311,6 +311,7 @@ def full_store(rolled_out):
 PARTS = ["journal/00000", "journal/00001", "claims/00001", "weights/00000000/manifest", ".safetensors", "plan.json"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("truncated", [True, False], ids=["truncated", "corrupted"])
 @pytest.mark.parametrize("part", [*PARTS, "prompts-"])
 def test_train_refuses_what_is_damaged_by_its_name(full_store, part, truncated):

@@ -28,6 +28,7 @@ def memory(monkeypatch):
     return lambda store: monkeypatch.setitem(connect._memory_stores, "proof", store)
 
 
+@pytest.mark.slow
 def test_a_fit_store_is_one_line_per_property_and_a_verdict(memory):
     memory(MemoryStore())
     result = check("--store", "memory://proof", "--keys", "5")
@@ -50,6 +51,7 @@ def test_an_unfit_store_is_named_with_what_it_lacks(memory):
     assert lines[-1] == "memory://proof is not fit; lacking: one winner among threads"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "code"), [(MemoryStore, 0), (CheckThenAct, 1)])
 def test_json_is_one_object(memory, kind, code):
     memory(kind())

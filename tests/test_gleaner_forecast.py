@@ -89,6 +89,7 @@ def test_what_is_missing_is_named_without_a_traceback(config: Path):
     assert result.stderr.splitlines()[-1].startswith("gleaner: forecast.parameters_billions: missing; allowed: ")
 
 
+@pytest.mark.slow
 def test_the_workflow_says_the_same_and_saves(config: Path, tmp_path: Path):
     settings = yaml.safe_load(config.read_text())
     assert forecast(config=settings, save=True) == gleaner(config).stdout

@@ -61,6 +61,7 @@ def test_once_is_plain_text_where_there_is_no_terminal(url):
     assert "not yet seen to change" in result.stdout
 
 
+@pytest.mark.slow
 def test_a_whole_run_from_plan_to_commit(tmp_path):
     run = str(tmp_path / "run")
     model = model_directory(tmp_path / "model")

@@ -58,6 +58,7 @@ def test_a_dropped_group_is_dropped_whole_and_alone():
     assert trained_on("drop group", durations, [0, 0, 1, 1], [[5.0], [5.0]], SLOW).tolist() == [-1, -1, 0, 0]
 
 
+@pytest.mark.slow
 def test_survival_falls_exponentially_with_duration():
     rng = np.random.default_rng(0)
     durations = np.repeat([[0.5], [1.0], [2.0]], 4000, axis=0)

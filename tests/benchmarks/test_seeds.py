@@ -102,6 +102,7 @@ def test_knobs_are_at_most_two_and_the_files_have_their_values(paper, files, kno
             assert paper.KNOBS[knob].startswith(f"{value}, fitted on")
 
 
+@pytest.mark.slow
 def test_rollout_work_and_training_time_are_those_of_the_papers_code():
     for name, work_s, train_s in (("rlboost_14b", 2130, 410), ("rlboost_8b", 1120, 132)):
         three = with_work(with_counts(scenario(name), [(0.0, 3)]), iterations=5)
@@ -117,6 +118,7 @@ def test_colocated_is_generation_then_training_on_the_trainers_machines_alone():
     assert outcome.usd > 0
 
 
+@pytest.mark.slow
 def test_outcomes_are_medians_of_ratios_of_the_same_seed():
     half = with_work(small(), num_prompts_per_step=4)
     got = run_all({"whole": Arm(scenario=small()), "half": Arm(scenario=half, minor=True)}, (1, 2, 3), 0)
@@ -257,6 +259,7 @@ def test_an_outage_costs_little_with_seeding_and_an_order_more_without():
     assert sum("1 of 1 stall" in finding.comment for finding in found) == 2
 
 
+@pytest.mark.slow
 def test_an_outage_is_dear_with_seeding_at_the_beginning_only():
     """As it was before the trainer's machines generated again."""
     arms = {name: arm for name, arm in outage.arms().items() if name in ("14B colocated", "14B outage")}

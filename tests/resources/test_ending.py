@@ -104,6 +104,7 @@ FORKS = """
 """
 
 
+@pytest.mark.slow
 def test_a_child_that_is_forked_ends_alone():
     process = start(FORKS)
     _, errors = process.communicate(timeout=LIMIT_S)

@@ -4,9 +4,12 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from resources.process import descendants, started_at_s
 
 
+@pytest.mark.slow
 def test_a_process_knows_when_it_was_started_and_not_when_it_asked():
     before = time.time()
     script = "import time; time.sleep(0.6); from resources.process import started_at_s; print(started_at_s())"

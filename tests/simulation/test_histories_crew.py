@@ -66,6 +66,7 @@ def test_everything_that_flyte_may_not_start_is_drawn():
     assert sum(not math.isinf(duration_s) for duration_s in durations_s) > 10
 
 
+@pytest.mark.slow
 def test_where_no_slot_comes_the_trainers_machine_generates():
     alone = [history for history in map(draw_history, range(200)) if never_comes(history)][:6]
     outcomes = [live_and_judge(history) for history in alone]
@@ -96,6 +97,7 @@ def turns_of_the_trainers_lives(outcome):
     return list(turns.values())
 
 
+@pytest.mark.slow
 def test_a_trainer_that_does_not_generate_again_is_found(monkeypatch):
     monkeypatch.setattr(CrewWatch, "check", lambda *_: None)
     broken = broken_by(untroubled(WAITED_FOR))

@@ -168,6 +168,7 @@ def test_a_reader_whose_journal_goes_meanwhile_takes_the_object(store):
     assert [row.token_ids.tolist() for row in read_responses(Compacts(), 0)] == [TOKENS[r] for r in range(4)]
 
 
+@pytest.mark.slow
 def test_a_reader_gives_the_same_whenever_another_process_sweeps(store):
     class SweptAt(MemoryStore):
         """Another process compacts and deletes before the n-th read."""

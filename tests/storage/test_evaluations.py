@@ -57,6 +57,7 @@ def test_other_urls_are_none(url):
         layout.evaluated(url)
 
 
+@pytest.mark.slow
 def test_a_directory_a_bucket_and_memory_open_what_is_nested_in_them(tmp_path, s3_url):
     for run in (str(tmp_path / "run"), f"{s3_url}/nested", "memory://nested-evaluation"):
         name = layout.evaluation_name(3, DIGEST)

@@ -77,6 +77,7 @@ def lacking(store: ObjectStore) -> set[str]:
     return {finding.name for finding in findings(store) if finding.lack}
 
 
+@pytest.mark.slow
 def test_a_sound_store_is_fit_and_left_empty():
     store = MemoryStore()
     found = findings(store)
@@ -85,6 +86,7 @@ def test_a_sound_store_is_fit_and_left_empty():
     assert store.list("") == []
 
 
+@pytest.mark.slow
 def test_a_directory_is_raced_for_by_processes_and_its_run_is_not_touched(tmp_path):
     store = LocalStore(tmp_path)
     store.put("run.json", b"{}")
@@ -94,6 +96,7 @@ def test_a_directory_is_raced_for_by_processes_and_its_run_is_not_touched(tmp_pa
     assert [path.name for path in tmp_path.rglob("*")] == ["run.json"]
 
 
+@pytest.mark.slow
 def test_folders_that_were_not_there_are_removed_again(tmp_path):
     assert lacking(LocalStore(tmp_path / "deep" / "run")) == set()
     assert list(tmp_path.iterdir()) == []

@@ -80,6 +80,7 @@ def test_a_read_only_file_system_is_one_line_and_can_be_read(disk):
     assert store.get("a") == b"1"
 
 
+@pytest.mark.slow
 def test_a_worker_on_a_full_disk_stops_and_its_successor_ends_with_the_same_tokens(disk, tmp_path):
     """Nothing half-written is trusted: what the journal holds is continued, token by token."""
     model = model_directory(tmp_path / "model")

@@ -138,9 +138,11 @@ class Comparison(RuleBasedStateMachine):
 
 
 TestComparison = Comparison.TestCase
+TestComparison.pytestmark = [pytest.mark.slow]
 TestComparison.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 
 
+@pytest.mark.slow
 def test_of_racing_processes_exactly_one_wins_each_key(tmp_path):
     racers = [
         subprocess.Popen(

@@ -16,6 +16,7 @@ def test_the_url_names_the_store():
     assert MemoryStore("a").url == "memory://a"
 
 
+@pytest.mark.slow
 class TestNestedStore(StoreContract):
     @pytest.fixture
     def store(self) -> ObjectStore:

@@ -150,6 +150,7 @@ def test_when_a_writer_dies_the_race_ends(tmp_path):
     assert not any(Path(f"/proc/{writer}").exists() for writer in writers)
 
 
+@pytest.mark.slow
 def test_nobody_waits_for_ever_for_a_writer_that_is_stuck(monkeypatch):
     class StuckOnce(MemoryStore):
         entered = threading.Lock()

@@ -109,6 +109,7 @@ def test_without_what_the_next_iteration_begins_from_the_journal_stays(missing):
     assert journals(store, 0) == before
 
 
+@pytest.mark.slow
 def test_a_bounded_number_of_versions_stays_with_version_0_and_what_is_next():
     store = a_run(6)
     sweep(store, RetentionConfig(keep_weights=3, keep_checkpoints=1))
@@ -204,6 +205,7 @@ def test_what_zombies_write_afterwards_goes_with_the_next_sweep():
     assert journals(store, 0) == []
 
 
+@pytest.mark.slow
 def test_a_conclusion_looks_at_the_newest_iterations_only():
     store = a_run(4)
     assert sweep(store, DEFAULT, newest=2).compacted == (2, 3)
@@ -346,6 +348,7 @@ def test_a_sweep_may_die_anywhere_and_be_repeated(deaths):
     assert last._objects == undisturbed._objects
 
 
+@pytest.mark.slow
 def test_two_sweeps_beside_each_other_end_where_one_does():
     alone, shared = Dies(RUN, 0, after=False), Dies(RUN, 0, after=False)
     sweep(alone, DEFAULT)
@@ -379,6 +382,7 @@ def test_the_newest_are_those_with_a_manifest():
     assert sorted(found.keys) == [1, 2, 5, 9]
 
 
+@pytest.mark.slow
 def test_an_iteration_whose_weights_are_gone_is_still_read():
     store = a_run(5)
     sweep(store, DEFAULT)

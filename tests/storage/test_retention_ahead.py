@@ -1,5 +1,7 @@
 """Retention while rollout runs ahead: two iterations are in flight, and the newer one samples from older weights."""
 
+import pytest
+
 from storage import layout, records
 from storage.memory import MemoryStore
 from storage.retention import list_versions, sweep
@@ -38,6 +40,7 @@ def test_what_an_iteration_that_runs_ahead_samples_from_stays():
     assert versions(store, layout.WEIGHTS) == [0, 4, 5]
 
 
+@pytest.mark.slow
 def test_when_a_plan_that_runs_ahead_cannot_be_read_no_weights_go():
     store = a_run(6)
     store.put(layout.plan(6), b"{}")

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from storage import layout
 from storage.length_tables import commit_lengths, empty_table
 from storage.memory import MemoryStore
@@ -10,6 +12,7 @@ from storage.retention_config import RetentionConfig
 from tests.committed_runs import run_of
 
 
+@pytest.mark.slow
 def test_the_newest_tables_stay_and_what_is_no_table_too():
     store = MemoryStore()
     run_of(store, 6)

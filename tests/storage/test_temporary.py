@@ -144,6 +144,7 @@ def test_deletes_and_creates_in_the_same_folders_do_not_disturb_each_other(tmp_p
     assert names(tmp_path) == ["run"]
 
 
+@pytest.mark.slow
 def test_threads_do_not_disturb_each_other_either(tmp_path):
     store = LocalStore(tmp_path / "run", fsync=True)
     failures: list[Exception] = []

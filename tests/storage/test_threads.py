@@ -35,6 +35,7 @@ def test_after_an_error_nothing_more_is_begun(error):
     assert len(begun) < 10
 
 
+@pytest.mark.slow
 def test_a_check_ends_it_from_the_callers_thread_and_no_thread_is_left():
     before = threading.active_count()
     begun, checked = [], []

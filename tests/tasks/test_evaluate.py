@@ -86,6 +86,7 @@ def test_a_plan_is_an_iteration_without_training_below_the_run(store, settings):
     assert planned(settings, version=-1) == (reference, slots)
 
 
+@pytest.mark.slow
 def test_an_evaluation_from_plan_to_record(store, settings):
     url = sampled(settings)
     before = {key: body for key, body in everything(store).items() if not key.startswith(layout.EVALUATIONS)}
@@ -146,6 +147,7 @@ def test_whoever_dies_between_record_and_compaction_leaves_that_to_the_next(stor
     assert connect(url).list(layout.journal(0)) == []
 
 
+@pytest.mark.slow
 def test_graded_but_not_recorded_it_needs_no_crew(store, model):
     """Whoever measures died before the record: the batches stand."""
     settings = config(URL, model, evaluation=EVALUATION, retention={"compact": False})
@@ -280,6 +282,7 @@ def test_trackers_get_it_as_a_run_of_its_own(store, settings, tmp_path):
     assert shown.Scalars("val/pass@1")[0].step == 1
 
 
+@pytest.mark.slow
 def test_status_shows_it_on_a_line(store, settings):
     run_tasks(settings)
     [record] = evaluations(store)
@@ -302,6 +305,7 @@ def test_the_next_iteration_keeps_the_line(store, settings):
     assert [(line.get("iteration"), line["weight_version"]) for line in lines(store)] == [(0, 1), (None, 1), (1, 2)]
 
 
+@pytest.mark.slow
 def test_training_evaluates_what_is_due_and_never_waits_for_what_is_gone(store, settings, caplog):
     before = everything(store)
     assert run_tasks(settings, 1, only_if_due=True).evaluation == ""

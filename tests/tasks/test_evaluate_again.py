@@ -180,6 +180,7 @@ def taken_up(settings, version):
     return reference.weight_version if slots else None
 
 
+@pytest.mark.slow
 def test_version_0_is_evaluated_once(store, settings):
     assert taken_up(settings, 0) == 0
     assert [record.weight_version for record in evaluations(store)] == [0]
@@ -188,6 +189,7 @@ def test_version_0_is_evaluated_once(store, settings):
     assert everything(store) == before
 
 
+@pytest.mark.slow
 def test_interrupted_evaluations_are_ended_one_after_the_other(store, settings):
     every = replace(settings, evaluation=replace(settings.evaluation, interval=1))
     for version in (0, 1):
@@ -196,12 +198,14 @@ def test_interrupted_evaluations_are_ended_one_after_the_other(store, settings):
     assert begun_evaluations(store) == []
 
 
+@pytest.mark.slow
 def test_what_nobody_has_begun_comes_before_what_was_interrupted(store, settings):
     every = replace(settings, evaluation=replace(settings.evaluation, interval=1))
     planned(every, 0)
     assert [taken_up(every, 1), taken_up(every, 1)] == [1, 0]
 
 
+@pytest.mark.slow
 def test_what_was_begun_with_other_settings_or_is_not_due_or_gone_is_left_alone(store, settings):
     planned(settings, 1)  # its interval is 2
     planned(replace(settings, evaluation=replace(settings.evaluation, seed=12)), 0)
@@ -217,6 +221,7 @@ def test_what_was_begun_with_other_settings_or_is_not_due_or_gone_is_left_alone(
 # Others who look.
 
 
+@pytest.mark.slow
 def test_whoever_watches_sees_that_it_has_ended(store, settings):
     url = sampled(settings)
     record, _ = measure(url, SystemClock())
@@ -226,6 +231,7 @@ def test_whoever_watches_sees_that_it_has_ended(store, settings):
     assert view.totals.tokens == record.metrics["val/num_tokens"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", [layout.claims(0), layout.alive_all(0)])
 def test_whoever_watches_while_it_ends_sees_that(store, settings, ending):
     url = sampled(settings)
@@ -237,6 +243,7 @@ def test_whoever_watches_while_it_ends_sees_that(store, settings, ending):
     assert watcher.look().phase == "ended"
 
 
+@pytest.mark.slow
 def test_whoever_joins_after_its_end_leaves(store, settings):
     url = sampled(settings)
     measure(url, SystemClock())

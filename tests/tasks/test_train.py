@@ -30,6 +30,7 @@ def model(tmp_path_factory):
     return model_directory(tmp_path_factory.mktemp("model"))
 
 
+@pytest.mark.slow
 def test_the_task_publishes_the_next_version_and_a_second_attempt_says_the_same(model):
     store = memory_store("train-task")
     reference = plan_iteration(config(URL, model))

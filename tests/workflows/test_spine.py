@@ -101,6 +101,7 @@ def test_a_conclusion_that_also_waited_for_the_rollout_would_multiply_the_paths(
         walked_steps(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 60])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_nothing_that_carries_on_is_downstream_of_a_map(shape, count):
@@ -164,6 +165,7 @@ def lasts(nodes):
     return [binding.scalar.primitive.boolean for binding in last]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 def test_nodes_are_told_apart_in_the_console_and_name_their_pods(shape):
     nodes = idl(chain(shape, 20).nodes)

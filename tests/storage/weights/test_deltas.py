@@ -45,6 +45,7 @@ def test_gaps_of_any_length(drawn):
     assert applied(encode(base.tobytes(), new.tobytes(), 2), base.tobytes(), 2) == new.tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("item_bytes", [1, 2, 4, 8])
 @pytest.mark.parametrize("length", [CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + SEGMENT + 3])
 @pytest.mark.parametrize("share", [0.0, 0.01, 1.0])

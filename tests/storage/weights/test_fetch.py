@@ -106,6 +106,7 @@ def old_versions(store: MemoryStore, version: int) -> list[str]:
     return [key for key in store.list("weights/") if not key.startswith(kept)]
 
 
+@pytest.mark.slow
 def test_a_sweep_during_a_pull_costs_bytes_and_no_truth(tmp_path):
     """A machine holds version 3 and is on its short way to version 10, past 5 and 10 which are stored whole."""
     store = MemoryStore("run")
@@ -137,6 +138,7 @@ class Preempted(BaseException):
     pass
 
 
+@pytest.mark.slow
 def test_a_pull_ends_where_its_check_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(fetch, "GROUP_BYTES", 1)
     store = MemoryStore("run")

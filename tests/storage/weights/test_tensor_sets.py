@@ -90,6 +90,7 @@ def test_an_empty_set():
     assert objects_of(store) == []
 
 
+@pytest.mark.slow
 def test_the_s3_store_gives_the_same(s3_url):
     from storage.connect import connect  # noqa: PLC0415 - the rest of the file needs no server
 
@@ -110,6 +111,7 @@ blocks = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(tensors=st.dictionaries(names, blocks, max_size=8), object_bytes_max=st.integers(1, 400))
 @settings(max_examples=60, deadline=None)
 def test_any_set_round_trips(tensors, object_bytes_max):

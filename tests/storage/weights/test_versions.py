@@ -116,6 +116,7 @@ class DiesAtWrite(MemoryStore):
         return super().create(key, body)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other_successor", [False, True])
 @pytest.mark.parametrize("last", [3, 4])
 def test_killed_at_any_write_nothing_is_there_and_a_successor_completes_it(tmp_path, last, other_successor):

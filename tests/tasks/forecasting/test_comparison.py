@@ -51,6 +51,7 @@ def test_fleets_are_compared_with_figures_that_add_up(record: ForecastRecord):
     assert {*record.sensitivity} <= {"0.3", "3"}
 
 
+@pytest.mark.slow
 def test_the_same_configuration_gives_the_same_forecast(record: ForecastRecord):
     assert made() == record
     assert records.decode(ForecastRecord, "key", records.encode(record)) == record

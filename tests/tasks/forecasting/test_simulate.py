@@ -354,6 +354,7 @@ def tail_free(members: int, **pool) -> Scenario:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("members", [1, 2, 3, 4])
 def test_seeding_converges_to_the_closed_form_where_there_is_no_tail(members):
     steady = simulate(tail_free(members), seed=0).iterations[-3:]

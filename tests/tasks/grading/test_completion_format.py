@@ -40,6 +40,7 @@ def test_what_does_not_match_or_only_in_part_is_nothing(verifier, completion):
     assert verifier.grade(completion) == 0.0
 
 
+@pytest.mark.slow
 def test_a_process_that_nobody_watches_ends_itself():
     """In a match no other thread runs, so that the end of the parent cannot be noticed there."""
     script = "from tasks.grading.completion_format import FormatVerifier as F; F('(a+)+b', -0.5).grade('a' * 60)"

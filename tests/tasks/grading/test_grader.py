@@ -125,6 +125,7 @@ def test_checking_opens_every_function_but_the_models_that_are_known(tmp_path: P
         check_rewards([], ())
 
 
+@pytest.mark.slow
 def test_mathematics_needs_one_of_several_columns():
     with Grader([RewardConfig(function="math")]) as grader:
         grader.check_columns({"solution"})

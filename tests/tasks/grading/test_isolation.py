@@ -148,6 +148,7 @@ def test_methods_are_functions(rewards: Open):
     assert rewards("odd_rewards:judge.score").grade(cases("a")) == [RewardOutcome(2.0)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("word", "error"),
     [
@@ -201,6 +202,7 @@ def test_a_result_without_end_is_an_error(rewards: Open):
     assert "returned more than 1 values" in str(rewards("odd_rewards:endless").grade(cases("a"))[0].error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "message"),
     [
@@ -217,6 +219,7 @@ def test_a_function_that_cannot_be_used_is_refused_at_start(rewards: Open, funct
         rewards(function)
 
 
+@pytest.mark.slow
 def test_an_import_that_never_ends_is_given_up(rewards: Open):
     with pytest.raises(GradingError, match=r"cannot be loaded: it did not answer within 0.5 s"):
         rewards("slow_rewards:f", load_time_limit_s=0.5)
@@ -230,6 +233,7 @@ def test_the_children_of_a_function_end_with_it(rewards: Open, tmp_path: Path, m
     wait_until_gone(int((tmp_path / "pid").read_text()))
 
 
+@pytest.mark.slow
 def test_mathematics_is_graded_in_the_same_way(rewards: Open):
     reward = rewards("math")
     assert reward.needs == (("ground_truth", "answer", "solution"),)
@@ -254,6 +258,7 @@ def test_a_process_that_a_call_has_spoiled_serves_no_other_call(rewards: Open):
     assert first.value != last.value
 
 
+@pytest.mark.slow
 def test_an_expression_that_takes_for_ever_is_killed_and_the_rest_graded():
     settings = {"pattern": "(a+)+b", "time_limit_s": 0.7}
     with closing(IsolatedReward("format", "format", 0.7, 60.0, settings)) as reward:

@@ -10,6 +10,7 @@ def grade(completion: str, **columns: Any) -> float:
     return grade_mathematics(GradingCase(0, "?", completion, (), columns))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("completion", "columns"),
     [

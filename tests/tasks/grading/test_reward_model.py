@@ -42,6 +42,7 @@ def test_scores_are_those_of_a_plain_forward_pass_however_they_are_batched(folde
     assert max(wanted) - min(wanted) > 0.1
 
 
+@pytest.mark.slow
 def test_an_encoder_and_one_of_several_labels(tmp_path: Path):
     folder = save_reward_model(tmp_path / "bert", "bert", num_labels=3)
     cases = [case(k, text) for k, text in enumerate(COMPLETIONS)]
@@ -151,6 +152,7 @@ def damaged(folder: Path, target: Path, kind: str) -> Path:
     return copy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "message"),
     [

@@ -206,6 +206,7 @@ def test_a_checkpoint_without_weights_is_published_without_training_again(rolled
     assert record == train_iteration(URL, 0)
 
 
+@pytest.mark.slow
 def test_training_that_failed_has_published_nothing_and_can_be_tried_again(model):
     store = memory_store("advance")
     plan_iteration(config(URL, model, trainer={"group_timeout_s": 0.05}))
@@ -268,6 +269,7 @@ def step_in_memory(store, iteration, learner):
         ).step()
 
 
+@pytest.mark.slow
 def test_weights_are_published_in_the_dtype_of_the_first(tmp_path):
     model = tiny_model(tiny_config(hidden_size=32, intermediate_size=48)).to(torch.bfloat16)
     store = memory_store("advance")
@@ -282,6 +284,7 @@ def test_weights_are_published_in_the_dtype_of_the_first(tmp_path):
     assert {entry.dtype for entry in saved.tensors.values()} == {"F32"}
 
 
+@pytest.mark.slow
 def test_every_tensor_is_published_in_the_dtype_of_the_first(tmp_path):
     """One norm in float32 makes nothing else so, and of a tied tensor either name may be the one that is stored."""
     model = tiny_model(tiny_config(hidden_size=32, intermediate_size=48)).to(torch.bfloat16)
@@ -361,6 +364,7 @@ def test_who_comes_second_goes_on_from_the_first_and_holds_one_learner_at_a_time
     assert same(version(late, 1), version(store, 1))
 
 
+@pytest.mark.slow
 def test_a_small_step_is_published_as_a_difference_to_what_the_policy_was(tmp_path):
     """Also when a restarted trainer finds the checkpoint only, and has to read what the version before holds."""
     model = tiny_model(tiny_config(hidden_size=32, intermediate_size=48)).to(torch.bfloat16)
@@ -378,6 +382,7 @@ def test_a_small_step_is_published_as_a_difference_to_what_the_policy_was(tmp_pa
     assert tensor_sets.read_manifest(store, prefix).tensors == first.tensors
 
 
+@pytest.mark.slow
 def test_every_so_many_versions_are_published_whole(model):
     store = memory_store("advance")
     plan_iteration(config(URL, model, trainer={"weights_full_interval": 1}))

@@ -83,6 +83,7 @@ def trained_by_a_crew(model):
     return digests(store)
 
 
+@pytest.mark.slow
 def test_alone_the_trainers_machine_generates_everything_and_learns_the_same(settings, trained_by_a_crew):
     store, _ = seeded_plan(settings, [TRAIN_POOL], None)
     record = train_iteration(URL, 0)
@@ -93,6 +94,7 @@ def test_alone_the_trainers_machine_generates_everything_and_learns_the_same(set
     assert [beat.state for beat in beats(store, TRAIN_POOL)] == ["gone"]
 
 
+@pytest.mark.slow
 def test_alone_it_generates_what_is_missing_after_a_restart_though_batches_are_recorded(settings, trained_by_a_crew):
     store, plan = seeded_plan(settings, [TRAIN_POOL, TRAIN_POOL], None)
     assert is_due(store, plan)
@@ -107,6 +109,7 @@ def test_alone_it_generates_what_is_missing_after_a_restart_though_batches_are_r
     assert 0 < generated < sum(commit_iteration(URL, 0).lengths)
 
 
+@pytest.mark.slow
 def test_beside_a_crew_that_has_finished_no_member_is_begun(settings, trained_by_a_crew):
     store, plan = seeded_plan(settings, ["rollout", TRAIN_POOL], 60.0)
     assert is_due(store, plan)
@@ -170,6 +173,7 @@ def dying(steps, settings):
     return lambda rollout, _folder, vocab_size: Dying(vocab_size, rollout.max_responses_in_flight)
 
 
+@pytest.mark.slow
 def test_when_its_time_is_up_it_hands_over_and_the_crew_goes_on_at_the_token(settings, trained_by_a_crew):
     store, plan = seeded_plan(settings, ["rollout", TRAIN_POOL], 0.3)
     seeded = seed(store, plan, settings, machine(), SystemClock(), build=slow(0.02))
@@ -245,6 +249,7 @@ def test_a_rank_shows_its_engine_its_own_gpu_only(settings, monkeypatch):
     assert seen == [("6", "own"), ("3", "own")]
 
 
+@pytest.mark.slow
 def test_the_training_record_is_read_by_a_second_attempt(settings):
     store, _ = seeded_plan(settings, [TRAIN_POOL], None)
     first = train_iteration(URL, 0)
@@ -321,6 +326,7 @@ def test_with_seeding_off_it_does_not(model):
         train_iteration(URL, 0)
 
 
+@pytest.mark.slow
 def test_with_seeding_off_and_every_slot_ended_it_fails_at_once(model):
     store = half_done(model, planning={})
     note_rollout_ended(store, 0, EXECUTION, "rollout", range(4))
@@ -357,6 +363,7 @@ def test_when_members_return_it_hands_over_and_trains_on(model, trained_group_by
     assert digests(store) == trained_group_by_group
 
 
+@pytest.mark.slow
 def test_a_plan_that_seeds_goes_on_while_nobody_has_come(model, trained_by_a_crew):
     """Handing over to nobody would leave the work undone."""
     settings = config(URL, model, planning=ALONE | {"seeding_after_s": 60.0}, rollout=OFTEN | {"idle_timeout_s": 5.0})

@@ -42,6 +42,7 @@ def everything(policy, optimizer):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("saved_after", [0, 2])
 def test_resumed_training_is_bit_equal_to_uninterrupted(build, ragged, saved_after):
     policy, optimizer = new_trainer(build)

@@ -85,6 +85,7 @@ def test_what_stopped_a_step_is_kept_and_its_responses_can_be_had(run, tmp_path)
     ]
 
 
+@pytest.mark.slow
 def test_nothing_of_it_is_deleted_and_the_next_attempt_finds_the_same(run):
     store = connect(run)
     for _ in range(2):

@@ -9,6 +9,8 @@ from tasks.learning.loss import token_weights
 from tasks.learning.pass_loss import PassLoss
 from tasks.learning.step import accumulate
 
+pytestmark = pytest.mark.slow
+
 ALGORITHMS = {
     "clip": {},
     "dual clip": {"clip_ratio_c": 1.5, "loss_agg_mode": "seq-mean-token-mean"},

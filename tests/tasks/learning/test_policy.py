@@ -85,6 +85,7 @@ def test_tensors_round_trip_under_hugging_face_names(tmp_path, batch, tied):
     assert {t.dtype for t in policy.tensors(torch.bfloat16).values()} == {torch.bfloat16}
 
 
+@pytest.mark.slow
 def test_a_tied_tensor_may_come_under_its_other_name(model, build):
     directory, tensors = model
     renamed = {("lm_head.weight" if "embed_tokens" in name else name): value for name, value in tensors.items()}

@@ -237,6 +237,7 @@ def test_a_non_finite_loss_names_its_responses_and_leaves_no_gradient(build, rag
         accumulate(policy, collate(*ragged(2)), advantages, AlgorithmConfig(), **LIMITS)
 
 
+@pytest.mark.slow
 def test_policy_gradient_lifts_a_toy_reward(build):
     """Reward: the fraction of low ids; one-token prompts, four-token completions sampled from the policy itself."""
     policy = build()

@@ -252,6 +252,7 @@ def test_tokens_of_the_future_are_refused():
         check_staleness(a_plan(groups=1, generations=2, iteration=1, weight_version=4), 2)
 
 
+@pytest.mark.slow
 def test_the_trainer_refuses_before_anything_is_trained_or_written(model):
     settings = config(URL, model)
     store = memory_store("staleness")

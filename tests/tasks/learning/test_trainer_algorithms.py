@@ -310,6 +310,7 @@ def test_estimators_of_the_whole_step_train_nothing_before_the_last_batch_is_rec
     assert all(untouched) == any(untouched) == (name in WHOLE)
 
 
+@pytest.mark.slow
 def test_the_penalty_of_long_responses_is_measured_and_rewards_stay_as_graded(train):
     store = journal(MemoryStore())
     _, metrics = train(store, AlgorithmConfig(**CASES["overlong"][0]))
@@ -345,6 +346,7 @@ def test_truncated_responses_count_in_their_group_and_not_in_the_loss(train, bui
     assert_close(learned(learner), gradient(build, factors, TRAINED))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["grpo", BASELINE, RPP])
 def test_with_truncated_responses_alone_no_step_is_taken(train, build, name):
     store = journal(MemoryStore(), all_truncated=True)
@@ -355,6 +357,7 @@ def test_with_truncated_responses_alone_no_step_is_taken(train, build, name):
     assert same(learner.policy.tensors(), build(double=True).tensors())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("estimator", ["rloo", RPP])
 def test_the_kl_in_the_reward_is_measured_over_the_trained_tokens(train, build, estimator):
     kl = rows(build)[1]

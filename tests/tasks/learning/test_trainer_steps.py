@@ -124,6 +124,7 @@ def test_more_mini_batches_than_groups_are_as_many_as_groups(learner):
     assert actual.optimizer.steps == GROUPS
 
 
+@pytest.mark.slow
 def test_mismatch_is_measured_before_the_first_step_whatever_the_later_ones_do(learner):
     once, often = learner(), learner()
     mismatch = [
@@ -136,6 +137,7 @@ def test_mismatch_is_measured_before_the_first_step_whatever_the_later_ones_do(l
 PPO = AlgorithmConfig(advantage_estimator="gae", value_clip=0.2, gae_lambda=0.9)
 
 
+@pytest.mark.slow
 def test_ppo_trains_policy_and_critic_to_their_targets(learner, critic):
     """With values of zero and lambda 1, returns are the rewards, and advantages are these, normalised over tokens."""
     value = critic()
@@ -163,6 +165,7 @@ def test_a_critic_learns_what_is_to_be_expected(learner, critic):
     assert losses[-1] < 0.4 * losses[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_while_the_critic_warms_up_the_policy_stays(learner, critic, epochs):
     value = critic(warmup_iterations=1)

@@ -4,6 +4,7 @@ import json
 import math
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 
 from storage import records
@@ -121,6 +122,7 @@ def test_locality_is_said_where_members_differ_in_reach():
     assert "locality" not in decisions(a_request(near, an_offer("spot", count_max=2)))
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(requests())
 def test_every_decision_can_be_stored_and_read_by_people(request):

@@ -61,6 +61,7 @@ def test_every_plan_is_whole_within_its_bounds_and_possible(request):
     assert choice.crew.rollout_s >= bound_s * (1 - 1e-9)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(requests())
 def test_the_trainers_slots_are_there_exactly_while_it_generates(request):
@@ -81,6 +82,7 @@ def test_the_trainers_slots_are_there_exactly_while_it_generates(request):
         assert (plan.seeding.seeding_s is None) == (there == 0)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(requests())
 def test_one_request_has_one_plan(request):

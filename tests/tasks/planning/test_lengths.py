@@ -142,6 +142,7 @@ def test_the_table_is_bounded_and_forgets_what_was_seen_longest_ago(monkeypatch)
     assert prompts_of(2).digests[0] not in table.prompts
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 9), st.integers(1, 4))
 def test_whatever_is_learned_can_be_stored_and_is_the_same_again(seed, groups, members):

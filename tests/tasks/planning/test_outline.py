@@ -23,6 +23,7 @@ def test_of_groups_alike_it_is_nearly_exact(counts):
     assert guessed.usd_iteration == pytest.approx(dealt.usd_iteration, rel=0.15)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", ["makespan", "gpu_seconds"])
 def test_of_long_tails_it_is_near_in_time_and_in_dollars(objective):
     found = []

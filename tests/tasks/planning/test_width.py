@@ -184,6 +184,7 @@ def test_balance_takes_from_the_pool_with_the_most_tokens_per_dollar():
     assert choose_width(replace(full, waits=waits(rollout_s=300.0))).crew.counts == (3, 4)
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(st.integers(1, 2), st.integers(0, 30), st.integers(1, 60), st.floats(0, 1), st.integers(0, 3))
 def test_wide_crews_are_searched_within_their_bounds(pools, low, more, cost_weight, seed):

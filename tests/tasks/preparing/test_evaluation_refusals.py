@@ -73,6 +73,7 @@ def test_another_runs_configuration(store, model):
     refused(store, ConflictingRecord, r"run\.seed: 4 here, 3 there", settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "kind", "match"),
     [
@@ -124,6 +125,7 @@ def test_a_run_under_way_refuses_a_section_that_has_changed(store, model, before
     assert everything(store) == held
 
 
+@pytest.mark.slow
 def test_a_section_that_was_checked_is_not_opened_again(store, model, tmp_path):
     source = tmp_path / "held_out.jsonl"
     source.write_text('{"prompt": "1 + 1 =", "answer": "2"}\n')

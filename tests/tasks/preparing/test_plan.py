@@ -96,6 +96,7 @@ def test_planning_again_finds_the_plan_that_is_there(store, settings):
     assert everything(store) == before
 
 
+@pytest.mark.slow
 def test_the_next_iteration_goes_on_where_the_prompts_of_the_last_ended(store, settings):
     plan_iteration(settings)
     commit_report(store, 0, next_prompt=4)

@@ -91,6 +91,7 @@ def commit(store, iteration, **measured):
     store.put(layout.report(iteration), records.encode(report))
 
 
+@pytest.mark.slow
 def test_while_an_iteration_is_trained_the_next_is_planned_from_the_weights_there_are(store, settings):
     planned(settings)
     reference = planned(settings, 1)
@@ -152,6 +153,7 @@ def test_the_task_says_which_iteration_is_to_be_trained_next(store, model):
     assert second[2] == first[0]
 
 
+@pytest.mark.slow
 def test_what_is_worked_on_is_brought_to_its_end_before_a_budget_ends_the_run(model, store):
     settings = config(
         URL,

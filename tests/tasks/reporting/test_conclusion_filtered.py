@@ -52,6 +52,7 @@ def test_unused_responses_are_counted_apart_and_their_prompts_come_again():
     assert (report.metrics["frac_reward_zero_std"], report.metrics["num_tokens"]) == (0.0, 9.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("state", "unused", "regenerated"), [("gone", 7, 0), ("working", 6, 1)])
 def test_what_the_closing_found_unjournalled_is_unused_and_what_a_kill_did_is_not(state, unused, regenerated):
     """Slot 1 had decoded one token of response 3 when it was stopped."""
@@ -63,6 +64,7 @@ def test_what_the_closing_found_unjournalled_is_unused_and_what_a_kill_did_is_no
     assert (life.tokens_unused, life.tokens_regenerated) == (unused, regenerated)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("groups", "batch", "message"),
     [

@@ -112,6 +112,7 @@ def check_adapter(store, base, out, name, version=None):
     return stated
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", [1, 2])
 def test_on_the_pretrained_model_it_makes_the_published_one(committed, tmp_path, version):
     stated = check_adapter(*committed, tmp_path, "qwen2", version)
@@ -267,6 +268,7 @@ print([name for name in ("torch", "peft", "transformers") if name in sys.modules
 """
 
 
+@pytest.mark.slow
 def test_neither_torch_nor_peft_is_needed(committed, tmp_path):
     copied(committed[0], connect(str(tmp_path / "run")))
     command = [sys.executable, "-c", WITHOUT_TORCH, str(tmp_path / "run"), str(tmp_path / "out")]

@@ -68,6 +68,7 @@ def test_noise_does_not_depend_on_how_rows_are_blocked():
     assert torch.equal(whole[:, :500], gumbel(keys, keys + 1, 500))
 
 
+@pytest.mark.slow
 def test_noise_has_the_gumbel_distribution_far_into_the_winning_tail():
     noise = gumbel(torch.arange(50), torch.zeros(50, dtype=torch.int64), 100_000).flatten().double()
     exponential = torch.exp(-noise)

@@ -88,6 +88,7 @@ class TestTorchEngineWithHuggingFaceDecoder(EngineContract):
         return weight_blocks(tiny_model(tiny_config("gpt_neox"), seed=version))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logprobs_are_those_of_a_plain_forward_pass(tmp_path, family):
     model_type, changes, decoder = FAMILIES[family]
@@ -187,6 +188,7 @@ def test_every_prompt_is_computed_once(tmp_path, model):
     assert engine.prefill_tokens == sum(len(items[r].prompt_ids) - 1 for r in (0, 4, 4))
 
 
+@pytest.mark.slow
 def test_long_prompts_pass_in_pieces_and_the_cache_grows(tmp_path):
     model = tiny_model(tiny_config("qwen3", max_position_embeddings=2048))
     engine = make_engine(tmp_path, model, context_length=1400)

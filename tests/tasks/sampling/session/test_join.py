@@ -62,6 +62,7 @@ def beats(iteration=0):
     return [records.read(store(), AliveRecord, key) for key in store().list(layout.alive_all(iteration))]
 
 
+@pytest.mark.slow
 def test_alone_it_does_everything_and_the_report_counts_what_it_cost(settings):
     plan_iteration(settings)
     told = []
@@ -77,6 +78,7 @@ def test_alone_it_does_everything_and_the_report_counts_what_it_cost(settings):
     assert report.metrics["cost/usd_rollout"] == pytest.approx(7.2 * seconds / 3600)
 
 
+@pytest.mark.slow
 def test_where_two_iterations_are_planned_it_helps_the_older_until_that_is_closed(model):
     memory_store("join")
     ahead = config(URL, model, algorithm={"max_staleness": 1}, rollout={"flush_interval_s": 0.05})
@@ -130,6 +132,7 @@ def test_two_machines_that_join_at_once_share_and_finish(settings):
     assert all_ended()
 
 
+@pytest.mark.slow
 def test_told_to_leave_it_leaves_its_tokens_to_the_crew(settings):
     plan_iteration(settings)
     calls = iter(range(10_000))
@@ -161,6 +164,7 @@ class Dies(ScriptedEngine):
         super().restart()
 
 
+@pytest.mark.slow
 def test_an_engine_that_dies_for_good_leaves_its_tokens_to_the_crew(model):
     memory_store("join")
     plan_iteration(config(URL, model, rollout={"engine_restarts_max": 0}))
@@ -195,6 +199,7 @@ def test_an_engine_that_is_dead_when_the_iteration_is_closed_is_restarted_for_th
     assert [alive.responses_finished for alive in beats(1)] == [12]
 
 
+@pytest.mark.slow
 def test_it_leaves_in_time_and_when_nothing_is_planned(settings):
     plan_iteration(settings)
     roll_out(URL, 0)

@@ -16,6 +16,8 @@ from tasks.sampling.session.member import generate_slot
 from tasks.sampling.session.session import Preempted
 from tests.small_run import config, everything, memory_store, model_directory, plan_iteration, roll_out
 
+pytestmark = pytest.mark.slow
+
 URL = "memory://member"
 
 

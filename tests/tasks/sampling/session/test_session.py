@@ -40,6 +40,7 @@ def test_killed_at_any_steps_it_ends_with_the_undisturbed_tokens(kills, flush_in
     assert responses(store) == EXPECTED
 
 
+@pytest.mark.slow
 def test_a_kill_costs_at_most_one_flush_interval_of_tokens():
     """The scripted engine takes 1 s a step, so a flush interval of 5 s is at most 5 steps of each row."""
     for steps in range(1, 40):

@@ -99,6 +99,7 @@ def test_what_is_handed_over_is_continued_by_whoever_comes_without_a_wait():
     assert all(held.token_ids for held in taker._holdings.held.values())
 
 
+@pytest.mark.slow
 def test_what_nobody_takes_it_takes_again_itself():
     store = MemoryStore()
     giver = a_session(store, 0, clock=ManualClock(), flush_interval_s=1.0)

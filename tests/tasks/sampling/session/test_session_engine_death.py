@@ -257,6 +257,7 @@ def test_when_the_iteration_is_closed_over_a_dead_engine_it_leaves_without_touch
     assert 1 <= member._engine.calls.count("restart") < 5
 
 
+@pytest.mark.slow
 def test_an_engine_that_dies_of_being_told_to_forget_is_restarted_like_any_other():
     store = MemoryStore()
     session = mortal_session(store, 0, [], flush_interval_s=1.0, abort_kills=True)
@@ -273,6 +274,7 @@ def test_an_engine_that_dies_of_being_told_to_forget_is_restarted_like_any_other
     assert session._engine.returned == session.outcome().tokens_generated
 
 
+@pytest.mark.slow
 def test_with_the_housekeeping_thread_it_is_the_same():
     store = MemoryStore()
     session = mortal_session(store, 0, [4, 3, 6], clock=SystemClock(), background=True, flush_interval_s=0.05)

@@ -118,6 +118,7 @@ def cutters(share):
     return store, [a_session(store, slot, clock=clock, cut_share=share, engine=Roomy, **SAVES) for slot in range(2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.8])
 def test_the_last_responses_are_handed_to_members_with_room_and_the_member_leaves(share):
     store, members = cutters(share)
@@ -132,6 +133,7 @@ def test_the_last_responses_are_handed_to_members_with_room_and_the_member_leave
     assert (gone.state, gone.unfinished, gone.released) == ("gone", 0, 0)
 
 
+@pytest.mark.slow
 def test_only_what_fits_in_the_rooms_of_others_is_handed_over():
     store, members = cutters(0.2)
     for member in members:
