@@ -194,7 +194,7 @@ def largest_allowed(config):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", ["plain", "evaluations one step off"])
+@pytest.mark.parametrize("shape", SHAPES)
 def test_a_count_that_flyte_could_not_read_back_is_refused_with_the_largest_that_it_can(shape):
     config = SHAPES[shape]
     largest = largest_allowed(config)
