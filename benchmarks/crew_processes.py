@@ -23,7 +23,7 @@ from typing import Literal, NamedTuple
 
 from storage.clock import SystemClock
 from storage.weights.tensor_sets import TensorBlock
-from tasks.sampling.config import RolloutConfig, VllmConfig
+from tasks.configuration.rollout import RolloutConfig, VllmConfig
 from tasks.sampling.engines.choose import build_engine
 from tasks.sampling.engines.engine import Engine, GenerationRequest, TokenDelta
 from tasks.sampling.engines.vllm_names import NAMES

@@ -35,7 +35,7 @@ from benchmarks.parity_work import (
 )
 from benchmarks.reporting import Target, finish
 from storage.weights.tensor_sets import TensorBlock
-from tasks.sampling.config import VllmConfig
+from tasks.configuration.rollout import VllmConfig
 from tasks.sampling.engines.decoder import model_config
 from tasks.sampling.engines.engine import Engine, EngineDied, EngineError, GenerationRequest
 from tasks.sampling.engines.torch_engine import TorchEngine

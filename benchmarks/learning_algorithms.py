@@ -14,8 +14,8 @@ from storage.clock import SystemClock
 from storage.connect import connect
 from storage.records import ReportRecord
 from storage.run import release_lease
+from tasks.configuration.presets import PRESETS
 from tasks.learning.advance import advance
-from tasks.learning.presets import PRESETS
 from tasks.preparing.iteration import prepare
 from tasks.reporting.conclusion import conclude_iteration
 from tasks.sampling.session.member import generate_slot

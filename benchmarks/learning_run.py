@@ -16,11 +16,11 @@ from storage.connect import connect
 from storage.records import ReportRecord, SamplingParams
 from storage.weights.tensor_sets import read_manifest
 from storage.weights.versions import pull_version
+from tasks.configuration.data import ArithmeticConfig
 from tasks.configuration.run_config import RunConfig, parse
 from tasks.learning.advance import advance
 from tasks.preparing.iteration import prepare
 from tasks.prompts.arithmetic import ArithmeticPrompts
-from tasks.prompts.config import ArithmeticConfig
 from tasks.reporting.conclusion import conclude_iteration
 from tasks.sampling.engines.engine import GenerationRequest, noise_key
 from tasks.sampling.engines.torch_engine import TorchEngine

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.reporting import Target, finish, interleave, medians
-from tasks.planning.config import PlanningConfig
+from tasks.configuration.planning import PlanningConfig
 from tasks.planning.dealing import Work, even_ranges, longest_first
 from tasks.planning.dispatch import Dispatch, dispatch
 from tasks.planning.division import assign_groups

@@ -26,12 +26,12 @@ from storage.length_tables import PREDICTORS, empty_table
 from storage.prompt_table import decode_prompts
 from storage.run import next_iteration, read_plan, release_lease
 from storage.store import ObjectStore
-from tasks.planning.config import PlanningConfig
+from tasks.configuration.data import ArithmeticConfig
+from tasks.configuration.planning import PlanningConfig
 from tasks.planning.lengths import LengthScore, learn, predict, score
 from tasks.planning.offer import GroupLengths
 from tasks.planning.prompt_features import PromptFeatures, prompt_features
 from tasks.planning.sibling_lengths import with_siblings
-from tasks.prompts.config import ArithmeticConfig
 
 Floats = npt.NDArray[np.float64]
 WARM_START = WarmStart(steps=150, batch=48, learning_rate=2e-3)

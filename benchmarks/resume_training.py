@@ -35,10 +35,10 @@ from storage.store import ObjectStore
 from storage.weights import tensor_sets
 from storage.weights.manifest import TensorBlock, read_manifest_at
 from storage.weights.versions import pull_version
+from tasks.configuration.data import ArithmeticConfig
 from tasks.configuration.run_config import RunConfig, parse
 from tasks.learning.advance import advance
 from tasks.preparing.iteration import prepare
-from tasks.prompts.config import ArithmeticConfig
 from tasks.reporting.conclusion import conclude_iteration
 from tasks.sampling.session.member import generate_slot
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from benchmarks.equal_work import PROMPT, decode, journal, probe_model
 from benchmarks.reporting import Target, interleave
-from tasks.sampling.config import VllmConfig
+from tasks.configuration.rollout import VllmConfig
 from tasks.sampling.engines.engine import Engine
 from tasks.sampling.engines.vllm_engine import VllmEngine
 from tasks.sampling.engines.vllm_names import resolve

@@ -20,8 +20,10 @@ from benchmarks.trainer_work import (
     samples,
     work_of_arguments,
 )
+from tasks.configuration.algorithm import AlgorithmConfig
+from tasks.configuration.optimizer import OptimizerConfig
+from tasks.configuration.trainer import TrainerConfig
 from tasks.learning.batching import collate
-from tasks.learning.config import AlgorithmConfig, OptimizerConfig, TrainerConfig
 from tasks.learning.optimizer import PolicyOptimizer
 from tasks.learning.padding import padded_tokens, passes
 from tasks.learning.policy import Policy

@@ -15,15 +15,17 @@ from transformers import AutoTokenizer
 from examples.warm_start import WarmStart, build_tokenizer, warm_start
 from storage.records import SamplingParams
 from storage.weights.tensor_sets import TensorBlock
+from tasks.configuration.algorithm import AlgorithmConfig
+from tasks.configuration.data import ArithmeticConfig
+from tasks.configuration.optimizer import OptimizerConfig
+from tasks.configuration.trainer import TrainerConfig
 from tasks.learning.advantage import group_advantages
 from tasks.learning.batching import collate
-from tasks.learning.config import AlgorithmConfig, OptimizerConfig, TrainerConfig
 from tasks.learning.optimizer import PolicyOptimizer
 from tasks.learning.policy import Policy
 from tasks.learning.pretrained import read_tensors
 from tasks.learning.step import accumulate, apply
 from tasks.prompts.arithmetic import ArithmeticPrompts
-from tasks.prompts.config import ArithmeticConfig
 from tasks.sampling.engines.engine import GenerationRequest, noise_key
 from tasks.sampling.engines.torch_engine import TorchEngine
 from tasks.sampling.engines.weight_tensors import as_block, as_torch

@@ -19,8 +19,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from torch.nn import functional
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
+from tasks.configuration.data import ArithmeticConfig
 from tasks.prompts.arithmetic import ALPHABET, demonstration, problem
-from tasks.prompts.config import ArithmeticConfig
 
 SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
 STEP_NOISE = 0.2  # with it, about 40 % of sampled answers are right, and most groups have mixed rewards

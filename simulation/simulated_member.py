@@ -17,8 +17,8 @@ from storage.assembly import JournalReader
 from storage.clock import Clock
 from storage.records import TRAIN_POOL
 from storage.store import ObjectStore
-from tasks.planning.config import PlanningConfig
-from tasks.sampling.config import RolloutConfig
+from tasks.configuration.planning import PlanningConfig
+from tasks.configuration.rollout import RolloutConfig
 from tasks.sampling.engines.engine import Engine
 from tasks.sampling.session.crew_watch import CrewWatch
 from tasks.sampling.session.member import helping_slot

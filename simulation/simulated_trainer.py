@@ -21,7 +21,7 @@ from storage.records import BatchRecord, ClosedRecord, GradedResponse
 from storage.run import exists
 from storage.shard import Finish
 from storage.store import CorruptObject, ObjectMissing, ObjectStore, commit
-from tasks.grading.config import RewardConfig
+from tasks.configuration.rewards import RewardConfig
 from tasks.grading.grader import Grader
 from tasks.learning.follow import FollowConfig, GroupFollower, RecordedElsewhereError
 from tasks.learning.recorded_batches import RecordedBatches

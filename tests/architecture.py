@@ -47,7 +47,7 @@ LIBRARIES_ALLOWED = {
 TRACKERS = {"tensorboard", "wandb", "mlflow"}
 _FLYTE_MODULES = r"resources\.(pools|pod_template|images)|tasks\.\w+|workflows(\.\w+)?"
 CONFINED = {
-    "torch": r"tasks\.learning\.(?!(config|padding|follow|recorded_batches|pretrained)$)\w+"
+    "torch": r"tasks\.learning\.(?!(padding|follow|recorded_batches|pretrained)$)\w+"
     r"|tasks\.sampling\.engines\.(torch_engine|\w*decoder|batch|kv_cache|slot_table|tied_names|keyed_noise\w*)"
     r"|tasks\.sampling\.engines\.(weight_tensors|vllm_engine|vllm_sampler)|tasks\.grading\.reward_model",
     "triton": r"tasks\.sampling\.engines\.keyed_noise_triton",
@@ -60,7 +60,7 @@ CONFINED = {
 HEAVY = {"torch", "triton", "transformers", "datasets", "vllm", "s3fs", "math_verify", "flytekit"} | TRACKERS
 LIGHT = re.compile(
     r"storage\.(?!s3$)[\w.]+|resources\.(?!pod_template$)\w+|tasks\.(configuration|planning|prompts|reporting)\.\w+"
-    r"|tasks\.\w+\.config|tasks\.sampling\.engines\.(choose|vllm_names|vllm_settings)"
+    r"|tasks\.sampling\.engines\.(choose|vllm_names|vllm_settings)"
 )
 # What containers import waits for Flyte and nothing else that is heavy. The plugin of train_elastic imports torch.
 FLYTE_ENTRIES = re.compile(r"workflows(\.\w+)?|tasks\.(?!train_elastic$)\w+")
@@ -194,6 +194,21 @@ def import_circles(tree: Tree) -> Iterator[str]:
         yield " -> ".join(reversed(error.args[1]))
 
 
+def floors(tree: Tree) -> Iterator[str]:
+    """Folders of tasks/ that import each other, by whatever way: they are floors, and `configuration` is the lowest."""
+    below: dict[str, set[str]] = {}
+    for source in tree.product():
+        if source.name.startswith("tasks.") and tree.layer(source.name) == "folder":
+            folder = source.name.split(".")[1]
+            imported = [tree.module(each.target) or "" for each in source.imports]
+            others = {name.split(".")[1] for name in imported if re.match(r"tasks\.\w+\.", name)}
+            below.setdefault(folder, set()).update(others - {folder})
+    try:
+        TopologicalSorter(below).prepare()
+    except CycleError as error:
+        yield " -> ".join(reversed(error.args[1]))
+
+
 def large_files_and_functions(tree: Tree) -> Iterator[str]:
     for source in tree.sources:
         lines = len(source.text.splitlines())
@@ -283,8 +298,10 @@ def ambiguous_names(tree: Tree) -> Iterator[str]:
     named: dict[str, list[str]] = {}
     for source in tree.sources:
         folder, _, file = source.path.rpartition("/")
-        # A benchmark is named after what it measures.
-        if not folder.startswith(("tests", "benchmarks", "examples")) and not file.startswith("__"):
+        # A benchmark is named after what it measures, a section as it is called in the configuration.
+        if not folder.startswith(("tests", "benchmarks", "examples", "tasks/configuration")) and not file.startswith(
+            "__"
+        ):
             named.setdefault(file.removesuffix(".py"), []).append(source.path)
     for name, paths in sorted(named.items()):
         if len(paths) > 1 and name not in SAME_THING:
@@ -318,6 +335,7 @@ RULES: tuple[Callable[[Tree], Iterator[str]], ...] = (
     forbidden_imports,
     slow_imports,
     import_circles,
+    floors,
     large_files_and_functions,
     vague_names,
     ambiguous_names,

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from storage.planning_records import SeedingRecord
-from tasks.planning.config import PlanningConfig
+from tasks.configuration.planning import PlanningConfig
 from tasks.planning.offer import CrewOffer, GroupLengths, ReservedOffer, StepWaits
 from tasks.planning.request import PlanningRequest
 from tasks.planning.step_time import NOMINAL, StepTime

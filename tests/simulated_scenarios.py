@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from tasks.configuration.planning import PlanningConfig
 from tasks.forecasting.scenario import (
     LengthsScenario,
     Policy,
@@ -10,7 +11,6 @@ from tasks.forecasting.scenario import (
     TrainerScenario,
     WorkScenario,
 )
-from tasks.planning.config import PlanningConfig
 
 STEP_S = ((1, 0.01), (8, 0.01), (64, 0.05))
 

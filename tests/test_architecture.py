@@ -12,6 +12,7 @@ from tests.architecture import (
     Tree,
     ambiguous_names,
     dangerous_calls,
+    floors,
     forbidden_imports,
     forbidden_words,
     import_circles,
@@ -55,7 +56,7 @@ BROKEN = [
     (forbidden_imports, {"tasks/planning/a.py": "from flytekit import task"}, "must not import flytekit.task"),
     (forbidden_imports, {"tasks/planning/a.py": "from tasks import plan", "tasks/plan.py": ""}, "tasks.plan"),
     (forbidden_imports, {"tasks/planning/a.py": "import torch.nn as nn"}, "must not import torch.nn"),
-    (forbidden_imports, {"tasks/learning/config.py": "import torch"}, "must not import torch"),
+    (forbidden_imports, {"tasks/configuration/algorithm.py": "import torch"}, "must not import torch"),
     (forbidden_imports, {"tasks/sampling/session/session.py": "import torch"}, "must not import torch"),
     (forbidden_imports, {"tasks/sampling/engines/vllm_engine.py": "from vllm import LLM"}, "must not import vllm.LLM"),
     (forbidden_imports, {"tasks/sampling/engines/a.py": "importlib.import_module('vllm.v1')"}, "not import vllm.v1"),
@@ -67,8 +68,11 @@ BROKEN = [
     (forbidden_imports, {"workflows/a.py": "import numpy"}, "must not import numpy"),
     (
         slow_imports,
-        {"tasks/learning/config.py": "from tasks.learning import loss", "tasks/learning/loss.py": "import torch"},
-        "tasks.learning.config -> tasks.learning.loss -> torch",
+        {
+            "tasks/configuration/algorithm.py": "from tasks.learning import loss",
+            "tasks/learning/loss.py": "import torch",
+        },
+        "tasks.configuration.algorithm -> tasks.learning.loss -> torch",
     ),
     (
         slow_imports,
@@ -91,6 +95,15 @@ BROKEN = [
     (forbidden_words, {"storage/a.py": "def of_nobody():\n    pass"}, "'of nobody'; say which process or member"),
     (forbidden_words, {"tasks/a.py": "def f(spot_worker):\n    pass"}, "tasks/a.py:1: 'spot worker'; say member"),
     (forbidden_words, {"tasks/a.py": "def f(x):\n    'The members of a group.'"}, "say response of a group"),
+    (
+        floors,
+        {
+            "tasks/planning/a.py": "from tasks.sampling import b",
+            "tasks/sampling/b.py": "",
+            "tasks/sampling/c.py": "def f():\n    import tasks.planning.a",
+        },
+        "planning -> sampling -> planning",
+    ),
     (large_files_and_functions, {"tests/a.py": "\n" * 401}, "tests/a.py: 401 lines; allowed: 400"),
     (large_files_and_functions, {"tasks/a.py": "class A:\n  async def f():\n" + "    1\n" * 70}, "f has 71 lines"),
     (vague_names, {"tasks/sampling/utils.py": ""}, "'utils' says nothing"),

@@ -25,14 +25,14 @@ from resources.prices import price_table
 from storage.clock import SystemClock
 from storage.connect import connect
 from storage.records import ReportRecord
+from tasks.configuration.data import DataConfig
+from tasks.configuration.optimizer import OptimizerConfig
+from tasks.configuration.rewards import RewardConfig
 from tasks.configuration.run_config import OPERATIONAL, RunConfig, parse
-from tasks.grading.config import RewardConfig
 from tasks.grading.grader import Grader
 from tasks.grading.reward import GradingCase
 from tasks.learning.advance import advance
-from tasks.learning.config import OptimizerConfig
 from tasks.preparing.iteration import prepare
-from tasks.prompts.config import DataConfig
 from tasks.prompts.loading import load_prompts
 from tasks.reporting.conclusion import conclude_iteration
 from tasks.sampling.session.member import generate_slot

@@ -13,7 +13,7 @@ from flytekit import workflow
 from resources.pools import PoolsConfig, RolloutPoolConfig, overrides
 from tasks.conclude import conclude
 from tasks.configuration.references import IterationOutcome
-from tasks.learning.config import TrainerConfig
+from tasks.configuration.trainer import TrainerConfig
 from tasks.local_map import crew_map
 from tasks.plan import plan
 from tasks.rollout import rollout

@@ -23,8 +23,8 @@ from benchmarks.gpu.model import write_model
 from benchmarks.gpu.sizes import Size
 from benchmarks.reporting import interleave, medians
 from storage.weights.tensor_sets import TensorBlock
+from tasks.configuration.rollout import VllmConfig
 from tasks.learning.pretrained import read_tensors
-from tasks.sampling.config import VllmConfig
 from tasks.sampling.engines.torch_engine import TorchEngine
 
 KEYED = "vllm_keyed"

@@ -17,9 +17,11 @@ from torch import Tensor
 
 from benchmarks.gpu.model import write_model
 from benchmarks.gpu.sizes import Size
+from tasks.configuration.algorithm import AlgorithmConfig
+from tasks.configuration.optimizer import OptimizerConfig
+from tasks.configuration.trainer import TrainerConfig
 from tasks.learning.advantage import group_advantages
 from tasks.learning.batching import TokenBatch, collate
-from tasks.learning.config import AlgorithmConfig, OptimizerConfig, TrainerConfig
 from tasks.learning.optimizer import PolicyOptimizer
 from tasks.learning.padding import passes
 from tasks.learning.policy import Policy

@@ -16,15 +16,20 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from resources.pools import PoolsConfig
 from storage.retention_config import RetentionConfig
-from tasks.evaluation.config import EvaluationConfig
-from tasks.forecasting.config import ForecastConfig
-from tasks.grading.config import OPERATIONAL as OPERATIONAL_OF_REWARD
-from tasks.grading.config import RewardConfig
-from tasks.learning.config import AlgorithmConfig, CriticConfig, LoraConfig, OptimizerConfig, TrainerConfig
-from tasks.planning.config import PlanningConfig
-from tasks.prompts.config import DataConfig
-from tasks.reporting.config import TrackingConfig
-from tasks.sampling.config import RolloutConfig, SamplingConfig
+from tasks.configuration.algorithm import AlgorithmConfig
+from tasks.configuration.critic import CriticConfig
+from tasks.configuration.data import DataConfig
+from tasks.configuration.evaluation import EvaluationConfig
+from tasks.configuration.forecast import ForecastConfig
+from tasks.configuration.lora import LoraConfig
+from tasks.configuration.optimizer import OptimizerConfig
+from tasks.configuration.planning import PlanningConfig
+from tasks.configuration.rewards import OPERATIONAL as OPERATIONAL_OF_REWARD
+from tasks.configuration.rewards import RewardConfig
+from tasks.configuration.rollout import RolloutConfig
+from tasks.configuration.sampling import SamplingConfig
+from tasks.configuration.tracking import TrackingConfig
+from tasks.configuration.trainer import TrainerConfig
 
 EXPONENT = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+")
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)

@@ -4,15 +4,15 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from storage.prompt_table import PromptRow
-from tasks.evaluation.config import EvaluationConfig
-from tasks.grading.config import RewardConfig
+from tasks.configuration.evaluation import EvaluationConfig
+from tasks.configuration.rewards import RewardConfig
+from tasks.configuration.rollout import RolloutConfig
 from tasks.grading.grader import check_rewards
 from tasks.grading.reward import GradingError
 from tasks.prompts.draw import draw_prompts
 from tasks.prompts.loading import load_prompts
 from tasks.prompts.prompt import PromptError, PromptSet
 from tasks.prompts.tokenise import Tokenizer
-from tasks.sampling.config import RolloutConfig
 from tasks.sampling.engines.choose import context_length
 
 

@@ -19,14 +19,14 @@ from storage.records import BatchRecord, PlanRecord
 from storage.retention import settle
 from storage.run import exists, read_config, read_plan
 from storage.store import ObjectStore, StorageError, StoreUnavailable, commit
+from tasks.configuration.evaluation import EvaluationConfig, settings, settings_digest
+from tasks.configuration.planning import PlanningConfig
+from tasks.configuration.rewards import RewardConfig
 from tasks.configuration.run_config import RunConfig, parse
-from tasks.evaluation.config import EvaluationConfig, settings, settings_digest
 from tasks.evaluation.scores import evaluated_prompts, score_metrics
-from tasks.grading.config import RewardConfig
 from tasks.grading.run_rewards import content_digests, open_grader
 from tasks.learning.follow import FollowConfig, GroupTimeout
 from tasks.learning.recorded_batches import RecordedBatches
-from tasks.planning.config import PlanningConfig
 from tasks.prompts.decode import open_decoder
 from tasks.reporting.conclusion import IntegrityError, resume_metrics, slot_lives, verify
 from tasks.reporting.costs import crew_cost

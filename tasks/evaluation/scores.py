@@ -9,7 +9,7 @@ import numpy as np
 
 from storage.evaluation_records import EvaluatedPrompt
 from storage.records import GradedResponse
-from tasks.evaluation.config import EvaluationConfig
+from tasks.configuration.evaluation import EvaluationConfig
 from tasks.evaluation.intervals import bootstrap_interval, interval, pass_at_k
 
 

@@ -6,10 +6,10 @@ A fleet is a set of the configuration's fields, and the scenario that follows fr
 from dataclasses import dataclass, replace
 
 from storage.forecast_records import Setting
+from tasks.configuration.planning import PlanningConfig
 from tasks.configuration.run_config import RunConfig
 from tasks.forecasting.inputs import ForecastInputs
 from tasks.forecasting.scenario import PoolScenario, Scenario
-from tasks.planning.config import PlanningConfig
 
 CONFIGURED = "as configured"
 RESERVED = "reserved only"

@@ -18,7 +18,7 @@ from resources.pools import POOL_NAME
 from resources.prices import GET_USD, PUT_USD
 from resources.spot_trace import PROCESSES
 from storage.records import TRAIN_POOL
-from tasks.planning.config import PlanningConfig
+from tasks.configuration.planning import PlanningConfig
 from tasks.planning.step_time import StepTime
 
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -221,7 +221,7 @@ class Policy:
     seeding_memory: the controller remembers seeding times by number of members.
     predictor: what the planner is told of lengths: nothing; the truth; the prompt's lengths in the last epoch; or the
         truth in a wrong order, in which the share `recall` of the longest fifth of the groups is still in it.
-    flush_interval_s, heartbeat_interval_s, claim_ttl_s: as in tasks.sampling.config.RolloutConfig.
+    flush_interval_s, heartbeat_interval_s, claim_ttl_s: as in tasks.configuration.sampling.RolloutConfig.
     put_usd, get_usd: dollars per request to the store.
     weights_bytes: of a full pull. weights_delta_bytes: of a pull by a machine that has the version before; None: full.
     transfer: each member begins after its own pull ("pull"), or all after the last one ("barrier").

@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count, takewhile
 
+from tasks.configuration.planning import PlanningConfig
 from tasks.forecasting.events import Events
 from tasks.forecasting.scenario import TrainerScenario
 from tasks.forecasting.virtual_crew import Crew
 from tasks.forecasting.virtual_ledger import Account
 from tasks.forecasting.virtual_member import EngineModel, Member
 from tasks.forecasting.virtual_responses import Responses
-from tasks.planning.config import PlanningConfig
 from tasks.planning.seeding import generates_again
 
 # Sums of seconds are rounded, so a condition is checked this much later than it becomes true.

@@ -11,8 +11,8 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
+from tasks.configuration.rewards import RewardConfig, reward_names
 from tasks.grading.arithmetic import ArithmeticReward
-from tasks.grading.config import RewardConfig, reward_names
 from tasks.grading.isolation import IsolatedReward
 from tasks.grading.length import LengthReward
 from tasks.grading.reward import GradingCase, GradingError, Reward, RewardOutcome

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from storage import reward_models
 from storage.store import ObjectStore
-from tasks.grading.config import RewardConfig, reward_names
+from tasks.configuration.rewards import RewardConfig, reward_names
 from tasks.grading.grader import Grader
 
 _FOLDERS = "gleaner-rewards-"

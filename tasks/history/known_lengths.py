@@ -12,7 +12,7 @@ from storage.length_tables import LengthTable, commit_lengths, empty_table, newe
 from storage.prompt_table import PromptRow
 from storage.records import PlanRecord
 from storage.store import ObjectStore
-from tasks.planning.config import PlanningConfig
+from tasks.configuration.planning import PlanningConfig
 from tasks.planning.lengths import choose_predictor, learn, predict, recent_recalls, score
 from tasks.planning.offer import GroupLengths
 from tasks.planning.prompt_features import prompt_features

@@ -16,8 +16,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from tasks.configuration.lora import LoraConfig
+from tasks.configuration.trainer import TrainerConfig
 from tasks.learning.batching import TokenBatch
-from tasks.learning.config import LoraConfig, TrainerConfig
 from tasks.learning.policy import Policy
 from tasks.learning.ranks import Ranks
 from tasks.learning.sharded import whole

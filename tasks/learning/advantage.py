@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from tasks.learning.config import NEEDS_WHOLE_BATCH, AlgorithmConfig, RewardScale
+from tasks.configuration.algorithm import NEEDS_WHOLE_BATCH, AlgorithmConfig, RewardScale
 from tasks.learning.returns import discounted_returns, gae, normalised, token_rewards
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tasks.configuration.trainer import TrainerConfig
 from tasks.learning.batching import TokenBatch
-from tasks.learning.config import TrainerConfig
 from tasks.learning.loss import clipped_value_loss
 from tasks.learning.optimizer import NonFiniteGradient, PolicyOptimizer
 from tasks.learning.ranks import Ranks

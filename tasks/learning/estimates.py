@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from storage.records import GradedResponse, SamplingParams
+from tasks.configuration.algorithm import AlgorithmConfig
 from tasks.learning.advantage import advantages_of, critic_advantages
 from tasks.learning.batching import IDLE, TokenBatch
-from tasks.learning.config import AlgorithmConfig
 from tasks.learning.learner import Learner
 from tasks.learning.optimizer import NonFiniteGradient
 from tasks.learning.shaping import overlong_penalties, trained_responses

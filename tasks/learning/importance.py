@@ -12,8 +12,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from tasks.learning.config import AlgorithmConfig, TrainerConfig
-from tasks.sampling.config import RolloutConfig
+from tasks.configuration.algorithm import AlgorithmConfig
+from tasks.configuration.rollout import RolloutConfig
+from tasks.configuration.trainer import TrainerConfig
 
 ImportanceMode = Literal["token", "sequence-mask"]
 # Log-ratios are counted in bins of width 1/64 centred at its multiples from -4 to 4, so that a ratio read from them is

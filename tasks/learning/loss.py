@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from tasks.learning.config import AlgorithmConfig, KlEstimator, LossAggregation
+from tasks.configuration.algorithm import AlgorithmConfig, KlEstimator, LossAggregation
 
 LOG_RATIO_MAX = 20.0
 

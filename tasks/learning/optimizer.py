@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from tasks.learning.config import OptimizerConfig
+from tasks.configuration.optimizer import OptimizerConfig
 from tasks.learning.sharded import copy_whole, whole
 
 _CLIP_EPS = 1e-6

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from tasks.learning.config import AlgorithmConfig
+from tasks.configuration.algorithm import AlgorithmConfig
 from tasks.learning.importance import ImportanceMode, importance_weights, log_ratios
 from tasks.learning.loss import TokenLosses, token_losses
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 
+from tasks.configuration.trainer import TrainerConfig
 from tasks.learning.batching import TokenBatch
-from tasks.learning.config import TrainerConfig
 from tasks.learning.liger import apply_liger_kernels
 from tasks.learning.ranks import Ranks
 from tasks.learning.scoring import Scorer

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from tasks.learning.config import AlgorithmConfig
+from tasks.configuration.algorithm import AlgorithmConfig
 
 
 def overlong_penalties(lengths: Tensor, max_completion_length: int, buffer_length: int, factor: float) -> Tensor:

@@ -9,8 +9,8 @@ import math
 import torch
 from torch import Tensor
 
+from tasks.configuration.algorithm import AlgorithmConfig
 from tasks.learning.batching import TokenBatch
-from tasks.learning.config import AlgorithmConfig
 from tasks.learning.importance import importance_mode, over_cap
 from tasks.learning.loss import TokenLosses, kl_penalty, token_weights
 from tasks.learning.optimizer import NonFiniteGradient, PolicyOptimizer

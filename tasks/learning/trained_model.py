@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tasks.learning.config import TrainerConfig
+from tasks.configuration.trainer import TrainerConfig
 from tasks.learning.ranks import Ranks
 from tasks.learning.sharded import copy_whole, shard, whole
 

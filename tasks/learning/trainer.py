@@ -16,9 +16,10 @@ from storage.clock import Clock
 from storage.prompt_table import PromptRow
 from storage.records import BatchRecord, GradedResponse, PlanRecord, TrainingRecord
 from storage.store import ObjectStore
+from tasks.configuration.algorithm import AlgorithmConfig
+from tasks.configuration.trainer import TrainerConfig
 from tasks.grading.grader import Grader
 from tasks.learning.batching import TokenBatch, is_idle, mini_batches
-from tasks.learning.config import AlgorithmConfig, TrainerConfig
 from tasks.learning.critic import ValueTotals, accumulate_values, apply_values, take_part_in_values
 from tasks.learning.estimates import Estimates, estimate, first_logprobs, length_penalties, padded, trained
 from tasks.learning.follow import FollowConfig

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from storage.length_tables import PREDICTORS, PROMPTS_MAX, QUANTILES, LengthTable
-from tasks.planning.config import PlanningConfig
+from tasks.configuration.planning import PlanningConfig
 from tasks.planning.length_scores import rank_correlation, ranks, recall_of_longest
 from tasks.planning.log_normal import high_of
 from tasks.planning.offer import GroupLengths

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from storage.planning_records import SeedingRecord
-from tasks.planning.config import PlanningConfig
+from tasks.configuration.planning import PlanningConfig
 from tasks.planning.makespan import response_lengths
 from tasks.planning.offer import CrewOffer, GroupLengths, ReservedOffer, StepWaits
 from tasks.planning.step_time import NOMINAL

@@ -15,9 +15,9 @@ from storage.records import PlanRecord, RunRecord, SettingsRecord, SlotPlan
 from storage.retention import list_versions
 from storage.run import exists, read_plan, read_run
 from storage.store import ConflictingRecord, ObjectMissing, ObjectStore, commit
+from tasks.configuration.evaluation import settings_digest
 from tasks.configuration.references import PlanReference
 from tasks.configuration.run_config import RunConfig, differences, dump, identity, parse
-from tasks.evaluation.config import settings_digest
 from tasks.evaluation.held_out import draw_held_out, load_held_out
 from tasks.evaluation.measure import (
     ITERATION,

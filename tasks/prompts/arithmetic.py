@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from random import Random
 from string import ascii_lowercase, digits
 
-from tasks.prompts.config import ArithmeticConfig
+from tasks.configuration.data import ArithmeticConfig
 from tasks.prompts.prompt import Prompt
 
 ALPHABET = ascii_lowercase + digits + "=;#"

@@ -1,7 +1,7 @@
 """Drawing an iteration's prompts: tokenises the prompts at running positions, for the prompt table."""
 
 from storage.prompt_table import PromptRow
-from tasks.prompts.config import DataConfig
+from tasks.configuration.data import DataConfig
 from tasks.prompts.order import prompt_index
 from tasks.prompts.prompt import PromptSet
 from tasks.prompts.tokenise import Tokenizer, tokenise

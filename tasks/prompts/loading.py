@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tasks.configuration.data import ARITHMETIC, DataConfig
 from tasks.prompts.arithmetic import ArithmeticPrompts
-from tasks.prompts.config import ARITHMETIC, DataConfig
 from tasks.prompts.plain_values import plain
 from tasks.prompts.prompt import Prompt, PromptError, PromptSet, check_prompt
 from tasks.prompts.rows import DatasetRows, JsonLines, ParquetRows, Rows

@@ -15,8 +15,8 @@ from storage.clock import Clock
 from storage.records import RunRecord
 from storage.store import CorruptObject, ObjectMissing, ObjectStore
 from storage.weights.tensor_sets import TensorBlock, pull, read_manifest
+from tasks.configuration.lora import LoraConfig
 from tasks.configuration.run_config import RunConfig, parse
-from tasks.learning.config import LoraConfig
 from tasks.reporting.export_model import (
     CARD,
     appearing,

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from storage.evaluation_records import EvaluationRecord
 from storage.records import ReportRecord
-from tasks.reporting.config import TrackingConfig
+from tasks.configuration.tracking import TrackingConfig
 
 log = logging.getLogger(__name__)
 # For all trackers of an iteration together.

@@ -16,9 +16,9 @@ from storage.records import BatchRecord, PlanRecord
 from storage.run import exists, next_iteration, read_config, read_plan, read_report
 from storage.shard import Finish
 from storage.store import CorruptObject, ObjectMissing, ObjectStore, StoreUnavailable
+from tasks.configuration.rollout import RolloutConfig
 from tasks.learning.follow import incarnations_to_read
 from tasks.reporting.crew_view import UNREAD, Crew, Heartbeat, Phase, Progress, RunView, Totals
-from tasks.sampling.config import RolloutConfig
 
 
 class Watcher:

@@ -9,8 +9,9 @@ from safetensors.torch import load_file
 from benchmarks.trainer import Cell, measure, running, targets, trl_version, write_model
 from benchmarks.trainer_ours import micro_batches, optimizer_step
 from benchmarks.trainer_work import Sample, Work, samples
+from tasks.configuration.optimizer import OptimizerConfig
+from tasks.configuration.trainer import TrainerConfig
 from tasks.learning.batching import collate
-from tasks.learning.config import OptimizerConfig, TrainerConfig
 from tasks.learning.optimizer import PolicyOptimizer
 from tasks.learning.policy import Policy
 

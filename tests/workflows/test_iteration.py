@@ -15,9 +15,9 @@ from resources.pools import ControlPoolConfig
 from tasks.conclude import conclude
 from tasks.configuration.references import IterationOutcome
 from tasks.configuration.run_config import parse
+from tasks.configuration.trainer import TrainerConfig
 from tasks.evaluate import evaluate, plan_evaluation
 from tasks.forecast import make_forecast
-from tasks.learning.config import TrainerConfig
 from tasks.plan import plan
 from tasks.train_elastic import elastic_trainer
 from workflows.evaluation import evaluate_version

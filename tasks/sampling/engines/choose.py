@@ -5,7 +5,7 @@ import logging
 from pathlib import Path
 from typing import Literal
 
-from tasks.sampling.config import RolloutConfig
+from tasks.configuration.rollout import RolloutConfig
 from tasks.sampling.engines.engine import Engine, EngineError
 from tasks.sampling.engines.vllm_names import installed_version
 

@@ -16,7 +16,7 @@ from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from tasks.sampling.config import VllmConfig
+from tasks.configuration.rollout import VllmConfig
 from tasks.sampling.engines.engine import EngineDied, EngineError
 from tasks.sampling.engines.vllm_names import resolve
 

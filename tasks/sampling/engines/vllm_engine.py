@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from storage.weights.tensor_sets import TensorBlock
-from tasks.sampling.config import VllmConfig
+from tasks.configuration.rollout import VllmConfig
 from tasks.sampling.engines.admission import check_idle, check_requests, check_sizes, finish_reason
 from tasks.sampling.engines.decoder import matched_weights, model_config, torch_weights
 from tasks.sampling.engines.engine import EngineDied, EngineError, FinishReason, GenerationRequest, TokenDelta

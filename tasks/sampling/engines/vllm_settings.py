@@ -8,7 +8,7 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-from tasks.sampling.config import VllmConfig
+from tasks.configuration.rollout import VllmConfig
 from tasks.sampling.engines.engine import EngineError
 from tasks.sampling.engines.vllm_names import installed_version, resolve
 

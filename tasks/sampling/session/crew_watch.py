@@ -13,9 +13,9 @@ from storage.journal import PARALLEL_READS
 from storage.liveness import Liveness
 from storage.records import TRAIN_POOL, AliveRecord, PlanRecord
 from storage.store import ObjectStore
-from tasks.planning.config import PlanningConfig
+from tasks.configuration.planning import PlanningConfig
+from tasks.configuration.rollout import RolloutConfig
 from tasks.planning.seeding import generates_again
-from tasks.sampling.config import RolloutConfig
 from tasks.sampling.session.claimant import LOOKS_MAX
 
 log = logging.getLogger(__name__)

@@ -18,8 +18,8 @@ from storage.run import exists, lease_holder, next_iteration, read_config, read_
 from storage.store import CorruptObject, ObjectMissing, ObjectStore
 from storage.weights.cache import WeightCache, open_cache
 from storage.weights.versions import pull_version
+from tasks.configuration.rollout import RolloutConfig
 from tasks.configuration.run_config import RunConfig, parse
-from tasks.sampling.config import RolloutConfig
 from tasks.sampling.engines.choose import build_engine
 from tasks.sampling.engines.engine import Engine, EngineError
 from tasks.sampling.session.session import Preempted, Session, SessionOutcome

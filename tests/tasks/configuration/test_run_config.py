@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tasks.configuration.rollout import VllmConfig
 from tasks.configuration.run_config import OPERATIONAL, ConfigError, differences, digest, dump, identity, load, parse
-from tasks.sampling.config import VllmConfig
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.yaml"))
 MINIMAL = {

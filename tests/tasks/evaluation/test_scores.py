@@ -3,10 +3,10 @@
 import pytest
 
 from storage.records import GradedResponse
-from tasks.evaluation.config import EvaluationConfig
+from tasks.configuration.data import DataConfig
+from tasks.configuration.evaluation import EvaluationConfig
 from tasks.evaluation.intervals import bootstrap_interval
 from tasks.evaluation.scores import evaluated_prompts, score_metrics
-from tasks.prompts.config import DataConfig
 
 
 def graded(response, reward, length, finish="stop", style=None):

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from storage.records import TRAIN_POOL
+from tasks.configuration.planning import PlanningConfig
 from tasks.forecasting.events import Stalled
 from tasks.forecasting.results import SimulatedIteration
 from tasks.forecasting.scenario import AvailabilityScenario, Scenario
 from tasks.forecasting.simulate import simulate
-from tasks.planning.config import PlanningConfig
 from tests.simulated_scenarios import a_pool, a_scenario, a_trainer, all_alike
 
 TTL_S, AFTER_S, START_S = 10.0, 20.0, 3.0

@@ -1,10 +1,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tasks.configuration.data import ArithmeticConfig
 from tasks.grading.arithmetic import ArithmeticReward
 from tasks.grading.reward import GradingCase, RewardOutcome
 from tasks.prompts.arithmetic import ALPHABET, ArithmeticPrompts
-from tasks.prompts.config import ArithmeticConfig
 
 PROMPTS = ArithmeticPrompts(1000, 0, ArithmeticConfig())
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tasks.grading.config import RewardConfig
+from tasks.configuration.rewards import RewardConfig
 from tasks.grading.grader import Graded, Grader, check_rewards
 from tasks.grading.reward import GradingCase, GradingError
 

@@ -18,13 +18,13 @@ from storage.clock import ManualClock
 from storage.compaction import read_batches
 from storage.memory import MemoryStore
 from storage.store import ConflictingRecord, ObjectMissing
+from tasks.configuration.data import DataConfig
+from tasks.configuration.rewards import RewardConfig
 from tasks.configuration.run_config import digest
-from tasks.grading.config import RewardConfig
 from tasks.grading.grader import check_rewards
 from tasks.grading.reward import GradingError
 from tasks.grading.run_rewards import content_digests, held_models, open_grader, publish_models
 from tasks.preparing.iteration import prepare
-from tasks.prompts.config import DataConfig
 from tasks.prompts.loading import load_prompts
 from tests.small_run import (
     commit_iteration,

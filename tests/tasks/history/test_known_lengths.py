@@ -12,8 +12,8 @@ from storage.memory import MemoryStore
 from storage.planning_records import LengthsRecord
 from storage.prompt_table import PromptRow
 from storage.records import PlanRecord, SamplingParams
+from tasks.configuration.planning import PlanningConfig
 from tasks.history.known_lengths import expected_lengths, learn_lengths
-from tasks.planning.config import PlanningConfig
 from tests.journals import a_plan
 
 GROUPS, MEMBERS, MAX = 20, 4, 400

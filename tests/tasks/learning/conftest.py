@@ -1,8 +1,8 @@
 import pytest
 import torch
 
+from tasks.configuration.trainer import TrainerConfig
 from tasks.learning.batching import collate
-from tasks.learning.config import TrainerConfig
 from tasks.learning.policy import Policy
 from tests.tasks.learning.tiny_model import VOCABULARY, write_model
 

@@ -19,12 +19,14 @@ from storage.clock import SystemClock
 from storage.local import LocalStore
 from storage.run import read_plan
 from storage.store import StoreUnavailable
+from tasks.configuration.algorithm import AlgorithmConfig
+from tasks.configuration.optimizer import OptimizerConfig
 from tasks.configuration.run_config import parse
+from tasks.configuration.trainer import TrainerConfig
 from tasks.learning import checkpoint, generation
 from tasks.learning.advance import advance
 from tasks.learning.batching import collate, dealt_passes, idle_batch
 from tasks.learning.checkpoint import TrainerState
-from tasks.learning.config import AlgorithmConfig, OptimizerConfig, TrainerConfig
 from tasks.learning.nonfinite import finite_together
 from tasks.learning.optimizer import NonFiniteGradient, PolicyOptimizer
 from tasks.learning.policy import Policy

@@ -6,9 +6,11 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from tasks.configuration.lora import LoraConfig
+from tasks.configuration.optimizer import OptimizerConfig
+from tasks.configuration.trainer import TrainerConfig
 from tasks.learning.adapted_policy import AdaptedPolicy, Pretrained
 from tasks.learning.batching import collate
-from tasks.learning.config import LoraConfig, OptimizerConfig, TrainerConfig
 from tasks.learning.optimizer import PolicyOptimizer
 from tasks.learning.policy import Policy
 from tasks.learning.trained_model import PolicyError

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tasks.configuration.algorithm import AlgorithmConfig
 from tasks.learning.advantage import (
     advantages_of,
     constant_groups,
@@ -16,7 +17,6 @@ from tasks.learning.advantage import (
     reinforce_plus_plus_baseline_advantages,
     response_advantages,
 )
-from tasks.learning.config import AlgorithmConfig
 
 REWARDS = st.lists(st.lists(st.floats(-1e3, 1e3), min_size=4, max_size=4), min_size=1, max_size=5)
 

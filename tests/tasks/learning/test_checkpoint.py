@@ -5,10 +5,12 @@ from storage import layout
 from storage.memory import MemoryStore
 from storage.store import CorruptObject, ObjectMissing
 from storage.weights import tensor_sets
+from tasks.configuration.algorithm import AlgorithmConfig
+from tasks.configuration.optimizer import OptimizerConfig
+from tasks.configuration.trainer import TrainerConfig
 from tasks.learning import checkpoint
 from tasks.learning.batching import collate
 from tasks.learning.checkpoint import TrainerState
-from tasks.learning.config import AlgorithmConfig, OptimizerConfig, TrainerConfig
 from tasks.learning.optimizer import PolicyOptimizer
 from tasks.learning.policy import Policy
 from tasks.learning.step import accumulate, apply

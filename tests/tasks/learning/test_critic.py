@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from tasks.configuration.optimizer import OptimizerConfig
+from tasks.configuration.trainer import TrainerConfig
 from tasks.learning.batching import collate
-from tasks.learning.config import OptimizerConfig, TrainerConfig
 from tasks.learning.critic import Critic, ValueTotals, accumulate_values, apply_values
 from tasks.learning.optimizer import NonFiniteGradient, PolicyOptimizer
 from tasks.learning.policy import Policy

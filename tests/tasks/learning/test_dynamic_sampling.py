@@ -20,9 +20,11 @@ from storage.retention_config import RetentionConfig
 from storage.run import exists, read_plan
 from storage.shard import Finish
 from storage.store import ObjectMissing
-from tasks.grading.config import RewardConfig
+from tasks.configuration.algorithm import AlgorithmConfig
+from tasks.configuration.optimizer import OptimizerConfig
+from tasks.configuration.rewards import RewardConfig
+from tasks.configuration.trainer import TrainerConfig
 from tasks.grading.grader import Grader
-from tasks.learning.config import AlgorithmConfig, OptimizerConfig, TrainerConfig
 from tasks.learning.learner import Learner
 from tasks.learning.optimizer import PolicyOptimizer
 from tasks.learning.trainer import IterationTrainer

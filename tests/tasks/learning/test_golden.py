@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tasks.configuration.algorithm import AlgorithmConfig
 from tasks.learning import advantage, importance, loss, returns, shaping
-from tasks.learning.config import AlgorithmConfig
 
 GOLDEN = Path(__file__).parents[2] / "data" / "golden"
 STEMS = ["advantages", "importance_weights", "kl", "overlong", "policy_losses", "value_losses"]

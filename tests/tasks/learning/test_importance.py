@@ -6,7 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.learning.config import AlgorithmConfig, TrainerConfig
+from tasks.configuration.algorithm import AlgorithmConfig
+from tasks.configuration.rollout import RolloutConfig
+from tasks.configuration.trainer import TrainerConfig
 from tasks.learning.importance import (
     NUM_BINS,
     effective_sample_size,
@@ -20,7 +22,6 @@ from tasks.learning.importance import (
     same_engine,
     truncated_token_weights,
 )
-from tasks.sampling.config import RolloutConfig
 
 MASK = torch.tensor([[True, True], [True, False]])
 CAPS = st.floats(1.0, 10.0)

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tasks.configuration.algorithm import AlgorithmConfig
 from tasks.learning.batching import collate
-from tasks.learning.config import AlgorithmConfig
 from tasks.learning.loss import (
     cispo_policy_loss,
     clipped_policy_loss,

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from tasks.learning.config import OptimizerConfig
+from tasks.configuration.optimizer import OptimizerConfig
 from tasks.learning.optimizer import Moments, NonFiniteGradient, PolicyOptimizer, learning_rate
 
 

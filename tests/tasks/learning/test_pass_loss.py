@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from tasks.configuration.algorithm import AlgorithmConfig
 from tasks.learning.batching import collate
-from tasks.learning.config import AlgorithmConfig
 from tasks.learning.loss import token_weights
 from tasks.learning.pass_loss import PassLoss
 from tasks.learning.step import accumulate

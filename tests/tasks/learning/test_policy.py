@@ -2,8 +2,8 @@ import pytest
 import torch
 from transformers import CohereConfig, CohereForCausalLM, GPT2Config, GPT2LMHeadModel
 
+from tasks.configuration.trainer import TrainerConfig
 from tasks.learning.batching import collate
-from tasks.learning.config import TrainerConfig
 from tasks.learning.policy import Policy, PolicyError
 from tests.tasks.learning.tiny_model import write_model
 

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.learning.config import AlgorithmConfig
+from tasks.configuration.algorithm import AlgorithmConfig
 from tasks.learning.shaping import overlong_penalties, trained_responses
 
 

@@ -2,9 +2,10 @@ import numpy as np
 import pytest
 import torch
 
+from tasks.configuration.algorithm import AlgorithmConfig
+from tasks.configuration.optimizer import OptimizerConfig
 from tasks.learning.advantage import group_advantages
 from tasks.learning.batching import collate
-from tasks.learning.config import AlgorithmConfig, OptimizerConfig
 from tasks.learning.optimizer import NonFiniteGradient, PolicyOptimizer
 from tasks.learning.step import accumulate, apply, reference_kl
 from tasks.learning.totals import StepTotals, combined

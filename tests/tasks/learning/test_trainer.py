@@ -14,10 +14,12 @@ from storage.memory import MemoryStore
 from storage.prompt_table import PromptRow
 from storage.records import BatchRecord
 from storage.shard import Finish
-from tasks.grading.config import RewardConfig
+from tasks.configuration.algorithm import AlgorithmConfig
+from tasks.configuration.optimizer import OptimizerConfig
+from tasks.configuration.rewards import RewardConfig
+from tasks.configuration.trainer import TrainerConfig
 from tasks.grading.grader import Grader
 from tasks.grading.reward import GradingError
-from tasks.learning.config import AlgorithmConfig, OptimizerConfig, TrainerConfig
 from tasks.learning.follow import GroupTimeout
 from tasks.learning.learner import Learner
 from tasks.learning.optimizer import PolicyOptimizer

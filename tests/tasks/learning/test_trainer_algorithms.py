@@ -13,10 +13,12 @@ from storage.memory import MemoryStore
 from storage.prompt_table import PromptRow
 from storage.records import BatchRecord, SamplingParams
 from storage.shard import Finish
-from tasks.grading.config import RewardConfig
+from tasks.configuration.algorithm import AlgorithmConfig
+from tasks.configuration.optimizer import OptimizerConfig
+from tasks.configuration.rewards import RewardConfig
+from tasks.configuration.trainer import TrainerConfig
 from tasks.grading.grader import Grader
 from tasks.learning.batching import collate
-from tasks.learning.config import AlgorithmConfig, OptimizerConfig, TrainerConfig
 from tasks.learning.learner import Learner
 from tasks.learning.optimizer import PolicyOptimizer
 from tasks.learning.trainer import IterationTrainer

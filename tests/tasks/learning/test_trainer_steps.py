@@ -5,10 +5,12 @@ import torch
 
 from storage.clock import ManualClock
 from storage.memory import MemoryStore
+from tasks.configuration.algorithm import AlgorithmConfig
+from tasks.configuration.optimizer import OptimizerConfig
+from tasks.configuration.trainer import TrainerConfig
 from tasks.grading.grader import Grader
 from tasks.learning.advantage import group_advantages
 from tasks.learning.batching import collate
-from tasks.learning.config import AlgorithmConfig, OptimizerConfig, TrainerConfig
 from tasks.learning.critic import Critic
 from tasks.learning.learner import CriticLearner, Learner
 from tasks.learning.optimizer import NonFiniteGradient, PolicyOptimizer

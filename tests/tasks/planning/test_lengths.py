@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from storage.length_tables import PREDICTORS, LengthTable, decode_lengths, empty_table, encode_lengths
 from storage.prompt_table import PromptRow
+from tasks.configuration.planning import PlanningConfig
 from tasks.planning import lengths as planning_lengths
-from tasks.planning.config import PlanningConfig
 from tasks.planning.lengths import choose_predictor, learn, predict, recent_recalls
 from tasks.planning.prompt_features import PromptFeatures, prompt_features
 

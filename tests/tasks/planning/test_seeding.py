@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from storage.planning_records import SeedingRecord
-from tasks.planning.config import PlanningConfig
+from tasks.configuration.planning import PlanningConfig
 from tasks.planning.offer import StepWaits
 from tasks.planning.seeding import closed_form_s, generates_again, members_needed, next_seeding, work_engine_s
 from tests.planning_requests import waits

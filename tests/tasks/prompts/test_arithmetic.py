@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tasks.configuration.data import ArithmeticConfig
 from tasks.prompts.arithmetic import ALPHABET, ArithmeticPrompts, Problem, demonstration, problem
-from tasks.prompts.config import ArithmeticConfig
 
 CONFIG = ArithmeticConfig()
 

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from tasks.prompts.config import DataConfig
+from tasks.configuration.data import DataConfig
 from tasks.prompts.draw import draw_prompts
 from tasks.prompts.loading import load_prompts
 from tasks.prompts.order import prompt_index

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tasks.prompts.config import DataConfig
+from tasks.configuration.data import DataConfig
 from tasks.prompts.loading import load_prompts
 from tasks.prompts.prompt import Prompt, PromptError
 

@@ -18,7 +18,7 @@ from storage.retention import sweep
 from storage.retention_config import RetentionConfig
 from storage.store import CorruptObject
 from storage.weights.tensor_sets import publish, pull
-from tasks.learning.config import LoraConfig
+from tasks.configuration.lora import LoraConfig
 from tasks.reporting.export_adapter import export_adapter, fan_in_fan_out, target_modules
 from tasks.reporting.export_model import export_model
 from tests.committed_runs import run_of

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tasks.configuration.tracking import TrackingConfig
 from tasks.reporting import tracking
-from tasks.reporting.config import TrackingConfig
 from tasks.reporting.tracking import (
     TRACKERS,
     TrackedIteration,

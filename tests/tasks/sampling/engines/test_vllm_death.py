@@ -12,7 +12,7 @@ import pytest
 
 from storage.clock import SystemClock
 from storage.memory import MemoryStore
-from tasks.sampling.config import VllmConfig
+from tasks.configuration.rollout import VllmConfig
 from tasks.sampling.engines.engine import EngineDied, EngineError
 from tasks.sampling.engines.vllm_engine import VllmEngine
 from tasks.sampling.session.session import Session
@@ -27,7 +27,7 @@ STEP_TIMEOUT_S = 8.0
 OWNER = """
 import sys
 from pathlib import Path
-from tasks.sampling.config import VllmConfig
+from tasks.configuration.rollout import VllmConfig
 from tasks.sampling.engines.vllm_engine import VllmEngine
 if __name__ == "__main__":
     engine = VllmEngine(Path(sys.argv[1]), vocab_size=96, dtype="float32", max_responses_in_flight=2, context_length=64)

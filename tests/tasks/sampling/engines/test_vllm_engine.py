@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from storage.records import SamplingParams
-from tasks.sampling.config import VllmConfig
+from tasks.configuration.rollout import VllmConfig
 from tasks.sampling.engines.engine import EngineDied, EngineError
 from tasks.sampling.engines.torch_engine import TorchEngine
 from tasks.sampling.engines.vllm_engine import VllmEngine

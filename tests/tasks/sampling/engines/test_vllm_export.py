@@ -22,7 +22,7 @@ TOKENS = 24
 # In a process of its own: an engine that ends takes vLLM's global state from those of other tests.
 SCRIPT = """
 import json, os, sys
-from tasks.sampling.config import VllmConfig
+from tasks.configuration.rollout import VllmConfig
 from tasks.sampling.engines.vllm_settings import prepare_environment
 
 if __name__ == "__main__":

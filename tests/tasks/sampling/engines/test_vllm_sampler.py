@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from storage.records import SamplingParams
-from tasks.sampling.config import VllmConfig
+from tasks.configuration.rollout import VllmConfig
 from tasks.sampling.engines.keyed_noise import sample, signed64
 from tasks.sampling.engines.vllm_names import resolve
 from tasks.sampling.engines.vllm_settings import prepare_environment

@@ -10,8 +10,8 @@ from storage.clock import ManualClock
 from storage.crew_records import note_failure, note_rollout_ended
 from storage.memory import MemoryStore
 from storage.records import JOINED_POOL, TRAIN_POOL, AliveRecord
-from tasks.planning.config import PlanningConfig
-from tasks.sampling.config import RolloutConfig
+from tasks.configuration.planning import PlanningConfig
+from tasks.configuration.rollout import RolloutConfig
 from tasks.sampling.session.crew_watch import CrewLost, CrewWatch, LeftAlone
 from tests.sessions import a_plan
 

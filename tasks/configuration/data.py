@@ -1,4 +1,4 @@
-"""Configuration of prompts: their source, their order and their maximal length.
+"""The section `data`: the source of prompts, their order and their maximal length.
 
 It imports neither torch nor a reader of files. Values are checked here, and files when they are opened.
 """

@@ -1,4 +1,4 @@
-"""The user's settings for evaluation: its prompts, how they are sampled, what counts as correct, how often it runs.
+"""The section `evaluation`: its prompts, how they are sampled, what counts as correct, how often it runs.
 
 Imports no reward function and no reader. `settings_digest` names the settings that decide the outcome.
 """
@@ -12,9 +12,9 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
 
-from tasks.grading.config import OPERATIONAL, RewardConfig, reward_names
-from tasks.prompts.config import DataConfig
-from tasks.sampling.config import SamplingConfig
+from tasks.configuration.data import DataConfig
+from tasks.configuration.rewards import OPERATIONAL, RewardConfig, reward_names
+from tasks.configuration.sampling import SamplingConfig
 
 NO_MODELS: Mapping[str, str] = MappingProxyType({})
 

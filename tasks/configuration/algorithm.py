@@ -1,4 +1,4 @@
-"""Configuration of learning: the algorithm, the optimizer, and how the train task runs.
+"""The section `algorithm`: what is learned from a reward, by which loss.
 
 It defines names, ranges, defaults and which values go together. Every value is checked here, before anything is
 created.
@@ -6,12 +6,12 @@ created.
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from tasks.learning.presets import with_preset
+from tasks.configuration.presets import with_preset
 
 STRICT = ConfigDict(extra="forbid", strict=True)
 
@@ -21,7 +21,6 @@ PolicyObjective = Literal["clip", "gspo", "cispo", "reinforce"]
 ImportanceSampling = Literal["none", "token", "sequence-mask", "auto"]
 LossAggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
 KlEstimator = Literal["k1", "k2", "k3"]
-LearningRateSchedule = Literal["constant", "linear", "cosine"]
 
 
 # Fields that take effect with some choices only: field -> (the field of the choice, the choices that use it).
@@ -47,7 +46,7 @@ class AlgorithmConfig:
     """The policy-gradient estimator; docs/guide/algorithms.md lists the choices of each paper.
 
     In a document, `preset` names a paper whose values replace the defaults below; given fields override them
-    (`tasks.learning.presets`). Values that contradict each other or have no effect raise ValueError.
+    (`tasks.configuration.presets`). Values that contradict each other or have no effect raise ValueError.
 
     Attributes:
         advantage_estimator: See `tasks.learning.advantage`, and `tasks.learning.returns` for "gae".
@@ -192,114 +191,3 @@ def _without_effect(config: AlgorithmConfig) -> Iterator[str]:
 def _shown(value: object) -> str:
     """A value as it is written in a configuration."""
     return repr(value) if isinstance(value, str) else json.dumps(value)
-
-
-@dataclass(frozen=True, kw_only=True)
-class OptimizerConfig:
-    """AdamW, its learning-rate schedule and gradient clipping.
-
-    Attributes:
-        learning_rate: The peak, reached after the warm-up.
-        beta1: The decay of the running mean of the gradient.
-        beta2: The decay of the running mean of its square.
-        eps: Added to the root of the second moment.
-        weight_decay: Decoupled weight decay; applied to matrices only, never to norms and biases.
-        max_grad_norm: The gradient's 2-norm is clipped to this; infinity never clips.
-        warmup_steps: The number of steps of linear increase from learning_rate / warmup_steps.
-        schedule: The schedule after the warm-up.
-        total_steps: The number of optimizer steps until the minimum is reached; needed by "linear" and "cosine".
-        min_learning_rate_ratio: The minimum as a fraction of learning_rate.
-    """
-
-    __pydantic_config__ = STRICT
-    learning_rate: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1e-6
-    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
-    eps: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-8
-    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
-    warmup_steps: Annotated[int, Field(ge=0)] = 0
-    schedule: LearningRateSchedule = "constant"
-    total_steps: Annotated[int, Field(ge=1)] | None = None
-    min_learning_rate_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
-
-    def __post_init__(self) -> None:
-        if self.schedule == "constant":
-            return
-        if self.total_steps is None:
-            raise ValueError(f"total_steps: value null; allowed: an integer >= 1 with schedule {self.schedule!r}")
-        if self.warmup_steps >= self.total_steps:
-            raise ValueError(
-                f"warmup_steps: value {self.warmup_steps}; allowed: less than total_steps ({self.total_steps})"
-            )
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainerConfig:
-    """How the train task runs.
-
-    Attributes:
-        dtype: The dtype of the matrix products; parameters, gradients and moments are always float32.
-        device: "auto" takes the first GPU if there is one.
-        micro_batch_tokens_max: The most padded tokens (prompt and response) of a micro-batch and of a forward pass.
-            Micro-batches hold whole groups: a larger group is a micro-batch of its own, in several passes.
-        gradient_checkpointing: Recompute the layers' activations in the backward pass.
-        use_liger_kernel: Patch the policy with the kernels of the package liger-kernel; see `tasks.learning.liger`.
-        group_timeout_s: How long the trainer waits without any new token in the journal before it gives up.
-        poll_interval_s: The pause between two looks at the journal.
-        weights_full_interval: Weights are published as differences, and whole after this many versions, or earlier when
-            the differences since the last whole version exceed a version's bytes.
-        nnodes: The number of machines that train together; more than one need Kubeflow's training operator.
-        nproc_per_node: The number of processes on each machine, one per GPU. FSDP2 divides the model among all.
-    """
-
-    __pydantic_config__ = STRICT
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    micro_batch_tokens_max: Annotated[int, Field(ge=1)] = 16384
-    gradient_checkpointing: bool = False
-    use_liger_kernel: bool = False
-    group_timeout_s: Annotated[float, Field(gt=0)] = 3600.0
-    poll_interval_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
-    weights_full_interval: Annotated[int, Field(ge=1)] = 10
-    nnodes: Annotated[int, Field(ge=1)] = 1
-    nproc_per_node: Annotated[int, Field(ge=1)] = 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class CriticOptimizerConfig(OptimizerConfig):
-    """The policy's settings with ten times the learning rate: a large step of the critic does not harm the policy."""
-
-    __pydantic_config__ = STRICT
-    learning_rate: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1e-5
-
-
-@dataclass(frozen=True, kw_only=True)
-class CriticConfig:
-    """The critic of PPO: the run's pretrained model with a value in place of logits.
-
-    Attributes:
-        optimizer: The critic's own optimizer; see `tasks.learning.config.OptimizerConfig`.
-        warmup_iterations: The first iterations of the run, in which only the critic is trained.
-    """
-
-    __pydantic_config__ = STRICT
-    optimizer: CriticOptimizerConfig = field(default_factory=CriticOptimizerConfig)
-    warmup_iterations: Annotated[int, Field(ge=0)] = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoraConfig:
-    """Train adapters of low rank instead of the policy itself (arXiv 2106.09685), through the library peft.
-
-    Attributes:
-        rank: The rank of a layer's difference, which is the product of two factors.
-        alpha: The difference is multiplied by alpha / rank.
-        target_modules: The names, or ends of names ("q_proj"), of the layers that get an adapter; if empty, all linear
-            layers but the head.
-    """
-
-    __pydantic_config__ = STRICT
-    rank: Annotated[int, Field(ge=1, le=4096)] = 32
-    alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 64.0
-    target_modules: tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9_.]+$")], ...] = ()

@@ -1,4 +1,4 @@
-"""The user's settings for the forecast: the model's size, the expected lengths, the machines. Imports no simulator."""
+"""The section `forecast`: the model's size, the expected lengths, the machines."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal

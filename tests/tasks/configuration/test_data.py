@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from tasks.prompts.config import ArithmeticConfig, DataConfig
+from tasks.configuration.data import ArithmeticConfig, DataConfig
 
 
 def read(values: dict[str, Any]) -> DataConfig:

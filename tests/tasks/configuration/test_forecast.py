@@ -3,8 +3,8 @@ from typing import Any
 import pytest
 
 from resources.spot_trace import PROCESSES
+from tasks.configuration.forecast import ForecastConfig
 from tasks.configuration.run_config import ConfigError, digest, parse
-from tasks.forecasting.config import ForecastConfig
 from tests.forecast_documents import document
 
 

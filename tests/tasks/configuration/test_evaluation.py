@@ -2,8 +2,8 @@
 
 import pytest
 
+from tasks.configuration.evaluation import settings, settings_digest
 from tasks.configuration.run_config import ConfigError, digest, dump, parse
-from tasks.evaluation.config import settings, settings_digest
 
 RUN = {
     "run": {"url": "memory://x"},

@@ -4,7 +4,8 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from storage.records import SamplingParams
-from tasks.sampling.config import RolloutConfig, SamplingConfig
+from tasks.configuration.rollout import RolloutConfig
+from tasks.configuration.sampling import SamplingConfig
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from tasks.learning import config
-from tasks.learning.config import AlgorithmConfig
-from tasks.learning.presets import PRESETS, with_preset
+from tasks.configuration import algorithm
+from tasks.configuration.algorithm import AlgorithmConfig
+from tasks.configuration.presets import PRESETS, with_preset
 
 
 def read(document):
@@ -44,8 +44,8 @@ def test_an_unknown_preset_is_refused_with_those_there_are(name):
 def test_presets_differ_from_each_other_and_every_loss_and_estimator_without_a_baseline_has_one():
     resolved = [json.dumps(preset, sort_keys=True) for preset in PRESETS.values()]
     assert len(set(resolved)) == len(PRESETS)
-    assert {p["policy_loss"] for p in PRESETS.values()} == set(typing.get_args(config.PolicyObjective))
-    estimators = set(typing.get_args(config.AdvantageEstimator)) - {"reinforce_plus_plus_baseline"}
+    assert {p["policy_loss"] for p in PRESETS.values()} == set(typing.get_args(algorithm.PolicyObjective))
+    estimators = set(typing.get_args(algorithm.AdvantageEstimator)) - {"reinforce_plus_plus_baseline"}
     assert {p["advantage_estimator"] for p in PRESETS.values()} == estimators
 
 

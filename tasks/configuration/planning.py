@@ -1,4 +1,4 @@
-"""The user's settings for planning: how groups are dealt, how many machines, at what cost. Imports no planner."""
+"""The section `planning`: how groups are dealt, how many machines, at what cost."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal

@@ -1,35 +1,13 @@
-"""The settings of rollouts and sampling. This module imports neither torch nor any engine."""
+"""The section `rollout`: the engine, and how members flush, look and give up."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from storage.records import SamplingParams
-
-HEARTBEATS_PER_TTL_MIN = 3
 STRICT = ConfigDict(extra="forbid", strict=True)
 
-
-@dataclass(frozen=True, kw_only=True)
-class SamplingConfig:
-    """The sampling of tokens; the defaults sample from the policy itself."""
-
-    __pydantic_config__ = STRICT
-    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Field(ge=0)] = 0
-    max_completion_length: Annotated[int, Field(ge=1)] = 1024
-
-    def params(self, stop_token_ids: tuple[int, ...]) -> SamplingParams:
-        """The record of these settings and the tokenizer's stop tokens, as a plan holds it."""
-        return SamplingParams(
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            max_completion_length=self.max_completion_length,
-            stop_token_ids=stop_token_ids,
-        )
+HEARTBEATS_PER_TTL_MIN = 3
 
 
 @dataclass(frozen=True, kw_only=True)

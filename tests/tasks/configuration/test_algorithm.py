@@ -9,7 +9,9 @@ from dataclasses import FrozenInstanceError
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from tasks.learning.config import READ_WITH, AlgorithmConfig, OptimizerConfig, TrainerConfig
+from tasks.configuration.algorithm import READ_WITH, AlgorithmConfig
+from tasks.configuration.optimizer import OptimizerConfig
+from tasks.configuration.trainer import TrainerConfig
 
 CONFIGS = [AlgorithmConfig, OptimizerConfig, TrainerConfig]
 
@@ -130,5 +132,5 @@ def test_the_tables_of_the_configuration_name_fields_that_exist():
 
 
 def test_configuration_needs_no_torch():
-    code = "import sys, tasks.learning.config; sys.exit('torch' in sys.modules)"
+    code = "import sys, tasks.configuration.algorithm; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,4 +1,4 @@
-"""Where else a run's metrics go. Imports nothing heavy, and only looks whether a tracker's library is there."""
+"""The section `tracking`: where else a run's metrics go."""
 
 from dataclasses import dataclass
 from importlib.util import find_spec

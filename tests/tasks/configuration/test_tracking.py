@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from gleaner import main
 from tasks.configuration.run_config import ConfigError, digest, parse
-from tasks.reporting.config import DISTRIBUTIONS, TrackingConfig
+from tasks.configuration.tracking import DISTRIBUTIONS, TrackingConfig
 from tests.small_run import everything, memory_store, plan_iteration
 
 MINIMAL = {

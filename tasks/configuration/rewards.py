@@ -1,4 +1,4 @@
-"""Configuration of rewards: the functions, their settings, weights and time limits, and the reward of a failure.
+"""The section `rewards`: the functions, their settings, weights and time limits, and the reward of a failure.
 
 It imports no reward function; the process that runs a function does.
 """

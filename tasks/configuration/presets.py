@@ -1,6 +1,6 @@
 """Presets: the values that a paper gives for its algorithm, under the paper's name for it.
 
-Given fields override those of a preset. `tasks.learning.config` has the ranges of values.
+Given fields override those of a preset. `tasks.configuration.algorithm` has the ranges of values.
 """
 
 from collections.abc import Mapping

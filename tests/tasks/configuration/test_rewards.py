@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from tasks.grading.config import RewardConfig, reward_names
+from tasks.configuration.rewards import RewardConfig, reward_names
 
 
 def read(values: dict[str, Any]) -> RewardConfig:

@@ -1,0 +1,50 @@
+"""The section `optimizer`: the optimizer of the policy, and its learning rate over time."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field
+
+STRICT = ConfigDict(extra="forbid", strict=True)
+
+LearningRateSchedule = Literal["constant", "linear", "cosine"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """AdamW, its learning-rate schedule and gradient clipping.
+
+    Attributes:
+        learning_rate: The peak, reached after the warm-up.
+        beta1: The decay of the running mean of the gradient.
+        beta2: The decay of the running mean of its square.
+        eps: Added to the root of the second moment.
+        weight_decay: Decoupled weight decay; applied to matrices only, never to norms and biases.
+        max_grad_norm: The gradient's 2-norm is clipped to this; infinity never clips.
+        warmup_steps: The number of steps of linear increase from learning_rate / warmup_steps.
+        schedule: The schedule after the warm-up.
+        total_steps: The number of optimizer steps until the minimum is reached; needed by "linear" and "cosine".
+        min_learning_rate_ratio: The minimum as a fraction of learning_rate.
+    """
+
+    __pydantic_config__ = STRICT
+    learning_rate: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1e-6
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    eps: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-8
+    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    schedule: LearningRateSchedule = "constant"
+    total_steps: Annotated[int, Field(ge=1)] | None = None
+    min_learning_rate_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
+
+    def __post_init__(self) -> None:
+        if self.schedule == "constant":
+            return
+        if self.total_steps is None:
+            raise ValueError(f"total_steps: value null; allowed: an integer >= 1 with schedule {self.schedule!r}")
+        if self.warmup_steps >= self.total_steps:
+            raise ValueError(
+                f"warmup_steps: value {self.warmup_steps}; allowed: less than total_steps ({self.total_steps})"
+            )

@@ -1,0 +1,31 @@
+"""The section `sampling`: how a token is drawn, and how long a response may be."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import ConfigDict, Field
+
+from storage.records import SamplingParams
+
+STRICT = ConfigDict(extra="forbid", strict=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingConfig:
+    """The sampling of tokens; the defaults sample from the policy itself."""
+
+    __pydantic_config__ = STRICT
+    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=0)] = 0
+    max_completion_length: Annotated[int, Field(ge=1)] = 1024
+
+    def params(self, stop_token_ids: tuple[int, ...]) -> SamplingParams:
+        """The record of these settings and the tokenizer's stop tokens, as a plan holds it."""
+        return SamplingParams(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            max_completion_length=self.max_completion_length,
+            stop_token_ids=stop_token_ids,
+        )

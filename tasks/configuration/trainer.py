@@ -1,0 +1,40 @@
+"""The section `trainer`: how the train task runs."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field
+
+STRICT = ConfigDict(extra="forbid", strict=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerConfig:
+    """How the train task runs.
+
+    Attributes:
+        dtype: The dtype of the matrix products; parameters, gradients and moments are always float32.
+        device: "auto" takes the first GPU if there is one.
+        micro_batch_tokens_max: The most padded tokens (prompt and response) of a micro-batch and of a forward pass.
+            Micro-batches hold whole groups: a larger group is a micro-batch of its own, in several passes.
+        gradient_checkpointing: Recompute the layers' activations in the backward pass.
+        use_liger_kernel: Patch the policy with the kernels of the package liger-kernel; see `tasks.learning.liger`.
+        group_timeout_s: How long the trainer waits without any new token in the journal before it gives up.
+        poll_interval_s: The pause between two looks at the journal.
+        weights_full_interval: Weights are published as differences, and whole after this many versions, or earlier when
+            the differences since the last whole version exceed a version's bytes.
+        nnodes: The number of machines that train together; more than one need Kubeflow's training operator.
+        nproc_per_node: The number of processes on each machine, one per GPU. FSDP2 divides the model among all.
+    """
+
+    __pydantic_config__ = STRICT
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    micro_batch_tokens_max: Annotated[int, Field(ge=1)] = 16384
+    gradient_checkpointing: bool = False
+    use_liger_kernel: bool = False
+    group_timeout_s: Annotated[float, Field(gt=0)] = 3600.0
+    poll_interval_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    weights_full_interval: Annotated[int, Field(ge=1)] = 10
+    nnodes: Annotated[int, Field(ge=1)] = 1
+    nproc_per_node: Annotated[int, Field(ge=1)] = 1
