@@ -23,6 +23,7 @@ from storage.records import PlanRecord, ReportRecord
 from storage.retention import sweep as sweep_run
 from storage.run import next_iteration, read_config, read_plan, reports
 from storage.store import StorageError
+from tasks.configuration.in_force import in_force
 from tasks.configuration.run_config import ConfigError, RunConfig, dump, load, parse
 from tasks.evaluation.held_out import load_held_out
 from tasks.forecasting.comparison import forecast as forecast_run
@@ -79,7 +80,7 @@ def main() -> None:
 
 @main.command(short_help="Check a configuration file, or test a store.")
 @click.argument("config", type=click.Path(path_type=Path), required=False)
-@click.option("--resolved", is_flag=True, help="Print the whole configuration with all defaults, as JSON.")
+@click.option("--resolved", is_flag=True, help="Print the whole configuration with all defaults, as YAML.")
 @click.option("--files", is_flag=True, help="Also open the model, prompts and reward functions that it names.")
 @click.option("--store", "store_url", metavar="URL", help="Test a store instead: can it create objects atomically?")
 @click.option(
@@ -106,7 +107,7 @@ def _check_config(config: Path, *, resolved: bool, files: bool) -> None:
     except EXPECTED as error:
         _refuse(error)
     if resolved:
-        click.echo(json.dumps(dump(settings), indent=2))
+        click.echo(in_force(dump(settings)), nl=False)
         return
     click.echo(
         f"{config} is a valid run configuration: {settings.run.num_prompts_per_step} prompts x "

@@ -1,6 +1,5 @@
 """The command line as a user meets it; runs are made in this process."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -102,8 +101,8 @@ def test_resolved_is_the_whole_configuration_and_reads_back(write):
     file = write()
     result = gleaner("check", "--resolved", file)
     assert result.exit_code == 0
-    assert parse(json.loads(result.stdout)) == load(file)
-    assert json.loads(result.stdout)["optimizer"]["beta1"] == 0.9
+    assert parse(yaml.safe_load(result.stdout)) == load(file)
+    assert yaml.safe_load(result.stdout)["optimizer"]["beta1"] == 0.9
 
 
 @pytest.mark.parametrize(
