@@ -7,7 +7,7 @@ predicted until a step time was measured.
 from storage.planning_records import DecisionRecord, SeedingRecord
 from tasks.planning.crew import Crew, engines_in_members, measured_work_s
 from tasks.planning.division import assign_groups
-from tasks.planning.locality import decode_s, may_hold
+from tasks.planning.locality import decode_s
 from tasks.planning.makespan import lower_bound_s
 from tasks.planning.request import PlanningRequest
 from tasks.planning.seeding import closed_form_s, is_initial, members_needed
@@ -177,7 +177,7 @@ def _dispatch(request: PlanningRequest, crew: Crew) -> DecisionRecord:
 
 
 def _locality(crew: Crew) -> DecisionRecord | None:
-    """Only if members have different reaches: the longest work's place, and how many members break the inequality."""
+    """Only if members have different reaches: the place of the longest work."""
     working = [
         (member, assignment)
         for member, assignment in zip(crew.members, crew.assignments, strict=True)
@@ -186,22 +186,15 @@ def _locality(crew: Crew) -> DecisionRecord | None:
     if len({member.start_s for member, _ in working}) < 2:
         return None
     nearest, held = min(working, key=lambda pair: (pair[0].start_s, -decode_s(*pair)))
-    late = [
-        (member, assignment)
-        for member, assignment in working
-        if not may_hold(member.start_s, decode_s(member, assignment), nearest.start_s, decode_s(nearest, held))
-    ]
     latest_s = max(assignment.ends_s for _, assignment in working)
     return DecisionRecord(
         name="locality",
         chosen=f"the longest work to {nearest.pool}",
-        reason="it begins soonest"
-        + (f"; {len(late)} members further away end after it" if late else "; no member further away ends after it"),
+        reason="it begins soonest",
         inputs={
             "nearest_reach_s": nearest.start_s,
             "farthest_reach_s": max(member.start_s for member, _ in working),
             "nearest_ends_s": held.ends_s,
             "latest_ends_s": latest_s,
-            "members_late": float(len(late)),
         },
     )

@@ -1,20 +1,15 @@
 """Locality: gives the longest work to the member that is nearest to the trainer.
 
-RLHFless (arXiv 2602.22718, section 4.5) places the actor with the longest work beside the learner and asks of every
-other one that L_model(i) + L_KV(i) + L_decode(i) <= L_prefill + L_decode(1). Here no KV cache is moved. A member's
-reach is the time that it needs before it decodes: its start, the weights and the journal over its link. Each member
-prefills for itself.
+RLHFless (arXiv 2602.22718, section 4.5) places the actor with the longest work beside the learner. Its inequality for
+the others also counts the KV cache that they fetch; here none is moved, and no member is excluded. A member's reach is
+the time that it needs before it decodes: its start, the weights and the journal over its link. Each member prefills
+for itself.
 """
 
 from collections import defaultdict
 from collections.abc import Sequence
 
 from tasks.planning.dispatch import Assignment, Member
-
-
-def may_hold(reach_s: float, decode_s: float, nearest_reach_s: float, nearest_decode_s: float) -> bool:
-    """The inequality: whether a member with this reach ends its work before the nearest one ends the longest."""
-    return reach_s + decode_s <= nearest_reach_s + nearest_decode_s
 
 
 def longest_nearest(

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.planning.dispatch import Assignment, Member
-from tasks.planning.locality import decode_s, longest_nearest, may_hold
+from tasks.planning.locality import decode_s, longest_nearest
 from tests.planning_requests import CURVE
 
 
@@ -19,11 +19,6 @@ def placed(members, seconds, *, losses=None, same_price=False):
     dealt = [an_assignment(k, member, seconds[k]) for k, member in enumerate(members)]
     found = longest_nearest(members, dealt, losses or [0.0] * len(members), same_price=same_price)
     return [assignment.groups[0] for assignment in found], [assignment.ends_s for assignment in found]
-
-
-def test_the_inequality_of_the_paper():
-    assert may_hold(reach_s=30, decode_s=70, nearest_reach_s=0, nearest_decode_s=100)
-    assert not may_hold(reach_s=31, decode_s=70, nearest_reach_s=0, nearest_decode_s=100)
 
 
 def test_the_longest_goes_to_the_nearest():
