@@ -49,3 +49,8 @@ def radosgw_url(radosgw_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """URL of a bucket on radosgw, where the environment points for one test. Tests add a prefix of their own."""
     point_to(radosgw_endpoint, monkeypatch)
     return f"s3://{S3_BUCKET}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whole runs first: a file stays in one process, and the longest ones at the end would leave the others idle."""
+    items.sort(key=lambda item: "workflows" not in item.path.parts)
