@@ -97,7 +97,7 @@ def test_the_scripted_engine_needs_neither_a_model_nor_torch(tmp_path):
     assert engine.max_responses_in_flight == 3
     code = (
         "import sys; from pathlib import Path; from tasks.sampling.engines.choose import build_engine;"
-        "from tasks.configuration.sampling import RolloutConfig;"
+        "from tasks.configuration.rollout import RolloutConfig;"
         "build_engine(RolloutConfig(engine='scripted'), Path('none'), 50); print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=600)

@@ -34,7 +34,7 @@ ON_A_CPU = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCHDYNAMO_DISABLE": "1"}
 def environment_after(process, users):
     """What a new process has in its environment for vLLM, and the device that it was told."""
     code = (
-        "import json, os; from tasks.configuration.sampling import VllmConfig;"
+        "import json, os; from tasks.configuration.rollout import VllmConfig;"
         "from tasks.sampling.engines.vllm_settings import prepare_environment;"
         f"config = VllmConfig(process={process!r}, start_timeout_s=12.5, step_timeout_s=8.0);"
         "device = prepare_environment(config); print(json.dumps([device, dict(os.environ)]))"
