@@ -98,7 +98,13 @@ def unknown_commands(path: Path, text: str) -> Iterator[str]:
                 yield f"{path.name}: {kind} {command}"
 
 
-RULES = (broken_links, missing_paths, unknown_commands)
+def left_merges(path: Path, text: str) -> Iterator[str]:
+    """Marks that an unfinished merge left behind."""
+    for mark in re.findall(r"^(?:<{7} |={7}$|>{7} ).*$", text, flags=re.MULTILINE):
+        yield f"{path.name}: {mark}"
+
+
+RULES = (broken_links, missing_paths, unknown_commands, left_merges)
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
@@ -121,6 +127,8 @@ def test_documents_name_what_exists(rule: Callable[[Path, str], Iterator[str]], 
         (unknown_commands, "run `make coffee`", "make coffee"),
         (unknown_commands, "run `make test-coffee`", "make test-coffee"),
         (unknown_commands, "```\ngleaner forget runs/a\n```", "gleaner forget"),
+        (left_merges, f"one\n{'<' * 7} HEAD\ntwo", f"{'<' * 7} HEAD"),
+        (left_merges, f"two\n{'=' * 7}\nthree", "=" * 7),
     ],
 )
 def test_the_rules_complain(rule: Callable[[Path, str], Iterator[str]], text: str, complaint: str) -> None:
