@@ -46,7 +46,7 @@ from tasks.reporting.watch import Watcher
 from tasks.reporting.watch_screen import screen
 from tasks.sampling.engines.engine import EngineError
 from tasks.sampling.session.join import JoinLimits, join_run
-from tasks.sampling.session.session import SessionOutcome
+from tasks.sampling.session.session_outcome import SessionOutcome
 
 COLUMNS = (
     ("reward", "reward", "{:.3f}"),

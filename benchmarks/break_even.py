@@ -18,7 +18,7 @@ from benchmarks.resume_value import EngineCosts, break_even_losses_per_h, resume
 from benchmarks.rollout import SAMPLING_RESPONSES, engine_for
 from storage.assembly import JournalReader
 from storage.claims import ClaimBook, take_over
-from storage.journal import JournalWriter, ShardReader
+from storage.journal import JournalWriter, PendingRows, ShardReader
 from storage.local import LocalStore
 from storage.records import SamplingParams
 from storage.shard import Finish
@@ -78,12 +78,10 @@ def journal_s_per_token(steps: int = 400) -> float:
     """The processor seconds of journalling one token: appending it, and its part of a shard every 200 steps."""
     with tempfile.TemporaryDirectory() as folder:
         writer = JournalWriter(LocalStore(Path(folder)), 0, "00000-0000000000000000", 0)
-        _append(writer, 0, 8)
-        writer.flush()  # the first shard of a process also costs imports
+        writer.write(_tokens(0, 8))  # the first shard of a process also costs imports
         began_s = time.process_time()
         for start in range(8, 8 + steps, 200):
-            _append(writer, start, 200)
-            writer.flush()
+            writer.write(_tokens(start, 200))
         return (time.process_time() - began_s) / (steps * SAMPLING_RESPONSES)
 
 
@@ -97,8 +95,7 @@ def takeover_s() -> float:
         take_over(store, plan, book, ShardReader(store, 0), unit=0, incarnation=dead, slot=0, predecessors=[])
         writer = JournalWriter(store, 0, dead, 0)
         for start in range(0, PREFIX, PREFIX // SHARDS):
-            _append(writer, start, PREFIX // SHARDS)
-            writer.flush()
+            writer.write(_tokens(start, PREFIX // SHARDS))
         began_s = time.perf_counter()
         reader = JournalReader(store, plan)
         reader.refresh()
@@ -111,10 +108,12 @@ def takeover_s() -> float:
     return duration_s
 
 
-def _append(writer: JournalWriter, start: int, steps: int) -> None:
+def _tokens(start: int, steps: int) -> PendingRows:
+    pending = PendingRows()
     for position in range(start, start + steps):
         for response in range(SAMPLING_RESPONSES):
-            writer.append(response, 1, position, (7,), (-1.5,), Finish.RUNNING)
+            pending.append(response, 1, position, (7,), (-1.5,), Finish.RUNNING)
+    return pending
 
 
 def break_even_rows(costs: Mapping[str, EngineCosts]) -> list[dict[str, Any]]:

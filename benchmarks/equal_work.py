@@ -95,7 +95,6 @@ def journal(engine: Engine, responses: int, tokens: int, flush_interval_s: float
             clock=SystemClock(),
             notice=lambda: False,
         )
-        session.claim()
         started_s = time.perf_counter()
         session.run()
         return responses * tokens / (time.perf_counter() - started_s)

@@ -23,7 +23,7 @@ from examples.warm_start import build_model
 from resources.prices import GET_USD, PUT_USD, machine_price
 from storage.assembly import JournalReader
 from storage.claims import take_over
-from storage.journal import JournalWriter
+from storage.journal import JournalWriter, PendingRows
 from storage.local import LocalStore
 from storage.records import PlanRecord, SamplingParams, SlotPlan
 from storage.responses import Response, decode_responses, encode_responses, split_planes
@@ -174,10 +174,10 @@ def write_journal(store: ObjectStore, sample: Sample, interval_s: float) -> Plan
         take_over(store, plan, reader.book, reader.shards, unit=slot, incarnation=name, slot=slot, predecessors=())
     writers = [JournalWriter(store, 0, name, 0) for name in names]
     for rows in flushes(sample, interval_s):
-        writer = writers[rows[0].response // IN_FLIGHT]
+        writer, pending = writers[rows[0].response // IN_FLIGHT], PendingRows()
         for row in rows:
-            writer.append(row.response, 1, row.start, row.token_ids.tolist(), row.logprobs.tolist(), row.finish)
-        writer.flush()
+            pending.append(row.response, 1, row.start, row.token_ids.tolist(), row.logprobs.tolist(), row.finish)
+        writer.write(pending)
     return plan
 
 

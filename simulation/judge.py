@@ -19,7 +19,6 @@ from simulation.simulated_crew import Outcome, SimulatedCrew
 from simulation.simulated_history import History, reward_of
 from simulation.simulated_machine import ShardMemory, shards_remembered
 from simulation.undisturbed import Whole
-from simulation.virtual_threads import virtual_threads
 from storage import layout, records
 from storage.assembly import JournalReader
 from storage.records import BatchRecord, GradedResponse, PlanRecord, Span
@@ -108,7 +107,7 @@ def read_reference(ledger: Ledger, plan: PlanRecord, memory: ShardMemory) -> Ref
 
 def live_and_judge(history: History) -> Outcome:
     """Simulate a history and check it; `broken` then lists every rule that did not hold."""
-    with shards_remembered() as memory, virtual_threads():
+    with shards_remembered() as memory:
         outcome = SimulatedCrew(history).run()
         try:
             _judge(outcome, history, memory)

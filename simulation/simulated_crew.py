@@ -17,9 +17,9 @@ from simulation.ledger import Ledger
 from simulation.simulated_absence import Outage, Pods
 from simulation.simulated_history import LASTING, History, Strike
 from simulation.simulated_member import EXECUTION, Members
+from simulation.simulated_session import Machine
 from simulation.simulated_trainer import SimulatedTrainer, observe
 from simulation.undisturbed import Whole, undisturbed
-from simulation.virtual_threads import Machine
 from simulation.virtual_time import ProcessClock, Timeline
 from storage import layout
 from storage.assembly import JournalReader
@@ -28,7 +28,7 @@ from storage.faults import Crashed, CrashingStore, FaultRates, FaultyStore
 from storage.records import TRAIN_POOL
 from storage.store import CorruptObject, ObjectStore, StoreUnavailable
 from tasks.sampling.engines.engine import EngineDied
-from tasks.sampling.session.session import Preempted
+from tasks.sampling.session.session_outcome import Preempted
 
 TRAINER, OBSERVER, FLYTE = "trainer", "observer", "flyte"
 RELAUNCH_AFTER_S = 300.0

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from simulation.ledger import Ledger
 from simulation.simulated_history import History
 from simulation.simulated_machine import HangingEngine
+from simulation.simulated_session import Machine, SimulatedSession
 from simulation.undisturbed import prompt
-from simulation.virtual_threads import Machine
 from storage.assembly import JournalReader
 from storage.clock import Clock
 from storage.records import TRAIN_POOL
@@ -22,8 +22,8 @@ from tasks.configuration.rollout import RolloutConfig
 from tasks.sampling.engines.engine import Engine
 from tasks.sampling.session.crew_watch import CrewWatch
 from tasks.sampling.session.member import helping_slot
-from tasks.sampling.session.session import Session, SessionOutcome
 from tasks.sampling.session.session_config import SessionConfig
+from tasks.sampling.session.session_outcome import SessionOutcome
 
 EXECUTION = "simulated"
 LOAD_PARTS = 4
@@ -123,7 +123,7 @@ class Members:
         rng: random.Random,
         notice: Callable[[], bool],
         enough: Callable[[], bool] | None,
-    ) -> Session:
+    ) -> SimulatedSession:
         history = self._history
 
         def load(into: Engine, heed: Callable[[], None]) -> None:
@@ -132,14 +132,14 @@ class Members:
                 process.clock.sleep(rng.uniform(*history.cold_start_s) / LOAD_PARTS)
             into.load_weights(history.plan.weight_version, {})
 
-        return Session(
+        return SimulatedSession(
+            process,
             store,
             history.plan,
             prompts=[prompt(group) for group in range(history.plan.num_groups)],
             engine=engine,
             load=load,
             config=config,
-            clock=process.clock,
             notice=notice,
             incarnation=name,
             enough=enough,

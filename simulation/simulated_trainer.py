@@ -26,7 +26,7 @@ from tasks.grading.grader import Grader
 from tasks.learning.follow import FollowConfig, GroupFollower, RecordedElsewhereError
 from tasks.learning.recorded_batches import RecordedBatches
 from tasks.sampling.session.crew_watch import LeftAlone
-from tasks.sampling.session.session import SessionOutcome
+from tasks.sampling.session.session_outcome import SessionOutcome
 
 FOR_EVER_S = 1e9
 Watch = Callable[[bool], None]

@@ -161,7 +161,11 @@ class ProcessClock:
         return self._wall_zero_s + self._rate * self._timeline.now_s
 
     def sleep(self, duration_s: float) -> None:
-        self._process.sleep(duration_s / self._rate)
+        self._process.sleep(self.true_s(duration_s))
+
+    def true_s(self, duration_s: float) -> float:
+        """How long this duration of the machine's clock takes in true time."""
+        return duration_s / self._rate
 
     def stop(self, duration_s: float) -> None:
         """Stop the clocks for this long from now on, as in a suspended virtual machine."""

@@ -4,8 +4,7 @@ A writer numbers its shards from 0 without gaps and has at most one in flight. A
 there is none: what it finds is exactly what was durable at that moment (docs/format.md algorithm J).
 """
 
-import threading
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -27,19 +26,14 @@ class _Pending:
     finish: Finish = Finish.RUNNING
 
 
-class JournalWriter:
-    """Collects tokens and writes them as the next shard on `flush`. `append` and `flush` may run in two threads."""
+class PendingRows:
+    """Tokens that were decoded and are not in a shard yet, by response and epoch."""
 
-    def __init__(self, store: ObjectStore, iteration: int, incarnation: str, weight_version: int) -> None:
-        self._store = store
-        self._iteration = iteration
-        self._incarnation = incarnation
-        self._weight_version = weight_version
-        self._pending: dict[tuple[int, int], _Pending] = {}
-        self._pending_lock = threading.Lock()
-        self._flush_lock = threading.Lock()
-        self._unconfirmed: tuple[bytes, int] | None = None
-        self._sequence = 0
+    def __init__(self) -> None:
+        self._rows: dict[tuple[int, int], _Pending] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._rows)
 
     def append(
         self,
@@ -51,63 +45,73 @@ class JournalWriter:
         finish: Finish,
     ) -> None:
         """Keep tokens for the next shard; `start` must continue where the last append of this response ended."""
-        with self._pending_lock:
-            row = self._pending.get((response, epoch))
-            if row is None:
-                row = self._pending[response, epoch] = _Pending(start)
-            if row.start + len(row.token_ids) != start:
-                raise ValueError(f"response {response}: tokens at {start}, expected {row.start + len(row.token_ids)}")
-            row.token_ids.extend(token_ids)
-            row.logprobs.extend(logprobs)
-            row.finish = finish
+        row = self._rows.get((response, epoch))
+        if row is None:
+            row = self._rows[response, epoch] = _Pending(start)
+        if row.start + len(row.token_ids) != start:
+            raise ValueError(f"response {response}: tokens at {start}, expected {row.start + len(row.token_ids)}")
+        row.token_ids.extend(token_ids)
+        row.logprobs.extend(logprobs)
+        row.finish = finish
 
     def drop(self, responses: Collection[int]) -> None:
-        """Forget unwritten tokens of responses that another member has claimed; they would be void."""
-        with self._pending_lock:
-            for key in [key for key in self._pending if key[0] in responses]:
-                del self._pending[key]
+        """Forget tokens of responses that another member has claimed; they would be void."""
+        for key in [key for key in self._rows if key[0] in responses]:
+            del self._rows[key]
 
-    def flush(self) -> int:
-        """Write what is pending as one shard and return its number of tokens; 0 if there was nothing to write.
-
-        If the outcome of a write is unknown (StoreUnavailable), the next flush offers the same bytes again under the
-        same number. Raises ConflictingRecord if another process writes under this incarnation.
-        """
-        with self._flush_lock:
-            written = self._write_unconfirmed()
-            body_and_tokens = self._take_pending()
-            if body_and_tokens is not None:
-                self._unconfirmed = body_and_tokens
-                written += self._write_unconfirmed()
-            return written
-
-    def _take_pending(self) -> tuple[bytes, int] | None:
-        with self._pending_lock:
-            pending, self._pending = self._pending, {}
-        if not pending:
-            return None
-        rows = [
+    def rows(self, weight_version: int) -> list[Row]:
+        """The rows of a shard, in the order in which the responses came."""
+        return [
             Row(
                 response,
                 epoch,
                 row.start,
                 np.array(row.token_ids, dtype=np.uint32),
                 np.array(row.logprobs, dtype=np.float32),
-                self._weight_version,
+                weight_version,
                 row.finish,
             )
-            for (response, epoch), row in pending.items()
+            for (response, epoch), row in self._rows.items()
         ]
-        return encode_shard(rows), sum(len(row.token_ids) for row in rows)
 
-    def _write_unconfirmed(self) -> int:
-        if self._unconfirmed is None:
-            return 0
-        body, tokens = self._unconfirmed
+
+class JournalWriter:
+    """Writes one incarnation's shards, numbered without gaps; at most one call of `write` may be under way."""
+
+    def __init__(self, store: ObjectStore, iteration: int, incarnation: str, weight_version: int) -> None:
+        self._store = store
+        self._iteration = iteration
+        self._incarnation = incarnation
+        self._weight_version = weight_version
+        self._unconfirmed: deque[tuple[bytes, int]] = deque()
+        self._sequence = 0
+        self._is_writing = False
+
+    def write(self, pending: PendingRows) -> int:
+        """Write the tokens as one shard; returns how many tokens became durable, with those of earlier failed calls.
+
+        A shard whose outcome is unknown (StoreUnavailable) is offered again by the next call, with the same bytes and
+        number, before any other. Raises ConflictingRecord if another process writes under this incarnation.
+        """
+        assert not self._is_writing, "two shards of one incarnation are written at once"
+        self._is_writing = True
+        try:
+            if pending:
+                rows = pending.rows(self._weight_version)
+                self._unconfirmed.append((encode_shard(rows), sum(len(row.token_ids) for row in rows)))
+            written = 0
+            while self._unconfirmed:
+                written += self._write_first()
+            return written
+        finally:
+            self._is_writing = False
+
+    def _write_first(self) -> int:
+        body, tokens = self._unconfirmed[0]
         key = layout.shard(self._iteration, self._incarnation, self._sequence)
         if not commit(self._store, key, body):
             raise ConflictingRecord(f"{key!r} was written by another process under the same incarnation")
-        self._unconfirmed = None
+        self._unconfirmed.popleft()
         self._sequence += 1
         return tokens
 

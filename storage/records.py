@@ -161,7 +161,7 @@ class AliveRecord:
 
     claims: how many it had made at the time of writing; its load covers the responses that it held by these.
     unfinished: responses it holds whose end is not journalled yet; of these, `running` are being decoded, `waiting` are
-    not begun in this process, and `released` are free for any member. tokens_per_s: recent rate of its decode loop, all
+    not begun in this process, and `released` are free for any member. tokens_per_s: recent decode rate, all
     responses together; None if it was not decoding all that time. plateau: the batch size beyond which that rate no
     longer rises (0: unknown). usd_per_hour: its price, if it differs from its pool's. room: how many further responses
     it could begin.

@@ -31,7 +31,7 @@ def rollout(slot: int, plan: PlanReference) -> SlotOutcome:
     """
     from tasks.sampling.engines.engine import EngineDied  # noqa: PLC0415 - when the task runs
     from tasks.sampling.session.member import generate_slot  # noqa: PLC0415
-    from tasks.sampling.session.session import Preempted  # noqa: PLC0415
+    from tasks.sampling.session.session_outcome import Preempted  # noqa: PLC0415
 
     with PreemptionNotice() as notice:
         try:

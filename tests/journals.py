@@ -7,7 +7,7 @@ from typing import Any, Literal
 from storage import layout, records
 from storage.assembly import JournalReader
 from storage.claims import take_over
-from storage.journal import JournalWriter
+from storage.journal import JournalWriter, PendingRows
 from storage.records import AliveRecord, PlanRecord, SamplingParams, SlotPlan
 from storage.shard import Finish
 from storage.store import ObjectStore
@@ -34,6 +34,22 @@ def a_plan(groups: int, generations: int, slots: int = 1, **changes: Any) -> Pla
     return PlanRecord(**(fields | changes))
 
 
+class Writer:
+    """A JournalWriter, and the tokens that it writes next."""
+
+    def __init__(self, store: ObjectStore, iteration: int, incarnation: str, weight_version: int) -> None:
+        self._writer = JournalWriter(store, iteration, incarnation, weight_version)
+        self.pending = PendingRows()
+
+    def append(self, response: int, epoch: int, start: int, *tokens_and_finish: Any) -> None:
+        self.pending.append(response, epoch, start, *tokens_and_finish)
+
+    def flush(self) -> int:
+        """Write what was appended as one shard."""
+        pending, self.pending = self.pending, PendingRows()
+        return self._writer.write(pending)
+
+
 class Incarnation:
     """Takes its slot over from whoever holds it when it is made, and then writes what it is told to."""
 
@@ -42,7 +58,7 @@ class Incarnation:
         self._store = store
         self._plan = plan
         self._slot = slot
-        self._writer = JournalWriter(store, plan.iteration, name, plan.weight_version)
+        self._writer = Writer(store, plan.iteration, name, plan.weight_version)
         reader = JournalReader(store, plan)
         reader.refresh()
         assert take_over(

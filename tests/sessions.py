@@ -1,5 +1,6 @@
 """Sessions of a small plan on the scripted engine, killed when told to; and the tokens they must end with."""
 
+import math
 import os
 
 from storage.assembly import JournalReader
@@ -9,6 +10,8 @@ from storage.prompt_table import PromptRow
 from storage.records import PlanRecord, SamplingParams, SlotPlan
 from tasks.planning.division import assign_groups
 from tasks.sampling.engines.scripted_engine import ScriptedEngine
+from tasks.sampling.session.actions import Lane
+from tasks.sampling.session.heartbeat import Heartbeat
 from tasks.sampling.session.session import Session
 from tasks.sampling.session.session_config import SessionConfig
 
@@ -56,6 +59,70 @@ def load(engine, heed):
     engine.load_weights(0, {})
 
 
+class InTurns(Session):
+    """A session in one thread: after each action of the decode lane, the storage lane does what is due.
+
+    Time passes in the engine, and when both lanes rest.
+    """
+
+    def __init__(self, store, plan, *, engine, config, clock, **given) -> None:
+        super().__init__(store, plan, engine=engine, config=config, clock=clock, **given)
+        self.engine = engine
+        self._heartbeat = Heartbeat(store, plan.iteration, self.incarnation, engine, config, clock)
+        self._until_s: dict[Lane, float] = {}
+        self._has_ended = dict.fromkeys(Lane, False)
+
+    def rest(self, lane, until_s):
+        self._until_s[lane] = until_s
+
+    def wake(self, lane):
+        self._until_s.pop(lane, None)
+
+    def start_storage_lane(self):
+        self.keep()
+
+    def run(self):
+        self._heed_notice()
+        while not self._has_ended[Lane.DECODE]:
+            self.advance()
+            self.pass_time([self])
+        return self.outcome()
+
+    def claim(self):
+        """Claim the slot; returns how many responses are to be extended."""
+        while not self.state.claimed and not self.state.closed:
+            self.keep()
+            self.pass_time([self])
+        return len(self.state.holdings.held)
+
+    def advance(self):
+        """The decode lane's next action, unless it rests, and then what is due of the storage lane."""
+        if not self._rests(Lane.DECODE):
+            self._has_ended[Lane.DECODE] = not self.turn(Lane.DECODE)
+        self.keep()
+        return not self._has_ended[Lane.DECODE]
+
+    def keep(self):
+        """The storage lane's actions, until it rests."""
+        while not (self._has_ended[Lane.STORAGE] or self._rests(Lane.STORAGE)):
+            self._has_ended[Lane.STORAGE] = not self.turn(Lane.STORAGE)
+
+    def beat(self):
+        """Write a heartbeat, as a member does that is too busy to look at the journal."""
+        self._heartbeat.beat(self.state.vitals())
+
+    @staticmethod
+    def pass_time(sessions):
+        """Sleep until the first of these sessions has something to do."""
+        open_lanes = [(each, lane) for each in sessions for lane in Lane if not each._has_ended[lane]]
+        if open_lanes and all(each._rests(lane) for each, lane in open_lanes):
+            clock = sessions[0].clock
+            clock.sleep(min(each._until_s[lane] for each, lane in open_lanes) - clock.monotonic())
+
+    def _rests(self, lane):
+        return self._until_s.get(lane, -math.inf) > self.clock.monotonic()
+
+
 def a_session(
     store,
     slot,
@@ -64,30 +131,33 @@ def a_session(
     clock=None,
     notice=lambda: False,
     flush_interval_s=3.0,
-    background=False,
+    in_threads=False,
     load=load,
     idle_timeout_s=0.0,
     engine=DiesAfter,
     engine_restarts_max=0,
     plan=None,
+    step_time_s=lambda _: 1.0,
     **settings,
 ):
     clock, plan = clock or ManualClock(), plan or a_plan()
-    engine = engine(steps, clock=clock, step_time_s=lambda _: 1.0)
+    engine = engine(steps, clock=clock, step_time_s=step_time_s)
     config = SessionConfig(
-        slot=slot,
-        pool=plan.slots[slot].pool if slot < len(plan.slots) else "joined",
-        host="here",
-        pid=os.getpid(),
-        flush_interval_s=flush_interval_s,
-        heartbeat_interval_s=flush_interval_s,
-        claim_ttl_s=4 * flush_interval_s,
-        idle_timeout_s=idle_timeout_s,
-        engine_restarts_max=engine_restarts_max,
-        background=background,
-        **settings,
+        **{
+            "slot": slot,
+            "pool": plan.slots[slot].pool if slot < len(plan.slots) else "joined",
+            "host": "here",
+            "pid": os.getpid(),
+            "flush_interval_s": flush_interval_s,
+            "heartbeat_interval_s": flush_interval_s,
+            "claim_ttl_s": 4 * flush_interval_s,
+            "idle_timeout_s": idle_timeout_s,
+            "engine_restarts_max": engine_restarts_max,
+            **settings,
+        }
     )
-    return Session(store, plan, prompts=PROMPTS, engine=engine, load=load, config=config, clock=clock, notice=notice)
+    kind = Session if in_threads else InTurns
+    return kind(store, plan, prompts=PROMPTS, engine=engine, load=load, config=config, clock=clock, notice=notice)
 
 
 def side_by_side(*sessions):
@@ -97,12 +167,10 @@ def side_by_side(*sessions):
     staying, left = list(sessions), []
     while staying:
         for session in list(staying):
-            if session._is_done():
-                session._leave()
+            if not session.advance():
                 staying.remove(session)
                 left.append(session.incarnation)
-            else:
-                session._turn()
+        InTurns.pass_time(staying)
     return left
 
 

@@ -4,12 +4,20 @@ The rules are production's, tasks.planning.rebalance.
 """
 
 import random
-from dataclasses import replace
 
 from tasks.forecasting.virtual_holdings import Holdings
 from tasks.forecasting.virtual_member import Member
-from tasks.planning.rebalance import Candidate, Holder, Seeker, Transfer, choose, next_transfer
-from tasks.sampling.session.claimant import LOOKS_MAX
+from tasks.planning.rebalance import (
+    LOOKS_MAX,
+    Candidate,
+    Holder,
+    Seeker,
+    Transfer,
+    Turns,
+    choose,
+    looked_at,
+    next_transfer,
+)
 
 # After this many fruitless looks in a row, it is worth checking whether any member can find something.
 FRUITLESS = 4
@@ -38,25 +46,18 @@ class Sight:
 
         At most LOOKS_MAX others are looked at, and each gives once.
         """
-        everybody = list(self._holdings.members.values())
-        member.life.looks += min(LOOKS_MAX, len(everybody) - 1)
+        members = self._holdings.members
+        member.life.looks += min(LOOKS_MAX, len(members) - 1)
         seeker = self._seeker(member)
         if not self._may_find(member, seeker):
             return set()
-        if len(everybody) > LOOKS_MAX + 1:
-            everybody = self._rng.sample(everybody, LOOKS_MAX + 1)
-        others = [other for other in everybody if other is not member][:LOOKS_MAX]
-        holders = {other.name: self._holder(other) for other in others}
-        unclaimed = self._unclaimed()
+        names = looked_at([name for name in members if name != member.name], self._rng)
+        turns = Turns(seeker, {name: self._holder(members[name]) for name in names}, self._unclaimed())
         givers: set[str] = set()
         self._fruitless += 1
-        while transfer := next_transfer(seeker, list(holders.values()), unclaimed):
-            taken = self._take(member, transfer)
-            seeker = replace(seeker, room=seeker.room - taken, running=seeker.running + taken)
-            if transfer.incarnation is None:
-                unclaimed = 0
-            else:
-                del holders[transfer.incarnation]
+        while transfer := turns.next():
+            turns.took(transfer, self._take(member, transfer))
+            if transfer.incarnation is not None:
                 givers.add(transfer.incarnation)
         return givers
 

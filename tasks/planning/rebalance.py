@@ -8,10 +8,13 @@ that the plan set apart for a small batch are not drawn into a large one (Stream
 `should_cut` says when a member that has ended most of its responses hands the others over and leaves.
 """
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+import random
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 
+# The most members that one look looks at, so that a thousand idle members do not read a million heartbeats.
+LOOKS_MAX = 32
 LATE_RATIO = 0.5
 
 
@@ -121,6 +124,35 @@ def next_transfer(seeker: Seeker, holders: Sequence[Holder], unclaimed: int) -> 
         if count:
             return Transfer(cause=Cause.UNSTARTED, incarnation=fullest.incarnation, count=count)
     return None if seeker.running else _running_transfer(seeker, living)
+
+
+class Turns:
+    """The transfers of one look: at most one from each source, while there is room.
+
+    holders: the members that were looked at, by incarnation. unclaimed: how many responses have no claim.
+    """
+
+    def __init__(self, seeker: Seeker, holders: Mapping[str, Holder], unclaimed: int) -> None:
+        self._seeker = seeker
+        self._holders = dict(holders)
+        self._unclaimed = unclaimed
+
+    def next(self) -> Transfer | None:
+        """The transfer to make now; None when the look is over."""
+        return next_transfer(self._seeker, list(self._holders.values()), self._unclaimed)
+
+    def took(self, transfer: Transfer, count: int) -> None:
+        """Note that the transfer was tried and brought `count` responses."""
+        self._seeker = replace(self._seeker, room=self._seeker.room - count, running=self._seeker.running + count)
+        if transfer.incarnation is None:
+            self._unclaimed = 0
+        else:
+            del self._holders[transfer.incarnation]
+
+
+def looked_at(names: Sequence[str], rng: random.Random) -> list[str]:
+    """The members at which one look looks: all of `names`, or LOOKS_MAX of them, chosen at random."""
+    return list(names) if len(names) <= LOOKS_MAX else rng.sample(names, LOOKS_MAX)
 
 
 def choose(cause: Cause, count: int, candidates: Collection[Candidate]) -> tuple[int, ...]:

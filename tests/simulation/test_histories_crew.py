@@ -3,6 +3,7 @@
 import logging
 import math
 from collections import Counter
+from contextlib import suppress
 
 import pytest
 
@@ -11,9 +12,10 @@ from simulation.judge_absence import check_latecomers
 from simulation.simulated_history import draw_history
 from storage import layout
 from storage.records import TRAIN_POOL
-from tasks.sampling.session.bookkeeping import Bookkeeping
-from tasks.sampling.session.claimant import Claimant
+from tasks.sampling.session import decode_lane
+from tasks.sampling.session.actions import ReadClosed
 from tasks.sampling.session.crew_watch import CrewWatch
+from tasks.sampling.session.storage_lane import StorageLane
 
 DRAWN = [draw_history(seed) for seed in range(120)]
 # Many a member dies, the store fails, and the trainer is struck, too; or nothing but that is wrong.
@@ -125,33 +127,38 @@ def test_a_helping_member_that_hands_over_to_the_dead_is_found(monkeypatch):
     assert broken_by(untroubled(HANDED_TO_THE_DEAD))["livelock"] == 3
 
 
+def sent(steps, first):
+    """The rest of the steps, the next of which is sent `first`."""
+    result = first
+    with suppress(StopIteration):
+        while True:
+            result = yield steps.send(result)
+
+
 @pytest.mark.slow
 def test_a_pod_that_claims_although_it_comes_after_closing_is_found(monkeypatch):
-    claim, closed = Bookkeeping.claim, Claimant.closed
+    claim = StorageLane._claim
 
-    def claim_blindly(books):
-        books._claimant.closed = lambda: False
-        try:
-            claim(books)
-        finally:
-            books._claimant.closed = lambda: closed(books._claimant)
+    def claim_blindly(lane):
+        steps = claim(lane)
+        assert next(steps) == ReadClosed()
+        yield from sent(steps, False)
 
-    monkeypatch.setattr(Bookkeeping, "claim", claim_blindly)
+    monkeypatch.setattr(StorageLane, "_claim", claim_blindly)
     assert broken_by(ABSENT[:10])["late"] >= 3
 
 
 @pytest.mark.slow
 def test_a_helping_member_that_keeps_its_work_when_it_hands_over_is_found(monkeypatch):
-    leave = Bookkeeping.leave
+    leave = decode_lane._leave
 
-    def stay(books):
-        if books._config.pool != TRAIN_POOL:
-            leave(books)
+    def stay(state):
+        if state.config.pool != TRAIN_POOL:
+            yield from leave(state)
+        state.leaving = True
 
-    monkeypatch.setattr(Bookkeeping, "leave", stay)
-    broken = broken_by(untroubled(KEPT))
-    assert broken["waits"] >= 2
-    assert broken["error"] == 3
+    monkeypatch.setattr(decode_lane, "_leave", stay)
+    assert broken_by(untroubled(KEPT))["error"] == 3
 
 
 def test_who_comes_after_closing_and_only_beats_is_found():

@@ -8,7 +8,7 @@ import pytest
 
 from simulation.judge import live_and_judge
 from simulation.simulated_history import draw_history
-from tasks.sampling.session import claimant
+from tasks.planning import rebalance
 from tasks.sampling.session.claimant import Claimant
 from tasks.sampling.session.holdings import Holdings
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 DRAWN = [draw_history(seed) for seed in range(60)]
 # In these a member would leave too early, were it allowed to; in others some leave after a cut, as they may.
-HANDED_OVER_LATE, TAKEN_BY_STRANGERS, LEFT_AFTER_A_CUT = (385, 457, 494), (255, 275, 291, 297, 637), (69, 113, 172)
+HANDED_OVER_LATE, TAKEN_BY_STRANGERS, LEFT_AFTER_A_CUT = (378, 562), (201, 255, 297, 339, 379), (69, 113, 172)
 
 
 @pytest.fixture(autouse=True)
@@ -66,11 +66,11 @@ def test_a_member_that_leaves_after_a_cut_whoever_has_its_work_is_found(monkeypa
 
 
 def test_a_member_that_takes_from_the_living_though_it_is_to_leave_is_found(monkeypatch):
-    choose = claimant.next_transfer
+    choose = rebalance.next_transfer
     monkeypatch.setattr(
-        claimant, "next_transfer", lambda seeker, *others: choose(replace(seeker, free_only=False), *others)
+        rebalance, "next_transfer", lambda seeker, *others: choose(replace(seeker, free_only=False), *others)
     )
-    assert broken_by((8, 19, 51, 71, 99))["livelock"] >= 3
+    assert broken_by((51, 99, 109, 239, 272))["livelock"] >= 3
 
 
 def test_a_batch_that_is_larger_than_the_plan_says_is_found(monkeypatch):

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from storage import layout, records
 from storage.assembly import JournalReader
 from storage.claims import ClaimBook, take_over
-from storage.journal import JournalWriter, ShardReader
+from storage.journal import ShardReader
 from storage.memory import MemoryStore
 from storage.records import ClaimRecord, PlanRecord, SamplingParams, SlotPlan
 from storage.shard import Finish
 from storage.store import ConflictingRecord, CorruptObject, StoreUnavailable
+from tests.journals import Writer
 
 GENERATIONS = 2
 
@@ -57,7 +58,7 @@ class Worker:
 
     def __post_init__(self) -> None:
         self.reader = JournalReader(self.store, self.plan)
-        self.writer = JournalWriter(self.store, self.plan.iteration, self.name, self.plan.weight_version)
+        self.writer = Writer(self.store, self.plan.iteration, self.name, self.plan.weight_version)
 
     def claim(self, unit: int, predecessors: set[str], responses: tuple[int, ...] | None = None) -> bool:
         self.reader.refresh()
@@ -194,7 +195,7 @@ def test_a_foreign_weight_version_is_named():
     store, plan = MemoryStore(), a_plan(slots=1)
     worker = Worker(store, plan, 0, "00000-a")
     worker.claim(0, set())
-    writer = JournalWriter(store, 0, "00000-a", weight_version=3)
+    writer = Writer(store, 0, "00000-a", weight_version=3)
     writer.append(0, 1, 0, [1], [-1.0], Finish.RUNNING)
     writer.flush()
     worker.reader.refresh()
@@ -229,7 +230,7 @@ class LosesAnswers(MemoryStore):
 
 def test_a_lost_answer_to_a_flush_is_resolved():
     store = LosesAnswers()
-    writer = JournalWriter(store, 0, "00000-a", 0)
+    writer = Writer(store, 0, "00000-a", 0)
     writer.append(0, 1, 0, [1, 2, 3], [-1.0] * 3, Finish.RUNNING)
     assert writer.flush() == 3
 
@@ -248,7 +249,7 @@ class FailsOnce(MemoryStore):
 
 def test_a_failed_flush_is_offered_again_under_the_same_number_with_nothing_lost():
     store = FailsOnce()
-    writer = JournalWriter(store, 0, "00000-a", 0)
+    writer = Writer(store, 0, "00000-a", 0)
     writer.append(0, 1, 0, [1, 2], [-1.0] * 2, Finish.RUNNING)
     with pytest.raises(StoreUnavailable):
         writer.flush()
@@ -262,7 +263,7 @@ def test_a_failed_flush_is_offered_again_under_the_same_number_with_nothing_lost
 def test_two_processes_under_one_incarnation_are_found_out():
     store = MemoryStore()
     for _ in range(2):
-        writer = JournalWriter(store, 0, "00000-a", 0)
+        writer = Writer(store, 0, "00000-a", 0)
         writer.append(0, 1, 0, [random.randrange(1000)], [-1.0], Finish.RUNNING)
         if store.list(layout.journal(0)):
             writer.append(0, 1, 1, [5], [-1.0], Finish.RUNNING)
@@ -273,7 +274,7 @@ def test_two_processes_under_one_incarnation_are_found_out():
 
 
 def test_appending_out_of_place_is_a_programming_error():
-    writer = JournalWriter(MemoryStore(), 0, "00000-a", 0)
+    writer = Writer(MemoryStore(), 0, "00000-a", 0)
     writer.append(0, 1, 0, [1], [-1.0], Finish.RUNNING)
     with pytest.raises(ValueError, match="expected 1"):
         writer.append(0, 1, 2, [1], [-1.0], Finish.RUNNING)

@@ -114,7 +114,7 @@ class KeyedBatchRows(resolve("BatchRowsProcessor")):  # type: ignore[misc]
         if self._rows is None or len(self._outputs) != logits.shape[0]:
             self._settle(logits.shape[0])
         rows, positions = self._rows, self._advance()
-        assert rows is not None  # noqa: S101 - for the type checker: _settle has just made it
+        assert rows is not None
         token_ids, logprobs = sample(
             logits,
             rows.keys,
@@ -179,7 +179,7 @@ class KeyedSlots(resolve("SlotProcessor")):  # type: ignore[misc]
     def apply(self, logits: Tensor, ctx: Any) -> Tensor:
         self.apply_staged_writes()
         rows, slots = self._rows, ctx.expanded_idx_mapping.long()
-        assert rows is not None  # noqa: S101 - for the type checker
+        assert rows is not None
         # `pos` is the position of the token just fed; the token to be drawn follows it.
         token_ids, logprobs = sample(
             logits,

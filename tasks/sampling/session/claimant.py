@@ -7,7 +7,7 @@ engine, and one thread uses it at a time.
 import logging
 import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -17,26 +17,16 @@ from storage.claims import take_over
 from storage.clock import Clock
 from storage.journal import PARALLEL_READS
 from storage.liveness import Liveness, Sign
-from storage.records import TRAIN_POOL, AliveRecord, PlanRecord
+from storage.records import TRAIN_POOL, PlanRecord
 from storage.run import exists
 from storage.shard import Finish
 from storage.store import ObjectStore
 from tasks.planning.offer import GroupLengths
-from tasks.planning.rebalance import Candidate, Cause, Holder, Seeker, Transfer, choose, next_transfer
+from tasks.planning.rebalance import Candidate, Cause, Holder, Transfer, choose, looked_at
 from tasks.planning.sibling_lengths import expected_left
+from tasks.sampling.session.actions import Seen, Work
 
 log = logging.getLogger(__name__)
-# The most heartbeats read in one look, so that a thousand idle members do not read a million.
-LOOKS_MAX = 32
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """A response to extend from the end of `prefix`, under a claim of `epoch`."""
-
-    response: int
-    epoch: int
-    prefix: tuple[int, ...]
 
 
 class Claimant:
@@ -67,10 +57,7 @@ class Claimant:
         self._trainers = {place.slot for place in plan.slots if place.pool == TRAIN_POOL}
         self._isolated = {place.slot for place in plan.slots if place.batch_max is not None}
         self._settled: dict[str, int] = {}
-        self.working: list[AliveRecord] = []
         self.tokens_recovered = 0
-        self.nothing_left = False
-        self.stopping = False
 
     def closed(self) -> bool:
         """Whether the iteration is closed, so that no more of its tokens will be used."""
@@ -100,12 +87,12 @@ class Claimant:
         found = [self._reader.book.probe(unit) for unit in units]
         return any(found)
 
-    def take_own_slot(self) -> list[Work]:
+    def take_own_slot(self) -> tuple[Work, ...]:
         """Claim at once what earlier incarnations of this slot hold, and the unclaimed responses of its own unit."""
         book = self._reader.book
         book.refresh()
         if self._slot >= len(self._plan.slots):
-            return []
+            return ()
         for unit in range(len(self._plan.slots)):
             while True:
                 owners = {response: book.owner(response) for response in self._plan.responses_of(unit)}
@@ -123,52 +110,36 @@ class Claimant:
         order = {response: place for place, response in enumerate(self._own_unit)}
         return self._work(sorted(held, key=lambda response: (order.get(response, len(order)), response)))
 
-    def seek(self, seeker: Seeker, known: Mapping[int, int], released: int = 0) -> list[Work]:
-        """Take the responses that rebalancing allows, until there is no room or none to take; may return none.
+    def look(self, known: Mapping[int, int], *, running: int, released: int) -> Seen:
+        """Read the heartbeats of members that may hold unfinished responses; call `refresh` before.
 
         known: the responses that the caller holds, has released or has ended, with the epoch of their claim. Held
-        responses that are not in `known` were claimed by a call that failed afterwards; they are returned now.
-        released: how many responses this incarnation itself has released and may take again. Call `refresh` before.
-        Sets `nothing_left` when every response of the plan was seen to have ended, which needs a look at every other
-        member that may hold some, so at most LOOKS_MAX of them. Sets `working` to the heartbeats of the other crew
-        members that were seen to decode.
+        responses that are not in `known` were claimed by a call that failed afterwards; they are returned as stray.
+        running: how many responses the caller decodes. released: how many it has released and may take again.
         """
         book = self._reader.book
         holdings, unclaimed = book.holdings(), len(book.unclaimed())
         stray = [response for response, epoch in self.owned().items() if known.get(response) != epoch]
         if work := self._work([response for response in stray if not self._has_ended(response)]):
-            return work
+            return Seen(stray=work)
         names = [
             name for name in book.incarnations if name != self._incarnation and not self._is_settled(name, holdings)
         ]
-        looked_at = names if len(names) <= LOOKS_MAX else self._rng.sample(names, LOOKS_MAX)
-        signs = self._liveness.look(looked_at)
+        chosen = looked_at(names, self._rng)
+        signs = self._liveness.look(chosen)
         holders = {name: self._holder(name, sign, holdings.get(name, ())) for name, sign in signs.items()}
         seen = [sign.record for name, sign in signs.items() if sign.record and not holders[name].lost]
-        self.working = [record for record in seen if record.state == "working" and self._is_crew(record.slot)]
         if released:
             holders[self._incarnation] = _own_released(self._incarnation, released)
-        self.nothing_left = (
-            not seeker.running
+        nothing_left = (
+            not running
             and not unclaimed
-            and len(looked_at) == len(names)
+            and len(chosen) == len(names)
             and all(holder.unfinished == 0 for holder in holders.values())
             and not book.refresh()  # nothing was claimed during the look
         )
-        return self._take_turns(seeker, holders, unclaimed)
-
-    def _take_turns(self, seeker: Seeker, holders: dict[str, Holder], unclaimed: int) -> list[Work]:
-        """Make at most one transfer from each source, while there is room."""
-        taken: list[Work] = []
-        while not self.stopping and (transfer := next_transfer(seeker, list(holders.values()), unclaimed)):
-            work = self._take(transfer)
-            taken += work
-            seeker = replace(seeker, room=seeker.room - len(work), running=seeker.running + len(work))
-            if transfer.incarnation is None:
-                unclaimed = 0
-            else:
-                del holders[transfer.incarnation]
-        return taken
+        working = tuple(record for record in seen if record.state == "working" and self._is_crew(record.slot))
+        return Seen(holders=holders, unclaimed=unclaimed, nothing_left=nothing_left, working=working)
 
     def own_unit_ended(self, *, cuts: bool = False, has_cut: bool = False) -> bool:
         """Whether the responses that this slot is responsible for have ended, as far as other members hold them.
@@ -240,7 +211,7 @@ class Claimant:
             isolated=self._reader.book.incarnations[name] in self._isolated,
         )
 
-    def _take(self, transfer: Transfer) -> list[Work]:
+    def take(self, transfer: Transfer) -> tuple[Work, ...]:
         """Claim the transfer's responses, unit by unit; stop at the first unit that another member claimed earlier."""
         book, holder = self._reader.book, transfer.incarnation
         if holder is None:
@@ -322,18 +293,18 @@ class Claimant:
             responses=responses,
         )
 
-    def _work(self, responses: Iterable[int]) -> list[Work]:
+    def _work(self, responses: Iterable[int]) -> tuple[Work, ...]:
         """The unfinished ones of the responses just claimed, with their journalled tokens."""
         work = []
         for response in responses:
             assembled = self._reader.assemble(response)
             owner = self._reader.book.owner(response)
-            if owner is None:
-                raise RuntimeError(f"response {response} is held without a claim")
+            assert owner is not None, f"response {response} is held without a claim"
+            assert owner.incarnation == self._incarnation, f"response {response} is held by {owner.incarnation}"
             self.tokens_recovered += len(assembled.token_ids)
             if not assembled.finish.ends_response:
                 work.append(Work(response, owner.epoch, tuple(assembled.token_ids.tolist())))
-        return work
+        return tuple(work)
 
     def _has_ended(self, response: int) -> bool:
         shards = self._reader.shards

@@ -15,8 +15,8 @@ from storage.records import TRAIN_POOL, AliveRecord, PlanRecord
 from storage.store import ObjectStore
 from tasks.configuration.planning import PlanningConfig
 from tasks.configuration.rollout import RolloutConfig
+from tasks.planning.rebalance import LOOKS_MAX
 from tasks.planning.seeding import generates_again
-from tasks.sampling.session.claimant import LOOKS_MAX
 
 log = logging.getLogger(__name__)
 LOG_INTERVAL_S = 60.0

@@ -18,7 +18,7 @@ from tasks.sampling.session.session_config import SessionConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class Load:
+class Vitals:
     """The part of a heartbeat that changes; the fields are those of AliveRecord."""
 
     state: Literal["loading", "working", "gone"]
@@ -38,7 +38,7 @@ class Load:
 
 
 class Heartbeat:
-    """Writes AliveRecords, in one thread at a time; they include the request counts if `store` is metered."""
+    """Writes AliveRecords, one at a time; they include the request counts if `store` is metered."""
 
     def __init__(
         self, store: ObjectStore, iteration: int, incarnation: str, engine: Engine, config: SessionConfig, clock: Clock
@@ -54,7 +54,7 @@ class Heartbeat:
         self._beats = 0
         self._decoded: deque[tuple[float, int]] = deque()
 
-    def beat(self, load: Load) -> None:
+    def beat(self, vitals: Vitals) -> None:
         """Overwrite the heartbeat."""
         self._beats += 1
         requests = requests_of(self._store)
@@ -70,26 +70,26 @@ class Heartbeat:
             prefill_tokens=self._engine.prefill_tokens - self._prefill_before,
             engine=self._engine.name,
             batch_invariant=self._engine.batch_invariant,
-            tokens_per_s=self._tokens_per_s(load),
+            tokens_per_s=self._tokens_per_s(vitals),
             usd_per_hour=self._config.usd_per_hour,
             puts=requests.puts,
             gets=requests.gets,
             bytes_read=requests.bytes_read,
-            **asdict(load),
+            **asdict(vitals),
         )
         self._store.put(self._key, records.encode(record))
 
-    def _tokens_per_s(self, load: Load) -> float | None:
+    def _tokens_per_s(self, vitals: Vitals) -> float | None:
         """The decode rate over the last `claim_ttl_s`; None until it has decoded for half of that without a pause.
 
         Over a shorter time, a long prefill would look as if the member had stopped.
         """
-        if not load.running:
+        if not vitals.running:
             self._decoded.clear()
             return None
         now_s, ttl_s = self._clock.monotonic(), self._config.claim_ttl_s
         while self._decoded and now_s - self._decoded[0][0] > ttl_s:
             self._decoded.popleft()
-        self._decoded.append((now_s, load.tokens_generated))
+        self._decoded.append((now_s, vitals.tokens_generated))
         since_s, before = self._decoded[0]
-        return (load.tokens_generated - before) / (now_s - since_s) if now_s - since_s >= ttl_s / 2 else None
+        return (vitals.tokens_generated - before) / (now_s - since_s) if now_s - since_s >= ttl_s / 2 else None

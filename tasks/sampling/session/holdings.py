@@ -1,15 +1,16 @@
-"""Holdings: the responses that an incarnation holds, and the state of each.
-
-Only the decode loop's thread changes them. The housekeeping thread reads them, and copies a collection before it
-iterates.
-"""
+"""Holdings: the responses that an incarnation holds, the state of each, and its tokens that are in no shard yet."""
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from tasks.sampling.session.claimant import Work
+from storage.journal import PendingRows
+from storage.shard import Finish
+from tasks.sampling.engines.engine import FinishReason, TokenDelta
+from tasks.sampling.session.actions import Work
+
+FINISH = {None: Finish.RUNNING, FinishReason.STOP: Finish.STOP, FinishReason.LENGTH: Finish.LENGTH}
 
 
 @dataclass(slots=True)
@@ -25,6 +26,8 @@ class Holdings:
     """The responses of an incarnation by state: each one in `held` is either in `waiting` or in `in_flight`.
 
     `held` is in the order of taking. `released` and `ended` give the epoch of the claim under which that happened.
+    forgotten: responses that the engine still decodes although they are not to be extended; their tokens are ignored
+    until it has aborted them. ends: how many responses have ended, each time counted if one was claimed again.
     own: the responses that the plan gives to the slot. batch_max: the plan's limit on how many the member decodes
     together while it holds any of `own`.
     """
@@ -36,50 +39,105 @@ class Holdings:
     held: dict[int, Held] = field(default_factory=dict)
     waiting: deque[int] = field(default_factory=deque)
     in_flight: set[int] = field(default_factory=set)
+    forgotten: set[int] = field(default_factory=set)
     released: dict[int, int] = field(default_factory=dict)
     ended: dict[int, int] = field(default_factory=dict)
+    pending: PendingRows = field(default_factory=PendingRows)
     ends: int = 0
     generated: int = 0
 
     @property
     def is_isolated(self) -> bool:
         """Whether the plan's batch_max applies: the member still holds a response that the plan gave to its slot."""
-        return self.batch_max is not None and not self.own.isdisjoint(list(self.held))
+        return self.batch_max is not None and not self.own.isdisjoint(self.held)
 
     def batch_limit(self, engine_max: int) -> int:
         """The most responses to decode together now, on an engine that can decode `engine_max`."""
         return min(self.batch_max or engine_max, engine_max) if self.is_isolated else engine_max
 
     def take(self, work: Work) -> None:
+        """Hold a response; if it is held under an earlier claim, it begins again from the tokens of the new one."""
+        if work.response in self.held:
+            self.let_go([work.response])
         self.held[work.response] = Held(work.epoch, list(work.prefix))
         self.released.pop(work.response, None)
         self.waiting.append(work.response)
+
+    def admit(self, engine_max: int) -> list[int]:
+        """Move the first waiting responses into flight, as many as there is room for; returns them."""
+        room = self.batch_limit(engine_max) - len(self.in_flight)
+        responses = [self.waiting.popleft() for _ in range(min(room, len(self.waiting)))]
+        self.in_flight.update(responses)
+        return responses
 
     def begin_again(self) -> None:
         """Note that the engine lost everything: it needs weights, and all held responses wait in order of taking."""
         self.state = "loading"
         self.waiting = deque(self.held)
         self.in_flight.clear()
+        self.forgotten.clear()
 
-    def end(self, response: int) -> None:
-        self.ended[response] = self.held[response].epoch
-        self.ends += 1
-        self.in_flight.discard(response)
-        del self.held[response]
+    def stop_decoding(self) -> None:
+        """Note that nothing is decoded any more; what was in flight is to be aborted and waits."""
+        self.forgotten |= self.in_flight
+        self.in_flight.clear()
+        self.waiting = deque(self.held)
+
+    def record(self, delta: TokenDelta) -> None:
+        """Keep what the engine returned for a response, unless it is no longer to be extended."""
+        if delta.response not in self.in_flight:
+            return
+        held, finish = self.held[delta.response], FINISH[delta.finish_reason]
+        self.pending.append(delta.response, held.epoch, len(held.token_ids), delta.token_ids, delta.logprobs, finish)
+        held.token_ids += delta.token_ids
+        self.generated += len(delta.token_ids)
+        if finish.ends_response:
+            self.ended[delta.response] = held.epoch
+            self.ends += 1
+            self.in_flight.remove(delta.response)
+            del self.held[delta.response]
 
     def release(self, response: int) -> None:
-        # Added to `released` first: housekeeping may look in between and must find the response in one of the two.
-        self.released[response] = self.held[response].epoch
-        self.let_go([response])
+        """Free a response for other members, once its tokens are journalled."""
+        held = self.held[response]
+        self.pending.append(response, held.epoch, len(held.token_ids), (), (), Finish.RELEASED)
+        self.released[response] = held.epoch
+        self._stop_holding([response])
+
+    def see(self, owned: Mapping[int, int]) -> int:
+        """Let go of what another member has claimed, by the epochs of this one's claims; returns how many were held."""
+        for response in [r for r, epoch in self.released.items() if owned.get(r) != epoch]:
+            del self.released[response]
+        lost = [response for response, held in self.held.items() if owned.get(response) != held.epoch]
+        self.let_go(lost)
+        return len(lost)
 
     def let_go(self, responses: Collection[int]) -> None:
-        """Stop holding these responses."""
-        for response in responses:
-            del self.held[response]
-        self.in_flight.difference_update(responses)
-        self.waiting = deque(response for response in self.waiting if response not in responses)
+        """Stop holding these responses, and drop their pending tokens: they do not count."""
+        self.pending.drop(responses)
+        self._stop_holding(responses)
+
+    def take_pending(self) -> PendingRows:
+        """The tokens for the next shard; from now on they are not pending."""
+        pending, self.pending = self.pending, PendingRows()
+        return pending
 
     def known(self) -> dict[int, int]:
         """Every response that is held, or was until it ended or was released, with the epoch of its claim."""
-        held = {response: held.epoch for response, held in list(self.held.items())}
-        return {**self.ended, **self.released, **held}
+        return {**self.ended, **self.released, **{response: held.epoch for response, held in self.held.items()}}
+
+    def check(self) -> None:
+        """Assert what always holds, as far as it is cheap to see."""
+        counted = f"{len(self.held)} held, {len(self.waiting)} waiting, {len(self.in_flight)} in flight"
+        assert len(self.held) == len(self.waiting) + len(self.in_flight), f"a held response has no state: {counted}"
+        assert self.forgotten.isdisjoint(self.in_flight), "a response in flight is to be aborted"
+        assert self.state == "working" or not self.in_flight, f"{counted} without weights"
+
+    def _stop_holding(self, responses: Collection[int]) -> None:
+        for response in responses:
+            del self.held[response]
+        gone = self.in_flight.intersection(responses)
+        self.forgotten |= gone
+        self.in_flight -= gone
+        if len(gone) < len(responses):
+            self.waiting = deque(response for response in self.waiting if response not in responses)

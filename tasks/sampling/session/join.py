@@ -27,7 +27,7 @@ from tasks.sampling.session.member import (
     session_config,
     weights_store,
 )
-from tasks.sampling.session.session import Preempted, SessionOutcome
+from tasks.sampling.session.session_outcome import Preempted, SessionOutcome
 
 log = logging.getLogger(__name__)
 POLL_INTERVAL_S = 1.0

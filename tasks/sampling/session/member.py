@@ -22,8 +22,9 @@ from tasks.configuration.rollout import RolloutConfig
 from tasks.configuration.run_config import RunConfig, parse
 from tasks.sampling.engines.choose import build_engine
 from tasks.sampling.engines.engine import Engine, EngineError
-from tasks.sampling.session.session import Preempted, Session, SessionOutcome
+from tasks.sampling.session.session import Session
 from tasks.sampling.session.session_config import SessionConfig
+from tasks.sampling.session.session_outcome import Preempted, SessionOutcome
 
 log = logging.getLogger(__name__)
 POLL_INTERVAL_S = 1.0

@@ -18,7 +18,6 @@ class SessionConfig:
     objective: with "gpu_seconds" it takes nothing from living members, and leaves as soon as no response is free.
     cut_share: when this share of its responses has ended, it hands the rest to members with room and leaves; None:
         never.
-    background: housekeeping runs in a thread of its own; without, storage is read and written between decode steps.
     engine_restarts_max: how often a dead engine is restarted before the incarnation gives up.
     parallel_reads: the most read requests in flight at once; 1 makes them one after another.
     """
@@ -37,5 +36,4 @@ class SessionConfig:
     objective: Literal["makespan", "gpu_seconds"] = "makespan"
     cut_share: float | None = None
     engine_restarts_max: int = 0
-    background: bool = True
     parallel_reads: int = PARALLEL_READS

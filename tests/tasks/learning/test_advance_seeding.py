@@ -24,7 +24,7 @@ from tasks.sampling.session import seeding_member
 from tasks.sampling.session.crew_watch import CrewLost
 from tasks.sampling.session.member import generate_slot
 from tasks.sampling.session.seeding_member import Seeded, TrainersMachine, is_due, is_seeded, seed
-from tasks.sampling.session.session import Preempted
+from tasks.sampling.session.session_outcome import Preempted
 from tasks.train import train
 from tests.small_run import (
     EXECUTION,

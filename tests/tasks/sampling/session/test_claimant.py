@@ -13,8 +13,8 @@ from storage.planning_records import LengthsRecord
 from storage.records import ClosedRecord
 from storage.shard import Finish
 from storage.store import StoreUnavailable
-from tasks.planning.rebalance import Seeker
-from tasks.sampling.session.claimant import LOOKS_MAX, Claimant
+from tasks.planning.rebalance import LOOKS_MAX, Seeker, Turns
+from tasks.sampling.session.claimant import Claimant
 from tests.journals import Incarnation, a_plan, beat
 
 TTL_S = 30.0
@@ -40,9 +40,27 @@ def owners(store, plan=PLAN):
     return [owner and owner.incarnation for owner in found]
 
 
-def seek(claimant, *given, **more):
+def look(claimant, seeker, known, released=0):
+    """One look and the transfers that follow, as the storage lane makes them: what was taken, and what was seen."""
     claimant.refresh()
-    return claimant.seek(*given, **more)
+    seen = claimant.look(known, running=seeker.running, released=released)
+    taken = [*seen.stray]
+    turns = Turns(seeker, seen.holders, seen.unclaimed)
+    while not seen.stray and (transfer := turns.next()):
+        work = claimant.take(transfer)
+        turns.took(transfer, len(work))
+        taken += work
+    return taken, seen
+
+
+def seek(claimant, seeker, known, released=0):
+    return look(claimant, seeker, known, released)[0]
+
+
+def nothing_left(claimant, known):
+    taken, seen = look(claimant, IDLE, known)
+    assert taken == []
+    return seen.nothing_left
 
 
 def numbers(work) -> list[int]:
@@ -77,7 +95,7 @@ def test_a_slot_takes_its_own_unit_and_what_its_predecessors_held_elsewhere():
 def test_nobodys_responses_are_taken_at_once_and_a_slot_that_comes_later_takes_the_rest():
     store = MemoryStore()
     joined = a_claimant(store, "00002-joined", slot=2)
-    assert joined.take_own_slot() == []
+    assert joined.take_own_slot() == ()
     taken = numbers(seek(joined, Seeker(room=3, running=0), {}))
     assert len(taken) == 3
     late = a_claimant(store, "00000-late", slot=0)
@@ -94,8 +112,7 @@ def test_who_is_silent_for_the_ttl_is_succeeded_from_where_its_journal_ends():
     me = a_claimant(store, clock=clock)
     me.take_own_slot()
     mine = me.owned()
-    assert seek(me, IDLE, mine) == []
-    assert not me.nothing_left
+    assert not nothing_left(me, mine)
     clock.advance(TTL_S)
     work = seek(me, IDLE, mine)
     assert numbers(work) == [1, 4, 5]
@@ -230,8 +247,7 @@ def test_a_heartbeat_older_than_a_claim_says_nothing_of_what_it_took():
     Incarnation(store, PLAN, 0, "00000-new")
     me = a_claimant(store)
     me.take_own_slot()
-    assert seek(me, IDLE, me.owned()) == []
-    assert not me.nothing_left
+    assert not nothing_left(me, me.owned())
 
 
 def test_nothing_is_left_when_every_holder_says_so_and_nobody_waits():
@@ -241,14 +257,12 @@ def test_nothing_is_left_when_every_holder_says_so_and_nobody_waits():
     me.take_own_slot()
     mine = me.owned()
     say(store, "00000-other", unfinished=1, running=1)
-    assert seek(me, IDLE, mine) == []
-    assert not me.nothing_left
+    assert not nothing_left(me, mine)
     assert me.own_unit_ended()  # of what others hold of it: nothing
     for response in (0, 1, 4, 5):
         other.write(response, [1])
     say(store, "00000-other", 2)
-    assert seek(me, IDLE, mine) == []
-    assert me.nothing_left
+    assert nothing_left(me, mine)
 
 
 def test_its_own_unit_has_ended_when_those_who_took_it_have_ended_it():
@@ -290,6 +304,5 @@ def test_a_look_reads_a_bounded_number_of_heartbeats():
     for member in crew:
         say(store, member.name, unfinished=1, running=1)
     me = a_claimant(store, f"{slots:05d}-joined", slot=slots, plan=plan)
-    seek(me, IDLE, {})
+    assert not nothing_left(me, {})
     assert store.looks == LOOKS_MAX
-    assert not me.nothing_left

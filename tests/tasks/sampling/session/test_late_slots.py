@@ -10,7 +10,7 @@ from tasks.preparing.iteration import prepare
 from tasks.sampling.engines.choose import build_engine
 from tasks.sampling.engines.engine import EngineDied
 from tasks.sampling.session.member import generate_slot
-from tasks.sampling.session.session import Preempted
+from tasks.sampling.session.session_outcome import Preempted
 from tests.small_run import (
     EXECUTION,
     commit_iteration,

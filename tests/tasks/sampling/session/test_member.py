@@ -13,7 +13,7 @@ from tasks.sampling.engines.choose import build_engine
 from tasks.sampling.engines.engine import EngineError
 from tasks.sampling.engines.scripted_engine import ScriptedEngine
 from tasks.sampling.session.member import generate_slot
-from tasks.sampling.session.session import Preempted
+from tasks.sampling.session.session_outcome import Preempted
 from tests.small_run import config, everything, memory_store, model_directory, plan_iteration, roll_out
 
 pytestmark = pytest.mark.slow

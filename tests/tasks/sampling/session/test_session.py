@@ -1,7 +1,6 @@
 """The session against real stores: kills at any step, restarts, zombies, notices; always the undisturbed tokens."""
 
 import itertools
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -15,7 +14,7 @@ from storage.memory import MemoryStore
 from storage.records import AliveRecord
 from storage.store import StoreUnavailable
 from tasks.sampling.engines.engine import EngineError
-from tasks.sampling.session.session import Preempted
+from tasks.sampling.session.session_outcome import Preempted
 from tests.sessions import EXPECTED, IN_FLIGHT, SLOTS, Killed, a_plan, a_session, live, responses
 
 
@@ -86,8 +85,7 @@ def test_a_notice_loses_nothing_and_hands_everything_over():
 def test_an_engine_that_fails_loses_no_token_it_had_handed_over():
     store = MemoryStore()
     victim = a_session(store, 0, flush_interval_s=60.0)
-    victim.claim()
-    step, left = victim._engine.step, [1] * 7
+    step, left = victim.engine.step, [1] * 7
 
     def fails():
         if not left:
@@ -95,7 +93,7 @@ def test_an_engine_that_fails_loses_no_token_it_had_handed_over():
         left.pop()
         return step()
 
-    victim._engine.step = fails
+    victim.engine.step = fails
     with pytest.raises(EngineError, match="out of memory"):
         victim.run()
     successor = a_session(store, 0)
@@ -143,12 +141,19 @@ def test_remaining_budget_after_resume_is_what_was_left():
 
 
 @pytest.mark.slow
-def test_the_flush_thread_gives_the_same_journal(tmp_path):
+def test_two_threads_give_the_same_journal(tmp_path):
     store = LocalStore(tmp_path)
     for slot in range(SLOTS):
-        session = a_session(store, slot, clock=SystemClock(), background=True, flush_interval_s=0.05)
-        session._engine._step_time_s = lambda _: 0.01
-        live(session)
+        live(
+            a_session(
+                store,
+                slot,
+                clock=SystemClock(),
+                in_threads=True,
+                flush_interval_s=0.05,
+                step_time_s=lambda _: 0.01,
+            )
+        )
     assert responses(store) == EXPECTED
 
 
@@ -175,13 +180,15 @@ def test_a_flush_that_fails_now_and_then_is_made_up_for():
 @pytest.mark.parametrize(("flush_interval_s", "heartbeat_interval_s"), [(5.0, 5.0), (5.0, 4.0), (5.0, 3.0), (4.0, 9.0)])
 def test_no_token_waits_longer_than_the_flush_interval(flush_interval_s, heartbeat_interval_s):
     store, clock, moments = MemoryStore(), ManualClock(), [0.0]
-    session = a_session(store, 0, clock=clock, flush_interval_s=flush_interval_s)
-    session._books._config = replace(session._books._config, heartbeat_interval_s=heartbeat_interval_s)
-    session._books.wake_interval_s = min(flush_interval_s, heartbeat_interval_s)
-    session._books.thread._interval_s = session._books.wake_interval_s
-    flush = session._books.writer.flush
-    session._books.writer.flush = lambda: moments.append(clock.monotonic()) or flush()
-    live(session)
+    create = store.create
+
+    def noted(key, body):
+        if "/journal/" in key:
+            moments.append(clock.monotonic())
+        return create(key, body)
+
+    store.create = noted
+    live(a_session(store, 0, clock=clock, flush_interval_s=flush_interval_s, heartbeat_interval_s=heartbeat_interval_s))
     assert max(b - a for a, b in itertools.pairwise(moments)) <= flush_interval_s + 1.0  # and one step of 1 s
 
 

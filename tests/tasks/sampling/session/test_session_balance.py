@@ -1,16 +1,18 @@
 """Sessions that help others: take over the dead, join, hand over, wait, and stop when the iteration is closed."""
 
 import threading
+import time
 
 import pytest
 
 from storage import layout, records
+from storage.assembly import JournalReader
 from storage.clock import ManualClock, SystemClock
 from storage.memory import MemoryStore
 from storage.records import AliveRecord, ClosedRecord
 from storage.store import StoreUnavailable
 from tasks.sampling.engines.engine import EngineError
-from tasks.sampling.session.session import Preempted
+from tasks.sampling.session.session_outcome import Preempted
 from tests.sessions import (
     EXPECTED,
     GENERATIONS,
@@ -51,11 +53,12 @@ def test_one_that_joined_works_without_any_slot_and_loads_weights_only_for_work(
 
 def test_one_that_joined_leaves_when_its_time_is_up_and_loses_nothing():
     store = MemoryStore()
-    joined = a_session(store, SLOTS, clock=ManualClock(), idle_timeout_s=HELPS_S, flush_interval_s=60.0)
-    joined._ends_s = 6.0
+    joined = a_session(
+        store, SLOTS, clock=ManualClock(), idle_timeout_s=HELPS_S, flush_interval_s=60.0, time_limit_s=6.0
+    )
     left = live(joined)
     alive = records.read(store, AliveRecord, layout.alive(0, joined.incarnation))
-    assert (alive.state, alive.running) == ("gone", IN_FLIGHT - left.responses_finished)
+    assert (alive.state, alive.running, alive.waiting) == ("gone", 0, IN_FLIGHT - left.responses_finished)
     assert alive.unfinished == IN_FLIGHT - left.responses_finished
     outcome = live(a_session(store, 0, idle_timeout_s=HELPS_S))
     assert responses(store) == EXPECTED
@@ -66,37 +69,39 @@ def test_it_waits_for_work_no_longer_than_the_idle_timeout_once_its_own_unit_has
     store, clock = MemoryStore(), ManualClock()
     busy = a_session(store, 1)
     busy.claim()
-    member = a_session(store, 0, clock=clock, flush_interval_s=1.0, idle_timeout_s=3.0)
 
     def beats():
-        busy._books.announce()
+        busy.beat()  # it lives, and holds on to what is its own
         return False
 
-    member._notice = beats  # the other one lives, and holds on to what is its own
-    busy._holdings.waiting.clear()
+    member = a_session(store, 0, clock=clock, flush_interval_s=1.0, idle_timeout_s=3.0, notice=beats)
+    busy.state.holdings.waiting.clear()
+    busy.state.holdings.held.clear()
     live(member)
     assert 3.0 <= clock.monotonic() - max(len(tokens) for tokens, _, _ in EXPECTED) < 80
-    assert busy._books._claimant.owned().keys() == set(a_plan().responses_of(1))
+    reader = JournalReader(store, a_plan())
+    reader.refresh()
+    assert reader.book.held_by(busy.incarnation) == set(a_plan().responses_of(1))
 
 
 def test_what_is_handed_over_is_continued_by_whoever_comes_without_a_wait():
     store = MemoryStore()
     giver = a_session(store, 0, clock=ManualClock(), flush_interval_s=1.0)
     giver.claim()
-    for _ in range(6):
-        giver._turn()
-    given = sorted(giver._holdings.in_flight)[:2]
+    while giver.clock.monotonic() < 6.0:
+        giver.advance()
+    given = sorted(giver.state.holdings.in_flight)[:2]
     giver.hand_over(given)
     giver.hand_over(given)
-    giver._books.flush()
-    giver._books.announce()
+    while giver.clock.monotonic() < 9.0:  # a flush and a heartbeat, before the first look
+        giver.advance()
     alive = records.read(store, AliveRecord, layout.alive(0, giver.incarnation))
-    assert (alive.released, alive.running) == (2, IN_FLIGHT - 2)
+    assert alive.released == 2
     live(a_session(store, 1))
     taker = a_session(store, SLOTS, clock=ManualClock(), idle_timeout_s=HELPS_S)
     taker.claim()
-    assert sorted(taker._holdings.held) == given
-    assert all(held.token_ids for held in taker._holdings.held.values())
+    assert sorted(taker.state.holdings.held) == given
+    assert all(held.token_ids for held in taker.state.holdings.held.values())
 
 
 @pytest.mark.slow
@@ -104,9 +109,9 @@ def test_what_nobody_takes_it_takes_again_itself():
     store = MemoryStore()
     giver = a_session(store, 0, clock=ManualClock(), flush_interval_s=1.0)
     giver.claim()
-    for _ in range(6):
-        giver._turn()
-    giver.hand_over(list(giver._holdings.held))
+    while giver.clock.monotonic() < 6.0:
+        giver.advance()
+    giver.hand_over(list(giver.state.holdings.held))
     live(giver)
     live(a_session(store, 1))
     assert responses(store) == EXPECTED
@@ -115,7 +120,6 @@ def test_what_nobody_takes_it_takes_again_itself():
 @pytest.mark.parametrize("after", [0, 5])
 def test_it_stops_when_the_trainer_closes_the_iteration(after):
     store = MemoryStore()
-    member = a_session(store, 0, clock=ManualClock(), flush_interval_s=1.0)
 
     def closes():
         nonlocal after
@@ -127,18 +131,21 @@ def test_it_stops_when_the_trainer_closes_the_iteration(after):
     if after == 0:
         closes()
         store.create(layout.closed(0), records.encode(ClosedRecord(iteration=0, reason="done")))
-    member._notice = closes
-    outcome = live(member)
+    outcome = live(a_session(store, 0, clock=ManualClock(), flush_interval_s=1.0, notice=closes))
     assert outcome.tokens_generated <= 8 * IN_FLIGHT
     assert (outcome.tokens_generated == 0) == (not store.list("iterations/000000/claims/"))
 
 
 def test_a_notice_while_weights_are_loading_is_heeded_and_hands_over():
-    def told(engine, heed):
-        raise Preempted
+    told = []
+
+    def slow(engine, heed):
+        told.append(True)
+        heed()
+        pytest.fail("it goes on loading")
 
     store = MemoryStore()
-    member = a_session(store, 0, load=told)
+    member = a_session(store, 0, load=slow, notice=lambda: bool(told))
     with pytest.raises(Preempted):
         live(member)
     alive = records.read(store, AliveRecord, layout.alive(0, member.incarnation))
@@ -177,12 +184,11 @@ def test_a_store_that_is_out_for_a_moment_does_not_end_a_member_that_comes():
 def test_an_engine_that_fails_says_gone_so_that_nobody_waits():
     store = MemoryStore()
     victim = a_session(store, 0)
-    victim.claim()
 
     def fails():
         raise EngineError("out of memory")
 
-    victim._engine.step = fails
+    victim.engine.step = fails
     with pytest.raises(EngineError):
         victim.run()
     alive = records.read(store, AliveRecord, layout.alive(0, victim.incarnation))
@@ -190,35 +196,33 @@ def test_an_engine_that_fails_says_gone_so_that_nobody_waits():
 
 
 def test_a_slow_look_does_not_keep_a_notice_from_being_heeded():
-    """In production the look is another thread's; the decode loop must not wait for it."""
+    """The look is another thread's, and the decode lane must not wait for it."""
     store = MemoryStore()
     live(a_session(store, 0))
     busy = a_session(store, 1)
     busy.claim()
-    listing, looks, left = store.list, threading.Event(), threading.Event()
-    waited = []
+    listing, looking, heeded = store.list, threading.Event(), []
 
     def slow(prefix, after=""):
-        if "/claims/" in prefix and threading.current_thread() is not threading.main_thread():
-            looks.set()
-            waited.append(left.wait(60))
+        if "/claims/" in prefix and threading.current_thread() is not threading.main_thread() and not heeded:
+            looking.set()
+            while not member.state.leaving and len(heeded) < 6000:
+                heeded.append(time.sleep(0.01))
         return listing(prefix, after)
 
-    store.list = slow
     member = a_session(
         store,
         SLOTS,
         clock=SystemClock(),
-        background=True,
+        in_threads=True,
         flush_interval_s=0.1,
         idle_timeout_s=HELPS_S,
-        notice=looks.is_set,
+        notice=looking.is_set,
     )
-    leave = member._books.leave
-    member._books.leave = lambda: left.set() or leave()
+    store.list = slow
     with pytest.raises(Preempted):
         live(member)
-    assert waited[0], "the notice was heeded only after the look had ended"
+    assert len(heeded) < 6000, "the notice was heeded only after the look had ended"
 
 
 def test_closed_between_two_looks_it_leaves_no_thread_behind():
@@ -232,8 +236,8 @@ def test_closed_between_two_looks_it_leaves_no_thread_behind():
         return get(key, start, end)
 
     store.get = closed_at_second_look
-    joined = a_session(store, SLOTS, clock=SystemClock(), background=True, idle_timeout_s=HELPS_S)
+    joined = a_session(store, SLOTS, clock=SystemClock(), in_threads=True, idle_timeout_s=HELPS_S)
     assert live(joined).tokens_generated == 0
-    assert not [thread for thread in threading.enumerate() if thread.name == "housekeeping" and thread.is_alive()]
+    assert not [thread for thread in threading.enumerate() if thread.name == "storage lane" and thread.is_alive()]
     store.get = get
     assert records.read(store, AliveRecord, layout.alive(0, joined.incarnation)).state == "gone"

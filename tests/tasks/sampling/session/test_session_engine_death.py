@@ -14,7 +14,7 @@ from storage.clock import ManualClock, SystemClock
 from storage.memory import MemoryStore
 from storage.records import AliveRecord, ClosedRecord
 from tasks.sampling.engines.engine import EngineDied, EngineError, TokenDelta
-from tasks.sampling.session.session import Preempted
+from tasks.sampling.session.session_outcome import Preempted
 from tests.sessions import EXPECTED, IN_FLIGHT, SLOTS, DiesAfter, a_plan, a_session, live, responses
 
 RESTARTS_MAX = 3
@@ -103,7 +103,7 @@ def test_an_engine_that_dies_at_any_calls_costs_no_token_it_had_returned(deaths,
     outcome = live(session)
     live(a_session(store, 1))
     assert responses(store) == EXPECTED
-    assert session._engine.returned == outcome.tokens_generated == WHOLE
+    assert session.engine.returned == outcome.tokens_generated == WHOLE
     assert not outcome.engine_died
 
 
@@ -115,12 +115,12 @@ def test_beyond_the_restarts_it_fails_and_its_successor_goes_on_at_once_with_eve
     victim = mortal_session(store, 0, deaths, flush_interval_s=1e6, clock=clock)
     with pytest.raises(EngineDied, match="the engine died, 3 of 3 restarts tried: CUDA error: unspecified launch fail"):
         live(victim)
-    assert victim._engine.calls.count("restart") == RESTARTS_MAX
+    assert victim.engine.calls.count("restart") == RESTARTS_MAX
     assert victim.outcome().engine_died
     assert alive(store, victim).state == "gone"
     reader, died_at_s = JournalReader(store, a_plan()), clock.monotonic()
     reader.refresh()
-    assert sum(len(reader.assemble(r).token_ids) for r in a_plan().responses_of(0)) == victim._engine.returned
+    assert sum(len(reader.assemble(r).token_ids) for r in a_plan().responses_of(0)) == victim.engine.returned
     successor = a_session(store, SLOTS, clock=clock, idle_timeout_s=9.0)
     assert successor.claim() > 0
     assert clock.monotonic() == died_at_s
@@ -143,31 +143,33 @@ def test_wherever_it_dies_it_is_restarted_and_loaded_before_anything_else(deaths
     store = MemoryStore()
     session = mortal_session(store, 0, deaths)
     live(session)
-    assert session._engine.calls[: len(calls)] == calls
-    assert session._engine.calls.count("restart") == calls.count("restart")
+    assert session.engine.calls[: len(calls)] == calls
+    assert session.engine.calls.count("restart") == calls.count("restart")
 
 
 def test_what_was_in_flight_goes_on_first_and_in_its_order():
     store = MemoryStore()
     session = mortal_session(store, 0, [9])
-    session.claim()
     started = []
-    start = session._engine.start
+    start = session.engine.start
 
     def notes(requests):
         started.append([(request.response, len(request.generated_ids)) for request in requests])
         start(requests)
 
-    session._engine.start = notes
-    while not session._death:
-        session._turn()
-    holdings = session._holdings
+    session.engine.start = notes
+    session.claim()
+    while not session.state.death:
+        session.advance()
+    holdings = session.state.holdings
     assert holdings.state == "loading"
     assert not holdings.in_flight
     assert list(holdings.waiting) == list(holdings.held)
     began = [response for response, held in holdings.held.items() if held.token_ids]
     assert len(began) > 1
-    session._turn()
+    while not holdings.in_flight:
+        session.advance()
+    session.advance()
     assert [response for response, _ in started[-1][: len(began)]] == began
     assert sum(length for _, length in started[-1]) > 0
 
@@ -203,7 +205,7 @@ def test_what_the_engine_had_in_its_hands_when_it_died_is_free_before_it_is_rest
     """An exception that is kept keeps the frames it passed through, and their tensors on the device."""
     session = a_session(MemoryStore(), 0, engine=partial(Heavy, deaths=[4]), engine_restarts_max=1)
     live(session)
-    assert session._engine.calls.count("restart") == 1
+    assert session.engine.calls.count("restart") == 1
 
 
 def test_other_errors_of_an_engine_are_not_worth_a_restart():
@@ -212,10 +214,10 @@ def test_other_errors_of_an_engine_are_not_worth_a_restart():
     def fails():
         raise EngineError("log-prob nan")
 
-    session._engine.step = fails
+    session.engine.step = fails
     with pytest.raises(EngineError, match=r"^log-prob nan$"):
         live(session)
-    assert "restart" not in session._engine.calls
+    assert "restart" not in session.engine.calls
 
 
 @pytest.mark.parametrize("restarts_max", [0, 5])
@@ -225,7 +227,7 @@ def test_a_notice_while_the_engine_is_dead_hands_everything_over(restarts_max):
     deaths = [5, 0, 0, 0, 0] if restarts_max else []
 
     def told():
-        calls = victim._engine.calls
+        calls = victim.engine.calls
         return calls.count("restart") == 2 if restarts_max else calls.count("step") == 4
 
     victim = mortal_session(
@@ -233,7 +235,7 @@ def test_a_notice_while_the_engine_is_dead_hands_everything_over(restarts_max):
     )
     with pytest.raises(Preempted):
         live(victim)
-    assert victim._engine.dead
+    assert victim.engine.dead
     assert alive(store, victim).state == "gone"
     successor = a_session(store, 0)
     successor.claim()
@@ -243,18 +245,18 @@ def test_a_notice_while_the_engine_is_dead_hands_everything_over(restarts_max):
 def test_when_the_iteration_is_closed_over_a_dead_engine_it_leaves_without_touching_it():
     store = MemoryStore()
     member = mortal_session(store, 0, [5, *[0] * 99], restarts_max=100, flush_interval_s=1.0, idle_timeout_s=9.0)
-    restart = member._engine.restart
+    restart = member.engine.restart
 
     def closes():
-        member._clock.sleep(2.0)
+        member.clock.sleep(2.0)
         if not store.list(layout.closed(0)):
             store.create(layout.closed(0), records.encode(ClosedRecord(iteration=0, reason="done")))
         restart()
 
-    member._engine.restart = closes
+    member.engine.restart = closes
     outcome = live(member)
     assert outcome.engine_died
-    assert 1 <= member._engine.calls.count("restart") < 5
+    assert 1 <= member.engine.calls.count("restart") < 5
 
 
 @pytest.mark.slow
@@ -262,27 +264,38 @@ def test_an_engine_that_dies_of_being_told_to_forget_is_restarted_like_any_other
     store = MemoryStore()
     session = mortal_session(store, 0, [], flush_interval_s=1.0, abort_kills=True)
     session.claim()
-    for _ in range(5):
-        session._turn()
-    session.hand_over(sorted(session._holdings.in_flight)[:2])
-    assert session._engine.dead
-    assert not session._holdings.in_flight
-    session._engine.abort_kills = False
+    while session.engine.calls.count("step") < 4:
+        session.advance()
+    session.hand_over(sorted(session.state.holdings.in_flight)[:2])
+    session.advance()
+    assert session.engine.dead
+    session.advance()
+    assert not session.state.holdings.in_flight
+    session.engine.abort_kills = False
     live(session)
     live(a_session(store, 1))
     assert responses(store) == EXPECTED
-    assert session._engine.returned == session.outcome().tokens_generated
+    # Of the step before, the tokens of what was handed over were not kept.
+    assert 0 <= session.engine.returned - session.outcome().tokens_generated <= 2
 
 
 @pytest.mark.slow
-def test_with_the_housekeeping_thread_it_is_the_same():
+def test_in_two_threads_it_is_the_same():
     store = MemoryStore()
-    session = mortal_session(store, 0, [4, 3, 6], clock=SystemClock(), background=True, flush_interval_s=0.05)
-    session._engine._step_time_s = lambda _: 0.01
+    engine = Mortal(10**9, deaths=[4, 3, 6], clock=SystemClock(), step_time_s=lambda _: 0.01)
+    session = a_session(
+        store,
+        0,
+        engine=lambda *_, **__: engine,
+        engine_restarts_max=RESTARTS_MAX,
+        clock=SystemClock(),
+        in_threads=True,
+        flush_interval_s=0.05,
+    )
     live(session)
     live(a_session(store, 1))
     assert responses(store) == EXPECTED
-    assert session._engine.returned == WHOLE
+    assert engine.returned == WHOLE
 
 
 class Bursts(DiesAfter):
@@ -310,5 +323,5 @@ def test_tokens_that_come_in_bursts_are_journalled_and_timed_as_if_they_came_one
     for session in sessions:
         live(session)
     assert responses(store) == EXPECTED
-    speed = sessions[0]._rate.per_response(IN_FLIGHT)[IN_FLIGHT]
+    speed = sessions[0].state.rate.per_response(IN_FLIGHT)[IN_FLIGHT]
     assert 0.5 < speed < 1.5  # the scripted engine takes 1 s for a token of each

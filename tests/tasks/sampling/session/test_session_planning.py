@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from storage import layout, records
 from storage.assembly import JournalReader
 from storage.clock import ManualClock
-from storage.journal import JournalWriter
 from storage.memory import MemoryStore
 from storage.records import JOINED_POOL, TRAIN_POOL, AliveRecord, SlotPlan
 from storage.shard import Finish
 from tasks.sampling.engines.scripted_engine import ScriptedEngine
 from tasks.sampling.session.claimant import Claimant
 from tasks.sampling.session.member import session_config
-from tests.sessions import EXPECTED, IN_FLIGHT, Killed, a_plan, a_session, live, responses, side_by_side
+from tests.journals import Writer
+from tests.sessions import EXPECTED, IN_FLIGHT, InTurns, Killed, a_plan, a_session, live, responses, side_by_side
 from tests.small_run import config
 
 HELPS_S = 1e6
@@ -36,13 +36,13 @@ def beat(store, session):
 
 def batches(session):
     """Of every step from now on: how many are decoded, and how many of the slot's own are held."""
-    seen, step = [], session._engine.step
+    seen, step, holdings = [], session.engine.step, session.state.holdings
 
     def counted():
-        seen.append((len(session._holdings.in_flight), len(session._holdings.own & session._holdings.held.keys())))
+        seen.append((len(holdings.in_flight), len(holdings.own & holdings.held.keys())))
         return step()
 
-    session._engine.step = counted
+    session.engine.step = counted
     return seen
 
 
@@ -70,24 +70,25 @@ def test_an_isolated_member_is_not_refilled_from_the_living():
     other = a_session(store, 1, clock=clock, plan=plan, flush_interval_s=1.0)
     tail.claim()
     other.claim()
-    tail._turn()
-    other._turn()
-    other._books.announce()
-    tail._books.look()
-    tail._books.announce()
-    assert (len(tail._holdings.in_flight), beat(store, tail).room) == (3, 1)
+    for member in (tail, other, tail, other, tail, other):
+        member.advance()
+    clock.sleep(1.0)
+    other.keep()
+    tail.keep()
+    assert (len(tail.state.holdings.in_flight), beat(store, tail).room) == (3, 1)
     assert beat(store, other).waiting == 8
-    assert not tail._books.inbox
-    tail._holdings.batch_max = None
-    tail._books.look()
-    assert tail._books.inbox
+    assert not tail.state.holdings.waiting
+    tail.state.holdings.batch_max = None
+    clock.sleep(1.0)
+    other.keep()
+    tail.keep()
+    assert tail.state.holdings.waiting
 
 
 def test_to_save_machine_time_it_leaves_the_living_alone_and_goes_at_once():
     store, clock = MemoryStore(), ManualClock()
     quick, slow = (a_session(store, slot, clock=clock, **SAVES) for slot in range(2))
-    for response in list(quick._holdings.own)[1:]:
-        quick._holdings.own -= {response}
+    quick.state.holdings.own = frozenset(list(quick.state.holdings.own)[:1])
     left = side_by_side(quick, slow)
     assert len(left) == 2
     assert responses(store) == EXPECTED
@@ -137,7 +138,7 @@ def test_the_last_responses_are_handed_to_members_with_room_and_the_member_leave
 def test_only_what_fits_in_the_rooms_of_others_is_handed_over():
     store, members = cutters(0.2)
     for member in members:
-        member._engine._max_in_flight = 3  # and each has five to nine
+        member.state.engine_max = 3  # and each has five to nine
     side_by_side(*members)
     assert responses(store) == EXPECTED
     book = JournalReader(store, a_plan()).book
@@ -150,38 +151,44 @@ def test_what_nobody_takes_it_takes_back_after_the_ttl_and_does_not_cut_again():
     other.claim()
     cutter.claim()
     turns = 0
-    while cutter._books._cut_at_s is None:
+    while not cutter.state.has_cut:
         turns += 1
-        assert turns < 200
-        cutter._turn()
+        assert turns < 400
+        cutter.advance()
         # It lives, says that it has room and much to do, and takes nothing.
-        other._books._holdings.state = "working"
-        other._books._holdings.waiting.clear()
-        other._books.announce()
-    held = set(cutter._holdings.released)
+        other.state.holdings.state = "working"
+        other.state.holdings.waiting.clear()
+        other.beat()
+    held = set(cutter.state.holdings.released)
     assert held
-    assert not cutter._holdings.held
-    began_s = cutter._clock.monotonic()
-    while not cutter._holdings.held:
-        assert cutter._clock.monotonic() < began_s + 60
-        assert not cutter._is_done()
-        other._books.announce()
-        cutter._turn()
-    assert cutter._clock.monotonic() - began_s >= cutter._config.claim_ttl_s
-    cutter._turn()
-    assert set(cutter._holdings.held) <= held
-    while not cutter._is_done():
-        other._books.announce()
-        cutter._turn()
-    assert cutter._holdings.ended.keys() >= held
-    assert not cutter._books.cut_due
+    assert not cutter.state.holdings.held
+    began_s = cutter.clock.monotonic()
+    while not cutter.state.holdings.held:
+        assert cutter.clock.monotonic() < began_s + 60
+        other.beat()
+        assert cutter.advance()
+        InTurns.pass_time([cutter])
+    assert cutter.clock.monotonic() - began_s >= 4.0  # claim_ttl_s
+    assert set(cutter.state.holdings.held) <= held
+    while cutter.advance():
+        other.beat()
+        InTurns.pass_time([cutter])
+    assert cutter.state.holdings.ended.keys() >= held
+    assert not cutter.state.cut_due
 
 
 def test_the_crew_stays_as_long_as_the_trainers_machine_has_something_to_hand_over():
     plan = planned(1, pool=TRAIN_POOL)
     store, clock = MemoryStore(), ManualClock()
-    seeding = a_session(store, 1, clock=clock, plan=plan, flush_interval_s=1.0, time_limit_s=70.0)
-    seeding._engine._step_time_s = lambda _: 8.0  # so slowly that the other is done before
+    seeding = a_session(
+        store,
+        1,
+        clock=clock,
+        plan=plan,
+        flush_interval_s=1.0,
+        time_limit_s=70.0,
+        step_time_s=lambda _: 8.0,  # so slowly that the other is done before
+    )
     member = a_session(store, 0, clock=clock, plan=plan, flush_interval_s=1.0, objective="gpu_seconds")
     left = side_by_side(seeding, member)
     assert left == [seeding.incarnation, member.incarnation]
@@ -257,7 +264,7 @@ def test_only_the_plans_own_crew_leaves_for_the_sake_of_its_machines_time(tmp_pa
 
 def end(store, *responses):
     """The member from outside journals the ends of responses; given with the epochs of its claims."""
-    writer = JournalWriter(store, 0, "00002-a", 0)
+    writer = Writer(store, 0, "00002-a", 0)
     for response, epoch in responses:
         writer.append(response, epoch, 0, (5, 0), (-1.0, -1.0), Finish.STOP)
     writer.flush()

@@ -1,0 +1,250 @@
+"""What a member's state machine asks for (actions), and what it is told (events).
+
+A member does two things side by side. The DECODE lane drives the engine; the STORAGE lane writes and reads the journal,
+claims and heartbeats. Each lane performs one action at a time.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from storage.journal import PendingRows
+from storage.records import AliveRecord
+from tasks.planning.rebalance import Holder, Transfer
+from tasks.sampling.engines.engine import TokenDelta
+from tasks.sampling.session.heartbeat import Vitals
+
+
+class Lane(Enum):
+    """The two sequences of actions that a member performs side by side."""
+
+    DECODE = "decode"
+    STORAGE = "storage"
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A response to extend from the end of `prefix`, under a claim of `epoch`."""
+
+    response: int
+    epoch: int
+    prefix: tuple[int, ...]
+
+
+# Actions of either lane.
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """Wait until this moment of the member's monotonic clock, or until the lane is woken."""
+
+    until_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """End the rest of a lane, or its next one if it does not rest now. It has no result."""
+
+    lane: Lane
+
+
+@dataclass(frozen=True, slots=True)
+class WriteShard:
+    """Write these tokens as the next shard, after what an earlier write may have left unwritten."""
+
+    pending: PendingRows
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """Overwrite the heartbeat."""
+
+    vitals: Vitals
+
+
+# Actions of the decode lane.
+
+
+@dataclass(frozen=True, slots=True)
+class LoadWeights:
+    """Give the engine the plan's weights. Result: whether they were loaded, or waiting for them became useless."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestartEngine:
+    """Start the engine again after it died."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartResponses:
+    """Admit responses to the engine, each with the tokens that it has so far."""
+
+    responses: tuple[tuple[int, tuple[int, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeStep:
+    """Wait for new tokens. Result: Decoded."""
+
+
+@dataclass(frozen=True, slots=True)
+class AbortResponses:
+    """Have the engine forget responses."""
+
+    responses: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """The new tokens, and how long the engine took for them."""
+
+    deltas: list[TokenDelta]
+    took_s: float
+
+
+# Actions of the storage lane.
+
+
+@dataclass(frozen=True, slots=True)
+class ReadClosed:
+    """Result: whether the iteration is closed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimSlot:
+    """Claim what the slot's earlier incarnations hold, and what is unclaimed in its unit. Result: tuple of Work."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeClaims:
+    """Read new claims on the units of these responses."""
+
+    responses: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadClaims:
+    """Read all new claims."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOwnUnit:
+    """Result: whether the responses have ended that the slot is responsible for (Claimant.own_unit_ended)."""
+
+    cuts: bool
+    has_cut: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LookAround:
+    """Read heartbeats of other members. Result: Seen. The fields are those of Claimant.look."""
+
+    known: Mapping[int, int]
+    running: int
+    released: int
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """Claim the responses of a transfer. Result: tuple of Work, empty if another member came first."""
+
+    transfer: Transfer
+
+
+@dataclass(frozen=True, slots=True)
+class AskEnough:
+    """Result: whether a member with a time limit may leave once that has passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a look shows.
+
+    stray: responses that an earlier, failed action claimed; if there are any, nothing else was looked at. holders: the
+    members that may hold unfinished responses, by incarnation. unclaimed: how many responses have no claim.
+    nothing_left: every response of the plan was seen to have ended. working: the heartbeats of other crew members that
+    decode.
+    """
+
+    stray: tuple[Work, ...] = ()
+    holders: Mapping[str, Holder] = ()  # type: ignore[assignment]
+    unclaimed: int = 0
+    nothing_left: bool = False
+    working: tuple[AliveRecord, ...] = ()
+
+
+Action = (
+    Rest
+    | Wake
+    | WriteShard
+    | Beat
+    | LoadWeights
+    | RestartEngine
+    | StartResponses
+    | DecodeStep
+    | AbortResponses
+    | ReadClosed
+    | ClaimSlot
+    | ProbeClaims
+    | ReadClaims
+    | ReadOwnUnit
+    | LookAround
+    | Take
+    | AskEnough
+)
+
+
+# Events. `now_s` and `wall_s` are the member's monotonic clock and its machine's wall clock.
+
+
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """The claims as read so far: the responses that the member holds, with epochs, and how many claims it has made.
+
+    recovered: how many journalled tokens it found in the responses that it claimed.
+    """
+
+    owned: Mapping[int, int]
+    made: int
+    recovered: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """A lane has performed its action, or begins (result None). claims: what it read of them; None: nothing new."""
+
+    lane: Lane
+    now_s: float
+    wall_s: float = 0.0
+    result: Any = None
+    claims: Claims | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """A lane's action raised `error`; claims: as in Done."""
+
+    lane: Lane
+    now_s: float
+    wall_s: float = 0.0
+    error: Exception
+    claims: Claims | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noticed:
+    """The machine is wanted back."""
+
+    now_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandOver:
+    """Others are to have these responses; those that the member does not hold are ignored."""
+
+    now_s: float
+    responses: tuple[int, ...]
+
+
+Event = Done | Failed | Noticed | HandOver

@@ -1,0 +1,138 @@
+"""The decode lane: what a member does with its engine, from its start until it has left.
+
+A generator of actions, which is sent the result of each. What the storage lane reads meanwhile is in the state at the
+next turn, so the engine never waits for storage.
+"""
+
+import logging
+from collections.abc import Generator
+from contextlib import suppress
+from typing import Any
+
+from storage.store import StorageError, StoreUnavailable
+from tasks.sampling.engines.engine import EngineDied
+from tasks.sampling.session.actions import (
+    AbortResponses,
+    Action,
+    Beat,
+    Decoded,
+    DecodeStep,
+    Lane,
+    LoadWeights,
+    Rest,
+    RestartEngine,
+    StartResponses,
+    WriteShard,
+)
+from tasks.sampling.session.session_outcome import Preempted
+from tasks.sampling.session.state import State
+
+log = logging.getLogger(__name__)
+# The longest rest while nothing is in flight, so that a notice is seen in time.
+IDLE_POLL_S = 0.25
+LEAVING_TIME_LIMIT_S = 60.0
+Steps = Generator[Action, Any, None]
+
+
+def decode_lane(state: State) -> Steps:
+    """Decode until the member is done, then leave.
+
+    Raises Preempted after a notice, EngineDied when the engine dies after engine_restarts_max restarts, and what ended
+    the storage lane. Before any of them, tokens are flushed and held responses are free for others, if the store works.
+    """
+    try:
+        while not (state.noticed or state.is_done()):
+            state.raise_error()
+            yield from _turn(state)
+    except Exception:
+        # The tokens that a failed engine has returned are good.
+        with suppress(StorageError):
+            yield from _leave(state)
+        raise
+    try:
+        yield from _leave(state)
+    except StorageError as error:
+        if not state.noticed:
+            raise
+        log.warning("slot %d: not everything could be handed over in time: %s", state.config.slot, error)
+    if state.noticed:
+        raise Preempted
+
+
+def _turn(state: State) -> Steps:
+    """Do what is next with the engine, or rest if there is nothing to decode."""
+    holdings = state.holdings
+    if state.cut_due:
+        state.cut()
+    try:
+        if holdings.forgotten:
+            yield from _abort(state)
+        elif holdings.waiting and (holdings.state == "loading" or state.death is not None):
+            yield from _load(state)
+        elif responses := holdings.admit(state.engine_max):
+            yield from _start(state, responses)
+        elif holdings.in_flight:
+            batch = len(holdings.in_flight)
+            decoded: Decoded = yield DecodeStep()
+            state.rate.record(batch, decoded.took_s, sum(len(delta.token_ids) for delta in decoded.deltas))
+            for delta in decoded.deltas:
+                holdings.record(delta)
+        else:
+            yield Rest(state.now_s + min(IDLE_POLL_S, state.wake_interval_s))
+    except EngineDied as error:
+        state.begin_again(error)
+
+
+def _load(state: State) -> Steps:
+    """Give the engine the weights, after a restart if it is dead."""
+    if state.death is not None:
+        state.restarts += 1
+        yield RestartEngine()
+        state.death = None
+    elif (yield LoadWeights()):
+        state.note_loaded()
+
+
+def _start(state: State, responses: list[int]) -> Steps:
+    holdings = state.holdings
+    try:
+        yield StartResponses(tuple((response, tuple(holdings.held[response].token_ids)) for response in responses))
+    except Exception:
+        # The engine has not admitted them, so there is nothing to abort.
+        holdings.in_flight.difference_update(responses)
+        raise
+
+
+def _abort(state: State) -> Steps:
+    """Have the engine forget what is not to be extended any more."""
+    forgotten = tuple(sorted(state.holdings.forgotten))
+    yield AbortResponses(forgotten)
+    state.holdings.forgotten.difference_update(forgotten)
+
+
+def _leave(state: State) -> Steps:
+    """Write everything and release what is still held: the state "gone" lets others claim it without waiting.
+
+    The first write does not wait for what the storage lane is doing: tokens are safe as early as possible.
+    """
+    state.leaving = True
+    holdings = state.holdings
+    holdings.stop_decoding()
+    if holdings.forgotten and state.death is None:
+        with suppress(EngineDied):
+            yield from _abort(state)
+    if state.closed:
+        holdings.let_go(list(holdings.held))
+    if not isinstance(state.doing.get(Lane.STORAGE), WriteShard):
+        yield WriteShard(holdings.take_pending())
+    limit_s = state.now_s + LEAVING_TIME_LIMIT_S
+    while Lane.STORAGE in state.doing:
+        if state.now_s >= limit_s:
+            raise StoreUnavailable(f"a request did not end within {LEAVING_TIME_LIMIT_S:.0f} s")
+        yield Rest(limit_s)
+    if not state.announced:
+        return
+    yield WriteShard(holdings.take_pending())
+    state.ends_journalled = holdings.ends
+    holdings.state = "gone"
+    yield Beat(state.vitals())

@@ -1,0 +1,185 @@
+"""Performer: does what a state machine asks for, with a store, an engine and a clock.
+
+Actions of one lane are performed one after another; those of the two lanes may be performed by two threads.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from storage.clock import Clock
+from storage.journal import JournalWriter
+from storage.prompt_table import PromptRow
+from storage.records import PlanRecord
+from storage.store import ObjectStore
+from tasks.sampling.engines.engine import Engine, GenerationRequest, noise_key
+from tasks.sampling.session.actions import (
+    AbortResponses,
+    Action,
+    AskEnough,
+    Beat,
+    Claims,
+    ClaimSlot,
+    Decoded,
+    DecodeStep,
+    Done,
+    Event,
+    Failed,
+    Lane,
+    LoadWeights,
+    LookAround,
+    ProbeClaims,
+    ReadClaims,
+    ReadClosed,
+    ReadOwnUnit,
+    RestartEngine,
+    StartResponses,
+    Take,
+    WriteShard,
+)
+from tasks.sampling.session.claimant import Claimant
+from tasks.sampling.session.heartbeat import Heartbeat
+from tasks.sampling.session.session_config import SessionConfig
+
+Load = Callable[[Engine, Callable[[], None]], None]
+
+
+class WaitIsUseless(Exception):  # noqa: N818 - not an error
+    """There is nothing to load weights for any more."""
+
+
+class Performer:
+    """The store, engine and clock of one incarnation."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        plan: PlanRecord,
+        incarnation: str,
+        *,
+        prompts: Sequence[PromptRow],
+        engine: Engine,
+        load: Load,
+        config: SessionConfig,
+        clock: Clock,
+        enough: Callable[[], bool] | None,
+        is_useless: Callable[[], bool],
+    ) -> None:
+        """load, enough: see Session. is_useless: whether waiting for weights has become useless."""
+        self._plan = plan
+        self._prompts = prompts
+        self._engine = engine
+        self._load = load
+        self._clock = clock
+        self._enough = enough
+        self._is_useless = is_useless
+        self._claimant = Claimant(
+            store,
+            plan,
+            incarnation=incarnation,
+            slot=config.slot,
+            claim_ttl_s=config.claim_ttl_s,
+            clock=clock,
+            parallel_reads=config.parallel_reads,
+        )
+        self._writer = JournalWriter(store, plan.iteration, incarnation, plan.weight_version)
+        self._heartbeat = Heartbeat(store, plan.iteration, incarnation, engine, config, clock)
+        self._claims_told: tuple[int, int] | None = None
+
+    def perform(self, lane: Lane, action: Action) -> Event:
+        """Perform an action other than Rest and Wake; returns what came of it."""
+        try:
+            result = self._engine_action(action) if lane is Lane.DECODE else self._storage_action(action)
+        except Exception as error:  # noqa: BLE001 - the state machine decides what follows from any error
+            return Failed(
+                lane=lane,
+                now_s=self._clock.monotonic(),
+                wall_s=self._clock.wall(),
+                error=error,
+                claims=self._news(lane),
+            )
+        return Done(
+            lane=lane, now_s=self._clock.monotonic(), wall_s=self._clock.wall(), result=result, claims=self._news(lane)
+        )
+
+    def _engine_action(self, action: Action) -> Any:
+        match action:
+            case LoadWeights():
+                return self._loaded()
+            case RestartEngine():
+                return self._engine.restart()
+            case StartResponses(responses):
+                return self._engine.start([self._request(*response) for response in responses])
+            case DecodeStep():
+                began_s = self._clock.monotonic()
+                deltas = self._engine.step()
+                return Decoded(deltas, self._clock.monotonic() - began_s)
+            case AbortResponses(responses):
+                return self._engine.abort(responses)
+            case _:
+                return self._write(action)
+
+    def _storage_action(self, action: Action) -> Any:
+        claimant = self._claimant
+        result: Any = None
+        match action:
+            case ReadClosed():
+                result = claimant.closed()
+            case ClaimSlot():
+                result = claimant.take_own_slot()
+            case ProbeClaims(responses):
+                result = claimant.probe(responses)
+            case ReadClaims():
+                claimant.refresh()
+            case ReadOwnUnit(cuts, has_cut):
+                result = claimant.own_unit_ended(cuts=cuts, has_cut=has_cut)
+            case LookAround(known, running, released):
+                result = claimant.look(known, running=running, released=released)
+            case Take(transfer):
+                result = claimant.take(transfer)
+            case AskEnough():
+                result = self._enough is None or self._enough()
+            case _:
+                result = self._write(action)
+        return result
+
+    def _write(self, action: Action) -> Any:
+        """The actions of both lanes: a member that leaves writes from the decode lane."""
+        match action:
+            case WriteShard(pending):
+                return self._writer.write(pending)
+            case Beat(vitals):
+                return self._heartbeat.beat(vitals)
+            case _:
+                raise TypeError(f"no action of this lane: {action}")
+
+    def _news(self, lane: Lane) -> Claims | None:
+        """The claims as read so far, if the storage lane has read any since it was last asked."""
+        if lane is not Lane.STORAGE:
+            return None
+        told = (self._claimant.version, self._claimant.tokens_recovered)
+        if told == self._claims_told:
+            return None
+        self._claims_told = told
+        return Claims(self._claimant.owned(), self._claimant.claims_made(), self._claimant.tokens_recovered)
+
+    def _loaded(self) -> bool:
+        try:
+            self._load(self._engine, self._heed)
+        except WaitIsUseless:
+            return False
+        return True
+
+    def _heed(self) -> None:
+        if self._is_useless():
+            raise WaitIsUseless
+
+    def _request(self, response: int, token_ids: tuple[int, ...]) -> GenerationRequest:
+        group = response // self._plan.num_generations
+        return GenerationRequest(
+            response,
+            group,
+            self._prompts[group].token_ids,
+            token_ids,
+            noise_key(self._plan.run_seed, self._plan.iteration, response),
+            self._plan.sampling,
+        )

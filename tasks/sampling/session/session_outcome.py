@@ -1,0 +1,23 @@
+"""How a session ends."""
+
+from dataclasses import dataclass
+
+
+class Preempted(Exception):  # noqa: N818 - not an error: the machine is taken away, and all tokens are journalled
+    """A notice came; all tokens are flushed, and other members may claim all held responses at once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionOutcome:
+    """What an incarnation did. engine_died: the engine is dead and must be restarted before it is used again."""
+
+    incarnation: str
+    tokens_generated: int
+    tokens_recovered: int
+    responses_finished: int
+    engine_died: bool = False
+
+    @classmethod
+    def of_nothing(cls) -> "SessionOutcome":
+        """The outcome of a process that found nothing to do and claimed nothing."""
+        return cls(incarnation="", tokens_generated=0, tokens_recovered=0, responses_finished=0)

@@ -1,0 +1,269 @@
+"""State: what one incarnation knows, and the rules that say when it writes, looks for work, cuts and leaves.
+
+It holds no store, engine, clock or thread. The state machine keeps `now_s` and `wall_s` up to date.
+"""
+
+import logging
+import math
+
+from storage.records import PlanRecord
+from tasks.planning.decode_rate import DecodeRate
+from tasks.planning.rebalance import Seeker, should_cut
+from tasks.sampling.engines.engine import EngineDied
+from tasks.sampling.session.actions import Action, Claims, Lane, Seen, Work
+from tasks.sampling.session.heartbeat import Vitals
+from tasks.sampling.session.holdings import Holdings
+from tasks.sampling.session.session_config import SessionConfig
+from tasks.sampling.session.session_outcome import SessionOutcome
+
+log = logging.getLogger(__name__)
+
+
+class State:
+    """An incarnation that has claimed nothing yet, at `now_s`.
+
+    engine_max: the most responses that the engine decodes together. enough: whether the member may leave once its time
+    limit has passed; None: always. death: why the engine is dead, as text, because an exception would keep the memory
+    of its frames alive; None: it lives.
+    """
+
+    def __init__(
+        self,
+        plan: PlanRecord,
+        incarnation: str,
+        config: SessionConfig,
+        *,
+        engine_max: int,
+        asks_enough: bool,
+        death: str | None,
+        now_s: float,
+    ) -> None:
+        self.incarnation = incarnation
+        self.config = config
+        self.engine_max = engine_max
+        self.now_s, self.wall_s = now_s, 0.0
+        place = plan.slots[config.slot] if config.slot < len(plan.slots) else None
+        own = frozenset(plan.responses_of(config.slot)) if place else frozenset[int]()
+        self.holdings = Holdings(own=own, batch_max=place.batch_max if place else None)
+        self.rate = DecodeRate()
+        self.death = death
+        self.restarts = 0
+        # What each lane does now; a lane that has not begun, or has ended, is missing.
+        self.doing: dict[Lane, Action] = {}
+        self.working_at_s: float | None = None
+
+        # What was read of the run.
+        self.claims = Claims(owned={}, made=0, recovered=0)
+        self.claims_handed_out = 0
+        self.announced = self.claimed = self.closed = False
+        self.asks_enough = asks_enough
+        self.enough = not asks_enough
+        self.nothing_left = False
+
+        # The end.
+        self.noticed = self.leaving = False
+        self.error: Exception | None = None
+        self.helps_only = place is None
+        self.may_always_go = self.helps_only or config.time_limit_s is not None
+        self.own_ended = self.may_always_go
+        self._ends_s = math.inf if config.time_limit_s is None else now_s + config.time_limit_s
+        self._idle_since_s: float | None = None
+        self._wants_cut = False
+        self._cut_at_s: float | None = None
+
+        # The storage lane's duties.
+        self.wake_interval_s = min(config.flush_interval_s, config.heartbeat_interval_s)
+        self.next_flush_s = now_s + config.flush_interval_s
+        self.next_beat_s = now_s + config.heartbeat_interval_s
+        self.next_look_s = now_s
+        self.is_hastened = self.is_looking = False
+        self.looks_asked = self.looks_answered = 0
+        self.ends_journalled = 0
+        self.released_journalled: dict[int, int] = {}
+
+    # The storage lane.
+
+    def hasten(self) -> None:
+        """Have a flush, a heartbeat and a look done now, because there is news or nothing left to do."""
+        self.looks_asked += 1
+        self.next_flush_s = self.next_beat_s = self.next_look_s = self.now_s
+        self.is_hastened = True
+
+    def see(self, claims: Claims) -> None:
+        """Let go of what other members have claimed: new tokens for it do not count."""
+        self.claims = claims
+        if lost := self.holdings.see(claims.owned):
+            log.info("slot %d: %d responses were claimed by another member", self.config.slot, lost)
+
+    def take(self, work: tuple[Work, ...]) -> None:
+        """Hold the responses just claimed; from now on the heartbeat's load covers every claim made so far."""
+        for item in work:
+            self.holdings.take(item)
+        self.claims_handed_out = self.claims.made
+
+    def room(self) -> int:
+        """How many more responses could start now; none while held ones wait here, or released ones wait for takers."""
+        if self.holdings.waiting or self.awaits_takers():
+            return 0
+        return max(0, self.holdings.batch_limit(self.engine_max) - len(self.holdings.in_flight))
+
+    def vitals(self) -> Vitals:
+        """The heartbeat of this moment."""
+        holdings = self.holdings
+        unjournalled = holdings.ends - self.ends_journalled
+        return Vitals(
+            state=holdings.state,
+            tokens_generated=holdings.generated,
+            tokens_recovered=self.claims.recovered,
+            responses_finished=len(holdings.ended),
+            claims=self.claims_handed_out,
+            unfinished=len(holdings.held) + len(holdings.released) + unjournalled,
+            running=len(holdings.in_flight),
+            waiting=len(holdings.waiting),
+            released=len(self.released_journalled.items() & holdings.released.items()),
+            plateau=self.rate.plateau(),
+            room=self.room(),
+            working_at_s=self.working_at_s,
+            decode_s=self.rate.total_s,
+            step_s=self.rate.points(),
+        )
+
+    @property
+    def cuts(self) -> bool:
+        """Whether the member hands its last responses over and leaves, when other members have room."""
+        return self.config.cut_share is not None
+
+    @property
+    def has_cut(self) -> bool:
+        return self._cut_at_s is not None
+
+    def wants_work(self) -> bool:
+        """Whether a look is to take responses, by what the member still holds and what its slot is responsible for."""
+        holdings = self.holdings
+        is_free = self.own_ended and not holdings.released
+        if self.has_cut and (self.awaits_takers() or is_free):
+            return False
+        helps = self.config.idle_timeout_s > 0 or self.helps_only
+        return helps or not (holdings.held or is_free)
+
+    def seeker(self) -> Seeker:
+        """This member, as rebalancing sees it."""
+        return Seeker(
+            room=self.room(),
+            running=len(self.holdings.in_flight),
+            loaded=self.holdings.state == "working",
+            tokens_per_s=self.rate.per_response(self.engine_max),
+            free_only=self.config.objective == "gpu_seconds" or self.holdings.is_isolated,
+        )
+
+    def released_count(self) -> int:
+        """How many journalled releases no other member has claimed."""
+        return len(self.released_journalled.items() & dict(self.claims.owned).items())
+
+    def note_look(self, seen: Seen, *, found_work: bool) -> None:
+        """Draw the conclusions of a look that has ended."""
+        self.nothing_left = seen.nothing_left
+        self._wants_cut = not found_work and self._should_cut(seen)
+
+    # The decode lane.
+
+    def is_done(self) -> bool:
+        """Whether the member leaves now. If not, and it holds nothing, its waiting time begins or goes on."""
+        if self.closed or (self.claimed and self.now_s >= self._ends_s and self.enough):
+            return True
+        if not self.claimed:
+            return False
+        if self.holdings.held:
+            self._idle_since_s = None
+            return False
+        if self._idle_since_s is None:
+            self._idle_since_s = self.now_s
+            self.hasten()
+        return self._may_leave(self.now_s - self._idle_since_s)
+
+    def _may_leave(self, idle_s: float) -> bool:
+        """Whether a member that has held nothing for `idle_s` may leave."""
+        waits_s = 0.0 if self.config.objective == "gpu_seconds" else self.config.idle_timeout_s
+        impatient = idle_s >= waits_s and self.own_ended
+        # A look has shown, after the last end, what other members have claimed; none that may bring work is under way.
+        looked = self.looks_answered == self.looks_asked and not self.is_looking
+        return looked and not self.holdings.released and (self.nothing_left or impatient)
+
+    @property
+    def is_useless(self) -> bool:
+        """Whether it is useless to wait for weights, because the member leaves anyway."""
+        return self.noticed or self.closed or self.error is not None
+
+    def raise_error(self) -> None:
+        """Raise what ended the storage lane, if anything did."""
+        if self.error is not None:
+            raise self.error
+
+    @property
+    def cut_due(self) -> bool:
+        """Whether everything held is to be released; at most once per session."""
+        return self._wants_cut and not self.has_cut
+
+    def cut(self) -> None:
+        """Release everything held: other members have room for it, and this machine is no longer worth its price."""
+        log.info("slot %d: handing over its last %d responses", self.config.slot, len(self.holdings.held))
+        self.hand_over(tuple(self.holdings.held))
+        self._cut_at_s = self.now_s
+        self.hasten()
+
+    def hand_over(self, responses: tuple[int, ...]) -> None:
+        """Release these responses for other members, once their tokens are journalled."""
+        for response in responses:
+            if response in self.holdings.held:
+                self.holdings.release(response)
+
+    def awaits_takers(self) -> bool:
+        """Whether other members still have time to take what was released in a cut."""
+        if self._cut_at_s is None or not self.holdings.released:
+            return False
+        return self.now_s - self._cut_at_s < self.config.claim_ttl_s
+
+    def note_loaded(self) -> None:
+        """Note that the engine has the weights."""
+        self.holdings.state = "working"
+        if self.working_at_s is None:
+            self.working_at_s = self.wall_s
+        self.hasten()
+
+    def begin_again(self, error: EngineDied) -> None:
+        """Queue the responses of a dead engine again; raises EngineDied after engine_restarts_max restarts."""
+        self.death = " ".join(str(error).split())
+        self.holdings.begin_again()
+        tried = f"{self.restarts} of {self.config.engine_restarts_max} restarts tried"
+        log.warning("slot %d: the engine died, %s: %s", self.config.slot, tried, self.death)
+        if self.restarts >= self.config.engine_restarts_max:
+            raise EngineDied(f"the engine died, {tried}: {self.death}") from error
+        self.hasten()
+
+    def outcome(self) -> SessionOutcome:
+        return SessionOutcome(
+            incarnation=self.incarnation,
+            tokens_generated=self.holdings.generated,
+            tokens_recovered=self.claims.recovered,
+            responses_finished=len(self.holdings.ended),
+            engine_died=self.death is not None,
+        )
+
+    def check(self) -> None:
+        """Assert what always holds, as far as it is cheap to see."""
+        self.holdings.check()
+        assert self.ends_journalled <= self.holdings.ends, "more ends were journalled than there are"
+        assert self.looks_answered <= self.looks_asked, "a look was answered that was not asked for"
+        assert self.claims_handed_out <= self.claims.made, "the load covers claims that were not made"
+        assert self.death is None or not self.holdings.in_flight, "a dead engine decodes"
+
+    def _should_cut(self, seen: Seen) -> bool:
+        """Whether the held responses fit into members that hold more; of two members, the one that holds less cuts."""
+        holdings, share = self.holdings, self.config.cut_share
+        if share is None or holdings.state != "working" or holdings.waiting or holdings.released:
+            return False
+        held = set(holdings.held)
+        mine = (len(held), self.incarnation)
+        rooms = [other.room for other in seen.working if (other.unfinished, other.incarnation) > mine]
+        total = len(held | holdings.own | set(holdings.ended))
+        return bool(held) and should_cut(total - len(held), total, len(held), rooms, share)

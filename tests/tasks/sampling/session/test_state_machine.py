@@ -1,0 +1,313 @@
+"""The state machine by itself: events go in, actions come out, and nothing else happens."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storage.memory import MemoryStore
+from storage.store import StoreUnavailable
+from tasks.planning.rebalance import Holder
+from tasks.sampling.engines.engine import EngineDied, EngineError, FinishReason, TokenDelta
+from tasks.sampling.session.actions import (
+    AbortResponses,
+    Beat,
+    Claims,
+    ClaimSlot,
+    Decoded,
+    DecodeStep,
+    Done,
+    Failed,
+    HandOver,
+    Lane,
+    LoadWeights,
+    LookAround,
+    Noticed,
+    ProbeClaims,
+    ReadClaims,
+    ReadClosed,
+    ReadOwnUnit,
+    Rest,
+    RestartEngine,
+    Seen,
+    StartResponses,
+    Take,
+    Wake,
+    Work,
+    WriteShard,
+)
+from tasks.sampling.session.session_config import SessionConfig
+from tasks.sampling.session.session_outcome import Preempted
+from tasks.sampling.session.state_machine import StateMachine
+from tasks.sampling.session.storage_lane import FAILURES_MAX, begins_s
+from tests.sessions import IN_FLIGHT, a_plan, a_session
+
+CONFIG = SessionConfig(
+    slot=0,
+    pool="rollout",
+    host="here",
+    pid=1,
+    flush_interval_s=2.0,
+    heartbeat_interval_s=4.0,
+    claim_ttl_s=12.0,
+    idle_timeout_s=30.0,
+    engine_restarts_max=1,
+)
+OWN = a_plan().responses_of(0)
+
+
+class Told:
+    """A state machine and the moment; `tell` gives it what came of a lane's action, and returns what follows."""
+
+    def __init__(self, config: SessionConfig = CONFIG) -> None:
+        self.machine = StateMachine(
+            a_plan(), "00000-a", config, engine_max=IN_FLIGHT, asks_enough=False, death=None, now_s=0.0
+        )
+        self.now_s = 0.0
+        self.woken = 0
+        self.state = self.machine.state
+
+    def tell(self, lane, result=None, claims=None):
+        return self._step(Done(lane=lane, now_s=self.now_s, result=result, claims=claims))
+
+    def fail(self, lane, error):
+        return self._step(Failed(lane=lane, now_s=self.now_s, error=error))
+
+    def _step(self, event):
+        """The actions but for those that wake the decode lane, which `woken` counts."""
+        actions = self.machine.step(event)
+        others = tuple(action for action in actions if action != Wake(Lane.DECODE))
+        self.woken += len(actions) - len(others)
+        return others
+
+    def claimed(self):
+        """The slot is claimed; the storage lane rests until 2 s, and the decode lane was woken."""
+        assert isinstance(self.tell(Lane.DECODE)[0], Rest)
+        assert self.tell(Lane.STORAGE) == (ReadClosed(),)
+        assert isinstance(self.tell(Lane.STORAGE, False)[0], Beat)
+        assert self.tell(Lane.STORAGE)[0] == ClaimSlot()
+        work = tuple(Work(response, 1, ()) for response in OWN)
+        assert self.tell(Lane.STORAGE, work, Claims(dict.fromkeys(OWN, 1), 1, 0)) == (Rest(2.0),)
+        assert self.woken
+        return self
+
+    def decoding(self):
+        """The engine has the weights and four responses; both lanes work."""
+        assert self.tell(Lane.DECODE) == (LoadWeights(),)
+        start, wake = self.tell(Lane.DECODE, True)
+        assert start == StartResponses(tuple((response, ()) for response in OWN[:IN_FLIGHT]))
+        assert wake == Wake(Lane.STORAGE)  # the others learn at once that it works
+        assert self.tell(Lane.DECODE) == (DecodeStep(),)
+        return self
+
+    def decoded(self, *tokens, finish=None):
+        """Each response in flight has got these tokens."""
+        deltas = [TokenDelta(r, tokens, (-1.0,) * len(tokens), finish) for r in sorted(self.state.holdings.in_flight)]
+        return self.tell(Lane.DECODE, Decoded(deltas, 1.0))
+
+
+def test_the_same_events_give_the_same_actions():
+    """A whole life on a real store is told to a fresh machine again."""
+    session = a_session(MemoryStore(), 0, flush_interval_s=2.0, idle_timeout_s=9.0)
+    lived, step = [], session._machine.step
+
+    def noted(event):
+        actions = step(event)
+        lived.append((event, [repr(action) for action in actions if not isinstance(action, WriteShard)]))
+        return actions
+
+    session._machine.step = noted
+    outcome = session.run()
+    again = StateMachine(
+        a_plan(),
+        session.incarnation,
+        replace(CONFIG, heartbeat_interval_s=2.0, claim_ttl_s=8.0, idle_timeout_s=9.0),
+        engine_max=IN_FLIGHT,
+        asks_enough=False,
+        death=None,
+        now_s=0.0,
+    )
+    for event, actions in lived:
+        assert [repr(a) for a in again.step(event) if not isinstance(a, WriteShard)] == actions
+    assert again.state.outcome() == outcome
+    assert len(lived) > 100
+
+
+def test_tokens_are_in_the_next_shard_and_only_in_that():
+    member = Told().claimed().decoding()
+    member.decoded(5)
+    member.now_s = 2.0
+    [write] = member.tell(Lane.STORAGE)
+    assert [(row.response, row.start, row.token_ids.tolist()) for row in write.pending.rows(0)] == [
+        (response, 0, [5]) for response in OWN[:IN_FLIGHT]
+    ]
+    member.decoded(6)
+    [probe] = member.tell(Lane.STORAGE)
+    assert probe == ProbeClaims(OWN)
+    assert member.tell(Lane.STORAGE) == (ReadClosed(),)
+    assert isinstance(member.tell(Lane.STORAGE, False)[0], Beat)
+
+
+def test_what_another_member_has_claimed_is_aborted_and_its_tokens_are_ignored():
+    member = Told().claimed().decoding()
+    lost = OWN[0]
+    member.now_s = 2.0
+    member.tell(Lane.STORAGE)
+    member.tell(Lane.STORAGE, 0)
+    member.tell(Lane.STORAGE, True, Claims(dict.fromkeys(OWN[1:], 1), 1, 0))
+    assert lost not in member.state.holdings.held
+    deltas = [TokenDelta(response, (5,), (-1.0,), None) for response in OWN[:IN_FLIGHT]]
+    [abort] = member.tell(Lane.DECODE, Decoded(deltas, 1.0))
+    assert abort == AbortResponses((lost,))
+    assert member.state.outcome().tokens_generated == IN_FLIGHT - 1
+    assert member.tell(Lane.DECODE) == (StartResponses(((OWN[IN_FLIGHT], ()),)),)
+
+
+def test_what_it_takes_back_begins_again_from_the_new_claims_tokens_after_the_engine_has_forgotten_it():
+    member = Told().claimed().decoding()
+    back = OWN[0]
+    member.now_s = 2.0
+    member.tell(Lane.STORAGE)
+    member.state.take((Work(back, 3, (7, 8)),))
+    deltas = [TokenDelta(back, (5,), (-1.0,), FinishReason.STOP)]
+    assert member.tell(Lane.DECODE, Decoded(deltas, 1.0)) == (AbortResponses((back,)),)
+    assert member.state.holdings.held[back].token_ids == [7, 8]
+    assert member.state.holdings.ends == 0
+
+
+def test_a_member_that_leaves_writes_at_once_beside_a_look_and_says_gone_after_it():
+    member = Told().claimed().decoding()
+    member.decoded(5)
+    # A look is under way.
+    member.now_s = 4.0
+    for result, action in [(None, WriteShard), (0, ProbeClaims), (None, ReadClosed), (False, Beat)]:
+        assert isinstance(member.tell(Lane.STORAGE, result)[0], action)
+    assert member.machine.step(Noticed(now_s=4.0)) == ()  # the decode lane is in the engine
+    assert isinstance(member.decoded(6)[0], AbortResponses)
+    write = member.tell(Lane.DECODE)[0]
+    assert [row.token_ids.tolist() for row in write.pending.rows(0)] == [[6]] * IN_FLIGHT
+    assert isinstance(member.tell(Lane.DECODE)[0], Rest)
+    woken = member.woken
+    assert member.tell(Lane.STORAGE) == ()  # no further duty is begun
+    assert member.woken == woken + 1
+    assert isinstance(member.tell(Lane.DECODE)[0], WriteShard)
+    [gone] = member.tell(Lane.DECODE)
+    assert (gone.vitals.state, gone.vitals.unfinished, gone.vitals.running) == ("gone", len(OWN), 0)
+    with pytest.raises(Preempted):
+        member.tell(Lane.DECODE)
+
+
+def test_while_a_shard_is_written_no_other_is_begun():
+    member = Told().claimed().decoding()
+    member.decoded(5)
+    member.now_s = 2.0
+    assert isinstance(member.tell(Lane.STORAGE)[0], WriteShard)
+    member.machine.step(Noticed(now_s=2.0))
+    member.decoded(6)
+    assert isinstance(member.tell(Lane.DECODE)[0], Rest)  # instead of a second write
+    member.tell(Lane.STORAGE, 4)
+    assert isinstance(member.tell(Lane.DECODE)[0], WriteShard)
+
+
+def test_a_storage_lane_that_does_not_end_is_not_waited_for_without_end():
+    member = Told().claimed().decoding()
+    member.now_s = 2.0
+    member.tell(Lane.STORAGE)
+    member.fail(Lane.DECODE, EngineError("out of memory"))
+    member.tell(Lane.DECODE)
+    member.now_s = 70.0
+    with pytest.raises(EngineError, match="out of memory"):
+        member.tell(Lane.DECODE)
+
+
+def test_what_is_handed_over_is_released_once_its_tokens_are_journalled():
+    member = Told().claimed().decoding()
+    member.decoded(5)
+    member.machine.step(HandOver(now_s=1.0, responses=(OWN[0], 99)))
+    assert member.state.vitals().released == 0
+    member.now_s = 4.0
+    member.tell(Lane.STORAGE)
+    member.tell(Lane.STORAGE, 5)
+    assert member.state.vitals().released == 1
+    assert member.state.vitals().unfinished == len(OWN)
+
+
+def test_a_dead_engine_is_restarted_and_loaded_before_anything_is_decoded():
+    member = Told().claimed().decoding()
+    member.decoded(5)
+    assert member.fail(Lane.DECODE, EngineDied("gone"))[0] == RestartEngine()
+    assert member.tell(Lane.DECODE) == (LoadWeights(),)
+    [start] = member.tell(Lane.DECODE, True)
+    assert start == StartResponses(tuple((response, (5,)) for response in OWN[:IN_FLIGHT]))
+
+
+def test_a_store_that_is_out_is_tried_again_and_given_up_after_some_failures_of_one_duty():
+    member = Told().claimed().decoding()
+    for count in range(FAILURES_MAX):
+        assert member.state.error is None
+        member.now_s = 2.0 * (count + 1)
+        # The heartbeat is due every second time, and works; the flush never does.
+        action = member.tell(Lane.STORAGE)[0]
+        assert isinstance(action, WriteShard)
+        action = member.fail(Lane.STORAGE, StoreUnavailable("slow down"))
+        while action and not isinstance(action[0], Rest):
+            action = member.tell(Lane.STORAGE)
+    assert isinstance(member.state.error, StoreUnavailable)
+
+
+def test_a_look_takes_from_each_source_once_and_holds_what_it_took_at_once():
+    member = Told()
+    member.tell(Lane.DECODE)
+    member.tell(Lane.STORAGE)
+    member.tell(Lane.STORAGE, False)
+    member.tell(Lane.STORAGE)
+    assert isinstance(member.tell(Lane.STORAGE, ())[0], WriteShard)  # nothing to hold: it looks around
+    assert member.tell(Lane.STORAGE, 0) == (ProbeClaims(()),)
+    assert member.tell(Lane.STORAGE) == (ReadClosed(),)
+    assert member.tell(Lane.STORAGE, False)[0] == ReadClaims()
+    assert member.tell(Lane.STORAGE)[0] == ReadOwnUnit(cuts=False, has_cut=False)
+    assert member.tell(Lane.STORAGE, False)[0] == LookAround({}, 0, 0)
+    lost = {name: a_holder(name) for name in ("00001-x", "00001-y")}
+    first = member.tell(Lane.STORAGE, Seen(holders=lost))[0]
+    assert isinstance(first, Take)
+    taken = (Work(9, 2, (1,)),)
+    second = member.tell(Lane.STORAGE, taken, Claims({9: 2}, 1, 1))[0]
+    assert {first.transfer.incarnation, second.transfer.incarnation} == lost.keys()
+    assert list(member.state.holdings.held) == [9]
+    assert member.state.vitals().claims == 1
+    assert isinstance(member.tell(Lane.STORAGE, ())[0], Rest)
+
+
+def a_holder(name):
+    return Holder(
+        incarnation=name, lost=True, idle=False, unfinished=2, running=2, waiting=0, released=0, tokens_per_s=None,
+        plateau=0,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("bug", "what"),
+    [
+        (lambda state: state.holdings.in_flight.clear(), "a held response has no state"),
+        (lambda state: state.holdings.forgotten.update(state.holdings.in_flight), "is to be aborted"),
+        (lambda state: setattr(state.holdings, "state", "loading"), "without weights"),
+        (lambda state: setattr(state, "death", "CUDA"), "a dead engine decodes"),
+        (lambda state: setattr(state, "ends_journalled", 9), "more ends were journalled"),
+        (lambda state: setattr(state, "looks_answered", 9), "was not asked for"),
+        (lambda state: setattr(state, "claims_handed_out", 9), "claims that were not made"),
+    ],
+)
+def test_a_broken_invariant_is_found_at_the_next_step(bug, what):
+    member = Told().claimed().decoding()
+    bug(member.state)
+    with pytest.raises(AssertionError, match=what):
+        member.machine.step(HandOver(now_s=1.0, responses=()))
+
+
+@given(st.floats(0, 1e6), st.floats(0.001, 100), st.floats(0, 1))
+def test_the_duties_end_within_an_interval_even_if_they_take_twice_as_long_as_the_last_time(began_s, interval_s, share):
+    took_s = share * interval_s / 4
+    begins = begins_s(began_s, took_s, interval_s)
+    assert begins + 2 * took_s <= began_s + interval_s + 1e-6
+    assert begins >= began_s + interval_s / 2 - 1e-6  # however long they take, they do not begin twice as often
