@@ -83,35 +83,40 @@ class JournalWriter:
         self._iteration = iteration
         self._incarnation = incarnation
         self._weight_version = weight_version
-        self._unconfirmed: deque[tuple[bytes, int]] = deque()
+        self._unwritten: deque[PendingRows] = deque()
+        self._offered: tuple[bytes, int] | None = None  # the first of them, encoded, and its number of tokens
         self._sequence = 0
         self._is_writing = False
 
     def write(self, pending: PendingRows) -> int:
         """Write the tokens as one shard; returns how many tokens became durable, with those of earlier failed calls.
 
-        A shard whose outcome is unknown (StoreUnavailable) is offered again by the next call, with the same bytes and
-        number, before any other. Raises ConflictingRecord if another process writes under this incarnation.
+        After a failure the next call offers the same shard again, with the same bytes and number, before any other: its
+        outcome may be unknown (StoreUnavailable), and later tokens must not come before earlier ones. Raises
+        ConflictingRecord if another process writes under this incarnation.
         """
         assert not self._is_writing, "two shards of one incarnation are written at once"
         self._is_writing = True
         try:
             if pending:
-                rows = pending.rows(self._weight_version)
-                self._unconfirmed.append((encode_shard(rows), sum(len(row.token_ids) for row in rows)))
+                self._unwritten.append(pending)
             written = 0
-            while self._unconfirmed:
+            while self._unwritten:
                 written += self._write_first()
             return written
         finally:
             self._is_writing = False
 
     def _write_first(self) -> int:
-        body, tokens = self._unconfirmed[0]
+        if self._offered is None:
+            rows = self._unwritten[0].rows(self._weight_version)
+            self._offered = encode_shard(rows), sum(len(row.token_ids) for row in rows)
+        body, tokens = self._offered
         key = layout.shard(self._iteration, self._incarnation, self._sequence)
         if not commit(self._store, key, body):
             raise ConflictingRecord(f"{key!r} was written by another process under the same incarnation")
-        self._unconfirmed.popleft()
+        self._unwritten.popleft()
+        self._offered = None
         self._sequence += 1
         return tokens
 

@@ -1,5 +1,8 @@
 """A member's decode rate by batch size, measured while it works, and the batch size beyond which it stays flat."""
 
+from bisect import bisect_left
+from itertools import pairwise
+
 STEPS_MIN = 8
 SMOOTHING = 0.1
 POINTS_MAX = 16
@@ -61,13 +64,15 @@ class DecodeRate:
         known = self._known()
         if not known:
             return ()
-        return tuple(1.0 / self._expected_step_s(known, max(1, batch)) for batch in range(batch_max + 1))
+        sizes = sorted(known)
+        middles = [(low + high) / 2 for low, high in pairwise(sizes)]
+        batches = (max(1, batch) for batch in range(batch_max + 1))
+        return tuple(_per_response(known, sizes[bisect_left(middles, batch)], batch) for batch in batches)
 
     def _known(self) -> dict[int, float]:
-        # Copied in one step, because another thread may be recording.
-        means = list(self._means.items())
+        means = self._means.items()
         return {b: s * b / tokens for b, (s, tokens) in means if self._steps[b] >= STEPS_MIN and s > 0 and tokens > 0}
 
-    def _expected_step_s(self, known: dict[int, float], batch: int) -> float:
-        nearest = min(known, key=lambda measured: abs(measured - batch))
-        return known[nearest] * max(1.0, batch / nearest)
+
+def _per_response(known: dict[int, float], nearest: int, batch: int) -> float:
+    return 1.0 / (known[nearest] * max(1.0, batch / nearest))

@@ -24,7 +24,7 @@ from storage.journal import JournalWriter
 from storage.memory import MemoryStore
 from storage.records import ClosedRecord, SlotPlan, Span
 from storage.run import exists
-from storage.shard import Finish
+from storage.shard import Finish, encode_shard
 from storage.store import ObjectMissing, StoreUnavailable, commit
 from tasks.learning.recorded_batches import RecordedBatches
 from tasks.sampling.session import claimant
@@ -172,7 +172,8 @@ def test_a_thief_that_does_not_read_its_victims_shards_is_found(monkeypatch, sig
 
 def test_a_writer_that_leaves_a_gap_is_found(monkeypatch):
     def write_once(writer):
-        body, tokens = writer._unconfirmed.popleft()
+        rows = writer._unwritten.popleft().rows(0)
+        body, tokens = encode_shard(rows), sum(len(row.token_ids) for row in rows)
         key = layout.shard(writer._iteration, writer._incarnation, writer._sequence)
         writer._sequence += 1
         try:

@@ -260,6 +260,22 @@ def test_a_failed_flush_is_offered_again_under_the_same_number_with_nothing_lost
     assert [row.token_ids.tolist() for _, row in reader.rows("00000-a", 1, 0)] == [[1, 2], [3]]
 
 
+def test_tokens_that_could_not_be_encoded_come_before_later_ones(monkeypatch):
+    store = MemoryStore()
+    writer = Writer(store, 0, "00000-a", 0)
+    writer.append(0, 1, 0, [1, 2], [-1.0] * 2, Finish.RUNNING)
+    with monkeypatch.context() as short:
+        short.setattr("storage.journal.encode_shard", lambda _: (_ for _ in ()).throw(MemoryError))
+        with pytest.raises(MemoryError):
+            writer.flush()
+    assert store.list("") == []
+    writer.append(0, 1, 2, [3], [-1.0], Finish.RUNNING)
+    assert writer.flush() == 3
+    reader = ShardReader(store, 0)
+    reader.advance("00000-a")
+    assert [row.start for _, row in reader.rows("00000-a", 1, 0)] == [0, 2]
+
+
 def test_two_processes_under_one_incarnation_are_found_out():
     store = MemoryStore()
     for _ in range(2):

@@ -5,7 +5,7 @@ claims and heartbeats. Each lane performs one action at a time.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -168,7 +168,7 @@ class Seen:
     """
 
     stray: tuple[Work, ...] = ()
-    holders: Mapping[str, Holder] = ()  # type: ignore[assignment]
+    holders: Mapping[str, Holder] = field(default_factory=dict)
     unclaimed: int = 0
     nothing_left: bool = False
     working: tuple[AliveRecord, ...] = ()
@@ -205,7 +205,7 @@ class Claims:
     recovered: how many journalled tokens it found in the responses that it claimed.
     """
 
-    owned: Mapping[int, int]
+    owned: dict[int, int]
     made: int
     recovered: int
 
@@ -241,7 +241,10 @@ class Noticed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandOver:
-    """Others are to have these responses; those that the member does not hold are ignored."""
+    """Others are to have these responses, as in a cut; those that the member does not hold are ignored.
+
+    Only crash histories and tests tell a member so from outside.
+    """
 
     now_s: float
     responses: tuple[int, ...]

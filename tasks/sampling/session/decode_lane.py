@@ -37,11 +37,12 @@ Steps = Generator[Action, Any, None]
 def decode_lane(state: State) -> Steps:
     """Decode until the member is done, then leave.
 
-    Raises Preempted after a notice, EngineDied when the engine dies after engine_restarts_max restarts, and what ended
-    the storage lane. Before any of them, tokens are flushed and held responses are free for others, if the store works.
+    Raises Preempted after a notice that came before that, EngineDied when the engine dies after engine_restarts_max
+    restarts, and what ended the storage lane. Before any of them, tokens are flushed and held responses are free for
+    others, if the store works.
     """
     try:
-        while not (state.noticed or state.is_done()):
+        while not (state.is_done() or state.noticed):
             state.raise_error()
             yield from _turn(state)
     except Exception:
@@ -49,13 +50,14 @@ def decode_lane(state: State) -> Steps:
         with suppress(StorageError):
             yield from _leave(state)
         raise
+    preempted = not state.is_done()
     try:
         yield from _leave(state)
     except StorageError as error:
-        if not state.noticed:
+        if not preempted:
             raise
         log.warning("slot %d: not everything could be handed over in time: %s", state.config.slot, error)
-    if state.noticed:
+    if preempted:
         raise Preempted
 
 
@@ -111,18 +113,25 @@ def _abort(state: State) -> Steps:
 
 
 def _leave(state: State) -> Steps:
+    """Hand everything in, and have the engine forget what is in flight: a later session must find nothing there."""
+    state.leaving = True
+    state.holdings.stop_decoding()
+    try:
+        yield from _hand_in(state)
+    except StorageError:
+        yield from _forget_all(state)
+        raise
+    yield from _forget_all(state)
+
+
+def _hand_in(state: State) -> Steps:
     """Write everything and release what is still held: the state "gone" lets others claim it without waiting.
 
     The first write does not wait for what the storage lane is doing: tokens are safe as early as possible.
     """
-    state.leaving = True
     holdings = state.holdings
-    holdings.stop_decoding()
-    if holdings.forgotten and state.death is None:
-        with suppress(EngineDied):
-            yield from _abort(state)
     if state.closed:
-        holdings.let_go(list(holdings.held))
+        holdings.let_go(set(holdings.held))
     if not isinstance(state.doing.get(Lane.STORAGE), WriteShard):
         yield WriteShard(holdings.take_pending())
     limit_s = state.now_s + LEAVING_TIME_LIMIT_S
@@ -136,3 +145,12 @@ def _leave(state: State) -> Steps:
     state.ends_journalled = holdings.ends
     holdings.state = "gone"
     yield Beat(state.vitals())
+
+
+def _forget_all(state: State) -> Steps:
+    """Abort what the engine still decodes; one that cannot is taken for dead, so that its next user restarts it."""
+    if state.holdings.forgotten and state.death is None:
+        try:
+            yield from _abort(state)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it must not hide why the member leaves
+            state.note_death(error)

@@ -1,7 +1,7 @@
 """Holdings: the responses that an incarnation holds, the state of each, and its tokens that are in no shard yet."""
 
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -58,7 +58,7 @@ class Holdings:
     def take(self, work: Work) -> None:
         """Hold a response; if it is held under an earlier claim, it begins again from the tokens of the new one."""
         if work.response in self.held:
-            self.let_go([work.response])
+            self.let_go({work.response})
         self.held[work.response] = Held(work.epoch, list(work.prefix))
         self.released.pop(work.response, None)
         self.waiting.append(work.response)
@@ -97,22 +97,23 @@ class Holdings:
             self.in_flight.remove(delta.response)
             del self.held[delta.response]
 
-    def release(self, response: int) -> None:
-        """Free a response for other members, once its tokens are journalled."""
-        held = self.held[response]
-        self.pending.append(response, held.epoch, len(held.token_ids), (), (), Finish.RELEASED)
-        self.released[response] = held.epoch
-        self._stop_holding([response])
+    def release(self, responses: Collection[int]) -> None:
+        """Free responses for other members, once their tokens are journalled."""
+        for response in responses:
+            held = self.held[response]
+            self.pending.append(response, held.epoch, len(held.token_ids), (), (), Finish.RELEASED)
+            self.released[response] = held.epoch
+        self._stop_holding(set(responses))
 
-    def see(self, owned: Mapping[int, int]) -> int:
+    def see(self, owned: dict[int, int]) -> int:
         """Let go of what another member has claimed, by the epochs of this one's claims; returns how many were held."""
         for response in [r for r, epoch in self.released.items() if owned.get(r) != epoch]:
             del self.released[response]
-        lost = [response for response, held in self.held.items() if owned.get(response) != held.epoch]
+        lost = {response for response, held in self.held.items() if owned.get(response) != held.epoch}
         self.let_go(lost)
         return len(lost)
 
-    def let_go(self, responses: Collection[int]) -> None:
+    def let_go(self, responses: set[int]) -> None:
         """Stop holding these responses, and drop their pending tokens: they do not count."""
         self.pending.drop(responses)
         self._stop_holding(responses)
@@ -133,7 +134,7 @@ class Holdings:
         assert self.forgotten.isdisjoint(self.in_flight), "a response in flight is to be aborted"
         assert self.state == "working" or not self.in_flight, f"{counted} without weights"
 
-    def _stop_holding(self, responses: Collection[int]) -> None:
+    def _stop_holding(self, responses: set[int]) -> None:
         for response in responses:
             del self.held[response]
         gone = self.in_flight.intersection(responses)

@@ -97,7 +97,7 @@ class Session:
             while self.turn(Lane.DECODE):
                 pass
         finally:
-            # After an orderly end the storage lane has ended; after any other, it begins no further action.
+            # After an orderly end the storage lane has ended; after any other, it ends with its next action.
             self._is_over = True
             self.wake(Lane.STORAGE)
         return self.outcome()

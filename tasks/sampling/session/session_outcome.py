@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 class Preempted(Exception):  # noqa: N818 - not an error: the machine is taken away, and all tokens are journalled
-    """A notice came; all tokens are flushed, and other members may claim all held responses at once."""
+    """A notice came; unless the store failed, all tokens are flushed, and held responses are free for other members."""
 
 
 @dataclass(frozen=True, kw_only=True)

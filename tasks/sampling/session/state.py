@@ -158,7 +158,7 @@ class State:
 
     def released_count(self) -> int:
         """How many journalled releases no other member has claimed."""
-        return len(self.released_journalled.items() & dict(self.claims.owned).items())
+        return len(self.released_journalled.items() & self.claims.owned.items())
 
     def note_look(self, seen: Seen, *, found_work: bool) -> None:
         """Draw the conclusions of a look that has ended."""
@@ -213,9 +213,7 @@ class State:
 
     def hand_over(self, responses: tuple[int, ...]) -> None:
         """Release these responses for other members, once their tokens are journalled."""
-        for response in responses:
-            if response in self.holdings.held:
-                self.holdings.release(response)
+        self.holdings.release([response for response in responses if response in self.holdings.held])
 
     def awaits_takers(self) -> bool:
         """Whether other members still have time to take what was released in a cut."""
@@ -230,9 +228,13 @@ class State:
             self.working_at_s = self.wall_s
         self.hasten()
 
+    def note_death(self, error: Exception) -> None:
+        """Note that the engine must be restarted before it is used again."""
+        self.death = " ".join(str(error).split())
+
     def begin_again(self, error: EngineDied) -> None:
         """Queue the responses of a dead engine again; raises EngineDied after engine_restarts_max restarts."""
-        self.death = " ".join(str(error).split())
+        self.note_death(error)
         self.holdings.begin_again()
         tried = f"{self.restarts} of {self.config.engine_restarts_max} restarts tried"
         log.warning("slot %d: the engine died, %s: %s", self.config.slot, tried, self.death)

@@ -38,7 +38,8 @@ class StateMachine:
     def step(self, event: Event) -> tuple[Action, ...]:
         """The lane's next action, if it has not ended, and a Wake for the other lane if there is news for it.
 
-        Raises what ended the decode lane: Preempted, EngineDied, a StorageError. The session has then ended.
+        Raises what ended the decode lane (Preempted, EngineDied, a StorageError), and AssertionError when an invariant
+        does not hold. The session has then ended. What ends the storage lane is raised by the decode lane's next step.
         """
         state = self.state
         state.now_s = event.now_s
@@ -48,9 +49,9 @@ class StateMachine:
             state.noticed = True
         elif isinstance(event, HandOver):
             state.hand_over(event.responses)
+            state.check()
         else:
-            actions = self._advance(event)
-        state.check()
+            actions = self._advanced(event)
         return (*actions, *self._wakes(event, before))
 
     def _wakes(self, event: Event, before: tuple[bool, bool]) -> tuple[Wake, ...]:
@@ -63,6 +64,18 @@ class StateMachine:
             resting.discard(Lane.STORAGE)
         return tuple(Wake(lane) for lane in Lane if lane in resting)
 
+    def _advanced(self, event: Done | Failed) -> tuple[Action, ...]:
+        try:
+            actions = self._advance(event)
+            self.state.check()
+        except Exception as error:
+            if event.lane is Lane.DECODE:
+                raise
+            self.state.doing.pop(Lane.STORAGE, None)
+            self.state.error = error
+            return ()
+        return actions
+
     def _advance(self, event: Done | Failed) -> tuple[Action, ...]:
         state, lane = self.state, event.lane
         state.wall_s = event.wall_s
@@ -73,11 +86,6 @@ class StateMachine:
         try:
             action = steps.throw(event.error) if isinstance(event, Failed) else steps.send(event.result)
         except StopIteration:
-            return ()
-        except Exception as error:
-            if lane is Lane.DECODE:
-                raise
-            state.error = error
             return ()
         if lane is Lane.STORAGE and state.leaving:
             # A member that leaves begins no further duty.

@@ -126,9 +126,8 @@ class StorageLane:
                 return
             yield ReadClaims()
             if not state.may_always_go:
-                own_ended = yield ReadOwnUnit(state.cuts, state.has_cut)
                 # Other members may claim released responses before the next look.
-                state.own_ended = own_ended and not state.holdings.released
+                state.own_ended = not state.holdings.released and (yield ReadOwnUnit(state.cuts, state.has_cut))
             if state.wants_work():
                 yield from self._seek()
             state.looks_answered = asked
@@ -139,8 +138,8 @@ class StorageLane:
         state = self._state
         seeker = state.seeker()
         seen: Seen = yield LookAround(state.holdings.known(), seeker.running, state.released_count())
+        state.take(seen.stray)
         if seen.stray:
-            state.take(seen.stray)
             return
         found = 0
         turns = Turns(seeker, seen.holders, seen.unclaimed)

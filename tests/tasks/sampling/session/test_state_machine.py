@@ -184,8 +184,7 @@ def test_a_member_that_leaves_writes_at_once_beside_a_look_and_says_gone_after_i
     for result, action in [(None, WriteShard), (0, ProbeClaims), (None, ReadClosed), (False, Beat)]:
         assert isinstance(member.tell(Lane.STORAGE, result)[0], action)
     assert member.machine.step(Noticed(now_s=4.0)) == ()  # the decode lane is in the engine
-    assert isinstance(member.decoded(6)[0], AbortResponses)
-    write = member.tell(Lane.DECODE)[0]
+    write = member.decoded(6)[0]
     assert [row.token_ids.tolist() for row in write.pending.rows(0)] == [[6]] * IN_FLIGHT
     assert isinstance(member.tell(Lane.DECODE)[0], Rest)
     woken = member.woken
@@ -194,6 +193,7 @@ def test_a_member_that_leaves_writes_at_once_beside_a_look_and_says_gone_after_i
     assert isinstance(member.tell(Lane.DECODE)[0], WriteShard)
     [gone] = member.tell(Lane.DECODE)
     assert (gone.vitals.state, gone.vitals.unfinished, gone.vitals.running) == ("gone", len(OWN), 0)
+    assert member.tell(Lane.DECODE) == (AbortResponses(tuple(sorted(OWN[:IN_FLIGHT]))),)
     with pytest.raises(Preempted):
         member.tell(Lane.DECODE)
 
@@ -214,9 +214,9 @@ def test_a_storage_lane_that_does_not_end_is_not_waited_for_without_end():
     member = Told().claimed().decoding()
     member.now_s = 2.0
     member.tell(Lane.STORAGE)
-    member.fail(Lane.DECODE, EngineError("out of memory"))
-    member.tell(Lane.DECODE)
+    assert isinstance(member.fail(Lane.DECODE, EngineError("out of memory"))[0], Rest)
     member.now_s = 70.0
+    assert isinstance(member.tell(Lane.DECODE)[0], AbortResponses)
     with pytest.raises(EngineError, match="out of memory"):
         member.tell(Lane.DECODE)
 
@@ -311,3 +311,43 @@ def test_the_duties_end_within_an_interval_even_if_they_take_twice_as_long_as_th
     begins = begins_s(began_s, took_s, interval_s)
     assert begins + 2 * took_s <= began_s + interval_s + 1e-6
     assert begins >= began_s + interval_s / 2 - 1e-6  # however long they take, they do not begin twice as often
+
+
+def test_a_notice_that_comes_while_it_leaves_anyway_is_no_preemption():
+    member = Told()
+    member.tell(Lane.DECODE)
+    member.tell(Lane.STORAGE)
+    member.tell(Lane.STORAGE, True)  # closed
+    assert isinstance(member.tell(Lane.DECODE)[0], WriteShard)
+    member.machine.step(Noticed(now_s=0.0))
+    assert member.tell(Lane.DECODE) == ()
+
+
+def test_an_engine_that_dies_of_being_told_to_forget_is_dead_to_its_next_user():
+    member = Told().claimed().decoding()
+    member.state.closed = True
+    action = member.decoded(5)[0]
+    while not isinstance(action, AbortResponses):
+        action = member.tell(Lane.DECODE if member.state.doing.get(Lane.DECODE) else Lane.STORAGE)[0]
+        if isinstance(action, Rest):
+            member.tell(Lane.STORAGE)
+    assert member.fail(Lane.DECODE, EngineDied("gone")) == ()
+    assert member.state.outcome().engine_died
+
+
+def test_a_broken_invariant_in_the_storage_lane_ends_the_decode_lane():
+    member = Told().claimed().decoding()
+    member.state.ends_journalled = 9
+    member.now_s = 2.0
+    assert member.tell(Lane.STORAGE) == ()
+    with pytest.raises(AssertionError, match="more ends were journalled"):
+        member.decoded(5)
+
+
+def test_the_load_covers_every_claim_once_a_look_has_found_nothing_astray():
+    """A transfer failed after its claim; the response ended elsewhere before it was found."""
+    member = Told().claimed().decoding()
+    member.state.claims = Claims(dict.fromkeys(OWN, 1), 2, 0)
+    assert member.state.vitals().claims == 1
+    member.state.take(())
+    assert member.state.vitals().claims == 2
