@@ -171,7 +171,7 @@ class RunConfig:
                 f"rollout.vllm.tensor_parallel_size: value {per_engine}; allowed with planning.seeding 'auto' and "
                 f"{ranks} processes of the trainer: 1, because each generates on its own GPU"
             )
-        if self.critic != CriticConfig() and self.algorithm.advantage_estimator != "gae":
+        if self.critic != CriticConfig() and not self.algorithm.estimator.needs_critic:
             raise ValueError(
                 "critic: given; allowed with algorithm.advantage_estimator "
                 f"{self.algorithm.advantage_estimator!r}: nothing, because there is no critic"
