@@ -139,16 +139,6 @@ class RunConfig:
     evaluation: EvaluationConfig | None = None
 
     def __post_init__(self) -> None:
-        sampled = {"": self.sampling}
-        if self.evaluation is not None:
-            sampled["evaluation."] = self.evaluation.sampling
-        sampler = self.rollout.vllm.sampler
-        for section, sampling in sampled.items():
-            if sampler != "keyed" and sampling.temperature not in (0.0, 1.0):
-                raise ValueError(
-                    f"{section}sampling.temperature: value {sampling.temperature}; allowed with rollout.vllm.sampler "
-                    f"{sampler!r}: 0 or 1, because vLLM's own sampler reports log-probs at temperature 1"
-                )
         buffer, limit = self.algorithm.overlong_buffer_length, self.sampling.max_completion_length
         if buffer is not None and buffer > limit:
             raise ValueError(
