@@ -81,7 +81,7 @@ def main() -> None:
 @main.command(short_help="Check a configuration file, or test a store.")
 @click.argument("config", type=click.Path(path_type=Path), required=False)
 @click.option("--resolved", is_flag=True, help="Print the whole configuration with all defaults, as YAML.")
-@click.option("--files", is_flag=True, help="Also open the model, prompts and reward functions that it names.")
+@click.option("--files", is_flag=True, help="Also open the model, prompts and functions that it names.")
 @click.option("--store", "store_url", metavar="URL", help="Test a store instead: can it create objects atomically?")
 @click.option(
     "--keys", type=click.IntRange(min=1), default=100, show_default=True, help="With --store: how thorough the test is."
@@ -348,6 +348,7 @@ def _finding_line(finding: Finding) -> str:
 
 def _check_files(settings: RunConfig) -> None:
     check_model(Path(settings.policy.path).expanduser())
+    settings.algorithm.estimator.check()
     prompts = load_prompts(settings.data)
     with Grader(settings.rewards) as grader:
         grader.check_columns(prompts.columns)

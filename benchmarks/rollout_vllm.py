@@ -30,7 +30,7 @@ class BareVllm:
     """vLLM's own interface for this work: all prompts in, all responses out."""
 
     def __init__(self, model_dir: Path, responses: int, context_length: int, process: Process) -> None:
-        config = VllmConfig(process=process, sampler="unkeyed")
+        config = VllmConfig(process=process)
         device = prepare_environment(config)
         settings = build_vllm_config(
             config,
@@ -40,6 +40,7 @@ class BareVllm:
             context_length=context_length,
             architecture="Qwen2ForCausalLM",
             on_cpu=device == "cpu",
+            keyed=False,
         )
         self._engine = resolve("LLMEngine").from_vllm_config(settings, disable_log_stats=True)
 
@@ -75,14 +76,15 @@ def vllm_row(process: Process, responses: int, tokens: int, rounds: int, *, part
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         model.config.save_pretrained(folder)
 
-        def engine(sampler: Literal["keyed", "unkeyed"]) -> Engine:
+        def engine(*, keyed: bool) -> Engine:
             built = VllmEngine(
                 folder,
                 vocab_size=512,
                 dtype="float32",
                 max_responses_in_flight=responses,
                 context_length=len(PROMPT) + tokens,
-                config=VllmConfig(process=process, sampler=sampler),
+                config=VllmConfig(process=process),
+                keyed=keyed,
             )
             stack.callback(built.close)
             built.load_weights(0, {name: as_block(tensor) for name, tensor in model.named_parameters()})
@@ -90,13 +92,13 @@ def vllm_row(process: Process, responses: int, tokens: int, rounds: int, *, part
 
         bare = BareVllm(folder, responses, len(PROMPT) + tokens, process)
         stack.callback(bare.close)
-        keyed = engine("keyed")
+        keyed = engine(keyed=True)
         arms: dict[str, Callable[[], float]] = {
             "bare": lambda: bare.decode(responses, tokens),
             "session": lambda: journal(keyed, responses, tokens, FLUSH_INTERVAL_S),
         }
         if parts:
-            unkeyed = engine("unkeyed")
+            unkeyed = engine(keyed=False)
             arms["engine"] = lambda: decode(keyed, responses, tokens)
             arms["unkeyed"] = lambda: decode(unkeyed, responses, tokens)
         interleave(arms, 1)

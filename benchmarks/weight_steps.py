@@ -131,7 +131,7 @@ def _step(
         list(tokens.values()),
         list(logprobs.values()),
     )
-    advantages = group_advantages(rewards, GENERATIONS, scale="group", eps=algorithm.advantage_eps)
+    advantages = group_advantages(rewards, GENERATIONS, scale_rewards="group", advantage_eps=algorithm.advantage_eps)
     totals = accumulate(
         policy, batch, advantages, algorithm, temperature=1.0, max_completion_length=SAMPLING.max_completion_length
     )

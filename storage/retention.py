@@ -62,7 +62,7 @@ class Versions:
 def sweep(store: ObjectStore, config: RetentionConfig, *, newest: int | None = None, dry_run: bool = False) -> Swept:
     """Compact and delete as `config` says; may be repeated, or run beside another sweep, at any time.
 
-    newest: look at this many committed iterations only, besides those whose journals are kept; None: at all of them.
+    newest: look at this many committed iterations only; None: at all of them.
     Objects that may not be deleted, or are damaged, are among the problems. Raises StoreUnavailable if the store does
     not answer, and StoreDenied if it shows nothing; the next sweep continues from there.
     """
@@ -71,13 +71,12 @@ def sweep(store: ObjectStore, config: RetentionConfig, *, newest: int | None = N
     deletion = _Deletion(store, dry_run=dry_run)
     compacted: list[int] = []
     problems: list[str] = []
-    first = 0 if newest is None else max(0, current - config.keep_journals - newest)
+    first = 0 if newest is None else max(0, current - newest)
     # No process trains an iteration again once the next one can begin from what is published.
     trained = min(current, weights.newest, checkpoints.newest)
     for iteration in range(first, trained) if config.compact else ():
         try:
-            keep_journal = iteration >= current - config.keep_journals
-            _sweep_iteration(store, iteration, deletion, compacted, keep_journal=keep_journal)
+            _sweep_iteration(store, iteration, deletion, compacted)
         except PROBLEMS as error:
             problems.append(f"iteration {iteration}: {error}")
     kept = {0, current, *newest_of(weights, config.keep_weights)}
@@ -108,7 +107,7 @@ def settle(store: ObjectStore, iteration: int) -> None:
 
     Raises what `compact` raises, and StoreDenied.
     """
-    _sweep_iteration(store, iteration, _Deletion(store, dry_run=False), [], keep_journal=False)
+    _sweep_iteration(store, iteration, _Deletion(store, dry_run=False), [])
 
 
 def list_versions(store: ObjectStore, prefix: str) -> Versions:
@@ -144,9 +143,7 @@ class _Deletion:
         self.keys += keys
 
 
-def _sweep_iteration(
-    store: ObjectStore, iteration: int, deletion: _Deletion, compacted: list[int], *, keep_journal: bool
-) -> None:
+def _sweep_iteration(store: ObjectStore, iteration: int, deletion: _Deletion, compacted: list[int]) -> None:
     """Compact one committed iteration, and note it if it was not compacted before; then delete its journal.
 
     Claims are deleted last: while they exist, a reader that misses a shard knows that it is gone, not that it never
@@ -156,7 +153,7 @@ def _sweep_iteration(
     prefixes = (layout.journal(iteration), layout.alive_all(iteration), layout.claims(iteration))
     phases = [[key for key in keys if key.startswith(prefix)] for prefix in prefixes]
     is_new = layout.responses(iteration) not in keys
-    if not any(phases) or (keep_journal and not is_new):
+    if not any(phases):
         return
     if not deletion.dry_run:
         compact(store, iteration)
@@ -165,7 +162,7 @@ def _sweep_iteration(
         commit(store, layout.closed(iteration), records.encode(closed))
     if is_new:
         compacted.append(iteration)
-    for phase in [] if keep_journal else phases:
+    for phase in phases:
         deletion.run(phase)
 
 

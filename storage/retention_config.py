@@ -16,13 +16,11 @@ class RetentionConfig:
     Attributes:
         compact: after an iteration is committed, write its responses as one object and delete its journal. False keeps
             every journal as it is.
-        keep_journals: how many of the newest committed iterations keep their journal beside that object.
         keep_weights: how many of the newest weight versions are kept.
         keep_checkpoints: how many of the trainer's newest states are kept.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
     compact: bool = True
-    keep_journals: Annotated[int, Field(ge=0)] = 0
     keep_weights: Annotated[int, Field(ge=2)] = 2
     keep_checkpoints: Annotated[int, Field(ge=1)] = 2

@@ -13,6 +13,8 @@ from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
+from tasks.configuration.estimators import ESTIMATORS
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("storage", "resources", "tasks", "workflows")
 FOLDERS = (*PACKAGES, "simulation", "benchmarks", "tests", "examples")
@@ -27,6 +29,7 @@ FORBIDDEN_WORDS = {
     r"\bmembers? of (a|the|its) group\b": "response of a group",
     r"\b(rollout|gpu|spot) workers?\b": "member",
 }
+NAMES_ESTIMATORS = {"tasks.configuration.estimators", "tasks.configuration.presets"}
 PICKLERS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 
 # A layer is a package, except that tasks/ has two: its files ("task": Flyte tasks) and its folders ("folder").
@@ -319,6 +322,15 @@ def forbidden_words(tree: Tree) -> Iterator[str]:
                     yield f"{source.path}:{line}: {text.strip()[:60]!r}; say {instead}"
 
 
+def estimators_named_elsewhere(tree: Tree) -> Iterator[str]:
+    """Names of advantage estimators as texts outside their table and the presets, such as in a comparison."""
+    for source in tree.product():
+        if source.name not in NAMES_ESTIMATORS:
+            for node in ast.walk(source.tree):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in ESTIMATORS:
+                    yield f"{source.path}:{node.lineno}: {node.value!r} is named; ask the estimator what it needs"
+
+
 def _words_of(source: Source) -> Iterator[tuple[int, str]]:
     """(line, text) of each name that the file binds, and of each of its texts, line by line."""
     for node in ast.walk(source.tree):
@@ -340,6 +352,7 @@ RULES: tuple[Callable[[Tree], Iterator[str]], ...] = (
     vague_names,
     ambiguous_names,
     forbidden_words,
+    estimators_named_elsewhere,
     dangerous_calls,
     misplaced_inits,
     unlisted_packages,

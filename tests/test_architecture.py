@@ -12,6 +12,7 @@ from tests.architecture import (
     Tree,
     ambiguous_names,
     dangerous_calls,
+    estimators_named_elsewhere,
     floors,
     forbidden_imports,
     forbidden_words,
@@ -95,6 +96,8 @@ BROKEN = [
     (forbidden_words, {"storage/a.py": "def of_nobody():\n    pass"}, "'of nobody'; say which process or member"),
     (forbidden_words, {"tasks/a.py": "def f(spot_worker):\n    pass"}, "tasks/a.py:1: 'spot worker'; say member"),
     (forbidden_words, {"tasks/a.py": "def f(x):\n    'The members of a group.'"}, "say response of a group"),
+    (estimators_named_elsewhere, {"tasks/learning/a.py": "if name == 'gae': pass"}, "a.py:1: 'gae' is named"),
+    (estimators_named_elsewhere, {"tasks/configuration/a.py": "RELATIVE = {'grpo', 'rloo'}"}, "a.py:1: 'rloo' is"),
     (
         floors,
         {

@@ -146,6 +146,13 @@ def test_a_reward_function_that_cannot_be_loaded(model, store, function):
     refused(GradingError, function.replace(".", r"\."), config(URL, model, rewards=[{"function": function}]))
 
 
+def test_an_advantage_estimator_that_cannot_be_used(model, store):
+    settings = config(URL, model, algorithm={"advantage_estimator": "tests.own_estimators:of_something_else"})
+    refused(
+        ValueError, r"^algorithm\.advantage_estimator: value .*; allowed: .*, but its parameters do not fit: ", settings
+    )
+
+
 @pytest.mark.slow
 def test_a_reward_model_that_gives_no_reward(model, store):
     judge = {"function": "reward_model", "name": "judge", "model": str(model)}

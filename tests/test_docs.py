@@ -15,6 +15,7 @@ from pathlib import Path
 
 import annotated_types
 import pytest
+import torch
 import yaml
 from pydantic.fields import FieldInfo
 
@@ -25,6 +26,7 @@ from resources.prices import price_table
 from storage.clock import SystemClock
 from storage.connect import connect
 from storage.records import ReportRecord
+from tasks.configuration.algorithm import AlgorithmConfig
 from tasks.configuration.data import DataConfig
 from tasks.configuration.optimizer import OptimizerConfig
 from tasks.configuration.rewards import RewardConfig
@@ -32,6 +34,7 @@ from tasks.configuration.run_config import OPERATIONAL, RunConfig, parse
 from tasks.grading.grader import Grader
 from tasks.grading.reward import GradingCase
 from tasks.learning.advance import advance
+from tasks.learning.advantage import advantages_of
 from tasks.preparing.iteration import prepare
 from tasks.prompts.loading import load_prompts
 from tasks.reporting.conclusion import conclude_iteration
@@ -352,6 +355,21 @@ def test_reward_functions_in_the_guide_run(tmp_path: Path, monkeypatch: pytest.M
             graded = grader.grade(cases)
         assert [outcome.errors for outcome in graded] == [{}, {}]
         assert graded[0].reward > graded[1].reward
+
+
+def test_advantage_estimators_in_the_guide_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    rewards, lengths = torch.tensor([0.0, 1.0, 1.0, 1.0], dtype=torch.float64), torch.tensor([3, 5, 2, 2])
+    [body] = blocks(GUIDE / "algorithms.md", "python")
+    (tmp_path / "guide_estimators.py").write_text(body, encoding="utf-8")
+    functions = [node.name for node in ast.parse(body).body if isinstance(node, ast.FunctionDef)]
+    assert functions
+    for name in functions:
+        algorithm = AlgorithmConfig(advantage_estimator=f"guide_estimators:{name}")
+        algorithm.estimator.check()
+        advantages, _ = advantages_of(rewards, lengths, 2, algorithm)
+        assert advantages[0] < 0 < advantages[1]
+        assert not any(advantages[2:])
 
 
 def test_rows_in_the_guide_are_readable_prompts(tmp_path: Path) -> None:

@@ -115,6 +115,10 @@ def test_resolved_is_the_whole_configuration_and_reads_back(write):
             "missing reward column: needs_a_column needs 'difficulty'; there are: 'answer', 'worked'",
         ),
         ({"rewards": [{"function": "tests.reward_functions:nobody"}]}, "reward 'tests.reward_functions:nobody': "),
+        (
+            {"algorithm": {"advantage_estimator": "tests.own_estimators:missing"}},
+            "algorithm.advantage_estimator: value 'tests.own_estimators:missing'; allowed: a function f(rewards) or",
+        ),
     ],
 )
 def test_files_are_opened_only_when_asked_for(write, sections, message):

@@ -46,7 +46,7 @@ class EnginePool:
         engine.abort(range(1000))
         self._free[self._rows.pop(id(engine))].append(engine)
 
-    def make(self, model_dir: Path, model: Any, rows: int, config: VllmConfig) -> VllmEngine:
+    def make(self, model_dir: Path, model: Any, rows: int, config: VllmConfig, *, keyed: bool = True) -> VllmEngine:
         """Another engine, with the model's weights."""
         model.config.save_pretrained(model_dir)
         engine = VllmEngine(
@@ -56,6 +56,7 @@ class EnginePool:
             max_responses_in_flight=rows,
             context_length=CONTEXT_LENGTH,
             config=config,
+            keyed=keyed,
         )
         self._all.append(engine)
         engine.load_weights(0, weight_blocks(model))

@@ -28,7 +28,7 @@ from tasks.learning.pretrained import read_tensors
 from tasks.sampling.engines.torch_engine import TorchEngine
 
 KEYED = "vllm_keyed"
-CONTESTANTS = 5  # TorchEngine included, which takes what it needs of its share
+CONTESTANTS = 4  # TorchEngine included, which takes what it needs of its share
 # The share of a GPU's memory that all engines take together; the rest is for computing.
 _MEMORY_SHARE = 0.85
 _WORKING_BYTES = 4 << 30
@@ -69,8 +69,8 @@ class Field:
     def context_length(self) -> int:
         return context_length(self.size)
 
-    def with_vllm(self, sampler: Literal["keyed", "seeded", "unkeyed"], *, batch_invariant: bool = False) -> Contestant:
-        """Our engine over vLLM."""
+    def with_vllm(self, *, keyed: bool = True, batch_invariant: bool = False) -> Contestant:
+        """Our engine over vLLM; not keyed, vLLM's own noise draws its tokens."""
         from tasks.sampling.engines.vllm_engine import VllmEngine  # noqa: PLC0415 - vLLM reads the environment when imported
 
         engine = VllmEngine(
@@ -80,12 +80,12 @@ class Field:
             max_responses_in_flight=self.size.responses,
             context_length=self.context_length,
             config=VllmConfig(
-                sampler=sampler,
                 batch_invariant=batch_invariant,
                 gpu_memory_utilization=self.memory_share,
                 kv_cache_memory_bytes=None if self.size.device == "cuda" else _CPU_CACHE_BYTES,
                 enforce_eager=self.size.small,
             ),
+            keyed=keyed,
         )
         return self._ours(engine)
 
@@ -138,9 +138,8 @@ class Field:
         """Builders by name; none uses batch-invariant kernels, because those are set for a whole process."""
         return {
             "vllm_bare": self.bare_vllm,
-            KEYED: partial(self.with_vllm, "keyed"),
-            "vllm_seeded": partial(self.with_vllm, "seeded"),
-            "vllm_unkeyed": partial(self.with_vllm, "unkeyed"),
+            KEYED: self.with_vllm,
+            "vllm_unkeyed": partial(self.with_vllm, keyed=False),
             "torch": self.with_torch,
         }
 
@@ -156,7 +155,7 @@ def measure_invariant(size: Size) -> dict[str, Any]:
     share, _ = memory_plan(size)
 
     def contestants(field: Field) -> dict[str, Callable[[], Contestant]]:
-        return {"vllm_keyed_invariant": partial(field.with_vllm, "keyed", batch_invariant=True)}
+        return {"vllm_keyed_invariant": partial(field.with_vllm, batch_invariant=True)}
 
     return _measure_field(size, share, contestants, together=True)
 

@@ -125,7 +125,7 @@ def _batches(size: Size, config: TrainerConfig) -> list[tuple[TokenBatch, Tensor
     prompts = [rng.choices(range(size.shape.vocab_size), k=size.prompt_tokens) for _ in range(size.prompts)]
     rewards = torch.tensor([float(rng.random() < 0.5) for _ in range(count)], dtype=torch.float64)
     advantages = group_advantages(
-        rewards, size.generations, scale=_ALGORITHM.scale_rewards, eps=_ALGORITHM.advantage_eps
+        rewards, size.generations, scale_rewards=_ALGORITHM.scale_rewards, advantage_eps=_ALGORITHM.advantage_eps
     ).to(torch.float32)
     lengths = [size.prompt_tokens + size.completion_tokens] * count
     return [

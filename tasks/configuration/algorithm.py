@@ -11,11 +11,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
+from tasks.configuration.estimators import DEFAULT, OPTIONS, Estimator, Scope, estimator_of
 from tasks.configuration.presets import with_preset
 
 STRICT = ConfigDict(extra="forbid", strict=True)
 
-AdvantageEstimator = Literal["grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae"]
 RewardScale = Literal["group", "batch", "none"]
 PolicyObjective = Literal["clip", "gspo", "cispo", "reinforce"]
 ImportanceSampling = Literal["none", "token", "sequence-mask", "auto"]
@@ -24,21 +24,13 @@ KlEstimator = Literal["k1", "k2", "k3"]
 
 
 # Fields that take effect with some choices only: field -> (the field of the choice, the choices that use it).
+# Those of advantage estimators are in their table.
 READ_WITH: dict[str, tuple[str, set[str]]] = {
-    "scale_rewards": ("advantage_estimator", {"grpo"}),
-    "advantage_eps": ("advantage_estimator", {"grpo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae"}),
-    "gamma": ("advantage_estimator", {"reinforce_plus_plus", "gae"}),
-    "gae_lambda": ("advantage_estimator", {"gae"}),
-    "value_clip": ("advantage_estimator", {"gae"}),
     "clip_ratio_low": ("policy_loss", {"clip", "gspo", "cispo"}),
     "clip_ratio_high": ("policy_loss", {"clip", "gspo", "cispo"}),
     "clip_ratio_c": ("policy_loss", {"clip"}),
     "importance_sampling_cap": ("importance_sampling", {"token", "sequence-mask", "auto"}),
 }
-# Estimators with which a group of equal rewards teaches nothing, so that it may be filtered out.
-GROUP_RELATIVE = {"grpo", "rloo", "reinforce_plus_plus_baseline"}
-# Advantage estimators that use all responses of a step.
-NEEDS_WHOLE_BATCH = frozenset({"reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,12 +41,12 @@ class AlgorithmConfig:
     (`tasks.configuration.presets`). Values that contradict each other or have no effect raise ValueError.
 
     Attributes:
-        advantage_estimator: See `tasks.learning.advantage`, and `tasks.learning.returns` for "gae".
-        scale_rewards: Divides "grpo" advantages by the standard deviation of the "group", of the whole "batch", or
-            by nothing.
+        advantage_estimator: A name in `tasks.configuration.estimators.ESTIMATORS`, or "package.module:function".
+        advantage_scope: For a function of the user's own, whether one call sees a "group", or the whole step ("batch").
+        scale_rewards: Divides advantages by the standard deviation of the "group", of the whole "batch", or by nothing.
         advantage_eps: Added to the standard deviation.
-        gamma: The discount per token, for "reinforce_plus_plus" and "gae".
-        gae_lambda: For "gae": 0 trusts the critic, 1 the rewards.
+        gamma: The discount per token.
+        gae_lambda: 0 trusts the critic, 1 the rewards.
         policy_loss: "clip", "gspo", "cispo" or "reinforce"; see `tasks.learning.loss`.
         clip_ratio_low: The probability ratio is clipped below at 1 - clip_ratio_low.
         clip_ratio_high: The probability ratio is clipped above at 1 + clip_ratio_high.
@@ -88,7 +80,8 @@ class AlgorithmConfig:
     """
 
     __pydantic_config__ = STRICT
-    advantage_estimator: AdvantageEstimator = "grpo"
+    advantage_estimator: str = DEFAULT
+    advantage_scope: Scope = "group"
     scale_rewards: RewardScale = "group"
     advantage_eps: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1e-6
     gamma: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -121,9 +114,14 @@ class AlgorithmConfig:
         return with_preset(document) if isinstance(document, dict) else document
 
     @property
+    def estimator(self) -> Estimator:
+        """What `advantage_estimator` names."""
+        return estimator_of(self.advantage_estimator, self.advantage_scope)
+
+    @property
     def needs_whole_batch(self) -> bool:
         """Whether advantages depend on all responses of the step, not only on their own group."""
-        return self.advantage_estimator in NEEDS_WHOLE_BATCH or self.scale_rewards == "batch"
+        return self.estimator.scope == "batch" or self.scale_rewards == "batch"
 
     @property
     def streams(self) -> bool:
@@ -144,7 +142,7 @@ def _impossible(config: AlgorithmConfig) -> Iterator[str]:
         )
     if config.kl_in == "reward" and config.kl_coef == 0:
         yield "kl_in: value 'reward'; allowed with kl_coef 0: 'loss'"
-    if config.filter_groups and config.advantage_estimator not in GROUP_RELATIVE:
+    if config.filter_groups and not config.estimator.group_baseline:
         yield (
             f"filter_groups: value true; allowed with advantage_estimator {config.advantage_estimator!r}: false, "
             "because a group of equal rewards teaches it something"
@@ -168,9 +166,13 @@ def _impossible(config: AlgorithmConfig) -> Iterator[str]:
 
 def _without_effect(config: AlgorithmConfig) -> Iterator[str]:
     defaults = {item.name: item.default for item in fields(config)}
-    for name, (chooser, choices) in READ_WITH.items():
+    choosers = {
+        name: chooser for name, (chooser, choices) in READ_WITH.items() if getattr(config, chooser) not in choices
+    }
+    choosers |= dict.fromkeys(sorted(OPTIONS - config.estimator.reads), "advantage_estimator")
+    for name, chooser in choosers.items():
         chosen, value = getattr(config, chooser), getattr(config, name)
-        if chosen not in choices and value != defaults[name]:
+        if value != defaults[name]:
             yield (
                 f"{name}: value {_shown(value)}; allowed with {chooser} {chosen!r}: {_shown(defaults[name])}, "
                 "because nothing reads it"

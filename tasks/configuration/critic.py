@@ -1,4 +1,4 @@
-"""The section `critic`: the critic's optimizer and its warm-up. It is used with advantage_estimator "gae" only."""
+"""The section `critic`: the critic's optimizer and its warm-up. It is used by estimators that need a critic."""
 
 from dataclasses import dataclass, field
 from typing import Annotated

@@ -28,8 +28,6 @@ class ForecastConfig:
         mfu: share of the peak arithmetic that training, prefill and large batches reach.
         response_median, response_sigma: a log-normal distribution of response lengths in tokens; sigma is that of the
             natural logarithm.
-        lengths_path, lengths_column: instead, a CSV file of quantiles with a column `quantile`, and the column to use.
-        length_correlation: correlation of the lengths of two responses to one prompt.
         prompt_tokens: mean tokens of a prompt.
         prompts_in_dataset: prompts until the next epoch begins; None: no prompt recurs.
         loss_process: the process of resources.spot_trace by which interruptible machines are lost. trace_path: a trace
@@ -37,8 +35,7 @@ class ForecastConfig:
         loss_rate_factor: factor on the rate of losses.
         start_s: seconds until a process can start on a new machine: provisioning and image.
         process_s: seconds in each iteration until a member asks for weights: pod and engine.
-        machines_stay: whether machines stay between iterations, and are paid for; else each iteration starts new ones.
-        link_gbps: download rate of a member's machine; train_link_gbps: upload rate of all the trainer's machines.
+        link_gbps: download rate of a member's machine.
         control_s: seconds between two iterations, for conclusion and plan.
         seeds: trace windows and draws of lengths for each fleet. iterations_simulated: iterations simulated for each;
             the rest is scaled.
@@ -57,9 +54,6 @@ class ForecastConfig:
     mfu: _Share = 0.35
     response_median: _Above0 | None = None
     response_sigma: _AtLeast0 = 0.8
-    lengths_path: str | None = None
-    lengths_column: str | None = None
-    length_correlation: Annotated[float, Field(ge=0, le=1)] = 0.5
     prompt_tokens: Annotated[int, Field(ge=1)] = 256
     prompts_in_dataset: Annotated[int, Field(ge=1)] | None = None
     loss_process: Literal["aws-p3", "aws-v100-us-east-2b", "aws-v100-us-west-2a"] = "aws-p3"
@@ -67,17 +61,7 @@ class ForecastConfig:
     loss_rate_factor: _Above0 = 1.0
     start_s: _AtLeast0 = 180.0
     process_s: _AtLeast0 = 60.0
-    machines_stay: bool = True
     link_gbps: _Above0 = 10.0
-    train_link_gbps: _Above0 = 100.0
     control_s: _AtLeast0 = 30.0
     seeds: Annotated[int, Field(ge=2, le=1000)] = 5
     iterations_simulated: Annotated[int, Field(ge=2, le=1000)] = 12
-
-    def __post_init__(self) -> None:
-        if (self.lengths_path is None) != (self.lengths_column is None):
-            raise ValueError(
-                "lengths_column: one is given without the other; allowed: lengths_path with lengths_column"
-            )
-        if self.lengths_path is not None and self.response_median is not None:
-            raise ValueError("response_median: given beside lengths_path; allowed: one of them")

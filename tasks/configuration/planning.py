@@ -28,7 +28,6 @@ class PlanningConfig:
         seeding: "auto" lets the trainer's machines generate, too, until training can be kept busy.
         seeding_s_initial: how long they generate the first time.
         seeding_s_min: the least time that they generate, unless there are enough members without them.
-        seeding_adaptation: the time changes by the difference of the two waits divided by this.
         seeding_after_s: with seeding "auto", the trainer's machines generate again if no member has lived for this
             long, until one does or nothing is left; should be somewhat longer than the start of an engine.
         cut_share: with objective "gpu_seconds", a member that has ended this share of its responses hands the others to
@@ -47,7 +46,6 @@ class PlanningConfig:
     seeding: Literal["off", "auto"] = "off"
     seeding_s_initial: Annotated[float, Field(ge=0)] = 150.0
     seeding_s_min: Annotated[float, Field(ge=0)] = 5.0
-    seeding_adaptation: Annotated[float, Field(ge=1)] = 3.0
     seeding_after_s: Annotated[float, Field(gt=0)] = 120.0
     cut_share: Annotated[float, Field(gt=0, lt=1)] | None = None
 

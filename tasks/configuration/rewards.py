@@ -11,6 +11,8 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
+from tasks.configuration import user_function
+
 BUILT_IN = ("arithmetic", "format", "length", "math", "reward_model")
 # The settings that belong to one built-in function only, and those of them that it requires.
 SETTINGS: dict[str, tuple[str, ...]] = {
@@ -21,7 +23,6 @@ SETTINGS: dict[str, tuple[str, ...]] = {
 REQUIRED = {"format": ("pattern",), "length": ("free_tokens", "scale_tokens"), "reward_model": ("model",)}
 # Settings for where a function runs and how long it may take; rewards do not depend on them.
 OPERATIONAL = ("model", "device", "batch_tokens_max", "time_limit_s", "load_time_limit_s")
-_USER_FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 # The name becomes part of metric names and of storage keys.
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
@@ -64,7 +65,7 @@ class RewardConfig:
     max_length: Annotated[int, Field(ge=1)] | None = None
 
     def __post_init__(self) -> None:
-        if self.function not in BUILT_IN and not _USER_FUNCTION.fullmatch(self.function):
+        if self.function not in BUILT_IN and not user_function.PATTERN.fullmatch(self.function):
             raise ValueError(
                 f"function: value {self.function!r}; allowed: {', '.join(map(repr, BUILT_IN))}, "
                 f"or 'package.module:function'"

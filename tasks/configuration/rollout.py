@@ -17,9 +17,6 @@ class VllmConfig:
     Attributes:
         process: "own" runs the engine in a process of its own, whose death the member survives; "same" starts in
             seconds and takes less memory, for many small members on one machine.
-        sampler: "keyed" draws with engines/keyed_noise.py, as every other engine here; "seeded" with vLLM's own noise,
-            which depends on a seed and the position (on a GPU only; the tokens differ from the other engines');
-            "unkeyed" with noise that cannot be repeated: a resumed response is a correct sample, but a different one.
         batch_invariant: use vLLM's batch-invariant kernels where it has them; costs speed on a GPU.
         gpu_memory_utilization: the share of the GPU's memory for weights, activations and cache.
         kv_cache_memory_bytes: the size of the key-value cache, which replaces that share; None takes the share, and on
@@ -36,7 +33,6 @@ class VllmConfig:
 
     __pydantic_config__ = STRICT
     process: Literal["own", "same"] = "own"
-    sampler: Literal["keyed", "seeded", "unkeyed"] = "keyed"
     batch_invariant: bool = True
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
     kv_cache_memory_bytes: Annotated[int, Field(ge=1 << 20)] | None = None

@@ -139,16 +139,6 @@ class RunConfig:
     evaluation: EvaluationConfig | None = None
 
     def __post_init__(self) -> None:
-        sampled = {"": self.sampling}
-        if self.evaluation is not None:
-            sampled["evaluation."] = self.evaluation.sampling
-        sampler = self.rollout.vllm.sampler
-        for section, sampling in sampled.items():
-            if sampler != "keyed" and sampling.temperature not in (0.0, 1.0):
-                raise ValueError(
-                    f"{section}sampling.temperature: value {sampling.temperature}; allowed with rollout.vllm.sampler "
-                    f"{sampler!r}: 0 or 1, because vLLM's own sampler reports log-probs at temperature 1"
-                )
         buffer, limit = self.algorithm.overlong_buffer_length, self.sampling.max_completion_length
         if buffer is not None and buffer > limit:
             raise ValueError(
@@ -171,7 +161,7 @@ class RunConfig:
                 f"rollout.vllm.tensor_parallel_size: value {per_engine}; allowed with planning.seeding 'auto' and "
                 f"{ranks} processes of the trainer: 1, because each generates on its own GPU"
             )
-        if self.critic != CriticConfig() and self.algorithm.advantage_estimator != "gae":
+        if self.critic != CriticConfig() and not self.algorithm.estimator.needs_critic:
             raise ValueError(
                 "critic: given; allowed with algorithm.advantage_estimator "
                 f"{self.algorithm.advantage_estimator!r}: nothing, because there is no critic"

@@ -46,6 +46,8 @@ from tasks.planning.step_time import StepTime
 KV_BYTES_PER_PARAMETER = 18e-6
 CHECKPOINT_BYTES_PER_PARAMETER = 12
 VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+# From all of the trainer's machines to the store.
+TRAIN_LINK_GBPS = 100.0
 # Fewer losses say little about a rate.
 LOSSES_MIN = 3
 # A difference between versions as a share of a version's bytes, by learning rate (docs/guide/cost.md, Weights).
@@ -101,20 +103,16 @@ class _Gathering:
 
     def _response_lengths(self) -> LengthsScenario:
         forecast, cap = self._forecast, self._config.sampling.max_completion_length
-        rho = forecast.length_correlation
         if self._probe is not None:
             self._show("response lengths", "of all graded responses", self._probe.source)
-            return LengthsScenario(quantiles=self._probe.lengths, cap=cap, rho=rho)
-        if forecast.lengths_path is not None:
-            self._show("response lengths", f"{forecast.lengths_column} of {forecast.lengths_path}", "configured")
-            return LengthsScenario(path=forecast.lengths_path, column=forecast.lengths_column, cap=cap, rho=rho)
+            return LengthsScenario(quantiles=self._probe.lengths, cap=cap)
         source = "configured (forecast.response_median, response_sigma)"
         median = forecast.response_median
         if median is None:
             median, source = cap / 4, "assumed: a quarter of sampling.max_completion_length"
         words = f"log-normal, median {median:.0f}, sigma {forecast.response_sigma:g}, at most {cap}"
         self._show("response lengths", words, source)
-        return LengthsScenario(median=median, sigma=forecast.response_sigma, cap=cap, rho=rho)
+        return LengthsScenario(median=median, sigma=forecast.response_sigma, cap=cap)
 
     def _planned_work(self) -> WorkScenario:
         run, algorithm, forecast = self._config.run, self._config.algorithm, self._forecast
@@ -257,7 +255,6 @@ class _Gathering:
             process_s=self._process_s(name, probed),
             link_gbps=forecast.link_gbps,
             egress_usd_per_gb=getattr(pool, "egress_usd_per_gb", 0.0),
-            kept=forecast.machines_stay,
             availability=self._availability(name, probed) if pool.interruptible else None,
         )
 
@@ -354,10 +351,8 @@ class _Gathering:
         # The checkpoint of adapters is small.
         trains_all = self._size is not None and self._config.lora is None
         state = CHECKPOINT_BYTES_PER_PARAMETER * self._sized().parameters if trains_all else 0.0
-        publish_s = (weights + state) * 8 / 1e9 / self._forecast.train_link_gbps
-        source = (
-            f"estimated: checkpoint and weights at {self._forecast.train_link_gbps:g} Gbit/s, and forecast.control_s"
-        )
+        publish_s = (weights + state) * 8 / 1e9 / TRAIN_LINK_GBPS
+        source = f"estimated: checkpoint and weights at {TRAIN_LINK_GBPS:g} Gbit/s, and forecast.control_s"
         self._show("between iterations", f"{publish_s + self._forecast.control_s:.0f} s", source)
         return publish_s, self._forecast.control_s
 

@@ -16,6 +16,6 @@ def flops_per_parameter(config: RunConfig) -> float:
     passes = 2.0 * (algorithm.kl_coef > 0)
     several = algorithm.num_epochs > 1 or algorithm.num_mini_batches > 1
     passes += 2.0 * (several and algorithm.old_logprobs == "trainer")
-    if algorithm.advantage_estimator == "gae":
+    if algorithm.estimator.needs_critic:
         passes += algorithm.num_epochs * trained + 2.0
     return steps + passes

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, BinaryIO
 
+from tasks.configuration.user_function import NotAFunction, load_function
 from tasks.grading import math_answer
 from tasks.grading.binding import BoundFunction, ProcessSpoiled, bind
 from tasks.grading.completion_format import FormatVerifier
@@ -95,16 +96,11 @@ def _bound(spec: str, settings: dict[str, Any]) -> BoundFunction:
 
         model = RewardModel(RewardModelSettings(**settings))
         return BoundFunction((), True, model.score, model.load, model.check)
-    module_name, _, path = spec.partition(":")
-    found: Any = importlib.import_module(module_name)
-    for part in path.split("."):
-        if not hasattr(found, part):
-            there = ", ".join(name for name in dir(found) if not name.startswith("_"))
-            raise GradingError(f"reward {spec!r}: {module_name} has no {part!r}; there are: {there[:500]}")
-        found = getattr(found, part)
-    if not callable(found):
-        raise GradingError(f"reward {spec!r} is of type {type(found).__name__}; allowed: a function")
-    return bind(found, spec)
+    try:
+        function = load_function(spec)
+    except NotAFunction as error:
+        raise GradingError(f"reward {spec!r}: {error}") from None
+    return bind(function, spec)
 
 
 def _attempted(call: Callable[[], None] | None) -> dict[str, Any]:

@@ -1,16 +1,19 @@
-"""Advantages: one number per response, or per token for REINFORCE++, from rewards. Pure functions of tensors.
+"""Advantages: one number per response, or per token, from rewards. Pure functions of tensors.
 
-Estimators that normalise over the batch would give other numbers for a part of it, so they need the rewards of the
-whole step at once, before its first micro-batch is trained.
+`tasks.configuration.estimators` has the table of estimators; their functions are here. Estimators that normalise over
+the batch would give other numbers for a part of it, so they need the rewards of the whole step at once, before its
+first micro-batch is trained.
 """
 
+import inspect
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from tasks.configuration.algorithm import NEEDS_WHOLE_BATCH, AlgorithmConfig, RewardScale
+from tasks.configuration.algorithm import AlgorithmConfig, RewardScale
 from tasks.learning.returns import discounted_returns, gae, normalised, token_rewards
 
 
@@ -19,64 +22,72 @@ def advantages_of(
     lengths: Tensor,
     num_generations: int,
     algorithm: AlgorithmConfig,
+    *,
     kl: Sequence[Tensor] | None = None,
-) -> list[Tensor]:
-    """The advantages of each response: one number [], or one per trained token [length] with "reinforce_plus_plus".
+    values: Sequence[Tensor] | None = None,
+) -> tuple[list[Tensor], list[Tensor] | None]:
+    """The advantages of each response by the configured estimator, and the returns if there is one for each token.
+
+    The estimator's function is called with those of these arguments that its parameters name: the fields of the
+    algorithm that it reads, and
+    - per response: `rewards` and `lengths` [groups, num_generations], and `num_generations`. It returns advantages in
+      the shape of `rewards`. Each group is a call of its own, with 1 for groups, unless `needs_whole_batch` is true.
+    - per token: `token_rewards`, `response_mask` and `values`, [trained responses, T]. It returns advantages and
+      returns, both in this shape.
 
     Args:
         rewards: [B] float64, of whole groups, or of the whole step if the algorithm's `needs_whole_batch` is true.
         lengths: [B] integer, trained tokens per response; 0 for untrained responses, whose rewards still count in the
             mean of their group.
         num_generations: Responses per group.
-        algorithm: The estimator, its parameters and kl_coef are used.
+        algorithm: The estimator, the fields that it reads, and kl_coef are used.
         kl: With kl_in "reward", the KL to the reference at every token of each response, [tokens of the response].
+        values: The critic's values before the step, [trained tokens] for each response, if the estimator needs them.
 
     Returns:
-        B tensors. They are zero if the estimator normalises over tokens and fewer than two tokens are trained.
+        B tensors of advantages: one number [], or one per trained token [length]. Returns in the same form, or None.
 
     Raises:
-        ValueError: The estimator raises it.
+        ValueError: The estimator cannot be loaded or raises it, or returns another shape or numbers that are not
+            finite.
     """
-    per_token = algorithm.advantage_estimator == "reinforce_plus_plus"
-    if algorithm.advantage_estimator in NEEDS_WHOLE_BATCH and int(lengths.sum()) < 2:
-        return [rewards.new_zeros((length,) if per_token else ()) for length in lengths.tolist()]
-    if per_token:
-        return _token_advantages(rewards, lengths, algorithm, kl)
+    if algorithm.estimator.per_token:
+        return _token_advantages(rewards, lengths, algorithm, kl, values)
     if kl is not None:
         rewards = rewards - algorithm.kl_coef * torch.stack([row.sum() for row in kl])
-    return list(response_advantages(rewards, lengths, num_generations, algorithm))
+    return list(_response_advantages(rewards, lengths, num_generations, algorithm)), None
 
 
-def response_advantages(rewards: Tensor, lengths: Tensor, num_generations: int, algorithm: AlgorithmConfig) -> Tensor:
-    """One advantage per response, by the configured estimator.
-
-    Args:
-        rewards: [B] or [groups, num_generations], floating; of the whole step if the algorithm's `needs_whole_batch`
-            is true.
-        lengths: Trained tokens per response, in the shape of `rewards`; used by "reinforce_plus_plus_baseline".
-        num_generations: Responses per group, at least 2.
-        algorithm: advantage_estimator, scale_rewards and advantage_eps are used.
-
-    Returns:
-        The advantages, in the shape and dtype of `rewards`.
-
-    Raises:
-        ValueError: The estimator raises it, or gives advantages per token instead of per response.
-    """
-    if algorithm.advantage_estimator == "grpo":
-        return group_advantages(rewards, num_generations, algorithm.scale_rewards, algorithm.advantage_eps)
-    if algorithm.advantage_estimator == "rloo":
-        return leave_one_out_advantages(rewards, num_generations)
-    if algorithm.advantage_estimator == "reinforce_plus_plus_baseline":
-        return reinforce_plus_plus_baseline_advantages(rewards, lengths, num_generations, algorithm.advantage_eps)
-    raise ValueError(
-        f"advantage_estimator: value {algorithm.advantage_estimator!r}; "
-        "allowed: 'grpo', 'rloo', 'reinforce_plus_plus_baseline' for advantages per response"
-    )
+def _response_advantages(rewards: Tensor, lengths: Tensor, num_generations: int, algorithm: AlgorithmConfig) -> Tensor:
+    """The advantages [B] of responses in groups, each of which is a call of its own unless the step is one call."""
+    rows = rewards.reshape(-1, num_generations), lengths.reshape(-1, num_generations)
+    calls = [rows] if algorithm.needs_whole_batch else zip(*(torch.split(each, 1) for each in rows), strict=True)
+    return torch.cat([_checked_call(algorithm, *call).flatten() for call in calls])
 
 
-def group_advantages(rewards: Tensor, num_generations: int, scale: RewardScale, eps: float) -> Tensor:
-    """Group-relative advantages: (reward - mean of the group) / (standard deviation of the group + eps).
+def _checked_call(algorithm: AlgorithmConfig, rewards: Tensor, lengths: Tensor) -> Tensor:
+    offered = {"rewards": rewards, "lengths": lengths, "num_generations": rewards.shape[1]}
+    found = _called(algorithm, offered)
+    name = f"algorithm.advantage_estimator: {algorithm.advantage_estimator!r} returned"
+    if not isinstance(found, Tensor) or found.shape != rewards.shape or not found.is_floating_point():
+        what = f"{found.dtype} {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+        raise ValueError(f"{name} {what}; allowed: a tensor of floating numbers {tuple(rewards.shape)}, as the rewards")
+    finite = torch.isfinite(found)
+    if not bool(finite.all()):
+        raise ValueError(f"{name} {float(found[~finite][0])}; allowed: finite numbers")
+    return found.detach().to(rewards)
+
+
+def _called(algorithm: AlgorithmConfig, offered: dict[str, Any]) -> Any:
+    """What the estimator's function returns for those of the offered arguments that it takes."""
+    estimator = algorithm.estimator
+    function = estimator.load()
+    offered = offered | {name: getattr(algorithm, name) for name in estimator.reads}
+    return function(**{name: offered[name] for name in inspect.signature(function).parameters if name in offered})
+
+
+def group_advantages(rewards: Tensor, num_generations: int, scale_rewards: RewardScale, advantage_eps: float) -> Tensor:
+    """Group-relative advantages: (reward - mean) / (standard deviation of the group + advantage_eps).
 
     The standard deviation is the unbiased one (divisor num_generations - 1). A group whose rewards are all equal gets
     exact zeros. This is GRPO (arXiv 2402.03300, section 4.1.2); without the division it is Dr.GRPO (arXiv 2503.20783,
@@ -85,9 +96,9 @@ def group_advantages(rewards: Tensor, num_generations: int, scale: RewardScale, 
     Args:
         rewards: [groups * num_generations] or [groups, num_generations], floating; responses of a group are adjacent.
         num_generations: Responses per group, at least 2.
-        scale: "group" divides by the group's standard deviation, "batch" by that of all given rewards (which must be
-            the whole step's), and "none" does not divide.
-        eps: Added to the standard deviation.
+        scale_rewards: "group" divides by the group's standard deviation, "batch" by that of all given rewards (which
+            must be the whole step's), and "none" does not divide.
+        advantage_eps: Added to the standard deviation.
 
     Returns:
         The advantages, in the shape and dtype of `rewards`.
@@ -98,8 +109,10 @@ def group_advantages(rewards: Tensor, num_generations: int, scale: RewardScale, 
     grouped = _grouped(rewards, num_generations)
     # Group by group, because reductions over a matrix round differently as it grows: a group's advantages must not
     # depend on other groups.
-    spread = grouped.std(unbiased=True) if scale == "batch" else None
-    return torch.cat([_advantages(group, scale, eps, spread) for group in grouped]).reshape(rewards.shape)
+    spread = grouped.std(unbiased=True) if scale_rewards == "batch" else None
+    return torch.cat([_advantages(group, scale_rewards, advantage_eps, spread) for group in grouped]).reshape(
+        rewards.shape
+    )
 
 
 def leave_one_out_advantages(rewards: Tensor, num_generations: int) -> Tensor:
@@ -113,7 +126,7 @@ def leave_one_out_advantages(rewards: Tensor, num_generations: int) -> Tensor:
 
 
 def reinforce_plus_plus_advantages(
-    token_rewards: Tensor, response_mask: Tensor, gamma: float, eps: float
+    token_rewards: Tensor, response_mask: Tensor, gamma: float, advantage_eps: float
 ) -> tuple[Tensor, Tensor]:
     """REINFORCE++: discounted returns of each token, normalised over all tokens of the batch.
 
@@ -126,20 +139,45 @@ def reinforce_plus_plus_advantages(
         token_rewards: [B, T], of the whole step.
         response_mask: [B, T] bool.
         gamma: The discount per token.
-        eps: Added to the standard deviation.
+        advantage_eps: Added to the standard deviation.
 
     Returns:
-        Advantages, and returns before normalisation, both [B, T], zero outside the mask.
-
-    Raises:
-        ValueError: There are fewer than two tokens.
+        Advantages, and returns before normalisation, both [B, T], zero outside the mask. The advantage of a single
+        token is 0.
     """
     returns = discounted_returns(token_rewards, response_mask, gamma)
-    return normalised(returns, response_mask, eps), returns
+    return _normalised_or_zero(returns, response_mask, advantage_eps), returns
+
+
+def critic_advantages(
+    token_rewards: Tensor,
+    response_mask: Tensor,
+    values: Tensor,
+    gamma: float,
+    gae_lambda: float,
+    advantage_eps: float,
+) -> tuple[Tensor, Tensor]:
+    """PPO's advantages per token, normalised over all tokens of the step, and the critic's targets.
+
+    They are computed by `tasks.learning.returns.gae` and then `normalised`, as in verl, TRL and arXiv 2403.17031.
+
+    Args:
+        token_rewards: [B, T], of the whole step.
+        response_mask: [B, T] bool.
+        values: [B, T], the critic's values before the step.
+        gamma: The discount per token.
+        gae_lambda: From 0 (trusts the critic) to 1 (trusts the rewards).
+        advantage_eps: Added to the standard deviation.
+
+    Returns:
+        Advantages and returns, both [B, T], zero outside the mask. The advantage of a single token is 0.
+    """
+    advantages, returns = gae(token_rewards, values, response_mask, gamma=gamma, gae_lambda=gae_lambda)
+    return _normalised_or_zero(advantages, response_mask, advantage_eps), returns
 
 
 def reinforce_plus_plus_baseline_advantages(
-    rewards: Tensor, lengths: Tensor, num_generations: int, eps: float
+    rewards: Tensor, lengths: Tensor, num_generations: int, advantage_eps: float
 ) -> Tensor:
     """REINFORCE++ with baseline: the group's mean is subtracted, then the batch is normalised.
 
@@ -150,15 +188,15 @@ def reinforce_plus_plus_baseline_advantages(
         rewards: [groups * num_generations] or [groups, num_generations], floating, of the whole step.
         lengths: Tokens per response, in the same shape.
         num_generations: Responses per group, at least 2.
-        eps: Added to the standard deviation.
+        advantage_eps: Added to the standard deviation.
 
     Returns:
-        The advantages, in the shape and dtype of `rewards`.
+        The advantages, in the shape and dtype of `rewards`; zeros if `lengths` sum to less than 2.
 
     Raises:
         ValueError: `group_advantages` or `normalised` raises it.
     """
-    return normalised(group_advantages(rewards, num_generations, "none", 0.0), lengths, eps)
+    return _normalised_or_zero(group_advantages(rewards, num_generations, "none", 0.0), lengths, advantage_eps)
 
 
 def constant_groups(rewards: Tensor, num_generations: int) -> Tensor:
@@ -174,46 +212,23 @@ def frac_reward_zero_std(rewards: Tensor, num_generations: int) -> float:
     return float(constant_groups(rewards, num_generations).double().mean())
 
 
-def critic_advantages(
+def _token_advantages(
     rewards: Tensor,
     lengths: Tensor,
-    values: Sequence[Tensor],
     algorithm: AlgorithmConfig,
-    kl: Sequence[Tensor] | None = None,
+    kl: Sequence[Tensor] | None,
+    values: Sequence[Tensor] | None,
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """PPO's advantages per token, normalised over all tokens of the step, and the critic's targets.
-
-    They are computed by `tasks.learning.returns.gae` and then `normalised`, as in verl, TRL and arXiv 2403.17031.
-
-    Args:
-        rewards: [B] float64, of the whole step.
-        lengths: [B] integer, trained tokens per response; 0 for untrained responses.
-        values: The critic's values before the step, [trained tokens] for each response.
-        algorithm: gamma, gae_lambda, advantage_eps and kl_coef are used.
-        kl: With kl_in "reward", the KL to the reference at every token of each response, [tokens of the response].
-
-    Returns:
-        Advantages and returns of each response, [trained tokens] float64 each.
-    """
+    """Advantages and returns of the trained responses, [length] for each of them, and [0] for the others."""
     if not int(lengths.sum()):
         empty = [rewards.new_zeros(0) for _ in lengths]
         return empty, empty
     placed, mask = _placed_rewards(rewards, lengths, algorithm, kl)
-    old = pad_sequence([row.to(rewards.dtype) for row in values if len(row)], batch_first=True)
-    advantages, returns = gae(placed, old, mask, gamma=algorithm.gamma, gae_lambda=algorithm.gae_lambda)
-    # A single token equals the mean, so its advantage is 0.
-    alone = int(mask.sum()) < 2
-    advantages = torch.zeros_like(advantages) if alone else normalised(advantages, mask, algorithm.advantage_eps)
+    offered = {"token_rewards": placed, "response_mask": mask}
+    if values is not None:
+        offered["values"] = pad_sequence([row.to(rewards.dtype) for row in values if len(row)], batch_first=True)
+    advantages, returns = _called(algorithm, offered)
     return _by_response(advantages, lengths), _by_response(returns, lengths)
-
-
-def _token_advantages(
-    rewards: Tensor, lengths: Tensor, algorithm: AlgorithmConfig, kl: Sequence[Tensor] | None
-) -> list[Tensor]:
-    """REINFORCE++ over the trained responses alone: [length] for each of them, and [0] for the others."""
-    placed, mask = _placed_rewards(rewards, lengths, algorithm, kl)
-    padded, _ = reinforce_plus_plus_advantages(placed, mask, algorithm.gamma, algorithm.advantage_eps)
-    return _by_response(padded, lengths)
 
 
 def _placed_rewards(
@@ -234,6 +249,11 @@ def _by_response(padded: Tensor, lengths: Tensor) -> list[Tensor]:
     rows = iter(padded)
     # Copies, so that the padding's memory is freed.
     return [next(rows)[:length].clone() if length else padded.new_zeros(0) for length in lengths.tolist()]
+
+
+def _normalised_or_zero(values: Tensor, weights: Tensor, eps: float) -> Tensor:
+    """`normalised`, or zeros if fewer than two values are counted: a single one equals the mean."""
+    return normalised(values, weights, eps) if int(weights.sum()) >= 2 else torch.zeros_like(values)
 
 
 def _advantages(group: Tensor, scale: RewardScale, eps: float, batch_spread: Tensor | None) -> Tensor:

@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from storage.records import GradedResponse, SamplingParams
 from tasks.configuration.algorithm import AlgorithmConfig
-from tasks.learning.advantage import advantages_of, critic_advantages
+from tasks.learning.advantage import advantages_of
 from tasks.learning.batching import IDLE, TokenBatch
 from tasks.learning.learner import Learner
 from tasks.learning.optimizer import NonFiniteGradient
@@ -61,7 +61,8 @@ def estimate(
     """The estimates of responses whose advantages are computed together: whole groups, or the whole step.
 
     Raises:
-        ValueError: kl_in is "reward" without a reference policy, or "gae" has no critic; or the estimator raises it.
+        ValueError: kl_in is "reward" without a reference policy, or the estimator has no critic that it
+            needs; or the estimator raises it.
         NonFiniteGradient: A value or a KL is not finite; names the responses.
     """
     kl = _reference_kl(responses, learner, algorithm, sampling, passes) if algorithm.kl_in == "reward" else None
@@ -71,17 +72,16 @@ def estimate(
     kept = {graded.response for graded in trained(responses, algorithm)}
     lengths = torch.tensor([graded.length if graded.response in kept else 0 for graded in responses])
     names = [graded.response for graded in responses]
-    if algorithm.advantage_estimator != "gae":
-        rows = advantages_of(rewards, lengths, num_generations, algorithm, kl_rows)
-        return Estimates(advantages=dict(zip(names, rows, strict=True)), kl=kl)
-    values = _values(trained(responses, algorithm), learner, passes)
-    by_row = [values.get(name, torch.zeros(0)) for name in names]
-    rows, returns = critic_advantages(rewards, lengths, by_row, algorithm, kl_rows)
+    values = by_row = None
+    if algorithm.estimator.needs_critic:
+        values = _values(trained(responses, algorithm), learner, algorithm, passes)
+        by_row = [values.get(name, torch.zeros(0)) for name in names]
+    rows, returns = advantages_of(rewards, lengths, num_generations, algorithm, kl=kl_rows, values=by_row)
     return Estimates(
         advantages=dict(zip(names, rows, strict=True)),
         kl=kl,
         values=values,
-        returns=dict(zip(names, returns, strict=True)),
+        returns=None if values is None or returns is None else dict(zip(names, returns, strict=True)),
     )
 
 
@@ -139,9 +139,13 @@ def _reference_kl(
 
 
 @torch.no_grad()
-def _values(responses: Sequence[GradedResponse], learner: Learner, passes: Passes) -> ByResponse:
+def _values(
+    responses: Sequence[GradedResponse], learner: Learner, algorithm: AlgorithmConfig, passes: Passes
+) -> ByResponse:
     if learner.critic is None:
-        raise ValueError("advantage_estimator: value 'gae'; allowed: others without a critic")
+        raise ValueError(
+            f"advantage_estimator: value {algorithm.advantage_estimator!r}; allowed: others without a critic"
+        )
     found: ByResponse = {}
     for batch in passes(responses):
         found |= by_response(learner.critic.critic.values(batch), batch)

@@ -38,7 +38,7 @@ def restore_learner(
         checkpoint.restore(saved, policy, optimizer)
     del saved  # This frees host memory for the critic's checkpoint, which is as large.
     critic = None
-    if config.algorithm.advantage_estimator == "gae":
+    if config.algorithm.estimator.needs_critic:
         critic = _critic(store, version, config, model, clock, ranks)
     return Learner(policy, optimizer, _reference(store, policy, config, model, clock, ranks), critic, ranks)
 

@@ -196,7 +196,8 @@ class IterationTrainer:
     ) -> dict[str, float]:
         """Take a step of the critic; none if no response is trained, because then there are no returns."""
         if estimates.values is None or estimates.returns is None:
-            raise ValueError("critic: one is given; allowed: none, with an advantage_estimator other than 'gae'")
+            name = self._algorithm.advantage_estimator
+            raise ValueError(f"critic: one is given; allowed: none, with advantage_estimator {name!r}")
         kept = trained(responses, self._algorithm)
         totals = ValueTotals()
         for batch in self._passes(kept):

@@ -11,6 +11,9 @@ from storage.planning_records import SeedingRecord
 from tasks.configuration.planning import PlanningConfig
 from tasks.planning.offer import StepWaits
 
+# RLBoost's eta: the seeding time changes by the difference of the two waits, divided by at least this.
+ADAPTATION = 3.0
+
 
 def work_engine_s(
     waits: StepWaits | None,
@@ -130,7 +133,7 @@ def _adapted(
         return replace(before, seeding_s=_initial_s(settings))
     if waits is None or waits.members <= 0:
         return before
-    divisor = max(settings.seeding_adaptation, 1 + engines / waits.members)
+    divisor = max(ADAPTATION, 1 + engines / waits.members)
     seeding_s = _seeded_s(before, waits, transfer_s) + (waits.wait_train_s - waits.wait_remote_s) / divisor
     if work_s is not None:
         seeding_s = min(seeding_s, work_s / engines)

@@ -67,6 +67,7 @@ def prepare(
     pools = pools or tuple(config.pools.rollout_pools)
     config.pools.check_prices()
     config.tracking.check_libraries()
+    config.algorithm.estimator.check()
     store = connect(config.run.url)
     is_new = not exists(store, layout.RUN)
     prompts = load_prompts(config.data, check_rows=is_new)

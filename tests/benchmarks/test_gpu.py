@@ -42,7 +42,7 @@ FIGURES = {
         "tokens_per_s": {"vllm_bare": 2000.0, "vllm_keyed": 1600.0, "vllm_unkeyed": 1800.0},
         "journalling_tax_percent": 0.5,
         "session_seconds": 0.2,
-        "skipped": {"vllm_seeded": "no such runner"},
+        "skipped": {"torch": "no such decoder"},
     },
     "invariant": {"tokens_per_s": {"vllm_keyed_invariant": 1000.0}, "warnings": ["no such kernels"]},
     "trainer": {
@@ -164,7 +164,7 @@ def test_targets_are_of_what_was_measured():
 def test_table_shows_every_part_and_what_did_not_fit():
     table = {row["measure"]: row for row in rows(FIGURES)}
     assert table["engine vllm_keyed_invariant, tokens/s"]["of bare vLLM"] == 0.5
-    assert table["engine vllm_seeded"]["value"] == "skipped: no such runner"
+    assert table["engine torch"]["value"] == "skipped: no such decoder"
     assert table["trainer"]["value"] == "out of memory: CUDA out of memory"
     assert table["trainer, gradient checkpointing, peak GiB"]["value"] == 3.0
     assert table["keyed noise fused, batch 4"]["value"] is False

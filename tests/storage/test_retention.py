@@ -184,11 +184,6 @@ def test_objects_after_the_current_version_may_be_about_to_be_published():
 
 
 def test_journals_can_be_kept():
-    store = a_run(3)
-    swept = sweep(store, RetentionConfig(keep_journals=2))
-    assert swept.compacted == (0, 1, 2)
-    assert [bool(journals(store, iteration)) for iteration in range(3)] == [False, True, True]
-    assert sweep(store, RetentionConfig(keep_journals=2)).compacted == ()
     plain = a_run(1)
     assert sweep(plain, RetentionConfig(compact=False)).compacted == ()
     assert journals(plain, 0)
@@ -209,8 +204,7 @@ def test_what_zombies_write_afterwards_goes_with_the_next_sweep():
 def test_a_conclusion_looks_at_the_newest_iterations_only():
     store = a_run(4)
     assert sweep(store, DEFAULT, newest=2).compacted == (2, 3)
-    assert sweep(store, RetentionConfig(keep_journals=1), newest=2).compacted == (1,)
-    assert sweep(store, DEFAULT).compacted == (0,)
+    assert sweep(store, DEFAULT).compacted == (0, 1)
 
 
 def test_one_damaged_iteration_keeps_its_journal_and_does_not_stop_the_others():

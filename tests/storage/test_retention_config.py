@@ -24,7 +24,6 @@ def test_what_is_kept_is_no_part_of_a_runs_identity():
     [
         ("keep_weights", 1, "greater than or equal to 2"),
         ("keep_checkpoints", 0, "greater than or equal to 1"),
-        ("keep_journals", -1, "greater than or equal to 0"),
         ("compact", "yes", "valid boolean"),
         ("keep_everything", True, "unknown field"),
     ],

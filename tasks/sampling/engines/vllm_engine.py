@@ -65,6 +65,7 @@ class VllmEngine:
         context_length: int,
         device: Literal["auto", "cpu", "cuda"] = "auto",
         config: VllmConfig | None = None,
+        keyed: bool = True,
     ) -> None:
         """Start vLLM with random weights, which takes seconds to minutes.
 
@@ -76,6 +77,8 @@ class VllmEngine:
             context_length: the most tokens of prompt + response.
             device: the device that vLLM must find; "auto" takes the one that it was built for.
             config: all other settings; None takes the defaults.
+            keyed: our noise draws the tokens. False is for measurements of its cost: vLLM's own noise draws them, a
+                resumed response continues otherwise, and log-probs are right at the temperatures 0 and 1 alone.
 
         Raises:
             EngineError: vLLM is missing, or refuses the model or a setting.
@@ -83,6 +86,7 @@ class VllmEngine:
         """
         check_sizes(dtype, max_responses_in_flight, context_length)
         self._config = config or VllmConfig()
+        self._keyed = keyed
         self._vocab_size = vocab_size
         self._context_length = context_length
         self._max_in_flight = max_responses_in_flight
@@ -112,8 +116,8 @@ class VllmEngine:
 
     @property
     def batch_invariant(self) -> bool:
-        """True on a CPU in float32 and with vLLM's batch-invariant kernels, unless the noise is unkeyed."""
-        return self._batch_invariant and self._config.sampler != "unkeyed"
+        """True on a CPU in float32 and with vLLM's batch-invariant kernels, if the noise is keyed."""
+        return self._batch_invariant and self._keyed
 
     @property
     def max_responses_in_flight(self) -> int:
@@ -216,13 +220,14 @@ class VllmEngine:
             context_length=self._context_length,
             architecture=self._parameters.architecture,
             on_cpu=self._device == "cpu",
+            keyed=self._keyed,
         )
         core = SameProcess(settings) if self._config.process == "same" else OwnProcess(settings, self._config)
         runner = "V2" if settings.use_v2_model_runner else "V1"
         kernels = self._device != "cpu" and os.environ.get("VLLM_BATCH_INVARIANT") == "1"
         self._batch_invariant = kernels or (self._device == "cpu" and self._dtype == "float32")
         self._name = (
-            f"vllm {installed_version()} {self._dtype} {self._device}, {self._config.sampler} "
+            f"vllm {installed_version()} {self._dtype} {self._device}, {'keyed' if self._keyed else 'unkeyed'} "
             f"sampling in runner {runner}{', batch-invariant kernels' if kernels else ''}"
         )
         log.info("%s started in %.1f s", self._name, time.monotonic() - began_s)
@@ -275,19 +280,13 @@ class VllmEngine:
             "output_kind": resolve("RequestOutputKind").DELTA,
             "skip_clone": True,
         }
-        if self._config.sampler == "keyed":
+        if self._keyed:
             from tasks.sampling.engines.vllm_sampler import encode_draw  # noqa: PLC0415 - it imports vLLM's model code
 
             draw = encode_draw(request.noise_key, len(request.prompt_ids), sampling)
             return resolve("SamplingParams")(temperature=0.0, extra_args=draw, **given)
-        if sampling.temperature not in (0.0, 1.0):
-            raise EngineError(
-                f"response {request.response}: temperature {sampling.temperature}; allowed with "
-                f"rollout.vllm.sampler {self._config.sampler!r}: 0 or 1"
-            )
-        seed = request.noise_key >> 1 if self._config.sampler == "seeded" else None
         return resolve("SamplingParams")(
-            temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k, seed=seed, **given
+            temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k, **given
         )
 
     def _deltas(self, outputs: Sequence[Any], version: str) -> list[TokenDelta]:

@@ -61,12 +61,13 @@ def build_vllm_config(
     context_length: int,
     architecture: str,
     on_cpu: bool,
+    keyed: bool,
 ) -> Any:
     """Build vLLM's configuration object; EngineError when the installed release refuses the settings.
 
     architecture: the model class to use if config.json does not name one.
+    keyed: tokens are drawn with our noise, or else with vLLM's own, which cannot be repeated.
     """
-    keyed = config.sampler == "keyed"
     given = {
         "model": str(model_dir),
         "runner": "generate",
@@ -106,11 +107,6 @@ def build_vllm_config(
         raise EngineError(
             f"vLLM {installed_version()} refuses this model or rollout.vllm: {' '.join(str(error).split())}"
         ) from error
-    if config.sampler == "seeded" and not v2:
-        raise EngineError(
-            "rollout.vllm.sampler: value 'seeded', and vLLM uses its model runner V1 here, whose noise does not depend "
-            "on the position; allowed here: 'keyed', 'unkeyed'"
-        )
     if keyed:
         built.model_config.logits_processors = [f"tasks.sampling.engines.vllm_sampler:{_SAMPLERS[v2]}"]
     return built

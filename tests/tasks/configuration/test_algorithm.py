@@ -10,6 +10,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from tasks.configuration.algorithm import READ_WITH, AlgorithmConfig
+from tasks.configuration.estimators import OPTIONS
 from tasks.configuration.optimizer import OptimizerConfig
 from tasks.configuration.trainer import TrainerConfig
 
@@ -27,7 +28,7 @@ def test_defaults_pass_their_own_checks_and_are_frozen(config):
 @pytest.mark.parametrize(
     ("config", "field", "value"),
     [
-        (AlgorithmConfig, "advantage_estimator", "td"),
+        (AlgorithmConfig, "advantage_scope", "response"),
         (AlgorithmConfig, "scale_rewards", "all"),
         (AlgorithmConfig, "policy_loss", "ppo"),
         (AlgorithmConfig, "clip_ratio_c", 1.0),
@@ -82,6 +83,19 @@ def test_a_falling_schedule_needs_total_steps_after_the_warm_up(schedule):
             {"importance_sampling": "token", "old_logprobs": "sampler"},
             "importance_sampling: value 'token'; allowed with old_logprobs 'sampler': 'none' or 'auto'",
         ),
+        (
+            {"advantage_estimator": "td"},
+            "advantage_estimator: value 'td'; allowed: 'grpo', 'rloo', 'reinforce_plus_plus',",
+        ),
+        ({"advantage_estimator": "td:"}, "'gae', or 'package.module:function'"),
+        (
+            {"advantage_scope": "batch"},
+            "advantage_scope: value 'batch'; allowed with advantage_estimator 'grpo': 'group'",
+        ),
+        (
+            {"gamma": 0.9, "advantage_estimator": "own:f"},
+            "gamma: value 0.9; allowed with advantage_estimator 'own:f': 1.0",
+        ),
         ({"scale_rewards": "none", "advantage_estimator": "rloo"}, "scale_rewards: value 'none'; allowed with adv"),
         ({"advantage_eps": 1e-4, "advantage_estimator": "rloo"}, "advantage_eps: value 0.0001; allowed with adv"),
         ({"gamma": 0.9}, "gamma: value 0.9; allowed with advantage_estimator 'grpo': 1.0, because nothing reads it"),
@@ -125,7 +139,7 @@ def test_losses_are_honoured_with_their_own_bounds():
 
 def test_the_tables_of_the_configuration_name_fields_that_exist():
     names = {item.name for item in dataclasses.fields(AlgorithmConfig)}
-    assert set(READ_WITH) | {chooser for chooser, _ in READ_WITH.values()} <= names
+    assert set(READ_WITH) | {chooser for chooser, _ in READ_WITH.values()} | OPTIONS <= names
     hints = typing.get_type_hints(AlgorithmConfig)
     for chooser, choices in READ_WITH.values():
         assert choices < set(typing.get_args(hints[chooser]))

@@ -55,13 +55,6 @@ def test_data_must_be_said():
         parse({**RUN, "evaluation": {}})
 
 
-def test_temperatures_that_vllms_own_sampler_cannot_report_are_refused_here_too():
-    document = {**RUN, "rollout": {"vllm": {"sampler": "seeded"}}}
-    document["evaluation"] = {"data": {}, "sampling": {"temperature": 0.6}}
-    with pytest.raises(ConfigError, match=r"evaluation\.sampling\.temperature: value 0\.6; allowed with rollout\.vllm"):
-        parse(document)
-
-
 def test_an_evaluation_is_no_part_of_the_runs_identity():
     assert digest(config()) == digest(parse(RUN)) == digest(config(interval=3, num_generations=4, k=[1, 4]))
 

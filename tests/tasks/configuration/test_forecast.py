@@ -17,8 +17,6 @@ from tests.forecast_documents import document
         ({"step_s": {}}, r"forecast\.step_s: \{\} given"),
         ({"mfu": 1.5}, r"forecast\.mfu: 1\.5 given"),
         ({"loss_process": "h100"}, r"forecast\.loss_process: \"h100\" given"),
-        ({"lengths_path": "a.csv"}, r"forecast\.lengths_column: one is given without the other"),
-        ({"lengths_path": "a.csv", "lengths_column": "x"}, r"forecast\.response_median: given beside lengths_path"),
         ({"sed": 1}, r"forecast\.sed: unknown field; did you mean 'seeds'"),
     ],
 )

@@ -53,7 +53,7 @@ def test_examples_are_valid_and_survive_a_round_trip(file):
         ("pools.train", {"interruptible": True}, "pools.train.interruptible: true given; allowed: false"),
         ("pools.rollout", {"memory": "lots"}, 'pools.rollout.memory: "lots" given'),
         ("policy.path", None, "policy.path: null given"),
-        ("rollout.vllm.sampler", "seed", "rollout.vllm.sampler: \"seed\" given; input should be 'keyed', 'seeded' or"),
+        ("rollout.vllm.process", "none", "rollout.vllm.process: \"none\" given; input should be 'own' or 'same'"),
         ("rollout.vllm.gpu_memory_utilization", 1.5, "rollout.vllm.gpu_memory_utilization: 1.5 given"),
         ("rollout.vllm.kv_cache_memory_bytes", 1000, "rollout.vllm.kv_cache_memory_bytes: 1000 given"),
         ("rollout.vllm.tensor_parallel", 2, "unknown field; did you mean 'tensor_parallel_size'?"),
@@ -113,7 +113,6 @@ def test_identity_ignores_where_and_how_fast_but_not_what_is_learned():
 
 OTHER_VLLM_VALUES = {
     "process": "same",
-    "sampler": "unkeyed",
     "batch_invariant": False,
     "gpu_memory_utilization": 0.5,
     "kv_cache_memory_bytes": 1 << 30,
@@ -133,20 +132,8 @@ def test_identity_holds_of_vllm_what_changes_the_tokens(name):
     other = parse(with_value(f"rollout.vllm.{name}", OTHER_VLLM_VALUES[name]))
     assert getattr(other.rollout.vllm, name) == OTHER_VLLM_VALUES[name]
     changes = digest(other) != digest(parse(MINIMAL))
-    assert changes == (name in {"sampler", "batch_invariant", "quantization"})
+    assert changes == (name in {"batch_invariant", "quantization"})
     assert changes == (name not in OPERATIONAL["rollout.vllm"])
-
-
-@pytest.mark.parametrize("sampler", ["seeded", "unkeyed"])
-def test_samplers_of_vllm_are_refused_at_temperatures_whose_log_probs_they_do_not_report(sampler):
-    document = with_value("rollout.vllm", {"sampler": sampler})
-    for temperature in (0, 1.0):
-        assert parse(document | {"sampling": {"temperature": temperature}}).rollout.vllm.sampler == sampler
-    with pytest.raises(ConfigError) as caught:
-        parse(document | {"sampling": {"temperature": 0.5}})
-    wanted = f"sampling.temperature: value 0.5; allowed with rollout.vllm.sampler '{sampler}': 0 or 1, because"
-    assert any(problem.startswith(wanted) for problem in caught.value.problems), caught.value.problems
-    assert parse(MINIMAL | {"sampling": {"temperature": 0.5}}).rollout.vllm.sampler == "keyed"
 
 
 def test_differences_name_each_field():

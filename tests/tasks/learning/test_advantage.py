@@ -9,13 +9,11 @@ from tasks.configuration.algorithm import AlgorithmConfig
 from tasks.learning.advantage import (
     advantages_of,
     constant_groups,
-    critic_advantages,
     frac_reward_zero_std,
     group_advantages,
     leave_one_out_advantages,
     reinforce_plus_plus_advantages,
     reinforce_plus_plus_baseline_advantages,
-    response_advantages,
 )
 
 REWARDS = st.lists(st.lists(st.floats(-1e3, 1e3), min_size=4, max_size=4), min_size=1, max_size=5)
@@ -161,13 +159,10 @@ def test_the_configured_estimator_is_used():
         ),
     ]
     for algorithm, expected, whole in cases:
-        assert torch.equal(response_advantages(rewards, lengths, 2, algorithm), expected)
+        found, returns = advantages_of(rewards.flatten(), lengths.flatten(), 2, algorithm)
+        assert torch.equal(torch.stack(found), expected.flatten())
+        assert returns is None
         assert algorithm.needs_whole_batch == whole
-
-
-def test_estimators_per_token_are_not_mistaken_for_estimators_per_response(monkeypatch):
-    with pytest.raises(ValueError, match="advantage_estimator: value 'gae'; allowed: 'grpo', 'rloo'"):
-        response_advantages(torch.zeros(2), torch.ones(2), 2, AlgorithmConfig(advantage_estimator="gae"))
 
 
 def test_advantages_of_responses_that_are_not_trained():
@@ -176,11 +171,11 @@ def test_advantages_of_responses_that_are_not_trained():
     algorithm = AlgorithmConfig(advantage_estimator="reinforce_plus_plus_baseline", advantage_eps=0.0)
     tokens = f64([0.5, 0.5, 1.0, -1.0, -1.0, -1.0])
     expected = (f64([0.5, 1.0, -1.0]) - tokens.mean()) / tokens.std()
-    found = advantages_of(rewards, lengths, 2, algorithm)
+    found, _ = advantages_of(rewards, lengths, 2, algorithm)
     torch.testing.assert_close(torch.stack([found[0], *found[2:]]), expected)
     algorithm = AlgorithmConfig(advantage_estimator="reinforce_plus_plus", advantage_eps=0.0)
     tokens = f64([1.0, 1.0, 4.0, 2.0, 2.0, 2.0])
-    found = advantages_of(rewards, lengths, 2, algorithm)
+    found, _ = advantages_of(rewards, lengths, 2, algorithm)
     assert [len(row) for row in found] == [2, 0, 1, 3]
     torch.testing.assert_close(torch.cat(found), (tokens - tokens.mean()) / tokens.std())
 
@@ -189,7 +184,7 @@ def test_advantages_of_responses_that_are_not_trained():
 def test_too_few_tokens_to_normalise_over_teach_nothing(lengths):
     for estimator in ("reinforce_plus_plus", "reinforce_plus_plus_baseline"):
         algorithm = AlgorithmConfig(advantage_estimator=estimator)
-        found = advantages_of(f64([0.0, 1.0]), torch.tensor(lengths), 2, algorithm)
+        found, _ = advantages_of(f64([0.0, 1.0]), torch.tensor(lengths), 2, algorithm)
         assert not any(row.any() for row in found)
         assert [row.numel() for row in found] == (lengths if estimator == "reinforce_plus_plus" else [1, 1])
 
@@ -199,10 +194,10 @@ def test_the_kl_in_the_reward_is_taken_before_the_advantages():
     rewards, lengths = f64([1.0, 0.0, 4.0, 2.0]), torch.tensor([2, 1, 3, 1])
     algorithm = AlgorithmConfig(advantage_estimator="rloo", kl_in="reward", kl_coef=0.5)
     expected = leave_one_out_advantages(f64([0.5, 0.0, 2.5, 1.0]), 2)
-    assert torch.equal(torch.stack(advantages_of(rewards, lengths, 2, algorithm, kl)), expected)
+    assert torch.equal(torch.stack(advantages_of(rewards, lengths, 2, algorithm, kl=kl)[0]), expected)
     algorithm = AlgorithmConfig(advantage_estimator="reinforce_plus_plus", kl_in="reward", kl_coef=0.5, advantage_eps=0)
     tokens = f64([0.5, 0.75, 0.0, 2.5, 3.0, 3.5, 1.0])
-    found = torch.cat(advantages_of(rewards, lengths, 2, algorithm, kl))
+    found = torch.cat(advantages_of(rewards, lengths, 2, algorithm, kl=kl)[0])
     torch.testing.assert_close(found, (tokens - tokens.mean()) / tokens.std())
 
 
@@ -216,7 +211,8 @@ def test_ppo_advantages_are_gae_of_the_trained_responses_normalised_over_their_t
     lengths = torch.tensor([3, 0, 2])
     values = [torch.tensor([0.1, 0.2, 0.4]), torch.zeros(0), torch.tensor([0.3, -0.1])]
     kl = [torch.tensor([0.01, 0.02, 0.03]), torch.tensor([9.0] * 5), torch.tensor([0.2, 0.1])]
-    advantages, returns = critic_advantages(rewards, lengths, values, algorithm, [row.double() for row in kl])
+    penalties_of = [row.double() for row in kl]
+    advantages, returns = advantages_of(rewards, lengths, 3, algorithm, kl=penalties_of, values=values)
     expected = []
     for index in (0, 2):
         penalties, value = kl[index].tolist(), [*values[index].tolist(), 0.0]
@@ -243,7 +239,46 @@ def test_ppo_advantages_are_gae_of_the_trained_responses_normalised_over_their_t
 def test_ppo_has_no_advantages_where_there_is_nothing_to_normalise_over(lengths):
     """The critic learns from a single token all the same."""
     values = [torch.zeros(length) for length in lengths]
-    advantages, returns = critic_advantages(torch.ones(2).double(), torch.tensor(lengths), values, ppo())
+    advantages, returns = advantages_of(torch.ones(2).double(), torch.tensor(lengths), 2, ppo(), values=values)
     assert [len(row) for row in advantages] == [len(row) for row in returns] == list(lengths)
     assert not any(row.any() for row in advantages)
     assert all(row.tolist() == [1.0] * len(row) for row in returns)
+
+
+def own(name, **fields):
+    return AlgorithmConfig(advantage_estimator=f"tests.own_estimators:{name}", **fields)
+
+
+def test_a_function_of_the_users_own_sees_one_group_or_the_whole_step():
+    rewards, lengths = f64([0.0, 1.0, 2.0, 5.0]), torch.tensor([1, 3, 2, 2])
+    by_group = [-0.5, 0.5, -1.5, 1.5]
+    for name in ("mean_baseline", "batch_baseline"):
+        found, returns = advantages_of(rewards, lengths, 2, own(name))
+        assert torch.stack(found).tolist() == by_group
+        assert returns is None
+    found, _ = advantages_of(rewards, lengths, 2, own("batch_baseline", advantage_scope="batch"))
+    assert torch.stack(found).tolist() == [-2.0, -1.0, 0.0, 3.0]
+    found, _ = advantages_of(rewards, lengths, 2, own("per_token_of_the_group"))
+    assert torch.stack(found).tolist() == [0.0, 0.25, 0.5, 1.25]
+
+
+def test_a_function_of_the_users_own_gets_rewards_less_the_kl_and_its_advantages_have_no_gradient():
+    kl = [f64([0.5, 0.5]), f64([0.0])]
+    algorithm = own("with_a_gradient", kl_in="reward", kl_coef=0.5)
+    found, _ = advantages_of(f64([1.0, 2.0]), torch.tensor([2, 1]), 2, algorithm, kl=kl)
+    assert [row.item() for row in found] == [0.5, 2.0]
+    assert all(row.dtype == torch.float64 and not row.requires_grad for row in found)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("one_number", r"returned torch\.float64 \(\); allowed: a tensor of floating numbers \(1, 2\)"),
+        ("integers", r"returned torch\.int64 \(1, 2\); allowed: a tensor of floating numbers"),
+        ("a_list", "returned a list; allowed: a tensor of floating numbers"),
+        ("not_finite", "returned inf; allowed: finite numbers"),
+    ],
+)
+def test_what_an_own_function_returns_is_verified(name, message):
+    with pytest.raises(ValueError, match=f"^algorithm.advantage_estimator: 'tests.own_estimators:{name}' {message}"):
+        advantages_of(f64([1.0, 2.0]), torch.tensor([2, 1]), 2, own(name))

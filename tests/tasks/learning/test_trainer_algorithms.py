@@ -192,6 +192,7 @@ KL = {"kl_in": "reward", "kl_coef": 0.1, "kl_estimator": "k1"}
 # name: (algorithm, the factors before the gradients of the tokens' log-probs, given log-probs and KL).
 CASES = {
     "grpo": ({}, lambda _, __: per_token(by_group(REWARDS))),
+    "own": ({"advantage_estimator": "tests.own_estimators:mean_baseline"}, lambda _, __: per_token(centred(REWARDS))),
     "rloo": ({"advantage_estimator": "rloo"}, lambda _, __: per_token(leave_one_out(REWARDS))),
     "batch": (
         {"scale_rewards": "batch"},

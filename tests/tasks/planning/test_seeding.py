@@ -84,12 +84,11 @@ def test_it_comes_to_the_closed_form(members):
     st.floats(20, 600),
     st.floats(0, 20),
     st.floats(0, 500),
-    st.floats(1, 10),
 )
-def test_it_comes_to_the_closed_form_from_anywhere(engines, members, work_s, train_s, x, initial_s, adaptation):
+def test_it_comes_to_the_closed_form_from_anywhere(engines, members, work_s, train_s, x, initial_s):
     """Line 9 as it is printed diverges where engines / members exceeds 2 eta - 1."""
     assume(abs(members - members_needed(work_s, train_s)) > 1e-6)
-    settings = replace(SETTINGS, seeding_s_initial=initial_s, seeding_adaptation=adaptation)
+    settings = replace(SETTINGS, seeding_s_initial=initial_s)
     taken = steps([members] * 150, x=x, engines=engines, settings=settings, work_s=work_s, train_s=train_s)
     if members >= members_needed(work_s, train_s):
         assert taken[-1].seeding_s == 0.0

@@ -12,8 +12,7 @@ import pytest
 from examples.warm_start import build_tokenizer
 from storage import layout, model_files
 from storage.memory import MemoryStore
-from storage.retention import sweep
-from storage.retention_config import RetentionConfig
+from storage.retention import settle
 from tasks.reporting.export import export_rollouts, parse_range
 from tests.committed_runs import PROMPTS, TOKENS, grade, plan_iteration, roll_out, run_of
 from tests.journals import LOGPROB
@@ -33,8 +32,7 @@ def store(tokenizer_files):
     found = MemoryStore("export")
     run_of(found, 2)
     model_files.upload(found, tokenizer_files)
-    sweep(found, RetentionConfig(keep_journals=1))
-    found.delete(layout.responses(1))
+    settle(found, 0)
     plan = plan_iteration(found, 2)
     roll_out(found, plan, responses=(1, 2, 3))
     grade(found, plan, 0, (2, 3))

@@ -55,7 +55,11 @@ def own_process(tmp_path_factory):
 @pytest.fixture
 def make_engine(same_process, tmp_path):
     """With a model of one's own, or settings."""
-    return lambda model, **config: same_process.make(tmp_path, model, 8, VllmConfig(process="same", **config))
+
+    def make(model, *, keyed=True, **config):
+        return same_process.make(tmp_path, model, 8, VllmConfig(process="same", **config), keyed=keyed)
+
+    return make
 
 
 class VllmContract(EngineContract):
@@ -199,7 +203,7 @@ def test_resumed_in_another_order_among_others_is_identical(engine):
 
 
 def test_unkeyed_sampling_is_a_sample_that_nobody_repeats(make_engine, same_process):
-    engine = make_engine(same_process.model, sampler="unkeyed")
+    engine = make_engine(same_process.model, keyed=False)
     assert not engine.batch_invariant
     assert "unkeyed" in engine.name
     items = [request(r, ENDLESS) for r in range(8)]
@@ -208,18 +212,15 @@ def test_unkeyed_sampling_is_a_sample_that_nobody_repeats(make_engine, same_proc
     for item in items:
         wanted = plain_logprobs(same_process.model, item, first[item.response].token_ids)
         assert first[item.response].logprobs == pytest.approx(wanted, abs=1e-4)
-    with pytest.raises(EngineError, match=r"response 0: temperature 0\.5; allowed .*'unkeyed': 0 or 1"):
-        engine.start([request(0, replace(ENDLESS, temperature=0.5))])
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"sampler": "seeded"}, r"rollout\.vllm\.sampler: value 'seeded', and vLLM uses its model runner V1 here"),
         ({"quantization": "nonsense"}, r"vLLM 0\.\S+ refuses this model or rollout\.vllm: .*nonsense"),
         ({"block_size": 17}, r"(?s)block.*17"),
     ],
-    ids=["sampler", "quantization", "block_size"],
+    ids=["quantization", "block_size"],
 )
 def test_what_the_installed_vllm_refuses_is_said(make_engine, same_process, settings, message):
     with pytest.raises(EngineError, match=message):

@@ -106,7 +106,7 @@ def model_dir(tmp_path):
     return tmp_path
 
 
-def built(model_dir, **given):
+def built(model_dir, *, keyed=True, **given):
     config = VllmConfig(**({"process": "same"} | given))
     prepare_environment(config)
     return build_vllm_config(
@@ -117,6 +117,7 @@ def built(model_dir, **given):
         context_length=160,
         architecture="Qwen2ForCausalLM",
         on_cpu=True,
+        keyed=keyed,
     )
 
 
@@ -162,7 +163,7 @@ def test_keyed_sampling_is_a_processor_of_the_runner_and_the_number_it_leaves(mo
 
 @needs_vllm
 def test_sampling_without_keys_has_another_seed_every_time(model_dir):
-    models = [built(model_dir, sampler="unkeyed").model_config for _ in range(2)]
+    models = [built(model_dir, keyed=False).model_config for _ in range(2)]
     assert [model.logits_processors for model in models] == [None, None]
     assert [model.logprobs_mode for model in models] == ["raw_logprobs", "raw_logprobs"]
     assert models[0].seed != models[1].seed

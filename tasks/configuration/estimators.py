@@ -1,0 +1,124 @@
+"""Advantage estimators: one table says of each what it computes, over which rewards, and what it needs.
+
+An estimator is added here, with its function, a test, and its row in docs/guide/algorithms.md. A function of the user's
+own takes the same place as one of the table. Nothing here imports torch; the process that trains imports the function.
+"""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tasks.configuration.user_function import PATTERN, NotAFunction, load_function
+
+Scope = Literal["group", "batch"]
+# What a function of the user's own may take.
+OWN_ARGUMENTS = ("rewards", "lengths")
+_OWN_FORM = "a function f(rewards) or f(rewards, lengths) that can be imported"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimator:
+    """How rewards become advantages.
+
+    Attributes:
+        function: "package.module:function". It is called with those of its parameters, by name, that
+            `tasks.learning.advantage.advantages_of` offers: tensors, and the fields in `reads`.
+        scope: The rewards that one call must see: those of one "group", or the whole step's ("batch").
+        per_token: It gives one number per token instead of one per response.
+        needs_critic: It reads the values of a critic.
+        group_baseline: Groups whose rewards are all equal teach nothing, so they may be filtered out.
+        reads: The fields of the section `algorithm` that have an effect with this estimator only.
+    """
+
+    function: str
+    scope: Scope = "group"
+    per_token: bool = False
+    needs_critic: bool = False
+    group_baseline: bool = False
+    reads: frozenset[str] = frozenset()
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is a function of the user's own."""
+        return self not in ESTIMATORS.values()
+
+    def check(self) -> None:
+        """Import a function of the user's own; raises ValueError, in one line, if it cannot be used."""
+        if self.is_own:
+            self.load()
+
+    def load(self) -> Callable[..., Any]:
+        """Import the function; raises ValueError, in one line, if it cannot be used."""
+        try:
+            function: Callable[..., Any] = load_function(self.function)
+        except NotAFunction as error:
+            raise self._refused(str(error)) from None
+        except (Exception, SystemExit) as error:
+            raise self._refused(f"importing it raises {type(error).__name__}: {error}") from error
+        if self.is_own:
+            self._check_parameters(function)
+        return function
+
+    def _check_parameters(self, function: Callable[..., Any]) -> None:
+        try:
+            signature = inspect.signature(function)
+            signature.bind(**{name: None for name in OWN_ARGUMENTS if name in signature.parameters})
+        except (TypeError, ValueError) as error:
+            raise self._refused(f"its parameters do not fit: {error}") from None
+        if OWN_ARGUMENTS[0] not in signature.parameters:
+            raise self._refused(f"its parameters are {signature}")
+
+    def _refused(self, reason: str) -> ValueError:
+        line = f"algorithm.advantage_estimator: value {self.function!r}; allowed: {_OWN_FORM}, but {reason}"
+        return ValueError(" ".join(line.split()))
+
+
+_ADVANTAGE = "tasks.learning.advantage:"
+ESTIMATORS: dict[str, Estimator] = {
+    "grpo": Estimator(
+        function=_ADVANTAGE + "group_advantages",
+        group_baseline=True,
+        reads=frozenset({"scale_rewards", "advantage_eps"}),
+    ),
+    "rloo": Estimator(function=_ADVANTAGE + "leave_one_out_advantages", group_baseline=True),
+    "reinforce_plus_plus": Estimator(
+        function=_ADVANTAGE + "reinforce_plus_plus_advantages",
+        scope="batch",
+        per_token=True,
+        reads=frozenset({"gamma", "advantage_eps"}),
+    ),
+    "reinforce_plus_plus_baseline": Estimator(
+        function=_ADVANTAGE + "reinforce_plus_plus_baseline_advantages",
+        scope="batch",
+        group_baseline=True,
+        reads=frozenset({"advantage_eps"}),
+    ),
+    "gae": Estimator(
+        function=_ADVANTAGE + "critic_advantages",
+        scope="batch",
+        per_token=True,
+        needs_critic=True,
+        reads=frozenset({"gamma", "gae_lambda", "advantage_eps", "value_clip"}),
+    ),
+}
+DEFAULT = "grpo"
+_READ_BY_OWN = frozenset({"advantage_scope"})
+# The fields that some estimator reads and another does not.
+OPTIONS = frozenset().union(*(estimator.reads for estimator in ESTIMATORS.values()), _READ_BY_OWN)
+
+
+def estimator_of(name: str, own_scope: Scope) -> Estimator:
+    """The estimator that the configuration names: one of the table, or a function of the user's own.
+
+    own_scope: the scope of the user's own. With `filter_groups` the user says that equal rewards teach it nothing.
+    Raises ValueError if the name is neither.
+    """
+    if name in ESTIMATORS:
+        return ESTIMATORS[name]
+    if not PATTERN.fullmatch(name):
+        raise ValueError(
+            f"advantage_estimator: value {name!r}; allowed: {', '.join(map(repr, ESTIMATORS))}, "
+            "or 'package.module:function'"
+        )
+    return Estimator(function=name, scope=own_scope, group_baseline=True, reads=_READ_BY_OWN)
