@@ -147,9 +147,17 @@ class LookAround:
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """Claim the responses of a transfer. Result: tuple of Work, empty if another member came first."""
+    """Claim the responses of a transfer. Result: Taken."""
 
     transfer: Transfer
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a transfer brought, by how many new claims; nothing if another member came first."""
+
+    work: tuple[Work, ...] = ()
+    claims: int = 0
 
 
 @dataclass(frozen=True, slots=True)

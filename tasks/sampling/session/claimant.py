@@ -24,7 +24,7 @@ from storage.store import ObjectStore
 from tasks.planning.offer import GroupLengths
 from tasks.planning.rebalance import Candidate, Cause, Holder, Transfer, choose, looked_at
 from tasks.planning.sibling_lengths import expected_left
-from tasks.sampling.session.actions import Seen, Work
+from tasks.sampling.session.actions import Seen, Taken, Work
 
 log = logging.getLogger(__name__)
 
@@ -211,7 +211,7 @@ class Claimant:
             isolated=self._reader.book.incarnations[name] in self._isolated,
         )
 
-    def take(self, transfer: Transfer) -> tuple[Work, ...]:
+    def take(self, transfer: Transfer) -> Taken:
         """Claim the transfer's responses, unit by unit; stop at the first unit that another member claimed earlier."""
         book, holder = self._reader.book, transfer.incarnation
         if holder is None:
@@ -229,13 +229,15 @@ class Claimant:
         for response in responses:
             by_unit.setdefault(self._unit[response], []).append(response)
         taken: list[int] = []
+        claims = 0
         for unit, found in by_unit.items():
             if not self._claim(unit, () if holder is None else (holder,), tuple(found)):
                 break
             taken += found
+            claims += 1
         if taken:
             log.info("slot %d: took %d responses: %s", self._slot, len(taken), transfer.cause.value)
-        return self._work(taken)
+        return Taken(self._work(taken), claims)
 
     def _candidates(self, holder: str) -> list[Candidate]:
         """The unfinished responses of a member, as its journal shows them."""

@@ -10,7 +10,7 @@ from storage.records import PlanRecord
 from tasks.planning.decode_rate import DecodeRate
 from tasks.planning.rebalance import Seeker, should_cut
 from tasks.sampling.engines.engine import EngineDied
-from tasks.sampling.session.actions import Action, Claims, Lane, Seen, Work
+from tasks.sampling.session.actions import Action, Claims, Lane, Seen, Taken, Work
 from tasks.sampling.session.heartbeat import Vitals
 from tasks.sampling.session.holdings import Holdings
 from tasks.sampling.session.session_config import SessionConfig
@@ -96,10 +96,22 @@ class State:
             log.info("slot %d: %d responses were claimed by another member", self.config.slot, lost)
 
     def take(self, work: tuple[Work, ...]) -> None:
-        """Hold the responses just claimed; from now on the heartbeat's load covers every claim made so far."""
+        """Hold responses, after which the heartbeat's load covers every claim that this member has made."""
+        self._hold(work)
+        self.claims_handed_out = self.claims.made
+
+    def take_more(self, taken: Taken) -> None:
+        """Hold the responses of a transfer.
+
+        An earlier claim may have come to light meanwhile, which only the next look hands out, so the load covers no
+        more than the new claims.
+        """
+        self._hold(taken.work)
+        self.claims_handed_out += taken.claims
+
+    def _hold(self, work: tuple[Work, ...]) -> None:
         for item in work:
             self.holdings.take(item)
-        self.claims_handed_out = self.claims.made
 
     def room(self) -> int:
         """How many more responses could start now; none while held ones wait here, or released ones wait for takers."""

@@ -23,7 +23,7 @@ from tasks.sampling.session.actions import (
     Rest,
     Seen,
     Take,
-    Work,
+    Taken,
     WriteShard,
 )
 from tasks.sampling.session.state import State
@@ -144,10 +144,10 @@ class StorageLane:
         found = 0
         turns = Turns(seeker, seen.holders, seen.unclaimed)
         while transfer := turns.next():
-            work: tuple[Work, ...] = yield Take(transfer)
-            state.take(work)
-            turns.took(transfer, len(work))
-            found += len(work)
+            taken: Taken = yield Take(transfer)
+            state.take_more(taken)
+            turns.took(transfer, len(taken.work))
+            found += len(taken.work)
         state.note_look(seen, found_work=bool(found))
 
     def _attempt(self, duty: str, steps: Steps) -> Steps:

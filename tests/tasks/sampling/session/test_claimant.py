@@ -47,7 +47,7 @@ def look(claimant, seeker, known, released=0):
     taken = [*seen.stray]
     turns = Turns(seeker, seen.holders, seen.unclaimed)
     while not seen.stray and (transfer := turns.next()):
-        work = claimant.take(transfer)
+        work = claimant.take(transfer).work
         turns.took(transfer, len(work))
         taken += work
     return taken, seen

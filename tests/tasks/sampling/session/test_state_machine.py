@@ -33,6 +33,7 @@ from tasks.sampling.session.actions import (
     Seen,
     StartResponses,
     Take,
+    Taken,
     Wake,
     Work,
     WriteShard,
@@ -271,12 +272,15 @@ def test_a_look_takes_from_each_source_once_and_holds_what_it_took_at_once():
     lost = {name: a_holder(name) for name in ("00001-x", "00001-y")}
     first = member.tell(Lane.STORAGE, Seen(holders=lost))[0]
     assert isinstance(first, Take)
-    taken = (Work(9, 2, (1,)),)
+    taken = Taken((Work(9, 2, (1,)),), 1)
     second = member.tell(Lane.STORAGE, taken, Claims({9: 2}, 1, 1))[0]
     assert {first.transfer.incarnation, second.transfer.incarnation} == lost.keys()
     assert list(member.state.holdings.held) == [9]
     assert member.state.vitals().claims == 1
-    assert isinstance(member.tell(Lane.STORAGE, ())[0], Rest)
+    # An earlier claim came to light, which the next look will hand out.
+    rest = member.tell(Lane.STORAGE, Taken((Work(10, 3, ()),), 1), Claims({9: 2, 10: 3, 12: 4}, 3, 1))
+    assert isinstance(rest[0], Rest)
+    assert member.state.vitals().claims == 2
 
 
 def a_holder(name):
