@@ -331,6 +331,40 @@ def _words_of(source: Source) -> Iterator[tuple[int, str]]:
                 yield node.lineno + offset, text
 
 
+def vacuous_tests(tree: Tree) -> Iterator[str]:
+    """Test functions that can only fail by an exception: neither they nor what they call in tests/ asserts anything."""
+    functions = [
+        (source, node, set(_called(node)))
+        for source in tree.sources
+        if source.path.startswith("tests/")
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    asserting = {"raises", "warns", "fail"}
+    while found := {
+        node.name
+        for _, node, called in functions
+        if node.name not in asserting and (called & asserting or _asserts(node))
+    }:
+        asserting |= found
+    for source, node, _ in functions:
+        if node.name.startswith("test_") and node.name not in asserting:
+            yield f"{source.path}:{node.lineno}: {node.name} asserts nothing"
+
+
+def _called(node: ast.AST) -> Iterator[str]:
+    """The last names of what is called, by whatever way it is reached."""
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Call):
+            yield ast.unparse(inner.func).rpartition(".")[2]
+
+
+def _asserts(node: ast.AST) -> bool:
+    """Whether it holds an assert, or calls one of a library, as torch.testing.assert_close."""
+    plain = any(isinstance(inner, ast.Assert) for inner in ast.walk(node))
+    return plain or any(name.startswith("assert_") for name in _called(node))
+
+
 RULES: tuple[Callable[[Tree], Iterator[str]], ...] = (
     forbidden_imports,
     slow_imports,
@@ -344,4 +378,5 @@ RULES: tuple[Callable[[Tree], Iterator[str]], ...] = (
     misplaced_inits,
     unlisted_packages,
     stale_readme_tree,
+    vacuous_tests,
 )
