@@ -21,7 +21,7 @@ from tests.small_run import (
     roll_out,
     train_iteration,
 )
-from tests.tasks.learning.rank_programs import launch
+from tests.tasks.learning.launched_ranks import launch
 
 pytestmark = pytest.mark.slow
 

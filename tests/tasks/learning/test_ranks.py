@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from tasks.learning.ranks import Ranks, joined
-from tests.tasks.learning.rank_programs import launch, talk
+from tests.tasks.learning.launched_ranks import launch
+from tests.tasks.learning.rank_talk import talk
 
 CPU = torch.device("cpu")
 

@@ -8,7 +8,8 @@ from storage.local import LocalStore
 from tasks.learning import checkpoint
 from tasks.learning.ranks import Ranks
 from tasks.learning.sharded import copy_whole, skeleton, whole
-from tests.tasks.learning.rank_programs import everything, launch, resumed
+from tests.tasks.learning.launched_ranks import launch
+from tests.tasks.learning.rank_programs import everything, resumed
 
 pytestmark = pytest.mark.slow
 
