@@ -36,7 +36,7 @@ from tests.small_run import (
     roll_out,
     train_iteration,
 )
-from tests.tasks.learning.rank_programs import launch
+from tests.tasks.learning.launched_ranks import launch
 
 URL = "memory://seeding"
 
@@ -274,7 +274,7 @@ def trained_group_by_group(model):
 
 def half_done(model, url=URL, **sections):
     """A plan of four slots: two are done, one was given notice in the middle, one never came."""
-    given = {"trainer": {"group_timeout_s": 30.0, "micro_batch_tokens_max": 1}, "planning": ALONE, "rollout": OFTEN}
+    given = {"trainer": {"group_timeout_s": 600.0, "micro_batch_tokens_max": 1}, "planning": ALONE, "rollout": OFTEN}
     settings = config(url, model, **(given | sections))
     store, _ = seeded_plan(settings, ["rollout"] * 4, 0.0)
     for slot in (0, 1):
@@ -321,7 +321,7 @@ def test_with_a_batch_recorded_already_the_learner_is_dropped_and_the_batch_repl
 
 @pytest.mark.slow
 def test_with_seeding_off_it_does_not(model):
-    half_done(model, planning={}, trainer={"group_timeout_s": 1.5, "micro_batch_tokens_max": 1})
+    half_done(model, planning={}, trainer={"group_timeout_s": 0.3, "micro_batch_tokens_max": 1})
     with pytest.raises(GroupTimeout):
         train_iteration(URL, 0)
 
@@ -345,7 +345,7 @@ def test_when_members_return_it_hands_over_and_trains_on(model, trained_group_by
         return built(weights, rollout, slow(0.2))
 
     def returns():
-        began.wait(30)
+        began.wait(600)
         while not beats(store, TRAIN_POOL) or not beats(store, TRAIN_POOL)[0].tokens_generated:
             time.sleep(0.01)
         generate_slot(URL, 0, 3, lambda: False, SystemClock(), build=slow(0.02))
