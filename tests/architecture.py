@@ -112,9 +112,14 @@ def _imported(node: ast.AST) -> list[str]:
     if isinstance(node, ast.ImportFrom):
         module = "." * node.level + (node.module or "")
         return [f"{module}.{alias.name}" for alias in node.names]
-    if isinstance(node, ast.Call) and ast.unparse(node.func) in ("importlib.import_module", "import_module"):
+    if isinstance(node, ast.Call) and _last_name(node.func) == "import_module":
         return [name.value for name in node.args[:1] if isinstance(name, ast.Constant)]
     return []
+
+
+def _last_name(called: ast.expr) -> str:
+    """What a called expression ends with: f of `a.b.f`; empty if it is no name. Unparsing would take seconds."""
+    return called.attr if isinstance(called, ast.Attribute) else called.id if isinstance(called, ast.Name) else ""
 
 
 class Tree:
@@ -356,7 +361,7 @@ def _called(node: ast.AST) -> Iterator[str]:
     """The last names of what is called, by whatever way it is reached."""
     for inner in ast.walk(node):
         if isinstance(inner, ast.Call):
-            yield ast.unparse(inner.func).rpartition(".")[2]
+            yield _last_name(inner.func)
 
 
 def _asserts(node: ast.AST) -> bool:
