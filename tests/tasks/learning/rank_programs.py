@@ -1,11 +1,15 @@
-"""What the tests of several ranks run: a program that torchrun starts, `python rank_programs.py <what> <directory>`.
+"""What the tests of several ranks run, and a server that runs it: importing all this takes seconds, forking does not.
 
-Results are left in the directory, as files that the test compares with what one rank computes.
+Results are left in a directory, as files that the test compares with what one rank computes.
 """
 
 import json
+import os
+import signal
+import socket
 import sys
 import time
+import traceback
 from datetime import timedelta
 from pathlib import Path
 
@@ -172,7 +176,8 @@ def wait_long_for_the_first(directory):
         _set_pg_timeout(timedelta(minutes=10))
 
 
-def main(what, directory):
+def run(what, directory):
+    """One rank's part of `what`."""
     if what == "seed":
         wait_long_for_the_first(directory)
         return
@@ -184,5 +189,47 @@ def main(what, directory):
         (directory / f"{what}{ranks.rank}.json").write_text(json.dumps(found))
 
 
+def forked_rank(what, directory, environment):
+    """The process id of a rank, whose output is in a file of the directory."""
+    child = os.fork()
+    if child:
+        return child
+    status = 1
+    try:
+        os.environ.update(environment)
+        with (directory / f"{what}{environment['RANK']}.log").open("wb") as log:
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+        run(what, directory)
+        status = 0
+    except BaseException:  # noqa: BLE001 - the rank's whole life
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def launch(what, directory, count):
+    """Exit statuses of `count` ranks, in the order in which they ended; the first failure ends the others."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(found.getsockname()[1]), "WORLD_SIZE": str(count)}
+    places = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
+    living = {forked_rank(what, directory, address | place) for place in places}
+    statuses = []
+    while living:
+        child, status = os.wait()
+        living.discard(child)
+        statuses.append(os.waitstatus_to_exitcode(status))
+        for other in living if statuses[-1] else ():
+            os.kill(other, signal.SIGKILL)
+    return statuses
+
+
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    # A request is a line with the arguments of `launch`, an answer is a line with its result.
+    answers = os.fdopen(os.dup(1), "w")
+    for line in sys.stdin:
+        name, folder, number = json.loads(line)
+        print(json.dumps(launch(name, Path(folder), number)), file=answers, flush=True)

@@ -57,4 +57,4 @@ def main(directory):
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[2]))
+    main(Path(sys.argv[1]))
