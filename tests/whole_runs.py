@@ -17,12 +17,15 @@ from storage.store import ObjectMissing, ObjectStore
 
 ROOT = Path(__file__).parents[1]
 PYFLYTE = [str(Path(sys.executable).parent / "pyflyte"), "--config", str(ROOT / "flyte.config"), "run"]
-LIMIT_S = 600
+# Many times what a run takes on an idle machine.
+LIMIT_S = 1500
 # A member that decodes few responses at a time takes so long that it can be killed in the middle.
 KILLABLE: dict[str, dict[str, Any]] = {
     "rollout": {"max_responses_in_flight": 8},
     "sampling": {"max_completion_length": 80},
 }
+# Each further slot is a process that imports flytekit, and torch with our own engine.
+ONE_SLOT: dict[str, Any] = {"rollout": {"count": 1, "interruptible": True}}
 
 
 def config_file(folder: Path, model: Path, url: str, **sections: dict[str, Any]) -> Path:

@@ -20,7 +20,7 @@ from tasks.configuration.run_config import load
 from tasks.preparing.evaluation import prepare
 from tasks.sampling.session.member import generate_slot
 from tests.small_run import commit_iteration, everything, plan_iteration, roll_out, train_iteration
-from tests.whole_runs import KILLABLE, config_file, ended, kill_a_slot_in_the_middle, pyflyte, training
+from tests.whole_runs import KILLABLE, ONE_SLOT, config_file, ended, kill_a_slot_in_the_middle, pyflyte, training
 from tests.workflows.test_iteration import CONFIG, SETTINGS, unrolled
 from workflows.evaluation import evaluate_version, evaluation
 
@@ -68,14 +68,15 @@ def undisturbed(config: Path, folder: Path, version: int) -> list[list[int]]:
     return [row[1] for row in tokens(reference.run_url)]
 
 
-def run_file(folder: Path, model: Path, **rollout: object) -> Path:
-    return config_file(folder, model, str(folder / "run"), rollout=rollout, evaluation=EVALUATION)
+def run_file(folder: Path, model: Path, **sections: object) -> Path:
+    return config_file(folder, model, str(folder / "run"), evaluation=EVALUATION, **sections)
 
 
 @pytest.mark.slow
 def test_training_evaluates_what_is_due_with_the_same_prompts(tmp_path, model):
     """The responses themselves are not looked at, so members need no model."""
-    ended(training(run_file(tmp_path, model, engine="scripted"), "--count", "2"))
+    config = run_file(tmp_path, model, rollout={"engine": "scripted"}, pools=ONE_SLOT)
+    ended(training(config, "--count", "2"))
     store = connect(str(tmp_path / "run"))
     assert next_iteration(store) == 2
     zeroth, second = evaluations(store)
@@ -86,7 +87,7 @@ def test_training_evaluates_what_is_due_with_the_same_prompts(tmp_path, model):
 
 @pytest.mark.slow
 def test_an_evaluation_survives_a_kill_and_is_made_once(tmp_path, model):
-    config = run_file(tmp_path, model, **KILLABLE["rollout"])
+    config = run_file(tmp_path, model, rollout=KILLABLE["rollout"])
     url = load(config).run.url
     plan_iteration(load(config))
     roll_out(url, 0)

@@ -9,11 +9,9 @@ from storage import layout
 from storage.connect import connect
 from storage.run import read_plan, reports
 from tests.small_run import everything
-from tests.whole_runs import KILLABLE, config_file, ended, kill_a_slot_in_the_middle, pyflyte, training
+from tests.whole_runs import KILLABLE, ONE_SLOT, config_file, ended, kill_a_slot_in_the_middle, pyflyte, training
 
 pytestmark = pytest.mark.slow
-
-ONE_SLOT = {"rollout": {"count": 1, "interruptible": True}}
 
 
 def test_a_killed_run_continues_and_learns_from_the_same_tokens(tmp_path, model):
