@@ -14,8 +14,10 @@ VLLM_TESTS := tests/benchmarks/test_gpu.py tests/tasks/sampling/engines/test_cho
 	tests/tasks/sampling/engines/test_vllm_*.py tests/benchmarks/test_engine_parity.py
 # Older pips take minutes to resolve what this one resolves in seconds.
 PIP_VERSION := 26.3
-# Tests start servers and child processes on ports and directories of their own; a file stays in one process.
+# Tests start servers and child processes on ports and directories of their own; a file stays in one process. Files come
+# in the order of tests/conftest.py: pytest-xdist would begin with those of the most tests, which are the fastest.
 TEST_PROCESSES ?= 2
+IN_PARALLEL := -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 IMAGE ?= ghcr.io/example/gleaner:0.1.0
 
 # One thread per process (slots are processes), and nothing that looks at the network after the installation.
@@ -46,10 +48,10 @@ demo-vllm: $(VLLM_VENV)/installed  ## the same with vLLM as the engine
 	$(VLLM_BIN)/python -m examples.demo --engine vllm
 
 test: $(VENV)/installed  ## all tests but those of vLLM
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
+	$(BIN)/python -m pytest $(IN_PARALLEL)
 
 test-fast: $(VENV)/installed  ## what a change breaks first, in under 90 s: no slow tests, few examples of properties
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile -m "not slow" --hypothesis-profile=fast
+	$(BIN)/python -m pytest $(IN_PARALLEL) -m "not slow" --hypothesis-profile=fast
 
 # In one process: an engine takes up to 3 GiB and a core or two. Not with the tests of S3 servers: vLLM in their process
 # looks at every module that is loaded, and Flask's do not bear that.

@@ -115,9 +115,14 @@ def _imported(node: ast.AST) -> list[str]:
     if isinstance(node, ast.ImportFrom):
         module = "." * node.level + (node.module or "")
         return [f"{module}.{alias.name}" for alias in node.names]
-    if isinstance(node, ast.Call) and ast.unparse(node.func) in ("importlib.import_module", "import_module"):
+    if isinstance(node, ast.Call) and _last_name(node.func) == "import_module":
         return [name.value for name in node.args[:1] if isinstance(name, ast.Constant)]
     return []
+
+
+def _last_name(called: ast.expr) -> str:
+    """What a called expression ends with: f of `a.b.f`; empty if it is no name. Unparsing would take seconds."""
+    return called.attr if isinstance(called, ast.Attribute) else called.id if isinstance(called, ast.Name) else ""
 
 
 class Tree:
@@ -343,6 +348,40 @@ def _words_of(source: Source) -> Iterator[tuple[int, str]]:
                 yield node.lineno + offset, text
 
 
+def vacuous_tests(tree: Tree) -> Iterator[str]:
+    """Test functions that can only fail by an exception: neither they nor what they call in tests/ asserts anything."""
+    functions = [
+        (source, node, set(_called(node)))
+        for source in tree.sources
+        if source.path.startswith("tests/")
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    asserting = {"raises", "warns", "fail"}
+    while found := {
+        node.name
+        for _, node, called in functions
+        if node.name not in asserting and (called & asserting or _asserts(node))
+    }:
+        asserting |= found
+    for source, node, _ in functions:
+        if node.name.startswith("test_") and node.name not in asserting:
+            yield f"{source.path}:{node.lineno}: {node.name} asserts nothing"
+
+
+def _called(node: ast.AST) -> Iterator[str]:
+    """The last names of what is called, by whatever way it is reached."""
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Call):
+            yield _last_name(inner.func)
+
+
+def _asserts(node: ast.AST) -> bool:
+    """Whether it holds an assert, or calls one of a library, as torch.testing.assert_close."""
+    plain = any(isinstance(inner, ast.Assert) for inner in ast.walk(node))
+    return plain or any(name.startswith("assert_") for name in _called(node))
+
+
 RULES: tuple[Callable[[Tree], Iterator[str]], ...] = (
     forbidden_imports,
     slow_imports,
@@ -357,4 +396,5 @@ RULES: tuple[Callable[[Tree], Iterator[str]], ...] = (
     misplaced_inits,
     unlisted_packages,
     stale_readme_tree,
+    vacuous_tests,
 )

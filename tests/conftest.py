@@ -1,6 +1,7 @@
 """Fixtures shared by all test packages."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -9,9 +10,17 @@ from tests import radosgw_server
 from tests.s3_server import S3_BUCKET, SerialisedMoto, make_bucket, moto_server, point_to
 
 # How long an example takes says more about the machine's other work than about us.
-hypothesis.settings.register_profile("gleaner", deadline=None)
-hypothesis.settings.register_profile("fast", deadline=None, max_examples=10)
+for profile, examples in (("fast", 10), ("gleaner", 60), ("thorough", 1000)):
+    hypothesis.settings.register_profile(profile, deadline=None, max_examples=examples)
 hypothesis.settings.load_profile("gleaner")
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a tiny random model, which tests only read."""
+    from tests.small_run import model_directory  # noqa: PLC0415 - imports transformers, which few tests need
+
+    return model_directory(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="session")
@@ -52,5 +61,5 @@ def radosgw_url(radosgw_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whole runs first: a file stays in one process, and the longest ones at the end would leave the others idle."""
+    """Whole runs first: a file stays in one process, and a long one at the end would leave the other processes idle."""
     items.sort(key=lambda item: "workflows" not in item.path.parts)

@@ -22,6 +22,7 @@ from tests.architecture import (
     slow_imports,
     stale_readme_tree,
     unlisted_packages,
+    vacuous_tests,
     vague_names,
 )
 
@@ -126,6 +127,12 @@ BROKEN = [
     (unlisted_packages, {"storage/a.py": ""}, "py-modules: gleaner is not on the disk"),
     (stale_readme_tree, {"storage/a.py": "", "README.md": TREE_README.format("b.py")}, "storage/b.py does not exist"),
     (stale_readme_tree, {"README.md": TREE_README.format("*.py")}, "README.md: storage/ does not exist"),
+    (vacuous_tests, {"tests/test_a.py": "def test_x():\n    f()"}, "test_a.py:1: test_x asserts nothing"),
+    (
+        vacuous_tests,
+        {"tests/test_a.py": "class TestA:\n  def test_x(self):\n    b.f(1)", "tests/b.py": "def f(x):\n    g(x)"},
+        "tests/test_a.py:2: test_x asserts nothing",
+    ),
 ]
 SOUND = {
     "README.md": TREE_README.format("a.py") + "```\n└── storage/\n    └── *.py  all\nLICENSE\n```\n",
@@ -135,6 +142,9 @@ SOUND = {
     "storage/a.py": "import os\nimport numpy as np\nfrom storage import b\nmodel.eval()",
     "storage/b.py": "import pyarrow.compute",
     "storage/s3.py": "import s3fs",
+    "tests/b.py": "def f(x):\n    g(x)\ndef g(x):\n    assert x",
+    "tests/test_a.py": "def test_x():\n    b.f(1)\ndef test_y():\n    with pytest.raises(E): h()\n"
+    "def test_z():\n    torch.testing.assert_close(1, 1)",
 }
 SOUND_TASKS = {
     "tasks/plan.py": "import flytekit\nfrom tasks.planning import dispatch\nfrom tasks import rollout",

@@ -27,7 +27,6 @@ from tests.small_run import (
     config,
     everything,
     memory_store,
-    model_directory,
     plan_iteration,
     roll_out,
     train_iteration,
@@ -35,11 +34,6 @@ from tests.small_run import (
 
 ROOT = Path(__file__).parents[1]
 URL = "memory://bad-input"
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return model_directory(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture

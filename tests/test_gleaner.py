@@ -18,7 +18,6 @@ from tests.small_run import (
     commit_iteration,
     config,
     document,
-    model_directory,
     plan_iteration,
     roll_out,
     train_iteration,
@@ -37,11 +36,6 @@ def refused(result):
     assert result.stdout == ""
     assert "Traceback" not in result.stderr
     return result.stderr.splitlines()
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return model_directory(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture

@@ -146,7 +146,7 @@ def test_on_a_terminal_it_draws_in_place_and_ends_on_ctrl_c(url):
     terminal, its_end = pty.openpty()
     process = follow(url, its_end)
     os.close(its_end)
-    shown, deadline_s = b"", time.monotonic() + 30
+    shown, deadline_s = b"", time.monotonic() + 300
     while shown.count(b"responses 1 of 4") < 5 and time.monotonic() < deadline_s:
         if select.select([terminal], [], [], 0.1)[0]:
             shown += os.read(terminal, 65536)

@@ -134,9 +134,8 @@ def _rows(cases: Sequence[GradingCase]) -> list[list[Any]]:
 
 
 def _start_child() -> subprocess.Popen[bytes]:
-    paths = [path or str(Path.cwd()) for path in sys.path]
-    if str(_PROJECT_ROOT) not in paths:
-        paths.append(str(_PROJECT_ROOT))
+    # Each once: flytekit adds a folder again for every task it meets, and the length of a variable is limited.
+    paths = dict.fromkeys([*(path or str(Path.cwd()) for path in sys.path), str(_PROJECT_ROOT)])
     process = subprocess.Popen(
         # -P: the child's working directory is not on its module path, unless it is on this process's.
         [sys.executable, "-P", "-u", "-m", "tasks.grading.worker"],

@@ -2,7 +2,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.bias import LENGTH_MAX, POLICIES, R1_LENGTHS, biases, estimate, seen, stated_responses
@@ -67,7 +67,6 @@ def test_survival_falls_exponentially_with_duration():
     assert kept.mean(axis=1) == pytest.approx(np.exp([-0.35, -0.7, -1.4]), abs=0.03)
 
 
-@settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 10_000), rate=st.floats(0.0, 3.0))
 def test_whoever_waits_trains_on_everything_that_is_resumed_or_restarted_alike(seed: int, rate: float):
     rng = np.random.default_rng(seed)

@@ -2,7 +2,7 @@ import math
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.resume_value import EngineCosts, break_even_losses_per_h, expected_duration_s, resume_costs
@@ -62,7 +62,6 @@ def test_numbers_worked_out_by_hand():
     assert found.since_flush_s == pytest.approx(20 * 100 * math.exp(restart_s / 100) * math.expm1(5.015 / 100))
 
 
-@settings(max_examples=60, deadline=None)
 @given(tokens=st.integers(64, 32_768), per_h=st.floats(0.001, 10.0), more=st.floats(1.01, 4.0))
 def test_more_losses_cost_every_design_more(tokens: int, per_h: float, more: float):
     few = resume_costs(COSTS, prompt_tokens=50, response_tokens=tokens, losses_per_h=per_h, waves=3)

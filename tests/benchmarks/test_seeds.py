@@ -31,6 +31,7 @@ from tasks.forecasting.response_lengths import ResponseLengths
 from tasks.forecasting.simulate import simulate
 from tasks.planning.division import assign_groups
 from tasks.planning.makespan import member_time_s
+from tests.property_examples import part_of_examples
 
 FILES = sorted(path.stem for path in SCENARIOS.glob("*.yaml"))
 SIZES = {
@@ -204,7 +205,7 @@ def test_without_a_published_figure_there_is_a_target_only_where_a_least_was_set
     assert replace(most, ours=0.8).verdict == "reached"
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=part_of_examples(0.5))
 @given(seed=st.integers(1, 1000), members=st.integers(1, 6), share=st.floats(0.1, 1.0))
 def test_global_cut_spends_what_lockstep_decoding_spends(seed, members, share):
     cheap = with_pool(with_work(scenario("rlhfless_3b"), num_prompts_per_step=24), prefill_tokens_per_s=1e12)

@@ -95,10 +95,10 @@ def test_engine_time_is_split_into_kept_wasted_and_idle(tmp_path: Path):
 
 
 def work_until(folder: str, log_path: str) -> None:
-    """A worker that must live 0.4 s to leave its mark; it decodes a token of response 0 at its start."""
+    """A worker that must live 1.5 s to leave its mark; it decodes a token of response 0 at its start."""
     now_s = time.monotonic()
     StepLog(Path(log_path)).add(Decoded(now_s, 0.0001, 0, 1))
-    time.sleep(0.4)
+    time.sleep(1.5)
     (Path(folder) / f"done-{os.getpid()}").write_text("")
 
 

@@ -17,6 +17,7 @@ from resources.spot_trace import (
     lost_at_once,
     read_trace,
 )
+from tests.property_examples import part_of_examples
 
 HOUR_S = 3600.0
 BAMBOO = "0,add,a\n0,add,b\n60000,remove,a\n120000,add,c\n180000,remove,b\n180000,remove,c\n"
@@ -113,7 +114,7 @@ def test_window_begins_with_what_is_up():
         trace.window(15 * HOUR_S, 6 * HOUR_S)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=part_of_examples(0.5))
 @given(seats=st.integers(1, 12), seed=st.integers(0, 1000))
 def test_sub_fleet_keeps_each_seat_s_history(seats: int, seed: int):
     trace = draw_trace(AWS_P3, 12, 30 * HOUR_S, seed=3)

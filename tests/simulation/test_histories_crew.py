@@ -1,6 +1,5 @@
 """Simulated histories in which members do not come: the trainer's machine generates, and bugs in that are found."""
 
-import logging
 import math
 from collections import Counter
 from contextlib import suppress
@@ -16,6 +15,7 @@ from tasks.sampling.session import decode_lane
 from tasks.sampling.session.actions import ReadClosed
 from tasks.sampling.session.crew_watch import CrewWatch
 from tasks.sampling.session.storage_lane import StorageLane
+from tests.judged_histories import is_found
 
 DRAWN = [draw_history(seed) for seed in range(120)]
 # Many a member dies, the store fails, and the trainer is struck, too; or nothing but that is wrong.
@@ -28,14 +28,6 @@ TAKEN_FOR_LIVING, HANDED_TO_THE_DEAD, KEPT = (1, 34, 49, 51, 57), (1, 34, 57), (
 TAKES_TURNS = (15, 51, 145, 151)
 
 
-@pytest.fixture(autouse=True)
-def quiet():
-    """What goes wrong is made to."""
-    logging.disable(logging.WARNING)
-    yield
-    logging.disable(logging.NOTSET)
-
-
 def crew_of(history):
     return {place.slot for place in history.plan.slots if place.pool != TRAIN_POOL}
 
@@ -46,15 +38,7 @@ def never_comes(history):
 
 
 def untroubled(seeds):
-    return [draw_history(seed).untroubled for seed in seeds]
-
-
-def broken_by(histories):
-    """By how many of the histories each kind of rule is broken."""
-    kinds = Counter()
-    for history in histories:
-        kinds.update({rule.split(":", 1)[0] for rule in live_and_judge(history).broken})
-    return kinds
+    return (draw_history(seed).untroubled for seed in seeds)
 
 
 def test_everything_that_flyte_may_not_start_is_drawn():
@@ -102,9 +86,7 @@ def turns_of_the_trainers_lives(outcome):
 @pytest.mark.slow
 def test_a_trainer_that_does_not_generate_again_is_found(monkeypatch):
     monkeypatch.setattr(CrewWatch, "check", lambda *_: None)
-    broken = broken_by(untroubled(WAITED_FOR))
-    assert broken["waits"] >= 4
-    assert broken["livelock"] >= 3
+    assert is_found(untroubled(WAITED_FOR), waits=4, livelock=3)
 
 
 @pytest.mark.slow
@@ -113,7 +95,7 @@ def test_a_watch_that_takes_the_dead_for_living_is_found(monkeypatch):
         return [record for record in watch._seen.values() if record.pool != TRAIN_POOL]
 
     monkeypatch.setattr(CrewWatch, "_present", present)
-    assert broken_by(untroubled(TAKEN_FOR_LIVING))["waits"] >= 4
+    assert is_found(untroubled(TAKEN_FOR_LIVING), waits=4)
 
 
 @pytest.mark.slow
@@ -124,7 +106,7 @@ def test_a_helping_member_that_hands_over_to_the_dead_is_found(monkeypatch):
 
     monkeypatch.setattr(CrewWatch, "lives", lives)
     monkeypatch.setattr(CrewWatch, "works", lives)
-    assert broken_by(untroubled(HANDED_TO_THE_DEAD))["livelock"] == 3
+    assert is_found(untroubled(HANDED_TO_THE_DEAD), livelock=3)
 
 
 def sent(steps, first):
@@ -145,7 +127,7 @@ def test_a_pod_that_claims_although_it_comes_after_closing_is_found(monkeypatch)
         yield from sent(steps, False)
 
     monkeypatch.setattr(StorageLane, "_claim", claim_blindly)
-    assert broken_by(ABSENT[:10])["late"] >= 3
+    assert is_found(ABSENT[:10], late=3)
 
 
 @pytest.mark.slow
@@ -158,7 +140,7 @@ def test_a_helping_member_that_keeps_its_work_when_it_hands_over_is_found(monkey
         state.leaving = True
 
     monkeypatch.setattr(decode_lane, "_leave", stay)
-    assert broken_by(untroubled(KEPT))["error"] == 3
+    assert is_found(untroubled(KEPT), error=3)
 
 
 def test_who_comes_after_closing_and_only_beats_is_found():

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from storage import layout, records
@@ -113,7 +113,6 @@ def assert_complete(store: MemoryStore, plan: PlanRecord) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=400, deadline=None)
 @given(st.integers(0, 2**32))
 def test_any_interleaving_of_workers_assembles_to_the_same_responses(seed):
     """Kills, zombies that write on, restarts, steals of single responses, in any order."""

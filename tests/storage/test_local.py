@@ -139,7 +139,7 @@ class Comparison(RuleBasedStateMachine):
 
 TestComparison = Comparison.TestCase
 TestComparison.pytestmark = [pytest.mark.slow]
-TestComparison.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestComparison.settings = settings(stateful_step_count=30)
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.prompt_table import PromptRow, decode_prompts, encode_prompts
@@ -22,7 +22,6 @@ ROWS = st.builds(
 
 
 @pytest.mark.slow
-@settings(deadline=None)
 @given(st.lists(ROWS, max_size=5))
 def test_round_trip(rows):
     assert decode_prompts("k", encode_prompts(rows)) == rows

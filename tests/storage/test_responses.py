@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -44,7 +44,6 @@ ROWS = st.lists(
 
 
 @pytest.mark.slow
-@settings(deadline=None)  # the first call imports
 @given(ROWS)
 def test_what_is_read_is_what_was_written_to_the_last_bit(cases):
     rows = [

@@ -1,7 +1,7 @@
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.framing import append_trailer
@@ -30,7 +30,6 @@ def same(a: Row, b: Row) -> bool:
 
 
 @pytest.mark.slow
-@settings(deadline=None)
 @given(st.lists(rows(), max_size=8))
 def test_round_trip(written):
     read = decode_shard("k", encode_shard(written))
@@ -42,7 +41,6 @@ def test_round_trip(written):
 ROW = Row(3, 1, 5, np.arange(200, dtype=np.uint32), np.linspace(-1, 0, 200, dtype=np.float32), 7, Finish.STOP)
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_any_truncation_or_flipped_byte_is_named_and_refused(data):
     body = bytearray(encode_shard([ROW]))

@@ -31,8 +31,8 @@ def test_after_an_error_nothing_more_is_begun(error):
         time.sleep(0.02)
 
     with pytest.raises(error):
-        in_threads(2, work, range(100))
-    assert len(begun) < 10
+        in_threads(2, work, range(10_000))
+    assert len(begun) < 5_000
 
 
 @pytest.mark.slow

@@ -25,7 +25,6 @@ from tests.small_run import (
     config,
     everything,
     memory_store,
-    model_directory,
     plan_iteration,
     roll_out,
     train_iteration,
@@ -54,11 +53,6 @@ class Impatient:
 
     def sleep(self, duration_s):
         raise Waits
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return model_directory(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture

@@ -30,13 +30,12 @@ from tasks.sampling.engines.engine import EngineError
 from tasks.sampling.session.crew_watch import CrewLost
 from tasks.sampling.session.join import JoinLimits, join_run
 from tasks.sampling.session.member import generate_slot
-from tests.evaluated_run import EVALUATION, URL, planned, sampled, trained_run
+from tests.evaluated_run import EVALUATION, URL, planned, sampled
 from tests.small_run import (
     Unreachable,
     config,
     everything,
     memory_store,
-    model_directory,
     plan_iteration,
     roll_out,
     train_iteration,
@@ -45,29 +44,6 @@ from tests.tasks.grading.tiny_reward_model import save_reward_model
 from workflows.evaluation import grades_with_a_model
 
 MATH = [{"function": "math"}]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return model_directory(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def trained(model):
-    return trained_run(model)
-
-
-@pytest.fixture
-def store(trained):
-    store = memory_store("evaluate")
-    for key, body in trained.items():
-        store.put(key, body)
-    return store
-
-
-@pytest.fixture
-def settings(model):
-    return config(URL, model, evaluation=EVALUATION)
 
 
 def test_a_plan_is_an_iteration_without_training_below_the_run(store, settings):

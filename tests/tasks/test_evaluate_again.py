@@ -21,36 +21,15 @@ from tasks.evaluation.measure import measure
 from tasks.reporting.watch import Watcher
 from tasks.sampling.session.join import JoinLimits, join_run
 from tasks.sampling.session.member import generate_slot
-from tests.evaluated_run import EVALUATION, URL, planned, sampled, trained_run
+from tests.evaluated_run import EVALUATION, URL, planned, sampled
 from tests.small_run import (
     config,
     everything,
     memory_store,
-    model_directory,
     plan_iteration,
     roll_out,
     train_iteration,
 )
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return model_directory(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def trained(model):
-    return trained_run(model)
-
-
-@pytest.fixture
-def store(trained):
-    return filled(MemoryStore("evaluate"), trained)
-
-
-@pytest.fixture
-def settings(model):
-    return config(URL, model, evaluation=EVALUATION)
 
 
 def filled(store, objects):

@@ -20,7 +20,6 @@ from tests.small_run import (
     Unreachable,
     config,
     memory_store,
-    model_directory,
     plan_iteration,
 )
 
@@ -46,11 +45,6 @@ threading.Thread(target=tell, daemon=True).start()
 rollout(slot=0, plan=PlanReference(run_url=url, iteration=0, weight_version=0, execution="e"))
 print("it was not told in time")
 """
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return model_directory(tmp_path_factory.mktemp("model"))
 
 
 def test_the_task_generates_its_slot_and_says_what_it_did(model):

@@ -17,17 +17,11 @@ from tests.small_run import (
     Unreachable,
     config,
     memory_store,
-    model_directory,
     plan_iteration,
     roll_out,
 )
 
 URL = "memory://train-task"
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return model_directory(tmp_path_factory.mktemp("model"))
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ import pytest
 import yaml
 from flytekit.tools.translator import get_serializable
 
-from examples.warm_start import build_model, build_tokenizer
 from storage import layout
 from storage.clock import SystemClock
 from storage.compaction import read_responses
@@ -20,9 +19,9 @@ from storage.run import next_iteration
 from tasks.configuration.run_config import load
 from tasks.preparing.evaluation import prepare
 from tasks.sampling.session.member import generate_slot
-from tests.small_run import everything
+from tests.small_run import commit_iteration, everything, plan_iteration, roll_out, train_iteration
+from tests.whole_runs import KILLABLE, ONE_SLOT, config_file, ended, kill_a_slot_in_the_middle, pyflyte, training
 from tests.workflows.test_iteration import CONFIG, SETTINGS, unrolled
-from tests.workflows.test_training import PYFLYTE, ROOT, config_file, kill_a_slot_in_the_middle
 from workflows.evaluation import evaluate_version, evaluation
 
 EVALUATION = {
@@ -30,41 +29,25 @@ EVALUATION = {
     "num_prompts": 8,
     "num_generations": 4,
     "k": [1, 2, 4],
-    "sampling": {"max_completion_length": 150},
+    "sampling": KILLABLE["sampling"],
     "interval": 2,
 }
 
 
-@pytest.fixture(scope="module")
-def trained_model(tmp_path_factory) -> Path:
-    directory = tmp_path_factory.mktemp("model")
-    tokenizer = build_tokenizer()
-    build_model(len(tokenizer)).save_pretrained(directory)
-    tokenizer.save_pretrained(directory)
-    return directory
-
-
-def pyflyte(workflow: str, config: Path, *more: str) -> "subprocess.Popen[str]":
-    command = [*PYFLYTE, str(ROOT / "workflows" / f"{workflow}.py"), workflow, "--config", str(config), *more]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
-
-
-def ended(child: "subprocess.Popen[str]") -> str:
-    output, _ = child.communicate(timeout=600)
-    assert child.returncode == 0, output
-    return output
+def evaluating(config: Path, *more: str) -> "subprocess.Popen[str]":
+    """`pyflyte run` of the workflow that evaluates one version."""
+    return pyflyte("evaluation", "--config", str(config), *more)
 
 
 def evaluation_begun(store, child) -> str:
-    """The url of the evaluation whose plan comes next."""
-    ended_before = {layout.evaluation_name(each.weight_version, each.digest) for each in evaluations(store)}
+    """The url of the run's only evaluation, as soon as it is planned."""
     while child.poll() is None:
         for key in store.list(layout.EVALUATIONS):
             name, _, rest = key.removeprefix(layout.EVALUATIONS).partition("/")
-            if rest == layout.plan(0) and name not in ended_before:
+            if rest == layout.plan(0):
                 return layout.evaluation_url(store.url, name)
         time.sleep(0.01)
-    raise AssertionError(child.stdout.read())
+    raise AssertionError(child.communicate()[0])
 
 
 def tokens(url: str) -> list[tuple[str, list[int], float | None]]:
@@ -77,6 +60,7 @@ def undisturbed(config: Path, folder: Path, version: int) -> list[list[int]]:
     shutil.copytree(settings.run.url, folder, ignore=shutil.ignore_patterns("evaluations"))
     copy = yaml.safe_load(config.read_text())
     copy["run"]["url"] = str(folder)
+    copy["rollout"]["max_responses_in_flight"] = 16
     (folder.parent / "copy.yaml").write_text(yaml.safe_dump(copy))
     reference, slots = prepare(load(folder.parent / "copy.yaml"), version, "test", SystemClock())
     for slot in slots:
@@ -84,30 +68,44 @@ def undisturbed(config: Path, folder: Path, version: int) -> list[list[int]]:
     return [row[1] for row in tokens(reference.run_url)]
 
 
-@pytest.mark.slow
-def test_training_evaluates_what_is_due_and_an_evaluation_survives_a_kill(tmp_path, trained_model):
-    url = str(tmp_path / "run")
-    config = config_file(tmp_path, trained_model, url)
-    config.write_text(yaml.safe_dump(yaml.safe_load(config.read_text()) | {"evaluation": EVALUATION}))
-    store = connect(url)
-    ended(pyflyte("training", config, "--count", "2"))
-    assert next_iteration(store) == 2
-    assert [record.weight_version for record in evaluations(store)] == [0, 2]  # version 1 was not due
+def run_file(folder: Path, model: Path, **sections: object) -> Path:
+    return config_file(folder, model, str(folder / "run"), evaluation=EVALUATION, **sections)
 
-    child = pyflyte("evaluation", config, "--version", "1")
+
+@pytest.mark.slow
+def test_training_evaluates_what_is_due_with_the_same_prompts(tmp_path, model):
+    """The responses themselves are not looked at, so members need no model."""
+    config = run_file(tmp_path, model, rollout={"engine": "scripted"}, pools=ONE_SLOT)
+    ended(training(config, "--count", "2"))
+    store = connect(str(tmp_path / "run"))
+    assert next_iteration(store) == 2
+    zeroth, second = evaluations(store)
+    assert (zeroth.weight_version, second.weight_version) == (0, 2)  # version 1 was not due
+    assert zeroth.digest == second.digest
+    assert [prompt.prompt_id for prompt in zeroth.prompts] == [prompt.prompt_id for prompt in second.prompts]
+
+
+@pytest.mark.slow
+def test_an_evaluation_survives_a_kill_and_is_made_once(tmp_path, model):
+    config = run_file(tmp_path, model, rollout=KILLABLE["rollout"])
+    url = load(config).run.url
+    plan_iteration(load(config))
+    roll_out(url, 0)
+    train_iteration(url, 0)
+    commit_iteration(url, 0)
+    store = connect(url)
+    child = evaluating(config, "--version", "1")
     of_first = evaluation_begun(store, child)
     kill_a_slot_in_the_middle(connect(of_first), child)
     assert "pass@4" in ended(child)
-    zeroth, first, second = evaluations(store)
-    assert (zeroth.weight_version, zeroth.digest) == (0, first.digest)
-    assert (first.weight_version, first.digest) == (1, second.digest)
+    [first] = evaluations(store)
+    assert first.weight_version == 1
     assert first.metrics["val/resume/tokens_recovered"] > 0
     assert first.metrics["val/preempt/count"] >= 1
-    assert [prompt.prompt_id for prompt in first.prompts] == [prompt.prompt_id for prompt in second.prompts]
     assert [row[1] for row in tokens(of_first)] == undisturbed(config, tmp_path / "copy", 1)
 
     before = everything(store)
-    ended(pyflyte("evaluation", config))  # the newest, which has ended
+    ended(evaluating(config))  # the newest, which has ended
     assert everything(store) == before
 
 

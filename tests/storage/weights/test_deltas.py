@@ -1,7 +1,7 @@
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.weights.deltas import CHUNK, SEGMENT, apply, encode
@@ -23,7 +23,6 @@ def applied(delta: bytes, base: bytes, item_bytes: int) -> bytes:
         )
     )
 )
-@settings(max_examples=200, deadline=None)
 def test_any_bytes_round_trip(drawn):
     """Whatever the bits mean: every NaN pattern, infinity and negative zero is one of them."""
     size, (base, changes) = drawn
@@ -36,7 +35,6 @@ def test_any_bytes_round_trip(drawn):
         lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1), max_size=20), st.integers(0, 99))
     )
 )
-@settings(max_examples=60, deadline=None)
 def test_gaps_of_any_length(drawn):
     length, indices, seed = drawn
     base = np.random.default_rng(seed).integers(0, 1 << 16, length, dtype=np.uint16)
@@ -98,10 +96,10 @@ def test_malformed_differences_are_refused(delta, message):
 
 
 @given(st.binary(max_size=60), st.integers(0, 60))
-@settings(max_examples=200, deadline=None)
 def test_no_bytes_do_anything_but_apply_or_be_refused(raw, length):
     for delta in (raw, forged(raw), forged(raw, length)):
         try:
-            applied(delta, bytes(64), 4)
+            made = applied(delta, bytes(64), 4)
         except ValueError:
             continue
+        assert len(made) == 64

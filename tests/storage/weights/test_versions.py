@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from storage import layout, records
@@ -188,7 +188,6 @@ def test_differences_do_not_add_up_to_more_than_a_version():
 
 @pytest.mark.slow
 @given(data=st.data())
-@settings(max_examples=80, deadline=None)
 def test_no_changed_byte_goes_unnoticed(data):
     store = MemoryStore("run")
     chain(store, 6)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.records import TRAIN_POOL
@@ -89,7 +89,6 @@ pools = st.builds(
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(pools, min_size=1, max_size=2),
     st.one_of(planning, gpu_seconds),

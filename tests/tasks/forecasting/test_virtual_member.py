@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.forecasting.virtual_ledger import Account
@@ -26,7 +26,6 @@ def run_out(member: Member) -> list[tuple[float, int]]:
     return found
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=8))
 def test_lockstep_takes_the_identity_of_the_step_time(lengths):
     member = a_member()

@@ -4,7 +4,15 @@ import torch
 from tasks.configuration.trainer import TrainerConfig
 from tasks.learning.batching import collate
 from tasks.learning.policy import Policy
+from tests.tasks.learning.launched_ranks import rank_server
 from tests.tasks.learning.tiny_model import VOCABULARY, write_model
+
+
+@pytest.fixture(scope="session")
+def ranks_server():
+    """Where several ranks are forked."""
+    with rank_server() as server:
+        yield server
 
 
 @pytest.fixture

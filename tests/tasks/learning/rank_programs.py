@@ -1,13 +1,15 @@
-"""What the tests of several ranks run: a program that torchrun starts, `python rank_programs.py <what> <directory>`.
+"""What the tests of several ranks run, and a server that runs it: importing all this takes seconds, forking does not.
 
-Results are left in the directory, as files that the test compares with what one rank computes.
+Results are left in a directory, as files that the test compares with what one rank computes.
 """
 
 import json
 import os
-import subprocess
+import signal
+import socket
 import sys
 import time
+import traceback
 from datetime import timedelta
 from pathlib import Path
 
@@ -18,7 +20,6 @@ from transformers import AutoModel
 from storage.clock import SystemClock
 from storage.local import LocalStore
 from storage.run import read_plan
-from storage.store import StoreUnavailable
 from tasks.configuration.algorithm import AlgorithmConfig
 from tasks.configuration.optimizer import OptimizerConfig
 from tasks.configuration.run_config import parse
@@ -27,10 +28,9 @@ from tasks.learning import checkpoint, generation
 from tasks.learning.advance import advance
 from tasks.learning.batching import collate, dealt_passes, idle_batch
 from tasks.learning.checkpoint import TrainerState
-from tasks.learning.nonfinite import finite_together
-from tasks.learning.optimizer import NonFiniteGradient, PolicyOptimizer
+from tasks.learning.optimizer import PolicyOptimizer
 from tasks.learning.policy import Policy
-from tasks.learning.ranks import RankError, joined
+from tasks.learning.ranks import joined
 from tasks.learning.scoring import Valuer
 from tasks.learning.sharded import add_nothing, skeleton
 from tasks.learning.step import accumulate
@@ -39,12 +39,13 @@ from tasks.sampling.session.seeding_member import seed
 from tests.small_run import EXECUTION
 from tests.tasks.learning.tiny_model import VOCABULARY, write_model
 
-ROOT = Path(__file__).parents[3]
 # A large eps: Adam's step is otherwise the sign of a gradient, also of one that is nothing but rounding.
 OPTIMIZER = OptimizerConfig(learning_rate=1e-3, weight_decay=0.01, eps=1e-4)
 ALGORITHM = AlgorithmConfig()
 LENGTHS = ((3, 9), (1, 2), (5, 4), (2, 11), (6, 1))  # prompt and completion of five responses: not a multiple of 2
 TOKENS_MAX = 24
+# Many times what a collective takes on a busy machine.
+COLLECTIVE_MAX_S = 4.0
 
 
 def rows(step):
@@ -155,63 +156,28 @@ def resumed(directory, ranks, source):
     return measured
 
 
-def fail(error):
-    raise error
-
-
-def fail_on(ranks, rank, error):
-    if ranks.rank == rank:
-        fail(error)
-
-
-def talk(ranks):
-    """What ranks hear from each other; "failures" are what is raised when only the last one raises."""
-    heard = {
-        "sum": ranks.all_sum([1.5, float(ranks.rank)]),
-        "broadcasts": [ranks.broadcast({"batch": n, "from": ranks.rank}) for n in range(2)],
-        "gathered": ranks.gather({"rank": ranks.rank, "text": "é" * (1 + 9 * ranks.rank)}),
-    }
-    try:
-        with ranks.failing_together():
-            fail_on(ranks, ranks.world_size - 1, ArithmeticError("response 7"))
-    except (ArithmeticError, RankError) as error:
-        heard["failure"] = f"{type(error).__name__}: {error}"
-    try:
-        with ranks.failing_together():
-            fail_on(ranks, ranks.world_size - 1, StoreUnavailable("no answer"))
-    except StoreUnavailable as error:
-        heard["unavailable"] = type(error).__name__
-    try:
-        with finite_together(ranks):
-            fail(NonFiniteGradient("loss", [9 - ranks.rank]))
-    except NonFiniteGradient as error:
-        heard["not finite"] = str(error)
-    with ranks.failing_together():
-        heard["afterwards"] = 1.0
-    return heard
-
-
 def wait_long_for_the_first(directory):
     """Seed where only the first rank has a slot, and takes longer than any collective may."""
 
     def begins_late(*arguments):
         if arguments[3].rank == 0:
-            time.sleep(3.0)
+            time.sleep(1.5 * COLLECTIVE_MAX_S)
         return seed(*arguments)
 
     generation.seed = begins_late
     store = LocalStore(directory)
     plan = read_plan(store, 0)
     with joined(torch.device("cpu")) as ranks:
-        _set_pg_timeout(timedelta(seconds=1))
+        _set_pg_timeout(timedelta(seconds=COLLECTIVE_MAX_S))
         generating = generation.Generation(store, plan, parse(plan.config), "test", SystemClock(), ranks)
         generating.begin()
         metrics = generating.metrics()
         (directory / f"seed{ranks.rank}.json").write_text(json.dumps(metrics))
-        _set_pg_timeout(timedelta(seconds=60))
+        _set_pg_timeout(timedelta(minutes=10))
 
 
-def main(what, directory):
+def run(what, directory):
+    """One rank's part of `what`."""
     if what == "seed":
         wait_long_for_the_first(directory)
         return
@@ -219,27 +185,51 @@ def main(what, directory):
         advance(str(directory), 0, EXECUTION, SystemClock())
         return
     with joined(torch.device("cpu")) as ranks:
-        found = talk(ranks) if what == "talk" else everything(directory, ranks)
-        if what == "everything":
-            found["resumed"] = resumed(directory, ranks, "1/True/")
+        found = everything(directory, ranks) | {"resumed": resumed(directory, ranks, "1/True/")}
         (directory / f"{what}{ranks.rank}.json").write_text(json.dumps(found))
-        if what == "talk" and ranks.rank == 1:
-            raise LookupError("the second rank is unhappy")
-        if what == "talk":
-            ranks.barrier()
+
+
+def forked_rank(what, directory, environment):
+    """The process id of a rank, whose output is in a file of the directory."""
+    child = os.fork()
+    if child:
+        return child
+    status = 1
+    try:
+        os.environ.update(environment)
+        with (directory / f"{what}{environment['RANK']}.log").open("wb") as log:
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+        run(what, directory)
+        status = 0
+    except BaseException:  # noqa: BLE001 - the rank's whole life
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
 
 
 def launch(what, directory, count):
-    """Run this program on `count` ranks on this machine: the finished process, and what each rank found."""
-    command = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
-    command += ["-m", "tests.tasks.learning.rank_programs", what, str(directory)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False
-    )
-    files = [directory / f"{what}{rank}.json" for rank in range(count)]
-    return done, [json.loads(file.read_text()) for file in files if file.is_file()]
+    """Exit statuses of `count` ranks, in the order in which they ended; the first failure ends the others."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(found.getsockname()[1]), "WORLD_SIZE": str(count)}
+    places = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
+    living = {forked_rank(what, directory, address | place) for place in places}
+    statuses = []
+    while living:
+        child, status = os.wait()
+        living.discard(child)
+        statuses.append(os.waitstatus_to_exitcode(status))
+        for other in living if statuses[-1] else ():
+            os.kill(other, signal.SIGKILL)
+    return statuses
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    # A request is a line with the arguments of `launch`, an answer is a line with its result.
+    answers = os.fdopen(os.dup(1), "w")
+    for line in sys.stdin:
+        name, folder, number = json.loads(line)
+        print(json.dumps(launch(name, Path(folder), number)), file=answers, flush=True)

@@ -24,6 +24,7 @@ from tasks.learning.policy import Policy
 from tasks.learning.restoring import restore_learner
 from tasks.learning.trainer import IterationTrainer
 from tasks.sampling.engines.weight_tensors import as_block, as_torch
+from tests.property_examples import part_of_examples
 from tests.small_run import (
     commit_iteration,
     config,
@@ -171,7 +172,7 @@ def test_with_another_algorithm_a_kill_changes_as_little(model, preset):
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=4)
+@settings(max_examples=part_of_examples(0.07))
 @given(st.lists(st.integers(0, 12), min_size=2, max_size=4))
 def test_killed_again_and_again_it_ends_with_the_same_bits(rolled_out, undisturbed, kills):
     store = memory_store("advance", DiesAtWrite(rolled_out))

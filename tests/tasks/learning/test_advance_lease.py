@@ -1,5 +1,6 @@
 """The lease of a run while it is trained."""
 
+import threading
 import time
 
 from storage import layout
@@ -23,10 +24,14 @@ def test_the_lease_is_shown_to_be_alive_while_training_and_not_after():
 
 
 def test_a_store_that_does_not_take_the_beat_does_not_end_training(caplog):
+    asked = threading.Semaphore(0)
+
     class Refusing(MemoryStore):
         def put(self, key, body):
+            asked.release()
             raise StoreUnavailable("no answer")
 
     with keep_lease(Refusing(), EXECUTION, 0.05, ManualClock()):
-        time.sleep(0.03)
+        # When it is asked again, the first refusal has been told.
+        assert all(asked.acquire(timeout=300) for _ in range(2))
     assert "the run's lease could not be refreshed: no answer" in caplog.text

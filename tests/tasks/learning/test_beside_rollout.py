@@ -18,6 +18,7 @@ from tests.small_run import commit_iteration, config, model_directory, plan_iter
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[3]
+LIMIT_S = 600.0
 MEMBER = """
 import sys
 from storage.clock import SystemClock
@@ -34,7 +35,7 @@ def crew(url: str, victim: int, outcome: list[int]) -> None:
     """Both slots; the victim is killed after its first shard and started again."""
     store = connect(url)
     members = [member(url, slot) for slot in range(2)]
-    deadline_s = time.monotonic() + 300
+    deadline_s = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline_s:
         time.sleep(0.005)
         beats = [records.read(store, AliveRecord, key) for key in store.list(layout.alive_all(0))]
@@ -42,9 +43,9 @@ def crew(url: str, victim: int, outcome: list[int]) -> None:
         if names and store.list(layout.shard(0, names[0], 0)):
             os.kill(members[victim].pid, signal.SIGKILL)
             break
-    outcome.append(members[victim].wait(60))
+    outcome.append(members[victim].wait(LIMIT_S))
     members[victim] = member(url, victim)
-    outcome.extend(process.wait(60) for process in members)
+    outcome.extend(process.wait(LIMIT_S) for process in members)
 
 
 @pytest.mark.parametrize("order", ["plan", "arrival"])
@@ -53,7 +54,7 @@ def test_the_trainer_follows_a_crew_that_loses_a_member(tmp_path, order):
         str(tmp_path / "run"),
         model_directory(tmp_path / "model"),
         run={"num_prompts_per_step": 12, "num_generations": 4},
-        sampling={"max_completion_length": 150},
+        sampling={"max_completion_length": 80},
         rollout={
             "engine": "torch",
             "context_length": 250,
@@ -62,7 +63,7 @@ def test_the_trainer_follows_a_crew_that_loses_a_member(tmp_path, order):
             "heartbeat_interval_s": 0.05,
         },
         algorithm={"micro_batch_order": order},
-        trainer={"group_timeout_s": 60.0, "micro_batch_tokens_max": 900},
+        trainer={"group_timeout_s": LIMIT_S, "micro_batch_tokens_max": 900},
     )
     plan_iteration(settings)
     outcome: list[int] = []

@@ -29,6 +29,7 @@ from tasks.learning.learner import Learner
 from tasks.learning.optimizer import PolicyOptimizer
 from tasks.learning.trainer import IterationTrainer
 from tests.journals import Incarnation, a_plan
+from tests.property_examples import part_of_examples
 from tests.small_run import commit_iteration, config, memory_store, model_directory, plan_iteration, train_iteration
 from tests.tasks.learning.tiny_model import VOCABULARY
 
@@ -166,7 +167,7 @@ VARIED = st.lists(st.booleans(), min_size=GROUPS, max_size=GROUPS)
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=part_of_examples(0.2), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(VARIED, st.integers(1, GROUPS), st.permutations(range(GROUPS * GENERATIONS)), st.sampled_from([20, 40, 1000]))
 def test_neither_batches_nor_weights_depend_on_who_finished_first(train, varied, wanted, order, tokens_max):
     shuffled, straight = journal(MemoryStore(), order), journal(MemoryStore())
@@ -202,7 +203,7 @@ def test_killed_at_any_call_it_ends_with_the_same_batches_and_weights(train, est
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=part_of_examples(0.2), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(VARIED, st.integers(1, GROUPS), st.integers(0, 60), st.booleans())
 def test_killed_anywhere_the_division_is_the_same(train, varied, wanted, call, takes_effect):
     store = DiesAtCall(journal(MemoryStore())._objects, call, takes_effect=takes_effect)

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from tasks.learning.ranks import Ranks, joined
-from tests.tasks.learning.rank_programs import launch, talk
+from tests.tasks.learning.launched_ranks import talk_of_ranks
+from tests.tasks.learning.rank_talk import talk
 
 CPU = torch.device("cpu")
 
@@ -30,7 +31,7 @@ def test_alone_everything_comes_back(monkeypatch):
 
 @pytest.mark.slow
 def test_two_ranks_hear_each_other_and_a_failure_has_a_rank(tmp_path):
-    done, found = launch("talk", tmp_path, 2)
+    done, found = talk_of_ranks(tmp_path, 2)
     assert [heard.pop("failure") for heard in found] == [
         "RankError: rank 1 of 2: ArithmeticError: response 7",
         "ArithmeticError: response 7",

@@ -8,7 +8,7 @@ from storage.local import LocalStore
 from tasks.learning import checkpoint
 from tasks.learning.ranks import Ranks
 from tasks.learning.sharded import copy_whole, skeleton, whole
-from tests.tasks.learning.rank_programs import everything, launch, resumed
+from tests.tasks.learning.rank_programs import everything, resumed
 
 pytestmark = pytest.mark.slow
 
@@ -16,14 +16,12 @@ TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory):
+def results(tmp_path_factory, ranks_server):
     """(directory, what one rank found, what each of two found)."""
     directory = tmp_path_factory.mktemp("sharded")
     alone = everything(directory, Ranks())
     alone["resumed"] = resumed(directory, Ranks(), "1/True/")
-    done, found = launch("everything", directory, 2)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return directory, alone, found
+    return directory, alone, ranks_server.launch("everything", directory, 2)
 
 
 @pytest.mark.parametrize(

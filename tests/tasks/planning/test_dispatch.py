@@ -13,6 +13,7 @@ from tasks.planning.dispatch import Dispatch, Member, dispatch
 from tasks.planning.makespan import ends_s, lower_bound_s, member_time_s, response_lengths
 from tasks.planning.offer import GroupLengths
 from tasks.planning.step_time import StepTime
+from tests.property_examples import part_of_examples
 
 LINEAR = StepTime(((1, 0.02), (64, 0.04)))
 FLAT = StepTime(((1, 0.02), (8, 0.02), (32, 0.06)))
@@ -61,7 +62,6 @@ def sorted_work(lengths: GroupLengths, num_generations: int, *, keep_order: bool
     return Work(response_lengths(lengths, num_generations), order, keep_order)
 
 
-@settings(deadline=None)
 @given(**CASES)
 def test_every_group_is_dealt_once_and_times_are_exact(lengths, num_generations, members, objective, keep_order):
     found = dispatch(lengths, num_generations, members, objective, keep_order=keep_order)
@@ -86,7 +86,6 @@ def test_every_group_is_dealt_once_and_times_are_exact(lengths, num_generations,
     assert found.makespan_s >= lower_bound_s(responses, members) * (1 - 1e-9)
 
 
-@settings(deadline=None)
 @given(lengths=LENGTHS, num_generations=st.integers(1, 5), members=MEMBERS, keep_order=st.booleans())
 def test_never_worse_than_in_turn_or_longest_first(lengths, num_generations, members, keep_order):
     found = dispatch(lengths, num_generations, members, "makespan", keep_order=keep_order)
@@ -95,7 +94,6 @@ def test_never_worse_than_in_turn_or_longest_first(lengths, num_generations, mem
     assert found.makespan_s <= plain * (1 + 1e-9)
 
 
-@settings(deadline=None)
 @given(lengths=LENGTHS, num_generations=st.integers(1, 5), members=MEMBERS)
 def test_machine_time_is_no_more_than_of_even_ranges_nor_later(lengths, num_generations, members):
     members = [replace(member, usd_per_h=0.0) for member in members]
@@ -107,7 +105,7 @@ def test_machine_time_is_no_more_than_of_even_ranges_nor_later(lengths, num_gene
     assert found.makespan_s <= even.makespan_s * (1 + 1e-9)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=part_of_examples(0.5))
 @given(
     lengths=LENGTHS,
     members=st.integers(1, 5),

@@ -5,7 +5,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from storage import records
 from storage.planning_records import SeedingRecord
@@ -123,7 +123,6 @@ def test_locality_is_said_where_members_differ_in_reach():
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
 @given(requests())
 def test_every_decision_can_be_stored_and_read_by_people(request):
     try:

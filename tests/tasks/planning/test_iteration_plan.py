@@ -15,6 +15,7 @@ from tasks.planning.offer import ReservedOffer
 from tasks.planning.step_time import NOMINAL
 from tasks.planning.width import allowed_usd, choose_width
 from tests.planning_requests import CURVE, a_request, alike_lengths, an_offer, requests, some_lengths
+from tests.property_examples import part_of_examples
 
 RESERVED = ReservedOffer(engines=2, usd_per_h=16.0, responses_max=64, step_time=CURVE)
 
@@ -36,7 +37,6 @@ def planned(request: PlanningRequest):
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
 @given(requests())
 def test_every_plan_is_whole_within_its_bounds_and_possible(request):
     plan = planned(request)
@@ -62,7 +62,6 @@ def test_every_plan_is_whole_within_its_bounds_and_possible(request):
 
 
 @pytest.mark.slow
-@settings(max_examples=100, deadline=None)
 @given(requests())
 def test_the_trainers_slots_are_there_exactly_while_it_generates(request):
     plan = planned(request)
@@ -83,13 +82,12 @@ def test_the_trainers_slots_are_there_exactly_while_it_generates(request):
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=part_of_examples(0.7))
 @given(requests())
 def test_one_request_has_one_plan(request):
     assert planned(request) == planned(request)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 40), st.integers(1, 9), st.sampled_from([CURVE, NOMINAL]), st.booleans())
 def test_nothing_known_is_dealt_as_ever(groups, count, step_time, keep_order):
     offer = an_offer(count_max=count, step_time=step_time)

@@ -13,6 +13,7 @@ from tasks.configuration.planning import PlanningConfig
 from tasks.planning import lengths as planning_lengths
 from tasks.planning.lengths import choose_predictor, learn, predict, recent_recalls
 from tasks.planning.prompt_features import PromptFeatures, prompt_features
+from tests.property_examples import part_of_examples
 
 MAX = 1000
 
@@ -143,7 +144,7 @@ def test_the_table_is_bounded_and_forgets_what_was_seen_longest_ago(monkeypatch)
 
 
 @pytest.mark.slow
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=part_of_examples(0.5))
 @given(st.integers(0, 2**32 - 1), st.integers(1, 9), st.integers(1, 4))
 def test_whatever_is_learned_can_be_stored_and_is_the_same_again(seed, groups, members):
     def table_of() -> LengthTable:

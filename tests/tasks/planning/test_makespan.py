@@ -21,6 +21,7 @@ from tasks.planning.makespan import (
 )
 from tasks.planning.offer import GroupLengths
 from tasks.planning.step_time import StepTime
+from tests.property_examples import part_of_examples
 
 CURVES = [
     StepTime.linear(0.02, 0.001),
@@ -68,7 +69,7 @@ def test_scaled_lengths_take_scaled_time(lengths, responses_max, curve, factor):
     assert member_time_s(scaled, curve, responses_max) == pytest.approx(factor * time_s)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=part_of_examples(0.7))
 @given(
     st.lists(st.integers(1, 30), min_size=1, max_size=5),
     st.lists(

@@ -14,6 +14,7 @@ from tasks.planning.request import BudgetExceeded
 from tasks.planning.step_time import NOMINAL
 from tasks.planning.width import choose_width
 from tests.planning_requests import CURVE, a_request, an_offer, some_lengths, waits
+from tests.property_examples import part_of_examples
 
 COST = {"width": "cost"}
 RESERVED = ReservedOffer(engines=2, usd_per_h=16.0, responses_max=64, step_time=CURVE)
@@ -185,7 +186,7 @@ def test_balance_takes_from_the_pool_with_the_most_tokens_per_dollar():
 
 
 @pytest.mark.slow
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=part_of_examples(0.25))
 @given(st.integers(1, 2), st.integers(0, 30), st.integers(1, 60), st.floats(0, 1), st.integers(0, 3))
 def test_wide_crews_are_searched_within_their_bounds(pools, low, more, cost_weight, seed):
     offers = [an_offer(name, count_min=low, count_max=low + more) for name in ("rollout", "spot")[:pools]]

@@ -8,31 +8,8 @@ from tasks.grading.reward import GradingError
 from tasks.preparing.evaluation import VersionGone
 from tasks.preparing.iteration import prepare as plan_training
 from tasks.prompts.prompt import PromptError
-from tests.evaluated_run import EVALUATION, URL, planned, trained_run
-from tests.small_run import config, everything, memory_store, model_directory
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return model_directory(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def trained(model):
-    return trained_run(model)
-
-
-@pytest.fixture
-def store(trained):
-    store = memory_store("evaluate")
-    for key, body in trained.items():
-        store.put(key, body)
-    return store
-
-
-@pytest.fixture
-def settings(model):
-    return config(URL, model, evaluation=EVALUATION)
+from tests.evaluated_run import EVALUATION, URL, planned
+from tests.small_run import config, everything, memory_store
 
 
 def refused(store, kind, match, settings, version=1):

@@ -26,16 +26,10 @@ from tests.small_run import (
     document,
     everything,
     memory_store,
-    model_directory,
     plan_iteration,
 )
 
 URL = "memory://plan"
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return model_directory(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from storage.run import acquire_lease, exists, next_iteration, read_plan, releas
 from tasks.plan import plan
 from tasks.planning.iteration_plan import BudgetExceeded
 from tasks.preparing.iteration import WeightsTooOld, prepare
-from tests.small_run import EXECUTION, config, document, everything, memory_store, model_directory
+from tests.small_run import EXECUTION, config, document, everything, memory_store
 
 URL = "memory://plan-ahead"
 AHEAD = {"max_staleness": 1}
@@ -47,11 +47,6 @@ class DiesAtWrite(MemoryStore):
             self.left = 1 << 30
             raise Killed
         self.left -= 1
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return model_directory(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture

@@ -82,11 +82,11 @@ def test_one_that_hangs_is_left_behind_and_asked_again_when_it_is_back(tmp_path,
 
     def hangs(iteration):
         told.append(iteration.iteration)
-        assert back.wait(60)
+        assert back.wait(600)
 
     began_s = time.monotonic()
     track(entry(tmp_path, 0), {"wandb": hangs, "mlflow": hangs}, time_limit_s=0.3)
-    assert time.monotonic() - began_s < 50  # both together had the 0.3 s; alone they would have waited for 60
+    assert time.monotonic() - began_s < 300  # both together had the 0.3 s; alone they would have waited for 600
     assert "wandb may lack iteration 0: no answer within 0.3 s" in caplog.text
     assert "mlflow may lack iteration 0: no answer within 0.3 s" in caplog.text
     track(entry(tmp_path, 1), {"wandb": hangs}, time_limit_s=0.3)
@@ -97,7 +97,7 @@ def test_one_that_hangs_is_left_behind_and_asked_again_when_it_is_back(tmp_path,
         if thread.name.startswith("tracking-"):
             thread.join(300)
     caplog.clear()
-    track(entry(tmp_path, 2), {"wandb": hangs}, time_limit_s=10)
+    track(entry(tmp_path, 2), {"wandb": hangs}, time_limit_s=300)
     assert told == [0, 0, 2]
     assert caplog.records == []
 

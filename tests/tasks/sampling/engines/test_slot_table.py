@@ -1,7 +1,7 @@
 """The table against a model of the cache: what it says a row holds must be what was put there."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.records import SamplingParams
@@ -30,7 +30,6 @@ def _apply(held, placements):
 
 @pytest.mark.slow
 @given(st.lists(st.tuples(st.sampled_from(["start", "leave", "compact", "forget"]), st.integers(0, 999)), max_size=60))
-@settings(max_examples=150, deadline=None)
 def test_every_row_holds_the_prompt_it_is_said_to_hold(actions):
     table, held, response = SlotTable(ROWS), {}, 0
     for action, choice in actions:
