@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 
 from resources.notice import PreemptionNotice
-from storage import records
+from storage import canonical
 from storage.clock import SystemClock
 from storage.connect import connect
 from storage.evaluations import evaluations
@@ -159,7 +159,7 @@ def _forecast_run(settings: RunConfig, *, save: bool, no_probe: bool, as_json: b
     probe = NoProbe(reason="--no-probe") if no_probe else probe_run(settings.run.url)
     record = forecast_run(settings, probe, SystemClock().wall(), lambda line: click.echo(line, err=True))
     width = Console().width if sys.stdout.isatty() else 150
-    click.echo(records.encode(record) if as_json else forecast_text(record, width), nl=as_json)
+    click.echo(canonical.encode(record).decode() if as_json else forecast_text(record, width), nl=as_json)
     if save:
         # Last, so that the forecast is shown even if it cannot be written.
         click.echo(f"written: {save_forecast(connect(settings.run.url), record)}", err=True)

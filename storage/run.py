@@ -10,7 +10,7 @@ from storage import layout, records
 from storage.clock import Clock
 from storage.evaluations import signs_of_life
 from storage.records import LeaseRecord, PlanRecord, ReportRecord, RunRecord, SettingsRecord
-from storage.store import ConflictingRecord, ObjectMissing, ObjectStore, commit
+from storage.store import ConflictingRecord, ObjectMissing, ObjectStore
 
 LEASE_POLLS_PER_TTL = 6
 
@@ -34,7 +34,7 @@ def open_run(
     directory holds another run: this raises ConflictingRecord. Nothing is overwritten.
     """
     mine = RunRecord(config=dict(config), digest=digest, vocab_size=vocab_size, created_at_s=clock.wall())
-    if commit(store, layout.RUN, records.encode(mine)):
+    if records.commit(store, layout.RUN, mine):
         return mine
     theirs = read_run(store)
     differences = [] if theirs.digest == digest else explain(theirs.config)
@@ -144,7 +144,7 @@ def acquire_lease(
     if lease is not None and held and _changes(store, ttl_s, clock):
         raise RunBusy(f"{store.url} is being advanced by execution {lease.holder!r}; try again when it has ended")
     record = LeaseRecord(holder=holder)
-    if not commit(store, layout.lease(epoch + 1), records.encode(record)):
+    if not records.commit(store, layout.lease(epoch + 1), record):
         raise RunBusy(f"{store.url} was taken over by another execution at this moment")
     beat_lease(store, holder, clock)
 
@@ -158,7 +158,7 @@ def release_lease(store: ObjectStore, holder: str) -> None:
     """Let the next execution begin at once; does nothing if `holder` does not hold the lease."""
     epoch, lease = _last_lease(store)
     if lease is not None and lease.holder == holder and not lease.released:
-        commit(store, layout.lease(epoch + 1), records.encode(LeaseRecord(holder=holder, released=True)))
+        records.commit(store, layout.lease(epoch + 1), LeaseRecord(holder=holder, released=True))
 
 
 def lease_holder(store: ObjectStore) -> str | None:

@@ -2,7 +2,7 @@
 
 from storage import layout, records
 from storage.assembly import JournalReader
-from storage.framing import digest
+from storage.digests import digest_of
 from storage.prompt_table import PromptRow, encode_prompts
 from storage.records import BatchRecord, GradedResponse, PlanRecord, ReportRecord
 from storage.shard import Finish
@@ -21,7 +21,7 @@ TOKENS = {0: [11, 12, 13, 14, 2], 1: [1, 1, 2], 2: [5, 5, 70_000, 2], 3: [7]}
 def plan_iteration(store: ObjectStore, iteration: int) -> PlanRecord:
     """Prompts and plan of 2 groups of 2, on two slots."""
     body = encode_prompts(PROMPTS)
-    key = layout.prompts(iteration, digest(body).hex())
+    key = layout.prompts(iteration, digest_of(body))
     store.put(key, body)
     plan = a_plan(
         groups=GROUPS,
@@ -32,7 +32,7 @@ def plan_iteration(store: ObjectStore, iteration: int) -> PlanRecord:
         prompts_key=key,
         config={"iteration": iteration},
     )
-    store.create(layout.plan(iteration), records.encode(plan))
+    records.commit(store, layout.plan(iteration), plan)
     return plan
 
 
@@ -69,7 +69,7 @@ def grade(store: ObjectStore, plan: PlanRecord, number: int, responses: tuple[in
             )
         )
     batch = BatchRecord(iteration=plan.iteration, number=number, responses=tuple(graded))
-    store.put(layout.batch(plan.iteration, number), records.encode(batch))
+    records.put(store, layout.batch(plan.iteration, number), batch)
 
 
 def publish_state(store: ObjectStore, prefix: str, version: int) -> None:
@@ -98,7 +98,7 @@ def commit(store: ObjectStore, plan: PlanRecord) -> None:
         train_ended_at_s=0,
         created_at_s=0,
     )
-    store.create(layout.report(plan.iteration), records.encode(report))
+    records.commit(store, layout.report(plan.iteration), report)
 
 
 def committed_iteration(store: ObjectStore, iteration: int) -> PlanRecord:

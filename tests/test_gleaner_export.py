@@ -40,7 +40,7 @@ def set_retention(store, retention):
     plan = records.read(store, PlanRecord, layout.plan(2))
     fields = {name: getattr(plan, name) for name in plan.__dataclass_fields__}
     fields["config"] = resolved(retention=retention)
-    store.put(layout.plan(2), records.encode(PlanRecord(**fields)))
+    records.put(store, layout.plan(2), PlanRecord(**fields))
 
 
 def gleaner(*arguments):
@@ -140,7 +140,7 @@ def test_what_the_export_of_a_model_cannot_do_is_one_line(run, tmp_path):
 
 def begin(store, **sections):
     record = RunRecord(config=resolved(**sections), digest="", vocab_size=1, created_at_s=0)
-    store.put(layout.RUN, records.encode(record))
+    records.put(store, layout.RUN, record)
 
 
 def test_export_of_an_adapter_says_what_it_wrote(tmp_path):

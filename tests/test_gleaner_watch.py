@@ -32,7 +32,7 @@ def url(tmp_path):
     """A run with one member that has written something."""
     store = connect(str(tmp_path / "run"))
     store.create(layout.RUN, b"{}")
-    store.create(layout.plan(0), records.encode(PLAN))
+    records.commit(store, layout.plan(0), PLAN)
     member = Incarnation(store, PLAN, 0, "00000-abcd")
     member.write(0, [1, 2, 3])
     member.announce(started_at_s=0.0, updated_at_s=0.0, tokens_generated=3, gone=False)

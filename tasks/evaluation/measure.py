@@ -18,7 +18,7 @@ from storage.prompt_table import PromptRow, decode_prompts
 from storage.records import BatchRecord, PlanRecord
 from storage.retention import settle
 from storage.run import exists, read_config, read_plan
-from storage.store import ObjectStore, StorageError, StoreUnavailable, commit
+from storage.store import ObjectStore, StorageError, StoreUnavailable
 from tasks.configuration.evaluation import EvaluationConfig, settings, settings_digest
 from tasks.configuration.planning import PlanningConfig
 from tasks.configuration.rewards import RewardConfig
@@ -59,7 +59,7 @@ def measure(url: str, clock: Clock, execution: str = "") -> tuple[EvaluationReco
             if not exists(run, key):
                 raise
         else:
-            is_new = commit(run, key, records.encode(record))
+            is_new = records.commit(run, key, record)
     tidy(store)
     return records.read(run, EvaluationRecord, key), is_new
 

@@ -17,7 +17,7 @@ from storage.connect import connect
 from storage.metered import MeteredStore, Requests
 from storage.records import PlanRecord, TrainingRecord
 from storage.run import beat_lease, exists, read_config, read_plan
-from storage.store import ObjectStore, StorageError, commit
+from storage.store import ObjectStore, StorageError
 from storage.weights.tensor_sets import read_manifest
 from storage.weights.versions import pull_version
 from tasks.configuration.run_config import RunConfig, parse
@@ -103,7 +103,7 @@ def _train_and_publish(
         measured = waited | request_metrics(store.requests, ranks) | generation.metrics()
         record = replace(record, metrics=record.metrics | measured)
         if ranks.is_first:
-            commit(store, layout.training(plan.iteration), records.encode(record))
+            records.commit(store, layout.training(plan.iteration), record)
         try:
             save_and_publish(store, version, learner, base, full_interval, clock)
         except AnotherWasFirstError:

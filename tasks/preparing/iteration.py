@@ -10,8 +10,8 @@ from pathlib import Path
 from storage import layout, model_files, prompt_table, records
 from storage.clock import Clock
 from storage.connect import connect
+from storage.digests import digest_of
 from storage.fitness import probe
-from storage.framing import digest as bytes_digest
 from storage.planning_records import LengthsRecord
 from storage.prompt_table import PromptRow
 from storage.records import PlanRecord, SettingsRecord
@@ -109,7 +109,7 @@ def prepare(
                 log.warning("iteration %d is not planned; iteration %d is completed: %s", iteration, first_open, error)
                 return _reference(config, read_plan(store, first_open), execution), [[] for _ in pools]
     settings = SettingsRecord(config=dump(config), execution=execution)
-    store.put(layout.settings(iteration), records.encode(settings))
+    records.put(store, layout.settings(iteration), settings)
     written = read_plan(store, iteration)
     log.info("iteration %d: weight version %d, %d slots", iteration, written.weight_version, len(written.slots))
     return _reference(config, written, execution), crew_slots(written, pools)
@@ -219,7 +219,7 @@ def write_plan(
     lengths = expected_lengths(store, iteration, rows, config.planning, length_max=length_max)
     planned = plan_iteration(planning_request(store, config, iteration, lengths))
     body = prompt_table.encode_prompts(rows)
-    prompts_key = layout.prompts(iteration, bytes_digest(body).hex())
+    prompts_key = layout.prompts(iteration, digest_of(body))
     if not commit(store, prompts_key, body):
         raise ConflictingRecord(f"{prompts_key!r} holds other bytes than its name says")
     record = PlanRecord(
@@ -238,7 +238,7 @@ def write_plan(
         seeding=planned.seeding,
         decisions=planned.decisions,
     )
-    commit(store, layout.plan(iteration), records.encode(record))
+    records.commit(store, layout.plan(iteration), record)
 
 
 def _lengths_record(lengths: GroupLengths) -> LengthsRecord | None:

@@ -18,7 +18,7 @@ from storage.prompt_table import decode_prompts
 from storage.records import AliveRecord, GradedResponse, PlanRecord, ReportRecord, SlotLife, TrainingRecord
 from storage.run import exists, read_plan
 from storage.shard import Finish
-from storage.store import ConflictingRecord, ObjectStore, StorageError, commit
+from storage.store import ConflictingRecord, ObjectStore, StorageError
 from storage.weights.tensor_sets import PUBLISHED_AT_S, read_manifest
 from tasks.history.known_lengths import learn_lengths
 from tasks.history.spent import USD_RUN, spent_usd
@@ -58,7 +58,7 @@ def conclude_iteration(
         if not exists(store, key):
             raise
     else:
-        if commit(store, key, records.encode(report)):
+        if records.commit(store, key, report):
             return report
     return records.read(store, ReportRecord, key)
 

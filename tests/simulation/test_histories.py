@@ -25,7 +25,7 @@ from storage.memory import MemoryStore
 from storage.records import ClosedRecord, SlotPlan, Span
 from storage.run import exists
 from storage.shard import Finish
-from storage.store import ObjectMissing, StoreUnavailable, commit
+from storage.store import ObjectMissing, StoreUnavailable
 from tasks.learning.recorded_batches import RecordedBatches
 from tasks.sampling.session import claimant
 
@@ -244,7 +244,7 @@ def filter_nothing(batches, missing, recorded, errors):
 def close_before_the_last_is_recorded(batches, missing, recorded, errors):
     kept, filtered = GATHER(batches, missing, recorded, errors)
     if len(batches._groups(kept)) == missing:
-        commit(batches._store, layout.closed(0), records.encode(ClosedRecord(iteration=0, reason="too early")))
+        records.commit(batches._store, layout.closed(0), ClosedRecord(iteration=0, reason="too early"))
     return kept, filtered
 
 

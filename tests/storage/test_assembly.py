@@ -206,7 +206,7 @@ def test_a_claim_on_a_response_without_sealing_its_owner_is_refused():
     store, plan = MemoryStore(), a_plan(slots=1)
     Worker(store, plan, 0, "00000-a").claim(0, set())
     bad = ClaimRecord(unit=0, epoch=2, incarnation="x", slot=1, responses=(0,), sealed={})
-    store.create(layout.claim(0, 0, 2), records.encode(bad))
+    records.commit(store, layout.claim(0, 0, 2), bad)
     with pytest.raises(CorruptObject, match="without sealing"):
         ClaimBook(store, plan).refresh()
 
@@ -214,7 +214,7 @@ def test_a_claim_on_a_response_without_sealing_its_owner_is_refused():
 def test_a_missing_claim_in_the_log_is_refused():
     store, plan = MemoryStore(), a_plan(slots=1)
     bad = ClaimRecord(unit=0, epoch=2, incarnation="x", slot=0, responses=None, sealed={})
-    store.create(layout.claim(0, 0, 2), records.encode(bad))
+    records.commit(store, layout.claim(0, 0, 2), bad)
     with pytest.raises(CorruptObject, match="a claim is missing"):
         ClaimBook(store, plan).refresh()
 

@@ -99,7 +99,7 @@ def test_batches_that_contradict_the_journal_are_not_compacted(store):
     key = layout.batch(0, 0)
     batch = records.read(store, BatchRecord, key)
     changed = (replace(batch.responses[0], length=3), *batch.responses[1:])
-    store.put(key, records.encode(replace(batch, responses=changed)))
+    records.put(store, key, replace(batch, responses=changed))
     with pytest.raises(CorruptObject, match="response 2 has 4 tokens and ends with stop; the batches say 3 and stop"):
         compact(store, 0)
     assert KEY not in store.list("")
@@ -210,7 +210,7 @@ def test_no_plan_no_responses(store):
 def wants(store, groups):
     """Change the plan to one that wants so many groups."""
     plan = replace(read_plan(store, 0), groups_wanted=groups)
-    store.put(layout.plan(0), records.encode(plan))
+    records.put(store, layout.plan(0), plan)
     return plan
 
 
@@ -233,7 +233,7 @@ def test_filtered_responses_are_kept_with_their_rewards(store):
     wants(store, 2)
     key = layout.batch(0, 0)
     batch = records.read(store, BatchRecord, key)
-    store.put(key, records.encode(replace(batch, responses=(), filtered=batch.responses)))
+    records.put(store, key, replace(batch, responses=(), filtered=batch.responses))
     live = read_responses(store, 0)
     compact(store, 0)
     delete(store, layout.journal(0))

@@ -1,7 +1,5 @@
 """The object with an iteration's responses: exact to the last bit, readable by any Arrow reader, never half read."""
 
-from pathlib import Path
-
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -157,18 +155,3 @@ def test_columns_that_contradict_each_other_are_refused(name, values, message):
     assert len(decode_responses("k", change_column("spans", [7]))) == 1
     with pytest.raises(CorruptObject, match=message):
         decode_responses("k", change_column(name, values))
-
-
-def test_objects_of_format_version_1_stay_readable():
-    body = (Path(__file__).parents[1] / "data" / "v1" / "responses.arrow").read_bytes()
-    first, second = decode_responses("k", body)
-    assert first.equals(
-        a_response(
-            0,
-            [5, 70_000, 2],
-            np.array([-0.5, -1.25e-3, -7.75], dtype=np.float32),
-            reward=0.75,
-            spans=2,
-        )
-    )
-    assert second.equals(a_response(1, [], group=0, prompt_id="p0", finish=Finish.LENGTH, reward=-1.0, rewards={}))

@@ -34,7 +34,7 @@ def commit_report(store, iteration):
         train_ended_at_s=0,
         created_at_s=0,
     )
-    assert store.create(layout.report(iteration), records.encode(report))
+    assert records.commit(store, layout.report(iteration), report)
 
 
 def test_a_run_opens_once_and_continues_with_the_same_configuration():
@@ -142,7 +142,7 @@ def test_an_evaluation_that_goes_on_keeps_the_lease_too(sign):
 
 def write_plan(store, iteration, **changes):
     plan = a_plan(groups=3, generations=2, iteration=iteration, **changes)
-    store.put(layout.plan(iteration), records.encode(plan))
+    records.put(store, layout.plan(iteration), plan)
     return plan
 
 

@@ -47,7 +47,7 @@ def observation(step_s: tuple[tuple[int, float], ...] = ((1, 0.01), (8, 0.02)), 
 def stored(*reports: ReportRecord) -> MemoryStore:
     store = MemoryStore("probed")
     for each in reports:
-        store.create(layout.report(each.iteration), records.encode(each))
+        records.commit(store, layout.report(each.iteration), each)
     return store
 
 

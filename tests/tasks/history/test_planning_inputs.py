@@ -85,11 +85,11 @@ def a_run(reports, planned=()):
     """A store with these reports, and plans of them and of `planned`, which are not concluded."""
     store = MeteredStore(MemoryStore())
     for report in reports:
-        store.put(layout.report(report.iteration), records.encode(report))
+        records.put(store, layout.report(report.iteration), report)
     for iteration in (*(report.iteration for report in reports), *planned):
         seeding = SeedingRecord(seeding_s=float(iteration), members=2)
         plan = replace(a_plan(4, 3, iteration=iteration, seeding=seeding), slots=SLOTS)
-        store.put(layout.plan(iteration), records.encode(plan))
+        records.put(store, layout.plan(iteration), plan)
     return store
 
 
@@ -172,7 +172,7 @@ def test_where_iterations_overlap_the_last_concluded_one_counts():
     ]
     decisions.append(replace(decisions[0], predicted={}))
     plan = replace(a_plan(4, 3, iteration=4, decisions=tuple(decisions)), slots=SLOTS)
-    store.put(layout.plan(4), records.encode(plan))
+    records.put(store, layout.plan(4), plan)
     assert planning_request(store, a_config(), 5, LENGTHS).spent_usd == 57.0
     assert planning_request(a_run([], planned=[0]), a_config(), 1, LENGTHS).spent_usd == 0.0
 

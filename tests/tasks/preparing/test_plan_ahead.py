@@ -88,7 +88,7 @@ def commit(store, iteration, **measured):
         created_at_s=0,
         pools=(OBSERVED,),
     )
-    store.put(layout.report(iteration), records.encode(report))
+    records.put(store, layout.report(iteration), report)
 
 
 @pytest.mark.slow

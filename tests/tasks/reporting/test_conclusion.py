@@ -45,7 +45,7 @@ def an_iteration():
     """
     store = MemoryStore()
     store.create(PLAN.prompts_key, encode_prompts(PROMPTS))
-    store.create(layout.plan(0), records.encode(PLAN))
+    records.commit(store, layout.plan(0), PLAN)
     victim = Incarnation(store, PLAN, 0, "00000-a")
     victim.write(0, [11, 12, 13], Finish.RUNNING)
     successor = Incarnation(store, PLAN, 0, "00000-b")
@@ -62,7 +62,7 @@ def an_iteration():
     for name, fields in TOLD.items():
         key = layout.alive(0, name)
         told = records.read(store, AliveRecord, key)
-        store.put(key, records.encode(replace(told, **fields)))
+        records.put(store, key, replace(told, **fields))
     commit_batches(store, [[2, 3], [0, 1]])
     training = TrainingRecord(
         iteration=0,
@@ -72,7 +72,7 @@ def an_iteration():
         started_at_s=1015,
         ended_at_s=1070,
     )
-    store.create(layout.training(0), records.encode(training))
+    records.commit(store, layout.training(0), training)
     block = TensorBlock("F32", (1,), bytes(4))
     publish(store, layout.weights(1), {"w": block}, {PUBLISHED_AT_S: 1075.0})
     return store
@@ -95,7 +95,7 @@ def graded(store, response):
 def commit_batches(store, division):
     for number, responses in enumerate(division):
         batch = BatchRecord(iteration=0, number=number, responses=tuple(graded(store, r) for r in responses))
-        store.put(layout.batch(0, number), records.encode(batch))
+        records.put(store, layout.batch(0, number), batch)
 
 
 def change(store, response, **fields):
@@ -103,7 +103,7 @@ def change(store, response, **fields):
     for key in store.list(layout.batches(0)):
         batch = records.read(store, BatchRecord, key)
         changed = tuple(replace(r, **fields) if r.response == response else r for r in batch.responses)
-        store.put(key, records.encode(replace(batch, responses=changed)))
+        records.put(store, key, replace(batch, responses=changed))
 
 
 def conclude(store):
@@ -196,7 +196,7 @@ def test_of_two_that_conclude_at_once_both_give_the_report_that_is_stored():
         def create(self, key, body):
             if key == layout.report(0):
                 other = records.decode(ReportRecord, key, body)
-                self.put(key, records.encode(replace(other, created_at_s=1.0, nonce="other")))
+                records.put(self, key, replace(other, created_at_s=1.0, nonce="other"))
             return super().create(key, body)
 
     store = OtherIsFirst()
@@ -256,7 +256,7 @@ def test_a_response_that_was_trained_on_twice_is_named():
 def test_a_response_that_nobody_planned_is_refused():
     store = an_iteration()
     foreign = BatchRecord(iteration=0, number=2, responses=(replace(graded(store, 3), response=4),))
-    store.create(layout.batch(0, 2), records.encode(foreign))
+    records.commit(store, layout.batch(0, 2), foreign)
     with pytest.raises(IntegrityError, match="4 responses planned"):
         conclude(store)
     assert layout.report(0) not in store.list("")
@@ -265,7 +265,7 @@ def test_a_response_that_nobody_planned_is_refused():
 def test_a_response_that_nobody_planned_is_named():
     store = an_iteration()
     foreign = BatchRecord(iteration=0, number=2, responses=(replace(graded(store, 3), response=777),))
-    store.create(layout.batch(0, 2), records.encode(foreign))
+    records.commit(store, layout.batch(0, 2), foreign)
     with pytest.raises(IntegrityError, match="777"):
         conclude(store)
 
@@ -289,7 +289,7 @@ def test_a_response_that_is_not_what_the_journal_holds_is_named(fields, message)
 def test_a_token_of_another_weight_version_is_found_out():
     store = an_iteration()
     plan = replace(PLAN, weight_version=3)
-    store.put(layout.plan(0), records.encode(plan))
+    records.put(store, layout.plan(0), plan)
     with pytest.raises(CorruptObject, match="sampled from weight version 0, the plan names 3"):
         conclude(store)
 

@@ -121,12 +121,12 @@ def test_it_stops_when_the_trainer_closes_the_iteration(after):
         nonlocal after
         after -= 1
         if after == 0:
-            store.create(layout.closed(0), records.encode(ClosedRecord(iteration=0, reason="done")))
+            records.commit(store, layout.closed(0), ClosedRecord(iteration=0, reason="done"))
         return False
 
     if after == 0:
         closes()
-        store.create(layout.closed(0), records.encode(ClosedRecord(iteration=0, reason="done")))
+        records.commit(store, layout.closed(0), ClosedRecord(iteration=0, reason="done"))
     member._notice = closes
     outcome = live(member)
     assert outcome.tokens_generated <= 8 * IN_FLIGHT

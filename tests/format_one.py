@@ -1,0 +1,251 @@
+"""A small run of format 1: an object of every kind, always with the same content.
+
+`python -m tests.format_one` writes it to tests/data/format_1. tests/storage/test_format_one.py compares what the code
+writes and reads today with those files. They are written again only if the format changes on purpose, with its number.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from storage import canonical, layout, records
+from storage.crew_records import FailureRecord, RolloutEndedRecord
+from storage.digests import digest_of
+from storage.evaluation_records import EvaluatedPrompt, EvaluationRecord
+from storage.forecast_records import FleetForecast, ForecastInput, ForecastRecord, Spread
+from storage.memory import MemoryStore
+from storage.planning_records import DecisionRecord, LengthsRecord, PoolObservation, SeedingRecord
+from storage.records import (
+    AliveRecord,
+    BatchRecord,
+    ClaimRecord,
+    ClosedRecord,
+    GradedResponse,
+    LeaseRecord,
+    NonFiniteRecord,
+    PlanRecord,
+    ReportRecord,
+    RunRecord,
+    SamplingParams,
+    SettingsRecord,
+    SlotLife,
+    SlotPlan,
+    Span,
+    TrainingRecord,
+)
+from storage.reward_models import RewardModelRecord, StoredFile
+from storage.store import ObjectStore
+from storage.weights.tensor_sets import TensorBlock, publish
+from storage.weights.versions import publish_version
+
+FOLDER = Path(__file__).parent / "data" / "format_1"
+FIRST, SECOND = "00000-6614ebe3071c4f04", "00000-a1c09d2f5b7e8833"
+EXECUTION = "here:a-machine:17"
+CONFIG: dict[str, Any] = {"run": {"seed": 7, "url": "s3://bucket/run"}, "lora": None, "sizes": [1, 2.5, True]}
+NONCE = {"nonce": "0123456789abcdef0123456789abcdef"}
+EXECUTION_DIGEST = digest_of(EXECUTION.encode())
+GRADED = GradedResponse(
+    response=0,
+    length=5,
+    finish_reason="stop",
+    lineage=(
+        Span(epoch=1, incarnation=FIRST, last_sequence=0),
+        Span(epoch=2, incarnation=SECOND, last_sequence=0),
+    ),
+    reward=0.5,
+    rewards={"math": 0.5, "style": None},
+)
+LIFE = SlotLife(
+    slot=0,
+    incarnation=SECOND,
+    pool="rollout",
+    started_at_s=10.5,
+    ended_at_s=20.25,
+    state="gone",
+    tokens_kept=5,
+    tokens_recovered=3,
+    tokens_regenerated=1,
+    prefill_tokens=12,
+    usd_per_hour=1.5,
+    tokens_unused=2,
+    working_at_s=12.0,
+    decode_s=0.1,
+    puts=3,
+    gets=4,
+    bytes_read=500,
+)
+FORECAST = ForecastRecord(
+    created_at_s=2.0,
+    iterations=100,
+    iterations_simulated=10,
+    seeds=3,
+    inputs=(ForecastInput(name="prompts", value="8", source="configured"),),
+    fleets=(
+        FleetForecast(
+            name="as configured",
+            settings={"pools.rollout.count": 2},
+            members=1.5,
+            hours=Spread(low=1.0, median=2.0, high=3.0),
+            usd_parts={"members": 4.0},
+        ),
+    ),
+    recommended="as configured",
+    reason="it costs least",
+    snippet={"pools.rollout.count": 2},
+    sensitivity={"2": Spread(low=1.0, median=2.0, high=3.0)},
+)
+
+
+def plan(prompts_key: str) -> PlanRecord:
+    """Two prompts with two responses each; one slot of the crew and one of the trainer."""
+    return PlanRecord(
+        iteration=0,
+        weight_version=0,
+        run_seed=7,
+        num_generations=2,
+        prompts_key=prompts_key,
+        first_prompt=0,
+        slots=(SlotPlan(slot=0, pool="rollout", groups=(0,), batch_max=8), SlotPlan(slot=1, pool="train", groups=(1,))),
+        sampling=SamplingParams(temperature=0.7, top_p=0.9, top_k=5, max_completion_length=16, stop_token_ids=(2,)),
+        config=CONFIG,
+        created_at_s=3.0,
+        groups_wanted=1,
+        lengths=LengthsRecord(predictor="history", expected=(5.5, 2.0), high=(8.0, 4.0)),
+        seeding=SeedingRecord(seeding_s=4.5, members=1, memory={"1": 4.5}),
+        decisions=(
+            DecisionRecord(
+                name="seeding",
+                chosen="4.5 s",
+                reason="the crew starts slowly",
+                inputs={"members": 1.0},
+                alternatives={"0 s": {"usd": 1.0}},
+                predicted={"timing_s/wait": 0.5},
+            ),
+        ),
+        **NONCE,
+    )
+
+
+def by_key(prompts_key: str) -> dict[str, records.AnyRecord]:
+    """A record of every kind but manifests, by its key."""
+    metrics = {"num_tokens": 5.0, "reward": 1 / 3}
+    return {
+        layout.RUN: RunRecord(config=CONFIG, digest="0" * 32, vocab_size=512, created_at_s=1.0, **NONCE),
+        layout.plan(0): plan(prompts_key),
+        layout.settings(0): SettingsRecord(config=CONFIG, execution=EXECUTION),
+        layout.claim(0, 0, 1): ClaimRecord(
+            unit=0, epoch=1, incarnation=FIRST, slot=0, responses=None, sealed={}, **NONCE
+        ),
+        layout.claim(0, 0, 2): ClaimRecord(
+            unit=0, epoch=2, incarnation=SECOND, slot=0, responses=(0, 1), sealed={FIRST: 0}, **NONCE
+        ),
+        layout.alive(0, SECOND): AliveRecord(
+            incarnation=SECOND,
+            slot=0,
+            state="working",
+            beat=3,
+            pool="rollout",
+            host="a-machine",
+            pid=17,
+            started_at_s=10.5,
+            updated_at_s=20.25,
+            tokens_generated=3,
+            tokens_recovered=3,
+            prefill_tokens=12,
+            responses_finished=1,
+            engine="torch",
+            batch_invariant=True,
+            claims=1,
+            tokens_per_s=30.5,
+            step_s=((1, 0.01), (2, 0.015)),
+        ),
+        layout.ended(0, EXECUTION_DIGEST) + "rollout.json": RolloutEndedRecord(
+            iteration=0, execution=EXECUTION, pool="rollout", slots=(0,)
+        ),
+        layout.failures(0, EXECUTION_DIGEST) + "00000-0123456789abcdef.json": FailureRecord(
+            iteration=0, execution=EXECUTION, slot=0, host="a-machine", error="OSError: \u00fc", at_s=11.0
+        ),
+        layout.batch(0, 0): BatchRecord(
+            iteration=0, number=0, responses=(GRADED,), reward_errors=("style: none",), filtered=(), **NONCE
+        ),
+        layout.closed(0): ClosedRecord(iteration=0, reason="enough is trained", **NONCE),
+        layout.nonfinite(0): NonFiniteRecord(
+            iteration=0, quantity="loss", responses=(0,), batches=(0,), weight_version=0, message="a loss is infinite"
+        ),
+        layout.training(0): TrainingRecord(
+            iteration=0,
+            weight_version=1,
+            metrics=metrics | {"grad_norm": float("nan"), "loss": float("-inf")},
+            reward_errors=(),
+            started_at_s=12.0,
+            ended_at_s=13.0,
+            **NONCE,
+        ),
+        layout.report(0): ReportRecord(
+            iteration=0,
+            weight_version=1,
+            next_prompt=1,
+            metrics=metrics,
+            rewards=(0.5,),
+            lengths=(5,),
+            lives=(LIFE,),
+            train_started_at_s=12.0,
+            train_ended_at_s=13.0,
+            created_at_s=14.0,
+            pools=(
+                PoolObservation(
+                    pool="rollout",
+                    members=1.0,
+                    members_at_end=1,
+                    machine_s=9.75,
+                    losses=1,
+                    start_s=1.5,
+                    step_s=((1, 0.01),),
+                ),
+            ),
+            **NONCE,
+        ),
+        layout.lease(1): LeaseRecord(holder=EXECUTION, **NONCE),
+        layout.evaluation(layout.evaluation_name(0, "0" * 32)): EvaluationRecord(
+            weight_version=0,
+            digest="0" * 32,
+            settings={"num_generations": 2},
+            metrics={"val/reward": 0.5},
+            prompts=(EvaluatedPrompt(prompt_id="a", correct=1, clipped=0, reward=0.5, length=5.0),),
+            created_at_s=15.0,
+            **NONCE,
+        ),
+        layout.forecast(digest_of(canonical.encode(FORECAST))): FORECAST,
+        layout.reward_model("judge"): RewardModelRecord(files={"config.json": StoredFile(bytes=1, chunks=("0" * 32,))}),
+    }
+
+
+def write_run(store: ObjectStore) -> None:
+    """Write all objects of the run."""
+    for key, record in by_key(layout.prompts(0, "0" * 32)).items():
+        records.put(store, key, record)
+    tensors = {
+        "embed": TensorBlock("F32", (16,), bytes(range(64))),
+        "norm": TensorBlock("BF16", (2, 3), bytes(range(12))),
+    }
+    publish(store, layout.weights(0), tensors, {"source": "a model"})
+    changed = tensors | {"embed": TensorBlock("F32", (16,), bytes([1, *range(1, 64)]))}
+    publish_version(store, 1, changed, {"source": "train"}, base=tensors, full_interval=10)
+
+
+def objects() -> dict[str, bytes]:
+    """The run's objects by key."""
+    store = MemoryStore()
+    write_run(store)
+    return {key: store.get(key) for key in store.list("")}
+
+
+def main() -> None:
+    """Write the run to FOLDER."""
+    for key, body in objects().items():
+        path = FOLDER / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(body)
+
+
+if __name__ == "__main__":
+    main()
