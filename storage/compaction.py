@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from storage import layout, records
 from storage.assembly import Assembled, JournalReader
-from storage.prompt_table import decode_prompts
+from storage.prompt_table import read_prompts
 from storage.records import BatchRecord, GradedResponse, PlanRecord
 from storage.responses import Response, decode_responses, encode_responses
 from storage.run import exists, read_plan
@@ -162,4 +162,4 @@ def _by_response(batches: Iterable[BatchRecord]) -> Mapping[int, GradedResponse]
 
 
 def _prompt_ids(store: ObjectStore, plan: PlanRecord) -> list[str]:
-    return [row.prompt_id for row in decode_prompts(plan.prompts_key, store.get(plan.prompts_key))]
+    return [row.prompt_id for row in read_prompts(store, plan)]

@@ -52,13 +52,17 @@ class SamplingParams:
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """run.json: what a run is. `config` is the resolved RunConfig; `digest` identifies what must not change in it."""
+    """run.json: what a run is. `config` is the resolved RunConfig; `digest` identifies what must not change in it.
+
+    model_files: the digest of each file below `model/` by its name; empty in an evaluation, which uses the run's.
+    """
 
     KIND: ClassVar[str] = "run"
     __pydantic_config__ = STRICT
     config: dict[str, Any]
     digest: str
     vocab_size: int
+    model_files: dict[str, str]
     created_at_s: float
     nonce: str = field(default_factory=nonce)
 

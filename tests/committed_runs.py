@@ -1,10 +1,14 @@
 """Runs written by hand, iteration by iteration, as far as retention and export look at them."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
 from storage import layout, records
 from storage.assembly import JournalReader
 from storage.digests import digest_of
 from storage.prompt_table import PromptRow, encode_prompts
-from storage.records import BatchRecord, GradedResponse, PlanRecord, ReportRecord
+from storage.records import BatchRecord, GradedResponse, PlanRecord, ReportRecord, RunRecord
 from storage.shard import Finish
 from storage.store import ObjectStore
 from storage.weights.tensor_sets import TensorBlock, publish
@@ -16,6 +20,17 @@ PROMPTS = [
     PromptRow("p1", (1, 3), [{"role": "user", "content": "2+2="}], {"answer": "4", "level": [1, None]}),
 ]
 TOKENS = {0: [11, 12, 13, 14, 2], 1: [1, 1, 2], 2: [5, 5, 70_000, 2], 3: [7]}
+
+
+def begin(store: ObjectStore, files: Mapping[str, bytes] = MappingProxyType({}), config: Any = None) -> None:
+    """The run's model files and run.json, also in place of others."""
+    for key in store.list(layout.MODEL):
+        store.delete(key)
+    for name, body in files.items():
+        store.put(layout.model_file(name), body)
+    digests = {name: digest_of(body) for name, body in files.items()}
+    record = RunRecord(config=config or {}, digest="", vocab_size=1, model_files=digests, created_at_s=0.0)
+    records.put(store, layout.RUN, record)
 
 
 def plan_iteration(store: ObjectStore, iteration: int) -> PlanRecord:
@@ -114,7 +129,7 @@ def committed_iteration(store: ObjectStore, iteration: int) -> PlanRecord:
 
 def run_of(store: ObjectStore, iterations: int) -> None:
     """A run with so many committed iterations."""
-    store.put(layout.RUN, b"{}")
+    begin(store)
     publish_version(store, 0)
     for iteration in range(iterations):
         committed_iteration(store, iteration)

@@ -43,16 +43,21 @@ EXECUTION = "here:a-machine:17"
 CONFIG: dict[str, Any] = {"run": {"seed": 7, "url": "s3://bucket/run"}, "lora": None, "sizes": [1, 2.5, True]}
 NONCE = {"nonce": "0123456789abcdef0123456789abcdef"}
 EXECUTION_DIGEST = digest_of(EXECUTION.encode())
-GRADED = GradedResponse(
-    response=0,
-    length=5,
-    finish_reason="stop",
-    lineage=(
-        Span(epoch=1, incarnation=FIRST, last_sequence=0),
-        Span(epoch=2, incarnation=SECOND, last_sequence=0),
+MODEL_FILES = {"config.json": b'{"model_type":"none"}', "tokenizer.json": b'{"a":0,"b":1}'}
+DIGESTS = {name: digest_of(body) for name, body in MODEL_FILES.items()}
+SPANS = (Span(epoch=1, incarnation=FIRST, last_sequence=0), Span(epoch=2, incarnation=SECOND, last_sequence=0))
+GRADED = (
+    GradedResponse(
+        response=0,
+        length=5,
+        finish_reason="stop",
+        lineage=SPANS,
+        reward=0.5,
+        rewards={"math": 0.5, "style": None},
     ),
-    reward=0.5,
-    rewards={"math": 0.5, "style": None},
+    GradedResponse(
+        response=1, length=2, finish_reason="length", lineage=SPANS[1:], reward=0.25, rewards={"math": 0.25}
+    ),
 )
 LIFE = SlotLife(
     slot=0,
@@ -72,6 +77,42 @@ LIFE = SlotLife(
     puts=3,
     gets=4,
     bytes_read=500,
+)
+POOL = PoolObservation(
+    pool="rollout",
+    members=1.0,
+    members_at_end=1,
+    machine_s=9.75,
+    losses=1,
+    start_s=1.5,
+    step_s=((1, 0.01),),
+)
+# Two prompts with two responses each; one slot of the crew and one of the trainer.
+PLAN = PlanRecord(
+    iteration=0,
+    weight_version=0,
+    run_seed=7,
+    num_generations=2,
+    prompts_key=layout.prompts(0, "0" * 32),
+    first_prompt=0,
+    slots=(SlotPlan(slot=0, pool="rollout", groups=(0,), batch_max=8), SlotPlan(slot=1, pool="train", groups=(1,))),
+    sampling=SamplingParams(temperature=0.7, top_p=0.9, top_k=5, max_completion_length=16, stop_token_ids=(2,)),
+    config=CONFIG,
+    created_at_s=3.0,
+    groups_wanted=1,
+    lengths=LengthsRecord(predictor="history", expected=(5.5, 2.0), high=(8.0, 4.0)),
+    seeding=SeedingRecord(seeding_s=4.5, members=1, memory={"1": 4.5}),
+    decisions=(
+        DecisionRecord(
+            name="seeding",
+            chosen="4.5 s",
+            reason="the crew starts slowly",
+            inputs={"members": 1.0},
+            alternatives={"0 s": {"usd": 1.0}},
+            predicted={"timing_s/wait": 0.5},
+        ),
+    ),
+    **NONCE,
 )
 FORECAST = ForecastRecord(
     created_at_s=2.0,
@@ -95,43 +136,31 @@ FORECAST = ForecastRecord(
 )
 
 
-def plan(prompts_key: str) -> PlanRecord:
-    """Two prompts with two responses each; one slot of the crew and one of the trainer."""
-    return PlanRecord(
-        iteration=0,
-        weight_version=0,
-        run_seed=7,
-        num_generations=2,
-        prompts_key=prompts_key,
-        first_prompt=0,
-        slots=(SlotPlan(slot=0, pool="rollout", groups=(0,), batch_max=8), SlotPlan(slot=1, pool="train", groups=(1,))),
-        sampling=SamplingParams(temperature=0.7, top_p=0.9, top_k=5, max_completion_length=16, stop_token_ids=(2,)),
-        config=CONFIG,
-        created_at_s=3.0,
-        groups_wanted=1,
-        lengths=LengthsRecord(predictor="history", expected=(5.5, 2.0), high=(8.0, 4.0)),
-        seeding=SeedingRecord(seeding_s=4.5, members=1, memory={"1": 4.5}),
-        decisions=(
-            DecisionRecord(
-                name="seeding",
-                chosen="4.5 s",
-                reason="the crew starts slowly",
-                inputs={"members": 1.0},
-                alternatives={"0 s": {"usd": 1.0}},
-                predicted={"timing_s/wait": 0.5},
-            ),
-        ),
-        **NONCE,
-    )
-
-
-def by_key(prompts_key: str) -> dict[str, records.AnyRecord]:
-    """A record of every kind but manifests, by its key."""
-    metrics = {"num_tokens": 5.0, "reward": 1 / 3}
+def of_the_run() -> dict[str, records.AnyRecord]:
+    """The records outside iterations, by key."""
+    settings = {"num_generations": 2}
     return {
-        layout.RUN: RunRecord(config=CONFIG, digest="0" * 32, vocab_size=512, created_at_s=1.0, **NONCE),
-        layout.plan(0): plan(prompts_key),
-        layout.settings(0): SettingsRecord(config=CONFIG, execution=EXECUTION),
+        layout.RUN: RunRecord(
+            config=CONFIG, digest="0" * 32, vocab_size=512, model_files=DIGESTS, created_at_s=1.0, **NONCE
+        ),
+        layout.lease(1): LeaseRecord(holder=EXECUTION, **NONCE),
+        layout.evaluation(layout.evaluation_name(0, "0" * 32)): EvaluationRecord(
+            weight_version=0,
+            digest="0" * 32,
+            settings=settings,
+            metrics={"val/reward": 0.5},
+            prompts=(EvaluatedPrompt(prompt_id="a", correct=1, clipped=0, reward=0.5, length=5.0),),
+            created_at_s=15.0,
+            **NONCE,
+        ),
+        layout.forecast(digest_of(canonical.encode(FORECAST))): FORECAST,
+        layout.reward_model("judge"): RewardModelRecord(files={"config.json": StoredFile(bytes=1, chunks=("0" * 32,))}),
+    }
+
+
+def of_the_crew() -> dict[str, records.AnyRecord]:
+    """The records that members write, and those about them, by key."""
+    return {
         layout.claim(0, 0, 1): ClaimRecord(
             unit=0, epoch=1, incarnation=FIRST, slot=0, responses=None, sealed={}, **NONCE
         ),
@@ -164,8 +193,17 @@ def by_key(prompts_key: str) -> dict[str, records.AnyRecord]:
         layout.failures(0, EXECUTION_DIGEST) + "00000-0123456789abcdef.json": FailureRecord(
             iteration=0, execution=EXECUTION, slot=0, host="a-machine", error="OSError: \u00fc", at_s=11.0
         ),
+    }
+
+
+def of_the_trainer() -> dict[str, records.AnyRecord]:
+    """The plan, and the records from training to the report, by key."""
+    metrics = {"num_tokens": 5.0, "reward": 1 / 3}
+    return {
+        layout.plan(0): PLAN,
+        layout.settings(0): SettingsRecord(config=CONFIG, execution=EXECUTION),
         layout.batch(0, 0): BatchRecord(
-            iteration=0, number=0, responses=(GRADED,), reward_errors=("style: none",), filtered=(), **NONCE
+            iteration=0, number=0, responses=GRADED, reward_errors=("style: none",), filtered=(), **NONCE
         ),
         layout.closed(0): ClosedRecord(iteration=0, reason="enough is trained", **NONCE),
         layout.nonfinite(0): NonFiniteRecord(
@@ -185,44 +223,24 @@ def by_key(prompts_key: str) -> dict[str, records.AnyRecord]:
             weight_version=1,
             next_prompt=1,
             metrics=metrics,
-            rewards=(0.5,),
-            lengths=(5,),
+            rewards=(0.5, 0.25),
+            lengths=(5, 2),
             lives=(LIFE,),
             train_started_at_s=12.0,
             train_ended_at_s=13.0,
             created_at_s=14.0,
-            pools=(
-                PoolObservation(
-                    pool="rollout",
-                    members=1.0,
-                    members_at_end=1,
-                    machine_s=9.75,
-                    losses=1,
-                    start_s=1.5,
-                    step_s=((1, 0.01),),
-                ),
-            ),
+            pools=(POOL,),
             **NONCE,
         ),
-        layout.lease(1): LeaseRecord(holder=EXECUTION, **NONCE),
-        layout.evaluation(layout.evaluation_name(0, "0" * 32)): EvaluationRecord(
-            weight_version=0,
-            digest="0" * 32,
-            settings={"num_generations": 2},
-            metrics={"val/reward": 0.5},
-            prompts=(EvaluatedPrompt(prompt_id="a", correct=1, clipped=0, reward=0.5, length=5.0),),
-            created_at_s=15.0,
-            **NONCE,
-        ),
-        layout.forecast(digest_of(canonical.encode(FORECAST))): FORECAST,
-        layout.reward_model("judge"): RewardModelRecord(files={"config.json": StoredFile(bytes=1, chunks=("0" * 32,))}),
     }
 
 
 def write_run(store: ObjectStore) -> None:
     """Write all objects of the run."""
-    for key, record in by_key(layout.prompts(0, "0" * 32)).items():
+    for key, record in (of_the_run() | of_the_crew() | of_the_trainer()).items():
         records.put(store, key, record)
+    for name, body in MODEL_FILES.items():
+        store.put(layout.model_file(name), body)
     tensors = {
         "embed": TensorBlock("F32", (16,), bytes(range(64))),
         "norm": TensorBlock("BF16", (2, 3), bytes(range(12))),

@@ -9,6 +9,7 @@ from storage.journal import ShardReader
 from storage.memory import MemoryStore
 from storage.records import AliveRecord, BatchRecord, GradedResponse, ReportRecord
 from storage.store import ObjectStore, StoreUnavailable
+from tests.committed_runs import begin
 from tests.journals import a_plan
 
 TTL_S = 30.0
@@ -121,6 +122,6 @@ def commit_report(store: ObjectStore) -> None:
 def planned() -> Counted:
     """A store with the plan, to which nobody has come."""
     store = Counted()
-    store.put(layout.RUN, b"{}")
+    begin(store)
     records.put(store, layout.plan(0), PLAN)
     return store

@@ -126,7 +126,13 @@ def _write_plan(
     prompts_key = layout.prompts(ITERATION, digest_of(body))
     if not commit(store, prompts_key, body):
         raise ConflictingRecord(f"{prompts_key!r} holds other bytes than its name says")
-    mine = RunRecord(config=dump(config), digest=decided_by, vocab_size=stored.vocab_size, created_at_s=clock.wall())
+    mine = RunRecord(
+        config=dump(config),
+        digest=decided_by,
+        vocab_size=stored.vocab_size,
+        model_files={},
+        created_at_s=clock.wall(),
+    )
     records.commit(store, layout.RUN, mine)
     publish_models(run, evaluation.rewards or (), OWN_MODELS)
     assignment = assign_groups(len(rows), config.pools.rollout.count)

@@ -80,11 +80,14 @@ def prepare(
             _check_evaluation(store, config, model_dir)
         if is_new:
             probe(store)
+        # Before run.json, which names them: a run that exists has its model files.
+        files = model_files.upload(store, model_dir) if is_new else model_files.describe(model_dir)
         open_run(
             store,
             config=dump(config),
             digest=digest(config),
             vocab_size=vocabulary_size(model_dir),
+            model_files=files,
             clock=clock,
             explain=lambda stored: differences(identity(config), identity(parse(stored))),
         )
@@ -193,10 +196,9 @@ def _model_directory(store: ObjectStore, config: RunConfig, folder: Path) -> Pat
 
 
 def publish_initial(store: ObjectStore, model_dir: Path) -> None:
-    """Publish weight version 0, the pretrained model as it is stored, and the files beside it; once in a run."""
+    """Publish weight version 0, the pretrained model as it is stored; once in a run."""
     if exists(store, layout.manifest(layout.weights(0))):
         return
-    model_files.upload(store, model_dir)
     publish(store, layout.weights(0), read_tensors(model_dir), {"source": model_dir.name})
 
 

@@ -9,14 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import storage
-from storage import records
+from storage import layout, records
 from storage.envelope import unwrap, wrap
 from storage.store import CorruptObject
 from storage.weights.manifest import Manifest
-from tests.format_one import by_key, objects
+from tests.format_one import objects, of_the_crew, of_the_run, of_the_trainer
 
-TYPES = {record.KIND: type(record) for record in by_key("prompts").values()} | {Manifest.KIND: Manifest}
-STORED = {key: data for key, data in objects().items() if key.endswith(".json")}
+RECORDS = of_the_run() | of_the_crew() | of_the_trainer()
+TYPES = {record.KIND: type(record) for record in RECORDS.values()} | {Manifest.KIND: Manifest}
+STORED = {key: data for key, data in objects().items() if not key.startswith(layout.MODEL) and key.endswith(".json")}
 BY_KIND = {json.loads(data)["kind"]: key for key, data in STORED.items()}
 
 

@@ -342,8 +342,7 @@ def test_a_manifest_that_misplaces_a_tensor_is_refused():
     manifest = publish(store, PREFIX, some_tensors(), {}, object_bytes_max=1)
     first, second = list(manifest.tensors)[:2]
     swapped = replace(manifest.tensors[first], object=manifest.tensors[second].object)
-    forged = replace(manifest, tensors=manifest.tensors | {first: swapped})
-    records.put(store, MANIFEST, forged)
+    records.put(store, MANIFEST, replace(manifest, tensors=manifest.tensors | {first: swapped}))
     with pytest.raises(CorruptObject, match="header"):
         pull(store, PREFIX)
 

@@ -9,6 +9,7 @@ from storage import layout, records
 from storage.assembly import JournalReader
 from storage.clock import ManualClock
 from storage.compaction import read_batches
+from storage.digests import digest_of
 from storage.memory import MemoryStore
 from storage.prompt_table import PromptRow, encode_prompts
 from storage.records import AliveRecord, BatchRecord, GradedResponse, ReportRecord, TrainingRecord
@@ -18,10 +19,12 @@ from storage.weights.tensor_sets import PUBLISHED_AT_S, TensorBlock, publish
 from tasks.reporting.conclusion import IntegrityError, conclude_iteration, response_metrics
 from tests.journals import Incarnation, a_plan
 
-PLAN = a_plan(groups=2, generations=2, slots=2, first_prompt=6, created_at_s=1000.0)
 PRICES = {"rollout": 3.6, "train": 36.0}
 REWARDS = {0: 1.0, 1: 0.0, 2: 0.5, 3: 0.5}
 PROMPTS = [PromptRow("p0", (1,) * 10, "", {}), PromptRow("p1", (1,) * 20, "", {})]
+PROMPT_TABLE = encode_prompts(PROMPTS)
+PROMPTS_KEY = layout.prompts(0, digest_of(PROMPT_TABLE))
+PLAN = a_plan(groups=2, generations=2, slots=2, first_prompt=6, created_at_s=1000.0, prompts_key=PROMPTS_KEY)
 TOLD = {
     "00000-a": {"prefill_tokens": 10},
     "00000-b": {"prefill_tokens": 13, "working_at_s": 1029.0, "decode_s": 30.0, "step_s": ((1, 0.5), (2, 0.75))},
@@ -44,7 +47,7 @@ def an_iteration():
     Responses 1, 2 and 3 have 4, 6 and 1 tokens; 3 was cut at the limit.
     """
     store = MemoryStore()
-    store.create(PLAN.prompts_key, encode_prompts(PROMPTS))
+    store.create(PLAN.prompts_key, PROMPT_TABLE)
     records.commit(store, layout.plan(0), PLAN)
     victim = Incarnation(store, PLAN, 0, "00000-a")
     victim.write(0, [11, 12, 13], Finish.RUNNING)
@@ -173,7 +176,7 @@ def test_the_report_is_that_of_the_hand_made_case():
 def test_what_was_written_after_the_last_heartbeat_counts_as_decoded():
     store = an_iteration()
     key = layout.alive(0, "00000-a")
-    store.put(key, store.get(key).replace(b'"tokens_generated":7', b'"tokens_generated":1'))
+    records.put(store, key, replace(records.read(store, AliveRecord, key), tokens_generated=1))
     # 5 tokens are in its shards, of which 3 count.
     assert conclude(store).lives[0].tokens_regenerated == 2
 

@@ -11,6 +11,7 @@ from storage.records import BatchRecord, ClaimRecord, TrainingRecord
 from storage.shard import Finish
 from storage.store import CorruptObject, ObjectMissing, StoreUnavailable
 from tasks.reporting.watch import Watcher
+from tests.committed_runs import begin
 from tests.journals import Incarnation, a_plan
 from tests.watched_run import PLAN, Counted, beat, commit_report, planned, record_batch, steal
 
@@ -40,7 +41,7 @@ def test_the_phases_of_an_iteration_and_how_long_each_was_seen(clock):
         return view.iteration, view.phase, view.phase_seen_s
 
     assert [look(), look()] == [(0, "no run", 0.0), (0, "no run", 1.0)]
-    store.put(layout.RUN, b"{}")
+    begin(store)
     assert look() == (0, "planning", 0.0)
     records.put(store, layout.plan(0), PLAN)
     assert look() == (0, "rollout", 0.0)
