@@ -7,7 +7,7 @@ know when, or whether, the journal may be deleted.
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from storage import layout, records
-from storage.assembly import Assembled, JournalReader
+from storage.assembly import Assembled, JournalReader, without_environments
 from storage.prompt_table import read_prompts
 from storage.records import BatchRecord, GradedResponse, PlanRecord
 from storage.responses import Response, decode_responses, encode_responses
@@ -47,7 +47,11 @@ def read_responses(store: ObjectStore, iteration: int) -> list[Response]:
         else:
             if not exists(store, key):
                 return rows
-    return decode_responses(key, store.get(key))
+    rows = decode_responses(key, store.get(key))
+    for row in rows:
+        if len(row.origins) > 1 or row.events:
+            raise without_environments(key, row.response)
+    return rows
 
 
 def unused_responses(
@@ -124,6 +128,8 @@ def _graded_row(
         named.rewards,
         plan.weight_version,
         len(named.lineage),
+        origins=(len(token_ids),),
+        events=(),
     )
 
 
@@ -152,6 +158,8 @@ def _ungraded_row(plan: PlanRecord, prompt_ids: list[str], assembled: Assembled)
         {},
         plan.weight_version,
         len(assembled.lineage),
+        origins=(len(assembled.token_ids),),
+        events=(),
     )
 
 

@@ -4,16 +4,21 @@
 writes and reads today with those files. They are written again only if the format changes on purpose, with its number.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from storage import canonical, layout, records
 from storage.crew_records import FailureRecord, RolloutEndedRecord
 from storage.digests import digest_of
 from storage.evaluation_records import EvaluatedPrompt, EvaluationRecord
 from storage.forecast_records import FleetForecast, ForecastInput, ForecastRecord, Spread
+from storage.length_tables import LengthTable, empty_table, encode_lengths
 from storage.memory import MemoryStore
 from storage.planning_records import DecisionRecord, LengthsRecord, PoolObservation, SeedingRecord
+from storage.prompt_table import PromptRow, encode_prompts
 from storage.records import (
     AliveRecord,
     BatchRecord,
@@ -32,7 +37,9 @@ from storage.records import (
     Span,
     TrainingRecord,
 )
+from storage.responses import Response, encode_responses
 from storage.reward_models import RewardModelRecord, StoredFile
+from storage.shard import Finish, Origin, Row, encode_shard
 from storage.store import ObjectStore
 from storage.weights.tensor_sets import TensorBlock, publish
 from storage.weights.versions import publish_version
@@ -45,6 +52,8 @@ NONCE = {"nonce": "0123456789abcdef0123456789abcdef"}
 EXECUTION_DIGEST = digest_of(EXECUTION.encode())
 MODEL_FILES = {"config.json": b'{"model_type":"none"}', "tokenizer.json": b'{"a":0,"b":1}'}
 DIGESTS = {name: digest_of(body) for name, body in MODEL_FILES.items()}
+EMBED = bytes(range(256)) * 8
+EMBED_CHANGED = bytes([1]) + EMBED[1:]
 SPANS = (Span(epoch=1, incarnation=FIRST, last_sequence=0), Span(epoch=2, incarnation=SECOND, last_sequence=0))
 GRADED = (
     GradedResponse(
@@ -87,13 +96,18 @@ POOL = PoolObservation(
     start_s=1.5,
     step_s=((1, 0.01),),
 )
+PROMPTS = [
+    PromptRow("a", (1, 2, 3), "1+1=", {"answer": "2"}),
+    PromptRow("b", (4,), [{"role": "user", "content": "hi \u00fc"}], {}),
+]
+PROMPT_TABLE = encode_prompts(PROMPTS)
 # Two prompts with two responses each; one slot of the crew and one of the trainer.
 PLAN = PlanRecord(
     iteration=0,
     weight_version=0,
     run_seed=7,
     num_generations=2,
-    prompts_key=layout.prompts(0, "0" * 32),
+    prompts_key=layout.prompts(0, digest_of(PROMPT_TABLE)),
     first_prompt=0,
     slots=(SlotPlan(slot=0, pool="rollout", groups=(0,), batch_max=8), SlotPlan(slot=1, pool="train", groups=(1,))),
     sampling=SamplingParams(temperature=0.7, top_p=0.9, top_k=5, max_completion_length=16, stop_token_ids=(2,)),
@@ -134,6 +148,62 @@ FORECAST = ForecastRecord(
     snippet={"pools.rollout.count": 2},
     sensitivity={"2": Spread(low=1.0, median=2.0, high=3.0)},
 )
+
+
+def _row(response: int, epoch: int, start: int, ids: list[int], finish: Finish) -> Row:
+    logprobs = -np.array(ids, dtype=np.float32) / 7
+    return Row(response, epoch, start, np.array(ids, dtype=np.uint32), logprobs, 0, finish)
+
+
+# The last shard is one that no writer of ours makes: a turn of the policy, and an answer of an environment.
+SHARDS = {
+    layout.shard(0, FIRST, 0): [_row(0, 1, 0, [5, 6, 7], Finish.RUNNING)],
+    layout.shard(0, SECOND, 0): [_row(0, 2, 3, [8, 2], Finish.STOP), _row(1, 2, 0, [9, 70_000], Finish.LENGTH)],
+    layout.shard(0, f"00001-{'e' * 16}", 0): [
+        _row(2, 1, 0, [3, 4], Finish.ACTING),
+        replace(
+            _row(2, 1, 2, [5], Finish.RUNNING), logprobs=np.zeros(0, np.float32), origin=Origin.OBSERVATION, event=b"{}"
+        ),
+    ],
+}
+
+
+def responses() -> list[Response]:
+    """The responses in the batch, as their one object holds them."""
+    rows = {
+        graded.response: [r for rs in SHARDS.values() for r in rs if r.response == graded.response] for graded in GRADED
+    }
+    return [
+        Response(
+            response=graded.response,
+            group=0,
+            prompt_id="a",
+            token_ids=np.concatenate([row.token_ids for row in rows[graded.response]]),
+            logprobs=np.concatenate([row.logprobs for row in rows[graded.response]]),
+            finish=rows[graded.response][-1].finish,
+            reward=graded.reward,
+            rewards=graded.rewards,
+            weight_version=0,
+            spans=len(graded.lineage),
+            origins=(graded.length,),
+            events=(),
+        )
+        for graded in GRADED
+    ]
+
+
+def length_table() -> LengthTable:
+    """A table that knows two prompts."""
+    known = {
+        "prompts": [3, 5],
+        "mean": [1.5, 2.5],
+        "deviation": [0.5, float("nan")],
+        "count": [2, 1],
+        "last_seen": [0, 0],
+    }
+    empty = empty_table()
+    arrays = {name: np.array(values, dtype=getattr(empty, name).dtype) for name, values in known.items()}
+    return replace(empty, iteration=0, learned=1, **arrays)
 
 
 def of_the_run() -> dict[str, records.AnyRecord]:
@@ -241,12 +311,17 @@ def write_run(store: ObjectStore) -> None:
         records.put(store, key, record)
     for name, body in MODEL_FILES.items():
         store.put(layout.model_file(name), body)
+    store.put(PLAN.prompts_key, PROMPT_TABLE)
+    for key, rows in SHARDS.items():
+        store.put(key, encode_shard(rows))
+    store.put(layout.responses(0), encode_responses(responses()))
+    store.put(layout.lengths(0), encode_lengths(length_table()))
     tensors = {
-        "embed": TensorBlock("F32", (16,), bytes(range(64))),
+        "embed": TensorBlock("F32", (512,), EMBED),
         "norm": TensorBlock("BF16", (2, 3), bytes(range(12))),
     }
     publish(store, layout.weights(0), tensors, {"source": "a model"})
-    changed = tensors | {"embed": TensorBlock("F32", (16,), bytes([1, *range(1, 64)]))}
+    changed = tensors | {"embed": TensorBlock("F32", (512,), EMBED_CHANGED)}
     publish_version(store, 1, changed, {"source": "train"}, base=tensors, full_interval=10)
 
 

@@ -25,7 +25,7 @@ from storage.memory import MemoryStore
 from storage.records import ClosedRecord, SlotPlan, Span
 from storage.run import exists
 from storage.shard import Finish
-from storage.store import ObjectMissing, StoreUnavailable
+from storage.store import ObjectMissing, StoreUnavailable, commit
 from tasks.learning.recorded_batches import RecordedBatches
 from tasks.sampling.session import claimant
 
@@ -116,7 +116,10 @@ def test_a_reader_that_takes_void_rows_is_found(monkeypatch):
 
 
 def test_overwriting_instead_of_creating_is_found(monkeypatch):
-    monkeypatch.setattr("storage.claims.commit", lambda store, key, body: store.put(key, body) or True)
+    def overwrite(store, key, body):
+        return (store.put(key, body) or True) if "/claims/" in key else commit(store, key, body)
+
+    monkeypatch.setattr("storage.records.commit_bytes", overwrite)
     assert broken_by(range(3))["doubled"] == 3
 
 

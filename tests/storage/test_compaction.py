@@ -113,7 +113,9 @@ CHANGES = [
     {"finish": Finish.LENGTH},
     {"prompt_id": "p1"},
     {"spans": 1},
-    {"token_ids": np.zeros(1, dtype=np.uint32), "logprobs": np.zeros(1, dtype=np.float32)},
+    {"token_ids": np.zeros(1, dtype=np.uint32), "logprobs": np.zeros(1, dtype=np.float32), "origins": (1,)},
+    {"logprobs": np.full(3, -0.5, dtype=np.float32), "origins": (2, 2, 1)},
+    {"events": (b"{}",)},
 ]
 
 
@@ -250,3 +252,10 @@ def test_what_is_unused_depends_on_the_plan_and_on_the_last_group_recorded(store
     assert len(unused_responses(plan, second, ())) == 0  # not those before it
     assert len(unused_responses(replace(plan, groups_wanted=2), first, ())) == 0
     assert len(unused_responses(replace(plan, groups_wanted=None), first, ())) == 0
+
+
+@pytest.mark.parametrize("change", CHANGES[-2:], ids="+".join)
+def test_turns_of_an_environment_are_refused_when_responses_are_read(store, change):
+    store_object(store, change)
+    with pytest.raises(CorruptObject, match=f"'{KEY}'.*response 0 has turns of an environment; this version has no"):
+        read_responses(store, 0)

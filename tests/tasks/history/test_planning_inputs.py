@@ -57,11 +57,12 @@ def a_life(slot, started_at_s, working_at_s, ended_at_s, pool="rollout"):
 
 
 def a_report(iteration, pools=(OBSERVED,), wait_s=20.0, **metrics):
+    usd = {"cost/usd_iter": 2.0, "cost/usd_run": 2.0 * (iteration + 1)}
     return ReportRecord(
         iteration=iteration,
         weight_version=iteration + 1,
         next_prompt=0,
-        metrics={"timing_s/train": 100.0, "timing_s/wait": wait_s, "cost/usd_iter": 2.0, **metrics},
+        metrics={"timing_s/train": 100.0, "timing_s/wait": wait_s, **usd, **metrics},
         rewards=(),
         lengths=(),
         lives=(a_life(0, 0, 10, 110), a_life(1, 5, 12, 90), a_life(2, 0, 5, 30, TRAIN_POOL)),
@@ -155,8 +156,8 @@ def test_what_is_no_machines_costs_as_much_as_in_the_last_iteration():
 
 
 def test_without_the_trainers_word_nothing_is_known_of_waiting():
-    report = a_report(0)
-    request = planning_request(a_run([replace(report, metrics={"timing_s/train": 5.0})]), a_config(), 1, LENGTHS)
+    report = replace(a_report(0), metrics={"timing_s/train": 5.0, "cost/usd_run": 0.0})
+    request = planning_request(a_run([report]), a_config(), 1, LENGTHS)
     assert (request.waits, request.train_s) == (None, None)
 
 
