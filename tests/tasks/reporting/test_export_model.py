@@ -267,7 +267,6 @@ def test_exchanged_model_files_are_refused_by_name(store, tmp_path):
     store.put(layout.model_file("tokenizer.json"), b'{"a": 2, "b": 1}')
     with pytest.raises(CorruptObject, match=r"object 'model/tokenizer\.json' is corrupt: its bytes do not have"):
         export(store, tmp_path / "out")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_which_versions_there_are(store):
