@@ -140,5 +140,4 @@ def test_a_later_attempt_overwrites_the_record_of_an_earlier_one():
     for quantity in ("loss", "gradient"):
         with pytest.raises(NonFiniteGradient), keep_nonfinite(store, a_plan(2, 2)):
             raise NonFiniteGradient(quantity, (0,))
-    body = store.get(layout.nonfinite(0))
-    assert records.decode(NonFiniteRecord, "k", body).quantity == "gradient"
+    assert records.read(store, NonFiniteRecord, layout.nonfinite(0)).quantity == "gradient"

@@ -54,7 +54,7 @@ def commit_report(store, iteration, next_prompt):
         iteration=iteration,
         weight_version=iteration + 1,
         next_prompt=next_prompt,
-        metrics={},
+        metrics={"cost/usd_run": 0.0},
         rewards=(),
         lengths=(),
         lives=(),
