@@ -115,3 +115,9 @@ def test_the_body_is_found_whatever_it_holds(body, key):
 def test_other_bytes_are_refused(data):
     with pytest.raises(CorruptObject):
         unwrap("k", "plan", data)
+
+
+def test_no_production_code_encodes_a_record_without_storing_it_under_its_key():
+    root = Path(storage.__file__).parents[1]
+    sources = [*root.glob("storage/**/*.py"), *root.glob("tasks/**/*.py"), root / "gleaner.py"]
+    assert [path.name for path in sources if "records.encode(" in path.read_text(encoding="utf-8")] == []
