@@ -61,16 +61,23 @@ def read_run(store: ObjectStore) -> RunRecord:
     return records.read(store, RunRecord, layout.RUN)
 
 
+def holds_run(store: ObjectStore) -> bool:
+    """Whether there is a run. Raises CorruptObject for a run of another format, which no command may touch."""
+    try:
+        read_run(store)
+    except ObjectMissing:
+        return False
+    return True
+
+
 def connect_to_run(url: str) -> ObjectStore:
-    """The store of a run that exists. Every command begins here, before it reads or writes anything else.
+    """The store of a run that exists. A command about a run begins here, before it reads or writes anything else.
 
     Raises LookupError if there is no run at `url`, CorruptObject for a run of another format, and what `connect` does.
     """
     store = connect(url)
-    try:
-        read_run(store)
-    except ObjectMissing:
-        raise LookupError(f"{store.url} holds no run") from None
+    if not holds_run(store):
+        raise LookupError(f"{store.url} holds no run")
     return store
 
 

@@ -6,7 +6,6 @@ One committed iteration is enough; the last few of several count together. Reads
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,8 +13,8 @@ import numpy as np
 from storage.connect import connect
 from storage.planning_records import PoolObservation
 from storage.records import TRAIN_POOL, ReportRecord
-from storage.run import next_iteration, read_report, read_run
-from storage.store import ObjectMissing, ObjectStore, StoreDenied, StoreUnavailable
+from storage.run import holds_run, next_iteration, read_report
+from storage.store import ObjectStore, StoreDenied, StoreUnavailable
 from tasks.history.planning_inputs import REPORTS_READ
 
 QUANTILES = 41
@@ -79,9 +78,7 @@ def probe_run(url: str) -> Probe | NoProbe:
 
 def probe(store: ObjectStore) -> Probe | NoProbe:
     """The measurements of the run in this store; raises CorruptObject for a run of another format."""
-    with suppress(ObjectMissing):
-        read_run(store)
-    committed = next_iteration(store)
+    committed = next_iteration(store) if holds_run(store) else 0
     if not committed:
         return NoProbe(reason=f"{store.url} holds no committed iteration")
     first = max(0, committed - REPORTS_READ)

@@ -1,7 +1,6 @@
 """Forecasts in a run's directory: written on request, and compared with the iterations committed since."""
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -10,8 +9,8 @@ from storage import canonical, layout, records
 from storage.digests import digest_of
 from storage.forecast_records import FleetForecast, ForecastRecord, Setting, Spread
 from storage.records import ReportRecord
-from storage.run import read_config, read_plan, read_run, reports
-from storage.store import ConflictingRecord, ObjectMissing, ObjectStore
+from storage.run import holds_run, read_config, read_plan, reports
+from storage.store import ConflictingRecord, ObjectStore
 from tasks.forecasting.fleets import CONFIGURED
 
 _SECONDS_PER_HOUR = 3600.0
@@ -52,8 +51,7 @@ def save_forecast(store: ObjectStore, record: ForecastRecord) -> str:
 
     There need be no run yet. Raises CorruptObject for a run of another format.
     """
-    with suppress(ObjectMissing):
-        read_run(store)
+    holds_run(store)
     key = layout.forecast(digest_of(canonical.encode(record)))
     if not records.commit(store, key, record):
         raise ConflictingRecord(f"{key!r} holds other bytes than its name says")

@@ -18,6 +18,7 @@ from storage.records import PlanRecord, SettingsRecord
 from storage.run import (
     acquire_lease,
     exists,
+    holds_run,
     next_iteration,
     next_prompt,
     open_run,
@@ -68,7 +69,7 @@ def prepare(
     config.pools.check_prices()
     config.tracking.check_libraries()
     store = connect(config.run.url)
-    is_new = not exists(store, layout.RUN)
+    is_new = not holds_run(store)
     prompts = load_prompts(config.data, check_rows=is_new)
     check_rewards(config.rewards, prompts.columns, held_models(store, config.rewards), prompts)
     with tempfile.TemporaryDirectory(prefix="gleaner-model-") as folder:
