@@ -79,7 +79,7 @@ def commit(store, iteration, **measured):
         iteration=iteration,
         weight_version=iteration + 1,
         next_prompt=last.first_prompt + last.num_groups,
-        metrics=measured | {"cost/usd_run": 0.0},
+        metrics={"cost/usd_run": 0.0} | measured,
         rewards=(),
         lengths=(),
         lives=(),
