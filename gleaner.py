@@ -14,14 +14,14 @@ from rich.live import Live
 from rich.table import Table
 
 from resources.notice import PreemptionNotice
-from storage import records
+from storage import canonical
 from storage.clock import SystemClock
 from storage.connect import connect
 from storage.evaluations import evaluations
 from storage.fitness import Finding, prove
 from storage.records import PlanRecord, ReportRecord
 from storage.retention import sweep as sweep_run
-from storage.run import next_iteration, read_config, read_plan, reports
+from storage.run import connect_to_run, next_iteration, read_config, read_plan, reports
 from storage.store import StorageError
 from tasks.configuration.in_force import in_force
 from tasks.configuration.run_config import ConfigError, RunConfig, dump, load, parse
@@ -146,7 +146,7 @@ def forecast(config: Path | None, save: bool, no_probe: bool, run_url: str | Non
         if config is not None and run_url is None:
             _forecast_run(load(config), save=save, no_probe=no_probe, as_json=as_json)
         elif run_url is not None and config is None and not save and not no_probe:
-            comparison = compare(connect(run_url))
+            comparison = compare(connect_to_run(run_url))
             width = Console().width if sys.stdout.isatty() else 120
             click.echo(json.dumps(asdict(comparison)) if as_json else comparison_text(comparison, width), nl=as_json)
         else:
@@ -159,7 +159,7 @@ def _forecast_run(settings: RunConfig, *, save: bool, no_probe: bool, as_json: b
     probe = NoProbe(reason="--no-probe") if no_probe else probe_run(settings.run.url)
     record = forecast_run(settings, probe, SystemClock().wall(), lambda line: click.echo(line, err=True))
     width = Console().width if sys.stdout.isatty() else 150
-    click.echo(records.encode(record) if as_json else forecast_text(record, width), nl=as_json)
+    click.echo(canonical.encode(record).decode() if as_json else forecast_text(record, width), nl=as_json)
     if save:
         # Last, so that the forecast is shown even if it cannot be written.
         click.echo(f"written: {save_forecast(connect(settings.run.url), record)}", err=True)
@@ -170,7 +170,7 @@ def _forecast_run(settings: RunConfig, *, save: bool, no_probe: bool, as_json: b
 def status(run_url: str) -> None:
     """Show the finished iterations and evaluations of a run, and what stopped training, if a step was not finite."""
     try:
-        store = connect(run_url)
+        store = connect_to_run(run_url)
         history, evaluated, stopped = reports(store), evaluations(store), nonfinite_line(store)
     except EXPECTED as error:
         _refuse(error)
@@ -180,7 +180,7 @@ def status(run_url: str) -> None:
         if point_usd is not None:
             click.echo(f"dollars so far per point of mean reward gained since iteration 0: {point_usd:.5f}")
     else:
-        click.echo(f"{run_url} holds no committed iteration; if there should be one, check the URL")
+        click.echo(f"{run_url} holds no committed iteration yet")
     for record in evaluated:
         click.echo(evaluation_line(record))
     if stopped is not None:
@@ -201,8 +201,8 @@ def watch(run_url: str, once: bool, as_json: bool, interval_s: float) -> None:
     """
     with suppress(KeyboardInterrupt):
         try:
-            watcher = Watcher(connect(run_url), SystemClock())
-            _display([_look_at_run(watcher)] if once else watcher.looks(interval_s), as_json=as_json)
+            watcher = Watcher((connect_to_run if once else connect)(run_url), SystemClock())
+            _display([watcher.look()] if once else watcher.looks(interval_s), as_json=as_json)
         except EXPECTED as error:
             _refuse(error)
 
@@ -285,14 +285,14 @@ def export(
         )
         if rollouts:
             chosen = ":" if iterations is None else iterations
-            for file in export_rollouts(connect(run_url), chosen, folder, overwrite=overwrite):
+            for file in export_rollouts(connect_to_run(run_url), chosen, folder, overwrite=overwrite):
                 click.echo(f"{file.path}: {file.responses} of {file.planned} responses of iteration {file.iteration}")
         elif model:
-            done = export_model(connect(run_url), folder, SystemClock(), version=version, dtype=dtype or STORED)
+            done = export_model(connect_to_run(run_url), folder, SystemClock(), version=version, dtype=dtype or STORED)
             size = f"{done.num_bytes} bytes of {done.dtype} in {done.files} file{'s' * (done.files > 1)}"
             click.echo(f"{done.path}: weight version {done.version}, {done.tensors} tensors, {size}")
         else:
-            made = export_adapter(connect(run_url), folder, SystemClock(), version=version)
+            made = export_adapter(connect_to_run(run_url), folder, SystemClock(), version=version)
             layers = f"{made.layers} layer{'s' * (made.layers > 1)}"
             size = f"rank {made.rank}, {layers}, {made.num_bytes} bytes of float32"
             click.echo(f"{made.path}: adapter of weight version {made.version}, {size}")
@@ -315,7 +315,7 @@ def _check_export(kinds: Mapping[str, bool], options: Mapping[str, object]) -> N
 def sweep(run_url: str, dry_run: bool) -> None:
     """Free space: delete old weights, checkpoints and working files, as the section `retention` says."""
     try:
-        store = connect(run_url)
+        store = connect_to_run(run_url)
         current = next_iteration(store)
         if not current:
             click.echo(f"{run_url} holds no committed iteration; nothing to do")
@@ -354,13 +354,6 @@ def _check_files(settings: RunConfig) -> None:
         grader.check_columns(prompts.columns)
     if settings.evaluation is not None:
         load_held_out(settings.evaluation, settings.rewards)
-
-
-def _look_at_run(watcher: Watcher) -> RunView:
-    view = watcher.look()
-    if view.phase == "no run":
-        raise LookupError(f"{view.run_url} holds no run")
-    return view
 
 
 def _display(views: Iterable[RunView], *, as_json: bool) -> None:

@@ -156,7 +156,7 @@ def _work_off(work: Work, run_url: str, step_time_s: float, log_path: str) -> No
     store = connect(run_url)
     plan = read_plan(store, 0)
     config = parse(read_config(store, plan))
-    prompts = prompt_table.decode_prompts(plan.prompts_key, store.get(plan.prompts_key))
+    prompts = prompt_table.read_prompts(store, plan)
     with tempfile.TemporaryDirectory() as folder:
         model_files.download(store, Path(folder))
         vocab_size = read_run(store).vocab_size

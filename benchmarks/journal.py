@@ -134,7 +134,20 @@ def flushes(sample: Sample, interval_s: float) -> Iterator[list[Row]]:
 def compacted_rows(sample: Sample) -> list[Response]:
     columns = zip(sample.token_ids, sample.logprobs, strict=True)
     return [
-        Response(r, r // GENERATIONS, f"{r // GENERATIONS}", ids, lps, Finish.LENGTH, 0.5, {"exact": 0.5}, 0, 1)
+        Response(
+            response=r,
+            group=r // GENERATIONS,
+            prompt_id=f"{r // GENERATIONS}",
+            token_ids=ids,
+            logprobs=lps,
+            finish=Finish.LENGTH,
+            reward=0.5,
+            rewards={"exact": 0.5},
+            weight_version=0,
+            spans=1,
+            origins=(len(ids),),
+            events=(),
+        )
         for r, (ids, lps) in enumerate(columns)
     ]
 

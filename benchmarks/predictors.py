@@ -23,7 +23,7 @@ from examples.warm_start import WarmStart, warm_start
 from storage.compaction import read_batches
 from storage.connect import connect
 from storage.length_tables import PREDICTORS, empty_table
-from storage.prompt_table import decode_prompts
+from storage.prompt_table import read_prompts
 from storage.run import next_iteration, read_plan, release_lease
 from storage.store import ObjectStore
 from tasks.configuration.data import ArithmeticConfig
@@ -84,7 +84,7 @@ def recorded(store: ObjectStore) -> list[Recorded]:
         lengths = np.array([graded.get(response, np.nan) for response in range(plan.num_responses)], dtype=float)
         groups = lengths.reshape(-1, plan.num_generations)
         whole = ~np.isnan(groups).any(axis=1)
-        prompts = prompt_features(decode_prompts(plan.prompts_key, store.get(plan.prompts_key)))
+        prompts = prompt_features(read_prompts(store, plan))
         found.append(
             Recorded(prompts=prompts.take(whole), lengths=groups[whole], length_max=plan.sampling.max_completion_length)
         )

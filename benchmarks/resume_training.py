@@ -33,7 +33,7 @@ from storage.records import TrainingRecord
 from storage.run import exists
 from storage.store import ObjectStore
 from storage.weights import tensor_sets
-from storage.weights.manifest import TensorBlock, read_manifest_at
+from storage.weights.manifest import Manifest, TensorBlock
 from storage.weights.versions import pull_version
 from tasks.configuration.data import ArithmeticConfig
 from tasks.configuration.run_config import RunConfig, parse
@@ -278,7 +278,7 @@ def unnamed_objects(store: ObjectStore, version: int) -> list[str]:
     for prefix in (layout.weights(version), layout.checkpoint(version)):
         keys = set(store.list(prefix))
         manifests = keys & {layout.manifest(prefix), layout.delta_manifest(prefix)}
-        objects = [name for key in manifests for name in read_manifest_at(store, key).objects]
+        objects = [name for key in manifests for name in records.read(store, Manifest, key).objects]
         found += sorted(keys - manifests - {layout.tensor_object(prefix, name) for name in objects})
     return found
 

@@ -27,6 +27,7 @@ from storage import layout, model_files
 from storage.clock import SystemClock
 from storage.connect import connect
 from storage.local import LocalStore
+from storage.run import open_run
 from storage.store import ObjectStore
 from storage.weights import deltas
 from storage.weights.cache import WeightCache
@@ -34,7 +35,7 @@ from storage.weights.manifest import Manifest, TensorBlock
 from storage.weights.objects import RANGE_BYTES, THREADS
 from storage.weights.tensor_sets import publish, pull
 from storage.weights.versions import publish_version, pull_version
-from tasks.learning.pretrained import read_tensors
+from tasks.learning.pretrained import read_tensors, vocabulary_size
 
 TENSOR_BYTES = 24 << 20
 LEARNING_RATES = (1e-6, 3e-6, 1e-5)
@@ -226,7 +227,15 @@ def measure_join(hidden: int, layers: int, rounds: int, versions: int) -> list[d
         url = str(folder / "run")
         store = connect(url)
         model = make_random_policy(folder / "model", hidden=hidden, layers=layers)
-        model_files.upload(store, model)
+        open_run(
+            store,
+            config={},
+            digest="",
+            vocab_size=vocabulary_size(model),
+            model_files=model_files.upload(store, model),
+            clock=SystemClock(),
+            explain=lambda _: [],
+        )
         tensors = read_tensors(model)
         publish(store, layout.weights(0), tensors, {})
         for version in range(1, versions + 1):

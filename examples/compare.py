@@ -46,7 +46,7 @@ def undisturbed(store: ObjectStore, plan: PlanRecord, engine: Literal["torch", "
     """Generate the plan's responses again, in memory, by one undisturbed session per slot."""
     rollout = parse(plan.config).rollout
     rollout = replace(rollout, engine=engine or rollout.engine)
-    prompts = prompt_table.decode_prompts(plan.prompts_key, store.get(plan.prompts_key))
+    prompts = prompt_table.read_prompts(store, plan)
     _, tensors = pull_version(store, plan.weight_version, None, SystemClock())
     memory, clock = MemoryStore(), SystemClock()
     with tempfile.TemporaryDirectory() as folder:

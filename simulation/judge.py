@@ -1,7 +1,8 @@
 """The checks after a history, from the objects in the store alone and independent of the production reader.
 
 The reference reader and the expected fate of each group are written from docs/format.md (algorithms O, R and F). They
-share nothing with storage/assembly.py and tasks/learning except the decoding of a shard.
+share nothing with storage/assembly.py and tasks/learning except the decoding of a shard. JSON objects are read by a
+reader of their own, too.
 """
 
 from bisect import bisect_right
@@ -18,8 +19,9 @@ from simulation.ledger import Claim, Ledger
 from simulation.simulated_crew import Outcome, SimulatedCrew
 from simulation.simulated_history import History, reward_of
 from simulation.simulated_machine import ShardMemory, shards_remembered
+from simulation.stored_objects import batch_of
 from simulation.undisturbed import Whole
-from storage import layout, records
+from storage import layout
 from storage.assembly import JournalReader
 from storage.records import BatchRecord, GradedResponse, PlanRecord, Span
 from storage.shard import Finish, Row
@@ -111,7 +113,7 @@ def live_and_judge(history: History) -> Outcome:
         outcome = SimulatedCrew(history).run()
         try:
             _judge(outcome, history, memory)
-        except (CorruptObject, KeyError) as error:
+        except (CorruptObject, KeyError, TypeError) as error:
             outcome.ledger.breaks(f"changed: claims or shards that cannot be read: {error!r}")
     return outcome
 
@@ -165,7 +167,7 @@ def _check_batches(outcome: Outcome, reference: Reference) -> None:
     """Check that every used response is in exactly one batch: whole, undisturbed, and according to its claims."""
     ledger, plan = outcome.ledger, reference.plan
     fates = fates_of_groups(plan, outcome.truth)
-    batches = [records.read(ledger.store, BatchRecord, key) for key in ledger.store.list(layout.batches(0))]
+    batches = [batch_of(key, ledger.store.get(key)) for key in ledger.store.list(layout.batches(0))]
     trained = [response for batch in batches for response in batch.responses]
     filtered = [response for batch in batches for response in batch.filtered]
     graded = [*trained, *filtered]

@@ -4,11 +4,11 @@ It stands at the store, below the faults, and only the checks read it. It knows 
 not whether tokens are right.
 """
 
-import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from simulation.stored_objects import body_of
 from storage import layout
 from storage.memory import MemoryStore
 from storage.store import ObjectMissing
@@ -97,7 +97,7 @@ class Ledger:
             self.breaks(f"doubled: {key} was created twice with different bytes")
         self.created_at_s.setdefault(key, self.now())
         if "/claims/" in key:
-            claim = self._read_claim(body)
+            claim = self._read_claim(key, body)
             self.claims.append(claim)
             self._check_seals(who, key, claim.sealed)
         elif "/journal/" in key:
@@ -110,8 +110,8 @@ class Ledger:
         if number and layout.shard(0, incarnation, number - 1) not in self.created:
             self.breaks(f"lost: {key} was written behind a gap")
 
-    def _read_claim(self, body: bytes) -> Claim:
-        found = json.loads(body)
+    def _read_claim(self, key: str, body: bytes) -> Claim:
+        found = body_of(key, "claim", body)
         responses = None if found["responses"] is None else tuple(found["responses"])
         return Claim(self.now(), found["unit"], found["epoch"], found["incarnation"], responses, found["sealed"])
 
@@ -147,7 +147,7 @@ class LedgerView:
     def put(self, key: str, body: bytes) -> None:
         self._store.put(key, body)
         if "/alive/" in key:
-            state = json.loads(body)["state"]
+            state = body_of(key, "heartbeat", body)["state"]
             name = key.rsplit("/", 1)[1].removesuffix(".json")
             self._ledger.beats.setdefault(name, []).append(Beat(self._ledger.now(), state))
             self._note("put", key, f" {state}")

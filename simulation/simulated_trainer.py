@@ -20,7 +20,7 @@ from storage.assembly import Assembled, JournalReader
 from storage.records import BatchRecord, ClosedRecord, GradedResponse
 from storage.run import exists
 from storage.shard import Finish
-from storage.store import CorruptObject, ObjectMissing, ObjectStore, commit
+from storage.store import CorruptObject, ObjectMissing, ObjectStore
 from tasks.configuration.rewards import RewardConfig
 from tasks.grading.grader import Grader
 from tasks.learning.follow import FollowConfig, GroupFollower, RecordedElsewhereError
@@ -99,7 +99,7 @@ class SimulatedTrainer:
             number += 1
             self._process.sleep(self._rng.uniform(0, TRAINING_S_MAX))
         mark = ClosedRecord(iteration=self._plan.iteration, reason="all responses are recorded")
-        commit(self._store, layout.closed(self._plan.iteration), records.encode(mark))
+        records.commit(self._store, layout.closed(self._plan.iteration), mark)
 
     def _batch(self, number: int, pending: list[int]) -> BatchRecord:
         key = layout.batch(self._plan.iteration, number)
@@ -107,7 +107,7 @@ class SimulatedTrainer:
             return records.read(self._store, BatchRecord, key)
         with suppress(RecordedElsewhereError):
             batch = self._new_batch(number, pending, lambda: exists(self._store, key))
-            if commit(self._store, key, records.encode(batch)):
+            if records.commit(self._store, key, batch):
                 return batch
         return records.read(self._store, BatchRecord, key)
 

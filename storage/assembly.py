@@ -1,6 +1,7 @@
 """Assembly: builds the one result of each response from the claims and the shards (docs/format.md algorithm R).
 
-The result is unique whatever else lies in the journal: void rows of frozen members, unsealed shards, lost races.
+The result is unique whatever else lies in the journal: void rows of frozen members, unsealed shards, lost races. The
+format can hold conversations with environments; what is assembled here never does.
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from storage import layout
 from storage.claims import ClaimBook
 from storage.journal import PARALLEL_READS, ShardReader
 from storage.records import PlanRecord, Span
-from storage.shard import Finish, Logprobs, TokenIds
+from storage.shard import Finish, Logprobs, Origin, TokenIds
 from storage.store import CorruptObject, ObjectStore
 
 
@@ -30,6 +31,11 @@ class Assembled:
     finish: Finish
     lineage: tuple[Span, ...]
     weight_versions: npt.NDArray[np.uint32]
+
+
+def without_environments(key: str, response: int) -> CorruptObject:
+    """The refusal of a response that holds answers of an environment, or waits for one."""
+    return CorruptObject(key, f"response {response} has turns of an environment; this version has no environments")
 
 
 class JournalReader:
@@ -77,6 +83,8 @@ class JournalReader:
                 if sequence > span.last_sequence:
                     break
                 key = layout.shard(self._plan.iteration, span.incarnation, sequence)
+                if row.origin is not Origin.POLICY or row.finish in (Finish.ACTING, Finish.FAILED):
+                    raise without_environments(key, response)
                 if finish.ends_response:
                     raise CorruptObject(key, f"it extends response {response}, which had ended")
                 if row.start != length:

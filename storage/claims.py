@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from storage import layout, records
 from storage.journal import PARALLEL_READS, ShardReader
 from storage.records import ClaimRecord, PlanRecord, Span
-from storage.store import CorruptObject, ObjectMissing, ObjectStore, commit
+from storage.store import CorruptObject, ObjectMissing, ObjectStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +182,7 @@ def take_over(
         responses=responses,
         sealed=sealed,
     )
-    if commit(store, layout.claim(plan.iteration, unit, claim.epoch), records.encode(claim)):
+    if records.commit(store, layout.claim(plan.iteration, unit, claim.epoch), claim):
         book.apply(claim)
         return True
     book.probe(unit)

@@ -7,8 +7,8 @@ know when, or whether, the journal may be deleted.
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from storage import layout, records
-from storage.assembly import Assembled, JournalReader
-from storage.prompt_table import decode_prompts
+from storage.assembly import Assembled, JournalReader, without_environments
+from storage.prompt_table import read_prompts
 from storage.records import BatchRecord, GradedResponse, PlanRecord
 from storage.responses import Response, decode_responses, encode_responses
 from storage.run import exists, read_plan
@@ -47,7 +47,11 @@ def read_responses(store: ObjectStore, iteration: int) -> list[Response]:
         else:
             if not exists(store, key):
                 return rows
-    return decode_responses(key, store.get(key))
+    rows = decode_responses(key, store.get(key))
+    for row in rows:
+        if len(row.origins) > 1 or row.events:
+            raise without_environments(key, row.response)
+    return rows
 
 
 def unused_responses(
@@ -124,6 +128,8 @@ def _graded_row(
         named.rewards,
         plan.weight_version,
         len(named.lineage),
+        origins=(len(token_ids),),
+        events=(),
     )
 
 
@@ -152,6 +158,8 @@ def _ungraded_row(plan: PlanRecord, prompt_ids: list[str], assembled: Assembled)
         {},
         plan.weight_version,
         len(assembled.lineage),
+        origins=(len(assembled.token_ids),),
+        events=(),
     )
 
 
@@ -162,4 +170,4 @@ def _by_response(batches: Iterable[BatchRecord]) -> Mapping[int, GradedResponse]
 
 
 def _prompt_ids(store: ObjectStore, plan: PlanRecord) -> list[str]:
-    return [row.prompt_id for row in decode_prompts(plan.prompts_key, store.get(plan.prompts_key))]
+    return [row.prompt_id for row in read_prompts(store, plan)]

@@ -3,16 +3,16 @@
 They lie in an iteration's directory, below the execution that they are about: another execution has its own slots.
 """
 
-import hashlib
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar
 
 from pydantic import ConfigDict
 
 from storage import layout, records
 from storage.clock import Clock
+from storage.digests import digest_of
 from storage.store import ObjectMissing, ObjectStore
 
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -23,8 +23,8 @@ ERROR_LENGTH_MAX = 1000
 class RolloutEndedRecord:
     """The rollout map of a pool has ended: the execution starts none of these slots again."""
 
+    KIND: ClassVar[str] = "rollout ended"
     __pydantic_config__ = STRICT
-    format: Literal[1] = records.FORMAT_VERSION
     iteration: int
     execution: str
     pool: str
@@ -35,8 +35,8 @@ class RolloutEndedRecord:
 class FailureRecord:
     """An attempt at a slot ended with this error, in one line. at_s: by the failed machine's clock, for people."""
 
+    KIND: ClassVar[str] = "failure"
     __pydantic_config__ = STRICT
-    format: Literal[1] = records.FORMAT_VERSION
     iteration: int
     execution: str
     slot: int
@@ -49,7 +49,7 @@ def note_rollout_ended(store: ObjectStore, iteration: int, execution: str, pool:
     """Write that a pool's rollout map has ended."""
     record = RolloutEndedRecord(iteration=iteration, execution=execution, pool=pool, slots=tuple(slots))
     key = f"{layout.ended(iteration, _digest(execution))}{pool}.json"
-    store.put(key, records.encode(record))
+    records.put(store, key, record)
 
 
 def ended_slots(store: ObjectStore, iteration: int, execution: str) -> set[int]:
@@ -72,7 +72,7 @@ def note_failure(
         at_s=clock.wall(),
     )
     key = f"{layout.failures(iteration, _digest(execution))}{slot:05d}-{uuid.uuid4().hex[:16]}.json"
-    store.put(key, records.encode(record))
+    records.put(store, key, record)
 
 
 def failures(store: ObjectStore, iteration: int, execution: str) -> list[FailureRecord]:
@@ -90,4 +90,4 @@ def failures(store: ObjectStore, iteration: int, execution: str) -> list[Failure
 
 def _digest(execution: str) -> str:
     """A name for keys: names of executions may hold characters that keys may not."""
-    return hashlib.blake2b(execution.encode(), digest_size=8).hexdigest()
+    return digest_of(execution.encode())

@@ -1,9 +1,9 @@
 """The record of an evaluation that has ended (docs/format.md section 3)."""
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar
 
-from storage.records import FORMAT_VERSION, STRICT, nonce
+from storage.records import STRICT, nonce
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +29,8 @@ class EvaluationRecord:
     docs/guide/evaluation.md.
     """
 
+    KIND: ClassVar[str] = "evaluation"
     __pydantic_config__ = STRICT
-    format: Literal[1] = FORMAT_VERSION
     weight_version: int
     digest: str
     settings: dict[str, Any]

@@ -4,7 +4,7 @@ It is written into the run's directory on request, so that it can be compared wi
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar
 
 from pydantic import ConfigDict
 
@@ -38,8 +38,7 @@ class FleetForecast:
 
     members: of the crew, on average. usd_parts: medians of `usd` by what it is spent on. usd_reported,
     usd_per_mtok_reported: the dollars that reports will show, which leave out a machine while no process of the run is
-    on it; None in forecasts from before the two were told apart. refused: why the fleet cannot be planned; its figures
-    are then missing.
+    on it. refused: why the fleet cannot be planned; its figures are then missing.
     """
 
     __pydantic_config__ = STRICT
@@ -64,8 +63,8 @@ class ForecastRecord:
     dollars of the recommended fleet by factor on the rate of losses; empty if it cannot lose a machine.
     """
 
+    KIND: ClassVar[str] = "forecast"
     __pydantic_config__ = STRICT
-    format: Literal[1] = 1
     created_at_s: float
     iterations: int
     iterations_simulated: int

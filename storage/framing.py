@@ -4,24 +4,17 @@ The trailer is a magic number and a digest of all bytes before it. It follows th
 Arrow reader stops reading. It tells a truncated or damaged object from a whole one before any of it is parsed.
 """
 
-import hashlib
-
 import pyarrow as pa
 
+from storage.digests import DIGEST_BYTES, digest_of
 from storage.store import CorruptObject
 
 MAGIC = b"GLEANER1"
-DIGEST_BYTES = 16
-
-
-def digest(body: bytes | memoryview) -> bytes:
-    """The BLAKE2b digest of DIGEST_BYTES bytes."""
-    return hashlib.blake2b(body, digest_size=DIGEST_BYTES).digest()
 
 
 def append_trailer(body: bytes) -> bytes:
     """The bytes with their trailer."""
-    return body + MAGIC + digest(body)
+    return body + MAGIC + bytes.fromhex(digest_of(body))
 
 
 def strip_trailer(key: str, body: bytes) -> memoryview:
@@ -30,7 +23,7 @@ def strip_trailer(key: str, body: bytes) -> memoryview:
     split = len(view) - DIGEST_BYTES - len(MAGIC)
     if split < 0 or bytes(view[split:-DIGEST_BYTES]) != MAGIC:
         raise CorruptObject(key, f"no trailer at the end of its {len(view)} bytes: truncated, or not ours")
-    if digest(view[:split]) != bytes(view[-DIGEST_BYTES:]):
+    if digest_of(view[:split]) != bytes(view[-DIGEST_BYTES:]).hex():
         raise CorruptObject(key, "its bytes do not match their digest")
     return view[:split]
 

@@ -6,7 +6,6 @@ Equal tables have equal bytes, so that several attempts at a conclusion write th
 what the predictors do.
 """
 
-import hashlib
 import json
 import logging
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from storage import layout
+from storage.digests import Hasher
 from storage.store import CorruptObject, ObjectMissing, ObjectStore, commit
 
 log = logging.getLogger(__name__)
@@ -159,7 +159,7 @@ def _tensor_names() -> tuple[str, ...]:
 
 
 def _digest(arrays: Mapping[str, npt.NDArray[Any]]) -> str:
-    hashed = hashlib.blake2b(digest_size=16)
+    hashed = Hasher()
     for name in sorted(arrays):
         hashed.update(f"{name} {arrays[name].dtype} {arrays[name].shape}".encode())
         hashed.update(arrays[name].tobytes())

@@ -15,9 +15,9 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
-from hashlib import blake2b
 from pathlib import Path
 
+from storage.digests import digest_of
 from storage.memory import check_body, check_prefix, check_range
 from storage.store import ObjectMissing, StorageError, StoreDenied, StoreUnavailable, StoreUnfit, check_key
 
@@ -266,7 +266,7 @@ def _read_range(descriptor: int, start: int, end: int | None) -> bytes:
 
 
 TEMPORARY = ".tmp-"
-NAME_PATTERN = re.compile(r"\.tmp-([0-9a-f]{16})-([0-9]{1,9})-[0-9a-f]{32}")
+NAME_PATTERN = re.compile(r"\.tmp-([0-9a-f]{32})-([0-9]{1,9})-[0-9a-f]{32}")
 # A temporary file without a write for this long has no writer.
 ABANDONED_S = 24 * 3600.0
 
@@ -322,7 +322,7 @@ def _writer_is_dead(name: str) -> bool:
 
 @cache
 def _process_space() -> str:
-    """16 hex digits that identify the kernel's boot and the namespace in which this process's number is valid.
+    """32 hex digits that identify the kernel's boot and the namespace in which this process's number is valid.
 
     A host name would not do: containers share it, but not their process numbers.
     """
@@ -331,4 +331,4 @@ def _process_space() -> str:
         space = boot + bytes(Path("/proc/self/ns/pid").readlink())
     except OSError:
         space = uuid.uuid4().bytes
-    return blake2b(space, digest_size=8).hexdigest()
+    return digest_of(space)

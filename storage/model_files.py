@@ -1,40 +1,77 @@
 """The small files beside the weights (configuration, tokenizer, chat template), kept in the run's directory.
 
 So the run's url is all that is needed to generate or to train. Only text and tokenizer files are copied, never the code
-or pickles of a model directory.
+or pickles of a model directory. run.json lists the files with their digests, and no other file is used.
 """
 
 from pathlib import Path
 
 from storage import layout
-from storage.store import ConflictingRecord, ObjectStore, commit
+from storage.digests import digest_of
+from storage.run import read_run
+from storage.store import ConflictingRecord, CorruptObject, ObjectStore, commit
 
 SUFFIXES = frozenset({".json", ".txt", ".model", ".jinja"})
 FILE_BYTES_MAX = 64 << 20
 
 
-def upload(store: ObjectStore, directory: Path) -> list[str]:
-    """Copy a model directory's small files into the run, without weight indexes; returns the names copied.
+def describe(directory: Path) -> dict[str, str]:
+    """The digest of each small file of a model directory by its name, without weight indexes and empty files."""
+    return {name: digest_of(body) for name, body in _bodies(directory).items()}
 
-    Raises ConflictingRecord if the run already holds another file of that name.
+
+def upload(store: ObjectStore, directory: Path) -> dict[str, str]:
+    """Copy a model directory's small files into the run; returns their digests by name, for run.json.
+
+    Raises ConflictingRecord if the run already holds another file, or one that the directory does not have.
     """
-    names = []
+    bodies = _bodies(directory)
+    for name in _held(store):
+        if name not in bodies:
+            raise ConflictingRecord(f"the run already holds {name!r}, which {directory} does not have")
+    for name, body in bodies.items():
+        if not commit(store, layout.model_file(name), body):
+            raise ConflictingRecord(f"the run already holds another {name!r} than {directory}")
+    return {name: digest_of(body) for name, body in bodies.items()}
+
+
+def download(store: ObjectStore, directory: Path) -> None:
+    """Write the run's model files into an existing directory, each one verified.
+
+    Raises CorruptObject, which names the file, if one is missing, is not in run.json, or has other bytes than run.json
+    says. Then nothing is written.
+    """
+    listed = read_run(store).model_files
+    held = _held(store)
+    for name in sorted({*listed, *held}):
+        key = f"{layout.MODEL}{name}"
+        if name not in listed:
+            raise CorruptObject(key, f"{layout.RUN} does not list it among the model files")
+        if name not in held:
+            raise CorruptObject(key, f"it is missing, and {layout.RUN} lists it")
+        if Path(name).name != name or Path(name).suffix not in SUFFIXES:
+            raise CorruptObject(key, f"not a model file; allowed: {', '.join(sorted(SUFFIXES))}")
+    bodies = {name: store.get(layout.model_file(name)) for name in listed}
+    for name, body in bodies.items():
+        if digest_of(body) != listed[name]:
+            raise CorruptObject(layout.model_file(name), f"its bytes do not have the digest that {layout.RUN} states")
+    for name, body in bodies.items():
+        (directory / name).write_bytes(body)
+
+
+def _held(store: ObjectStore) -> list[str]:
+    return [key.removeprefix(layout.MODEL) for key in store.list(layout.MODEL)]
+
+
+def _bodies(directory: Path) -> dict[str, bytes]:
+    """The files that are copied, by name; raises ValueError if one is too large."""
+    bodies = {}
     for file in sorted(directory.iterdir()):
         if not file.is_file() or file.suffix not in SUFFIXES or file.name.endswith(".index.json"):
             continue
         if file.stat().st_size > FILE_BYTES_MAX:
             raise ValueError(f"{file}: {file.stat().st_size} bytes; allowed beside the weights: {FILE_BYTES_MAX}")
-        body = file.read_bytes()
-        if body and not commit(store, layout.model_file(file.name), body):
-            raise ConflictingRecord(f"the run already holds another {file.name!r} than {directory}")
-        names.append(file.name)
-    return names
-
-
-def download(store: ObjectStore, directory: Path) -> None:
-    """Write the run's model files into an existing directory."""
-    for key in store.list(layout.MODEL):
-        name = key.removeprefix(layout.MODEL)
-        if "/" in name or Path(name).suffix not in SUFFIXES:
-            raise ValueError(f"object {key!r} is not a model file; allowed: {', '.join(sorted(SUFFIXES))}")
-        (directory / name).write_bytes(store.get(key))
+        # A store holds no empty object, and a tokenizer learns nothing from an empty file.
+        if body := file.read_bytes():
+            bodies[file.name] = body
+    return bodies

@@ -11,7 +11,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from storage import layout
+from storage.digests import digest_of
 from storage.framing import decode_table, encode_table
+from storage.records import PlanRecord
+from storage.store import CorruptObject, ObjectStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,17 @@ def encode_prompts(rows: Sequence[PromptRow]) -> bytes:
         schema=schema(),
     )
     return encode_table(table)
+
+
+def read_prompts(store: ObjectStore, plan: PlanRecord) -> list[PromptRow]:
+    """The prompts of a plan, in group order.
+
+    Raises CorruptObject, which names the table, if its bytes do not have the digest in the name that the plan states.
+    """
+    body = store.get(plan.prompts_key)
+    if layout.prompts(plan.iteration, digest_of(body)) != plan.prompts_key:
+        raise CorruptObject(plan.prompts_key, "its bytes do not have the digest in its name")
+    return decode_prompts(plan.prompts_key, body)
 
 
 def decode_prompts(key: str, body: bytes) -> list[PromptRow]:

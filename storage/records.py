@@ -1,30 +1,36 @@
 """The small JSON objects of a run as frozen dataclasses, and their strict codec (docs/format.md section 3).
 
-Decoding refuses unknown fields, wrong types and unknown format versions: a record is understood wholly or not used.
-Records that are created once carry a nonce, so that a writer can recognise its own bytes. Fields added to format
-version 1 later are left out while they have their default, so an older reader refuses only records that use them.
+A record is encoded for one key, and refused under any other. Decoding refuses unknown fields and wrong types: a record
+is understood wholly or not used. Records that are created once carry a nonce, so that a writer can recognise its own
+bytes.
 """
 
-import json
 import uuid
-from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any, Literal, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict
 
+from storage import canonical
+from storage.envelope import unwrap, wrap
 from storage.planning_records import DecisionRecord, LengthsRecord, PoolObservation, SeedingRecord
-from storage.store import CorruptObject, ObjectStore
+from storage.store import ObjectStore
+from storage.store import commit as commit_bytes
 
-FORMAT_VERSION: Literal[1] = 1
 # The pool of members that joined without a slot of the plan.
 JOINED_POOL = "joined"
 # The pool of members on the trainer's machine.
 TRAIN_POOL = "train"
-Record = TypeVar("Record")
-_ADAPTERS: dict[Any, TypeAdapter[Any]] = {}
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=True)
-# Marks a field that was added later: it is not written while it has its default.
-LATER = {"later": True}
+
+
+class AnyRecord(Protocol):
+    """A dataclass that is an object of its own in the store. KIND is its name in the envelope."""
+
+    KIND: ClassVar[str]
+
+
+Record = TypeVar("Record", bound=AnyRecord)
 
 
 def nonce() -> str:
@@ -46,13 +52,17 @@ class SamplingParams:
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """run.json: what a run is. `config` is the resolved RunConfig; `digest` identifies what must not change in it."""
+    """run.json: what a run is. `config` is the resolved RunConfig; `digest` identifies what must not change in it.
 
+    model_files: the digest of each file below `model/` by its name; empty in an evaluation, which uses the run's.
+    """
+
+    KIND: ClassVar[str] = "run"
     __pydantic_config__ = STRICT
-    format: Literal[1] = FORMAT_VERSION
     config: dict[str, Any]
     digest: str
     vocab_size: int
+    model_files: dict[str, str]
     created_at_s: float
     nonce: str = field(default_factory=nonce)
 
@@ -69,7 +79,7 @@ class SlotPlan:
     slot: int
     pool: str
     groups: tuple[int, ...]
-    batch_max: int | None = field(default=None, metadata=LATER)
+    batch_max: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,8 +94,8 @@ class PlanRecord:
     seeding, decisions: what the planner expected and decided; None or empty if it knew too little.
     """
 
+    KIND: ClassVar[str] = "plan"
     __pydantic_config__ = STRICT
-    format: Literal[1] = FORMAT_VERSION
     iteration: int
     weight_version: int
     run_seed: int
@@ -96,11 +106,11 @@ class PlanRecord:
     sampling: SamplingParams
     config: dict[str, Any]
     created_at_s: float
-    groups_wanted: int | None = field(default=None, metadata=LATER)
-    weights_url: Literal["../.."] | None = field(default=None, metadata=LATER)
-    lengths: LengthsRecord | None = field(default=None, metadata=LATER)
-    seeding: SeedingRecord | None = field(default=None, metadata=LATER)
-    decisions: tuple[DecisionRecord, ...] = field(default=(), metadata=LATER)
+    groups_wanted: int | None = None
+    weights_url: Literal["../.."] | None = None
+    lengths: LengthsRecord | None = None
+    seeding: SeedingRecord | None = None
+    decisions: tuple[DecisionRecord, ...] = ()
     nonce: str = field(default_factory=nonce)
 
     @property
@@ -130,10 +140,10 @@ class SettingsRecord:
     failure. execution: the execution's name.
     """
 
+    KIND: ClassVar[str] = "settings"
     __pydantic_config__ = STRICT
-    format: Literal[1] = FORMAT_VERSION
     config: dict[str, Any]
-    execution: str = field(default="", metadata=LATER)
+    execution: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,8 +154,8 @@ class ClaimRecord:
     maps an incarnation to the last of its shards that still counts for the responses taken (-1: none).
     """
 
+    KIND: ClassVar[str] = "claim"
     __pydantic_config__ = STRICT
-    format: Literal[1] = FORMAT_VERSION
     unit: int
     epoch: int
     incarnation: str
@@ -170,8 +180,8 @@ class AliveRecord:
     counted as a put) and the bytes it read.
     """
 
+    KIND: ClassVar[str] = "heartbeat"
     __pydantic_config__ = STRICT
-    format: Literal[1] = FORMAT_VERSION
     incarnation: str
     slot: int
     state: Literal["loading", "working", "gone"]
@@ -195,21 +205,21 @@ class AliveRecord:
     tokens_per_s: float | None = None
     plateau: int = 0
     usd_per_hour: float | None = None
-    room: int = field(default=0, metadata=LATER)
-    working_at_s: float | None = field(default=None, metadata=LATER)
-    decode_s: float = field(default=0.0, metadata=LATER)
-    step_s: tuple[tuple[int, float], ...] = field(default=(), metadata=LATER)
-    puts: int = field(default=0, metadata=LATER)
-    gets: int = field(default=0, metadata=LATER)
-    bytes_read: int = field(default=0, metadata=LATER)
+    room: int = 0
+    working_at_s: float | None = None
+    decode_s: float = 0.0
+    step_s: tuple[tuple[int, float], ...] = ()
+    puts: int = 0
+    gets: int = 0
+    bytes_read: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClosedRecord:
     """closed.json: no further token of this iteration will be used; members stop."""
 
+    KIND: ClassVar[str] = "closed"
     __pydantic_config__ = STRICT
-    format: Literal[1] = FORMAT_VERSION
     iteration: int
     reason: str
     nonce: str = field(default_factory=nonce)
@@ -246,13 +256,13 @@ class BatchRecord:
     that say how many groups are wanted. `reward_errors`: which rewards failed, for people.
     """
 
+    KIND: ClassVar[str] = "batch"
     __pydantic_config__ = STRICT
-    format: Literal[1] = FORMAT_VERSION
     iteration: int
     number: int
     responses: tuple[GradedResponse, ...]
     reward_errors: tuple[str, ...] = ()
-    filtered: tuple[GradedResponse, ...] = field(default=(), metadata=LATER)
+    filtered: tuple[GradedResponse, ...] = ()
     nonce: str = field(default_factory=nonce)
 
     @property
@@ -269,8 +279,8 @@ class NonFiniteRecord:
     the micro-batches that hold them. weight_version: the policy that sampled them. message: for people.
     """
 
+    KIND: ClassVar[str] = "nonfinite"
     __pydantic_config__ = STRICT
-    format: Literal[1] = FORMAT_VERSION
     iteration: int
     quantity: str
     responses: tuple[int, ...]
@@ -283,8 +293,8 @@ class NonFiniteRecord:
 class TrainingRecord:
     """training.json: what the train task measured; `weight_version` is the one it published."""
 
+    KIND: ClassVar[str] = "training"
     __pydantic_config__ = STRICT
-    format: Literal[1] = FORMAT_VERSION
     iteration: int
     weight_version: int
     metrics: dict[str, float]
@@ -299,9 +309,9 @@ class SlotLife:
     """One process life on the iteration's time line.
 
     state: "gone" if it left with nothing unfinished, "left" if it handed work over, "lost" if it fell silent.
-    prefill_tokens: from its last heartbeat; 0 in reports from before they were counted. usd_per_hour: its price, if it
-    differs from its pool's. tokens_unused: tokens of responses that are in no batch, because enough groups were
-    trained. The later fields are those of its last heartbeat (AliveRecord).
+    usd_per_hour: its price, if it differs from its pool's. tokens_unused: tokens of responses that are in no batch,
+    because enough groups were trained. prefill_tokens, and the fields from working_at_s on, are those of its last
+    heartbeat (AliveRecord).
     """
 
     __pydantic_config__ = STRICT
@@ -316,12 +326,12 @@ class SlotLife:
     tokens_regenerated: int
     prefill_tokens: int = 0
     usd_per_hour: float | None = None
-    tokens_unused: int = field(default=0, metadata=LATER)
-    working_at_s: float | None = field(default=None, metadata=LATER)
-    decode_s: float = field(default=0.0, metadata=LATER)
-    puts: int = field(default=0, metadata=LATER)
-    gets: int = field(default=0, metadata=LATER)
-    bytes_read: int = field(default=0, metadata=LATER)
+    tokens_unused: int = 0
+    working_at_s: float | None = None
+    decode_s: float = 0.0
+    puts: int = 0
+    gets: int = 0
+    bytes_read: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -331,8 +341,8 @@ class ReportRecord:
     rewards, lengths: one per graded response, trained or filtered, in the order of the batches.
     """
 
+    KIND: ClassVar[str] = "report"
     __pydantic_config__ = STRICT
-    format: Literal[1] = FORMAT_VERSION
     iteration: int
     weight_version: int
     next_prompt: int
@@ -343,7 +353,7 @@ class ReportRecord:
     train_started_at_s: float
     train_ended_at_s: float
     created_at_s: float
-    pools: tuple[PoolObservation, ...] = field(default=(), metadata=LATER)
+    pools: tuple[PoolObservation, ...] = ()
     nonce: str = field(default_factory=nonce)
 
 
@@ -351,47 +361,33 @@ class ReportRecord:
 class LeaseRecord:
     """Names the execution that may advance the run."""
 
+    KIND: ClassVar[str] = "lease"
     __pydantic_config__ = STRICT
-    format: Literal[1] = FORMAT_VERSION
     holder: str
     released: bool = False
     nonce: str = field(default_factory=nonce)
 
 
-def encode(record: Any) -> bytes:
-    """Canonical JSON of a record: sorted keys, no white space, UTF-8."""
-    return json.dumps(_document(record), sort_keys=True, separators=(",", ":"), allow_nan=True).encode()
+def encode(key: str, record: AnyRecord) -> bytes:
+    """The bytes of a record for `key`, and for no other: its canonical JSON in an envelope."""
+    return wrap(key, record.KIND, canonical.encode(record))
 
 
-def _document(value: Any) -> Any:
-    """A record, and the records in it, as dictionaries."""
-    if isinstance(value, tuple | list):
-        return [_document(item) for item in value]
-    if isinstance(value, dict):
-        return {key: _document(item) for key, item in value.items()}
-    if not is_dataclass(value):
-        return value
-    named = [(item, getattr(value, item.name)) for item in fields(value)]
-    left_out = [item.name for item, given in named if "later" in item.metadata and given == item.default]
-    return {item.name: _document(given) for item, given in named if item.name not in left_out}
-
-
-def decode(record_type: type[Record], key: str, body: bytes) -> Record:
-    """The record in `body`; raises CorruptObject, which names `key` and the first thing that is wrong."""
-    if record_type not in _ADAPTERS:
-        _ADAPTERS[record_type] = TypeAdapter(record_type)
-    adapter: TypeAdapter[Record] = _ADAPTERS[record_type]
-    try:
-        record = adapter.validate_json(body)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise CorruptObject(key, f"{where or record_type.__name__}: {first['msg']}") from None
-    if hasattr(record, "format") and "format" not in json.loads(body):
-        raise CorruptObject(key, "format: it is missing")
-    return record
+def decode(record_type: type[Record], key: str, data: bytes) -> Record:
+    """The record in the bytes read from `key`; raises CorruptObject, which names `key` and the first thing wrong."""
+    return canonical.decode(record_type, key, unwrap(key, record_type.KIND, data))
 
 
 def read(store: ObjectStore, record_type: type[Record], key: str) -> Record:
     """Get and decode; raises ObjectMissing or CorruptObject."""
     return decode(record_type, key, store.get(key))
+
+
+def put(store: ObjectStore, key: str, record: AnyRecord) -> None:
+    """Write or overwrite a record."""
+    store.put(key, encode(key, record))
+
+
+def commit(store: ObjectStore, key: str, record: AnyRecord) -> bool:
+    """Create a record exactly once, as `storage.store.commit`: False if another writer's object is there."""
+    return commit_bytes(store, key, encode(key, record))

@@ -4,6 +4,7 @@ This module knows bytes and rows, not where the rows come from, nor when they ma
 decides that). Lossless: log-probs are float32, kept as four byte planes, because zstd hardly compresses whole floats.
 """
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -13,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from storage.framing import append_trailer, decode_table, strip_trailer
-from storage.shard import Finish, Logprobs, TokenIds
+from storage.shard import EVENT_BYTES_MAX, Finish, Logprobs, TokenIds
 from storage.store import CorruptObject
 
 # The lowest level of 1, 3, 6, 9 and 12 that stays below 1.15 times the entropy in zstd's worst case, unordered ids from
@@ -26,8 +27,10 @@ TOKENS_PER_BATCH = 1 << 22
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Response:
-    """One response: uint32 token_ids [n], float32 logprobs [n], its end and its rewards.
+    """One response: uint32 token_ids [n], float32 logprobs [m], its end and its rewards.
 
+    origins: the lengths of its stretches of tokens by the policy, an observation, the policy, and so on; they add up to
+    n, and those of the policy to m. events: the turns of the conversation with an environment, as JSON.
     `reward` is None, and `rewards` empty, while the response is not graded. `spans` is the length of its lineage: the
     number of claims under which its tokens were written.
     """
@@ -42,15 +45,27 @@ class Response:
     rewards: dict[str, float | None]
     weight_version: int
     spans: int
+    origins: tuple[int, ...]
+    events: tuple[bytes, ...]
 
     def equals(self, other: "Response") -> bool:
         """Whether both are the same, log-probs to the last bit."""
-        mine, theirs = (
-            (r.response, r.group, r.prompt_id, r.finish, r.reward, r.rewards, r.weight_version, r.spans)
-            for r in (self, other)
-        )
+        names = (field.name for field in dataclasses.fields(self) if field.name not in ("token_ids", "logprobs"))
+        same_fields = all(getattr(self, name) == getattr(other, name) for name in names)
         same_tokens = np.array_equal(self.token_ids, other.token_ids)
-        return mine == theirs and same_tokens and self.logprobs.tobytes() == other.logprobs.tobytes()
+        return same_fields and same_tokens and self.logprobs.tobytes() == other.logprobs.tobytes()
+
+    def lack(self) -> str | None:
+        """Why the response may not be stored or used; None if nothing is wrong."""
+        of_policy = sum(self.origins[::2])
+        if not self.origins or sum(self.origins) != len(self.token_ids):
+            return f"response {self.response}: origins {self.origins} of {len(self.token_ids)} token ids"
+        if len(self.logprobs) != of_policy:
+            return f"response {self.response}: {of_policy} token ids of the policy, {len(self.logprobs)} logprobs"
+        longest = max(map(len, self.events), default=0)
+        if longest > EVENT_BYTES_MAX:
+            return f"response {self.response}: an event of {longest} bytes; allowed: {EVENT_BYTES_MAX}"
+        return None
 
 
 @cache
@@ -67,6 +82,8 @@ def schema(id_type: pa.DataType) -> pa.Schema:
         "rewards": pa.map_(pa.string(), pa.float64()),
         "weight_version": pa.uint32(),
         "spans": pa.uint32(),
+        "origins": pa.list_(pa.field("item", pa.uint32(), nullable=False)),
+        "events": pa.list_(pa.field("item", pa.binary(), nullable=False)),
     }
     fields = [pa.field(name, kind, nullable=False) for name, kind in types.items()]
     return pa.schema(fields, metadata={b"gleaner.responses": b"1"})
@@ -77,8 +94,8 @@ def encode_responses(rows: Sequence[Response]) -> bytes:
     for row in rows:
         if row.reward is None:
             raise ValueError(f"response {row.response}: it has no reward; allowed: graded responses")
-        if len(row.token_ids) != len(row.logprobs):
-            raise ValueError(f"response {row.response}: {len(row.token_ids)} token ids, {len(row.logprobs)} logprobs")
+        if lack := row.lack():
+            raise ValueError(lack)
     largest = max((int(row.token_ids.max()) for row in rows if len(row.token_ids)), default=0)
     fields = schema(pa.uint16() if largest <= np.iinfo(np.uint16).max else pa.uint32())
     sink = pa.BufferOutputStream()
@@ -118,8 +135,8 @@ def _parts(rows: Sequence[Response]) -> Iterator[Sequence[Response]]:
 
 
 def _batch(rows: Sequence[Response], fields: pa.Schema) -> pa.RecordBatch:
-    offsets = np.zeros(len(rows) + 1, dtype=np.int32)
-    np.cumsum([len(row.token_ids) for row in rows], out=offsets[1:])
+    offsets = np.cumsum([0, *(len(row.token_ids) for row in rows)], dtype=np.int32)
+    plane_offsets = np.cumsum([0, *(len(row.logprobs) for row in rows)], dtype=np.int32)
     ids_type = fields.field("token_ids").type
     ids = np.concatenate([row.token_ids for row in rows]).astype(ids_type.value_type.to_pandas_dtype(), copy=False)
     planes = split_planes(np.concatenate([row.logprobs for row in rows]))
@@ -132,11 +149,13 @@ def _batch(rows: Sequence[Response], fields: pa.Schema) -> pa.RecordBatch:
         "rewards": [list(row.rewards.items()) for row in rows],
         "weight_version": [row.weight_version for row in rows],
         "spans": [row.spans for row in rows],
+        "origins": [row.origins for row in rows],
+        "events": [row.events for row in rows],
     }
     arrays = {name: pa.array(values, type=fields.field(name).type) for name, values in columns.items()}
     arrays["token_ids"] = pa.ListArray.from_arrays(pa.array(offsets), pa.array(ids), type=ids_type)
     for name, plane in zip(PLANES, planes, strict=True):
-        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(plane)]
+        buffers = [None, pa.py_buffer(plane_offsets), pa.py_buffer(plane)]
         arrays[name] = pa.Array.from_buffers(pa.binary(), len(rows), buffers)
     return pa.RecordBatch.from_arrays([arrays[name] for name in fields.names], schema=fields)
 
@@ -154,33 +173,39 @@ def _rows(key: str, batch: pa.RecordBatch) -> Iterator[Response]:
     tokens = batch.column("token_ids")
     bounds = tokens.offsets.to_numpy()
     ids = tokens.values.to_numpy(zero_copy_only=True).astype(np.uint32, copy=False)
-    logprobs = join_planes([_plane(key, batch, name, bounds) for name in PLANES])
+    planes = [_plane(batch.column(name)) for name in PLANES]
+    plane_bounds = planes[0][0]
+    for name, (found, _) in zip(PLANES, planes, strict=True):
+        if not np.array_equal(found, plane_bounds):
+            raise CorruptObject(key, f"{PLANES[0]} and {name} have different lengths")
+    logprobs = join_planes([values for _, values in planes])
     names = ("response", "group", "prompt_id", "finish", "reward", "rewards", "weight_version", "spans")
-    columns = [batch.column(name).to_pylist() for name in names]
-    for index, (response, group, prompt_id, finish, reward, rewards, version, spans) in enumerate(
-        zip(*columns, strict=True)
-    ):
-        low, high = bounds[index], bounds[index + 1]
+    columns = [batch.column(name).to_pylist() for name in (*names, "origins", "events")]
+    for index, values in enumerate(zip(*columns, strict=True)):
+        response, group, prompt_id, finish, reward, rewards, version, spans, origins, events = values
         if finish not in (Finish.STOP, Finish.LENGTH):
             raise CorruptObject(key, f"finish code {finish} of response {response}; allowed: 1 (stop), 2 (length)")
-        yield Response(
+        row = Response(
             response,
             group,
             prompt_id,
-            ids[low:high],
-            logprobs[low:high],
+            ids[bounds[index] : bounds[index + 1]],
+            logprobs[plane_bounds[index] : plane_bounds[index + 1]],
             Finish(finish),
             reward,
             dict(rewards),
             version,
             spans,
+            tuple(origins),
+            tuple(events),
         )
+        if lack := row.lack():
+            raise CorruptObject(key, lack)
+        yield row
 
 
-def _plane(key: str, batch: pa.RecordBatch, name: str, bounds: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
-    """The bytes of a plane; raises CorruptObject unless it has one byte per token."""
-    _, offsets, data = batch.column(name).buffers()
-    found = np.frombuffer(offsets, dtype=np.int32)[: len(bounds)]
-    if not np.array_equal(found, bounds):
-        raise CorruptObject(key, f"token_ids and {name} have different lengths")
-    return np.frombuffer(data, dtype=np.uint8)[: bounds[-1]] if bounds[-1] else np.zeros(0, dtype=np.uint8)
+def _plane(column: pa.Array) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
+    """Where the bytes of each response begin, and at last end, in a plane; and the bytes."""
+    _, offsets, data = column.buffers()
+    bounds = np.frombuffer(offsets, dtype=np.int32)[: len(column) + 1]
+    return bounds, np.frombuffer(data, dtype=np.uint8)[: bounds[-1]] if bounds[-1] else np.zeros(0, dtype=np.uint8)

@@ -17,7 +17,7 @@ from storage.evaluations import versions_under_evaluation
 from storage.records import ClosedRecord
 from storage.retention_config import RetentionConfig
 from storage.run import next_iteration, plans_in_flight
-from storage.store import ConflictingRecord, CorruptObject, ObjectMissing, ObjectStore, StoreDenied, commit
+from storage.store import ConflictingRecord, CorruptObject, ObjectMissing, ObjectStore, StoreDenied
 from storage.weights.versions import bases
 
 log = logging.getLogger(__name__)
@@ -159,7 +159,7 @@ def _sweep_iteration(store: ObjectStore, iteration: int, deletion: _Deletion, co
         compact(store, iteration)
         # Without claims, an iteration that is not closed would look as if no member had come yet.
         closed = ClosedRecord(iteration=iteration, reason="the iteration is committed", nonce="committed")
-        commit(store, layout.closed(iteration), records.encode(closed))
+        records.commit(store, layout.closed(iteration), closed)
     if is_new:
         compacted.append(iteration)
     for phase in phases:

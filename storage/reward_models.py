@@ -6,13 +6,13 @@ safetensors, text and tokenizer files, never the code or pickles of a model's di
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar
 
-from storage import layout, model_files, records
-from storage.records import FORMAT_VERSION, STRICT
+from storage import canonical, layout, model_files, records
+from storage.digests import DIGEST_PATTERN, digest_of
+from storage.records import STRICT
 from storage.store import ConflictingRecord, CorruptObject, ObjectMissing, ObjectStore, commit
 from storage.threads import in_threads
-from storage.weights.manifest import DIGEST_PATTERN, digest_of
 
 SUFFIXES = model_files.SUFFIXES | {".safetensors"}
 # Files that decide which model a directory holds. Other files in it, such as results, do not make it another model.
@@ -55,8 +55,8 @@ class StoredFile:
 class RewardModelRecord:
     """The files of a reward model by name. The record's bytes depend on the files alone."""
 
+    KIND: ClassVar[str] = "reward model"
     __pydantic_config__ = STRICT
-    format: Literal[1] = FORMAT_VERSION
     files: dict[str, StoredFile]
 
     def __post_init__(self) -> None:
@@ -75,7 +75,7 @@ def describe(folder: Path) -> RewardModelRecord:
 
 def content_digest(record: RewardModelRecord) -> str:
     """32 hexadecimal digits that name the files of a reward model."""
-    return digest_of("blake3", records.encode(record))
+    return digest_of(canonical.encode(record))
 
 
 def stored(store: ObjectStore, name: str) -> RewardModelRecord | None:
@@ -110,13 +110,13 @@ def upload(store: ObjectStore, name: str, folder: Path) -> None:
     def send(place: _Place) -> None:
         body = _piece(folder / place.file, place.start, place.bytes)
         key = layout.reward_model_chunk(place.digest)
-        if digest_of("blake3", body) != place.digest:
+        if digest_of(body) != place.digest:
             raise ValueError(f"{folder / place.file}: changed while it was read")
         if not commit(store, key, body):
             raise CorruptObject(key, "it holds other bytes than its name says")
 
     in_threads(TRANSFERS, send, _places(record))
-    if not commit(store, layout.reward_model(name), records.encode(record)):
+    if not records.commit(store, layout.reward_model(name), record):
         held = records.read(store, RewardModelRecord, layout.reward_model(name))
         check(store, name, folder, held)
 
@@ -134,7 +134,7 @@ def download(store: ObjectStore, name: str, folder: Path) -> None:
     def receive(place: _Place) -> None:
         key = layout.reward_model_chunk(place.digest)
         body = store.get(key)
-        if digest_of("blake3", body) != place.digest:
+        if digest_of(body) != place.digest:
             raise CorruptObject(key, "it does not have the digest that its name says")
         if len(body) != place.bytes:
             raise CorruptObject(key, f"it has {len(body)} bytes, and its file {place.file!r} wants {place.bytes}")
@@ -176,7 +176,7 @@ def _described(path: Path) -> StoredFile:
     size = path.stat().st_size
     starts = range(0, size, CHUNK_BYTES)
     digests = in_threads(
-        TRANSFERS, lambda start: digest_of("blake3", _piece(path, start, min(CHUNK_BYTES, size - start))), starts
+        TRANSFERS, lambda start: digest_of(_piece(path, start, min(CHUNK_BYTES, size - start))), starts
     )
     return StoredFile(bytes=size, chunks=tuple(digests))
 

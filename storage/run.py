@@ -8,9 +8,10 @@ from typing import Any
 
 from storage import layout, records
 from storage.clock import Clock
+from storage.connect import connect
 from storage.evaluations import signs_of_life
 from storage.records import LeaseRecord, PlanRecord, ReportRecord, RunRecord, SettingsRecord
-from storage.store import ConflictingRecord, ObjectMissing, ObjectStore, commit
+from storage.store import ConflictingRecord, ObjectMissing, ObjectStore
 
 LEASE_POLLS_PER_TTL = 6
 
@@ -25,19 +26,30 @@ def open_run(
     config: Mapping[str, Any],
     digest: str,
     vocab_size: int,
+    model_files: Mapping[str, str],
     clock: Clock,
     explain: Callable[[Mapping[str, Any]], list[str]],
 ) -> RunRecord:
     """Create run.json, or accept the one that is there if it is the same run.
 
-    `explain` gets the stored configuration and returns the differences that are not allowed. If there is one, the
+    model_files: the digests of the files below `model/`, which must be stored before. `explain` gets the stored
+    configuration and returns the differences that are not allowed. If there is one, or if a model file differs, the
     directory holds another run: this raises ConflictingRecord. Nothing is overwritten.
     """
-    mine = RunRecord(config=dict(config), digest=digest, vocab_size=vocab_size, created_at_s=clock.wall())
-    if commit(store, layout.RUN, records.encode(mine)):
+    mine = RunRecord(
+        config=dict(config),
+        digest=digest,
+        vocab_size=vocab_size,
+        model_files=dict(model_files),
+        created_at_s=clock.wall(),
+    )
+    if records.commit(store, layout.RUN, mine):
         return mine
     theirs = read_run(store)
     differences = [] if theirs.digest == digest else explain(theirs.config)
+    for name in sorted({*model_files, *theirs.model_files}):
+        if model_files.get(name) != theirs.model_files.get(name):
+            differences.append(f"{layout.model_file(name)}: it differs, or only one of both has it")
     if differences:
         reasons = "\n".join(f"  {line}" for line in differences)
         raise ConflictingRecord(f"{store.url} holds a run of another configuration; nothing was changed:\n{reasons}")
@@ -45,8 +57,28 @@ def open_run(
 
 
 def read_run(store: ObjectStore) -> RunRecord:
-    """The run's identity, run.json."""
+    """The run's identity, run.json; raises ObjectMissing, and CorruptObject for a run of another format."""
     return records.read(store, RunRecord, layout.RUN)
+
+
+def holds_run(store: ObjectStore) -> bool:
+    """Whether there is a run. Raises CorruptObject for a run of another format, which no command may touch."""
+    try:
+        read_run(store)
+    except ObjectMissing:
+        return False
+    return True
+
+
+def connect_to_run(url: str) -> ObjectStore:
+    """The store of a run that exists. A command about a run begins here, before it reads or writes anything else.
+
+    Raises LookupError if there is no run at `url`, CorruptObject for a run of another format, and what `connect` does.
+    """
+    store = connect(url)
+    if not holds_run(store):
+        raise LookupError(f"{store.url} holds no run")
+    return store
 
 
 def reports(store: ObjectStore) -> list[ReportRecord]:
@@ -144,7 +176,7 @@ def acquire_lease(
     if lease is not None and held and _changes(store, ttl_s, clock):
         raise RunBusy(f"{store.url} is being advanced by execution {lease.holder!r}; try again when it has ended")
     record = LeaseRecord(holder=holder)
-    if not commit(store, layout.lease(epoch + 1), records.encode(record)):
+    if not records.commit(store, layout.lease(epoch + 1), record):
         raise RunBusy(f"{store.url} was taken over by another execution at this moment")
     beat_lease(store, holder, clock)
 
@@ -158,7 +190,7 @@ def release_lease(store: ObjectStore, holder: str) -> None:
     """Let the next execution begin at once; does nothing if `holder` does not hold the lease."""
     epoch, lease = _last_lease(store)
     if lease is not None and lease.holder == holder and not lease.released:
-        commit(store, layout.lease(epoch + 1), records.encode(LeaseRecord(holder=holder, released=True)))
+        records.commit(store, layout.lease(epoch + 1), LeaseRecord(holder=holder, released=True))
 
 
 def lease_holder(store: ObjectStore) -> str | None:

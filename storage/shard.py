@@ -15,6 +15,7 @@ import pyarrow as pa
 from storage.framing import decode_table, encode_table
 from storage.store import CorruptObject
 
+EVENT_BYTES_MAX = 64 << 10
 TokenIds = npt.NDArray[np.uint32]
 Logprobs = npt.NDArray[np.float32]
 
@@ -26,18 +27,29 @@ class Finish(IntEnum):
     STOP = 1
     LENGTH = 2
     RELEASED = 3  # handed over on purpose: any member may claim the response without waiting
+    ACTING = 4  # the policy ended its turn with calls; the environment owes an answer
+    FAILED = 5  # the environment is lost for good: the response ends, and it is not trained
 
     @property
     def ends_response(self) -> bool:
-        return self in (Finish.STOP, Finish.LENGTH)
+        return self in (Finish.STOP, Finish.LENGTH, Finish.FAILED)
+
+
+class Origin(IntEnum):
+    """Where the tokens of a row come from."""
+
+    POLICY = 0
+    OBSERVATION = 1  # an environment's answer: read by the policy, not sampled from it
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """Consecutive tokens of one response, written under one claim.
 
-    token_ids is uint32 [n], logprobs float32 [n]; `start` is the position of the first token, counted from the end of
-    the prompt. n is 0 only for a row that carries nothing but its finish mark.
+    token_ids is uint32 [n]; logprobs float32 [n], or [0] for an observation. `start` is the position of the first
+    token, counted from the end of the prompt. n is 0 only for a row that carries nothing but its finish mark or event.
+    event: JSON of one turn of a conversation with an environment, on rows of an observation only, at most
+    EVENT_BYTES_MAX.
     """
 
     response: int
@@ -47,11 +59,25 @@ class Row:
     logprobs: Logprobs
     weight_version: int
     finish: Finish
+    origin: Origin = Origin.POLICY
+    event: bytes | None = None
+
+    def lack(self) -> str | None:
+        """Why the row may not be stored or used; None if nothing is wrong."""
+        policy = self.origin is Origin.POLICY
+        if len(self.logprobs) != (len(self.token_ids) if policy else 0):
+            kind = self.origin.name.lower()
+            return f"response {self.response}: {len(self.token_ids)} token ids, {len(self.logprobs)} logprobs ({kind})"
+        if self.event is not None and policy:
+            return f"response {self.response}: an event in a row of the policy; allowed: in rows of observations"
+        if self.event is not None and len(self.event) > EVENT_BYTES_MAX:
+            return f"response {self.response}: an event of {len(self.event)} bytes; allowed: {EVENT_BYTES_MAX}"
+        return None
 
 
 @cache
 def schema() -> pa.Schema:
-    """The columns of a shard, all without nulls, and its format version as metadata."""
+    """The columns of a shard, without nulls except in `event`, and its format version as metadata."""
     return pa.schema(
         [
             pa.field("response", pa.uint32(), nullable=False),
@@ -61,6 +87,8 @@ def schema() -> pa.Schema:
             pa.field("logprobs", pa.list_(pa.field("item", pa.float32(), nullable=False)), nullable=False),
             pa.field("weight_version", pa.uint32(), nullable=False),
             pa.field("finish", pa.uint8(), nullable=False),
+            pa.field("origin", pa.uint8(), nullable=False),
+            pa.field("event", pa.binary()),
         ],
         metadata={b"gleaner.shard": b"1"},
     )
@@ -69,10 +97,12 @@ def schema() -> pa.Schema:
 def encode_shard(rows: Sequence[Row]) -> bytes:
     """The rows as one Arrow object; raises ValueError if a row's columns disagree."""
     for row in rows:
-        if len(row.token_ids) != len(row.logprobs):
-            raise ValueError(f"response {row.response}: {len(row.token_ids)} token ids, {len(row.logprobs)} logprobs")
-    offsets = np.zeros(len(rows) + 1, dtype=np.int32)
-    np.cumsum([len(row.token_ids) for row in rows], out=offsets[1:])
+        if lack := row.lack():
+            raise ValueError(lack)
+    token_offsets, logprob_offsets = (
+        np.cumsum([0, *map(len, lists)], dtype=np.int32)
+        for lists in ([row.token_ids for row in rows], [row.logprobs for row in rows])
+    )
     empty = [np.zeros(0, dtype=np.uint32)]
     tokens = np.concatenate([row.token_ids for row in rows] or empty).astype(np.uint32, copy=False)
     logprobs = np.concatenate([row.logprobs for row in rows] or empty).astype(np.float32, copy=False)
@@ -81,10 +111,12 @@ def encode_shard(rows: Sequence[Row]) -> bytes:
         pa.array([row.response for row in rows], type=pa.uint32()),
         pa.array([row.epoch for row in rows], type=pa.uint32()),
         pa.array([row.start for row in rows], type=pa.uint32()),
-        pa.ListArray.from_arrays(pa.array(offsets), pa.array(tokens), type=fields.field("token_ids").type),
-        pa.ListArray.from_arrays(pa.array(offsets), pa.array(logprobs), type=fields.field("logprobs").type),
+        pa.ListArray.from_arrays(pa.array(token_offsets), pa.array(tokens), type=fields.field("token_ids").type),
+        pa.ListArray.from_arrays(pa.array(logprob_offsets), pa.array(logprobs), type=fields.field("logprobs").type),
         pa.array([row.weight_version for row in rows], type=pa.uint32()),
         pa.array([int(row.finish) for row in rows], type=pa.uint8()),
+        pa.array([int(row.origin) for row in rows], type=pa.uint8()),
+        pa.array([row.event for row in rows], type=pa.binary()),
     ]
     return encode_table(pa.Table.from_arrays(columns, schema=fields))
 
@@ -97,18 +129,29 @@ def decode_shard(key: str, body: bytes) -> list[Row]:
 
 def _rows(key: str, batch: pa.RecordBatch) -> list[Row]:
     tokens, logprobs = batch.column("token_ids"), batch.column("logprobs")
-    bounds = tokens.offsets.to_numpy()
-    if not np.array_equal(bounds, logprobs.offsets.to_numpy()):
-        raise CorruptObject(key, "token_ids and logprobs have different lengths")
+    token_bounds, logprob_bounds = tokens.offsets.to_numpy(), logprobs.offsets.to_numpy()
     token_values = tokens.values.to_numpy(zero_copy_only=True)
     logprob_values = logprobs.values.to_numpy(zero_copy_only=True)
-    columns = [batch.column(name).to_pylist() for name in ("response", "epoch", "start", "weight_version", "finish")]
+    names = ("response", "epoch", "start", "weight_version", "finish", "origin", "event")
+    columns = [batch.column(name).to_pylist() for name in names]
     rows = []
-    for index, (response, epoch, start, version, finish) in enumerate(zip(*columns, strict=True)):
-        low, high = bounds[index], bounds[index + 1]
+    for index, (response, epoch, start, version, finish, origin, event) in enumerate(zip(*columns, strict=True)):
         if finish not in Finish._value2member_map_:
             raise CorruptObject(key, f"finish code {finish} of response {response} is not one of {list(Finish)}")
-        rows.append(
-            Row(response, epoch, start, token_values[low:high], logprob_values[low:high], version, Finish(finish)),
+        if origin not in Origin._value2member_map_:
+            raise CorruptObject(key, f"origin {origin} of response {response} is not one of {list(Origin)}")
+        row = Row(
+            response,
+            epoch,
+            start,
+            token_values[token_bounds[index] : token_bounds[index + 1]],
+            logprob_values[logprob_bounds[index] : logprob_bounds[index + 1]],
+            version,
+            Finish(finish),
+            Origin(origin),
+            event,
         )
+        if lack := row.lack():
+            raise CorruptObject(key, lack)
+        rows.append(row)
     return rows

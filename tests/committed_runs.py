@@ -1,10 +1,14 @@
 """Runs written by hand, iteration by iteration, as far as retention and export look at them."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
 from storage import layout, records
 from storage.assembly import JournalReader
-from storage.framing import digest
+from storage.digests import digest_of
 from storage.prompt_table import PromptRow, encode_prompts
-from storage.records import BatchRecord, GradedResponse, PlanRecord, ReportRecord
+from storage.records import BatchRecord, GradedResponse, PlanRecord, ReportRecord, RunRecord
 from storage.shard import Finish
 from storage.store import ObjectStore
 from storage.weights.tensor_sets import TensorBlock, publish
@@ -18,10 +22,21 @@ PROMPTS = [
 TOKENS = {0: [11, 12, 13, 14, 2], 1: [1, 1, 2], 2: [5, 5, 70_000, 2], 3: [7]}
 
 
+def begin(store: ObjectStore, files: Mapping[str, bytes] = MappingProxyType({}), config: Any = None) -> None:
+    """The run's model files and run.json, also in place of others."""
+    for key in store.list(layout.MODEL):
+        store.delete(key)
+    for name, body in files.items():
+        store.put(layout.model_file(name), body)
+    digests = {name: digest_of(body) for name, body in files.items()}
+    record = RunRecord(config=config or {}, digest="", vocab_size=1, model_files=digests, created_at_s=0.0)
+    records.put(store, layout.RUN, record)
+
+
 def plan_iteration(store: ObjectStore, iteration: int) -> PlanRecord:
     """Prompts and plan of 2 groups of 2, on two slots."""
     body = encode_prompts(PROMPTS)
-    key = layout.prompts(iteration, digest(body).hex())
+    key = layout.prompts(iteration, digest_of(body))
     store.put(key, body)
     plan = a_plan(
         groups=GROUPS,
@@ -32,7 +47,7 @@ def plan_iteration(store: ObjectStore, iteration: int) -> PlanRecord:
         prompts_key=key,
         config={"iteration": iteration},
     )
-    store.create(layout.plan(iteration), records.encode(plan))
+    records.commit(store, layout.plan(iteration), plan)
     return plan
 
 
@@ -69,7 +84,7 @@ def grade(store: ObjectStore, plan: PlanRecord, number: int, responses: tuple[in
             )
         )
     batch = BatchRecord(iteration=plan.iteration, number=number, responses=tuple(graded))
-    store.put(layout.batch(plan.iteration, number), records.encode(batch))
+    records.put(store, layout.batch(plan.iteration, number), batch)
 
 
 def publish_state(store: ObjectStore, prefix: str, version: int) -> None:
@@ -98,7 +113,7 @@ def commit(store: ObjectStore, plan: PlanRecord) -> None:
         train_ended_at_s=0,
         created_at_s=0,
     )
-    store.create(layout.report(plan.iteration), records.encode(report))
+    records.commit(store, layout.report(plan.iteration), report)
 
 
 def committed_iteration(store: ObjectStore, iteration: int) -> PlanRecord:
@@ -114,7 +129,7 @@ def committed_iteration(store: ObjectStore, iteration: int) -> PlanRecord:
 
 def run_of(store: ObjectStore, iterations: int) -> None:
     """A run with so many committed iterations."""
-    store.put(layout.RUN, b"{}")
+    begin(store)
     publish_version(store, 0)
     for iteration in range(iterations):
         committed_iteration(store, iteration)

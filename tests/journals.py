@@ -92,7 +92,7 @@ class Incarnation:
             tokens_generated=tokens_generated,
             tokens_recovered=self.recovered,
         )
-        self._store.put(layout.alive(self._plan.iteration, self.name), records.encode(record))
+        records.put(self._store, layout.alive(self._plan.iteration, self.name), record)
 
 
 def beat(

@@ -14,6 +14,7 @@ from storage.connect import connect
 from storage.records import ReportRecord
 from storage.run import read_report
 from tasks.configuration.run_config import load, parse
+from tests.committed_runs import begin
 from tests.small_run import (
     commit_iteration,
     config,
@@ -124,14 +125,10 @@ def test_files_are_opened_only_when_asked_for(write, sections, message):
 
 def test_status_of_a_run_without_a_committed_iteration(model, tmp_path):
     url = str(tmp_path / "run")
-    assert (
-        gleaner("status", url).stdout == f"{url} holds no committed iteration; if there should be one, check the URL\n"
-    )
+    assert refused(gleaner("status", url)) == [f"gleaner: {url} holds no run"]
     assert not (tmp_path / "run").exists()
     plan_iteration(config(url, model))
-    assert (
-        gleaner("status", url).stdout == f"{url} holds no committed iteration; if there should be one, check the URL\n"
-    )
+    assert gleaner("status", url).stdout == f"{url} holds no committed iteration yet\n"
 
 
 @pytest.mark.slow
@@ -179,9 +176,49 @@ def test_a_metric_that_a_report_lacks_is_no_number_and_no_error():
 
 def test_status_names_a_damaged_report(model, tmp_path):
     url = str(tmp_path / "run")
+    begin(connect(url))
     connect(url).put(layout.report(0), b"{")
     [line] = refused(gleaner("status", url))
     assert line.startswith("gleaner: object 'iterations/000000/report.json' is corrupt: ")
+
+
+COMMANDS = [
+    ("status",),
+    ("sweep",),
+    ("watch",),
+    ("watch", "--once"),
+    ("export", "--rollouts", "--to", "out"),
+    ("export", "--model", "--to", "out"),
+    ("export", "--adapter", "--to", "out"),
+    ("forecast", "--realised"),
+    ("join",),
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_command_refuses_a_run_of_another_format(tmp_path, command):
+    store = connect(str(tmp_path / "run"))
+    begin(store)
+    store.put(layout.RUN, store.get(layout.RUN).replace(b'"format":1', b'"format":2'))
+    before = store.list("")
+    assert refused(gleaner(*command, store.url)) == [
+        "gleaner: object 'run.json' is corrupt: format 2; this version of Gleaner reads format 1"
+    ]
+    assert store.list("") == before
+
+
+@pytest.mark.parametrize("command", [each for each in COMMANDS if each not in [("watch",), ("join",)]], ids=" ".join)
+def test_every_command_says_that_there_is_no_run(tmp_path, command):
+    assert refused(gleaner(*command, tmp_path / "none")) == [f"gleaner: {tmp_path}/none holds no run"]
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_forecast_refuses_the_run_of_another_format(write, tmp_path):
+    store = connect(str(tmp_path / "run"))
+    begin(store)
+    store.put(layout.RUN, store.get(layout.RUN).replace(b'"format":1', b'"format":2'))
+    [line] = refused(gleaner("forecast", write()))
+    assert line.endswith("format 2; this version of Gleaner reads format 1")
 
 
 @pytest.mark.parametrize("url", ["gs://bucket/run", "s3:/bucket", "memory://"])

@@ -1,5 +1,7 @@
 """The commands `gleaner export` and `gleaner sweep`."""
 
+from dataclasses import replace
+
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
@@ -8,10 +10,10 @@ from safetensors.numpy import load_file
 from gleaner import main
 from storage import layout, records
 from storage.connect import connect
-from storage.records import PlanRecord, RunRecord
+from storage.records import PlanRecord
 from storage.weights.tensor_sets import TensorBlock, publish
 from tasks.configuration.run_config import dump, parse
-from tests.committed_runs import run_of
+from tests.committed_runs import begin, run_of
 
 pytestmark = pytest.mark.slow
 
@@ -38,9 +40,7 @@ def resolved(**sections):
 
 def set_retention(store, retention):
     plan = records.read(store, PlanRecord, layout.plan(2))
-    fields = {name: getattr(plan, name) for name in plan.__dataclass_fields__}
-    fields["config"] = resolved(retention=retention)
-    store.put(layout.plan(2), records.encode(PlanRecord(**fields)))
+    records.put(store, layout.plan(2), replace(plan, config=resolved(retention=retention)))
 
 
 def gleaner(*arguments):
@@ -69,7 +69,7 @@ def test_what_export_cannot_do_is_one_line(run, tmp_path):
         "gleaner: iterations: value '7'; allowed: the run has 0 to 2"
     )
     empty = tmp_path / "empty"
-    assert refused(gleaner("export", "--rollouts", empty, "--to", out)) == f"gleaner: {empty} holds no iteration"
+    assert refused(gleaner("export", "--rollouts", empty, "--to", out)) == f"gleaner: {empty} holds no run"
     assert not out.exists()
     assert gleaner("export", "--rollouts", run, "--to", out).exit_code == 0
     assert "iteration-000000.parquet exists already" in refused(gleaner("export", "--rollouts", run, "--to", out))
@@ -105,7 +105,7 @@ def test_export_is_of_one_of_three_things(run, tmp_path, options):
 
 
 def test_export_of_a_model_says_what_it_wrote(run, tmp_path):
-    connect(run).put(layout.model_file("config.json"), b'{"architectures": ["X"]}')
+    begin(connect(run), {"config.json": b'{"architectures": ["X"]}'})
     for options, version, size in [((), 3, "12 bytes of float32"), (("--version", 1), 1, "12 bytes of float32")]:
         out = tmp_path / f"{version}"
         result = gleaner("export", "--model", run, "--to", out, *options)
@@ -129,7 +129,7 @@ def test_what_the_export_of_a_model_cannot_do_is_one_line(run, tmp_path):
     assert refused(gleaner("export", "--model", run, "--to", run)) == (
         f"gleaner: {run} is not empty; allowed: an empty folder, or one that is made"
     )
-    connect(run).put(layout.model_file("config.json"), b"{}")
+    begin(connect(run), {"config.json": b"{}"})
     key = next(key for key in connect(run).list(layout.weights(3)) if key.endswith(".safetensors"))
     connect(run).put(key, connect(run).get(key)[:-1])
     assert refused(gleaner("export", "--model", run, "--to", out)).startswith(f"gleaner: object '{key}' is corrupt: ")
@@ -138,14 +138,9 @@ def test_what_the_export_of_a_model_cannot_do_is_one_line(run, tmp_path):
     assert not out.exists()
 
 
-def begin(store, **sections):
-    record = RunRecord(config=resolved(**sections), digest="", vocab_size=1, created_at_s=0)
-    store.put(layout.RUN, records.encode(record))
-
-
 def test_export_of_an_adapter_says_what_it_wrote(tmp_path):
     store, out = connect(str(tmp_path / "run")), tmp_path / "out"
-    begin(store, lora={"rank": 2})
+    begin(store, config=resolved(lora={"rank": 2}))
     publish(store, layout.weights(0), {"a.weight": TensorBlock("F32", (4, 3), bytes(48))}, {})
     names = {letter: f"parameter.a.lora_{letter}.default.weight" for letter in "AB"}
     factors = {names["A"]: TensorBlock("F32", (2, 3), bytes(24)), names["B"]: TensorBlock("F32", (4, 2), bytes(32))}
@@ -158,12 +153,12 @@ def test_export_of_an_adapter_says_what_it_wrote(tmp_path):
 
 
 def test_what_the_export_of_an_adapter_cannot_do_is_one_line(run, tmp_path):
-    begin(connect(run))
+    begin(connect(run), config=resolved())
     assert refused(gleaner("export", "--adapter", run, "--to", tmp_path / "out")) == (
         f"gleaner: lora: value null in the configuration of {run}, which trains the whole policy; allowed: a section "
         "lora; --model exports the policy"
     )
-    begin(connect(run), lora={})
+    begin(connect(run), config=resolved(lora={}))
     assert gleaner("sweep", run).exit_code == 0
     assert refused(gleaner("export", "--adapter", run, "--to", tmp_path / "out", "--version", 1)) == (
         "gleaner: version: checkpoint 1 was deleted by the run's retention; allowed: 2, 3"
@@ -202,6 +197,8 @@ def test_sweep_tells_what_it_left_and_fails(run):
 
 
 def test_sweep_of_a_run_without_a_committed_iteration(tmp_path):
-    url = tmp_path / "nothing"
-    assert gleaner("sweep", url).stdout == f"{url} holds no committed iteration; nothing to do\n"
+    url = tmp_path / "begun"
+    assert refused(gleaner("sweep", url)) == f"gleaner: {url} holds no run"
     assert not url.exists()
+    begin(connect(str(url)))
+    assert gleaner("sweep", url).stdout == f"{url} holds no committed iteration; nothing to do\n"

@@ -12,6 +12,7 @@ from gleaner import main
 from storage import layout, records
 from storage.connect import connect
 from storage.forecast_records import ForecastRecord
+from tests.committed_runs import begin
 from tests.forecast_documents import document
 from tests.tasks.forecasting.test_realised import commit
 from workflows.forecast import forecast
@@ -43,9 +44,9 @@ def test_json_is_the_record_that_is_saved(config: Path, tmp_path: Path):
     store = connect(str(tmp_path / "run"))
     [key] = store.list(layout.FORECASTS)
     assert f"written: {key}" in result.stderr
-    assert json.loads(result.stdout) == json.loads(store.get(key))
+    assert json.loads(result.stdout) == json.loads(store.get(key))["body"]
     assert records.read(store, ForecastRecord, key).recommended in [
-        one["name"] for one in json.loads(store.get(key))["fleets"]
+        one["name"] for one in json.loads(store.get(key))["body"]["fleets"]
     ]
 
 
@@ -61,6 +62,7 @@ def test_what_cannot_be_saved_was_at_least_shown(config: Path, tmp_path: Path):
 def test_what_was_saved_is_held_against_what_happened(config: Path, tmp_path: Path):
     gleaner(config, "--save")
     run = tmp_path / "run"
+    begin(connect(str(run)))
     result = gleaner("--realised", run)
     assert (result.exit_code, result.stdout) == (1, "")
     assert "holds no iteration that was begun after the forecast" in result.stderr

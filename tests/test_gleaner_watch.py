@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from gleaner import main
 from storage import layout, records
 from storage.connect import connect
+from tests.committed_runs import begin
 from tests.journals import Incarnation, a_plan
 from tests.small_run import commit_iteration, config, model_directory, plan_iteration, roll_out, train_iteration
 
@@ -31,8 +32,8 @@ def watch(*arguments):
 def url(tmp_path):
     """A run with one member that has written something."""
     store = connect(str(tmp_path / "run"))
-    store.create(layout.RUN, b"{}")
-    store.create(layout.plan(0), records.encode(PLAN))
+    begin(store)
+    records.commit(store, layout.plan(0), PLAN)
     member = Incarnation(store, PLAN, 0, "00000-abcd")
     member.write(0, [1, 2, 3])
     member.announce(started_at_s=0.0, updated_at_s=0.0, tokens_generated=3, gone=False)
@@ -134,7 +135,7 @@ def test_it_waits_for_a_run_goes_on_and_ends_on_ctrl_c(tmp_path):
     first = json.loads(process.stdout.readline())
     assert first["phase"] == "no run"
     assert not run.exists()
-    connect(str(run)).create(layout.RUN, b"{}")
+    begin(connect(str(run)))
     deadline_s = time.monotonic() + 300
     while json.loads(process.stdout.readline())["phase"] != "planning":
         assert time.monotonic() < deadline_s

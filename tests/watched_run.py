@@ -9,6 +9,7 @@ from storage.journal import ShardReader
 from storage.memory import MemoryStore
 from storage.records import AliveRecord, BatchRecord, GradedResponse, ReportRecord
 from storage.store import ObjectStore, StoreUnavailable
+from tests.committed_runs import begin
 from tests.journals import a_plan
 
 TTL_S = 30.0
@@ -67,7 +68,7 @@ def beat(store: ObjectStore, name: str, number: int, **changes: Any) -> None:
         "engine": "none",
         "batch_invariant": True,
     }
-    store.put(layout.alive(0, name), records.encode(AliveRecord(**fields | changes)))
+    records.put(store, layout.alive(0, name), AliveRecord(**fields | changes))
 
 
 def steal(store: ObjectStore, unit: int, responses: tuple[int, ...], victim: str, thief: str) -> None:
@@ -98,7 +99,7 @@ def record_batch(store: ObjectStore, number: int, groups: Sequence[int]) -> None
         for response in (2 * group, 2 * group + 1)
     )
     batch = BatchRecord(iteration=0, number=number, responses=graded)
-    store.put(layout.batch(0, number), records.encode(batch))
+    records.put(store, layout.batch(0, number), batch)
 
 
 def commit_report(store: ObjectStore) -> None:
@@ -115,12 +116,12 @@ def commit_report(store: ObjectStore) -> None:
         train_ended_at_s=0.0,
         created_at_s=0.0,
     )
-    store.put(layout.report(0), records.encode(report))
+    records.put(store, layout.report(0), report)
 
 
 def planned() -> Counted:
     """A store with the plan, to which nobody has come."""
     store = Counted()
-    store.put(layout.RUN, b"{}")
-    store.put(layout.plan(0), records.encode(PLAN))
+    begin(store)
+    records.put(store, layout.plan(0), PLAN)
     return store

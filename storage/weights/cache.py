@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from storage.clock import Clock
+from storage.digests import digest_of
 from storage.threads import Check, in_threads
-from storage.weights.manifest import DigestAlgorithm, TensorBlock, TensorEntry, digest_of
+from storage.weights.manifest import TensorBlock, TensorEntry
 from storage.weights.objects import THREADS
 
 log = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ FREE_SHARE_MAX = 0.5  # all packs may take this share of what the file system wo
 
 @dataclass(frozen=True)
 class _Pack:
-    """A pack's header. `places`: where each tensor's bytes begin and end, by its key."""
+    """A pack's header. `places`: where each tensor's bytes begin and end, by its digest."""
 
     path: Path
     run_url: str
@@ -68,11 +69,9 @@ class WeightCache:
             (p.version for p in self._packs.values() if p.run_url == run_url and p.version <= version), default=None
         )
 
-    def find(
-        self, algorithm: DigestAlgorithm, entries: Mapping[str, TensorEntry], check: Check = lambda: None
-    ) -> dict[str, TensorBlock]:
+    def find(self, entries: Mapping[str, TensorEntry], check: Check = lambda: None) -> dict[str, TensorBlock]:
         """The cached ones of these tensors, verified, in mapped memory; writes to that memory stay private."""
-        blocks = in_threads(THREADS, lambda entry: self._find(algorithm, entry), entries.values(), check)
+        blocks = in_threads(THREADS, self._find, entries.values(), check)
         return {name: block for name, block in zip(entries, blocks, strict=True) if block is not None}
 
     def has_room(self, num_bytes: int) -> bool:
@@ -115,7 +114,6 @@ class WeightCache:
         self,
         run_url: str,
         version: int,
-        algorithm: DigestAlgorithm,
         tensors: Mapping[str, tuple[TensorEntry, TensorBlock]],
         check: Check = lambda: None,
     ) -> None:
@@ -123,7 +121,7 @@ class WeightCache:
 
         `check` is called between tensors; if it raises, nothing is kept.
         """
-        blocks = {_key(algorithm, entry.digest): block for entry, block in tensors.values() if block.num_bytes}
+        blocks = {entry.digest: block for entry, block in tensors.values() if block.num_bytes}
         if not blocks:
             return
         header, places = _header(run_url, version, blocks)
@@ -138,16 +136,15 @@ class WeightCache:
         finally:
             temporary.unlink(missing_ok=True)
 
-    def _find(self, algorithm: DigestAlgorithm, entry: TensorEntry) -> TensorBlock | None:
+    def _find(self, entry: TensorEntry) -> TensorBlock | None:
         if not entry.num_bytes:
             return TensorBlock(entry.dtype, entry.shape, b"")
-        key = _key(algorithm, entry.digest)
         for path, pack in list(self._packs.items()):
-            start, end = pack.places.get(key, (0, 0))
+            start, end = pack.places.get(entry.digest, (0, 0))
             data = self._mapped(path)[start:end] if end - start == entry.num_bytes else memoryview(b"")
             if len(data) != entry.num_bytes:
                 continue
-            if digest_of(algorithm, data) == entry.digest:
+            if digest_of(data) == entry.digest:
                 return TensorBlock(entry.dtype, entry.shape, data)
             log.warning("%s does not match its digests, and is removed", path)
             self._forget(path)
@@ -241,10 +238,6 @@ def open_cache(directory: str | None, bytes_max: int) -> WeightCache | None:
         )
         return None
     return WeightCache(path, bytes_max)
-
-
-def _key(algorithm: DigestAlgorithm, digest: str) -> str:
-    return f"{algorithm}-{digest}"
 
 
 def _try_lock(descriptor: int) -> bool:

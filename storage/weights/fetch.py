@@ -11,12 +11,13 @@ from functools import partial
 
 import numpy as np
 
-from storage import layout
+from storage import layout, records
+from storage.digests import digest_of
 from storage.store import CorruptObject, ObjectMissing, ObjectStore
 from storage.threads import Check, in_threads
 from storage.weights import deltas
 from storage.weights.cache import WeightCache
-from storage.weights.manifest import ITEM_BYTES, Manifest, TensorBlock, TensorEntry, digest_of, read_manifest_at
+from storage.weights.manifest import ITEM_BYTES, Manifest, TensorBlock, TensorEntry
 from storage.weights.objects import THREADS, layouts, read_pieces
 
 log = logging.getLogger(__name__)
@@ -113,7 +114,7 @@ class Fetch:
             return
         manifest = self._manifest_at(at)
         entries = {name: manifest.tensors[name] for name in unfinished if name in manifest.tensors}
-        for name, block in self.cache.find(manifest.digest_algorithm, entries, self.check).items():
+        for name, block in self.cache.find(entries, self.check).items():
             best[name] = replace(unfinished.pop(name), start=block)
 
     def _step(self, at: int, name: str, way: Way, best: dict[str, Way], link: Place | None) -> Way | None:
@@ -145,13 +146,12 @@ class Fetch:
             return None
         key = layout.delta_manifest(prefix)
         try:
-            delta = read_manifest_at(self.store, key)
+            delta = records.read(self.store, Manifest, key)
         except ObjectMissing:
             return None
         # Two trainers may have published. A difference that leads to another result than the manifest's is not
         # followed.
-        usable = delta.base is not None and delta.digest_algorithm == manifest.digest_algorithm
-        return Place(at, key, delta) if usable else None
+        return Place(at, key, delta) if delta.base is not None else None
 
     def _place(self, at: int, name: str, entry: TensorEntry) -> Place:
         """The place of the whole tensor that `entry`, of version `at`, describes."""
@@ -203,18 +203,17 @@ class Fetch:
                 deltas.apply(pieces[key, name].data, data, ITEM_BYTES[entry.dtype])
             except ValueError as error:
                 raise CorruptObject(key, f"tensor {name!r}: {error}") from None
-        if digest_of(self.manifest.digest_algorithm, data) != entry.digest:
+        if digest_of(data) != entry.digest:
             raise CorruptObject(key, f"tensor {name!r}: its differences do not lead to the digest {entry.digest}")
         return name, TensorBlock(entry.dtype, entry.shape, data)
 
     def _is_result(self, source: Manifest, name: str) -> bool:
         """Whether the digest verified on reading is the wanted one."""
-        same_algorithm = source.digest_algorithm == self.manifest.digest_algorithm
-        return same_algorithm and source.tensors[name].digest == self.manifest.tensors[name].digest
+        return source.tensors[name].digest == self.manifest.tensors[name].digest
 
     def _manifest_at(self, version: int) -> Manifest:
         if version not in self._manifests:
-            self._manifests[version] = read_manifest_at(self.store, _manifest_key(version))
+            self._manifests[version] = records.read(self.store, Manifest, _manifest_key(version))
         return self._manifests[version]
 
 

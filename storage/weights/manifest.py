@@ -3,25 +3,19 @@
 Owns the records and their checks. Does not know how objects are laid out, read or written, nor what a version is.
 """
 
-import hashlib
-import json
 import math
-import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
 
-from blake3 import blake3
 from pydantic import ConfigDict
 
-from storage import records
-from storage.store import CorruptObject, ObjectStore
+from storage import canonical
+from storage.digests import DIGEST_PATTERN, digest_of
 
 STRICT = ConfigDict(extra="forbid", strict=True)
 PUBLISHED_AT_S = "published_at_s"  # in a manifest's metadata: the publisher's wall clock, for people
 HEADER_LENGTH_BYTES = 8
-DIGEST_BYTES = 16
-DIGEST_PATTERN = re.compile(r"[0-9a-f]{32}")
 # Name of a dtype in a safetensors header -> bytes per element.
 ITEM_BYTES = {
     **dict.fromkeys(("C64", "F64", "I64", "U64"), 8),
@@ -29,7 +23,6 @@ ITEM_BYTES = {
     **dict.fromkeys(("F16", "BF16", "I16", "U16"), 2),
     **dict.fromkeys(("F8_E4M3", "F8_E5M2", "F8_E8M0", "I8", "U8", "BOOL"), 1),
 }
-DigestAlgorithm = Literal["blake2b", "blake3"]
 Encoding = Literal["full", "same", "diff-zstd"]
 DIFFERENCE: Encoding = "diff-zstd"
 
@@ -126,18 +119,15 @@ class ObjectEntry:
 class Manifest:
     """The description of a published set of tensors. `objects` is keyed by the object's name, which is its digest.
 
-    `base` is the weight version to which encodings other than "full" refer. Digests are the first 128 bits of
-    `digest_algorithm`; the manifest's own is that of its canonical JSON with `digest` empty.
+    `base` is the weight version to which encodings other than "full" refer.
     """
 
+    KIND: ClassVar[str] = "manifest"
     __pydantic_config__ = STRICT
-    format: Literal[1] = 1
     tensors: dict[str, TensorEntry]
     objects: dict[str, ObjectEntry]
     metadata: dict[str, Any] = field(default_factory=dict)
     base: int | None = None
-    digest_algorithm: DigestAlgorithm = "blake2b"
-    digest: str = ""
 
     def __post_init__(self) -> None:
         for name, tensor in self.tensors.items():
@@ -149,41 +139,18 @@ class Manifest:
             _check_digest("name of an object", name)
 
     @property
+    def digest(self) -> str:
+        """The digest of its body, which stands in its envelope: equal manifests, and no others, have equal ones."""
+        return digest_of(canonical.encode(self))
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of all tensors."""
         return sum(entry.num_bytes for entry in self.tensors.values())
 
 
-class Hasher(Protocol):
-    def update(self, data: memoryview | bytes, /) -> object: ...
-
-    def hexdigest(self) -> str: ...
-
-
-class _Blake3:
-    def __init__(self) -> None:
-        self._hasher = blake3(max_threads=1)
-
-    def update(self, data: memoryview | bytes, /) -> object:
-        return self._hasher.update(data)
-
-    def hexdigest(self) -> str:
-        return self._hasher.hexdigest(length=DIGEST_BYTES)
-
-
-def new_hasher(algorithm: DigestAlgorithm) -> Hasher:
-    return _Blake3() if algorithm == "blake3" else hashlib.blake2b(digest_size=DIGEST_BYTES)
-
-
-def digest_of(algorithm: DigestAlgorithm, data: memoryview | bytes) -> str:
-    """The first 128 bits of the digest, in hexadecimal."""
-    hasher = new_hasher(algorithm)
-    hasher.update(data)
-    return hasher.hexdigest()
-
-
-def object_digest(algorithm: DigestAlgorithm, header: bytes, tensor_digests: Iterable[str]) -> str:
-    return digest_of(algorithm, b"".join([header, *(bytes.fromhex(digest) for digest in tensor_digests)]))
+def object_digest(header: bytes, tensor_digests: Iterable[str]) -> str:
+    return digest_of(b"".join([header, *(bytes.fromhex(digest) for digest in tensor_digests)]))
 
 
 def num_bytes(dtype: str, shape: tuple[int, ...]) -> int:
@@ -193,26 +160,6 @@ def num_bytes(dtype: str, shape: tuple[int, ...]) -> int:
     if any(size < 0 for size in shape):
         raise ValueError(f"shape: value {shape}; allowed: dimensions of 0 or more")
     return math.prod(shape) * ITEM_BYTES[dtype]
-
-
-def sealed(manifest: Manifest) -> Manifest:
-    """The manifest with its own digest filled in."""
-    return replace(manifest, digest=_manifest_digest(manifest.digest_algorithm, records.encode(manifest)))
-
-
-def read_manifest_at(store: ObjectStore, key: str) -> Manifest:
-    """The manifest under `key`; raises ObjectMissing if nothing is published (yet), or CorruptObject."""
-    body = store.get(key)
-    manifest = records.decode(Manifest, key, body)
-    # Of the stored bytes: a manifest from before a field existed has a digest without that field.
-    if _manifest_digest(manifest.digest_algorithm, body) != manifest.digest:
-        raise CorruptObject(key, f"digest: its content does not have the digest {manifest.digest!r} it states")
-    return manifest
-
-
-def _manifest_digest(algorithm: DigestAlgorithm, body: bytes) -> str:
-    fields = json.loads(body) | {"digest": ""}
-    return digest_of(algorithm, json.dumps(fields, sort_keys=True, separators=(",", ":"), allow_nan=True).encode())
 
 
 def _check_digest(what: str, digest: str) -> None:

@@ -13,15 +13,14 @@ from typing import Any
 
 import numpy as np
 
+from storage.digests import Hasher
 from storage.store import CorruptObject, ObjectStore, read_into
 from storage.threads import Check, in_threads
 from storage.weights.manifest import (
     HEADER_LENGTH_BYTES,
     ITEM_BYTES,
-    Hasher,
     Manifest,
     TensorBlock,
-    new_hasher,
     num_bytes,
     object_digest,
 )
@@ -101,7 +100,7 @@ def _layout(manifest: Manifest, manifest_key: str, key: str, object_name: str, n
         start, end = end, end + num_bytes(dtype, shape)
         pieces.append(Piece(name, start, end, (dtype, shape), digest))
     stated = manifest.objects[object_name]
-    found = object_digest(manifest.digest_algorithm, header, (piece.digest for piece in pieces))
+    found = object_digest(header, (piece.digest for piece in pieces))
     if (found, end) != (stated.digest, stated.bytes):
         reason = f"object {object_name!r}: header and tensors do not have the digest and length it states"
         raise CorruptObject(manifest_key, reason)
@@ -154,7 +153,7 @@ class _Run:
         self._hashed = self.start
         self._hashing = False
         self._open = list(reversed(pieces))
-        self._hasher: Hasher = new_hasher(layout.manifest.digest_algorithm)
+        self._hasher = Hasher()
 
     def block(self, piece: Piece) -> TensorBlock:
         return TensorBlock(*piece.block, self._view(piece.start, piece.end))
@@ -196,7 +195,7 @@ class _Run:
         if self._hasher.hexdigest() != piece.digest:
             reason = f"tensor {piece.name!r} does not have the digest {piece.digest}"
             raise CorruptObject(self.layout.key, reason)
-        self._hasher = new_hasher(self.layout.manifest.digest_algorithm)
+        self._hasher = Hasher()
 
     def _view(self, start: int, end: int) -> memoryview:
         return self._buffer[start - self.start : end - self.start]

@@ -13,22 +13,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from storage import layout, records
+from storage.digests import digest_of
 from storage.store import ConflictingRecord, CorruptObject, ObjectMissing, ObjectStore, commit
 from storage.threads import in_threads
 from storage.weights.manifest import (
     DIFFERENCE,
     ITEM_BYTES,
     PUBLISHED_AT_S,
-    DigestAlgorithm,
     Encoding,
     Manifest,
     ObjectEntry,
     TensorBlock,
     TensorEntry,
-    digest_of,
     object_digest,
-    read_manifest_at,
-    sealed,
 )
 from storage.weights.objects import RANGE_BYTES, THREADS, encode_header, in_file_order, layouts, read_pieces
 
@@ -36,7 +33,6 @@ __all__ = ["ITEM_BYTES", "PUBLISHED_AT_S", "RANGE_BYTES", "Manifest", "TensorBlo
 # Below 100 MiB: above that s3fs writes in parts, and leaves them behind when a deadline cuts it off.
 OBJECT_BYTES_MAX = 64 << 20
 UPLOADS = 4  # objects at a time; each is copied in memory
-ALGORITHM: DigestAlgorithm = "blake3"
 _Content = tuple[str, tuple[int, ...], str]  # dtype, shape, digest
 
 
@@ -88,7 +84,7 @@ class DraftedSet:
         This takes the memory of UPLOADS objects.
         """
         self.write_objects(store, prefix)
-        return commit(store, key, records.encode(self.manifest))
+        return records.commit(store, key, self.manifest)
 
     def write_objects(self, store: ObjectStore, prefix: str) -> None:
         """Store the objects below `prefix`; readers ignore them until a manifest names them."""
@@ -155,11 +151,8 @@ def write_manifest(store: ObjectStore, prefix: str, parts: Iterable[Manifest], m
     for part in parts:
         tensors |= part.tensors
         objects |= part.objects
-    manifest = Manifest(
-        tensors=tensors, objects=objects, metadata=_as_json(metadata), base=None, digest_algorithm=ALGORITHM
-    )
-    manifest = sealed(manifest)
-    if commit(store, layout.manifest(prefix), records.encode(manifest)):
+    manifest = Manifest(tensors=tensors, objects=objects, metadata=_as_json(metadata), base=None)
+    if records.commit(store, layout.manifest(prefix), manifest):
         return manifest
     stored = read_manifest(store, prefix)
     _check_same(store, prefix, stored, _contents(tensors))
@@ -168,12 +161,12 @@ def write_manifest(store: ObjectStore, prefix: str, parts: Iterable[Manifest], m
 
 def with_metadata(manifest: Manifest, more: Mapping[str, Any]) -> Manifest:
     """The manifest of the same tensors with `more` metadata."""
-    return sealed(replace(manifest, metadata={**manifest.metadata, **_as_json(more)}))
+    return replace(manifest, metadata={**manifest.metadata, **_as_json(more)})
 
 
 def read_manifest(store: ObjectStore, prefix: str) -> Manifest:
     """The manifest under `prefix`; raises ObjectMissing if nothing is published (yet), or CorruptObject."""
-    return read_manifest_at(store, layout.manifest(prefix))
+    return records.read(store, Manifest, layout.manifest(prefix))
 
 
 def pull(store: ObjectStore, prefix: str) -> tuple[Manifest, dict[str, TensorBlock]]:
@@ -209,7 +202,7 @@ def draft_set(
     for names in _split({name: block.num_bytes for name, block in payloads.items()}, object_bytes_max):
         described = {name: (payloads[name].dtype, payloads[name].shape) for name in names}
         header, ordered = encode_header(described), in_file_order(described)
-        digest = object_digest(ALGORITHM, header, (drafts[name].payload_digest for name in ordered))
+        digest = object_digest(header, (drafts[name].payload_digest for name in ordered))
         objects[digest] = (header, [payloads[name] for name in ordered])
         sizes[digest] = ObjectEntry(bytes=len(header) + sum(payloads[n].num_bytes for n in names), digest=digest)
         places.update(dict.fromkeys(names, digest))
@@ -218,28 +211,25 @@ def draft_set(
         objects=sizes,
         metadata=_as_json(metadata),
         base=base,
-        digest_algorithm=ALGORITHM,
     )
-    return DraftedSet(sealed(manifest), objects)
+    return DraftedSet(manifest, objects)
 
 
-def digest_all(tensors: Mapping[str, TensorBlock], algorithm: DigestAlgorithm = ALGORITHM) -> dict[str, str]:
+def digest_all(tensors: Mapping[str, TensorBlock]) -> dict[str, str]:
     """Digests by name, computed in parallel."""
     with ThreadPoolExecutor(THREADS) as pool:
-        digests = pool.map(lambda block: digest_of(algorithm, block.data), tensors.values())
+        digests = pool.map(lambda block: digest_of(block.data), tensors.values())
         return dict(zip(tensors, digests, strict=True))
 
 
 def same_tensors(
     store: ObjectStore, prefix: str, tensors: Mapping[str, TensorBlock], digests: Mapping[str, str]
 ) -> Manifest:
-    """The manifest that is stored below `prefix`, if it describes `tensors`, whose digests by ALGORITHM are `digests`.
+    """The manifest that is stored below `prefix`, if it describes `tensors`, whose digests are `digests`.
 
     Raises ObjectMissing if there is none, ConflictingRecord if it describes others.
     """
     stored = read_manifest(store, prefix)
-    if stored.digest_algorithm != ALGORITHM:
-        digests = digest_all(tensors, stored.digest_algorithm)
     ours = {name: (block.dtype, block.shape, digests[name]) for name, block in tensors.items()}
     _check_same(store, prefix, stored, ours)
     return stored

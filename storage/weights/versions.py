@@ -14,8 +14,9 @@ import numpy as np
 
 from storage import layout, records
 from storage.clock import Clock
+from storage.digests import digest_of
 from storage.run import exists
-from storage.store import ObjectStore, commit
+from storage.store import ObjectStore
 from storage.threads import Check
 from storage.weights import deltas
 from storage.weights.cache import WeightCache
@@ -26,11 +27,9 @@ from storage.weights.manifest import (
     Manifest,
     TensorBlock,
     TensorEntry,
-    digest_of,
 )
 from storage.weights.objects import THREADS
 from storage.weights.tensor_sets import (
-    ALGORITHM,
     Draft,
     digest_all,
     draft_set,
@@ -83,7 +82,7 @@ def publish_version(
     drafted = draft_set(drafts, metadata, base=version - 1 if chained else None)
     drafted.write_objects(store, prefix)
     manifest = with_metadata(drafted.manifest, before_manifest())
-    if commit(store, layout.manifest(prefix), records.encode(manifest)):
+    if records.commit(store, layout.manifest(prefix), manifest):
         return manifest
     return same_tensors(store, prefix, tensors, digests)
 
@@ -113,7 +112,7 @@ def pull_version(
                 found |= (fetched := Fetch(store, version, manifest, cache, check).tensors(missing))
                 if cache:
                     kept = {name: (manifest.tensors[name], block) for name, block in fetched.items()}
-                    cache.store(store.url, version, manifest.digest_algorithm, kept, check)
+                    cache.store(store.url, version, kept, check)
     return manifest, {name: found[name] for name in manifest.tensors}
 
 
@@ -145,7 +144,7 @@ def _differences(
         whole = Draft.full(block, digests[name])
         if old is None or entry is None or (entry.dtype, entry.shape) != (block.dtype, block.shape):
             return whole
-        if old.num_bytes != block.num_bytes or digest_of(before.digest_algorithm, old.data) != entry.digest:
+        if old.num_bytes != block.num_bytes or digest_of(old.data) != entry.digest:
             return whole
         if np.array_equal(np.frombuffer(old.data, np.uint8), np.frombuffer(block.data, np.uint8)):
             return Draft(block, digests[name], "same")
@@ -153,7 +152,7 @@ def _differences(
         if len(difference) > DIFFERENCE_SHARE_MAX * block.num_bytes:
             return whole
         payload = TensorBlock("U8", (len(difference),), difference)
-        return Draft(block, digests[name], DIFFERENCE, payload, digest_of(ALGORITHM, difference))
+        return Draft(block, digests[name], DIFFERENCE, payload, digest_of(difference))
 
     with ThreadPoolExecutor(THREADS) as pool:
         return dict(zip(tensors, pool.map(draft, tensors), strict=True))
@@ -183,7 +182,7 @@ def _whole(last: _Whole, tensors: Mapping[str, TensorBlock], digests: Mapping[st
     for name, block in tensors.items():
         entry = last.manifest.tensors.get(name)
         drafts[name] = Draft.full(block, digests[name])
-        if entry and last.manifest.digest_algorithm == ALGORITHM and entry.digest == digests[name]:
+        if entry and entry.digest == digests[name]:
             place = last.version if entry.version is None else entry.version
             reference = TensorEntry(
                 dtype=block.dtype, shape=block.shape, object=entry.object, digest=digests[name], version=place
@@ -200,4 +199,4 @@ def _held(
         return found
     cache.refresh()
     missing = {name: entry for name, entry in manifest.tensors.items() if name not in found}
-    return found | cache.find(manifest.digest_algorithm, missing, check)
+    return found | cache.find(missing, check)

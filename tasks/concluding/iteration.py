@@ -5,12 +5,11 @@ import logging
 from resources.prices import request_prices
 from storage import layout
 from storage.clock import SystemClock
-from storage.connect import connect
 from storage.crew_records import failures
 from storage.records import TRAIN_POOL, ReportRecord
 from storage.retention import sweep
 from storage.retention_config import RetentionConfig
-from storage.run import read_config, read_plan, read_run, release_lease
+from storage.run import connect_to_run, read_config, read_plan, read_run, release_lease
 from storage.store import ObjectStore
 from tasks.configuration.references import IterationOutcome, PlanReference
 from tasks.configuration.run_config import RunConfig, parse
@@ -31,7 +30,7 @@ GOODBYE_S = 3.0
 
 def commit_and_tell(plan: PlanReference, *, last: bool) -> tuple[IterationOutcome, dict[str, str]]:
     """Commit the iteration and inform people; returns its outcome, and HTML for the Deck by the name of its tab."""
-    store = connect(plan.run_url)
+    store = connect_to_run(plan.run_url)
     written = read_plan(store, plan.iteration)
     config = parse(read_config(store, written))
     pools = config.pools

@@ -3,7 +3,6 @@
 Imports no reward function and no reader. `settings_digest` names the settings that decide the outcome.
 """
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -12,6 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
 
+from storage.digests import digest_of
 from tasks.configuration.data import DataConfig
 from tasks.configuration.rewards import OPERATIONAL, RewardConfig, reward_names
 from tasks.configuration.sampling import SamplingConfig
@@ -87,6 +87,6 @@ def _deciding(reward: RewardConfig, content: str | None) -> dict[str, Any]:
 
 
 def settings_digest(resolved: dict[str, Any]) -> str:
-    """16 hexadecimal digits that name `settings`."""
+    """32 hexadecimal digits that name `settings`."""
     canonical = json.dumps(resolved, sort_keys=True, separators=(",", ":"))
-    return hashlib.blake2b(canonical.encode(), digest_size=8).hexdigest()
+    return digest_of(canonical.encode())

@@ -2,7 +2,6 @@
 
 import difflib
 import functools
-import hashlib
 import json
 import operator
 import re
@@ -15,6 +14,7 @@ import yaml
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from resources.pools import PoolsConfig
+from storage.digests import digest_of
 from storage.retention_config import RetentionConfig
 from tasks.configuration.algorithm import AlgorithmConfig
 from tasks.configuration.critic import CriticConfig
@@ -257,7 +257,7 @@ def _without(section: Any, names: set[str]) -> Any:
 def digest(config: RunConfig) -> str:
     """32 hexadecimal digits that name the run's identity."""
     canonical = json.dumps(identity(config), sort_keys=True, separators=(",", ":"))
-    return hashlib.blake2b(canonical.encode(), digest_size=16).hexdigest()
+    return digest_of(canonical.encode())
 
 
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], path: str = "") -> list[str]:

@@ -12,13 +12,12 @@ from typing import Any
 from storage import layout, model_files, records
 from storage.assembly import JournalReader
 from storage.clock import Clock
-from storage.connect import connect
 from storage.evaluation_records import EvaluationRecord
-from storage.prompt_table import PromptRow, decode_prompts
+from storage.prompt_table import PromptRow, read_prompts
 from storage.records import BatchRecord, PlanRecord
 from storage.retention import settle
-from storage.run import exists, read_config, read_plan
-from storage.store import ObjectStore, StorageError, StoreUnavailable, commit
+from storage.run import connect_to_run, exists, read_config, read_plan
+from storage.store import ObjectStore, StorageError, StoreUnavailable
 from tasks.configuration.evaluation import EvaluationConfig, settings, settings_digest
 from tasks.configuration.planning import PlanningConfig
 from tasks.configuration.rewards import RewardConfig
@@ -46,7 +45,7 @@ def measure(url: str, clock: Clock, execution: str = "") -> tuple[EvaluationReco
     makes no progress, CrewLost if no process can finish, GradingError, IntegrityError, CorruptObject.
     """
     run_url, name = layout.evaluated(url)
-    run, store = connect(run_url), connect(url)
+    run, store = connect_to_run(run_url), connect_to_run(url)
     key = layout.evaluation(name)
     is_new = False
     if not exists(run, key):
@@ -59,7 +58,7 @@ def measure(url: str, clock: Clock, execution: str = "") -> tuple[EvaluationReco
             if not exists(run, key):
                 raise
         else:
-            is_new = commit(run, key, records.encode(record))
+            is_new = records.commit(run, key, record)
     tidy(store)
     return records.read(run, EvaluationRecord, key), is_new
 
@@ -80,7 +79,7 @@ def _record(
     run: ObjectStore, store: ObjectStore, plan: PlanRecord, config: RunConfig, execution: str, clock: Clock
 ) -> EvaluationRecord:
     evaluation = evaluation_of(config)
-    prompts = decode_prompts(plan.prompts_key, store.get(plan.prompts_key))
+    prompts = read_prompts(store, plan)
     batches = _grade(run, store, plan, config, prompts, execution, clock)
     graded = [response for batch in batches for response in batch.responses]
     reader = JournalReader(store, plan)

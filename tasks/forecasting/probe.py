@@ -13,7 +13,7 @@ import numpy as np
 from storage.connect import connect
 from storage.planning_records import PoolObservation
 from storage.records import TRAIN_POOL, ReportRecord
-from storage.run import next_iteration, read_report
+from storage.run import holds_run, next_iteration, read_report
 from storage.store import ObjectStore, StoreDenied, StoreUnavailable
 from tasks.history.planning_inputs import REPORTS_READ
 
@@ -77,8 +77,8 @@ def probe_run(url: str) -> Probe | NoProbe:
 
 
 def probe(store: ObjectStore) -> Probe | NoProbe:
-    """The measurements of the run in this store."""
-    committed = next_iteration(store)
+    """The measurements of the run in this store; raises CorruptObject for a run of another format."""
+    committed = next_iteration(store) if holds_run(store) else 0
     if not committed:
         return NoProbe(reason=f"{store.url} holds no committed iteration")
     first = max(0, committed - REPORTS_READ)

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from storage import layout, records
+from storage import canonical, layout, records
+from storage.digests import digest_of
 from storage.forecast_records import FleetForecast, ForecastRecord, Setting, Spread
-from storage.framing import digest
 from storage.records import ReportRecord
-from storage.run import read_config, read_plan, reports
-from storage.store import ConflictingRecord, ObjectStore, commit
+from storage.run import holds_run, read_config, read_plan, reports
+from storage.store import ConflictingRecord, ObjectStore
 from tasks.forecasting.fleets import CONFIGURED
 
 _SECONDS_PER_HOUR = 3600.0
@@ -47,10 +47,13 @@ class Comparison:
 
 
 def save_forecast(store: ObjectStore, record: ForecastRecord) -> str:
-    """Write the forecast under its digest, beside earlier ones; returns its key."""
-    body = records.encode(record)
-    key = layout.forecast(digest(body).hex())
-    if not commit(store, key, body):
+    """Write the forecast under its digest, beside earlier ones; returns its key.
+
+    There need be no run yet. Raises CorruptObject for a run of another format.
+    """
+    holds_run(store)
+    key = layout.forecast(digest_of(canonical.encode(record)))
+    if not records.commit(store, key, record):
         raise ConflictingRecord(f"{key!r} holds other bytes than its name says")
     return key
 

@@ -16,8 +16,8 @@ from storage.clock import Clock
 from storage.connect import connect
 from storage.metered import MeteredStore, Requests
 from storage.records import PlanRecord, TrainingRecord
-from storage.run import beat_lease, exists, read_config, read_plan
-from storage.store import ObjectStore, StorageError, commit
+from storage.run import beat_lease, connect_to_run, exists, read_config, read_plan
+from storage.store import ObjectStore, StorageError
 from storage.weights.tensor_sets import read_manifest
 from storage.weights.versions import pull_version
 from tasks.configuration.run_config import RunConfig, parse
@@ -50,7 +50,7 @@ def advance(run_url: str, iteration: int, execution: str, clock: Clock) -> Train
     responses.
     """
     started_at_s = clock.wall()
-    store = MeteredStore(connect(run_url))
+    store = MeteredStore(connect_to_run(run_url))
     plan = read_plan(store, iteration)
     config = parse(read_config(store, plan), f"the configuration of iteration {iteration}")
     with joined(training_device(config.trainer.device)) as ranks, ExitStack() as stack:
@@ -103,7 +103,7 @@ def _train_and_publish(
         measured = waited | request_metrics(store.requests, ranks) | generation.metrics()
         record = replace(record, metrics=record.metrics | measured)
         if ranks.is_first:
-            commit(store, layout.training(plan.iteration), records.encode(record))
+            records.commit(store, layout.training(plan.iteration), record)
         try:
             save_and_publish(store, version, learner, base, full_interval, clock)
         except AnotherWasFirstError:
@@ -134,7 +134,7 @@ def _step(
     learner: Learner,
     watch: CrewWatch,
 ) -> TrainingRecord:
-    prompts = prompt_table.decode_prompts(plan.prompts_key, store.get(plan.prompts_key))
+    prompts = prompt_table.read_prompts(store, plan)
     published = {entry.dtype for entry in read_manifest(store, layout.weights(0)).tensors.values()}
     with ExitStack() as stack:
         grader = None

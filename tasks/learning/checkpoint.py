@@ -12,12 +12,11 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from itertools import islice
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from storage import layout, records
+from storage import canonical, layout, records
 from storage.run import exists
 from storage.store import ConflictingRecord, CorruptObject, ObjectStore
 from storage.weights import tensor_sets
@@ -36,14 +35,12 @@ class TrainerState:
     """The state in a checkpoint besides tensors.
 
     Attributes:
-        format: The format of this record.
         weight_version: The version under which these parameters are published.
         optimizer_steps: Steps taken since the beginning of the run, which is the position in the schedule.
         rng_state: The state of torch's CPU generator, in base64.
     """
 
     __pydantic_config__ = records.STRICT
-    format: Literal[1] = 1
     weight_version: int
     optimizer_steps: int
     rng_state: str
@@ -100,10 +97,10 @@ class Saving:
         or else the error on its own rank and RankError on the others.
         """
         with self._pool, self._ranks.failing_together():
-            own = {number: records.encode(part.result()).decode() for number, part in self._parts.items()}
+            own = {number: canonical.encode(part.result()).decode() for number, part in self._parts.items()}
         encoded = {int(number): part for parts in self._ranks.gather(own) for number, part in parts.items()}
         key = layout.manifest(self._prefix)
-        parts = [records.decode(tensor_sets.Manifest, key, encoded[number].encode()) for number in sorted(encoded)]
+        parts = [canonical.decode(tensor_sets.Manifest, key, encoded[number].encode()) for number in sorted(encoded)]
         conflict = None
         with self._ranks.failing_together():
             if self._ranks.is_first:
@@ -188,7 +185,7 @@ def read(store: ObjectStore, prefix: str) -> Checkpoint:
     key = layout.manifest(prefix)
     if _STATE not in manifest.metadata:
         raise CorruptObject(key, f"metadata: no {_STATE!r}; allowed: manifests of checkpoints")
-    state = records.decode(TrainerState, key, json.dumps(manifest.metadata[_STATE]).encode())
+    state = canonical.decode(TrainerState, key, json.dumps(manifest.metadata[_STATE]).encode())
     sets = _by_kind(key, blocks)
     return Checkpoint(state, sets["parameter"], Moments(sets["exp_avg"], sets["exp_avg_sq"]))
 

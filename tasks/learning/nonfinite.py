@@ -28,7 +28,7 @@ def keep_nonfinite(store: ObjectStore, plan: PlanRecord) -> Iterator[None]:
     except NonFiniteGradient as error:
         key = layout.nonfinite(plan.iteration)
         try:
-            store.put(key, records.encode(_record(store, plan, error)))
+            records.put(store, key, _record(store, plan, error))
         except StorageError as failed:
             log.warning("%s could not be written: %s", key, failed)
         command = f"gleaner export {store.url} --rollouts --iterations {plan.iteration} --to FOLDER"

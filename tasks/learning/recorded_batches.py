@@ -15,7 +15,7 @@ from storage.prompt_table import PromptRow
 from storage.records import BatchRecord, ClosedRecord, GradedResponse, PlanRecord
 from storage.run import exists
 from storage.shard import Finish
-from storage.store import CorruptObject, ObjectMissing, ObjectStore, commit
+from storage.store import CorruptObject, ObjectMissing, ObjectStore
 from tasks.grading.grader import Graded, Grader
 from tasks.grading.reward import GradingCase
 from tasks.learning.follow import FollowConfig, GroupFollower, RecordedElsewhereError
@@ -88,7 +88,7 @@ class RecordedBatches(BatchReader):
             if self._is_complete:
                 what = "as many groups as are wanted are" if self._pending else "every response is"
                 closed = ClosedRecord(iteration=self._plan.iteration, reason=f"{what} in a recorded batch")
-                commit(self._store, layout.closed(self._plan.iteration), records.encode(closed))
+                records.commit(self._store, layout.closed(self._plan.iteration), closed)
             yield batch
             for group in groups:
                 self._follower.release(group)
@@ -104,7 +104,7 @@ class RecordedBatches(BatchReader):
             return records.read(self._store, BatchRecord, key)
         with suppress(RecordedElsewhereError):
             batch = self._new_batch(number, lambda: exists(self._store, key))
-            if commit(self._store, key, records.encode(batch)):
+            if records.commit(self._store, key, batch):
                 return batch
         return records.read(self._store, BatchRecord, key)
 

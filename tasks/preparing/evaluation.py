@@ -9,8 +9,8 @@ from resources.pools import ControlPoolConfig
 from storage import layout, model_files, prompt_table, records
 from storage.clock import Clock
 from storage.connect import connect
+from storage.digests import digest_of
 from storage.evaluations import begun_evaluations, ended_evaluations, version_of
-from storage.framing import digest as bytes_digest
 from storage.records import PlanRecord, RunRecord, SettingsRecord, SlotPlan
 from storage.retention import list_versions
 from storage.run import exists, read_plan, read_run
@@ -71,7 +71,7 @@ def prepare(config: RunConfig, version: int, execution: str, clock: Clock) -> tu
         _write_plan(run, store, stored, config, version, decided_by, held, clock)
         # From now on retention keeps the version; it may have deleted it before.
         published(run, version)
-    store.put(layout.settings(ITERATION), records.encode(SettingsRecord(config=dump(config), execution=execution)))
+    records.put(store, layout.settings(ITERATION), SettingsRecord(config=dump(config), execution=execution))
     slots = read_plan(store, ITERATION).slots
     closed = exists(store, layout.closed(ITERATION))
     return reference, [] if closed else [slot.slot for slot in slots if slot.groups]
@@ -123,11 +123,17 @@ def _write_plan(
         rows = draw_held_out(evaluation, prompts, open_tokenizer(Path(folder)), config.rollout, Path(folder))
         stop_ids = stop_token_ids(Path(folder))
     body = prompt_table.encode_prompts(rows)
-    prompts_key = layout.prompts(ITERATION, bytes_digest(body).hex())
+    prompts_key = layout.prompts(ITERATION, digest_of(body))
     if not commit(store, prompts_key, body):
         raise ConflictingRecord(f"{prompts_key!r} holds other bytes than its name says")
-    mine = RunRecord(config=dump(config), digest=decided_by, vocab_size=stored.vocab_size, created_at_s=clock.wall())
-    commit(store, layout.RUN, records.encode(mine))
+    mine = RunRecord(
+        config=dump(config),
+        digest=decided_by,
+        vocab_size=stored.vocab_size,
+        model_files={},
+        created_at_s=clock.wall(),
+    )
+    records.commit(store, layout.RUN, mine)
     publish_models(run, evaluation.rewards or (), OWN_MODELS)
     assignment = assign_groups(len(rows), config.pools.rollout.count)
     plan = PlanRecord(
@@ -143,4 +149,4 @@ def _write_plan(
         created_at_s=clock.wall(),
         weights_url="../..",
     )
-    commit(store, layout.plan(ITERATION), records.encode(plan))
+    records.commit(store, layout.plan(ITERATION), plan)

@@ -10,14 +10,15 @@ from pathlib import Path
 from storage import layout, model_files, prompt_table, records
 from storage.clock import Clock
 from storage.connect import connect
+from storage.digests import digest_of
 from storage.fitness import probe
-from storage.framing import digest as bytes_digest
 from storage.planning_records import LengthsRecord
 from storage.prompt_table import PromptRow
 from storage.records import PlanRecord, SettingsRecord
 from storage.run import (
     acquire_lease,
     exists,
+    holds_run,
     next_iteration,
     next_prompt,
     open_run,
@@ -69,7 +70,7 @@ def prepare(
     config.tracking.check_libraries()
     config.algorithm.estimator.check()
     store = connect(config.run.url)
-    is_new = not exists(store, layout.RUN)
+    is_new = not holds_run(store)
     prompts = load_prompts(config.data, check_rows=is_new)
     check_rewards(config.rewards, prompts.columns, held_models(store, config.rewards), prompts)
     with tempfile.TemporaryDirectory(prefix="gleaner-model-") as folder:
@@ -81,11 +82,14 @@ def prepare(
             _check_evaluation(store, config, model_dir)
         if is_new:
             probe(store)
+        # Before run.json, which names them: a run that exists has its model files.
+        files = model_files.upload(store, model_dir) if is_new else model_files.describe(model_dir)
         open_run(
             store,
             config=dump(config),
             digest=digest(config),
             vocab_size=vocabulary_size(model_dir),
+            model_files=files,
             clock=clock,
             explain=lambda stored: differences(identity(config), identity(parse(stored))),
         )
@@ -110,7 +114,7 @@ def prepare(
                 log.warning("iteration %d is not planned; iteration %d is completed: %s", iteration, first_open, error)
                 return _reference(config, read_plan(store, first_open), execution), [[] for _ in pools]
     settings = SettingsRecord(config=dump(config), execution=execution)
-    store.put(layout.settings(iteration), records.encode(settings))
+    records.put(store, layout.settings(iteration), settings)
     written = read_plan(store, iteration)
     log.info("iteration %d: weight version %d, %d slots", iteration, written.weight_version, len(written.slots))
     return _reference(config, written, execution), crew_slots(written, pools)
@@ -194,10 +198,9 @@ def _model_directory(store: ObjectStore, config: RunConfig, folder: Path) -> Pat
 
 
 def publish_initial(store: ObjectStore, model_dir: Path) -> None:
-    """Publish weight version 0, the pretrained model as it is stored, and the files beside it; once in a run."""
+    """Publish weight version 0, the pretrained model as it is stored; once in a run."""
     if exists(store, layout.manifest(layout.weights(0))):
         return
-    model_files.upload(store, model_dir)
     publish(store, layout.weights(0), read_tensors(model_dir), {"source": model_dir.name})
 
 
@@ -220,7 +223,7 @@ def write_plan(
     lengths = expected_lengths(store, iteration, rows, config.planning, length_max=length_max)
     planned = plan_iteration(planning_request(store, config, iteration, lengths))
     body = prompt_table.encode_prompts(rows)
-    prompts_key = layout.prompts(iteration, bytes_digest(body).hex())
+    prompts_key = layout.prompts(iteration, digest_of(body))
     if not commit(store, prompts_key, body):
         raise ConflictingRecord(f"{prompts_key!r} holds other bytes than its name says")
     record = PlanRecord(
@@ -239,7 +242,7 @@ def write_plan(
         seeding=planned.seeding,
         decisions=planned.decisions,
     )
-    commit(store, layout.plan(iteration), records.encode(record))
+    records.commit(store, layout.plan(iteration), record)
 
 
 def _lengths_record(lengths: GroupLengths) -> LengthsRecord | None:

@@ -14,11 +14,11 @@ from storage import layout, records
 from storage.assembly import JournalReader
 from storage.clock import Clock
 from storage.compaction import read_batches, unused_responses
-from storage.prompt_table import decode_prompts
+from storage.prompt_table import read_prompts
 from storage.records import AliveRecord, GradedResponse, PlanRecord, ReportRecord, SlotLife, TrainingRecord
 from storage.run import exists, read_plan
 from storage.shard import Finish
-from storage.store import ConflictingRecord, ObjectStore, StorageError, commit
+from storage.store import ConflictingRecord, ObjectStore, StorageError
 from storage.weights.tensor_sets import PUBLISHED_AT_S, read_manifest
 from tasks.history.known_lengths import learn_lengths
 from tasks.history.spent import USD_RUN, spent_usd
@@ -58,7 +58,7 @@ def conclude_iteration(
         if not exists(store, key):
             raise
     else:
-        if commit(store, key, records.encode(report)):
+        if records.commit(store, key, report):
             return report
     return records.read(store, ReportRecord, key)
 
@@ -77,7 +77,7 @@ def _measure(store: ObjectStore, iteration: int, rates: Rates, clock: Clock) -> 
     reader.refresh()
     kept = verify(plan, trained, reader, filtered)
     unused = unused_responses(plan, trained, filtered)
-    prompts = decode_prompts(plan.prompts_key, store.get(plan.prompts_key))
+    prompts = read_prompts(store, plan)
     heartbeats = read_heartbeats(store, plan)
     lives = _lives(heartbeats, reader, kept, unused)
     lengths = learn_lengths(store, plan, prompts, {response.response: response.length for response in graded})

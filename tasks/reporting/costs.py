@@ -54,7 +54,7 @@ def life_time(life: SlotLife) -> MachineTime:
     """Seconds of a process life, from its start to its last heartbeat.
 
     Decoding time is divided by tokens. A life that never decoded and never got weights was starting all the time. A
-    life that decoded but told no times is from before times were told, and counts as decoding all the time.
+    life that decoded, but had not got weights at its last heartbeat, counts as decoding all the time.
     """
     total_s = max(0.0, life.ended_at_s - life.started_at_s)
     others = max(0, life.tokens_regenerated) + life.tokens_unused

@@ -163,11 +163,9 @@ def _cost(report: ReportRecord, reports: Sequence[ReportRecord]) -> list[str]:
 
 
 def _purposes(metrics: Mapping[str, float]) -> list[str]:
-    """What the dollars were spent on; empty for reports from before they were divided."""
+    """What the dollars were spent on."""
     usd = _present(metrics, _PURPOSES)
     total = metrics.get("cost/usd_iter", 0.0)
-    if not usd:
-        return []
     rows = [(name, _shown(value, "$"), _shown(value / total, "%") if total else "") for name, value in usd.items()]
     return [charts.bars(usd, "What they were for", "$"), table(("", "dollars", "of the iteration"), rows)]
 

@@ -19,11 +19,11 @@ import pyarrow as pa
 
 from storage import layout, model_files
 from storage.compaction import read_responses
-from storage.prompt_table import PromptRow, decode_prompts
+from storage.prompt_table import PromptRow, read_prompts
 from storage.records import PlanRecord
 from storage.responses import Response
-from storage.run import exists, next_iteration, read_plan
-from storage.store import ObjectStore
+from storage.run import exists, next_iteration, read_plan, read_run
+from storage.store import CorruptObject, ObjectStore
 from tasks.prompts.decode import Decode, open_decoder
 
 log = logging.getLogger(__name__)
@@ -82,18 +82,21 @@ def export_rollouts(store: ObjectStore, iterations: str, folder: Path, *, overwr
 def load_decoder(store: ObjectStore) -> Decode | None:
     """A decoder from token ids to text with the run's own tokenizer, without special tokens, as for the rewards.
 
-    None, with a warning that gives the reason, if the run's files make no tokenizer.
+    None, with a warning that gives the reason, if the run's files make no tokenizer. Raises CorruptObject if they are
+    not those that run.json lists.
     """
-    names = {key.removeprefix(layout.MODEL) for key in store.list(layout.MODEL)}
+    names = read_run(store).model_files
     notice = f"column completion is empty: no tokenizer in {store.url}/{layout.MODEL}"
-    if not TOKENIZER_FILES & names:
+    if not TOKENIZER_FILES & names.keys():
         log.warning("%s (none of %s is there)", notice, ", ".join(sorted(TOKENIZER_FILES)))
         return None
     try:
         with tempfile.TemporaryDirectory(prefix="gleaner-model-") as name:
             model_files.download(store, Path(name))
             return open_decoder(Path(name))
-    except Exception as error:  # noqa: BLE001 - a damaged file can raise anything in the library that reads it
+    except CorruptObject:
+        raise
+    except Exception as error:  # noqa: BLE001 - the library that reads the files can raise anything
         log.warning("%s (%s)", notice, error)
         return None
 
@@ -135,7 +138,7 @@ def _export_iteration(store: ObjectStore, iteration: int, path: Path, decode: De
     import pyarrow.parquet as pq  # noqa: PLC0415 - only an export needs it
 
     plan = read_plan(store, iteration)
-    prompts = decode_prompts(plan.prompts_key, store.get(plan.prompts_key))
+    prompts = read_prompts(store, plan)
     rows = read_responses(store, iteration)
     # Two exports into one folder may overlap.
     unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}.unfinished")

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from storage import layout, records
+from storage import layout
 from storage.clock import Clock
-from storage.records import RunRecord
+from storage.run import read_run
 from storage.store import CorruptObject, ObjectMissing, ObjectStore
 from storage.weights.tensor_sets import TensorBlock, pull, read_manifest
 from tasks.configuration.lora import LoraConfig
@@ -145,7 +145,7 @@ def adapter_card(exported: ExportedAdapter, run_url: str, base: str | None, lora
 
 def _read_run(store: ObjectStore) -> tuple[RunConfig, LoraConfig]:
     try:
-        record = records.read(store, RunRecord, layout.RUN)
+        record = read_run(store)
     except ObjectMissing:
         raise LookupError(f"{store.url} holds no run") from None
     config = parse(record.config, "the configuration of the run")

@@ -13,7 +13,7 @@ from storage.claims import Owner
 from storage.clock import Clock
 from storage.liveness import Liveness
 from storage.records import BatchRecord, PlanRecord
-from storage.run import exists, next_iteration, read_config, read_plan, read_report
+from storage.run import exists, holds_run, next_iteration, read_config, read_plan, read_report
 from storage.shard import Finish
 from storage.store import CorruptObject, ObjectMissing, ObjectStore, StoreUnavailable
 from tasks.configuration.rollout import RolloutConfig
@@ -73,7 +73,7 @@ class Watcher:
     def _find_iteration(self) -> int | None:
         """Move to the first iteration without a report; returns None if there is no run."""
         if self._iteration is None:
-            if not exists(self._store, layout.RUN):
+            if not holds_run(self._store):
                 return None
             self._iteration = next_iteration(self._store)
         while exists(self._store, layout.report(self._iteration)):

@@ -44,8 +44,8 @@ def trained(store, *, published=9, moment=7, reward=1.0, loss=0.5, steps=1):
     training = TrainingRecord(
         iteration=0, weight_version=1, metrics={"loss": loss}, reward_errors=(), started_at_s=1.0, ended_at_s=2.0
     )
-    store.put(layout.batch(0, 0), records.encode(BatchRecord(iteration=0, number=0, responses=(graded,))))
-    store.put(layout.training(0), records.encode(training))
+    records.put(store, layout.batch(0, 0), BatchRecord(iteration=0, number=0, responses=(graded,)))
+    records.put(store, layout.training(0), training)
     tensor_sets.publish(
         store, layout.checkpoint(1), {"parameter.a": block(1), "exp_avg.a": block(moment)}, {"steps": steps}
     )

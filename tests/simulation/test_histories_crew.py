@@ -9,12 +9,13 @@ import pytest
 from simulation.judge import live_and_judge
 from simulation.judge_absence import check_latecomers
 from simulation.simulated_history import draw_history
-from storage import layout
+from storage import layout, records
 from storage.records import TRAIN_POOL
 from tasks.sampling.session import decode_lane
 from tasks.sampling.session.actions import ReadClosed
 from tasks.sampling.session.crew_watch import CrewWatch
 from tasks.sampling.session.storage_lane import StorageLane
+from tests.journals import beat
 from tests.judged_histories import is_found
 
 DRAWN = [draw_history(seed) for seed in range(120)]
@@ -145,6 +146,6 @@ def test_a_helping_member_that_keeps_its_work_when_it_hands_over_is_found(monkey
 
 def test_who_comes_after_closing_and_only_beats_is_found():
     ledger = live_and_judge(draw_history(0, all_come=True)).ledger
-    ledger.view("00099-0").put(layout.alive(0, "00099-0"), b'{"state": "loading"}')
+    records.put(ledger.view("00099-0"), layout.alive(0, "00099-0"), beat("00099-0", number=1))
     check_latecomers(ledger)
     assert [rule.split(":")[0] for rule in ledger.broken] == ["late"]

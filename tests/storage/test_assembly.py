@@ -1,7 +1,7 @@
 """Claims, journal and assembly together: one unique answer, whatever interleaving of workers wrote the journal."""
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from storage.claims import ClaimBook, take_over
 from storage.journal import ShardReader
 from storage.memory import MemoryStore
 from storage.records import ClaimRecord, PlanRecord, SamplingParams, SlotPlan
-from storage.shard import Finish
+from storage.shard import Finish, Origin, Row, encode_shard
 from storage.store import ConflictingRecord, CorruptObject, StoreUnavailable
 from tests.journals import Writer
 
@@ -202,11 +202,36 @@ def test_a_foreign_weight_version_is_named():
         worker.reader.assemble(0)
 
 
+TURNS = [
+    {"finish": Finish.ACTING},
+    {"finish": Finish.FAILED},
+    {"origin": Origin.OBSERVATION, "logprobs": np.zeros(0, np.float32), "event": b"{}"},
+]
+
+
+@pytest.mark.parametrize("turn", TURNS, ids=("acting", "failed", "observation"))
+def test_turns_of_an_environment_are_refused_in_one_line(turn):
+    store, plan = MemoryStore(), a_plan()
+    worker = Worker(store, plan, 0, "00000-a")
+    assert worker.claim(0, set())
+    row = Row(0, 1, 0, np.arange(2, dtype=np.uint32), np.zeros(2, np.float32), plan.weight_version, Finish.RUNNING)
+    key = layout.shard(0, "00000-a", 0)
+    store.create(key, encode_shard([replace(row, **turn)]))
+    reader = JournalReader(store, plan)
+    reader.refresh()
+    with pytest.raises(CorruptObject) as caught:
+        reader.assemble(0)
+    assert (caught.value.key, caught.value.reason) == (
+        key,
+        "response 0 has turns of an environment; this version has no environments",
+    )
+
+
 def test_a_claim_on_a_response_without_sealing_its_owner_is_refused():
     store, plan = MemoryStore(), a_plan(slots=1)
     Worker(store, plan, 0, "00000-a").claim(0, set())
     bad = ClaimRecord(unit=0, epoch=2, incarnation="x", slot=1, responses=(0,), sealed={})
-    store.create(layout.claim(0, 0, 2), records.encode(bad))
+    records.commit(store, layout.claim(0, 0, 2), bad)
     with pytest.raises(CorruptObject, match="without sealing"):
         ClaimBook(store, plan).refresh()
 
@@ -214,7 +239,7 @@ def test_a_claim_on_a_response_without_sealing_its_owner_is_refused():
 def test_a_missing_claim_in_the_log_is_refused():
     store, plan = MemoryStore(), a_plan(slots=1)
     bad = ClaimRecord(unit=0, epoch=2, incarnation="x", slot=0, responses=None, sealed={})
-    store.create(layout.claim(0, 0, 2), records.encode(bad))
+    records.commit(store, layout.claim(0, 0, 2), bad)
     with pytest.raises(CorruptObject, match="a claim is missing"):
         ClaimBook(store, plan).refresh()
 

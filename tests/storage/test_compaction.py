@@ -99,7 +99,7 @@ def test_batches_that_contradict_the_journal_are_not_compacted(store):
     key = layout.batch(0, 0)
     batch = records.read(store, BatchRecord, key)
     changed = (replace(batch.responses[0], length=3), *batch.responses[1:])
-    store.put(key, records.encode(replace(batch, responses=changed)))
+    records.put(store, key, replace(batch, responses=changed))
     with pytest.raises(CorruptObject, match="response 2 has 4 tokens and ends with stop; the batches say 3 and stop"):
         compact(store, 0)
     assert KEY not in store.list("")
@@ -113,7 +113,9 @@ CHANGES = [
     {"finish": Finish.LENGTH},
     {"prompt_id": "p1"},
     {"spans": 1},
-    {"token_ids": np.zeros(1, dtype=np.uint32), "logprobs": np.zeros(1, dtype=np.float32)},
+    {"token_ids": np.zeros(1, dtype=np.uint32), "logprobs": np.zeros(1, dtype=np.float32), "origins": (1,)},
+    {"logprobs": np.full(3, -0.5, dtype=np.float32), "origins": (2, 2, 1)},
+    {"events": (b"{}",)},
 ]
 
 
@@ -210,7 +212,7 @@ def test_no_plan_no_responses(store):
 def wants(store, groups):
     """Change the plan to one that wants so many groups."""
     plan = replace(read_plan(store, 0), groups_wanted=groups)
-    store.put(layout.plan(0), records.encode(plan))
+    records.put(store, layout.plan(0), plan)
     return plan
 
 
@@ -233,7 +235,7 @@ def test_filtered_responses_are_kept_with_their_rewards(store):
     wants(store, 2)
     key = layout.batch(0, 0)
     batch = records.read(store, BatchRecord, key)
-    store.put(key, records.encode(replace(batch, responses=(), filtered=batch.responses)))
+    records.put(store, key, replace(batch, responses=(), filtered=batch.responses))
     live = read_responses(store, 0)
     compact(store, 0)
     delete(store, layout.journal(0))
@@ -250,3 +252,10 @@ def test_what_is_unused_depends_on_the_plan_and_on_the_last_group_recorded(store
     assert len(unused_responses(plan, second, ())) == 0  # not those before it
     assert len(unused_responses(replace(plan, groups_wanted=2), first, ())) == 0
     assert len(unused_responses(replace(plan, groups_wanted=None), first, ())) == 0
+
+
+@pytest.mark.parametrize("change", CHANGES[-2:], ids="+".join)
+def test_turns_of_an_environment_are_refused_when_responses_are_read(store, change):
+    store_object(store, change)
+    with pytest.raises(CorruptObject, match=f"'{KEY}'.*response 0 has turns of an environment; this version has no"):
+        read_responses(store, 0)

@@ -12,13 +12,13 @@ TTL_S = 30.0
 def test_silence_is_counted_from_the_last_change_that_this_observer_saw():
     store, clock = MemoryStore(), ManualClock(1000.0)
     liveness = Liveness(store, a_plan(1, 1).iteration, clock)
-    store.put(layout.alive(0, "a"), records.encode(beat("a", number=1)))
+    records.put(store, layout.alive(0, "a"), beat("a", number=1))
     assert liveness.look(["a"])["a"].silent_s == 0
     clock.advance(29)
     assert not liveness.look(["a"])["a"].lost(TTL_S)
     clock.advance(1)
     assert liveness.look(["a"])["a"].lost(TTL_S)
-    store.put(layout.alive(0, "a"), records.encode(beat("a", number=2)))
+    records.put(store, layout.alive(0, "a"), beat("a", number=2))
     sign = liveness.look(["a"])["a"]
     assert sign.silent_s == 0
     assert sign.record is not None
@@ -28,7 +28,7 @@ def test_silence_is_counted_from_the_last_change_that_this_observer_saw():
 def test_who_said_gone_is_lost_at_once_and_who_never_spoke_after_a_while():
     store, clock = MemoryStore(), ManualClock()
     liveness = Liveness(store, 0, clock, parallel_reads=1)
-    store.put(layout.alive(0, "a"), records.encode(beat("a", number=1, state="gone")))
+    records.put(store, layout.alive(0, "a"), beat("a", number=1, state="gone"))
     signs = liveness.look(["a", "b"])
     assert signs["a"].lost(TTL_S)
     assert signs["b"].record is None
@@ -40,5 +40,5 @@ def test_who_said_gone_is_lost_at_once_and_who_never_spoke_after_a_while():
 def test_the_times_that_a_heartbeat_carries_are_not_looked_at():
     store, clock = MemoryStore(), ManualClock(5.0)
     liveness = Liveness(store, 0, clock)
-    store.put(layout.alive(0, "a"), records.encode(beat("a", number=1, updated_at_s=-1e9)))
+    records.put(store, layout.alive(0, "a"), beat("a", number=1, updated_at_s=-1e9))
     assert not liveness.look(["a"])["a"].lost(TTL_S)

@@ -1,38 +1,113 @@
+import json
+
 import pytest
 
 from storage import layout, model_files
 from storage.memory import MemoryStore
-from storage.store import ConflictingRecord
+from storage.store import ConflictingRecord, CorruptObject, ObjectMissing
+from tests.committed_runs import begin
+
+TOKENIZER = json.dumps({"model": {"vocab": {"a": 5, "b": 6}}}).encode()
 
 
-def test_small_files_travel_and_code_and_pickles_stay(tmp_path):
-    source, target = tmp_path / "a", tmp_path / "b"
-    source.mkdir()
-    target.mkdir()
-    (source / "config.json").write_text("{}")
-    (source / "tokenizer.model").write_bytes(b"\x00\x01")
+@pytest.fixture
+def source(tmp_path):
+    folder = tmp_path / "a"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "tokenizer.json").write_bytes(TOKENIZER)
+    (folder / "tokenizer.model").write_bytes(b"\x00\x01")
+    (folder / "merges.txt").touch()
     for name in ("model.bin", "modeling.py", "model.safetensors", "model.safetensors.index.json"):
-        (source / name).write_text("x")
-    store = MemoryStore()
-    assert model_files.upload(store, source) == ["config.json", "tokenizer.model"]
+        (folder / name).write_text("x")
+    return folder
+
+
+@pytest.fixture
+def target(tmp_path):
+    folder = tmp_path / "b"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def store(source):
+    """A run with these model files."""
+    found = MemoryStore()
+    names = model_files.upload(found, source)
+    begin(found, {name: (source / name).read_bytes() for name in names})
+    return found
+
+
+def test_small_files_travel_and_code_and_pickles_stay(store, source, target):
+    names = ["config.json", "tokenizer.json", "tokenizer.model"]
+    assert list(model_files.upload(store, source)) == names
+    assert model_files.upload(store, source) == model_files.describe(source)
     model_files.download(store, target)
-    assert sorted(file.name for file in target.iterdir()) == ["config.json", "tokenizer.model"]
+    assert sorted(file.name for file in target.iterdir()) == names
     assert (target / "tokenizer.model").read_bytes() == b"\x00\x01"
 
 
-def test_another_file_of_the_same_name_is_refused(tmp_path):
-    store = MemoryStore()
-    (tmp_path / "config.json").write_text("{}")
-    model_files.upload(store, tmp_path)
-    model_files.upload(store, tmp_path)
-    (tmp_path / "config.json").write_text('{"a": 1}')
-    with pytest.raises(ConflictingRecord, match=r"config\.json"):
-        model_files.upload(store, tmp_path)
+def test_another_file_of_the_same_name_is_refused(store, source):
+    (source / "config.json").write_text('{"a": 1}')
+    with pytest.raises(ConflictingRecord, match=r"another 'config\.json'"):
+        model_files.upload(store, source)
 
 
-def test_a_name_that_is_no_model_file_is_never_written(tmp_path):
+def test_a_file_that_the_directory_lacks_is_refused_before_anything_is_written(store, source):
+    (source / "config.json").unlink()
+    (source / "added.json").write_text("{}")
+    with pytest.raises(ConflictingRecord, match=r"'config\.json', which .* does not have"):
+        model_files.upload(store, source)
+    assert layout.model_file("added.json") not in store.list("")
+
+
+def refused(store, target) -> CorruptObject:
+    with pytest.raises(CorruptObject) as caught:
+        model_files.download(store, target)
+    assert list(target.iterdir()) == []
+    return caught.value
+
+
+def test_two_ids_that_are_exchanged_in_a_tokenizer_are_refused(store, target):
+    key = layout.model_file("tokenizer.json")
+    store.put(key, TOKENIZER.replace(b"5", b"7").replace(b"6", b"5").replace(b"7", b"6"))
+    assert len(store.get(key)) == len(TOKENIZER)
+    error = refused(store, target)
+    assert (error.key, error.reason) == (key, "its bytes do not have the digest that run.json states")
+
+
+def test_two_files_that_are_exchanged_are_refused(store, target):
+    one, other = layout.model_file("config.json"), layout.model_file("tokenizer.json")
+    held = store.get(one), store.get(other)
+    store.put(one, held[1])
+    store.put(other, held[0])
+    assert refused(store, target).key == one
+
+
+def test_a_missing_file_and_a_surplus_file_are_named(store, target):
+    store.put(layout.model_file("vocab.txt"), b"x")
+    error = refused(store, target)
+    assert (error.key, "does not list it" in error.reason) == ("model/vocab.txt", True)
+    store.delete(layout.model_file("vocab.txt"))
+    store.delete(layout.model_file("config.json"))
+    error = refused(store, target)
+    assert (error.key, "it is missing" in error.reason) == ("model/config.json", True)
+
+
+@pytest.mark.parametrize("name", ["evil.py", "folder/config.json"])
+def test_a_name_that_is_no_model_file_is_never_written(name, target):
     store = MemoryStore()
-    store.put(layout.MODEL + "evil.py", b"x")
-    with pytest.raises(ValueError, match=r"evil\.py"):
-        model_files.download(store, tmp_path)
-    assert not list(tmp_path.iterdir())
+    begin(store, {name: b"x"})
+    assert refused(store, target).key == f"model/{name}"
+
+
+def test_without_a_run_there_are_no_model_files(target):
+    with pytest.raises(ObjectMissing):
+        model_files.download(MemoryStore(), target)
+
+
+def test_a_file_that_is_too_large_is_named(source, monkeypatch):
+    monkeypatch.setattr(model_files, "FILE_BYTES_MAX", 1)
+    with pytest.raises(ValueError, match=r"config\.json: 2 bytes; allowed beside the weights: 1"):
+        model_files.describe(source)

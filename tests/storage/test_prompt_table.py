@@ -1,12 +1,18 @@
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.prompt_table import PromptRow, decode_prompts, encode_prompts
+from storage.memory import MemoryStore
+from storage.prompt_table import PromptRow, decode_prompts, encode_prompts, read_prompts
 from storage.shard import Finish, Row, encode_shard
 from storage.store import CorruptObject
+from tests.committed_runs import PROMPTS, plan_iteration
 
+ROOT = Path(__file__).parents[2]
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=8),
     lambda leaf: st.lists(leaf, max_size=3),
@@ -34,3 +40,24 @@ def test_damage_and_other_objects_are_refused_by_name():
     shard = encode_shard([Row(0, 1, 0, np.zeros(1, np.uint32), np.zeros(1, np.float32), 0, Finish.STOP)])
     with pytest.raises(CorruptObject, match="this Gleaner reads"):
         decode_prompts("p", shard)
+
+
+def test_another_table_under_the_name_in_a_plan_is_refused():
+    store = MemoryStore()
+    plan, other = (plan_iteration(store, iteration) for iteration in (0, 1))
+    assert read_prompts(store, plan) == PROMPTS
+    exchanged = encode_prompts(PROMPTS[::-1])
+    assert decode_prompts("k", exchanged) == PROMPTS[::-1]
+    store.put(plan.prompts_key, exchanged)
+    with pytest.raises(CorruptObject, match="do not have the digest in its name") as caught:
+        read_prompts(store, plan)
+    assert caught.value.key == plan.prompts_key
+    with pytest.raises(CorruptObject, match="do not have the digest in its name"):
+        read_prompts(store, replace(other, iteration=2))
+
+
+def test_no_reader_of_prompts_goes_around_the_check():
+    sources = [*ROOT.glob("tasks/**/*.py"), *ROOT.glob("storage/**/*.py"), ROOT / "gleaner.py"]
+    assert [path.name for path in sources if "decode_prompts" in path.read_text(encoding="utf-8")] == [
+        "prompt_table.py"
+    ]

@@ -1,7 +1,5 @@
 """The object with an iteration's responses: exact to the last bit, readable by any Arrow reader, never half read."""
 
-from pathlib import Path
-
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -27,6 +25,8 @@ def a_response(number, token_ids, logprobs=None, **changes):
         "rewards": {"exact": 1.0, "style": None},
         "weight_version": 3,
         "spans": 1,
+        "origins": (len(ids),),
+        "events": (),
     }
     return Response(response=number, token_ids=ids, logprobs=probabilities, **(fields | changes))
 
@@ -61,6 +61,8 @@ def test_rows_that_differ_anywhere_are_not_equal():
     others = [
         a_response(1, [1, 2, 3], group=0, prompt_id="p0"),
         a_response(0, [1, 2, 4]),
+        a_response(0, [1, 2, 3], origins=(1, 0, 2)),
+        a_response(0, [1, 2, 3], events=(b"{}",)),
         a_response(0, [1, 2]),
         a_response(0, [1, 2, 3], np.array([-0.5, -0.5, -0.50000006], dtype=np.float32)),
         *(a_response(0, [1, 2, 3], **change) for change in ({"finish": Finish.LENGTH}, {"reward": 0.5}, {"spans": 2})),
@@ -106,7 +108,11 @@ def test_equal_rows_are_equal_bytes():
     ("row", "message"),
     [
         (a_response(4, [1], reward=None), "response 4: it has no reward"),
-        (a_response(4, [1], np.zeros(2, dtype=np.float32)), "response 4: 1 token ids, 2 logprobs"),
+        (a_response(4, [1], np.zeros(2, dtype=np.float32)), "response 4: 1 token ids of the policy, 2 logprobs"),
+        (a_response(4, [1, 2], origins=(1, 1)), "response 4: 1 token ids of the policy, 2 logprobs"),
+        (a_response(4, [1, 2], origins=()), r"response 4: origins \(\) of 2 token ids"),
+        (a_response(4, [1, 2], origins=(2, 1)), r"response 4: origins \(2, 1\) of 2 token ids"),
+        (a_response(4, [1], events=(bytes(65_537),)), "response 4: an event of 65537 bytes; allowed: 65536"),
     ],
 )
 def test_what_cannot_stand_for_a_journal_is_refused(row, message):
@@ -148,7 +154,10 @@ def change_column(name, values):
 @pytest.mark.parametrize(
     ("name", "values", "message"),
     [
-        ("logprob_byte_2", [b"ab"], "token_ids and logprob_byte_2 have different lengths"),
+        ("logprob_byte_2", [b"ab"], "logprob_byte_0 and logprob_byte_2 have different lengths"),
+        ("origins", [[2]], r"response 0: origins \(2,\) of 3 token ids"),
+        ("origins", [[1, 2]], "response 0: 1 token ids of the policy, 3 logprobs"),
+        ("events", [[bytes(65_537)]], "response 0: an event of 65537 bytes; allowed: 65536"),
         ("finish", [0], r"finish code 0 of response 0; allowed: 1 \(stop\), 2 \(length\)"),
     ],
 )
@@ -158,16 +167,13 @@ def test_columns_that_contradict_each_other_are_refused(name, values, message):
         decode_responses("k", change_column(name, values))
 
 
-def test_objects_of_format_version_1_stay_readable():
-    body = (Path(__file__).parents[1] / "data" / "v1" / "responses.arrow").read_bytes()
-    first, second = decode_responses("k", body)
-    assert first.equals(
-        a_response(
-            0,
-            [5, 70_000, 2],
-            np.array([-0.5, -1.25e-3, -7.75], dtype=np.float32),
-            reward=0.75,
-            spans=2,
-        )
-    )
-    assert second.equals(a_response(1, [], group=0, prompt_id="p0", finish=Finish.LENGTH, reward=-1.0, rewards={}))
+def test_a_conversation_with_an_environment_comes_back():
+    logprobs = np.array([-0.5, -0.25, -0.125], dtype=np.float32)
+    rows = [
+        a_response(0, [1, 2, 3, 4, 5, 6], logprobs, origins=(2, 3, 1), events=(b'{"turn":0}', b"")),
+        a_response(1, [7, 8]),
+    ]
+    again = decode_responses("k", encode_responses(rows))
+    assert all(a.equals(b) for a, b in zip(rows, again, strict=True))
+    assert again[0].logprobs.tolist() == logprobs.tolist()
+    assert (again[1].origins, again[1].events) == ((2,), ())

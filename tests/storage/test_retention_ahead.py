@@ -26,7 +26,7 @@ def test_what_an_iteration_that_runs_ahead_samples_from_stays():
     store = a_run(3)
     plan_iteration(store, 3)
     ahead = a_plan(groups=2, generations=2, iteration=4, weight_version=3)
-    store.create(layout.plan(4), records.encode(ahead))
+    records.commit(store, layout.plan(4), ahead)
     for version in (4, 5):
         publish_version(store, version)
     sweep(store, RetentionConfig())

@@ -3,7 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from storage import layout, records, reward_models
+from storage import canonical, layout, records, reward_models
+from storage.envelope import wrap
 from storage.memory import MemoryStore
 from storage.reward_models import RewardModelRecord, StoredFile
 from storage.store import ConflictingRecord, CorruptObject, ObjectMissing
@@ -112,7 +113,7 @@ def test_a_piece_of_another_length_than_its_file_wants_is_damage(folder: Path, t
     assert held is not None
     for wrong in (511, 513, 5000):
         files = {"model.safetensors": replace(held.files["model.safetensors"], bytes=wrong)}
-        store.put(layout.reward_model("judge"), records.encode(RewardModelRecord(files=files)))
+        records.put(store, layout.reward_model("judge"), RewardModelRecord(files=files))
         with pytest.raises(CorruptObject, match=f"it has 512 bytes, and its file 'model.safetensors' wants {wrong}"):
             downloaded(store, "judge", tmp_path / str(wrong))
 
@@ -155,9 +156,9 @@ def test_what_is_missing_or_damaged_is_named(folder: Path, tmp_path: Path):
 
 @pytest.mark.parametrize("name", ["../config.json", "a/config.json", "evil.py", "model.bin"])
 def test_a_record_can_name_no_file_that_would_not_travel(name: str, tmp_path: Path):
-    body = records.encode(RewardModelRecord(files={"config.json": StoredFile(bytes=0, chunks=())}))
-    store = MemoryStore()
-    store.put(layout.reward_model("judge"), body.replace(b"config.json", name.encode()))
+    body = canonical.encode(RewardModelRecord(files={"config.json": StoredFile(bytes=0, chunks=())}))
+    store, key = MemoryStore(), layout.reward_model("judge")
+    store.put(key, wrap(key, "reward model", body.replace(b"config.json", name.encode())))
     with pytest.raises(CorruptObject, match="file names that end with"):
         reward_models.download(store, "judge", tmp_path)
     assert list(tmp_path.iterdir()) == []

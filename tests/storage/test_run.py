@@ -4,18 +4,20 @@ import pytest
 
 from storage import layout, records, run
 from storage.clock import ManualClock
+from storage.connect import connect
 from storage.memory import MemoryStore
 from storage.records import ReportRecord
-from storage.store import ConflictingRecord, ObjectMissing
+from storage.store import ConflictingRecord, CorruptObject, ObjectMissing
 from tests.journals import a_plan
 
 
-def open_(store, config, digest="d"):
+def open_(store, config, digest="d", model_files=None):
     return run.open_run(
         store,
         config=config,
         digest=digest,
         vocab_size=5,
+        model_files=model_files or {},
         clock=ManualClock(),
         explain=lambda stored: [f"seed: {config['seed']} here, {stored['seed']} there"],
     )
@@ -34,7 +36,7 @@ def commit_report(store, iteration):
         train_ended_at_s=0,
         created_at_s=0,
     )
-    assert store.create(layout.report(iteration), records.encode(report))
+    assert records.commit(store, layout.report(iteration), report)
 
 
 def test_a_run_opens_once_and_continues_with_the_same_configuration():
@@ -50,6 +52,30 @@ def test_another_configuration_is_refused_with_the_difference_and_nothing_change
     with pytest.raises(ConflictingRecord, match="seed: 2 here, 1 there"):
         open_(store, {"seed": 2}, digest="other")
     assert {key: store.get(key) for key in store.list("")} == before
+
+
+def test_another_model_is_refused_by_the_names_of_its_files():
+    store = MemoryStore()
+    open_(store, {"seed": 1}, model_files={"config.json": "aa", "tokenizer.json": "bb"})
+    with pytest.raises(ConflictingRecord) as caught:
+        open_(store, {"seed": 1}, model_files={"config.json": "aa", "tokenizer.json": "cc", "vocab.txt": "dd"})
+    assert str(caught.value).splitlines()[1:] == [
+        "  model/tokenizer.json: it differs, or only one of both has it",
+        "  model/vocab.txt: it differs, or only one of both has it",
+    ]
+
+
+def test_every_command_begins_with_a_run_of_this_format(tmp_path):
+    url = str(tmp_path / "run")
+    with pytest.raises(LookupError, match=f"{url} holds no run$"):
+        run.connect_to_run(url)
+    assert not (tmp_path / "run").exists()
+    store = connect(url)
+    open_(store, {"seed": 1})
+    assert run.connect_to_run(url).url == url
+    store.put(layout.RUN, store.get(layout.RUN).replace(b'"format":1', b'"format":2'))
+    with pytest.raises(CorruptObject, match="format 2; this version of Gleaner reads format 1"):
+        run.connect_to_run(url)
 
 
 @pytest.mark.parametrize("committed", [0, 1, 2, 3, 4, 7, 8, 33])
@@ -142,7 +168,7 @@ def test_an_evaluation_that_goes_on_keeps_the_lease_too(sign):
 
 def write_plan(store, iteration, **changes):
     plan = a_plan(groups=3, generations=2, iteration=iteration, **changes)
-    store.put(layout.plan(iteration), records.encode(plan))
+    records.put(store, layout.plan(iteration), plan)
     return plan
 
 

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -5,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.framing import append_trailer
-from storage.shard import Finish, Row, decode_shard, encode_shard
+from storage.shard import EVENT_BYTES_MAX, Finish, Origin, Row, decode_shard, encode_shard
 from storage.store import CorruptObject
 
 UINT32 = st.integers(0, 2**32 - 1)
@@ -16,14 +18,18 @@ LOGPROB = st.floats(-100, 0, width=32)
 def rows(draw):
     count = draw(st.integers(0, 20))
     ids = np.array(draw(st.lists(UINT32, min_size=count, max_size=count)), dtype=np.uint32)
-    logprobs = np.array(draw(st.lists(LOGPROB, min_size=count, max_size=count)), dtype=np.float32)
-    return Row(draw(UINT32), draw(UINT32), draw(UINT32), ids, logprobs, draw(UINT32), draw(st.sampled_from(Finish)))
+    origin = draw(st.sampled_from(Origin))
+    stated = count if origin is Origin.POLICY else 0
+    logprobs = np.array(draw(st.lists(LOGPROB, min_size=stated, max_size=stated)), dtype=np.float32)
+    event = None if origin is Origin.POLICY else draw(st.none() | st.binary(max_size=20))
+    finish = draw(st.sampled_from(Finish))
+    return Row(draw(UINT32), draw(UINT32), draw(UINT32), ids, logprobs, draw(UINT32), finish, origin, event)
 
 
 def same(a: Row, b: Row) -> bool:
     return (
-        (a.response, a.epoch, a.start, a.weight_version, a.finish)
-        == (b.response, b.epoch, b.start, b.weight_version, b.finish)
+        (a.response, a.epoch, a.start, a.weight_version, a.finish, a.origin, a.event)
+        == (b.response, b.epoch, b.start, b.weight_version, b.finish, b.origin, b.event)
         and np.array_equal(a.token_ids, b.token_ids)
         and np.array_equal(a.logprobs, b.logprobs)
     )
@@ -80,3 +86,42 @@ def test_foreign_arrow_columns_are_refused():
 def test_columns_of_different_lengths_are_refused_before_writing():
     with pytest.raises(ValueError, match="response 3"):
         encode_shard([Row(3, 1, 0, np.zeros(2, np.uint32), np.zeros(1, np.float32), 0, Finish.RUNNING)])
+
+
+OBSERVATION = {"logprobs": np.zeros(0, np.float32), "origin": Origin.OBSERVATION}
+REFUSED = [
+    ({"logprobs": np.zeros(0, np.float32)}, r"200 token ids, 0 logprobs \(policy\)"),
+    ({"origin": Origin.OBSERVATION}, r"200 token ids, 200 logprobs \(observation\)"),
+    ({"event": b"{}"}, "an event in a row of the policy; allowed: in rows of observations"),
+    (OBSERVATION | {"event": bytes(EVENT_BYTES_MAX + 1)}, "an event of 65537 bytes; allowed: 65536"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), REFUSED)
+def test_rows_whose_origin_and_columns_disagree_are_refused_by_writer_and_reader(changes, message, monkeypatch):
+    wrong = replace(ROW, **changes)
+    with pytest.raises(ValueError, match=f"response 3: .*{message}|response 3: {message}"):
+        encode_shard([ROW, wrong])
+    with monkeypatch.context() as patched:
+        patched.setattr(Row, "lack", lambda _: None)
+        body = encode_shard([ROW, wrong])
+    with pytest.raises(CorruptObject, match=message) as caught:
+        decode_shard("journal/x", body)
+    assert caught.value.key == "journal/x"
+
+
+@pytest.mark.parametrize(("column", "value"), [("finish", 6), ("origin", 2)])
+def test_unknown_codes_are_refused_by_name(column, value):
+    table = pa.ipc.open_stream(encode_shard([ROW])).read_all()
+    index = table.schema.get_field_index(column)
+    changed = table.set_column(index, table.schema.field(column), pa.array([value], type=pa.uint8()))
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, changed.schema) as writer:
+        writer.write_table(changed)
+    with pytest.raises(CorruptObject, match=f"{column} .*{value} of response 3 is not one of"):
+        decode_shard("k", append_trailer(sink.getvalue().to_pybytes()))
+
+
+def test_what_ends_a_response():
+    assert [mark for mark in Finish if mark.ends_response] == [Finish.STOP, Finish.LENGTH, Finish.FAILED]
+    assert [mark.value for mark in Finish] == [0, 1, 2, 3, 4, 5]

@@ -161,7 +161,7 @@ def test_a_tracker_that_fails_does_not_fail_the_iteration(trained, model, caplog
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     store, reference = trained
     told = config(URL, model, tracking={"backends": ["mlflow"]})
-    store.put(layout.settings(0), records.encode(SettingsRecord(config=dump(told))))
+    records.put(store, layout.settings(0), SettingsRecord(config=dump(told)))
     assert conclude(trained=after(reference), last=True).weight_version == 1
     assert next_iteration(store) == 1
     assert "mlflow may lack iteration 0: LookupError" in caplog.text
@@ -173,7 +173,7 @@ def test_trackers_get_the_reports_metrics(trained, model, tmp_path):
 
     store, reference = trained
     told = config(URL, model, tracking={"backends": ["tensorboard"], "directory": str(tmp_path)})
-    store.put(layout.settings(0), records.encode(SettingsRecord(config=dump(told))))
+    records.put(store, layout.settings(0), SettingsRecord(config=dump(told)))
     conclude(trained=after(reference), last=True)
     [folder] = (tmp_path / "tensorboard").iterdir()
     assert folder.name == f"conclude-task-{read_run(store).nonce[:8]}"

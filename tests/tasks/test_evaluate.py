@@ -308,7 +308,7 @@ def test_a_version_that_goes_while_it_is_evaluated_is_told_clearly(store, settin
 def test_an_evaluations_plan_is_no_plan_elsewhere(store, settings):
     reference, _ = planned(settings)
     plan = read_plan(connect(reference.run_url), 0)
-    store.put(layout.plan(1), records.encode(replace(plan, iteration=1)))
+    records.put(store, layout.plan(1), replace(plan, iteration=1))
     with pytest.raises(ValueError, match=r"^evaluation: url 'memory://evaluate'; allowed: <run>/evaluations/"):
         generate_slot(URL, 1, 0, lambda: False, SystemClock())
     assert records.read(store, PlanRecord, layout.plan(1)).weights_url == "../.."
@@ -316,7 +316,7 @@ def test_an_evaluations_plan_is_no_plan_elsewhere(store, settings):
 
 def test_the_record_of_an_evaluation_reads_back(store, settings):
     record, _ = measure(sampled(settings), SystemClock())
-    assert records.decode(EvaluationRecord, "k", records.encode(record)) == record
+    assert records.decode(EvaluationRecord, "k", records.encode("k", record)) == record
 
 
 @pytest.mark.slow

@@ -77,7 +77,7 @@ class Heartbeat:
             bytes_read=requests.bytes_read,
             **asdict(vitals),
         )
-        self._store.put(self._key, records.encode(record))
+        records.put(self._store, self._key, record)
 
     def _tokens_per_s(self, vitals: Vitals) -> float | None:
         """The decode rate over the last `claim_ttl_s`; None until it has decoded for half of that without a pause.

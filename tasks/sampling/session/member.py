@@ -179,7 +179,7 @@ def run_session(
     session = Session(
         store,
         plan,
-        prompts=prompt_table.decode_prompts(plan.prompts_key, store.get(plan.prompts_key)),
+        prompts=prompt_table.read_prompts(store, plan),
         engine=engine,
         load=load,
         config=settings,

@@ -10,12 +10,12 @@ import safetensors.numpy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage import layout, records
+from storage import canonical, layout, records
+from storage.envelope import wrap
 from storage.local import LocalStore
 from storage.memory import MemoryStore
 from storage.store import ConflictingRecord, CorruptObject, ObjectMissing, StoreUnavailable
 from storage.weights import tensor_sets
-from storage.weights.manifest import sealed
 from storage.weights.tensor_sets import (
     ITEM_BYTES,
     RANGE_BYTES,
@@ -202,7 +202,7 @@ def test_of_two_publishers_at_once_the_first_manifest_counts():
     class Overtaken(MemoryStore):
         def create(self, key: str, body: bytes) -> bool:
             if key == MANIFEST:
-                self.put(key, records.encode(publish(MemoryStore(), PREFIX, some_tensors(), {"by": "another"})))
+                records.put(self, key, publish(MemoryStore(), PREFIX, some_tensors(), {"by": "another"}))
             return super().create(key, body)
 
     assert publish(Overtaken(), PREFIX, some_tensors(), {"by": "us"}).metadata == {"by": "another"}
@@ -302,25 +302,26 @@ def test_an_object_under_the_name_of_another_is_noticed_by_the_publisher():
 
 def damaged(manifest: Manifest) -> dict[str, bytes]:
     """Manifests that must not be used, by what is wrong with them."""
-    text = json.loads(records.encode(manifest))
+    text = json.loads(canonical.encode(manifest))
     name = next(iter(text["tensors"]))
 
     def changed(**fields: object) -> bytes:
-        return json.dumps(text | fields).encode()
+        return wrap(MANIFEST, "manifest", json.dumps(text | fields).encode())
 
     def tensor(**fields: object) -> bytes:
         return changed(tensors=text["tensors"] | {name: text["tensors"][name] | fields})
 
     return {
-        "format": changed(format=2),
+        "format 2": records.encode(MANIFEST, manifest).replace(b'"format":1', b'"format":2'),
         "extra": changed(extra=1),
-        "digest": changed(metadata={"other": 1}),
+        "digest": records.encode(MANIFEST, manifest).replace(b'"base":null', b'"base":1000'),
         "no object": changed(objects={}),
         "32 hexadecimal": changed(tensors={}, objects={"../x": next(iter(text["objects"].values()))}),
         "dtype": tensor(dtype="F31"),
         "shape": tensor(shape=[-1]),
         "encoding": tensor(encoding="delta"),
-        "JSON": records.encode(manifest)[:-10],
+        "truncated": records.encode(MANIFEST, manifest)[:-10],
+        "elsewhere": records.encode("elsewhere/manifest.json", manifest),
     }
 
 
@@ -339,8 +340,7 @@ def test_a_manifest_that_misplaces_a_tensor_is_refused():
     manifest = publish(store, PREFIX, some_tensors(), {}, object_bytes_max=1)
     first, second = list(manifest.tensors)[:2]
     swapped = replace(manifest.tensors[first], object=manifest.tensors[second].object)
-    forged = replace(manifest, tensors=manifest.tensors | {first: swapped}, digest="")
-    store.put(MANIFEST, records.encode(sealed(forged)))
+    records.put(store, MANIFEST, replace(manifest, tensors=manifest.tensors | {first: swapped}))
     with pytest.raises(CorruptObject, match="header"):
         pull(store, PREFIX)
 

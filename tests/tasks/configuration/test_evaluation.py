@@ -86,7 +86,7 @@ def test_when_and_where_it_is_done_is_not_in_the_digest():
     pools = parse({**RUN, "evaluation": {"data": {"seed": 7}}, "pools": {"rollout": {"count": 9}}})
     assert named(pools) == named(config())
     assert named(config(rewards=[{"function": "arithmetic"}])) == named(config())  # said twice: the run's
-    assert len(named(config())) == 16
+    assert len(named(config())) == 32
 
 
 @pytest.mark.parametrize(("interval", "due"), [(0, set()), (1, {0, 1, 2, 3, 4}), (2, {0, 2, 4})])

@@ -54,7 +54,7 @@ def test_fleets_are_compared_with_figures_that_add_up(record: ForecastRecord):
 @pytest.mark.slow
 def test_the_same_configuration_gives_the_same_forecast(record: ForecastRecord):
     assert made() == record
-    assert records.decode(ForecastRecord, "key", records.encode(record)) == record
+    assert records.decode(ForecastRecord, "key", records.encode("key", record)) == record
 
 
 def test_a_fleet_larger_than_the_trace_is_left_out_and_no_other(tmp_path: Path):

@@ -7,6 +7,7 @@ from storage.memory import MemoryStore
 from storage.planning_records import PoolObservation
 from storage.records import TRAIN_POOL, ReportRecord, SlotLife
 from tasks.forecasting.probe import REPORTS_READ, NoProbe, Probe, probe, probe_run
+from tests.committed_runs import begin
 
 
 def report(iteration: int, *pools: PoolObservation, **metrics: float) -> ReportRecord:
@@ -46,8 +47,9 @@ def observation(step_s: tuple[tuple[int, float], ...] = ((1, 0.01), (8, 0.02)), 
 
 def stored(*reports: ReportRecord) -> MemoryStore:
     store = MemoryStore("probed")
+    begin(store)
     for each in reports:
-        store.create(layout.report(each.iteration), records.encode(each))
+        records.commit(store, layout.report(each.iteration), each)
     return store
 
 
@@ -101,7 +103,7 @@ def test_only_the_last_reports_count():
     assert found.pools["rollout"].step_s == ((1, 1.0 + 3 + (REPORTS_READ - 1) / 2),)
 
 
-def test_reports_from_before_there_were_observations_have_no_pools():
+def test_without_observations_there_are_no_pools():
     found = probed(report(0))
     assert found.pools == {}
     assert found.train_s_per_token is None

@@ -54,8 +54,8 @@ def commit(store: MemoryStore, iteration: int, *, began_s: float, duration_s: fl
         train_ended_at_s=began_s,
         created_at_s=began_s + duration_s,
     )
-    store.create(layout.plan(iteration), records.encode(plan))
-    store.create(layout.report(iteration), records.encode(report))
+    records.commit(store, layout.plan(iteration), plan)
+    records.commit(store, layout.report(iteration), report)
 
 
 def figures(store: MemoryStore) -> dict[str, tuple[float, float, bool]]:

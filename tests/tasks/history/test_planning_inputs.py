@@ -57,11 +57,12 @@ def a_life(slot, started_at_s, working_at_s, ended_at_s, pool="rollout"):
 
 
 def a_report(iteration, pools=(OBSERVED,), wait_s=20.0, **metrics):
+    usd = {"cost/usd_iter": 2.0, "cost/usd_run": 2.0 * (iteration + 1)}
     return ReportRecord(
         iteration=iteration,
         weight_version=iteration + 1,
         next_prompt=0,
-        metrics={"timing_s/train": 100.0, "timing_s/wait": wait_s, "cost/usd_iter": 2.0, **metrics},
+        metrics={"timing_s/train": 100.0, "timing_s/wait": wait_s, **usd, **metrics},
         rewards=(),
         lengths=(),
         lives=(a_life(0, 0, 10, 110), a_life(1, 5, 12, 90), a_life(2, 0, 5, 30, TRAIN_POOL)),
@@ -85,11 +86,11 @@ def a_run(reports, planned=()):
     """A store with these reports, and plans of them and of `planned`, which are not concluded."""
     store = MeteredStore(MemoryStore())
     for report in reports:
-        store.put(layout.report(report.iteration), records.encode(report))
+        records.put(store, layout.report(report.iteration), report)
     for iteration in (*(report.iteration for report in reports), *planned):
         seeding = SeedingRecord(seeding_s=float(iteration), members=2)
         plan = replace(a_plan(4, 3, iteration=iteration, seeding=seeding), slots=SLOTS)
-        store.put(layout.plan(iteration), records.encode(plan))
+        records.put(store, layout.plan(iteration), plan)
     return store
 
 
@@ -155,8 +156,8 @@ def test_what_is_no_machines_costs_as_much_as_in_the_last_iteration():
 
 
 def test_without_the_trainers_word_nothing_is_known_of_waiting():
-    report = a_report(0)
-    request = planning_request(a_run([replace(report, metrics={"timing_s/train": 5.0})]), a_config(), 1, LENGTHS)
+    report = replace(a_report(0), metrics={"timing_s/train": 5.0, "cost/usd_run": 0.0})
+    request = planning_request(a_run([report]), a_config(), 1, LENGTHS)
     assert (request.waits, request.train_s) == (None, None)
 
 
@@ -172,7 +173,7 @@ def test_where_iterations_overlap_the_last_concluded_one_counts():
     ]
     decisions.append(replace(decisions[0], predicted={}))
     plan = replace(a_plan(4, 3, iteration=4, decisions=tuple(decisions)), slots=SLOTS)
-    store.put(layout.plan(4), records.encode(plan))
+    records.put(store, layout.plan(4), plan)
     assert planning_request(store, a_config(), 5, LENGTHS).spent_usd == 57.0
     assert planning_request(a_run([], planned=[0]), a_config(), 1, LENGTHS).spent_usd == 0.0
 

@@ -260,7 +260,7 @@ def step_in_memory(store, iteration, learner):
         IterationTrainer(
             store,
             plan,
-            prompts=prompt_table.decode_prompts(plan.prompts_key, store.get(plan.prompts_key)),
+            prompts=prompt_table.read_prompts(store, plan),
             learner=learner,
             grader=grader,
             decode=lambda _: pytest.fail("every batch is recorded"),

@@ -59,7 +59,7 @@ def seeded_plan(settings, pools, seeding_s):
         SlotPlan(slot=slot, pool=pool, groups=tuple(range(slot, 4, len(pools)))) for slot, pool in enumerate(pools)
     )
     seeding = SeedingRecord(seeding_s=seeding_s, members=pools.count("rollout"))
-    store.put(layout.plan(0), records.encode(replace(plan, slots=slots, seeding=seeding)))
+    records.put(store, layout.plan(0), replace(plan, slots=slots, seeding=seeding))
     return store, read_plan(store, 0)
 
 

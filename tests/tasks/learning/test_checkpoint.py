@@ -102,12 +102,12 @@ def test_a_damaged_or_missing_checkpoint_is_never_used(build):
         ("parameter.x", "F32", {}, "metadata: no 'trainer_state'"),
         ("momentum.x", "F32", None, "tensor 'momentum.x' of F32"),
         ("parameter.x", "BF16", None, "tensor 'parameter.x' of BF16"),
-        ("parameter.x", "F32", {"trainer_state": {"format": 2}}, "corrupt: format"),
+        ("parameter.x", "F32", {"trainer_state": {"optimizer_steps": 2}}, "corrupt: weight_version"),
     ],
 )
 def test_other_tensors_are_not_taken_for_a_checkpoint(name, dtype, metadata, message):
     store = MemoryStore()
-    state = {"format": 1, "weight_version": 0, "optimizer_steps": 0, "rng_state": ""}
+    state = {"weight_version": 0, "optimizer_steps": 0, "rng_state": ""}
     metadata = {"trainer_state": state} if metadata is None else metadata
     block = tensor_sets.TensorBlock(dtype, (1,), bytes(4 if dtype == "F32" else 2))
     tensor_sets.publish(store, PREFIX, {name: block}, metadata, 1 << 20)

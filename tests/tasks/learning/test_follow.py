@@ -205,7 +205,7 @@ def test_a_seal_beyond_what_was_read_is_read_up_to(store, crew):
     def end_and_be_succeeded():
         crew[0].write(0, [2])
         claim = ClaimRecord(unit=0, epoch=2, incarnation="00000-b", slot=0, responses=None, sealed={"00000-a": 1})
-        store.create(layout.claim(0, 0, 2), records.encode(claim))
+        records.commit(store, layout.claim(0, 0, 2), claim)
 
     crew[0].write(0, [1], Finish.RUNNING)
     following = follower(store, Meanwhile(end_and_be_succeeded))

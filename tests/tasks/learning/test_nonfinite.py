@@ -10,7 +10,7 @@ from gleaner import main
 from storage import layout, records
 from storage.connect import connect
 from storage.memory import MemoryStore
-from storage.records import NonFiniteRecord
+from storage.records import NonFiniteRecord, SettingsRecord
 from storage.retention import sweep
 from storage.retention_config import RetentionConfig
 from storage.run import read_plan
@@ -80,7 +80,7 @@ def test_what_stopped_a_step_is_kept_and_its_responses_can_be_had(run, tmp_path)
         "iteration 0: training stopped: non-finite loss, 1 responses of micro-batches 1, weight version 0; " + command
     )
     assert gleaner("status", run).stdout.splitlines() == [
-        f"{run} holds no committed iteration; if there should be one, check the URL",
+        f"{run} holds no committed iteration yet",
         line,
     ]
 
@@ -104,9 +104,10 @@ def test_once_the_iteration_is_committed_the_record_stays_and_status_is_silent(r
     store = connect(run)
     with pytest.raises(NonFiniteGradient):
         train_iteration(run, 0)
-    settings = store.get(layout.settings(0))
+    settings = records.read(store, SettingsRecord, layout.settings(0))
     # What decides what is learned may not change in a real run; here it mends the loss.
-    store.put(layout.settings(0), settings.replace(b'"old_logprobs":"sampler"', b'"old_logprobs":"trainer"'))
+    settings.config["algorithm"]["old_logprobs"] = "trainer"
+    records.put(store, layout.settings(0), settings)
     train_iteration(run, 0)
     commit_iteration(run, 0)
     assert sweep(store, RetentionConfig()).compacted == (0,)
@@ -139,5 +140,4 @@ def test_a_later_attempt_overwrites_the_record_of_an_earlier_one():
     for quantity in ("loss", "gradient"):
         with pytest.raises(NonFiniteGradient), keep_nonfinite(store, a_plan(2, 2)):
             raise NonFiniteGradient(quantity, (0,))
-    body = store.get(layout.nonfinite(0))
-    assert records.decode(NonFiniteRecord, "k", body).quantity == "gradient"
+    assert records.read(store, NonFiniteRecord, layout.nonfinite(0)).quantity == "gradient"

@@ -261,7 +261,7 @@ def test_the_trainer_refuses_before_anything_is_trained_or_written(model):
     train_iteration(URL, 0)
     commit_iteration(URL, 0)
     plan_iteration(settings)
-    store.put(layout.plan(1), records.encode(replace(read_plan(store, 1), weight_version=0)))
+    records.put(store, layout.plan(1), replace(read_plan(store, 1), weight_version=0))
     roll_out(URL, 1)
     before = {key: body for key, body in everything(store).items() if key != layout.LEASE_BEAT}
     with pytest.raises(TooStaleError, match="trains weight version 1 on tokens of weight version 0; allowed with"):
@@ -293,7 +293,7 @@ def test_the_configuration_decides_whether_tokens_are_weighted(model, rollout, a
     plan_iteration(config(URL, model))
     roll_out(URL, 0)
     told = config(URL, model, rollout=rollout, algorithm=algorithm)
-    store.put(layout.settings(0), records.encode(SettingsRecord(config=dump(told))))
+    records.put(store, layout.settings(0), SettingsRecord(config=dump(told)))
     metrics = train_iteration(URL, 0).metrics
     assert ("importance/ess" in metrics) is weighted
     ratios = [metrics[f"importance/ratio_{name}"] for name in ("min", "p01", "p50", "p99", "max")]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
-from storage import records
+from storage import canonical
 from storage.planning_records import SeedingRecord
 from tasks.planning.explain import ALTERNATIVES_MAX
 from tasks.planning.iteration_plan import plan_iteration
@@ -134,7 +134,7 @@ def test_every_decision_can_be_stored_and_read_by_people(request):
         assert decision.reason
         figures = [decision.inputs, decision.predicted, *decision.alternatives.values()]
         assert all(math.isfinite(value) for figure in figures for value in figure.values() if "score" not in figure)
-        stored = records.encode(decision)
-        assert records.decode(type(decision), "x", stored) == decision
+        stored = canonical.encode(decision)
+        assert canonical.decode(type(decision), "x", stored) == decision
         assert len(stored) < 10_000
         json.loads(stored)

@@ -48,7 +48,7 @@ def commit_report(store, iteration, next_prompt):
         iteration=iteration,
         weight_version=iteration + 1,
         next_prompt=next_prompt,
-        metrics={},
+        metrics={"cost/usd_run": 0.0},
         rewards=(),
         lengths=(),
         lives=(),
@@ -56,7 +56,7 @@ def commit_report(store, iteration, next_prompt):
         train_ended_at_s=0,
         created_at_s=0,
     )
-    store.create(layout.report(iteration), records.encode(report))
+    records.commit(store, layout.report(iteration), report)
 
 
 def prompts_of(store, iteration):
@@ -207,7 +207,7 @@ def test_of_two_planners_at_once_one_plan_counts_for_both(settings, model):
         def create(self, key, body):
             if key == layout.plan(0):
                 other = records.decode(PlanRecord, key, body)
-                self.put(key, records.encode(replace(other, slots=other.slots[:1], nonce="other")))
+                records.put(self, key, replace(other, slots=other.slots[:1], nonce="other"))
             return super().create(key, body)
 
     store = memory_store("plan", OtherIsFirst("plan"))

@@ -74,7 +74,7 @@ def commit(store, iteration, **measured):
         iteration=iteration,
         weight_version=iteration + 1,
         next_prompt=last.first_prompt + last.num_groups,
-        metrics=measured,
+        metrics={"cost/usd_run": 0.0} | measured,
         rewards=(),
         lengths=(),
         lives=(),
@@ -83,7 +83,7 @@ def commit(store, iteration, **measured):
         created_at_s=0,
         pools=(OBSERVED,),
     )
-    store.put(layout.report(iteration), records.encode(report))
+    records.put(store, layout.report(iteration), report)
 
 
 @pytest.mark.slow

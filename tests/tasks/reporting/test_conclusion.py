@@ -9,6 +9,7 @@ from storage import layout, records
 from storage.assembly import JournalReader
 from storage.clock import ManualClock
 from storage.compaction import read_batches
+from storage.digests import digest_of
 from storage.memory import MemoryStore
 from storage.prompt_table import PromptRow, encode_prompts
 from storage.records import AliveRecord, BatchRecord, GradedResponse, ReportRecord, TrainingRecord
@@ -18,10 +19,12 @@ from storage.weights.tensor_sets import PUBLISHED_AT_S, TensorBlock, publish
 from tasks.reporting.conclusion import IntegrityError, conclude_iteration, response_metrics
 from tests.journals import Incarnation, a_plan
 
-PLAN = a_plan(groups=2, generations=2, slots=2, first_prompt=6, created_at_s=1000.0)
 PRICES = {"rollout": 3.6, "train": 36.0}
 REWARDS = {0: 1.0, 1: 0.0, 2: 0.5, 3: 0.5}
 PROMPTS = [PromptRow("p0", (1,) * 10, "", {}), PromptRow("p1", (1,) * 20, "", {})]
+PROMPT_TABLE = encode_prompts(PROMPTS)
+PROMPTS_KEY = layout.prompts(0, digest_of(PROMPT_TABLE))
+PLAN = a_plan(groups=2, generations=2, slots=2, first_prompt=6, created_at_s=1000.0, prompts_key=PROMPTS_KEY)
 TOLD = {
     "00000-a": {"prefill_tokens": 10},
     "00000-b": {"prefill_tokens": 13, "working_at_s": 1029.0, "decode_s": 30.0, "step_s": ((1, 0.5), (2, 0.75))},
@@ -44,8 +47,8 @@ def an_iteration():
     Responses 1, 2 and 3 have 4, 6 and 1 tokens; 3 was cut at the limit.
     """
     store = MemoryStore()
-    store.create(PLAN.prompts_key, encode_prompts(PROMPTS))
-    store.create(layout.plan(0), records.encode(PLAN))
+    store.create(PLAN.prompts_key, PROMPT_TABLE)
+    records.commit(store, layout.plan(0), PLAN)
     victim = Incarnation(store, PLAN, 0, "00000-a")
     victim.write(0, [11, 12, 13], Finish.RUNNING)
     successor = Incarnation(store, PLAN, 0, "00000-b")
@@ -62,7 +65,7 @@ def an_iteration():
     for name, fields in TOLD.items():
         key = layout.alive(0, name)
         told = records.read(store, AliveRecord, key)
-        store.put(key, records.encode(replace(told, **fields)))
+        records.put(store, key, replace(told, **fields))
     commit_batches(store, [[2, 3], [0, 1]])
     training = TrainingRecord(
         iteration=0,
@@ -72,7 +75,7 @@ def an_iteration():
         started_at_s=1015,
         ended_at_s=1070,
     )
-    store.create(layout.training(0), records.encode(training))
+    records.commit(store, layout.training(0), training)
     block = TensorBlock("F32", (1,), bytes(4))
     publish(store, layout.weights(1), {"w": block}, {PUBLISHED_AT_S: 1075.0})
     return store
@@ -95,7 +98,7 @@ def graded(store, response):
 def commit_batches(store, division):
     for number, responses in enumerate(division):
         batch = BatchRecord(iteration=0, number=number, responses=tuple(graded(store, r) for r in responses))
-        store.put(layout.batch(0, number), records.encode(batch))
+        records.put(store, layout.batch(0, number), batch)
 
 
 def change(store, response, **fields):
@@ -103,7 +106,7 @@ def change(store, response, **fields):
     for key in store.list(layout.batches(0)):
         batch = records.read(store, BatchRecord, key)
         changed = tuple(replace(r, **fields) if r.response == response else r for r in batch.responses)
-        store.put(key, records.encode(replace(batch, responses=changed)))
+        records.put(store, key, replace(batch, responses=changed))
 
 
 def conclude(store):
@@ -173,7 +176,7 @@ def test_the_report_is_that_of_the_hand_made_case():
 def test_what_was_written_after_the_last_heartbeat_counts_as_decoded():
     store = an_iteration()
     key = layout.alive(0, "00000-a")
-    store.put(key, store.get(key).replace(b'"tokens_generated":7', b'"tokens_generated":1'))
+    records.put(store, key, replace(records.read(store, AliveRecord, key), tokens_generated=1))
     # 5 tokens are in its shards, of which 3 count.
     assert conclude(store).lives[0].tokens_regenerated == 2
 
@@ -196,7 +199,7 @@ def test_of_two_that_conclude_at_once_both_give_the_report_that_is_stored():
         def create(self, key, body):
             if key == layout.report(0):
                 other = records.decode(ReportRecord, key, body)
-                self.put(key, records.encode(replace(other, created_at_s=1.0, nonce="other")))
+                records.put(self, key, replace(other, created_at_s=1.0, nonce="other"))
             return super().create(key, body)
 
     store = OtherIsFirst()
@@ -256,7 +259,7 @@ def test_a_response_that_was_trained_on_twice_is_named():
 def test_a_response_that_nobody_planned_is_refused():
     store = an_iteration()
     foreign = BatchRecord(iteration=0, number=2, responses=(replace(graded(store, 3), response=4),))
-    store.create(layout.batch(0, 2), records.encode(foreign))
+    records.commit(store, layout.batch(0, 2), foreign)
     with pytest.raises(IntegrityError, match="4 responses planned"):
         conclude(store)
     assert layout.report(0) not in store.list("")
@@ -265,7 +268,7 @@ def test_a_response_that_nobody_planned_is_refused():
 def test_a_response_that_nobody_planned_is_named():
     store = an_iteration()
     foreign = BatchRecord(iteration=0, number=2, responses=(replace(graded(store, 3), response=777),))
-    store.create(layout.batch(0, 2), records.encode(foreign))
+    records.commit(store, layout.batch(0, 2), foreign)
     with pytest.raises(IntegrityError, match="777"):
         conclude(store)
 
@@ -289,7 +292,7 @@ def test_a_response_that_is_not_what_the_journal_holds_is_named(fields, message)
 def test_a_token_of_another_weight_version_is_found_out():
     store = an_iteration()
     plan = replace(PLAN, weight_version=3)
-    store.put(layout.plan(0), records.encode(plan))
+    records.put(store, layout.plan(0), plan)
     with pytest.raises(CorruptObject, match="sampled from weight version 0, the plan names 3"):
         conclude(store)
 

@@ -13,11 +13,11 @@ from tests.tasks.reporting.test_conclusion import PLAN, an_iteration, change, co
 def wanting(groups, **batch):
     """The same iteration, whose plan wants so many groups, and its only batch: responses, and which are filtered."""
     store = an_iteration()
-    store.put(layout.plan(0), records.encode(replace(PLAN, groups_wanted=groups)))
+    records.put(store, layout.plan(0), replace(PLAN, groups_wanted=groups))
     for key in store.list(layout.batches(0)):
         store.delete(key)
     named = {part: tuple(graded(store, response) for response in numbers) for part, numbers in batch.items()}
-    store.put(layout.batch(0, 0), records.encode(BatchRecord(iteration=0, number=0, **{"responses": ()} | named)))
+    records.put(store, layout.batch(0, 0), BatchRecord(iteration=0, number=0, **{"responses": ()} | named))
     return store
 
 
@@ -59,7 +59,7 @@ def test_what_the_closing_found_unjournalled_is_unused_and_what_a_kill_did_is_no
     store = wanting(1, responses=[0, 1])
     store.delete(layout.shard(0, "00001-c", 1))
     key = layout.alive(0, "00001-c")
-    store.put(key, records.encode(replace(records.read(store, AliveRecord, key), state=state)))
+    records.put(store, key, replace(records.read(store, AliveRecord, key), state=state))
     life = conclude(store).lives[2]
     assert (life.tokens_unused, life.tokens_regenerated) == (unused, regenerated)
 

@@ -74,5 +74,5 @@ def test_what_the_plan_foretold_stands_beside_what_came():
         DecisionRecord(name=name, chosen="", reason="", predicted={"timing_s/rollout": seconds})
         for name, seconds in (("width", 100.0), ("dispatch", 66.0))
     ]
-    store.put(layout.plan(0), records.encode(replace(PLAN, decisions=tuple(decided))))
+    records.put(store, layout.plan(0), replace(PLAN, decisions=tuple(decided)))
     assert conclude(store).metrics["plan/rollout_error"] == pytest.approx(66 / 55 - 1)

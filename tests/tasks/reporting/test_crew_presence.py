@@ -37,7 +37,7 @@ def alive(slot, state, name="a", started_at_s=0.0):
 
 def beats(store, *members):
     for member in members:
-        store.put(layout.alive(0, member.incarnation), records.encode(member))
+        records.put(store, layout.alive(0, member.incarnation), member)
 
 
 class Leaves(ManualClock):
@@ -107,8 +107,8 @@ def life(slot):
 
 
 def concluded(store, iteration, execution, *came):
-    store.put(layout.plan(iteration), records.encode(replace(a_plan(), iteration=iteration)))
-    store.put(layout.settings(iteration), records.encode(SettingsRecord(config={}, execution=execution)))
+    records.put(store, layout.plan(iteration), replace(a_plan(), iteration=iteration))
+    records.put(store, layout.settings(iteration), SettingsRecord(config={}, execution=execution))
     report = ReportRecord(
         iteration=iteration,
         weight_version=iteration + 1,
@@ -121,7 +121,7 @@ def concluded(store, iteration, execution, *came):
         train_ended_at_s=0,
         created_at_s=0,
     )
-    store.put(layout.report(iteration), records.encode(report))
+    records.put(store, layout.report(iteration), report)
 
 
 @pytest.fixture

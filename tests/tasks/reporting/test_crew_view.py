@@ -72,7 +72,7 @@ def test_who_never_changed_falls_silent_too(store, watcher, clock):
 
 
 def test_how_long_others_wait_is_taken_from_the_settings_in_force(store, watcher, clock):
-    store.put(layout.settings(0), records.encode(SettingsRecord(config={"rollout": {"claim_ttl_s": 3 * TTL_S}})))
+    records.put(store, layout.settings(0), SettingsRecord(config={"rollout": {"claim_ttl_s": 3 * TTL_S}}))
     Incarnation(store, PLAN, 0, "00000-a")
     beat(store, "00000-a", 5)
     watcher.look()

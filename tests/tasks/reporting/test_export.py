@@ -10,11 +10,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from examples.warm_start import build_tokenizer
-from storage import layout, model_files
+from storage import layout
 from storage.memory import MemoryStore
+from storage.prompt_table import encode_prompts
 from storage.retention import settle
+from storage.run import read_plan
+from storage.store import CorruptObject
 from tasks.reporting.export import export_rollouts, parse_range
-from tests.committed_runs import PROMPTS, TOKENS, grade, plan_iteration, roll_out, run_of
+from tests.committed_runs import PROMPTS, TOKENS, begin, grade, plan_iteration, roll_out, run_of
 from tests.journals import LOGPROB
 
 
@@ -31,7 +34,7 @@ def store(tokenizer_files):
     """Iterations 0 and 1 are committed, 0 of them compacted; 2 is under way."""
     found = MemoryStore("export")
     run_of(found, 2)
-    model_files.upload(found, tokenizer_files)
+    begin(found, {path.name: path.read_bytes() for path in tokenizer_files.iterdir()})
     settle(found, 0)
     plan = plan_iteration(found, 2)
     roll_out(found, plan, responses=(1, 2, 3))
@@ -80,15 +83,23 @@ def test_the_completion_is_the_text_that_the_rewards_saw(store, tmp_path):
 
 @pytest.mark.parametrize("damage", ["missing", "broken"])
 def test_without_a_tokenizer_there_is_everything_but_text(store, tmp_path, caplog, damage):
-    for key in store.list(layout.MODEL):
-        store.delete(key)
-    if damage == "broken":
-        store.put(layout.model_file("tokenizer.json"), b"{")
+    begin(store, {"tokenizer.json": b"{"} if damage == "broken" else {})
     [written] = export_rollouts(store, "0", tmp_path)
     table = pq.read_table(written.path)
     assert table.column("completion").to_pylist() == [None] * 4
     assert table.schema.field("completion").type == pa.string()
     assert "column completion is empty: no tokenizer in memory://export/model/" in caplog.text
+
+
+@pytest.mark.parametrize("key", [layout.model_file("tokenizer.json"), "prompts"])
+def test_exchanged_objects_are_refused_by_name(store, tmp_path, key):
+    key = read_plan(store, 0).prompts_key if key == "prompts" else key
+    exchanged = encode_prompts(PROMPTS[::-1]) if "prompts" in key else store.get(key).replace(b": 1", b": 2")
+    assert store.get(key) != exchanged
+    store.put(key, exchanged)
+    with pytest.raises(CorruptObject) as caught:
+        export_rollouts(store, "0", tmp_path / "out")
+    assert caught.value.key == key
 
 
 def test_an_iteration_under_way_gives_what_is_finished_and_graded(store, tmp_path):

@@ -279,5 +279,6 @@ def test_neither_torch_nor_peft_is_needed(committed, tmp_path):
 def test_a_run_that_cannot_be_read_is_no_run_without_adapters(tmp_path):
     damaged = MemoryStore("damaged")
     run_of(damaged, 1)
+    damaged.put(layout.RUN, b"{}")
     with pytest.raises(CorruptObject, match=r"object 'run\.json' is corrupt"):
         export(damaged, tmp_path / "out")

@@ -27,7 +27,7 @@ from storage.weights.versions import pull_version
 from tasks.preparing.iteration import publish_initial
 from tasks.reporting.export_model import SHARD_BYTES_MAX, choose_version, divide, export_model
 from tasks.sampling.engines.weight_tensors import as_block, as_torch
-from tests.committed_runs import run_of
+from tests.committed_runs import begin, run_of
 from tests.small_run import config, memory_store, model_directory, plan_iteration, roll_out, train_iteration
 from tests.tiny_model import save_tiny_model, tiny_config, tiny_model, tiny_tokenizer
 
@@ -58,7 +58,7 @@ def store():
     """The retained versions 0, 3 and 4 of a run whose model is three numbers."""
     found = MemoryStore("numbers")
     run_of(found, 4)
-    found.put(layout.model_file("config.json"), b'{"architectures": ["X"]}')
+    begin(found, {"config.json": b'{"architectures": ["X"]}'})
     sweep(found, RetentionConfig(keep_weights=2))
     return found
 
@@ -86,7 +86,7 @@ def logits(model):
 def initial(directory):
     """A run that has begun with a model directory."""
     found = MemoryStore("initial")
-    found.put(layout.RUN, b"{}")
+    begin(found, {path.name: path.read_bytes() for path in directory.iterdir() if path.suffix in model_files.SUFFIXES})
     publish_initial(found, directory)
     return found
 
@@ -156,7 +156,7 @@ def test_of_several_stored_dtypes_the_configuration_states_that_of_most_weights(
     tensors = {f"norm{n}": as_block(torch.ones(3)) for n in range(4)}
     publish(store, layout.weights(5), tensors | {"w": as_block(torch.ones(9, 9).bfloat16())}, {})
     nested = {"text_config": {"torch_dtype": "float32", "size": 3}, "rope_config": {"base": 1}, "dtype": "float32"}
-    store.put(layout.model_file("config.json"), json.dumps(nested | {"architectures": ["X"]}).encode())
+    begin(store, {"config.json": json.dumps(nested | {"architectures": ["X"]}).encode()})
     done = export(store, tmp_path / "out")
     assert {str(t.dtype) for t in written(done.path).values()} == {"torch.float32", "torch.bfloat16"}
     names = {"dtype": "bfloat16", "torch_dtype": "bfloat16"}
@@ -256,12 +256,17 @@ def test_damaged_weights_leave_nothing(trained, tmp_path):
     (b"[]", CorruptObject, "object 'model/config.json' is corrupt: not a JSON object"),
 ])  # fmt: skip
 def test_without_a_sound_configuration_there_is_no_model(store, tmp_path, body, error, text):
-    store.delete(layout.model_file("config.json"))
-    if body:
-        store.put(layout.model_file("config.json"), body)
+    begin(store, {"config.json": body} if body else {})
     with pytest.raises(error, match=text):
         export(store, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_exchanged_model_files_are_refused_by_name(store, tmp_path):
+    begin(store, {"config.json": b'{"architectures": ["X"]}', "tokenizer.json": b'{"a": 1, "b": 2}'})
+    store.put(layout.model_file("tokenizer.json"), b'{"a": 2, "b": 1}')
+    with pytest.raises(CorruptObject, match=r"object 'model/tokenizer\.json' is corrupt: its bytes do not have"):
+        export(store, tmp_path / "out")
 
 
 def test_which_versions_there_are(store):
@@ -276,7 +281,7 @@ def test_which_versions_there_are(store):
     with pytest.raises(LookupError, match="memory://none holds no run"):
         choose_version(MemoryStore("none"), None)
     begun = MemoryStore("begun")
-    begun.put(layout.RUN, b"{}")
+    begin(begun)
     with pytest.raises(LookupError, match="memory://begun holds no weight version yet"):
         choose_version(begun, None)
 
@@ -284,9 +289,11 @@ def test_which_versions_there_are(store):
 class Swept(MemoryStore):
     """Retention comes between looking which versions there are and reading one."""
 
+    comes = False
+
     def list(self, prefix, after=""):
         keys = super().list(prefix, after)
-        if prefix == layout.MODEL:
+        if self.comes and prefix == layout.MODEL:
             sweep(self, RetentionConfig(keep_weights=2))
         return keys
 
@@ -294,8 +301,9 @@ class Swept(MemoryStore):
 def test_a_version_that_is_deleted_while_it_is_read_is_named(tmp_path):
     run = Swept("swept")
     run_of(run, 4)
-    run.put(layout.model_file("config.json"), b'{"architectures": ["X"]}')
+    begin(run, {"config.json": b'{"architectures": ["X"]}'})
     assert choose_version(run, 2) == 2
+    run.comes = True
     with pytest.raises(LookupError, match="weight version 2 was deleted by the run's retention; allowed: 0, 3, 4"):
         export(run, tmp_path / "out", version=2)
     assert list(tmp_path.iterdir()) == []
@@ -376,7 +384,7 @@ def test_an_export_is_a_base_for_another_run(trained, tmp_path):
     out = export(trained, tmp_path / "out", dtype="bfloat16").path
     assert published(initial(out), 0).keys() == published(trained, 1).keys()
     names = model_files.upload(MemoryStore("second"), out)
-    assert {"config.json", "generation_config.json", "tokenizer.json"} <= set(names)
+    assert {"config.json", "generation_config.json", "tokenizer.json"} <= names.keys()
 
 
 def test_the_example_of_the_guide_runs(trained, tmp_path, monkeypatch, capsys):

@@ -11,6 +11,7 @@ from storage.records import BatchRecord, ClaimRecord, TrainingRecord
 from storage.shard import Finish
 from storage.store import CorruptObject, ObjectMissing, StoreUnavailable
 from tasks.reporting.watch import Watcher
+from tests.committed_runs import begin
 from tests.journals import Incarnation, a_plan
 from tests.watched_run import PLAN, Counted, beat, commit_report, planned, record_batch, steal
 
@@ -40,9 +41,9 @@ def test_the_phases_of_an_iteration_and_how_long_each_was_seen(clock):
         return view.iteration, view.phase, view.phase_seen_s
 
     assert [look(), look()] == [(0, "no run", 0.0), (0, "no run", 1.0)]
-    store.put(layout.RUN, b"{}")
+    begin(store)
     assert look() == (0, "planning", 0.0)
-    store.put(layout.plan(0), records.encode(PLAN))
+    records.put(store, layout.plan(0), PLAN)
     assert look() == (0, "rollout", 0.0)
     for slot in (0, 1):
         member = Incarnation(store, PLAN, slot, f"0000{slot}-a")
@@ -55,11 +56,11 @@ def test_the_phases_of_an_iteration_and_how_long_each_was_seen(clock):
     training = TrainingRecord(
         iteration=0, weight_version=1, metrics={}, reward_errors=(), started_at_s=0.0, ended_at_s=0.0
     )
-    store.put(layout.training(0), records.encode(training))
+    records.put(store, layout.training(0), training)
     assert look() == (0, "publishing", 0.0)
     commit_report(store)
     assert look() == (0, "committed", 0.0)
-    store.put(layout.plan(1), records.encode(replace(PLAN, iteration=1, weight_version=1)))
+    records.put(store, layout.plan(1), replace(PLAN, iteration=1, weight_version=1))
     assert look() == (1, "rollout", 0.0)
 
 
@@ -68,7 +69,7 @@ def test_a_watcher_that_comes_late_finds_the_current_iteration(store, clock):
     view = Watcher(store, clock).look()
     assert (view.iteration, view.phase) == (0, "committed")
     assert (view.totals.responses_done, view.totals.tokens) == (8, 24)
-    store.put(layout.plan(1), records.encode(replace(PLAN, iteration=1)))
+    records.put(store, layout.plan(1), replace(PLAN, iteration=1))
     assert Watcher(store, clock).look().iteration == 1
 
 
@@ -91,7 +92,7 @@ def test_progress_is_counted_and_what_the_trainer_waits_for_is_named(store, watc
 
 
 def test_a_long_list_of_groups_is_cut(store, clock):
-    store.put(layout.plan(0), records.encode(a_plan(groups=9, generations=2, slots=2)))
+    records.put(store, layout.plan(0), a_plan(groups=9, generations=2, slots=2))
     view = Watcher(store, clock).look()
     assert ([group.group for group in view.waits_for], view.groups_behind) == ([0, 1, 2, 3], 5)
 
@@ -122,7 +123,7 @@ def test_an_end_that_was_sealed_off_is_no_end(store, watcher):
     member.write(0, [3])
     assert watcher.look().totals.responses_done == 1
     claim = ClaimRecord(unit=0, epoch=2, incarnation="00001-b", slot=1, responses=(0,), sealed={"00000-a": 0})
-    store.create(layout.claim(0, 0, 2), records.encode(claim))
+    records.commit(store, layout.claim(0, 0, 2), claim)
     view = watcher.look()
     assert (view.totals.responses_done, view.totals.tokens) == (0, 2)
     assert view.waits_for[0].unfinished[0].holder == "00001-b"
@@ -209,11 +210,11 @@ def test_a_damaged_shard_is_named(store, watcher):
 
 
 def test_nothing_is_waited_for_once_as_many_groups_are_recorded_as_are_wanted(store, clock):
-    store.put(layout.plan(0), records.encode(replace(PLAN, groups_wanted=1)))
+    records.put(store, layout.plan(0), replace(PLAN, groups_wanted=1))
     watcher = Watcher(store, clock)
     record_batch(store, 0, [0])
     batch = records.read(store, BatchRecord, layout.batch(0, 0))
-    store.put(layout.batch(0, 0), records.encode(replace(batch, responses=(), filtered=batch.responses)))
+    records.put(store, layout.batch(0, 0), replace(batch, responses=(), filtered=batch.responses))
     view = watcher.look()
     assert (view.phase, view.totals.groups_recorded, [group.group for group in view.waits_for]) == (
         "rollout",

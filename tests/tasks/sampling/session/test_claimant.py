@@ -30,7 +30,7 @@ def a_claimant(store, name="00001-me", slot=1, clock=None, plan=PLAN) -> Claiman
 
 def say(store, name, number=1, **changes):
     record = beat(name, number=number)
-    store.put(layout.alive(0, name), records.encode(replace(record, **({"claims": 1} | changes))))
+    records.put(store, layout.alive(0, name), replace(record, **({"claims": 1} | changes)))
 
 
 def owners(store, plan=PLAN):
@@ -281,7 +281,7 @@ def test_an_iteration_is_closed_by_the_trainer():
     store = MemoryStore()
     me = a_claimant(store)
     assert not me.closed()
-    store.create(layout.closed(0), records.encode(ClosedRecord(iteration=0, reason="done")))
+    records.commit(store, layout.closed(0), ClosedRecord(iteration=0, reason="done"))
     assert me.closed()
 
 

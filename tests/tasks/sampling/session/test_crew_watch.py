@@ -46,7 +46,7 @@ class Member:
 
     def beat(self, state="working"):
         self.record = replace(self.record, beat=self.record.beat + 1, state=state)
-        self.store.put(layout.alive(0, self.record.incarnation), records.encode(self.record))
+        records.put(self.store, layout.alive(0, self.record.incarnation), self.record)
 
 
 @pytest.fixture

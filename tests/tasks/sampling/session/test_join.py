@@ -101,7 +101,7 @@ def test_where_two_iterations_are_planned_it_helps_the_older_until_that_is_close
 @pytest.mark.slow
 def test_it_waits_for_a_plan_and_goes_on_with_the_next_iteration(settings):
     plan_iteration(settings)
-    plan = records.encode(read_plan(store(), 0))
+    plan = store().get(layout.plan(0))
     store().delete(layout.plan(0))
     helped, told = [], []
     joined = threading.Thread(

@@ -198,7 +198,7 @@ def test_what_retention_has_deleted_is_no_error_once_the_iteration_is_closed(sto
 
     with pytest.raises(ObjectMissing):
         generate(0, build=Late)
-    store.create(layout.closed(0), records.encode(ClosedRecord(iteration=0, reason="trained")))
+    records.commit(store, layout.closed(0), ClosedRecord(iteration=0, reason="trained"))
     told = iter([False])
     get = store.get
 

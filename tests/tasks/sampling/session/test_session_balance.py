@@ -125,12 +125,12 @@ def test_it_stops_when_the_trainer_closes_the_iteration(after):
         nonlocal after
         after -= 1
         if after == 0:
-            store.create(layout.closed(0), records.encode(ClosedRecord(iteration=0, reason="done")))
+            records.commit(store, layout.closed(0), ClosedRecord(iteration=0, reason="done"))
         return False
 
     if after == 0:
         closes()
-        store.create(layout.closed(0), records.encode(ClosedRecord(iteration=0, reason="done")))
+        records.commit(store, layout.closed(0), ClosedRecord(iteration=0, reason="done"))
     outcome = live(a_session(store, 0, clock=ManualClock(), flush_interval_s=1.0, notice=closes))
     assert outcome.tokens_generated <= 8 * IN_FLIGHT
     assert (outcome.tokens_generated == 0) == (not store.list("iterations/000000/claims/"))

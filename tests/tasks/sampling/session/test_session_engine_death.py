@@ -250,7 +250,7 @@ def test_when_the_iteration_is_closed_over_a_dead_engine_it_leaves_without_touch
     def closes():
         member.clock.sleep(2.0)
         if not store.list(layout.closed(0)):
-            store.create(layout.closed(0), records.encode(ClosedRecord(iteration=0, reason="done")))
+            records.commit(store, layout.closed(0), ClosedRecord(iteration=0, reason="done"))
         restart()
 
     member.engine.restart = closes

@@ -1,0 +1,95 @@
+"""Format 1 as it was shipped: what is written today is the same byte for byte, and the files are read.
+
+The files are tests/data/format_1, which tests/format_one.py wrote.
+"""
+
+import numpy as np
+import pytest
+
+from storage import layout
+from storage.clock import ManualClock
+from storage.compaction import compact, read_responses
+from storage.length_tables import decode_lengths, encode_lengths
+from storage.memory import MemoryStore
+from storage.prompt_table import read_prompts
+from storage.responses import decode_responses
+from storage.run import read_plan, read_run
+from storage.shard import Finish, Origin, decode_shard
+from storage.weights.tensor_sets import pull
+from storage.weights.versions import pull_version
+from tests import format_one
+
+SHIPPED = {
+    path.relative_to(format_one.FOLDER).as_posix(): path.read_bytes()
+    for path in format_one.FOLDER.rglob("*")
+    if path.is_file()
+}
+# Compressed bytes may differ between releases of pyarrow; what is in them may not.
+COMPRESSED = sorted(key for key in SHIPPED if key.endswith(".arrow") or (key.startswith("weights/00000001/")))
+
+
+@pytest.fixture
+def store():
+    found = MemoryStore("run")
+    for key, body in SHIPPED.items():
+        found.put(key, body)
+    return found
+
+
+def test_what_is_written_today_is_what_was_shipped():
+    written = format_one.objects()
+    assert {key for key in written if key not in COMPRESSED} == SHIPPED.keys() - set(COMPRESSED)
+    assert [key for key in written if key not in COMPRESSED and written[key] != SHIPPED[key]] == []
+
+
+@pytest.mark.parametrize("key", [key for key in COMPRESSED if "/journal/" in key])
+def test_shards(key):
+    expected, found = format_one.SHARDS[key], decode_shard(key, SHIPPED[key])
+    assert len(found) == len(expected)
+    for ours, theirs in zip(expected, found, strict=True):
+        names = ("response", "epoch", "start", "weight_version", "finish", "origin", "event")
+        assert all(getattr(ours, name) == getattr(theirs, name) for name in names)
+        assert ours.token_ids.tolist() == theirs.token_ids.tolist()
+        assert ours.logprobs.tobytes() == theirs.logprobs.tobytes()
+
+
+def test_the_codes_of_ends_and_origins():
+    codes = {"RUNNING": 0, "STOP": 1, "LENGTH": 2, "RELEASED": 3, "ACTING": 4, "FAILED": 5}
+    assert {mark.name: mark.value for mark in Finish} == codes
+    assert {origin.name: origin.value for origin in Origin} == {"POLICY": 0, "OBSERVATION": 1}
+
+
+def test_prompts(store):
+    assert read_prompts(store, read_plan(store, 0)) == format_one.PROMPTS
+
+
+def test_responses(store):
+    found = decode_responses("k", SHIPPED[layout.responses(0)])
+    assert all(a.equals(b) for a, b in zip(format_one.responses(), found, strict=True))
+    assert [row.token_ids.tolist() for row in read_responses(store, 0)] == [[5, 6, 7, 8, 2], [9, 70_000]]
+
+
+def test_the_journal_gives_the_same_responses(store):
+    store.delete(layout.responses(0))
+    store.delete(layout.closed(0))
+    compact(store, 0)
+    found = decode_responses("k", store.get(layout.responses(0)))
+    assert all(a.equals(b) for a, b in zip(format_one.responses(), found, strict=True))
+
+
+def test_the_run_and_its_model(store):
+    assert read_run(store).model_files == format_one.DIGESTS
+
+
+def test_tensors(store):
+    assert bytes(pull(store, layout.weights(0))[1]["embed"].data) == format_one.EMBED
+    manifest, tensors = pull_version(store, 1, None, ManualClock())
+    assert [manifest.tensors[name].encoding for name in ("embed", "norm")] == ["diff-zstd", "same"]
+    assert bytes(tensors["embed"].data) == format_one.EMBED_CHANGED
+    assert bytes(tensors["norm"].data) == bytes(range(12))
+
+
+def test_learned_lengths():
+    table = decode_lengths(layout.lengths(0), SHIPPED[layout.lengths(0)])
+    assert encode_lengths(table) == SHIPPED[layout.lengths(0)]
+    assert np.isnan(table.deviation).tolist() == [False, True]
