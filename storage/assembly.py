@@ -99,7 +99,7 @@ class JournalReader:
                 finish, last_used = row.finish, sequence
             if last_used >= 0:
                 used.append(Span(epoch=span.epoch, incarnation=span.incarnation, last_sequence=last_used))
-        return Assembled(
+        assembled = Assembled(
             response,
             np.concatenate(token_ids) if token_ids else np.zeros(0, dtype=np.uint32),
             np.concatenate(logprobs) if logprobs else np.zeros(0, dtype=np.float32),
@@ -107,3 +107,6 @@ class JournalReader:
             tuple(used),
             np.concatenate(versions) if versions else np.zeros(0, dtype=np.uint32),
         )
+        assert len(assembled.token_ids) == len(assembled.logprobs) == length, f"response {response} is not whole"
+        assert len(used) <= len(lineage), f"response {response} has spans that no claim gave it"
+        return assembled

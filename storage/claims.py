@@ -147,8 +147,11 @@ class ClaimBook:
             if before is not None and claim.sealed[before.incarnation] >= 0:
                 last = claim.sealed[before.incarnation]
                 span = Span(epoch=before.epoch, incarnation=before.incarnation, last_sequence=last)
-                self._sealed[response].append(span)
+                spans = self._sealed[response]
+                assert not spans or spans[-1].epoch < span.epoch, f"{key}: the lineage of {response} goes back"
+                spans.append(span)
             self._owners[response] = owner
+            assert before is None or before.epoch < owner.epoch, f"{key}: response {response} goes back to its owner"
         self._epochs[claim.unit] = claim.epoch
         self._incarnations.setdefault(claim.incarnation, claim.slot)
         self._claims[claim.incarnation] += 1

@@ -82,6 +82,9 @@ def publish_version(
     drafted = draft_set(drafts, metadata, base=version - 1 if chained else None)
     drafted.write_objects(store, prefix)
     manifest = with_metadata(drafted.manifest, before_manifest())
+    assert {name: entry.digest for name, entry in manifest.tensors.items()} == dict(digests), (
+        f"the manifest of weight version {version} is not of the tensors that are published"
+    )
     if records.commit(store, layout.manifest(prefix), manifest):
         return manifest
     return same_tensors(store, prefix, tensors, digests)

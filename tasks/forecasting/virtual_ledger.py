@@ -15,6 +15,7 @@ PARTS = ("starting", "process", "transfer", "prefill", "useful", "wasted", "idle
 WITHOUT_PROCESS = ("starting", "standing")
 NO_MACHINE = ("requests", "egress")
 BYTES_PER_TOKEN = 8
+_ROUNDING = 1e-6
 
 
 @dataclass(slots=True)
@@ -65,6 +66,9 @@ class Account:
         A life flushes while it decodes, beats until it ends, and reads one heartbeat per member it looks at.
         """
         for life in self.lives:
+            assert life.wasted <= life.decoded * (1 + _ROUNDING) + _ROUNDING, (
+                f"{self.pool}: more was wasted than decoded"
+            )
             share = life.wasted / life.decoded if life.decoded else 0.0
             self.seconds["wasted"] += life.decode_s * share
             self.seconds["useful"] += life.decode_s * (1 - share)
@@ -72,6 +76,7 @@ class Account:
             ended_s = now_s if life.ended_s is None else life.ended_s
             self.puts += flushes + (ended_s - life.began_s) / heartbeat_interval_s
             self.gets += flushes * GETS_PER_FLUSH + life.looks
+        assert min(self.seconds.values()) >= -_ROUNDING, f"{self.pool}: negative seconds in {self.seconds}"
 
     @property
     def machine_s(self) -> float:

@@ -12,6 +12,7 @@ import torch
 
 from storage import layout
 from storage.clock import Clock
+from storage.run import exists
 from storage.store import ConflictingRecord, ObjectStore
 from storage.weights.manifest import TensorBlock
 from storage.weights.tensor_sets import PUBLISHED_AT_S, read_manifest
@@ -82,6 +83,7 @@ def publish(
     clock: Clock,
 ) -> None:
     """Publish the weights of a version whose checkpoint is stored."""
+    assert exists(store, layout.manifest(layout.checkpoint(version))), f"version {version} has no checkpoint"
     blocks = published_blocks(store, learner.policy, learner.ranks)
     if learner.ranks.is_first:
         metadata = {**SOURCE, PUBLISHED_AT_S: clock.wall()}

@@ -3,6 +3,7 @@
 This module knows no store: it has functions of process lives, of the trainer's measurements, and of prices.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 
@@ -64,7 +65,9 @@ def life_time(life: SlotLife) -> MachineTime:
     starting_s = min(total_s, max(0.0, life.working_at_s - life.started_at_s))
     decode_s = min(total_s - starting_s, max(0.0, life.decode_s))
     rest = MachineTime(starting=starting_s, idle=total_s - starting_s - decode_s)
-    return rest + _divided(decode_s, life.tokens_kept, others)
+    spent = rest + _divided(decode_s, life.tokens_kept, others)
+    assert math.isclose(spent.total, total_s, abs_tol=1e-6), f"{life.incarnation}: the parts of its time do not add up"
+    return spent
 
 
 def _divided(decode_s: float, kept: int, others: int) -> MachineTime:

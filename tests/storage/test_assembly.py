@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from storage import layout, records
 from storage.assembly import JournalReader
-from storage.claims import ClaimBook, take_over
+from storage.claims import ClaimBook, Owner, take_over
 from storage.journal import ShardReader
 from storage.memory import MemoryStore
 from storage.records import ClaimRecord, PlanRecord, SamplingParams, SlotPlan
@@ -234,6 +234,17 @@ def test_a_claim_on_a_response_without_sealing_its_owner_is_refused():
     records.commit(store, layout.claim(0, 0, 2), bad)
     with pytest.raises(CorruptObject, match="without sealing"):
         ClaimBook(store, plan).refresh()
+
+
+def test_an_owner_of_a_later_epoch_than_its_successor_is_a_broken_invariant():
+    """Applying a log in order cannot lead there; this bug is put in."""
+    store, plan = MemoryStore(), a_plan(slots=1)
+    Worker(store, plan, 0, "00000-a").claim(0, set())
+    book = ClaimBook(store, plan)
+    book.refresh()
+    book._owners = {response: Owner(9, "00000-a", 0) for response in book._owners}
+    with pytest.raises(AssertionError, match="goes back to its owner"):
+        book.apply(ClaimRecord(unit=0, epoch=2, incarnation="x", slot=0, responses=None, sealed={"00000-a": -1}))
 
 
 def test_a_missing_claim_in_the_log_is_refused():

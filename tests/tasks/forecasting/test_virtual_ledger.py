@@ -33,3 +33,17 @@ def test_members_are_counted_while_they_have_the_weights():
     lives = [Life(began_s=0, worked_s=5.0, ended_s=10.0), Life(began_s=0, worked_s=0.0), Life(began_s=0)]
     assert mean_members(lives, 0.0, 20.0) == (5 + 20) / 20
     assert mean_members(lives, 5.0, 5.0) == 0.0
+
+
+def test_more_waste_than_tokens_is_a_broken_invariant():
+    account = Account("rollout", 1.0, 1.0)
+    account.lives.append(Life(began_s=0.0, worked_s=1.0, decode_s=10.0, decoded=100.0, wasted=101.0))
+    with pytest.raises(AssertionError, match="more was wasted than decoded"):
+        account.close(20.0, 2.0, 4.0)
+
+
+def test_negative_seconds_are_a_broken_invariant():
+    account = Account("rollout", 1.0, 1.0)
+    account.add("idle", -1.0)
+    with pytest.raises(AssertionError, match="negative seconds"):
+        account.close(20.0, 2.0, 4.0)
