@@ -9,7 +9,7 @@ from pathlib import Path
 from storage import layout
 from storage.digests import digest_of
 from storage.run import read_run
-from storage.store import ConflictingRecord, CorruptObject, ObjectStore, commit
+from storage.store import ConflictingRecord, CorruptObject, ObjectMissing, ObjectStore, commit
 
 SUFFIXES = frozenset({".json", ".txt", ".model", ".jinja"})
 FILE_BYTES_MAX = 64 << 20
@@ -36,25 +36,22 @@ def upload(store: ObjectStore, directory: Path) -> dict[str, str]:
 
 
 def download(store: ObjectStore, directory: Path) -> None:
-    """Write the run's model files into an existing directory, each one verified.
+    """Write the model files that run.json lists into an existing directory, each one verified.
 
-    Raises CorruptObject, which names the file, if one is missing, is not in run.json, or has other bytes than run.json
-    says. Then nothing is written.
+    Raises CorruptObject, which names the file, if one is missing or has other bytes than run.json says. Then nothing is
+    written. A file that is not listed is passed over: of two executions that began the run, the other may have left it.
     """
-    listed = read_run(store).model_files
-    held = _held(store)
-    for name in sorted({*listed, *held}):
+    listed, bodies = read_run(store).model_files, {}
+    for name, digest in sorted(listed.items()):
         key = f"{layout.MODEL}{name}"
-        if name not in listed:
-            raise CorruptObject(key, f"{layout.RUN} does not list it among the model files")
-        if name not in held:
-            raise CorruptObject(key, f"it is missing, and {layout.RUN} lists it")
         if Path(name).name != name or Path(name).suffix not in SUFFIXES:
             raise CorruptObject(key, f"not a model file; allowed: {', '.join(sorted(SUFFIXES))}")
-    bodies = {name: store.get(layout.model_file(name)) for name in listed}
-    for name, body in bodies.items():
-        if digest_of(body) != listed[name]:
-            raise CorruptObject(layout.model_file(name), f"its bytes do not have the digest that {layout.RUN} states")
+        try:
+            bodies[name] = store.get(key)
+        except ObjectMissing:
+            raise CorruptObject(key, f"it is missing, and {layout.RUN} lists it") from None
+        if digest_of(bodies[name]) != digest:
+            raise CorruptObject(key, f"its bytes do not have the digest that {layout.RUN} states")
     for name, body in bodies.items():
         (directory / name).write_bytes(body)
 

@@ -85,14 +85,16 @@ def test_two_files_that_are_exchanged_are_refused(store, target):
     assert refused(store, target).key == one
 
 
-def test_a_missing_file_and_a_surplus_file_are_named(store, target):
-    store.put(layout.model_file("vocab.txt"), b"x")
-    error = refused(store, target)
-    assert (error.key, "does not list it" in error.reason) == ("model/vocab.txt", True)
-    store.delete(layout.model_file("vocab.txt"))
+def test_a_missing_file_is_named(store, target):
     store.delete(layout.model_file("config.json"))
     error = refused(store, target)
     assert (error.key, "it is missing" in error.reason) == ("model/config.json", True)
+
+
+def test_a_file_that_run_json_does_not_list_is_not_used(store, target):
+    store.put(layout.model_file("chat_template.jinja"), b"another")
+    model_files.download(store, target)
+    assert not (target / "chat_template.jinja").exists()
 
 
 @pytest.mark.parametrize("name", ["evil.py", "folder/config.json"])
