@@ -15,6 +15,7 @@ from typing import Literal
 import numpy as np
 
 from simulation.judge_absence import check_latecomers, check_waiting, is_member
+from simulation.judge_promises import Promises, ownership
 from simulation.ledger import Claim, Ledger
 from simulation.simulated_crew import Outcome, SimulatedCrew
 from simulation.simulated_history import History, reward_of
@@ -126,8 +127,21 @@ def _judge(outcome: Outcome, history: History, memory: ShardMemory) -> None:
     _check_transfers(outcome, history, reference)
     _check_requests(outcome, history)
     check_latecomers(outcome.ledger)
+    outcome.promise_to_bound = _promises(outcome, history, reference).check()
     outcome.wait_to_bound = check_waiting(outcome.ledger, history, _news(outcome, reference))
     _count(outcome, reference)
+
+
+def _promises(outcome: Outcome, history: History, reference: Reference) -> Promises:
+    ledger = outcome.ledger
+    by_shard: dict[tuple[str, int], list[Row]] = defaultdict(list)
+    for (name, _, _), found in reference.rows.items():
+        for sequence, row in found:
+            by_shard[name, sequence].append(row)
+    shards: dict[str, list[tuple[float, Sequence[Row]]]] = defaultdict(list)
+    for (name, sequence), rows in sorted(by_shard.items()):
+        shards[name].append((ledger.created_at_s[layout.shard(0, name, sequence)], rows))
+    return Promises(ledger, history, shards, ownership(ledger, history.plan))
 
 
 def _news(outcome: Outcome, reference: Reference) -> set[str]:

@@ -5,13 +5,14 @@ not whether tokens are right.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from simulation.stored_objects import body_of
 from storage import layout
 from storage.memory import MemoryStore
-from storage.store import ObjectMissing
+from storage.store import ObjectMissing, ObjectStore, StoreUnavailable
 
 Event = tuple[float, str, str]
 WRITES = ("create", "put")
@@ -35,6 +36,16 @@ class Claim:
     incarnation: str
     responses: tuple[int, ...] | None
     sealed: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """Tokens that an engine returned: `count` of a response, from position `start` on."""
+
+    at_s: float
+    response: int
+    start: int
+    count: int
 
 
 @dataclass(slots=True)
@@ -64,6 +75,10 @@ class Ledger:
     faults: list[tuple[float, float]] = field(default_factory=list)
     delays: list[tuple[float, float]] = field(default_factory=list)
     writes: Counter[str] = field(default_factory=Counter)
+    decoded: dict[str, list[Decoded]] = field(default_factory=dict)
+    troubles: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    ends: dict[str, tuple[float, str]] = field(default_factory=dict)
+    used: list[tuple[str, int, tuple[int, ...]]] = field(default_factory=list)
 
     @property
     def is_closed(self) -> bool:
@@ -81,6 +96,18 @@ class Ledger:
     def note_delay(self, duration_s: float) -> None:
         """Note that a process's connection to the store is delayed from now on for this long."""
         self.delays.append((self.now(), duration_s))
+
+    def note_decoded(self, who: str, response: int, start: int, count: int) -> None:
+        """Note that a member's engine has just returned tokens."""
+        self.decoded.setdefault(who, []).append(Decoded(self.now(), response, start, count))
+
+    def note_trouble(self, who: str, since_s: float, until_s: float) -> None:
+        """Note that a process could not reach the store, or stood still."""
+        self.troubles.setdefault(who, []).append((since_s, until_s))
+
+    def is_troubled(self, who: str, since_s: float, until_s: float) -> bool:
+        """Whether a process had trouble at any moment between these."""
+        return any(begun_s <= until_s and ended_s >= since_s for begun_s, ended_s in self.troubles.get(who, ()))
 
     def breaks(self, rule: str) -> None:
         """Note a broken rule."""
@@ -184,3 +211,49 @@ class LedgerView:
         if verb in WRITES:
             ledger.writes[self._who] += 1
         ledger.events.append((now_s, self._who, f"{verb} {key}{outcome}"))
+
+
+class WatchedStore:
+    """An ObjectStore above the faults, which notes as trouble every request that failed or took over `usual_s`."""
+
+    def __init__(self, inner: ObjectStore, ledger: Ledger, who: str, usual_s: float) -> None:
+        self._inner = inner
+        self._ledger = ledger
+        self._who = who
+        self._usual_s = usual_s
+
+    @property
+    def url(self) -> str:
+        return self._inner.url
+
+    def create(self, key: str, body: bytes) -> bool:
+        with self._watched():
+            return self._inner.create(key, body)
+
+    def put(self, key: str, body: bytes) -> None:
+        with self._watched():
+            self._inner.put(key, body)
+
+    def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+        with self._watched():
+            return self._inner.get(key, start, end)
+
+    def list(self, prefix: str, after: str = "") -> list[str]:
+        with self._watched():
+            return self._inner.list(prefix, after)
+
+    def delete(self, key: str) -> None:
+        with self._watched():
+            self._inner.delete(key)
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        began_s, failed = self._ledger.now(), False
+        try:
+            yield
+        except StoreUnavailable:
+            failed = True
+            raise
+        finally:
+            if failed or self._ledger.now() - began_s > self._usual_s:
+                self._ledger.note_trouble(self._who, began_s, self._ledger.now())

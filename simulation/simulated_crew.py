@@ -6,14 +6,14 @@ deterministic replacements. This module plays Flyte: it starts lost members agai
 
 import math
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from simulation.ledger import Ledger
+from simulation.ledger import Ledger, WatchedStore
 from simulation.simulated_absence import Outage, Pods
 from simulation.simulated_history import LASTING, History, Strike
 from simulation.simulated_member import EXECUTION, Members
@@ -43,6 +43,8 @@ class Outcome:
     """The course of a history: the true store, the counts of events, and the time of the end.
 
     requests_to_bound: the most requests of any member, as a share of the bound (simulation/judge.py).
+    promise_to_bound: the longest time that a token was in one process only, as a share of the bound
+        (simulation/judge_promises.py).
     wait_to_bound: the longest time without new tokens, as a share of the bound (simulation/judge_absence.py).
     """
 
@@ -51,6 +53,7 @@ class Outcome:
     counts: Counter[str]
     ended_at_s: float
     requests_to_bound: float = 0.0
+    promise_to_bound: float = 0.0
     wait_to_bound: float = 0.0
 
     @property
@@ -93,6 +96,8 @@ class SimulatedCrew:
         self._crashing: dict[str, CrashingStore] = {}
         self._crashes_left = history.crashes
         self._members: dict[int, Machine] = {}
+        # The names under which each process reaches the store: its own, and those of members in it.
+        self._names: dict[str, list[str]] = defaultdict(list)
         self._noticed: set[str] = set()
         self._starts_pending = 0
         self._trainer: Machine | None = None
@@ -259,12 +264,19 @@ class SimulatedCrew:
         elif strike.kind == "notice":
             self._preempt(member, strike.duration_s)
         elif strike.kind == "hang":
+            self._note_stop(process, strike.duration_s)
             if member in self._lives.engines:
                 self._lives.engines[member].hang_s = strike.duration_s
         else:
+            self._note_stop(process, strike.duration_s)
             process.freeze(strike.duration_s)
             if strike.kind == "suspend":
                 process.clock.stop(strike.duration_s)
+
+    def _note_stop(self, process: Machine, duration_s: float) -> None:
+        now_s = self._timeline.now_s
+        for name in self._names[process.name]:
+            self._ledger.note_trouble(name, now_s, now_s + duration_s)
 
     def _preempt(self, member: int, grace_s: float) -> None:
         process = self._members[member]
@@ -282,6 +294,7 @@ class SimulatedCrew:
         if strike.kind == "trainer kill":
             process.kill()
         else:  # its successor works by the time it goes on
+            self._note_stop(process, strike.duration_s)
             process.freeze(strike.duration_s)
             self._timeline.after(0.7 * strike.duration_s, self._start_trainer)
 
@@ -298,6 +311,7 @@ class SimulatedCrew:
     def _behind_faults(self, process: Machine, name: str) -> ObjectStore:
         """The store for a process under a name, which is its own or that of a member in it."""
         rng = random.Random(f"faults {self._history.seed} {name}")
+        self._names[process.name].append(name)
         store: ObjectStore = self._ledger.view(name)
         if self._crashes_left and rng.random() < 0.4:
             self._crashes_left -= 1
@@ -305,7 +319,7 @@ class SimulatedCrew:
         line = LineClock(process.clock, self._ledger, 20 * self._history.weather.latency_s)
         faulty = FaultyStore(store, self._weather, rng, line, self._later)
         self._stores[name] = faulty
-        return faulty
+        return WatchedStore(faulty, self._ledger, name, 20 * self._history.weather.latency_s)
 
     def _crash_in_time(self, store: ObjectStore, rng: random.Random) -> CrashingStore:
         """A store whose process dies at one of its first calls; half of the time at a write, as writes are few."""
@@ -369,6 +383,7 @@ class SimulatedCrew:
 
     def _ended(self, process: Machine, error: BaseException | None) -> None:
         how = "done" if error is None else type(error).__name__
+        self._ledger.ends[process.name] = self._timeline.now_s, how
         if error is not None:
             self._ledger.note_fault()
         self._counts[f"ended: {how}"] += 1

@@ -20,8 +20,18 @@ class HangingEngine(ScriptedEngine):
     `dies` is called with a probability after every step and every restart; a restart takes as long as a cold start.
     """
 
-    def __init__(self, history: History, member: int | None, clock: Clock, dies: Callable[[float], bool]) -> None:
-        """member: None for the trainer's machine, which generates when no member lives."""
+    def __init__(
+        self,
+        history: History,
+        member: int | None,
+        clock: Clock,
+        dies: Callable[[float], bool],
+        note: Callable[[int, int, int], None],
+    ) -> None:
+        """member: None for the trainer's machine, which generates when no member lives.
+
+        note: called with (response, position of the first token, number of tokens) for all that a step returns.
+        """
         speed = history.trainer_speed if member is None else history.speeds[member]
         super().__init__(
             VOCABULARY,
@@ -37,6 +47,8 @@ class HangingEngine(ScriptedEngine):
         self._machine_clock = clock
         self._dies = dies
         self._dead = False
+        self._note = note
+        self._positions: dict[int, int] = {}
 
     def load_weights(self, version: int, tensors: Mapping[str, TensorBlock]) -> None:
         self._check_alive()
@@ -45,12 +57,16 @@ class HangingEngine(ScriptedEngine):
     def start(self, requests: Sequence[GenerationRequest]) -> None:
         self._check_alive()
         super().start(requests)
+        self._positions.update({request.response: len(request.generated_ids) for request in requests})
         self._check_isolation()
 
     def step(self) -> list[TokenDelta]:
         self._check_alive()
         deltas = super().step()
         self._survive(self._history.engine_dies)
+        for delta in deltas:
+            self._note(delta.response, self._positions[delta.response], len(delta.token_ids))
+            self._positions[delta.response] += len(delta.token_ids)
         return deltas
 
     def abort(self, responses: Sequence[int]) -> None:

@@ -7,6 +7,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 
 from simulation.ledger import Ledger
 from simulation.simulated_history import History
@@ -107,7 +108,9 @@ class Members:
             outcome = session.run()
         except BaseException as error:
             self._counts[f"the trainer's machine ended while it generated: {type(error).__name__}"] += 1
+            self._ledger.ends[name] = self._now_s(), type(error).__name__
             raise
+        self._ledger.ends[name] = self._now_s(), "done"
         self._check_threads(process, name)
         self._counts["the trainer's machine hands over"] += has_handed_over
         self._ledger.tell(process.name, f"has generated {outcome.tokens_generated} tokens as {name}")
@@ -156,7 +159,7 @@ class Members:
             self._ledger.note_fault()
             return True
 
-        return HangingEngine(self._history, member, process.clock, dies)
+        return HangingEngine(self._history, member, process.clock, dies, partial(self._ledger.note_decoded, name))
 
     def _session_config(self, process: Machine, slot: int, *, helps_out: bool = False) -> SessionConfig:
         """helps_out: it is the trainer's machine, whose slot number another member may have too."""

@@ -6,7 +6,7 @@ absences, the trainer generates whenever the production code raises LeftAlone, a
 """
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -82,6 +82,7 @@ class SimulatedTrainer:
         with Grader((REWARD,)) as grader:
             batches = WantedBatches(self._history, self._store, self._process, grader, watch)
             for batch in batches:
+                self._note_used(batch.number, batch.responses)
                 for graded in batch.graded:
                     self._compare(graded, batches.tokens(graded))
                 self._process.sleep(self._rng.uniform(0, TRAINING_S_MAX))
@@ -92,6 +93,7 @@ class SimulatedTrainer:
         pending, number = list(range(self._plan.num_groups)), 0
         while pending:
             batch = self._batch(number, pending)
+            self._note_used(batch.number, batch.responses)
             for graded in batch.responses:
                 self._use(graded)
             groups = {graded.response // self._plan.num_generations for graded in batch.responses}
@@ -100,6 +102,10 @@ class SimulatedTrainer:
             self._process.sleep(self._rng.uniform(0, TRAINING_S_MAX))
         mark = ClosedRecord(iteration=self._plan.iteration, reason="all responses are recorded")
         records.commit(self._store, layout.closed(self._plan.iteration), mark)
+
+    def _note_used(self, number: int, responses: Sequence[GradedResponse]) -> None:
+        used = tuple(graded.response for graded in responses)
+        self._ledger.used.append((self._process.name, number, used))
 
     def _batch(self, number: int, pending: list[int]) -> BatchRecord:
         key = layout.batch(self._plan.iteration, number)

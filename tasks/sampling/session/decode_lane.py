@@ -64,6 +64,7 @@ def decode_lane(state: State) -> Steps:
 def _turn(state: State) -> Steps:
     """Do what is next with the engine, or rest if there is nothing to decode."""
     holdings = state.holdings
+    state.hand_over()
     if state.cut_due:
         state.cut()
     try:

@@ -5,6 +5,7 @@ It holds no store, engine, clock or thread. The state machine keeps `now_s` and 
 
 import logging
 import math
+from collections.abc import Collection
 
 from storage.records import PlanRecord
 from tasks.planning.decode_rate import DecodeRate
@@ -68,6 +69,8 @@ class State:
         self.own_ended = self.may_always_go
         self._ends_s = math.inf if config.time_limit_s is None else now_s + config.time_limit_s
         self._idle_since_s: float | None = None
+        # Responses that others are to have, from the decode lane's next turn on.
+        self.asked_for: set[int] = set()
         self._wants_cut = False
         self._cut_at_s: float | None = None
 
@@ -219,12 +222,16 @@ class State:
     def cut(self) -> None:
         """Release everything held: other members have room for it, and this machine is no longer worth its price."""
         log.info("slot %d: handing over its last %d responses", self.config.slot, len(self.holdings.held))
-        self.hand_over(tuple(self.holdings.held))
+        self._release(list(self.holdings.held))
         self._cut_at_s = self.now_s
         self.hasten()
 
-    def hand_over(self, responses: tuple[int, ...]) -> None:
-        """Release these responses for other members, once their tokens are journalled."""
+    def hand_over(self) -> None:
+        """Release what was asked for, once its tokens are journalled."""
+        self._release(self.asked_for)
+        self.asked_for = set()
+
+    def _release(self, responses: Collection[int]) -> None:
         self.holdings.release([response for response in responses if response in self.holdings.held])
 
     def awaits_takers(self) -> bool:

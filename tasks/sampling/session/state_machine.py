@@ -48,7 +48,7 @@ class StateMachine:
         if isinstance(event, Noticed):
             state.noticed = True
         elif isinstance(event, HandOver):
-            state.hand_over(event.responses)
+            state.asked_for.update(event.responses)
             state.check()
         else:
             actions = self._advanced(event)

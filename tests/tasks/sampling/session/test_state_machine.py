@@ -226,6 +226,8 @@ def test_what_is_handed_over_is_released_once_its_tokens_are_journalled():
     member = Told().claimed().decoding()
     member.decoded(5)
     member.machine.step(HandOver(now_s=1.0, responses=(OWN[0], 99)))
+    member.decoded(6)  # the tokens of the step that was under way count
+    assert member.state.holdings.released == {OWN[0]: 1}
     assert member.state.vitals().released == 0
     member.now_s = 4.0
     member.tell(Lane.STORAGE)
