@@ -55,8 +55,7 @@ class History:
     objective, cut_share: settings of the plan's own crew.
     hand_over: the probability, at each check for a notice (once per decode step), of handing a response over.
     in_plan_order: whether the trainer takes groups in plan order; always if the plan says how many are wanted.
-    micro_batch_tokens_max: the most padded tokens, prompts included, of a micro-batch, if the plan says how many groups
-        are wanted.
+    micro_batch_tokens_max: the most padded tokens, prompts included, of a micro-batch.
     engine_dies: the probability per decode step, until the calm, that the engine dies in it.
     absence: which members do not come; None: all come, as often as needed, and the trainer's machine never generates.
     trainer_speed: the speed of the trainer's machine when it generates because no other member does.

@@ -1,13 +1,12 @@
 """The trainer of a simulated crew, without gradients, and an observer, which only reads, at any time.
 
-Both read with the production code and compare each result at once with the undisturbed responses. If the plan says how
-many groups are wanted, the production code also grades, filters, divides, records and closes. In histories with
-absences, the trainer generates whenever the production code raises LeftAlone, and then replays.
+Both read with the production code and compare each result at once with the undisturbed responses. The production code
+follows, grades, filters, divides, records and closes. In histories with absences, the trainer generates whenever the
+production code raises LeftAlone, and then replays.
 """
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 
 from simulation.ledger import Ledger
@@ -15,15 +14,12 @@ from simulation.simulated_history import TRAINING_S_MAX, History, reward_of
 from simulation.simulated_member import new_watch
 from simulation.undisturbed import Whole, begins, prompt
 from simulation.virtual_time import Process
-from storage import layout, records
 from storage.assembly import Assembled, JournalReader
-from storage.records import BatchRecord, ClosedRecord, GradedResponse
-from storage.run import exists
-from storage.shard import Finish
-from storage.store import CorruptObject, ObjectMissing, ObjectStore
+from storage.records import GradedResponse
+from storage.store import CorruptObject, ObjectStore
 from tasks.configuration.rewards import RewardConfig
 from tasks.grading.grader import Grader
-from tasks.learning.follow import FollowConfig, GroupFollower, RecordedElsewhereError
+from tasks.learning.follow import FollowConfig, GroupFollower
 from tasks.learning.recorded_batches import RecordedBatches
 from tasks.sampling.session.crew_watch import LeftAlone
 from tasks.sampling.session.session_outcome import SessionOutcome
@@ -50,7 +46,6 @@ class SimulatedTrainer:
     ) -> None:
         self._history = history
         self._plan = history.plan
-        self._in_plan_order = history.in_plan_order
         self._store = store
         self._process = process
         self._ledger = ledger
@@ -63,10 +58,7 @@ class SimulatedTrainer:
         """Train until all groups, or as many as the plan wants, are recorded."""
         while True:
             try:
-                if self._plan.groups_wanted is None:
-                    self._train_all(self._watch())
-                else:
-                    self._train_wanted(self._watch())
+                self._train(self._watch())
             except LeftAlone as error:
                 self._ledger.tell(self._process.name, str(error))
             else:
@@ -78,58 +70,18 @@ class SimulatedTrainer:
             return lambda _: None
         return new_watch(self._history, self._store, self._process.clock, at_once=not self._is_fruitless).check
 
-    def _train_wanted(self, watch: Watch) -> None:
+    def _train(self, watch: Watch) -> None:
         with Grader((REWARD,)) as grader:
-            batches = WantedBatches(self._history, self._store, self._process, grader, watch)
+            batches = Batches(self._history, self._store, self._process, grader, watch)
             for batch in batches:
                 self._note_used(batch.number, batch.responses)
                 for graded in batch.graded:
                     self._compare(graded, batches.tokens(graded))
                 self._process.sleep(self._rng.uniform(0, TRAINING_S_MAX))
 
-    def _train_all(self, watch: Watch) -> None:
-        self._reader = JournalReader(self._store, self._plan, 1)
-        self._follower = GroupFollower(self._reader, self._plan, _follow(self._history), self._process.clock, watch)
-        pending, number = list(range(self._plan.num_groups)), 0
-        while pending:
-            batch = self._batch(number, pending)
-            self._note_used(batch.number, batch.responses)
-            for graded in batch.responses:
-                self._use(graded)
-            groups = {graded.response // self._plan.num_generations for graded in batch.responses}
-            pending = [group for group in pending if group not in groups]
-            number += 1
-            self._process.sleep(self._rng.uniform(0, TRAINING_S_MAX))
-        mark = ClosedRecord(iteration=self._plan.iteration, reason="all responses are recorded")
-        records.commit(self._store, layout.closed(self._plan.iteration), mark)
-
     def _note_used(self, number: int, responses: Sequence[GradedResponse]) -> None:
         used = tuple(graded.response for graded in responses)
         self._ledger.used.append((self._process.name, number, used))
-
-    def _batch(self, number: int, pending: list[int]) -> BatchRecord:
-        key = layout.batch(self._plan.iteration, number)
-        with suppress(ObjectMissing):
-            return records.read(self._store, BatchRecord, key)
-        with suppress(RecordedElsewhereError):
-            batch = self._new_batch(number, pending, lambda: exists(self._store, key))
-            if records.commit(self._store, key, batch):
-                return batch
-        return records.read(self._store, BatchRecord, key)
-
-    def _new_batch(self, number: int, pending: list[int], recorded: Callable[[], bool]) -> BatchRecord:
-        groups = [self._follower.wait(pending, recorded)]
-        if not self._in_plan_order:
-            groups += [group for group in pending if group not in groups and self._follower.is_finished(group)]
-        found = [
-            self._follower.response(response) for group in groups for response in self._follower.responses_in(group)
-        ]
-        return BatchRecord(
-            iteration=self._plan.iteration, number=number, responses=tuple(_graded(response) for response in found)
-        )
-
-    def _use(self, recorded: GradedResponse) -> None:
-        self._compare(recorded, self._reader.follow(recorded.response, recorded.lineage))
 
     def _compare(self, recorded: GradedResponse, response: Assembled) -> None:
         whole = response.finish.ends_response and len(response.token_ids) == recorded.length
@@ -137,7 +89,7 @@ class SimulatedTrainer:
             self._ledger.breaks(f"changed: {self._process.name} used wrong tokens of response {recorded.response}")
 
 
-class WantedBatches(RecordedBatches):
+class Batches(RecordedBatches):
     """The production code, with one read request at a time, because virtual time has no thread pools."""
 
     def __init__(self, history: History, store: ObjectStore, process: Process, grader: Grader, watch: Watch) -> None:
@@ -176,15 +128,3 @@ def observe(history: History, store: ObjectStore, process: Process, ledger: Ledg
         except CorruptObject as error:
             ledger.breaks(f"changed: a reader met {error}")
             return
-
-
-def _graded(response: Assembled) -> GradedResponse:
-    """A response as the trainer records it; its reward is arbitrary, because here every group is trained."""
-    return GradedResponse(
-        response=response.response,
-        length=len(response.token_ids),
-        finish_reason="stop" if response.finish is Finish.STOP else "length",
-        lineage=response.lineage,
-        reward=0.0,
-        rewards={},
-    )
