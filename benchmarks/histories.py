@@ -1,4 +1,7 @@
-"""Claim: whatever happens to a crew, no token is lost, doubled or changed, and every iteration ends as it must.
+"""Claim: whatever happens to a crew, no token is lost, doubled or changed, every iteration ends, promises are kept.
+
+The promises: a kill costs at most what was decoded since the last flush, a notice costs nothing, and what no longer
+counts is soon not decoded any more (simulation/judge_promises.py).
 
 Each seed is one simulated iteration: production session, claims, journal and rebalancing, a scripted engine, a faulty
 store in memory and a virtual clock (simulation/simulated_crew.py). In a third of the histories, groups of equal rewards
@@ -31,6 +34,7 @@ class Verdict:
     counts: Counter[str]
     lasted_s: float
     requests_to_bound: float
+    promise_to_bound: float = 0.0
     wait_to_bound: float = 0.0
 
 
@@ -51,6 +55,7 @@ def _verdict(seed: int) -> Verdict:
         outcome.counts,
         outcome.ended_at_s,
         outcome.requests_to_bound,
+        outcome.promise_to_bound,
         outcome.wait_to_bound,
     )
 
@@ -92,6 +97,7 @@ def report(verdicts: list[Verdict], wall_s: float, processes: int, *, as_json: b
             "histories that trained, filtered or left out other groups than their rewards say", broken["filter"], "== 0"
         ),
         Target("histories that did not end, or went round in circles", broken["livelock"], "== 0"),
+        Target("times a promise of kills, notices or work in vain was broken", broken["promise"], "== 0"),
         Target("histories that waited for machines that did not come", broken["waits"], "== 0"),
         Target("histories in which a member that came after closing wrote something", broken["late"], "== 0"),
         Target("histories with a process that ended by an error of its own", broken["error"], "== 0"),
@@ -110,6 +116,7 @@ def report(verdicts: list[Verdict], wall_s: float, processes: int, *, as_json: b
             "virtual_hours": sum(verdict.lasted_s for verdict in verdicts) / 3600,
             "requests_per_response": counts["requests"] / counts["responses"],
             "requests_to_bound_max": max(verdict.requests_to_bound for verdict in verdicts),
+            "promise_to_bound_max": max(verdict.promise_to_bound for verdict in verdicts),
             "wait_to_bound_max": max(verdict.wait_to_bound for verdict in verdicts),
         },
     )
