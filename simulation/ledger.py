@@ -40,8 +40,9 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """Tokens that an engine returned: `count` of a response, from position `start` on."""
+    """Tokens that an engine returned: `count` of a response, from position `start` on, which it admitted at `since_s`."""
 
+    since_s: float
     at_s: float
     response: int
     start: int
@@ -75,6 +76,7 @@ class Ledger:
     faults: list[tuple[float, float]] = field(default_factory=list)
     delays: list[tuple[float, float]] = field(default_factory=list)
     writes: Counter[str] = field(default_factory=Counter)
+    admitted: dict[tuple[str, int], float] = field(default_factory=dict)
     decoded: dict[str, list[Decoded]] = field(default_factory=dict)
     troubles: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     ends: dict[str, tuple[float, str]] = field(default_factory=dict)
@@ -97,9 +99,14 @@ class Ledger:
         """Note that a process's connection to the store is delayed from now on for this long."""
         self.delays.append((self.now(), duration_s))
 
+    def note_admitted(self, who: str, response: int) -> None:
+        """Note that a member's engine begins to decode a response now."""
+        self.admitted[who, response] = self.now()
+
     def note_decoded(self, who: str, response: int, start: int, count: int) -> None:
         """Note that a member's engine has just returned tokens."""
-        self.decoded.setdefault(who, []).append(Decoded(self.now(), response, start, count))
+        since_s = self.admitted[who, response]
+        self.decoded.setdefault(who, []).append(Decoded(since_s, self.now(), response, start, count))
 
     def note_trouble(self, who: str, since_s: float, until_s: float) -> None:
         """Note that a process could not reach the store, or stood still."""

@@ -264,7 +264,6 @@ class SimulatedCrew:
         elif strike.kind == "notice":
             self._preempt(member, strike.duration_s)
         elif strike.kind == "hang":
-            self._note_stop(process, strike.duration_s)
             if member in self._lives.engines:
                 self._lives.engines[member].hang_s = strike.duration_s
         else:

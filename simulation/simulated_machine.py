@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from simulation.simulated_history import CONTEXT, VOCABULARY, History
+from simulation.ledger import Ledger
+from simulation.simulated_history import CONTEXT, SLOWEST_CLOCK, VOCABULARY, History
 from storage import journal
 from storage.clock import Clock
 from storage.shard import Row, decode_shard, encode_shard
@@ -26,11 +27,12 @@ class HangingEngine(ScriptedEngine):
         member: int | None,
         clock: Clock,
         dies: Callable[[float], bool],
-        note: Callable[[int, int, int], None],
+        ledger: Ledger,
+        name: str,
     ) -> None:
         """member: None for the trainer's machine, which generates when no member lives.
 
-        note: called with (response, position of the first token, number of tokens) for all that a step returns.
+        ledger: is told under `name` what the engine returns, and when it hangs.
         """
         speed = history.trainer_speed if member is None else history.speeds[member]
         super().__init__(
@@ -47,7 +49,8 @@ class HangingEngine(ScriptedEngine):
         self._machine_clock = clock
         self._dies = dies
         self._dead = False
-        self._note = note
+        self._ledger = ledger
+        self._name = name
         self._positions: dict[int, int] = {}
 
     def load_weights(self, version: int, tensors: Mapping[str, TensorBlock]) -> None:
@@ -57,7 +60,9 @@ class HangingEngine(ScriptedEngine):
     def start(self, requests: Sequence[GenerationRequest]) -> None:
         self._check_alive()
         super().start(requests)
-        self._positions.update({request.response: len(request.generated_ids) for request in requests})
+        for request in requests:
+            self._positions[request.response] = len(request.generated_ids)
+            self._ledger.note_admitted(self._name, request.response)
         self._check_isolation()
 
     def step(self) -> list[TokenDelta]:
@@ -65,7 +70,7 @@ class HangingEngine(ScriptedEngine):
         deltas = super().step()
         self._survive(self._history.engine_dies)
         for delta in deltas:
-            self._note(delta.response, self._positions[delta.response], len(delta.token_ids))
+            self._ledger.note_decoded(self._name, delta.response, self._positions[delta.response], len(delta.token_ids))
             self._positions[delta.response] += len(delta.token_ids)
         return deltas
 
@@ -99,6 +104,9 @@ class HangingEngine(ScriptedEngine):
 
     def _hang(self) -> float:
         hang_s, self.hang_s = self.hang_s, 0.0
+        if hang_s:
+            now_s = self._ledger.now()
+            self._ledger.note_trouble(self._name, now_s, now_s + hang_s / SLOWEST_CLOCK)
         return hang_s
 
 

@@ -7,7 +7,6 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 
 from simulation.ledger import Ledger
 from simulation.simulated_history import History
@@ -159,7 +158,7 @@ class Members:
             self._ledger.note_fault()
             return True
 
-        return HangingEngine(self._history, member, process.clock, dies, partial(self._ledger.note_decoded, name))
+        return HangingEngine(self._history, member, process.clock, dies, self._ledger, name)
 
     def _session_config(self, process: Machine, slot: int, *, helps_out: bool = False) -> SessionConfig:
         """helps_out: it is the trainer's machine, whose slot number another member may have too."""
