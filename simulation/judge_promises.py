@@ -118,7 +118,7 @@ class Promises:
         return math.inf
 
     def _lost_s(self, name: str, chunk: Decoded) -> float:
-        """When another incarnation claimed the response after the claim under which the engine began it; or infinity."""
+        """When another incarnation claimed the response after `name` had and its engine began it; infinity if never."""
         owners = self.owners.get(chunk.response, ())
         own = [index for index, (at_s, who) in enumerate(owners) if who == name and at_s <= chunk.since_s]
         if not own or own[-1] + 1 == len(owners):

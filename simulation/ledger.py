@@ -40,7 +40,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """Tokens that an engine returned: `count` of a response, from position `start` on, which it admitted at `since_s`."""
+    """Tokens that an engine returned: `count` of a response from position `start` on; since_s: when it admitted it."""
 
     since_s: float
     at_s: float

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 DRAWN = [draw_history(seed) for seed in range(60)]
 # In these a member would leave too early, were it allowed to; in others some leave after a cut, as they may.
-HANDED_OVER_LATE, TAKEN_BY_STRANGERS, LEFT_AFTER_A_CUT = (378, 562), (201, 255, 297, 339, 379), (69, 113, 172)
+HANDED_OVER_LATE, TAKEN_BY_STRANGERS, LEFT_AFTER_A_CUT = (378,), (201, 255, 297, 339, 379), (69, 113, 172)
 
 
 def test_small_batches_seeding_and_cuts_are_all_drawn():
@@ -39,7 +39,7 @@ def test_a_claim_that_comes_to_light_late_is_in_no_heartbeat_before_its_response
 
 def test_a_crew_that_leaves_before_the_trainers_machine_hands_over_is_found(monkeypatch):
     monkeypatch.setattr(Claimant, "_is_from_trainer", lambda *_: False)
-    assert is_found(all_come(HANDED_OVER_LATE), livelock=2)
+    assert is_found(all_come(HANDED_OVER_LATE), livelock=1)
 
 
 def test_a_member_that_leaves_after_a_cut_whoever_has_its_work_is_found(monkeypatch):
