@@ -128,12 +128,12 @@ class RealPolicy:
     """Source (a): the warm-started model and its task."""
 
     def __init__(self, model_dir: Path, problems: int, attempts: int) -> None:
-        self._tokenizer = AutoTokenizer.from_pretrained(str(model_dir))
+        self._tokenizer = AutoTokenizer.from_pretrained(str(model_dir), local_files_only=True, trust_remote_code=False)
         self._problems = list(ArithmeticPrompts(problems, 987_654, TASK))
         self._prompts = [tuple(self._tokenizer(each.text_or_messages)["input_ids"]) for each in self._problems]
         self._count, self._attempts = problems * GROUP_SIZE, attempts
         self._engine = TorchEngine(model_dir, max_responses_in_flight=256, context_length=96)
-        model = AutoModelForCausalLM.from_pretrained(str(model_dir))
+        model = AutoModelForCausalLM.from_pretrained(str(model_dir), local_files_only=True, trust_remote_code=False)
         self._engine.load_weights(0, {name: as_block(tensor) for name, tensor in model.named_parameters()})
         self._tokens = [
             self._decode([self._request(response, attempt) for response in range(self._count)])

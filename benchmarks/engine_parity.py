@@ -287,8 +287,9 @@ def main() -> None:
         try:
             if options.model:
                 model_config(model_dir)  # for its errors
-                given = {"dtype": getattr(torch, options.dtype), "local_files_only": True}
-                model = AutoModelForCausalLM.from_pretrained(model_dir, **given).eval()
+                model = AutoModelForCausalLM.from_pretrained(
+                    model_dir, dtype=getattr(torch, options.dtype), local_files_only=True, trust_remote_code=False
+                ).eval()
             else:
                 model = random_model().to(getattr(torch, options.dtype))
                 model.config.save_pretrained(model_dir)

@@ -35,7 +35,7 @@ def probe_model(vocab_size: int) -> Any:
         pad_token_id=0,
     )
     torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False).eval()
 
 
 def decode(engine: Engine, responses: int, tokens: int) -> float:

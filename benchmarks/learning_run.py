@@ -58,7 +58,7 @@ class Run:
 
     def evaluate(self, version: int, model: Path) -> float:
         """The mean reward of a weight version on held-out problems, sampled with the same noise for every version."""
-        tokenizer = AutoTokenizer.from_pretrained(str(model))
+        tokenizer = AutoTokenizer.from_pretrained(str(model), local_files_only=True, trust_remote_code=False)
         problems = list(ArithmeticPrompts(HELD_OUT, 987_654, TASK))
         engine = TorchEngine(model, max_responses_in_flight=HELD_OUT, context_length=96)
         engine.load_weights(version, pull_version(connect(self.config.run.url), version, None, SystemClock())[1])

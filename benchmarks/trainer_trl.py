@@ -61,7 +61,11 @@ def _trainer(work: Work, folder: str) -> Any:
         disable_tqdm=True,
     )
     model = transformers.AutoModelForCausalLM.from_pretrained(
-        work.model_dir, dtype=torch.float32, attn_implementation="sdpa"
+        work.model_dir,
+        dtype=torch.float32,
+        attn_implementation="sdpa",
+        local_files_only=True,
+        trust_remote_code=False,
     )
     trainer = trl.GRPOTrainer(
         model=model,

@@ -77,7 +77,7 @@ def make_random_policy(directory: Path, *, hidden: int, layers: int) -> Path:
 
 def steps(model: Path, learning_rate: float, count: int) -> Iterator[Step]:
     """GRPO steps on the arithmetic task with its own reward, from the policy in `model` and zero AdamW moments."""
-    tokenizer = AutoTokenizer.from_pretrained(str(model))
+    tokenizer = AutoTokenizer.from_pretrained(str(model), local_files_only=True, trust_remote_code=False)
     start = {name: as_torch(block) for name, block in read_tensors(model).items()}
     policy = Policy(model, start, TrainerConfig())
     optimizer = PolicyOptimizer(policy.parameters(), OptimizerConfig(learning_rate=learning_rate))

@@ -12,9 +12,16 @@ _ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
 
 
 def encode(value: Any) -> bytes:
-    """All fields of a dataclass as JSON: sorted keys, no white space, no character beyond ASCII."""
+    """All fields of a dataclass as JSON: sorted keys, no white space, no character beyond ASCII.
+
+    Half of a surrogate pair, which an exception's message may hold, becomes "?": no reader would take it.
+    """
     document = _adapter(type(value)).dump_python(value, warnings=False)
-    return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"))
+    if "\\ud" in text:
+        whole = json.dumps(document, ensure_ascii=False).encode(errors="replace")
+        text = json.dumps(json.loads(whole), sort_keys=True, separators=(",", ":"))
+    return text.encode()
 
 
 def decode(value_type: type[Value], key: str, body: bytes) -> Value:

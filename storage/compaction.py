@@ -11,7 +11,7 @@ from storage.assembly import Assembled, JournalReader, without_environments
 from storage.prompt_table import read_prompts
 from storage.records import BatchRecord, GradedResponse, PlanRecord
 from storage.responses import Response, decode_responses, encode_responses
-from storage.run import exists, read_plan
+from storage.run import exists, read_plan, read_report
 from storage.shard import Finish, Logprobs, TokenIds
 from storage.store import CorruptObject, ObjectMissing, ObjectStore, commit
 
@@ -65,17 +65,41 @@ def unused_responses(
     return range((last + 1) * size, plan.num_responses)
 
 
+def recorded(store: ObjectStore, plan: PlanRecord) -> Mapping[int, GradedResponse]:
+    """The responses that the batches of an iteration name, by number, ascending.
+
+    Raises CorruptObject unless each response of the plan is recorded once or unused, and the report, if there is one,
+    counts as many. So batches that were lost are noticed before anything is deleted on their word.
+    """
+    batches, key = read_batches(store, plan.iteration), layout.batches(plan.iteration)
+    named = [response for batch in batches for response in batch.graded]
+    graded = _by_response(batches)
+    trained, filtered = ([r for b in batches for r in b.responses], [r for b in batches for r in b.filtered])
+    unused = unused_responses(plan, trained, filtered)
+    if len(graded) != len(named) or sorted([*graded, *unused]) != list(range(plan.num_responses)):
+        reason = f"{len(named)} responses are recorded and {len(unused)} are unused"
+        raise CorruptObject(key, f"{reason}; the plan has {plan.num_responses}, each of them once")
+    try:
+        report = read_report(store, plan.iteration)
+    except ObjectMissing:
+        return graded
+    if len(named) != len(report.lengths):
+        raise CorruptObject(key, f"{len(named)} responses are recorded; the report has {len(report.lengths)}")
+    return graded
+
+
 def compact(store: ObjectStore, iteration: int) -> None:
     """Make the one object of an iteration in which every response is recorded or unused, and check what is stored.
 
     On return the object has been read back and holds exactly what the batches name. It equals the journal token for
     token and bit for bit; if some of its shards are already deleted, it equals what the batches say. Writes nothing if
-    the object exists. Raises CorruptObject if it differs, or if neither it nor the journal is whole.
+    the object exists. Raises what `recorded` raises, and CorruptObject if the object differs, or if neither it nor the
+    journal is whole.
     """
     key = layout.responses(iteration)
     plan = read_plan(store, iteration)
+    graded = recorded(store, plan)
     prompt_ids = _prompt_ids(store, plan)
-    graded = _by_response(read_batches(store, iteration))
     lineages = [response.lineage for response in graded.values()]
     reader = JournalReader(store, plan)
     reader.shards.advance_all({span.incarnation for lineage in lineages for span in lineage})

@@ -4,6 +4,8 @@ A body is first written under a temporary name in the directory of its key and t
 call: `link` creates (and fails if the name exists), `rename` overwrites. A listing or a delete removes the temporary
 files of dead writers and the empty directories that it meets. A temporary name says which process writes it: a dead
 writer of the same machine is known at once, of one elsewhere only age tells. The bodies' meaning is unknown here.
+
+The root may be a link, or lie below one. Below the root no verb follows a link, so none reaches what is not the run's.
 """
 
 import errno
@@ -27,7 +29,7 @@ NFS_DELETED = ".nfs"
 FOLDER_ATTEMPTS = 100
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
-OBSTRUCTED = frozenset({errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP})
+OBSTRUCTED = frozenset({errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG})
 NO_HARD_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 
 
@@ -36,7 +38,7 @@ class LocalStore:
 
     With `fsync`, an object that was reported as written survives a power cut; without it, it survives only a kill of
     the process. A directory cannot hold both an object `a` and objects `a/...`; such a write is refused with
-    StoreDenied.
+    StoreDenied. So is every key and prefix on whose way there is a link or a device; a listing passes over them.
     """
 
     def __init__(self, root: Path, *, fsync: bool = True) -> None:
@@ -48,7 +50,7 @@ class LocalStore:
         return str(self._root)
 
     def create(self, key: str, body: bytes) -> bool:
-        path = self._path(key)
+        path = self._path("create", key)
         check_body(key, body)
         with self._explained("create", key), self._temporary(path, body) as temporary:
             try:
@@ -66,13 +68,13 @@ class LocalStore:
         return True
 
     def put(self, key: str, body: bytes) -> None:
-        path = self._path(key)
+        path = self._path("put", key)
         with self._explained("put", key), self._temporary(path, body) as temporary:
             temporary.replace(path)
             self._sync_entry(path.parent)
 
     def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
-        path = self._path(key)
+        path = self._path("get", key)
         check_range(start, end)
         with self._explained("get", key):
             descriptor = self._open_existing(path, key)
@@ -85,7 +87,7 @@ class LocalStore:
 
     def get_into(self, key: str, start: int, view: memoryview) -> int:
         """Read into `view`, see `ReadsInto`: several times faster than `get`, which fills new memory first."""
-        path = self._path(key)
+        path = self._path("get", key)
         check_range(start, None)
         filled = 0
         with self._explained("get", key):
@@ -107,6 +109,7 @@ class LocalStore:
         keys: list[str] = []
         folders = [prefix[: prefix.rfind("/") + 1]]
         with self._explained("list", prefix):
+            self._refuse_links(folders[0])
             while folders:
                 folder = folders.pop()
                 for name, is_folder in self._entries(self._root / folder):
@@ -121,7 +124,7 @@ class LocalStore:
         return sorted(keys)
 
     def delete(self, key: str) -> None:
-        path = self._path(key)
+        path = self._path("delete", key)
         with self._explained("delete", key), suppress(FileNotFoundError, NotADirectoryError):
             if not path.is_dir():
                 path.unlink()
@@ -129,13 +132,28 @@ class LocalStore:
                 self._sync_entry(path.parent)
                 self._remove_empty(path.parent)
 
-    def _path(self, key: str) -> Path:
+    def _path(self, verb: str, key: str) -> Path:
+        """The file of `key`; raises ValueError for what is no key, and StoreDenied if `verb` may not go there."""
         check_key(key)
         if any(part.startswith((TEMPORARY, NFS_DELETED)) for part in key.split("/")):
             raise ValueError(
                 f"not a storage key: {key!r} (parts beginning {TEMPORARY!r} or {NFS_DELETED!r} are temporary files)"
             )
+        with self._explained(verb, key):
+            self._refuse_links(key)
         return self._root / key
+
+    def _refuse_links(self, key: str) -> None:
+        """Raise OSError if something on the way from the root to `key` is neither a file nor a folder."""
+        path = str(self._root)
+        for part in filter(None, key.split("/")):
+            path = f"{path}/{part}"
+            try:
+                mode = os.lstat(path).st_mode
+            except (FileNotFoundError, NotADirectoryError):
+                return
+            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                raise OSError(errno.ELOOP, f"{path} is a link or a device; Gleaner follows none inside a run")
 
     @contextmanager
     def _temporary(self, path: Path, body: bytes) -> Iterator[Path]:
@@ -157,7 +175,10 @@ class LocalStore:
                 temporary.unlink()
 
     def _entries(self, folder: Path) -> Iterator[tuple[str, bool]]:
-        """(name, is it a folder) of the objects and folders directly in `folder`; nothing if `folder` is missing."""
+        """(name, is it a folder) of the objects and folders directly in `folder`; nothing if `folder` is missing.
+
+        Links and devices are neither.
+        """
         swept, kept = False, False
         with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
             for entry in entries:
@@ -165,7 +186,9 @@ class LocalStore:
                     kept = True
                 elif not entry.name.startswith(TEMPORARY):
                     kept = True
-                    yield entry.name, entry.is_dir()
+                    is_folder = entry.is_dir(follow_symlinks=False)
+                    if is_folder or entry.is_file(follow_symlinks=False):
+                        yield entry.name, is_folder
                 elif remove_abandoned(entry):
                     swept = True
         if swept and not kept:
@@ -174,7 +197,7 @@ class LocalStore:
     def _open_existing(self, path: Path, key: str) -> int:
         """A descriptor of the file `path`; raises ObjectMissing if there is none."""
         try:
-            return os.open(path, os.O_RDONLY)
+            return os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
         except FileNotFoundError:
             raise ObjectMissing(key) from None
         except NotADirectoryError:
@@ -245,6 +268,8 @@ class LocalStore:
                 raise StoreDenied(f"{what}; free some space there or choose another directory") from error
             if error.errno in REFUSED:
                 raise StoreDenied(f"{what}; this user must be able to read and write that directory") from error
+            if error.errno == errno.ELOOP:
+                raise StoreDenied(f"{what}; remove it, or make it a folder or a file") from error
             if error.errno in OBSTRUCTED:
                 raise StoreDenied(f"{what}; a file and a folder want the same name, or the name is too long") from error
             raise StoreUnavailable(what) from error
@@ -293,7 +318,7 @@ def remove_abandoned(entry: os.DirEntry[str]) -> bool:
     If the writer lives after all, its write fails with StoreUnavailable, and nothing else happens.
     """
     try:
-        if _writer_is_dead(entry.name) or time.time() - entry.stat().st_mtime > ABANDONED_S:
+        if _writer_is_dead(entry.name) or time.time() - entry.stat(follow_symlinks=False).st_mtime > ABANDONED_S:
             Path(entry.path).unlink()
             return True
     except FileNotFoundError:

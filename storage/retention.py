@@ -12,11 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from storage import layout, records
-from storage.compaction import compact
+from storage.compaction import compact, recorded
 from storage.evaluations import versions_under_evaluation
 from storage.records import ClosedRecord
 from storage.retention_config import RetentionConfig
-from storage.run import next_iteration, plans_in_flight
+from storage.run import next_iteration, plans_in_flight, read_plan
 from storage.store import ConflictingRecord, CorruptObject, ObjectMissing, ObjectStore, StoreDenied
 from storage.weights.versions import bases
 
@@ -155,7 +155,9 @@ def _sweep_iteration(store: ObjectStore, iteration: int, deletion: _Deletion, co
     is_new = layout.responses(iteration) not in keys
     if not any(phases):
         return
-    if not deletion.dry_run:
+    if deletion.dry_run:
+        recorded(store, read_plan(store, iteration))
+    else:
         compact(store, iteration)
         # Without claims, an iteration that is not closed would look as if no member had come yet.
         closed = ClosedRecord(iteration=iteration, reason="the iteration is committed", nonce="committed")

@@ -6,6 +6,7 @@ from typing import Any
 
 from storage import layout, records
 from storage.assembly import JournalReader
+from storage.compaction import read_batches
 from storage.digests import digest_of
 from storage.prompt_table import PromptRow, encode_prompts
 from storage.records import BatchRecord, GradedResponse, PlanRecord, ReportRecord, RunRecord
@@ -100,14 +101,15 @@ def publish_version(store: ObjectStore, version: int) -> None:
 
 
 def commit(store: ObjectStore, plan: PlanRecord) -> None:
-    """The report."""
+    """The report on what the batches name."""
+    graded = [response for batch in read_batches(store, plan.iteration) for response in batch.graded]
     report = ReportRecord(
         iteration=plan.iteration,
         weight_version=plan.iteration + 1,
         next_prompt=0,
         metrics={"reward": 0.375},
-        rewards=(),
-        lengths=(),
+        rewards=tuple(response.reward for response in graded),
+        lengths=tuple(response.length for response in graded),
         lives=(),
         train_started_at_s=0,
         train_ended_at_s=0,

@@ -25,11 +25,13 @@ from tests.architecture import (
     vacuous_tests,
     vague_names,
 )
+from tests.loader_rules import open_loaders
 
 TREE = Tree(ROOT)
+ALL_RULES = (*RULES, open_loaders)
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+@pytest.mark.parametrize("rule", ALL_RULES, ids=lambda rule: rule.__name__)
 def test_this_tree_keeps_the_rule(rule: Callable[[Tree], Iterator[str]]):
     assert list(rule(TREE)) == []
 
@@ -117,6 +119,20 @@ BROKEN = [
     (dangerous_calls, {"tests/a.py": "x = torch.load('x')"}, "torch.load('x')"),
     (dangerous_calls, {"gleaner.py": "eval('1')"}, "gleaner.py:1: eval('1')"),
     (dangerous_calls, {"benchmarks/a.py": "np.load(f, allow_pickle=True)"}, "allow_pickle=True"),
+    (open_loaders, {"tasks/a.py": "AutoConfig.from_pretrained(x, local_files_only=True)"}, "trust_remote_code=False"),
+    (open_loaders, {"tasks/a.py": "def f():\n f().from_pretrained(x)"}, "a.py:2: f().from_pretrained without local_fi"),
+    (open_loaders, {"gleaner.py": "t.A.from_pretrained(x, **given)"}, "t.A.from_pretrained without"),
+    (open_loaders, {"tasks/a.py": "f.from_pretrained(x, local_files_only=True, trust_remote_code=y)"}, "trust_remote"),
+    (
+        open_loaders,
+        {"benchmarks/a.py": "load = AutoTokenizer.from_pretrained"},
+        "AutoTokenizer.from_pretrained without",
+    ),
+    (
+        open_loaders,
+        {"tasks/a.py": "partial(t.AutoModel.from_config, x)"},
+        "from_config without trust_remote_code=False",
+    ),
     (misplaced_inits, {"__init__.py": DOC}, "the root must have none"),
     (misplaced_inits, {"tests/a/__init__.py": DOC}, "tests have none"),
     (misplaced_inits, {"tasks/__init__.py": DOC, "tasks/a/b.py": ""}, "tasks/a: no __init__.py"),
@@ -140,7 +156,8 @@ SOUND = {
     "gleaner.py": "import click\nimport tasks.plan",
     "storage/__init__.py": DOC,
     "storage/a.py": "import os\nimport numpy as np\nfrom storage import b\nmodel.eval()",
-    "storage/b.py": "import pyarrow.compute",
+    "storage/b.py": "import pyarrow.compute\npartial(AutoModel.from_config, c, trust_remote_code=False)"
+    "\nQ.from_config(c)\nA.from_pretrained(x, local_files_only=True, trust_remote_code=False)",
     "storage/s3.py": "import s3fs",
     "tests/b.py": "def f(x):\n    g(x)\ndef g(x):\n    assert x",
     "tests/test_a.py": "def test_x():\n    b.f(1)\ndef test_y():\n    with pytest.raises(E): h()\n"
@@ -169,7 +186,7 @@ def test_rule_complains(tmp_path: Path, rule: Callable[[Tree], Iterator[str]], f
 
 def test_sound_tree_has_no_complaints(tmp_path: Path):
     tree = make_tree(tmp_path, {"pyproject.toml": PYPROJECT} | SOUND)
-    assert [complaint for rule in RULES for complaint in rule(tree)] == []
+    assert [complaint for rule in ALL_RULES for complaint in rule(tree)] == []
     tree = make_tree(tmp_path, SOUND_TASKS)
     assert [complaint for rule in (forbidden_imports, import_circles) for complaint in rule(tree)] == []
     assert list(slow_imports(tree)) == ["resources.pools -> flytekit"]

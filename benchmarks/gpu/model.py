@@ -35,7 +35,7 @@ def write_model(shape: ModelShape, folder: Path, device: str) -> dict[str, Tenso
     """Write config.json and model.safetensors in bfloat16; returns the tensors on the CPU, tied ones once."""
     torch.manual_seed(0)
     with torch.device(device):
-        model = AutoModelForCausalLM.from_config(model_config(shape), dtype=torch.bfloat16)
+        model = AutoModelForCausalLM.from_config(model_config(shape), dtype=torch.bfloat16, trust_remote_code=False)
     model.to("cpu").save_pretrained(str(folder))
     if device == "cuda":
         torch.cuda.empty_cache()  # for other processes

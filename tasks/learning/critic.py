@@ -79,7 +79,7 @@ def _body(model_dir: Path) -> Any:
     config = read_model_config(model_dir)
     from transformers import AutoModel  # noqa: PLC0415 - costs seconds, and only here
 
-    return AutoModel.from_config(config, dtype=torch.float32)
+    return AutoModel.from_config(config, dtype=torch.float32, trust_remote_code=False)
 
 
 # The variance that rounding leaves for equal numbers, as a share of their mean square.

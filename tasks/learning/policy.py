@@ -102,7 +102,11 @@ def _build(model_dir: Path, config: TrainerConfig, ranks: Ranks, adapt: Callable
     from transformers import AutoModelForCausalLM  # noqa: PLC0415 - costs seconds, and only here
 
     with skeleton(ranks):
-        module = AutoModelForCausalLM.from_config(architecture, dtype=torch.float32)
+        try:
+            module = AutoModelForCausalLM.from_config(architecture, dtype=torch.float32, trust_remote_code=False)
+        except ValueError as error:
+            reason = " ".join(str(error).split())
+            raise PolicyError(f"model: no causal language model can be built of {str(model_dir)!r}: {reason}") from None
         if config.use_liger_kernel:
             apply_liger_kernels(module, ranks.device)
         adapt(module)

@@ -42,7 +42,7 @@ def read_model_config(model_dir: Path) -> Any:
     if not (model_dir / "config.json").is_file():
         raise PolicyError(f"model: {str(model_dir)!r} holds no config.json; allowed: a Hugging Face model directory")
     try:
-        config = AutoConfig.from_pretrained(str(model_dir), trust_remote_code=False)
+        config = AutoConfig.from_pretrained(str(model_dir), local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).splitlines()[0]
         raise PolicyError(f"model: {str(model_dir / 'config.json')!r} is not understood: {reason}") from None

@@ -29,7 +29,7 @@ from storage.run import (
     read_run,
     release_lease,
 )
-from storage.store import ConflictingRecord, ObjectStore, commit
+from storage.store import ConflictingRecord, CorruptObject, ObjectMissing, ObjectStore, commit
 from storage.weights.tensor_sets import publish
 from tasks.configuration.references import PlanReference
 from tasks.configuration.run_config import RunConfig, differences, digest, dump, identity, parse
@@ -43,6 +43,7 @@ from tasks.learning.pretrained import check_model, read_tensors, stop_token_ids,
 from tasks.planning.division import groups_in_budget
 from tasks.planning.iteration_plan import BudgetExceeded, plan_iteration
 from tasks.planning.offer import GroupLengths
+from tasks.preparing.needed_state import check_needed_state
 from tasks.preparing.tokenizer import open_tokenizer
 from tasks.prompts.draw import draw_prompts
 from tasks.prompts.loading import load_prompts
@@ -61,7 +62,8 @@ def prepare(
 ) -> tuple[PlanReference, list[list[int]]]:
     """Plan the next iteration; returns the plan's reference and its `crew_slots`. pools: () means the configured ones.
 
-    Raises WeightsTooOld if the iteration may not begin yet. Raises BudgetExceeded, with the lease released. But while
+    Raises WeightsTooOld if the iteration may not begin yet, and CorruptObject or ObjectMissing if training could not
+    restore its state. Raises BudgetExceeded, with the lease released. But while
     an earlier iteration is under way, that error would abort it although most of it is paid for: the earlier iteration
     is then returned again, without slots, and the next plan is refused.
     """
@@ -97,6 +99,11 @@ def prepare(
         first_open = next_iteration(store)
         iteration = _passing_over(store, first_open, ahead)
         is_ahead = iteration > first_open
+        try:
+            check_needed_state(store, config, first_open)
+        except (CorruptObject, ObjectMissing):
+            release_lease(store, execution)
+            raise
         if not exists(store, layout.plan(iteration)):
             # A committed iteration has published the version that it ends with.
             version = sampled_version(store, iteration, config.algorithm.max_staleness) if is_ahead else iteration

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from tasks.learning.pretrained import ModelError
-from tasks.prompts.auto_tokenizer import auto_tokenizer
+from tasks.prompts.auto_tokenizer import read_tokenizer
 from tasks.prompts.tokenise import Tokenizer
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
@@ -15,7 +15,8 @@ def open_tokenizer(model_dir: Path) -> Tokenizer:
     if not any((model_dir / name).is_file() for name in TOKENIZER_FILES):
         raise ModelError(f"policy.path: no tokenizer in {str(model_dir)!r}; looked for {', '.join(TOKENIZER_FILES)}")
     try:
-        tokenizer: Tokenizer = auto_tokenizer().from_pretrained(str(model_dir))
+        tokenizer: Tokenizer = read_tokenizer(model_dir)
     except Exception as error:  # a damaged file can raise anything in the library that reads it
-        raise ModelError(f"policy.path: no usable tokenizer in {str(model_dir)!r}: {error}") from error
+        reason = " ".join(str(error).split())
+        raise ModelError(f"policy.path: no usable tokenizer in {str(model_dir)!r}: {reason}") from error
     return tokenizer

@@ -7,6 +7,7 @@ Python's module table says so.
 
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 _forgone = False
@@ -30,6 +31,14 @@ def auto_tokenizer() -> Any:
         return _import()
     finally:
         del sys.modules["torch"]
+
+
+def read_tokenizer(model_dir: Path) -> Any:
+    """The tokenizer in a model directory, without the network and without running the directory's code.
+
+    Raises whatever transformers raises for files that it does not understand.
+    """
+    return auto_tokenizer().from_pretrained(str(model_dir), local_files_only=True, trust_remote_code=False)
 
 
 def _import() -> Any:

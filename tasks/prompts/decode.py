@@ -4,14 +4,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tasks.prompts.auto_tokenizer import auto_tokenizer
+from tasks.prompts.auto_tokenizer import read_tokenizer
 
 Decode = Callable[[Sequence[int]], str]
 
 
 def open_decoder(model_dir: Path) -> Decode:
     """A function that decodes token ids to text without special tokens; raises the errors of transformers."""
-    tokenizer: Any = auto_tokenizer().from_pretrained(str(model_dir))
+    tokenizer: Any = read_tokenizer(model_dir)
 
     def decode(token_ids: Sequence[int]) -> str:
         text: str = tokenizer.decode(list(token_ids), skip_special_tokens=True)

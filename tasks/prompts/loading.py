@@ -10,7 +10,7 @@ from typing import Any
 
 from tasks.configuration.data import ARITHMETIC, DataConfig
 from tasks.prompts.arithmetic import ArithmeticPrompts
-from tasks.prompts.plain_values import plain
+from tasks.prompts.plain_values import check_text, plain
 from tasks.prompts.prompt import Prompt, PromptError, PromptSet, check_prompt
 from tasks.prompts.rows import DatasetRows, JsonLines, ParquetRows, Rows
 
@@ -39,8 +39,8 @@ class RowPrompts:
             raise IndexError(f"prompt {index} of {self._size}")
         where = self._rows.place(index)
         try:
-            row = {name: plain(value, name) for name, value in self._rows.row(index).items()}
-        except TypeError as error:
+            row = {check_text(name, "a column"): plain(value, name) for name, value in self._rows.row(index).items()}
+        except (TypeError, ValueError) as error:
             raise PromptError(f"{where}: {error}") from None
         content = check_prompt(row.pop(self._prompt_column), where)
         return Prompt(self._ids[index], content, _with_ground_truth(row))

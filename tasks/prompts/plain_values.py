@@ -8,30 +8,52 @@ from typing import Any
 
 import numpy as np
 
+# Far above what rows hold, far below what Python's own stack and readers of JSON can take.
+DEPTH_MAX = 100
 
-def plain(value: Any, where: str) -> Any:
+
+def plain(value: Any, where: str, depth: int = 0) -> Any:
     """Convert `value` to None, bool, int, float, str, or a list or dict of these.
 
     Dates and times become ISO 8601 text, durations become seconds, and decimals become ints or floats if that is exact,
-    else text. Raises TypeError, whose message begins with `where`, for anything else (bytes, images, ...).
+    else text. Raises TypeError, whose message begins with `where`, for anything else (bytes, images, ...), and
+    ValueError for text that is no Unicode and for what is nested more than DEPTH_MAX levels deep.
     """
-    if value is None or isinstance(value, bool | int | float | str):
+    if value is None or isinstance(value, bool | int | float):
         # Subclasses (numpy's float64 and str_ among them) are converted to JSON's own types.
         return _builtin(value)
+    if isinstance(value, str):
+        return check_text(str(value), where)
+    if depth == DEPTH_MAX:
+        raise ValueError(f"{where[:80]}: nested more than {DEPTH_MAX} levels deep")
     if isinstance(value, np.generic | np.ndarray):
-        return plain(value.tolist(), where)
+        return plain(value.tolist(), where, depth + 1)
     if isinstance(value, Mapping):
-        return {str(key): plain(item, f"{where}.{key}") for key, item in value.items()}
+        names = [(check_text(str(key), f"{where}: a name"), item) for key, item in value.items()]
+        return {name: plain(item, f"{where}.{name}", depth + 1) for name, item in names}
     if isinstance(value, list | tuple | set | frozenset):
         items = sorted(value, key=repr) if isinstance(value, set | frozenset) else value
-        return [plain(item, f"{where}[{number}]") for number, item in enumerate(items)]
+        return [plain(item, f"{where}[{number}]", depth + 1) for number, item in enumerate(items)]
     if isinstance(value, datetime | date | time | timedelta | Decimal):
         return _plain_quantity(value)
     raise TypeError(f"{where}: a value of type {type(value).__name__} is not JSON; remove the column or convert it")
 
 
+def check_text(text: str, where: str) -> str:
+    """Return `text`; raises ValueError, whose message begins with `where`, for a half of a surrogate pair.
+
+    JSON and Arrow files can hold one, and no store, tokenizer or terminal takes it.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        found = text[error.start]
+        raise ValueError(f"{where}: {found!r} at character {error.start} is half of a character; remove it") from None
+    return text
+
+
 def _builtin(value: Any) -> Any:
-    for kind in (bool, int, float, str):
+    for kind in (bool, int, float):
         if isinstance(value, kind):
             return kind(value)
     return value

@@ -66,6 +66,8 @@ def _parse_line(line: bytes, where: str) -> dict[str, Any]:
         value = json.loads(line.decode("utf-8-sig"))
     except ValueError as error:
         raise PromptError(f"{where} is not JSON: {error}") from None
+    except RecursionError:
+        raise PromptError(f"{where} is nested too deep") from None
     if not isinstance(value, dict):
         raise PromptError(f"{where} is {type(value).__name__}; allowed: a JSON object")
     return value

@@ -95,6 +95,33 @@ def test_no_object_is_made_of_a_journal_with_a_hole(store):
     assert KEY not in store.list("")
 
 
+@pytest.mark.parametrize("lost", [(0, 1), (0,), (1,)], ids=["all", "the first", "the last"])
+def test_a_journal_is_not_compacted_when_batches_are_lost(store, lost):
+    for number in lost:
+        store.delete(layout.batch(0, number))
+    left = 2 if lost == (1,) else 0
+    with pytest.raises(CorruptObject, match=f"{left} responses are recorded and 0 are unused; the plan has 4"):
+        compact(store, 0)
+    assert KEY not in store.list("")
+
+
+def test_lost_batches_are_noticed_by_the_report_when_the_plan_wants_fewer_groups(store):
+    wants(store, 1)
+    store.delete(layout.batch(0, 0))
+    batch = records.read(store, BatchRecord, layout.batch(0, 1))
+    records.put(store, layout.batch(0, 0), replace(batch, number=0))
+    store.delete(layout.batch(0, 1))
+    with pytest.raises(CorruptObject, match="2 responses are recorded; the report has 4"):
+        compact(store, 0)
+
+
+def test_a_response_recorded_twice_is_not_compacted(store):
+    batch = records.read(store, BatchRecord, layout.batch(0, 1))
+    records.put(store, layout.batch(0, 2), replace(batch, number=2))
+    with pytest.raises(CorruptObject, match="6 responses are recorded and 0 are unused; the plan has 4, each of them"):
+        compact(store, 0)
+
+
 def test_batches_that_contradict_the_journal_are_not_compacted(store):
     key = layout.batch(0, 0)
     batch = records.read(store, BatchRecord, key)

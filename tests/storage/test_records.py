@@ -121,3 +121,9 @@ def test_a_record_is_stored_under_the_key_it_was_encoded_for():
 def test_reading_a_missing_record_says_so():
     with pytest.raises(ObjectMissing):
         records.read(MemoryStore(), BatchRecord, "batches/0")
+
+
+def test_a_message_with_half_of_a_character_does_not_make_a_record_unreadable():
+    batch = replace(BATCH, reward_errors=("style: \ud83d is bad", "\U0001f600 is not"))
+    found = records.decode(BatchRecord, layout.batch(0, 0), records.encode(layout.batch(0, 0), batch))
+    assert found == replace(batch, reward_errors=("style: ? is bad", "\U0001f600 is not"))

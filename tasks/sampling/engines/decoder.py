@@ -58,7 +58,8 @@ def model_config(model_dir: Path | str) -> Any:
     try:
         return AutoConfig.from_pretrained(str(model_dir), local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
-        raise EngineError(f"model_dir: cannot read {str(model_dir)!r}: {error}") from error
+        reason = " ".join(str(error).split())
+        raise EngineError(f"model_dir: cannot read {str(model_dir)!r}: {reason}") from error
 
 
 def read_config(model_dir: Path | str, context_length: int) -> Any:

@@ -71,7 +71,7 @@ class FusedDecoder:
         self._device = device
         self._packs = device.type == "cpu" and dtype == torch.float32 and _has_onednn()
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
         self.shapes, self.aliases = tied_names(model)
         self._num_layers: int = config.num_hidden_layers
         self._heads: int = config.num_attention_heads

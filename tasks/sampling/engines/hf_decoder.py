@@ -5,6 +5,7 @@ language model whose attention takes its mask as an argument. The first load tes
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -110,12 +111,14 @@ def _inputs(window: Window, cache: KeyValueCache) -> dict[str, Any]:
 def _build(config: Any, dtype: torch.dtype, device: torch.device) -> Any:
     # The initial values are discarded, and must not change the state of the caller's random generators.
     generators = [device] if device.type == "cuda" else []
+    build = partial(AutoModelForCausalLM.from_config, config, dtype=dtype, trust_remote_code=False)
     with torch.random.fork_rng(devices=generators), torch.inference_mode(mode=False), device:
         try:
-            model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
+            model = build(attn_implementation="sdpa")
         except (ValueError, ImportError):
             try:
-                model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager")
+                model = build(attn_implementation="eager")
             except (ValueError, KeyError, ImportError) as error:
-                raise EngineError(f"model_dir: no causal language model can be built: {error}") from error
+                reason = " ".join(str(error).split())
+                raise EngineError(f"model_dir: no causal language model can be built: {reason}") from error
     return model.to(device).requires_grad_(requires_grad=False).eval()

@@ -337,7 +337,7 @@ def _parameters(model_dir: Path) -> _Parameters:
 
     config = model_config(model_dir)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     return _Parameters(type(model).__name__, *tied_names(model))
 
 

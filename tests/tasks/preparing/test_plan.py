@@ -20,6 +20,7 @@ from tasks.configuration.run_config import dump, identity, parse
 from tasks.plan import execution_name, plan
 from tasks.preparing.iteration import crew_slots, ended_here, prepare
 from tasks.prompts.order import prompt_index
+from tests.committed_runs import publish_state
 from tests.small_run import (
     Unreachable,
     config,
@@ -44,6 +45,7 @@ def settings(model):
 
 def commit_report(store, iteration, next_prompt):
     """As if the iteration had been rolled out, trained and concluded."""
+    publish_state(store, layout.checkpoint(iteration + 1), iteration + 1)
     report = ReportRecord(
         iteration=iteration,
         weight_version=iteration + 1,

@@ -14,6 +14,7 @@ from storage.run import acquire_lease, exists, next_iteration, read_plan, releas
 from tasks.plan import plan
 from tasks.planning.iteration_plan import BudgetExceeded
 from tasks.preparing.iteration import WeightsTooOld, prepare
+from tests.committed_runs import publish_state
 from tests.small_run import EXECUTION, config, document, everything, memory_store
 
 URL = "memory://plan-ahead"
@@ -64,7 +65,8 @@ def planned(settings, ahead=0):
 
 
 def publish(store, version):
-    """As if the trainer had: whoever plans asks for no more than the manifest."""
+    """As if the trainer had: of the weights, whoever plans asks for no more than the manifest."""
+    publish_state(store, layout.checkpoint(version), version)
     store.put(layout.manifest(layout.weights(version)), b"{}")
 
 

@@ -136,6 +136,21 @@ def test_columns_are_those_that_every_row_has(tmp_path: Path):
             {"id_column": "id"},
             r"duplicate prompt id '1': .*a.jsonl: line 1 and .*a.jsonl: line 3",
         ),
+        (
+            '{"prompt": "a"}\n{"prompt": "b\\ud83d"}',
+            {},
+            r"line 2: prompt: '\\ud83d' at character 1 is half of",
+        ),
+        (
+            '{"prompt": "a", "x": {"y": ["\\udc00"]}}',
+            {},
+            r"line 1: x.y\[0\]: '\\udc00' at character 0 is half",
+        ),
+        ('{"prompt": "a", "\\ud83d": 1}', {}, r"a.jsonl: line 1: a column: '\\ud83d' at character 0 is half"),
+        ('{"prompt": "a", "id": "\\ud83d"}', {"id_column": "id"}, r"a.jsonl: line 1: id: '\\ud83d' at character 0"),
+        ('{"prompt": [{"role": "user", "content": "\\ud83d"}]}', {}, r"line 1: prompt\[0\].content: '\\ud83d' at"),
+        ('{"prompt": "a", "x": %s}' % ("[" * 101 + "]" * 101), {}, r"line 1: x\[0\].*: nested more than 100"),
+        ('{"prompt": "a", "x": %s}' % ("[" * 99_999), {}, r"a.jsonl: line 1 is nested too deep"),
         ('{"prompt": "a", "id": null}', {"id_column": "id"}, "line 1: id is None; allowed: text"),
         ('{"prompt": "a"}', {"split": "train"}, "split: value 'train'; allowed: null"),
         (

@@ -5,7 +5,7 @@ from decimal import Decimal
 import numpy as np
 import pytest
 
-from tasks.prompts.plain_values import plain
+from tasks.prompts.plain_values import DEPTH_MAX, plain
 
 
 @pytest.mark.parametrize(
@@ -41,3 +41,32 @@ def test_cells_become_plain(value: object, expected: object):
 def test_what_json_cannot_hold_is_named():
     with pytest.raises(TypeError, match=r"row\.image\[1\]: a value of type bytes is not JSON"):
         plain({"image": [1, b"x"]}, "row")
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("ab\ud83d", r"row: '\\ud83d' at character 2 is half of a character; remove it"),
+        ({"x": ["", "\udc00b"]}, r"row\.x\[1\]: '\\udc00' at character 0 is half of a character"),
+        ({"x": {"\ud83d": 1}}, r"row\.x: a name: '\\ud83d' at character 0"),
+        (np.array(["\ud83d"]), r"row\[0\]: '\\ud83d' at character 0"),
+    ],
+)
+def test_text_that_is_no_unicode_is_named(value, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        plain(value, "row")
+    assert str(caught.value).isprintable()
+
+
+def test_whole_pairs_and_every_other_character_are_text():
+    text = "\U0001f600 \u2028\ufffe\x00"
+    assert plain(text, "row") == text
+
+
+def test_depth_is_bounded():
+    nested: object = 1
+    for _ in range(DEPTH_MAX):
+        nested = [nested]
+    assert plain(nested, "row") == nested
+    with pytest.raises(ValueError, match=r"row\[0\].*: nested more than 100 levels deep"):
+        plain([nested], "row")
