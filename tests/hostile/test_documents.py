@@ -73,7 +73,7 @@ def test_every_reader_of_such_files_is_as_strict(tmp_path, load, error):
 
 @pytest.mark.parametrize("name", ["nowhere.yaml", "nul\0.yaml", "x" * 300, "surrogate\udcff"])
 def test_a_path_that_cannot_be_read_is_refused(tmp_path, name):
-    with pytest.raises(DocumentError, match="^cannot be read: "):
+    with pytest.raises(DocumentError, match=r"^cannot be read: "):
         read_document(tmp_path / name)
 
 
