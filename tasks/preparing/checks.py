@@ -59,13 +59,14 @@ def model_directory(config: RunConfig) -> Path:
 
 def draw(config: RunConfig, prompts: PromptSet, model_dir: Path, *, first: int, count: int) -> list[PromptRow]:
     """Prompts at running positions, tokenised; raises PromptError for one that does not fit."""
+    context = context_length(config.rollout, model_dir)
     return draw_prompts(
         prompts,
         open_tokenizer(model_dir),
         config.data,
         first=first,
         count=count,
-        context_length=context_length(config.rollout, model_dir),
+        context_length=context,
         max_completion_length=config.sampling.max_completion_length,
     )
 

@@ -17,5 +17,6 @@ def open_tokenizer(model_dir: Path) -> Tokenizer:
     try:
         tokenizer: Tokenizer = auto_tokenizer().from_pretrained(str(model_dir))
     except Exception as error:  # a damaged file can raise anything in the library that reads it
-        raise ModelError(f"policy.path: no usable tokenizer in {str(model_dir)!r}: {error}") from error
+        reason = " ".join(str(error).split())[:300]
+        raise ModelError(f"policy.path: no usable tokenizer in {str(model_dir)!r}: {reason}") from error
     return tokenizer
