@@ -1,12 +1,15 @@
 """The command line that looks at configurations and runs. `pyflyte run workflows/training.py training` trains."""
 
+import io
 import json
+import os
 import signal
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import closing, suppress
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any, NoReturn
 
 import click
 from rich.console import Console
@@ -24,16 +27,13 @@ from storage.retention import sweep as sweep_run
 from storage.run import connect_to_run, next_iteration, read_config, read_plan, reports
 from storage.store import StorageError
 from tasks.configuration.in_force import in_force
-from tasks.configuration.run_config import ConfigError, RunConfig, dump, load, parse
-from tasks.evaluation.held_out import load_held_out
+from tasks.configuration.run_config import RunConfig, dump, load, parse
 from tasks.forecasting.comparison import forecast as forecast_run
 from tasks.forecasting.probe import NoProbe, probe_run
 from tasks.forecasting.realised import compare, save_forecast
 from tasks.forecasting.table import comparison_text, forecast_text
-from tasks.grading.grader import Grader
 from tasks.grading.reward import GradingError
-from tasks.learning.pretrained import ModelError, check_model
-from tasks.prompts.loading import load_prompts
+from tasks.preparing.checks import check_files, check_settings
 from tasks.prompts.prompt import PromptError
 from tasks.reporting.costs import usd_per_reward_point
 from tasks.reporting.crew_view import RunView
@@ -65,10 +65,26 @@ EXPORTS = {
     "--model": {"--version": "--version N", "--dtype": "--dtype D"},
     "--adapter": {"--version": "--version N"},
 }
-EXPECTED = (ConfigError, ModelError, PromptError, GradingError, StorageError, LookupError, ValueError)
+# What a user, a file or a store can cause: one line on stderr, and the exit code 1.
+EXPECTED = (StorageError, EngineError, PromptError, GradingError, LookupError, ValueError, OSError)
 
 
-@click.group()
+class Commands(click.Group):
+    """Commands that end with one line for all errors in EXPECTED, wherever their output goes."""
+
+    def main(self, *arguments: Any, **options: Any) -> Any:
+        _complete_streams()
+        try:
+            try:
+                return super().main(*arguments, **options)
+            finally:
+                sys.stdout.flush()
+        except EXPECTED as error:
+            _discard_output()
+            _refuse(error)
+
+
+@click.group(cls=Commands)
 def main() -> None:
     """Gleaner: reinforcement-learning post-training on spare GPUs.
 
@@ -94,18 +110,16 @@ def check(config: Path | None, resolved: bool, files: bool, store_url: str | Non
     elif config is None and store_url is not None and not resolved and not files:
         _check_store(store_url, keys, as_json=as_json)
     else:
-        _refuse(ValueError("check: allowed: CONFIG [--resolved] [--files], or --store URL [--keys N] [--json]"))
+        raise ValueError("check: allowed: CONFIG [--resolved] [--files], or --store URL [--keys N] [--json]")
 
 
 def _check_config(config: Path, *, resolved: bool, files: bool) -> None:
-    try:
-        settings = load(config)
-        prices = [pool.price_usd_per_h for pool in (settings.pools.rollout, settings.pools.train)]
-        settings.tracking.check_libraries()
-        if files:
-            _check_files(settings)
-    except EXPECTED as error:
-        _refuse(error)
+    settings = load(config)
+    check_settings(settings)
+    prices = [pool.price_usd_per_h for pool in (settings.pools.rollout, settings.pools.train)]
+    for line in check_files(settings) if files else ():
+        # With --resolved, standard output holds the configuration and nothing else.
+        click.echo(f"looked at {line}", err=resolved)
     if resolved:
         click.echo(in_force(dump(settings)), nl=False)
         return
@@ -118,14 +132,11 @@ def _check_config(config: Path, *, resolved: bool, files: bool) -> None:
 
 def _check_store(url: str, keys: int, *, as_json: bool) -> None:
     findings = []
-    try:
-        with closing(prove(connect(url), keys=keys)) as proof:
-            for finding in proof:
-                findings.append(finding)
-                if not as_json:
-                    click.echo(_finding_line(finding))
-    except EXPECTED as error:
-        _refuse(error)
+    with closing(prove(connect(url), keys=keys)) as proof:
+        for finding in proof:
+            findings.append(finding)
+            if not as_json:
+                click.echo(_finding_line(finding))
     lacking = [finding.name for finding in findings if finding.lack]
     if as_json:
         click.echo(json.dumps({"store": url, "fit": not lacking, "findings": [asdict(each) for each in findings]}))
@@ -142,17 +153,14 @@ def _check_store(url: str, keys: int, *, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 def forecast(config: Path | None, save: bool, no_probe: bool, run_url: str | None, as_json: bool) -> None:
     """Estimate the hours and dollars of a run on several fleets and recommend one. Needs no GPU and no weights."""
-    try:
-        if config is not None and run_url is None:
-            _forecast_run(load(config), save=save, no_probe=no_probe, as_json=as_json)
-        elif run_url is not None and config is None and not save and not no_probe:
-            comparison = compare(connect_to_run(run_url))
-            width = Console().width if sys.stdout.isatty() else 120
-            click.echo(json.dumps(asdict(comparison)) if as_json else comparison_text(comparison, width), nl=as_json)
-        else:
-            raise ValueError("forecast: allowed: CONFIG [--save] [--no-probe] [--json], or --realised URL [--json]")
-    except EXPECTED as error:
-        _refuse(error)
+    if config is not None and run_url is None:
+        _forecast_run(load(config), save=save, no_probe=no_probe, as_json=as_json)
+    elif run_url is not None and config is None and not save and not no_probe:
+        comparison = compare(connect_to_run(run_url))
+        width = Console().width if sys.stdout.isatty() else 120
+        click.echo(json.dumps(asdict(comparison)) if as_json else comparison_text(comparison, width), nl=as_json)
+    else:
+        raise ValueError("forecast: allowed: CONFIG [--save] [--no-probe] [--json], or --realised URL [--json]")
 
 
 def _forecast_run(settings: RunConfig, *, save: bool, no_probe: bool, as_json: bool) -> None:
@@ -169,11 +177,8 @@ def _forecast_run(settings: RunConfig, *, save: bool, no_probe: bool, as_json: b
 @click.argument("run_url")
 def status(run_url: str) -> None:
     """Show the finished iterations and evaluations of a run, and what stopped training, if a step was not finite."""
-    try:
-        store = connect_to_run(run_url)
-        history, evaluated, stopped = reports(store), evaluations(store), nonfinite_line(store)
-    except EXPECTED as error:
-        _refuse(error)
+    store = connect_to_run(run_url)
+    history, evaluated, stopped = reports(store), evaluations(store), nonfinite_line(store)
     if history:
         Console(width=None if sys.stdout.isatty() else 120).print(table(history))
         point_usd = usd_per_reward_point(history)
@@ -200,11 +205,8 @@ def watch(run_url: str, once: bool, as_json: bool, interval_s: float) -> None:
     Goes on to the next iteration until Ctrl-C. Writes nothing to the run.
     """
     with suppress(KeyboardInterrupt):
-        try:
-            watcher = Watcher((connect_to_run if once else connect)(run_url), SystemClock())
-            _display([watcher.look()] if once else watcher.looks(interval_s), as_json=as_json)
-        except EXPECTED as error:
-            _refuse(error)
+        watcher = Watcher((connect_to_run if once else connect)(run_url), SystemClock())
+        _display([watcher.look()] if once else watcher.looks(interval_s), as_json=as_json)
 
 
 @main.command(short_help="Generate responses for a run on this machine.")
@@ -232,8 +234,6 @@ def join(
             helped = join_run(
                 run_url, limits, lambda: notice.given, SystemClock(), usd_per_hour=usd_per_hour, report=_tell_outcome
             )
-        except (*EXPECTED, EngineError) as error:
-            _refuse(error)
         except KeyboardInterrupt:
             sys.exit(130)
     click.echo(f"left after helping with {helped} iteration{'s' * (helped != 1)}")
@@ -278,26 +278,23 @@ def export(
     dtype: str | None,
 ) -> None:
     """Export the model (--model), its LoRA adapter (--adapter) or the responses (--rollouts) of a run."""
-    try:
-        _check_export(
-            {"--rollouts": rollouts, "--model": model, "--adapter": adapter},
-            {"--iterations": iterations, "--overwrite": overwrite or None, "--version": version, "--dtype": dtype},
-        )
-        if rollouts:
-            chosen = ":" if iterations is None else iterations
-            for file in export_rollouts(connect_to_run(run_url), chosen, folder, overwrite=overwrite):
-                click.echo(f"{file.path}: {file.responses} of {file.planned} responses of iteration {file.iteration}")
-        elif model:
-            done = export_model(connect_to_run(run_url), folder, SystemClock(), version=version, dtype=dtype or STORED)
-            size = f"{done.num_bytes} bytes of {done.dtype} in {done.files} file{'s' * (done.files > 1)}"
-            click.echo(f"{done.path}: weight version {done.version}, {done.tensors} tensors, {size}")
-        else:
-            made = export_adapter(connect_to_run(run_url), folder, SystemClock(), version=version)
-            layers = f"{made.layers} layer{'s' * (made.layers > 1)}"
-            size = f"rank {made.rank}, {layers}, {made.num_bytes} bytes of float32"
-            click.echo(f"{made.path}: adapter of weight version {made.version}, {size}")
-    except (*EXPECTED, OSError) as error:
-        _refuse(error)
+    _check_export(
+        {"--rollouts": rollouts, "--model": model, "--adapter": adapter},
+        {"--iterations": iterations, "--overwrite": overwrite or None, "--version": version, "--dtype": dtype},
+    )
+    if rollouts:
+        chosen = ":" if iterations is None else iterations
+        for file in export_rollouts(connect_to_run(run_url), chosen, folder, overwrite=overwrite):
+            click.echo(f"{file.path}: {file.responses} of {file.planned} responses of iteration {file.iteration}")
+    elif model:
+        done = export_model(connect_to_run(run_url), folder, SystemClock(), version=version, dtype=dtype or STORED)
+        size = f"{done.num_bytes} bytes of {done.dtype} in {done.files} file{'s' * (done.files > 1)}"
+        click.echo(f"{done.path}: weight version {done.version}, {done.tensors} tensors, {size}")
+    else:
+        made = export_adapter(connect_to_run(run_url), folder, SystemClock(), version=version)
+        layers = f"{made.layers} layer{'s' * (made.layers > 1)}"
+        size = f"rank {made.rank}, {layers}, {made.num_bytes} bytes of float32"
+        click.echo(f"{made.path}: adapter of weight version {made.version}, {size}")
 
 
 def _check_export(kinds: Mapping[str, bool], options: Mapping[str, object]) -> None:
@@ -314,16 +311,13 @@ def _check_export(kinds: Mapping[str, bool], options: Mapping[str, object]) -> N
 @click.option("--dry-run", is_flag=True, help="Only print what would be deleted.")
 def sweep(run_url: str, dry_run: bool) -> None:
     """Free space: delete old weights, checkpoints and working files, as the section `retention` says."""
-    try:
-        store = connect_to_run(run_url)
-        current = next_iteration(store)
-        if not current:
-            click.echo(f"{run_url} holds no committed iteration; nothing to do")
-            return
-        config = parse(read_config(store, read_plan(store, current - 1))).retention
-        swept = sweep_run(store, config, dry_run=dry_run)
-    except EXPECTED as error:
-        _refuse(error)
+    store = connect_to_run(run_url)
+    current = next_iteration(store)
+    if not current:
+        click.echo(f"{run_url} holds no committed iteration; nothing to do")
+        return
+    config = parse(read_config(store, read_plan(store, current - 1))).retention
+    swept = sweep_run(store, config, dry_run=dry_run)
     would = "would have " if dry_run else ""
     counts = ", ".join(f"{count} {kind}" for kind, count in sorted(swept.counts().items()))
     click.echo(f"{would}compacted {len(swept.compacted)} iterations")
@@ -346,16 +340,6 @@ def _finding_line(finding: Finding) -> str:
     return f"{finding.name}: LACKING: {finding.lack}" if finding.lack else f"{finding.name}: {finding.shown}"
 
 
-def _check_files(settings: RunConfig) -> None:
-    check_model(Path(settings.policy.path).expanduser())
-    settings.algorithm.estimator.check()
-    prompts = load_prompts(settings.data)
-    with Grader(settings.rewards) as grader:
-        grader.check_columns(prompts.columns)
-    if settings.evaluation is not None:
-        load_held_out(settings.evaluation, settings.rewards)
-
-
 def _display(views: Iterable[RunView], *, as_json: bool) -> None:
     """Show each look in place of the last on a terminal, and below it elsewhere."""
     if as_json:
@@ -372,9 +356,28 @@ def _display(views: Iterable[RunView], *, as_json: bool) -> None:
             live.update(screen(view, console.width), refresh=True)
 
 
-def _refuse(error: Exception) -> None:
-    click.echo(f"gleaner: {error}", err=True)
+def _refuse(error: BaseException) -> NoReturn:
+    # The reader of a pipe that is closed early has what it wanted, and needs no line about that.
+    if not isinstance(error, BrokenPipeError):
+        click.echo(f"gleaner: {error}", err=True)
     sys.exit(1)
+
+
+def _complete_streams() -> None:
+    """Give a process without standard output or error one that leads nowhere, and let both show any text."""
+    sys.stdout = sys.stdout or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - open until the end
+    sys.stderr = sys.stderr or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _discard_output() -> None:
+    """If standard output cannot be written, throw away what it still holds; else Python would try again at its end."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

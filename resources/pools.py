@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import ConfigDict, Field
 
 from resources.images import checked_image
+from resources.placement import TolerationConfig, check_label, check_label_value, is_spot_label
 from resources.prices import machine_price, request_prices
 
 if TYPE_CHECKING:
     from flytekit import PodTemplate
 
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-TOLERATION_FIELDS = frozenset({"key", "operator", "value", "effect", "toleration_seconds"})
 POOL_NAME = r"^[a-z][a-z0-9_-]{0,39}$"
 # Reports and plans use these names for other machines.
 RESERVED_NAMES = frozenset({"rollout", "train", "control", "joined"})
@@ -32,7 +32,7 @@ class PoolConfig:
     cpu, memory, gpus, accelerator, shared_memory: what a slot requests and is limited to.
     retries: attempts after a failure of our own; Flyte retries a lost machine from a budget of its own.
     grace_s: seconds between the notice (SIGTERM) and the kill, as requested from Kubernetes.
-    node_selector, tolerations: passed to the pod as they are.
+    node_selector, tolerations: passed to the pod; an interruptible pool must not select spot machines by label.
     """
 
     __pydantic_config__ = STRICT
@@ -49,19 +49,22 @@ class PoolConfig:
     grace_s: Annotated[int, Field(ge=1, le=3600)] = 60
     image: str | None = None
     node_selector: dict[str, str] = field(default_factory=dict)
-    tolerations: tuple[dict[str, str], ...] = ()
+    tolerations: tuple[TolerationConfig, ...] = ()
     usd_per_hour: Annotated[float, Field(ge=0)] | None = None
 
     def __post_init__(self) -> None:
         if self.image is not None:
             checked_image(self.image)
-        for toleration in self.tolerations:
-            unknown = sorted(set(toleration) - TOLERATION_FIELDS)
-            if unknown:
-                raise ValueError(f"tolerations: {unknown[0]!r} given; allowed: {', '.join(sorted(TOLERATION_FIELDS))}")
-            seconds = toleration.get("toleration_seconds", "0")
-            if not seconds.isdecimal():
-                raise ValueError(f"tolerations: toleration_seconds {seconds!r} given; allowed: a whole number as text")
+        if self.accelerator is not None:
+            check_label_value("accelerator", self.accelerator)
+        for label, value in self.node_selector.items():
+            check_label("node_selector", label)
+            check_label_value(f"node_selector.{label}", value)
+            if self.interruptible and is_spot_label(label, value):
+                raise ValueError(
+                    f"node_selector.{label}: value {value!r}; allowed with interruptible true: no label of spot "
+                    "machines, because Flyte's last attempt runs on a reserved machine, which does not have it"
+                )
 
     @property
     def price_usd_per_h(self) -> float:
@@ -178,9 +181,4 @@ def pod_template(pool: PoolConfig) -> "PodTemplate":
     """The pod's grace period, placement and tolerations, for which Flyte has no arguments."""
     from resources.pod_template import PoolPodTemplate  # noqa: PLC0415 - as flytekit
 
-    return PoolPodTemplate(pool.grace_s, pool.node_selector, [_typed(toleration) for toleration in pool.tolerations])
-
-
-def _typed(toleration: dict[str, str]) -> dict[str, Any]:
-    seconds = toleration.get("toleration_seconds")
-    return {**toleration, **({} if seconds is None else {"toleration_seconds": int(seconds)})}
+    return PoolPodTemplate(pool.grace_s, pool.node_selector, [toleration.given() for toleration in pool.tolerations])

@@ -1,19 +1,29 @@
 """Finds the store that a URL names. Knows which stores exist, and nothing about their content."""
 
+import os
 import re
 import threading
-from pathlib import Path
+from collections.abc import Callable
+from functools import partial
 from urllib.parse import unquote
 
 from storage.local import LocalStore
 from storage.memory import MemoryStore, NestedStore
+from storage.paths import expanded
 from storage.store import ObjectStore
 
 ALLOWED = "a path, file:///path, s3://bucket/prefix or memory://name"
-SCHEME_PATTERN = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
+SCHEME_PATTERN = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 NAME_PATTERN = re.compile(r"[A-Za-z0-9._-]+")
 NESTED_PATTERN = re.compile(r"[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)+")
 PREFIX_PATTERN = re.compile(r"[A-Za-z0-9._=+@~:,-]+(/[A-Za-z0-9._=+@~:,-]+)*")
+# Control characters and lone surrogates: no url that a record or a message repeats may hold them.
+UNWRITABLE_PATTERN = re.compile("[\0-\x1f\x7f-\x9f\ud800-\udfff]")
+# Of the 1,024 bytes that S3 allows for a key, and the 4,096 and 255 that Linux allows for a path and a part of it, with
+# room for the keys below the root.
+PREFIX_BYTES_MAX = 768
+PATH_BYTES_MAX = 3072
+PART_BYTES_MAX = 255
 
 _memory_stores: dict[str, MemoryStore] = {}
 _memory_lock = threading.Lock()
@@ -25,24 +35,54 @@ def connect(url: str) -> ObjectStore:
     Opens no connection and makes no directory. The same memory:// name is the same store within a process. Raises
     ValueError for anything else, without repeating a password that the URL may hold.
     """
+    return _opener(url)()
+
+
+def check_url(url: str) -> None:
+    """Raise the ValueError that `connect` would raise; imports nothing that takes long."""
+    _opener(url)
+
+
+def _opener(url: str) -> Callable[[], ObjectStore]:
+    """What opens the store at `url`; raises ValueError as `connect` does."""
     scheme = SCHEME_PATTERN.match(url)
+    if UNWRITABLE_PATTERN.search(url) or url != url.strip():
+        raise ValueError(
+            f"storage URL: value {_shown(url)}; allowed: {ALLOWED}, without control characters, halves of characters "
+            "and spaces around it"
+        )
     if scheme is None:
         if not url:
             raise ValueError(f"storage URL: value ''; allowed: {ALLOWED}")
-        return LocalStore(Path(url))
+        return _local(url)
     before, separator, rest = url.partition("://")
     match before.lower() if separator else "":
         case "file" if rest.startswith("/") and rest.strip("/"):
-            return LocalStore(Path(unquote(rest)))
+            return _local(unquote(rest))
         case "memory" if NAME_PATTERN.fullmatch(rest):
-            return _memory_store(rest)
+            return partial(_memory_store, rest)
         case "memory" if NESTED_PATTERN.fullmatch(rest) and not {".", ".."} & set(rest.split("/")):
             name, _, prefix = rest.partition("/")
-            return NestedStore(_memory_store(name), prefix)
+            return lambda: NestedStore(_memory_store(name), prefix)
         case "s3":
-            return _s3_store(rest)
-    shown = url if "@" not in url else f"{scheme[1]}://..."
-    raise ValueError(f"storage URL: value {shown!r}; allowed: {ALLOWED}")
+            return _s3(rest)
+    raise ValueError(f"storage URL: value {_shown(url)}; allowed: {ALLOWED}")
+
+
+def _shown(url: str) -> str:
+    """The url for a message, without a password."""
+    return repr(url) if "@" not in url else repr(f"{url.partition(':')[0]}://...")
+
+
+def _local(path: str) -> Callable[[], ObjectStore]:
+    root = expanded(path)
+    sizes = [len(os.fsencode(part)) for part in root.parts]
+    if "\0" in path or max(sizes, default=0) > PART_BYTES_MAX or len(os.fsencode(root)) > PATH_BYTES_MAX:
+        raise ValueError(
+            f"storage URL: value {path[:80]!r}...; allowed: a path of up to {PATH_BYTES_MAX} bytes without NUL, each "
+            f"part up to {PART_BYTES_MAX}"
+        )
+    return partial(LocalStore, root)
 
 
 def _memory_store(name: str) -> MemoryStore:
@@ -50,15 +90,21 @@ def _memory_store(name: str) -> MemoryStore:
         return _memory_stores.setdefault(name, MemoryStore(name))
 
 
-def _s3_store(address: str) -> ObjectStore:
+def _s3(address: str) -> Callable[[], ObjectStore]:
     bucket, _, prefix = address.rstrip("/").partition("/")
-    if not NAME_PATTERN.fullmatch(bucket):
+    if not NAME_PATTERN.fullmatch(bucket) or bucket in (".", ".."):
         shown = "a bucket with credentials" if "@" in bucket or ":" in bucket else f"bucket {bucket!r}"
         raise ValueError(f"storage URL: value {shown}; allowed: s3://bucket/prefix, credentials by environment only")
     if prefix and (not PREFIX_PATTERN.fullmatch(prefix) or {".", ".."} & set(prefix.split("/"))):
         raise ValueError(
             f"storage URL: prefix {prefix!r}; allowed: parts of letters, digits and ._=+@~:,- joined by '/'"
         )
+    if len(prefix) > PREFIX_BYTES_MAX:
+        raise ValueError(f"storage URL: a prefix of {len(prefix)} bytes; allowed: up to {PREFIX_BYTES_MAX}")
+    return partial(_s3_store, bucket, prefix)
+
+
+def _s3_store(bucket: str, prefix: str) -> ObjectStore:
     from storage.s3 import S3Store  # noqa: PLC0415 - importing s3fs takes longer than a local run's whole start
 
     return S3Store(bucket, prefix)

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from storage.digests import digest_of
 from storage.memory import check_body, check_prefix, check_range
+from storage.paths import expanded
 from storage.store import ObjectMissing, StorageError, StoreDenied, StoreUnavailable, StoreUnfit, check_key
 
 # An NFS client gives a name that begins so to a file that is deleted while a process has it open.
@@ -42,7 +43,7 @@ class LocalStore:
     """
 
     def __init__(self, root: Path, *, fsync: bool = True) -> None:
-        self._root = root.expanduser().absolute()
+        self._root = expanded(root).absolute()
         self._fsync = fsync
 
     @property

@@ -9,7 +9,7 @@ from pathlib import Path
 from storage import layout
 from storage.digests import digest_of
 from storage.run import read_run
-from storage.store import ConflictingRecord, CorruptObject, ObjectMissing, ObjectStore, commit
+from storage.store import ConflictingRecord, CorruptObject, ObjectMissing, ObjectStore, check_key, commit
 
 SUFFIXES = frozenset({".json", ".txt", ".model", ".jinja"})
 FILE_BYTES_MAX = 64 << 20
@@ -61,7 +61,7 @@ def _held(store: ObjectStore) -> list[str]:
 
 
 def _bodies(directory: Path) -> dict[str, bytes]:
-    """The files that are copied, by name; raises ValueError if one is too large."""
+    """The files that are copied, by name; raises ValueError if one is too large, or has a name that is no key."""
     bodies = {}
     for file in sorted(directory.iterdir()):
         if not file.is_file() or file.suffix not in SUFFIXES or file.name.endswith(".index.json"):
@@ -70,5 +70,6 @@ def _bodies(directory: Path) -> dict[str, bytes]:
             raise ValueError(f"{file}: {file.stat().st_size} bytes; allowed beside the weights: {FILE_BYTES_MAX}")
         # A store holds no empty object, and a tokenizer learns nothing from an empty file.
         if body := file.read_bytes():
+            check_key(layout.model_file(file.name))
             bodies[file.name] = body
     return bodies

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from storage.clock import Clock
 from storage.digests import digest_of
+from storage.paths import expanded
 from storage.threads import Check, in_threads
 from storage.weights.manifest import TensorBlock, TensorEntry
 from storage.weights.objects import THREADS
@@ -221,7 +222,7 @@ def open_cache(directory: str | None, bytes_max: int) -> WeightCache | None:
     """
     if not bytes_max:
         return None
-    path = Path(directory).expanduser() if directory else Path(tempfile.gettempdir()) / f"gleaner-weights-{os.getuid()}"
+    path = expanded(directory) if directory else Path(tempfile.gettempdir()) / f"gleaner-weights-{os.getuid()}"
     try:
         path.mkdir(mode=0o700, parents=directory is not None, exist_ok=True)
         status = path.lstat()

@@ -1,19 +1,19 @@
 """RunConfig: all settings of a run, read strictly from YAML or JSON before anything is created or paid for."""
 
-import difflib
 import functools
 import json
 import operator
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any
 
-import yaml
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
+from resources.documents import DocumentError, exact_float, read_document
 from resources.pools import PoolsConfig
+from storage.connect import check_url
 from storage.digests import digest_of
 from storage.retention_config import RetentionConfig
 from tasks.configuration.algorithm import AlgorithmConfig
@@ -24,8 +24,9 @@ from tasks.configuration.forecast import ForecastConfig
 from tasks.configuration.lora import LoraConfig
 from tasks.configuration.optimizer import OptimizerConfig
 from tasks.configuration.planning import PlanningConfig
+from tasks.configuration.problems import INTEGER_BITS_MAX, names, not_json, problems
 from tasks.configuration.rewards import OPERATIONAL as OPERATIONAL_OF_REWARD
-from tasks.configuration.rewards import RewardConfig
+from tasks.configuration.rewards import RewardConfig, reward_names
 from tasks.configuration.rollout import RolloutConfig
 from tasks.configuration.sampling import SamplingConfig
 from tasks.configuration.tracking import TrackingConfig
@@ -106,6 +107,12 @@ class RunSection:
     num_generations: Annotated[int, Field(ge=2)] = 8
     lease_ttl_s: Annotated[float, Field(ge=1, le=86_400)] = 3600.0
 
+    def __post_init__(self) -> None:
+        try:
+            check_url(self.url)
+        except ValueError as error:
+            raise ValueError(f"url: {str(error).removeprefix('storage URL: ')}") from None
+
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyConfig:
@@ -139,61 +146,73 @@ class RunConfig:
     evaluation: EvaluationConfig | None = None
 
     def __post_init__(self) -> None:
-        buffer, limit = self.algorithm.overlong_buffer_length, self.sampling.max_completion_length
-        if buffer is not None and buffer > limit:
-            raise ValueError(
-                f"algorithm.overlong_buffer_length: value {buffer}; "
-                f"allowed: null, or 1 to sampling.max_completion_length ({limit})"
+        reward_names(self.rewards)
+        problems_found = list(_contradictions(self))
+        if problems_found:
+            raise ValueError("; ".join(problems_found))
+
+
+def _contradictions(config: RunConfig) -> Iterator[str]:
+    """Values of different sections that do not go together."""
+    buffer, limit = config.algorithm.overlong_buffer_length, config.sampling.max_completion_length
+    if buffer is not None and buffer > limit:
+        yield (
+            f"algorithm.overlong_buffer_length: value {buffer}; "
+            f"allowed: null, or 1 to sampling.max_completion_length ({limit})"
+        )
+    samplings = [("sampling", config.sampling)]
+    if config.evaluation is not None:
+        samplings.append(("evaluation.sampling", config.evaluation.sampling))
+    context = config.rollout.context_length
+    for section, sampling in samplings:
+        if context is not None and sampling.max_completion_length >= context:
+            yield (
+                f"{section}.max_completion_length: value {sampling.max_completion_length}; allowed: less than "
+                f"rollout.context_length ({context}), which also holds the prompt"
             )
-        parts, prompts = self.algorithm.num_mini_batches, self.run.num_prompts_per_step
-        if parts > prompts:
-            raise ValueError(
-                f"algorithm.num_mini_batches: value {parts}; allowed: 1 to run.num_prompts_per_step ({prompts})"
-            )
-        gpus, processes = self.pools.train.gpus, self.trainer.nproc_per_node
-        if gpus and processes > gpus:
-            raise ValueError(
-                f"trainer.nproc_per_node: value {processes}; allowed: 1 to pools.train.gpus ({gpus}), one for each GPU"
-            )
-        ranks, per_engine = self.trainer.nnodes * processes, self.rollout.vllm.tensor_parallel_size
-        if self.planning.seeding == "auto" and ranks > 1 and per_engine > 1:
-            raise ValueError(
-                f"rollout.vllm.tensor_parallel_size: value {per_engine}; allowed with planning.seeding 'auto' and "
-                f"{ranks} processes of the trainer: 1, because each generates on its own GPU"
-            )
-        if self.critic != CriticConfig() and not self.algorithm.estimator.needs_critic:
-            raise ValueError(
-                "critic: given; allowed with algorithm.advantage_estimator "
-                f"{self.algorithm.advantage_estimator!r}: nothing, because there is no critic"
-            )
+    parts, prompts = config.algorithm.num_mini_batches, config.run.num_prompts_per_step
+    if parts > prompts:
+        yield f"algorithm.num_mini_batches: value {parts}; allowed: 1 to run.num_prompts_per_step ({prompts})"
+    gpus, processes = config.pools.train.gpus, config.trainer.nproc_per_node
+    if gpus and processes > gpus:
+        yield f"trainer.nproc_per_node: value {processes}; allowed: 1 to pools.train.gpus ({gpus}), one for each GPU"
+    ranks, per_engine = config.trainer.nnodes * processes, config.rollout.vllm.tensor_parallel_size
+    if config.planning.seeding == "auto" and ranks > 1 and per_engine > 1:
+        yield (
+            f"rollout.vllm.tensor_parallel_size: value {per_engine}; allowed with planning.seeding 'auto' and "
+            f"{ranks} processes of the trainer: 1, because each generates on its own GPU"
+        )
+    if config.critic != CriticConfig() and not config.algorithm.estimator.needs_critic:
+        yield (
+            "critic: given; allowed with algorithm.advantage_estimator "
+            f"{config.algorithm.advantage_estimator!r}: nothing, because there is no critic"
+        )
 
 
 def load(path: str | Path) -> RunConfig:
     """Read a YAML or JSON file; raises ConfigError, which names the file and every wrong field."""
-    file = Path(path)
     try:
-        text = file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(str(file), [f"cannot be read: {error.strerror}"]) from None
-    try:
-        document = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(str(file), [f"not YAML or JSON: {' '.join(str(error).split())}"]) from None
-    return parse(document, str(file))
+        document = read_document(Path(path))
+    except DocumentError as error:
+        raise ConfigError(str(path), [str(error)]) from None
+    return parse(document, str(path))
 
 
 def parse(document: object, source: str = "the configuration") -> RunConfig:
     """The RunConfig that a mapping describes; raises ConfigError."""
     if not isinstance(document, Mapping) or not document:
         what = "empty" if not document else f"a {type(document).__name__}"
-        raise ConfigError(source, [f"it is {what}; allowed: a mapping with sections {_names(RunConfig)}"])
+        raise ConfigError(source, [f"it is {what}; allowed: a mapping with sections {', '.join(names(RunConfig))}"])
     try:
-        # Through JSON, so that lists become tuples and only JSON values get in.
+        unfit = list(not_json(document))
+        if unfit:
+            raise ConfigError(source, unfit)
+        # Through JSON, so that lists become tuples.
         return _validate(json.dumps(document))
     except ValidationError as error:
-        raise ConfigError(source, [_problem(details) for details in error.errors(include_url=False)]) from None
-    except (TypeError, ValueError) as error:
-        raise ConfigError(source, [str(error)]) from None
+        raise ConfigError(source, problems(error.errors(include_url=False), RunConfig)) from None
+    except RecursionError:
+        raise ConfigError(source, ["it is nested too deeply"]) from None
 
 
 @functools.cache
@@ -205,8 +224,8 @@ def _adapter() -> TypeAdapter[RunConfig]:
 def _validate(document: str) -> RunConfig:
     """The RunConfig in a JSON document, with numbers repaired.
 
-    YAML 1.1 reads 1e-6 as text, and Flyte's console sends 7 as 7.0. Only where a float or an integer is wanted are such
-    values converted.
+    A document from elsewhere may have 1e-6 as text, and Flyte's console sends 7 as 7.0. Only where a float or an
+    integer is wanted are such values converted.
     """
     adapter = _adapter()
     try:
@@ -216,16 +235,25 @@ def _validate(document: str) -> RunConfig:
         found = False
         for details in error.errors(include_url=False):
             given = details["input"]
-            as_float = details["type"] == "float_type" and EXPONENT.fullmatch(str(given))
-            as_integer = details["type"].startswith("int_") and isinstance(given, float) and given.is_integer()
-            if as_float or as_integer:
+            wanted = _float_in(given) if details["type"] == "float_type" else None
+            if details["type"].startswith("int_") and isinstance(given, float) and given.is_integer():
+                wanted = int(given) if abs(given) < 1 << INTEGER_BITS_MAX else None
+            if wanted is not None:
                 *path, last = details["loc"]
                 parent = functools.reduce(lambda node, part: node[part], path, mended)
-                parent[last] = float(given) if as_float else int(given)
+                parent[last] = wanted
                 found = True
         if not found:
             raise
         return adapter.validate_json(json.dumps(mended))
+
+
+def _float_in(text: object) -> float | None:
+    """The number in text such as "1e-6"; None if it is none, or beyond the range of floats."""
+    try:
+        return exact_float(text) if isinstance(text, str) and EXPONENT.fullmatch(text) else None
+    except ValueError:
+        return None
 
 
 def dump(config: RunConfig) -> dict[str, Any]:
@@ -237,13 +265,13 @@ def dump(config: RunConfig) -> dict[str, Any]:
 def identity(config: RunConfig) -> dict[str, Any]:
     """The part of the configuration that decides what is learned; equal in all iterations of a run."""
     resolved = dump(config)
-    for path, names in OPERATIONAL.items():
+    for path, operational in OPERATIONAL.items():
         *parents, section = path.split(".")
         parent = functools.reduce(operator.getitem, parents, resolved)
-        if names is None:
+        if operational is None:
             del parent[section]
         else:
-            parent[section] = _without(parent[section], names)
+            parent[section] = _without(parent[section], operational)
     return resolved
 
 
@@ -270,33 +298,3 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], path: str = 
         elif a != b:
             found.append(f"{path}{name}: {json.dumps(a)} here, {json.dumps(b)} there")
     return found
-
-
-def _problem(details: Any) -> str:
-    path = ".".join(str(part) for part in details["loc"])
-    if details["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-        allowed = _allowed(details["loc"][:-1])
-        near = difflib.get_close_matches(str(details["loc"][-1]), allowed, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"allowed: {', '.join(allowed)}"
-        return f"{path}: unknown field; {hint}"
-    if details["type"] in ("missing", "missing_argument"):
-        return f"{path}: missing; it has no default"
-    message = details["msg"].removeprefix("Value error, ")
-    if details["type"] == "value_error":
-        return f"{path}.{message}" if path else message
-    return f"{path}: {json.dumps(details['input'], default=str)} given; {message[:1].lower()}{message[1:]}"
-
-
-def _allowed(location: tuple[Any, ...]) -> list[str]:
-    """Field names of the dataclass at a location in the configuration."""
-    current: Any = RunConfig
-    for part in location:
-        if isinstance(part, str):
-            current = get_type_hints(current).get(part)
-        options = [current, *get_args(current)]
-        current = next((option for option in options if is_dataclass(option)), current)
-    return _names(current).split(", ") if is_dataclass(current) else []
-
-
-def _names(kind: Any) -> str:
-    return ", ".join(item.name for item in fields(kind))

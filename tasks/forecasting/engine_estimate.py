@@ -49,28 +49,27 @@ class Device:
 
 
 def size_from_config(document: Mapping[str, Any]) -> tuple[float, float]:
-    """(parameters, cache bytes per token) of a dense decoder, from its config.json.
+    """(parameters, cache bytes per token) of a dense decoder, from the fields of its config.json.
 
     Counts embeddings, attention with grouped keys and values, and a gated feed-forward block; leaves out biases and
     norms, a thousandth. Raises ValueError, which names the missing field, and for mixtures of experts.
     """
-    text = {**document, **document.get("text_config", {})}
-    if any(text.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts")):
+    if any(document.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts")):
         raise ValueError(
             "policy.path: value a mixture of experts; allowed: a dense model, or forecast.parameters_billions, "
             "forecast.kv_bytes_per_token, forecast.step_s and forecast.train_s_per_token"
         )
     names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
-    missing = [name for name in names if not isinstance(text.get(name), int)]
+    missing = [name for name in names if not isinstance(document.get(name), int)]
     if missing:
         raise ValueError(
             f"policy.path: config.json has no number {missing[0]!r}; allowed: forecast.parameters_billions"
         )
-    hidden, layers, heads, inner, vocabulary = (int(text[name]) for name in names)
-    kv_heads = int(text.get("num_key_value_heads") or heads)
-    head = int(text.get("head_dim") or hidden // heads)
+    hidden, layers, heads, inner, vocabulary = (int(document[name]) for name in names)
+    kv_heads = int(document.get("num_key_value_heads") or heads)
+    head = int(document.get("head_dim") or hidden // heads)
     attention = 2 * hidden * heads * head + 2 * hidden * kv_heads * head
-    embeddings = vocabulary * hidden * (1 if text.get("tie_word_embeddings") else 2)
+    embeddings = vocabulary * hidden * (1 if document.get("tie_word_embeddings") else 2)
     parameters = embeddings + layers * (attention + 3 * hidden * inner)
     return float(parameters), float(2 * layers * kv_heads * head * CACHE_VALUE_BYTES)
 

@@ -4,7 +4,6 @@ The sources are, in this order: measured in the run's last reports; configured i
 data sheets. An estimate is not a measurement, so every figure is shown with its source.
 """
 
-import json
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,8 @@ from resources.pools import PoolConfig
 from resources.prices import UnknownMachine, machine_price, request_prices
 from resources.spot_trace import PROCESSES
 from storage.forecast_records import ForecastInput
+from storage.model_config import CONFIG, ModelConfigError, model_fields
+from storage.paths import expanded
 from storage.records import TRAIN_POOL
 from tasks.configuration.run_config import RunConfig
 from tasks.forecasting.engine_estimate import (
@@ -133,12 +134,12 @@ class _Gathering:
 
     def _model_size(self) -> tuple[ModelSize | None, str]:
         """The model's size and its source; None if nothing tells it. A caller that needs it raises."""
-        forecast, path = self._forecast, Path(self._config.policy.path).expanduser() / "config.json"
+        forecast, path = self._forecast, expanded(self._config.policy.path) / CONFIG
         weight_bytes = VALUE_BYTES[self._config.rollout.dtype]
         parameters = None if forecast.parameters_billions is None else forecast.parameters_billions * 1e9
         kv, source = forecast.kv_bytes_per_token, "configured"
         if parameters is None and path.is_file():
-            (parameters, of_config), source = size_from_config(_json(path)), f"counted from {path}"
+            (parameters, of_config), source = size_from_config(_fields(path.parent)), f"counted from {path}"
             kv = kv or of_config
         if parameters is None:
             return None, ""
@@ -382,11 +383,8 @@ class _Gathering:
         )
 
 
-def _json(path: Path) -> dict[str, object]:
+def _fields(directory: Path) -> dict[str, object]:
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"policy.path: {path} is not JSON: {error}") from None
-    if not isinstance(document, dict):
-        raise ValueError(f"policy.path: {path} holds a {type(document).__name__}; allowed: a mapping")  # noqa: TRY004
-    return document
+        return model_fields(directory)
+    except ModelConfigError as error:
+        raise ValueError(f"policy.path: {error}") from None

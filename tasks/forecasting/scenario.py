@@ -4,16 +4,15 @@ It has pools, the trainer's machines, the work, and the policy; planning is conf
 """
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
+from resources.documents import DocumentError, read_document
 from resources.pools import POOL_NAME
 from resources.prices import GET_USD, PUT_USD
 from resources.spot_trace import PROCESSES
@@ -276,24 +275,12 @@ class Scenario:
 _ADAPTER = TypeAdapter(Scenario)
 
 
-class _Loader(yaml.SafeLoader):
-    """A YAML loader that reads 1e-6 and 4e11 as numbers; YAML 1.1 reads them as text."""
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9]+)[eE][-+]?[0-9]+"),
-    list("-+.0123456789"),
-)
-
-
 def load(path: str | Path) -> Scenario:
     """The scenario in a YAML or JSON file; raises ScenarioError, which names the file and every wrong field."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
-        document = yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ScenarioError(f"{path}: cannot be read: {' '.join(str(error).split())}") from None
+        document = read_document(Path(path))
+    except DocumentError as error:
+        raise ScenarioError(f"{path}: {error}") from None
     return parse(document, str(path))
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
+from storage.paths import expanded
 from tasks.configuration.rewards import RewardConfig, reward_names
 from tasks.grading.arithmetic import ArithmeticReward
 from tasks.grading.isolation import IsolatedReward
@@ -156,7 +157,7 @@ def _open_reward(name: str, config: RewardConfig, folders: Mapping[str, Path], d
     if config.model is not None:
         settings = {
             "name": name,
-            "folder": str(folders.get(name, Path(config.model).expanduser())),
+            "folder": str(folders.get(name, expanded(config.model))),
             "label": config.label,
             "device": device if config.device == "auto" else config.device,
             "dtype": config.dtype,

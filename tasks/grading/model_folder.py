@@ -59,7 +59,7 @@ class ModelFolder:
                 names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
             except (ValueError, KeyError, AttributeError, TypeError):
                 raise self.refused(f"has an unreadable {_INDEX}") from None
-            absent = sorted(names - {file.name for file in files})
+            absent = sorted(map(str, names - {file.name for file in files}))
             if absent:
                 raise self.refused(f"lacks the file {absent[0]} of its {_INDEX}")
         if not files:

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from storage import reward_models
+from storage.paths import expanded
 from storage.store import ObjectStore
 from tasks.configuration.rewards import RewardConfig, reward_names
 from tasks.grading.grader import Grader
@@ -99,4 +100,4 @@ def _remove_abandoned() -> None:
 
 def _folders(configs: Sequence[RewardConfig]) -> dict[str, Path]:
     named = zip(reward_names(configs), configs, strict=True)
-    return {name: Path(config.model).expanduser() for name, config in named if config.model is not None}
+    return {name: expanded(config.model) for name, config in named if config.model is not None}

@@ -9,6 +9,7 @@ from typing import Any
 
 from safetensors import SafetensorError, deserialize, safe_open
 
+from storage.model_config import CONFIG, ModelConfigError, model_fields, whole_number
 from storage.weights.tensor_sets import TensorBlock
 
 
@@ -20,39 +21,51 @@ def check_model(directory: Path) -> None:
     """Raise ModelError unless a directory holds a model that Gleaner can read; reads no tensor."""
     vocabulary_size(directory)
     stop_token_ids(directory)
+    seen: set[str] = set()
     for file in weight_files(directory):
         try:
-            with safe_open(str(file), framework="numpy"):  # reads the header and compares it with the file's size
-                pass
+            # Reads the header and compares it with the file's size.
+            with safe_open(str(file), framework="numpy") as opened:
+                names = set(opened.keys())
         except (SafetensorError, OSError, ValueError) as error:
             raise _not_whole(file, error) from None
+        if names & seen:
+            raise _twice(min(names & seen), directory)
+        seen |= names
 
 
 def vocabulary_size(directory: Path) -> int:
     """The vocabulary size of a model directory, with or without its weights; raises ModelError."""
-    if not directory.is_dir():
-        raise ModelError(f"policy.path: {str(directory)!r} does not exist; allowed: a Hugging Face model directory")
-    config = directory / "config.json"
-    if not config.is_file():
-        raise ModelError(f"policy.path: {str(directory)!r} has no config.json")
     try:
-        model = json.loads(config.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelError(f"policy.path: {config} is not JSON: {error}") from None
-    vocab_size = model.get("vocab_size") or model.get("text_config", {}).get("vocab_size")
-    if not isinstance(vocab_size, int):
-        raise ModelError(f"policy.path: {config} names no vocab_size")
+        is_directory, is_file = directory.is_dir(), (directory / CONFIG).is_file()
+    except OSError as error:
+        raise ModelError(f"policy.path: {str(directory)[:80]!r} cannot be read: {error.strerror}") from None
+    if not is_directory:
+        raise ModelError(f"policy.path: {str(directory)!r} does not exist; allowed: a Hugging Face model directory")
+    if not is_file:
+        raise ModelError(f"policy.path: {str(directory)!r} has no {CONFIG}")
+    given = _fields(directory, CONFIG).get("vocab_size")
+    vocab_size = whole_number(given, 1)
+    if vocab_size is None:
+        raise ModelError(
+            f"policy.path: {directory / CONFIG} names no vocab_size from 1 on; it is {json.dumps(given)[:80]}"
+        )
     return vocab_size
 
 
 def stop_token_ids(directory: Path) -> tuple[int, ...]:
     """The model's end-of-sequence ids, from generation_config.json and config.json; ModelError when it has none."""
     found: set[int] = set()
-    for name in ("generation_config.json", "config.json"):
-        file = directory / name
-        if file.is_file():
-            ids = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
-            found.update([ids] if isinstance(ids, int) else ids or [])
+    for name in ("generation_config.json", CONFIG):
+        if (directory / name).is_file():
+            given = _fields(directory, name).get("eos_token_id")
+            ids = given if isinstance(given, list) else [] if given is None else [given]
+            if any(whole_number(each, 0) is None for each in ids):
+                raise ModelError(
+                    f"policy.path: {directory / name}: eos_token_id is {json.dumps(given)[:80]}; "
+                    "allowed: a token id, or a list of them"
+                )
+            found.update(ids)
     if not found:
         raise ModelError(
             f"policy.path: no eos_token_id in the config.json of {str(directory)!r}; responses would not end"
@@ -60,13 +73,20 @@ def stop_token_ids(directory: Path) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
+def _fields(directory: Path, name: str) -> dict[str, Any]:
+    try:
+        return model_fields(directory, name)
+    except ModelConfigError as error:
+        raise ModelError(f"policy.path: {error}") from None
+
+
 def weight_files(directory: Path) -> list[Path]:
     """The safetensors files of a model directory, in name order; ModelError when there are none, or one is missing."""
     index = directory / "model.safetensors.index.json"
     if index.is_file():
         try:
-            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError, TypeError):
+            names = sorted({str(Path(name)) for name in _fields(directory, index.name)["weight_map"].values()})
+        except (KeyError, AttributeError, TypeError):
             raise ModelError(f"policy.path: {index} is not an index of safetensors files") from None
         files = [directory / name for name in names if Path(name).name == name]
         absent = [file.name for file in files if not file.is_file()]
@@ -91,10 +111,14 @@ def read_tensors(directory: Path) -> dict[str, TensorBlock]:
             raise _not_whole(file, error) from None
         for name, entry in entries:
             if name in tensors:
-                raise ModelError(f"policy.path: tensor {name!r} is in two files of {str(directory)!r}")
+                raise _twice(name, directory)
             tensors[name] = TensorBlock(entry["dtype"], tuple(entry["shape"]), bytes(entry["data"]))
     return tensors
 
 
 def _not_whole(file: Path, error: Exception) -> ModelError:
     return ModelError(f"policy.path: {file} is not a whole safetensors file: {error}")
+
+
+def _twice(name: str, directory: Path) -> ModelError:
+    return ModelError(f"policy.path: tensor {name!r} is in two files of {str(directory)!r}")

@@ -33,22 +33,18 @@ from storage.store import ConflictingRecord, CorruptObject, ObjectMissing, Objec
 from storage.weights.tensor_sets import publish
 from tasks.configuration.references import PlanReference
 from tasks.configuration.run_config import RunConfig, differences, digest, dump, identity, parse
-from tasks.evaluation.held_out import draw_held_out, load_held_out
 from tasks.evaluation.measure import rewards_of
 from tasks.grading.grader import check_rewards
 from tasks.grading.run_rewards import held_models, publish_models
 from tasks.history.known_lengths import expected_lengths
 from tasks.history.planning_inputs import planning_request
-from tasks.learning.pretrained import check_model, read_tensors, stop_token_ids, vocabulary_size
+from tasks.learning.pretrained import read_tensors, stop_token_ids, vocabulary_size
 from tasks.planning.division import groups_in_budget
 from tasks.planning.iteration_plan import BudgetExceeded, plan_iteration
 from tasks.planning.offer import GroupLengths
+from tasks.preparing.checks import check_held_out, check_settings, draw, model_directory
 from tasks.preparing.needed_state import check_needed_state
-from tasks.preparing.tokenizer import open_tokenizer
-from tasks.prompts.draw import draw_prompts
 from tasks.prompts.loading import load_prompts
-from tasks.prompts.prompt import PromptSet
-from tasks.sampling.engines.choose import context_length
 
 log = logging.getLogger(__name__)
 
@@ -68,8 +64,7 @@ def prepare(
     is then returned again, without slots, and the next plan is refused.
     """
     pools = pools or tuple(config.pools.rollout_pools)
-    config.pools.check_prices()
-    config.tracking.check_libraries()
+    check_settings(config)
     config.algorithm.estimator.check()
     store = connect(config.run.url)
     is_new = not holds_run(store)
@@ -79,9 +74,10 @@ def prepare(
         model_dir = _model_directory(store, config, Path(folder))
         if is_new:
             # All prompts now, so that no iteration in the middle of the run meets one that does not fit.
-            _draw(config, prompts, model_dir, first=0, count=len(prompts))
-        if is_new or not _is_evaluation_known(store, config):
-            _check_evaluation(store, config, model_dir)
+            draw(config, prompts, model_dir, first=0, count=len(prompts))
+        evaluates = config.evaluation is not None and config.evaluation.interval > 0
+        if evaluates and (is_new or not _is_evaluation_known(store, config)):
+            check_held_out(config, model_dir, held_models(store, *rewards_of(config)))
         if is_new:
             probe(store)
         # Before run.json, which names them: a run that exists has its model files.
@@ -108,7 +104,7 @@ def prepare(
             # A committed iteration has published the version that it ends with.
             version = sampled_version(store, iteration, config.algorithm.max_staleness) if is_ahead else iteration
             first = next_prompt(store, iteration)
-            rows = _draw(config, prompts, model_dir, first=first, count=_groups_planned(config))
+            rows = draw(config, prompts, model_dir, first=first, count=_groups_planned(config))
             if iteration == 0:
                 publish_initial(store, model_dir)
                 publish_models(store, config.rewards)
@@ -171,15 +167,6 @@ def _is_evaluation_known(store: ObjectStore, config: RunConfig) -> bool:
     return bool(known.get("evaluation") == dump(config)["evaluation"])
 
 
-def _check_evaluation(store: ObjectStore, config: RunConfig, model_dir: Path) -> None:
-    """Open and tokenise the held-out prompts if training evaluates; raises PromptError and GradingError."""
-    if config.evaluation is None or not config.evaluation.interval:
-        return
-    held = held_models(store, *rewards_of(config))
-    held_out = load_held_out(config.evaluation, config.rewards, held)
-    draw_held_out(config.evaluation, held_out, open_tokenizer(model_dir), config.rollout, model_dir)
-
-
 def sampled_version(store: ObjectStore, iteration: int, max_staleness: int) -> int:
     """The weight version from which an iteration samples: the newest published one, up to its own.
 
@@ -199,9 +186,7 @@ def _model_directory(store: ObjectStore, config: RunConfig, folder: Path) -> Pat
     if exists(store, layout.manifest(layout.weights(0))):
         model_files.download(store, folder)
         return folder
-    directory = Path(config.policy.path).expanduser()
-    check_model(directory)
-    return directory
+    return model_directory(config)
 
 
 def publish_initial(store: ObjectStore, model_dir: Path) -> None:
@@ -278,15 +263,3 @@ def ended_here(execution: str) -> bool:
     except PermissionError:
         return False
     return False
-
-
-def _draw(config: RunConfig, prompts: PromptSet, model_dir: Path, *, first: int, count: int) -> list[PromptRow]:
-    return draw_prompts(
-        prompts,
-        open_tokenizer(model_dir),
-        config.data,
-        first=first,
-        count=count,
-        context_length=context_length(config.rollout, model_dir),
-        max_completion_length=config.sampling.max_completion_length,
-    )

@@ -17,6 +17,6 @@ def open_tokenizer(model_dir: Path) -> Tokenizer:
     try:
         tokenizer: Tokenizer = read_tokenizer(model_dir)
     except Exception as error:  # a damaged file can raise anything in the library that reads it
-        reason = " ".join(str(error).split())
+        reason = " ".join(str(error).split())[:300]
         raise ModelError(f"policy.path: no usable tokenizer in {str(model_dir)!r}: {reason}") from error
     return tokenizer

@@ -5,9 +5,9 @@ also offered as the column `ground_truth`, and `extra_info.index` is the id if i
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
+from storage.paths import expanded
 from tasks.configuration.data import ARITHMETIC, DataConfig
 from tasks.prompts.arithmetic import ArithmeticPrompts
 from tasks.prompts.plain_values import check_text, plain
@@ -70,8 +70,12 @@ def load_prompts(config: DataConfig, *, check_rows: bool = True) -> PromptSet:
 
 
 def _open_rows(config: DataConfig) -> Rows:
-    path = Path(config.source).expanduser()
-    if not path.exists():
+    try:
+        path = expanded(config.source)
+        exists = path.exists()
+    except (OSError, ValueError) as error:  # such as a path that is too long
+        raise PromptError(f"source: value {config.source[:80]!r} cannot be opened: {error}"[:300]) from None
+    if not exists:
         raise PromptError(
             f"source: value {config.source!r}; allowed: {ARITHMETIC!r}, or an existing .jsonl or .parquet file, "
             f"or a directory written by datasets.save_to_disk"

@@ -4,7 +4,8 @@ A row is a mapping from columns to values of the format's types. These readers d
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -42,7 +43,11 @@ class JsonLines:
         self._path = path
         self._rows: list[dict[str, Any]] = []
         self._lines: list[int] = []
-        for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
+        try:
+            body = path.read_bytes()
+        except OSError as error:
+            raise PromptError(f"{path} cannot be read: {error.strerror}") from None
+        for number, line in enumerate(body.split(b"\n"), start=1):
             if line.strip():
                 self._rows.append(_parse_line(line, f"{path}: line {number}"))
                 self._lines.append(number)
@@ -64,13 +69,20 @@ class JsonLines:
 def _parse_line(line: bytes, where: str) -> dict[str, Any]:
     try:
         value = json.loads(line.decode("utf-8-sig"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise PromptError(f"{where} is not JSON: {error}") from None
-    except RecursionError:
-        raise PromptError(f"{where} is nested too deep") from None
     if not isinstance(value, dict):
         raise PromptError(f"{where} is {type(value).__name__}; allowed: a JSON object")
     return value
+
+
+@contextmanager
+def _readable(where: str) -> Iterator[None]:
+    """Turn the errors of values that Python cannot hold, such as a timestamp beyond year 9999, into PromptError."""
+    try:
+        yield
+    except (ValueError, OverflowError, pa.ArrowException) as error:
+        raise PromptError(f"{where} holds a value that cannot be read: {' '.join(str(error).split())[:300]}") from None
 
 
 class ParquetRows:
@@ -88,11 +100,13 @@ class ParquetRows:
         return int(self._table.num_rows)
 
     def row(self, index: int) -> Mapping[str, Any]:
-        row: Mapping[str, Any] = self._table.slice(index, 1).to_pylist()[0]
+        with _readable(self.place(index)):
+            row: Mapping[str, Any] = self._table.slice(index, 1).to_pylist()[0]
         return row
 
     def values(self, column: str) -> list[Any]:
-        values: list[Any] = self._table.column(column).to_pylist()
+        with _readable(f"{self._path}: column {column!r}"):
+            values: list[Any] = self._table.column(column).to_pylist()
         return values
 
     def place(self, index: int) -> str:
@@ -109,10 +123,11 @@ class DatasetRows:
 
         try:
             loaded = datasets.load_from_disk(str(path))
-        except (FileNotFoundError, ValueError, pa.ArrowException) as error:
-            raise PromptError(f"{path} is not a directory written by datasets.save_to_disk: {error}") from None
         except IndexError:  # what datasets raises for a dataset without any record batch
             raise PromptError(f"source: {path} has no rows") from None
+        except Exception as error:  # noqa: BLE001 - a damaged file can raise anything in the library that reads it
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            raise PromptError(f"{path} is not a directory written by datasets.save_to_disk: {reason}") from None
         if isinstance(loaded, datasets.DatasetDict):
             if split not in loaded:
                 raise PromptError(f"split: value {split!r}; allowed: {', '.join(map(repr, loaded))} (splits of {path})")
@@ -126,11 +141,13 @@ class DatasetRows:
         return len(self._dataset)
 
     def row(self, index: int) -> Mapping[str, Any]:
-        row: Mapping[str, Any] = self._dataset[index]
+        with _readable(self.place(index)):
+            row: Mapping[str, Any] = self._dataset[index]
         return row
 
     def values(self, column: str) -> list[Any]:
-        return list(self._dataset[column])
+        with _readable(f"{self._path}: column {column!r}"):
+            return list(self._dataset[column])
 
     def place(self, index: int) -> str:
         return f"{self._path}: row {index}"

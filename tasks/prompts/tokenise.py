@@ -59,5 +59,7 @@ def _encode(prompt: Prompt, tokenizer: Tokenizer) -> tuple[int, ...]:
                 prompt.text_or_messages, add_generation_prompt=True, tokenize=True, return_dict=False
             )
         except Exception as error:  # a template is a program of the model's author and may raise anything
-            raise PromptError(f"prompt {prompt.id!r}: the chat template refused it: {error}") from error
+            raise PromptError(
+                f"prompt {prompt.id!r}: the chat template refused it: {' '.join(str(error).split())[:300]}"
+            ) from error
     return tuple(int(token) for token in ids)

@@ -19,6 +19,7 @@ from typing import Any
 
 from storage import layout, model_files
 from storage.clock import Clock
+from storage.paths import expanded
 from storage.retention import list_versions
 from storage.run import exists
 from storage.store import CorruptObject, ObjectMissing, ObjectStore
@@ -193,7 +194,7 @@ def day(at_s: float) -> str:
 
 def _free_folder(folder: Path) -> Path:
     """The path that `folder` leads to; raises if it is not empty, or cannot be replaced by a rename."""
-    target = folder.expanduser().resolve()
+    target = expanded(folder).resolve()
     if target.exists() and not target.is_dir():
         raise NotADirectoryError(f"{folder} is a file; allowed: a folder, which is made if it is missing")
     if target.exists() and any(target.iterdir()):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from storage.evaluation_records import EvaluationRecord
+from storage.paths import expanded
 from storage.records import ReportRecord
 from tasks.configuration.tracking import TrackingConfig
 
@@ -52,7 +53,7 @@ def tracked_iteration(report: ReportRecord, config: TrackingConfig, *, run_id: s
         run_id=run_id,
         project=config.project,
         name=_run_name(config, run_url),
-        directory=Path(config.directory).expanduser(),
+        directory=expanded(config.directory),
         iteration=report.iteration,
         committed_at_s=report.created_at_s,
         metrics=report.metrics,
@@ -71,7 +72,7 @@ def tracked_evaluation(
         run_id=f"{run_id}{record.digest}",
         project=config.project,
         name=f"{_run_name(config, run_url)}-val-{record.digest}",
-        directory=Path(config.directory).expanduser(),
+        directory=expanded(config.directory),
         iteration=record.weight_version,
         committed_at_s=record.created_at_s,
         metrics=record.metrics,

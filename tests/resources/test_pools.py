@@ -4,6 +4,7 @@ import sys
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
+from resources.placement import TolerationConfig
 from resources.pools import (
     ControlPoolConfig,
     PoolConfig,
@@ -24,8 +25,8 @@ EVERYTHING = PoolConfig(
     retries=5,
     grace_s=90,
     image="ghcr.io/example/vllm:1",
-    node_selector={"pool": "spot"},
-    tolerations=({"key": "spot", "operator": "Exists", "effect": "NoSchedule"},),
+    node_selector={"pool": "l4"},
+    tolerations=(TolerationConfig(key="spot", operator="Exists", effect="NoSchedule"),),
 )
 
 
@@ -53,7 +54,7 @@ def test_everything_a_pool_says_reaches_the_node():
     assert chosen["accelerator"].to_flyte_idl().device == "nvidia-l4"
     spec = chosen["pod_template"].pod_spec
     assert spec.termination_grace_period_seconds == 90
-    assert spec.node_selector == {"pool": "spot"}
+    assert spec.node_selector == {"pool": "l4"}
     [toleration] = spec.tolerations
     assert (toleration.key, toleration.operator, toleration.effect) == ("spot", "Exists", "NoSchedule")
 

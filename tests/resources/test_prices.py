@@ -74,7 +74,7 @@ def test_environment_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     [
         (OWN | {"spot_usd_per_h": -1.0}, "box.spot_usd_per_h: value -1.0; .*greater than or equal to 0"),
         (OWN | {"spot_usd_per_h": "cheap"}, "box.spot_usd_per_h: value 'cheap'"),
-        (OWN | {"spot_usd_per_h": float("nan")}, "box.spot_usd_per_h: value nan; .*finite"),
+        (OWN | {"spot_usd_per_h": float("nan")}, "box.spot_usd_per_h: value 'NaN'; .*number"),
         (OWN | {"price": 1.0}, "box.price: .*[Uu]nexpected"),
         (OWN | {"gpus": 1.5}, "box.gpus: value 1.5"),
         ({"gpus": 1}, "box.on_demand_usd_per_h: .*required"),
@@ -91,8 +91,8 @@ def test_bad_entry_names_file_and_field(tmp_path: Path, entry: object, field: st
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("own.json", "{", "not valid JSON"),
-        ("own.yaml", "a: [", "not valid YAML"),
+        ("own.json", "{", "not YAML or JSON: line 1"),
+        ("own.yaml", "a: [", "not YAML or JSON: line 1"),
         ("own.toml", "", r"file type '\.toml'; allowed: \.json"),
         ("own.yaml", "- 1", "the document: value"),
         ("own.yaml", "", "the document: value None"),

@@ -1,10 +1,10 @@
 """Builds a member's engine: the one that the configuration names, or the best for this machine, and logs which."""
 
-import json
 import logging
 from pathlib import Path
 from typing import Literal
 
+from storage.model_config import ModelConfigError, model_fields, whole_number
 from tasks.configuration.rollout import RolloutConfig
 from tasks.sampling.engines.engine import Engine, EngineError
 from tasks.sampling.engines.vllm_names import installed_version
@@ -74,11 +74,13 @@ def context_length(config: RolloutConfig, model_dir: Path) -> int:
 
     Raises EngineError when the user's limit exceeds the model's, or when neither is given.
     """
-    model = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
-    own = model.get("max_position_embeddings") or model.get("text_config", {}).get("max_position_embeddings")
+    try:
+        own = whole_number(model_fields(model_dir).get("max_position_embeddings"), 2)
+    except ModelConfigError as error:
+        raise EngineError(str(error)) from None
     asked = config.context_length
-    if asked is None and not isinstance(own, int):
+    if asked is None and own is None:
         raise EngineError("config.json has no max_position_embeddings; set rollout.context_length")
-    if asked is not None and isinstance(own, int) and asked > own:
+    if asked is not None and own is not None and asked > own:
         raise EngineError(f"rollout.context_length: {asked} given; allowed: up to the model's own {own}")
-    return int(own if asked is None else asked)
+    return asked or own or 0

@@ -1,0 +1,125 @@
+"""What is wrong with a configuration, in one line per problem: the field, the value, and what is allowed."""
+
+import difflib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any, get_args, get_type_hints
+
+from tasks.configuration.other_names import OTHER_NAMES
+
+INTEGER_BITS_MAX = 63
+_SHOWN_CHARACTERS_MAX = 200
+
+
+def not_json(document: object, path: str = "") -> Iterator[str]:
+    """A problem for each value that JSON in UTF-8 cannot hold, and for each integer that does not fit in 64 bits."""
+    if isinstance(document, Mapping):
+        for key, value in document.items():
+            place = f"{path}.{key}".lstrip(".")
+            wrong = _unfit(key) if isinstance(key, str | int) and not isinstance(key, bool) else "allowed: text"
+            if wrong is not None:
+                yield f"{path or 'the document'}: the key {_shown(key)} given; {wrong}"
+            else:
+                yield from not_json(value, place)
+    elif isinstance(document, list | tuple):
+        for index, value in enumerate(document):
+            yield from not_json(value, f"{path}.{index}")
+    else:
+        wrong = _unfit(document)
+        if wrong is not None:
+            yield f"{path}: {_shown(document)} given; {wrong}"
+
+
+def _unfit(value: object) -> str | None:
+    """What is allowed in place of a single value that JSON in UTF-8 or 64 bits cannot hold; None if they can."""
+    if isinstance(value, str):
+        halves = any("\ud800" <= character <= "\udfff" for character in value)
+        return "allowed: text without lone surrogates, which are halves of characters" if halves else None
+    if isinstance(value, int):
+        too_large = value.bit_length() > INTEGER_BITS_MAX
+        return f"allowed: integers of up to {INTEGER_BITS_MAX} bits" if too_large else None
+    if value is None or isinstance(value, float):
+        return None
+    return f"allowed: text, a number, true, false, null, a list or a mapping, not a {type(value).__name__}"
+
+
+def problems(errors: list[Any], kind: type) -> list[str]:
+    """The lines for pydantic's errors about a document of dataclass `kind`; each problem once."""
+    places = [error["loc"] for error in errors]
+    # An item that is wrong is also missing in the end, and pydantic then says that the list is too short.
+    echoes = [
+        error["type"] == "too_short" and any(place[: len(error["loc"])] == error["loc"] != place for place in places)
+        for error in errors
+    ]
+    return [_problem(error, kind) for error, is_echo in zip(errors, echoes, strict=True) if not is_echo]
+
+
+def names(kind: Any) -> list[str]:
+    """The field names of a dataclass."""
+    return [item.name for item in fields(kind)]
+
+
+def _problem(error: Any, kind: type) -> str:
+    location = error["loc"]
+    path = ".".join(str(part) for part in location)
+    if error["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+        return f"{path}: unknown field; {_hint(location, kind)}"
+    if error["type"] in ("missing", "missing_argument"):
+        return f"{path}: missing; it has no default"
+    message = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "value_error":
+        return f"{path}.{message}" if path else message
+    return f"{path}: {_shown(error['input'])} given; {message[:1].lower()}{message[1:]}"
+
+
+def _hint(location: tuple[Any, ...], kind: type) -> str:
+    """The field that is probably meant: another library's, one of another section, or one with a similar name."""
+    given, here = str(location[-1]), [part for part in location[:-1] if isinstance(part, str)]
+    allowed = names_at(kind, location[:-1])
+    elsewhere = [path for path in _paths(kind) if path.rpartition(".")[2] == given]
+    meant = OTHER_NAMES.get(given) or (elsewhere[0] if len(elsewhere) == 1 else None)
+    if meant is None:
+        near = difflib.get_close_matches(given, allowed, n=1)
+        return f"did you mean {near[0]!r}?" if near else f"allowed: {', '.join(allowed)}"
+    section, _, name = meant.rpartition(".")
+    return f"did you mean {(name if section == '.'.join(here) else meant)!r}?"
+
+
+def names_at(kind: type, location: tuple[Any, ...]) -> list[str]:
+    """The field names of the dataclass at a location of a document of dataclass `kind`; [] if there is none."""
+    current: Any = kind
+    for part in location:
+        if isinstance(part, str) and is_dataclass(current):
+            current = get_type_hints(current).get(part)
+        current = _dataclass_in(current)
+    return names(current) if is_dataclass(current) else []
+
+
+def _dataclass_in(annotation: Any) -> Any:
+    """The first dataclass in an annotation such as `tuple[X, ...] | None`; the annotation itself if it has none."""
+    if is_dataclass(annotation):
+        return annotation
+    return next((found for each in get_args(annotation) if is_dataclass(found := _dataclass_in(each))), annotation)
+
+
+def _paths(kind: Any, path: str = "") -> Iterator[str]:
+    """The path of every field below a dataclass, without items of lists and mappings."""
+    for name, annotation in get_type_hints(kind).items():
+        if name in names(kind):
+            yield f"{path}{name}"
+            if is_dataclass(inner := _plain(annotation)):
+                yield from _paths(inner, f"{path}{name}.")
+
+
+def _plain(annotation: Any) -> Any:
+    """X for X and `X | None`, else the annotation."""
+    options = [each for each in get_args(annotation) if each is not type(None)]
+    return options[0] if len(options) == 1 else annotation
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, int) and value.bit_length() > INTEGER_BITS_MAX:
+        return f"an integer of {value.bit_length()} bits"  # Python refuses to write out very long ones
+    text = json.dumps(value, default=str)
+    return text if len(text) <= _SHOWN_CHARACTERS_MAX else f"{text[:_SHOWN_CHARACTERS_MAX]}..."

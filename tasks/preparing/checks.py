@@ -1,0 +1,88 @@
+"""What `plan` refuses before it creates anything; `gleaner check` calls the same functions."""
+
+from collections.abc import Collection
+from pathlib import Path
+
+from storage import model_files
+from storage.paths import expanded
+from storage.prompt_table import PromptRow
+from tasks.configuration.run_config import RunConfig
+from tasks.evaluation.held_out import draw_held_out, load_held_out
+from tasks.grading.grader import check_rewards
+from tasks.learning.pretrained import ModelError, check_model
+from tasks.preparing.tokenizer import open_tokenizer
+from tasks.prompts.draw import draw_prompts
+from tasks.prompts.loading import load_prompts
+from tasks.prompts.prompt import PromptSet
+from tasks.sampling.engines.choose import context_length
+
+
+def check_settings(config: RunConfig) -> None:
+    """The checks that open no file of the user's but the price table; raises LookupError and ValueError."""
+    config.pools.check_prices()
+    config.tracking.check_libraries()
+
+
+def check_files(config: RunConfig) -> list[str]:
+    """Open everything that the configuration names, as the first plan of a run does; writes nothing.
+
+    Returns a line about each thing that was looked at. Raises ModelError, PromptError, GradingError, EngineError and
+    ValueError.
+    """
+    directory = model_directory(config)
+    config.algorithm.estimator.check()
+    prompts = load_prompts(config.data)
+    check_rewards(config.rewards, prompts.columns, prompts=prompts)
+    rows = draw(config, prompts, directory, first=0, count=len(prompts))
+    seen = [
+        f"model: the configuration, the tokenizer and the headers of the weights in {directory}",
+        f"advantage estimator: {config.algorithm.advantage_estimator}",
+        f"rewards: {', '.join(reward.function for reward in config.rewards)}",
+        f"prompts: {_described(rows)} of {config.data.source}",
+    ]
+    if config.evaluation is not None:
+        rows = check_held_out(config, directory)
+        seen.append(f"evaluation: {_described(rows)} of {config.evaluation.data.source}, and its rewards")
+    return seen
+
+
+def model_directory(config: RunConfig) -> Path:
+    """policy.path, which holds a model that a run can begin with; raises ModelError."""
+    try:
+        directory = expanded(config.policy.path)
+    except ValueError as error:
+        raise ModelError(f"policy.{error}") from None
+    check_model(directory)
+    model_files.describe(directory)
+    return directory
+
+
+def draw(config: RunConfig, prompts: PromptSet, model_dir: Path, *, first: int, count: int) -> list[PromptRow]:
+    """Prompts at running positions, tokenised; raises PromptError for one that does not fit."""
+    context = context_length(config.rollout, model_dir)
+    return draw_prompts(
+        prompts,
+        open_tokenizer(model_dir),
+        config.data,
+        first=first,
+        count=count,
+        context_length=context,
+        max_completion_length=config.sampling.max_completion_length,
+    )
+
+
+def check_held_out(config: RunConfig, model_dir: Path, held: Collection[str] = frozenset()) -> list[PromptRow]:
+    """The prompts of `evaluation`, opened, checked against its rewards, and tokenised; [] without that section.
+
+    held: the reward models that are not opened again. Raises PromptError and GradingError.
+    """
+    if config.evaluation is None:
+        return []
+    held_out = load_held_out(config.evaluation, config.rewards, held)
+    return draw_held_out(config.evaluation, held_out, open_tokenizer(model_dir), config.rollout, model_dir)
+
+
+def _described(rows: list[PromptRow]) -> str:
+    longest, chats = max(len(row.token_ids) for row in rows), sum(not isinstance(row.prompt, str) for row in rows)
+    rendered = f", {chats} by the chat template" if chats else ""
+    return f"all {len(rows)}, tokenised{rendered}, with up to {longest} tokens,"
