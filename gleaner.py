@@ -30,7 +30,7 @@ from tasks.forecasting.comparison import forecast as forecast_run
 from tasks.forecasting.probe import NoProbe, probe_run
 from tasks.forecasting.realised import compare, save_forecast
 from tasks.forecasting.table import comparison_text, forecast_text
-from tasks.grading.grader import Grader
+from tasks.grading.grader import check_rewards
 from tasks.grading.reward import GradingError
 from tasks.learning.pretrained import ModelError, check_model
 from tasks.prompts.loading import load_prompts
@@ -350,8 +350,7 @@ def _check_files(settings: RunConfig) -> None:
     check_model(Path(settings.policy.path).expanduser())
     settings.algorithm.estimator.check()
     prompts = load_prompts(settings.data)
-    with Grader(settings.rewards) as grader:
-        grader.check_columns(prompts.columns)
+    check_rewards(settings.rewards, prompts.columns, prompts=prompts)
     if settings.evaluation is not None:
         load_held_out(settings.evaluation, settings.rewards)
 

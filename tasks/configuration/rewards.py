@@ -21,8 +21,8 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "reward_model": ("model", "label", "device", "dtype", "batch_tokens_max", "max_length"),
 }
 REQUIRED = {"format": ("pattern",), "length": ("free_tokens", "scale_tokens"), "reward_model": ("model",)}
-# Settings for where a function runs and how long it may take; rewards do not depend on them.
-OPERATIONAL = ("model", "device", "batch_tokens_max", "time_limit_s", "load_time_limit_s")
+# Settings for where a function runs, how long it may take and how often it may fail; rewards do not depend on them.
+OPERATIONAL = ("model", "device", "batch_tokens_max", "time_limit_s", "load_time_limit_s", "failed_share_max")
 # The name becomes part of metric names and of storage keys.
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
@@ -35,7 +35,9 @@ class RewardConfig:
     metrics and records; None takes the function's own. `time_limit_s` limits one call: a whole batch for TRL's
     signature and a reward model, one response otherwise. `load_time_limit_s` limits the import and, separately, the
     loading of a model's weights. If the function raises or runs out of time for a response, the response gets
-    `failure_reward`, or grading ends with an error if `on_failure` is "stop".
+    `failure_reward`, or grading ends with an error if `on_failure` is "stop". Grading also ends with the first error if
+    the function fails for all responses of an iteration's first micro-batch, or for more than `failed_share_max` of
+    those of any. With `filter_groups` each group counts as a micro-batch here.
 
     pattern: for "format", a regular expression that must match the whole completion; "." also matches line ends.
     free_tokens, scale_tokens: for "length", which is -max(0, tokens - free_tokens) / scale_tokens, but at least -1.
@@ -54,6 +56,7 @@ class RewardConfig:
     load_time_limit_s: Annotated[float, Field(gt=0, le=86_400)] = 120.0
     failure_reward: Annotated[float, Field(allow_inf_nan=False)] = 0.0
     on_failure: Literal["use_failure_reward", "stop"] = "use_failure_reward"
+    failed_share_max: Annotated[float, Field(ge=0, le=1)] = 0.5
     pattern: str | None = None
     free_tokens: Annotated[int, Field(ge=0)] | None = None
     scale_tokens: Annotated[int, Field(ge=1)] | None = None

@@ -87,7 +87,12 @@ def _load(spec: str, settings: dict[str, Any]) -> tuple[BoundFunction | None, di
 def _bound(spec: str, settings: dict[str, Any]) -> BoundFunction:
     if spec == "math":
         importlib.import_module("math_verify")  # here, so that it does not count against the first response's limit
-        return BoundFunction(math_answer.NEEDS, False, lambda cases: math_answer.grade_mathematics(cases[0]))
+        return BoundFunction(
+            math_answer.NEEDS,
+            False,
+            lambda cases: math_answer.grade_mathematics(cases[0]),
+            check=math_answer.check_truths,
+        )
     if spec == "format":
         verifier = FormatVerifier(**settings)
         return BoundFunction((), False, lambda cases: verifier.grade(cases[0].completion))

@@ -270,8 +270,8 @@ def token_losses(
         policy = replace(policy, loss=policy.loss * importance_weights.detach().masked_fill(outside, 0.0))
     loss, kl = policy.loss, torch.zeros_like(policy.ratio)
     if reference_logprobs is not None:
-        inside = (each.masked_fill(outside, 0.0) for each in (logprobs, reference_logprobs))
-        penalty = kl_penalty(*inside, algorithm.kl_estimator)
+        filled, reference = (each.masked_fill(outside, 0.0) for each in (logprobs, reference_logprobs))
+        penalty = kl_penalty(filled, reference, algorithm.kl_estimator)
         kl = penalty.detach()
         loss = loss + algorithm.kl_coef * penalty if algorithm.kl_in == "loss" else loss
     elif algorithm.kl_coef > 0 and algorithm.kl_in == "loss":

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-
 # The columns that are summed one after another.
 _CHUNK = 256
 
