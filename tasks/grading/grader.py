@@ -196,6 +196,8 @@ def _open_reward(name: str, config: RewardConfig, folders: Mapping[str, Path], d
     if config.free_tokens is not None and config.scale_tokens is not None:
         return LengthReward(name, config.free_tokens, config.scale_tokens)
     settings: dict[str, Any] = {}
+    if config.arguments is not None:
+        settings = {"arguments": config.arguments}
     if config.pattern is not None:
         settings = {"pattern": config.pattern, "time_limit_s": config.time_limit_s}
     if config.model is not None:

@@ -165,7 +165,7 @@ class IsolatedReward:
         load_time_limit_s: float,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
-        """Start the child and load `function`, with the `settings` of a built-in function.
+        """Start the child and load `function`, with the `settings` of a built-in function or a factory's arguments.
 
         Raises GradingError if it cannot be used.
         """

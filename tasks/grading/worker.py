@@ -105,6 +105,12 @@ def _bound(spec: str, settings: dict[str, Any]) -> BoundFunction:
         function = load_function(spec)
     except NotAFunction as error:
         raise GradingError(f"reward {spec!r}: {error}") from None
+    if "arguments" in settings:
+        function = function(**settings["arguments"])
+        if not callable(function):
+            raise GradingError(
+                f"reward {spec!r} with arguments returned {type(function).__name__}; allowed: a reward function"
+            )
     return bind(function, spec)
 
 

@@ -21,6 +21,18 @@ def only_long(completions, **columns):
 def explicit(completions, target, **columns):
     return [float(text == wanted) for text, wanted in zip(completions, target)]
 
+def plain_number():
+    return 7
+
+def longer_than(limit, by=1):
+    def reward(completions, **columns):
+        return [float(len(text) >= limit + by) for text in completions]
+    return reward
+
+def batch_scores(data_sources, solution_strs, ground_truths, extra_infos=None):
+    rows = zip(solution_strs, ground_truths, strict=True)
+    return [{"score": float(text == truth), "acc": 1} for text, truth in rows]
+
 def failing(completions, **columns):
     return [1 / (text != "bad") for text in completions]
 """
@@ -49,6 +61,36 @@ def test_the_reward_is_the_weighted_sum():
             Graded(7, 1.0, {"arithmetic": 1.0, "length": 2.0}, {}),
             Graded(8, -1.5, {"arithmetic": 0.0, "length": 3.0}, {}),
         ]
+
+
+def test_a_function_with_arguments_returns_the_reward_function():
+    configs = [
+        config("longer_than", name="some", arguments={"limit": 2}),
+        config("longer_than", name="many", arguments={"limit": 2, "by": 2}),
+    ]
+    with Grader(configs) as grader:
+        graded = grader.grade([case(0, "ab"), case(1, "abc"), case(2, "abcd")])
+    assert [list(each.values.values()) for each in graded] == [[0.0, 0.0], [1.0, 0.0], [1.0, 1.0]]
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "message"),
+    [
+        ("longer_than", None, "it is neither; allowed: .* needs the field 'arguments'"),
+        ("longer_than", {}, "cannot be loaded: TypeError: .* missing 1 required positional argument: 'limit'"),
+        ("longer_than", {"limits": 1}, "cannot be loaded: TypeError: .* unexpected keyword argument 'limits'"),
+        ("plain_number", {}, "with arguments returned int; allowed: a reward function"),
+    ],
+)
+def test_factories_that_give_no_reward_function_are_refused(function: str, arguments: Any, message: str):
+    with pytest.raises(GradingError, match=message):
+        Grader([config(function, arguments=arguments)])
+
+
+def test_verls_batched_form_is_graded():
+    with Grader([config("batch_scores")]) as grader:
+        graded = grader.grade([case(n, text, data_source="d", ground_truth="a") for n, text in enumerate("ab")])
+    assert [each.reward for each in graded] == [1.0, 0.0]
 
 
 def test_a_function_may_be_there_twice_under_names_of_its_own():
