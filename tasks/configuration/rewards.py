@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, JsonValue
 
 from tasks.configuration import user_function
 
@@ -21,8 +21,8 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "reward_model": ("model", "label", "device", "dtype", "batch_tokens_max", "max_length"),
 }
 REQUIRED = {"format": ("pattern",), "length": ("free_tokens", "scale_tokens"), "reward_model": ("model",)}
-# Settings for where a function runs and how long it may take; rewards do not depend on them.
-OPERATIONAL = ("model", "device", "batch_tokens_max", "time_limit_s", "load_time_limit_s")
+# Settings for where a function runs, how long it may take and how often it may fail; rewards do not depend on them.
+OPERATIONAL = ("model", "device", "batch_tokens_max", "time_limit_s", "load_time_limit_s", "failed_share_max")
 # The name becomes part of metric names and of storage keys.
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
@@ -35,8 +35,11 @@ class RewardConfig:
     metrics and records; None takes the function's own. `time_limit_s` limits one call: a whole batch for TRL's
     signature and a reward model, one response otherwise. `load_time_limit_s` limits the import and, separately, the
     loading of a model's weights. If the function raises or runs out of time for a response, the response gets
-    `failure_reward`, or grading ends with an error if `on_failure` is "stop".
+    `failure_reward`, or grading ends with an error if `on_failure` is "stop". Grading also ends with the first error if
+    the function fails for all responses of an iteration's first micro-batch, or for more than `failed_share_max` of
+    those of any. With `filter_groups` each group counts as a micro-batch here.
 
+    arguments: for a function of the user's own that returns the reward function; it is called with them by name.
     pattern: for "format", a regular expression that must match the whole completion; "." also matches line ends.
     free_tokens, scale_tokens: for "length", which is -max(0, tokens - free_tokens) / scale_tokens, but at least -1.
     model: for "reward_model", a Hugging Face directory with a sequence classification model.
@@ -54,6 +57,8 @@ class RewardConfig:
     load_time_limit_s: Annotated[float, Field(gt=0, le=86_400)] = 120.0
     failure_reward: Annotated[float, Field(allow_inf_nan=False)] = 0.0
     on_failure: Literal["use_failure_reward", "stop"] = "use_failure_reward"
+    failed_share_max: Annotated[float, Field(ge=0, le=1)] = 0.5
+    arguments: dict[str, JsonValue] | None = None
     pattern: str | None = None
     free_tokens: Annotated[int, Field(ge=0)] | None = None
     scale_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -80,14 +85,20 @@ class RewardConfig:
                 value = getattr(self, name)
                 if owner != self.function and value != defaults[name]:
                     raise ValueError(f"{name}: value {value!r}; allowed: nothing, unless the function is {owner!r}")
+        if self.arguments is not None and self.function in BUILT_IN:
+            raise ValueError("arguments: given; allowed: nothing, unless the function is 'package.module:function'")
         for name in REQUIRED.get(self.function, ()):
             if getattr(self, name) is None:
                 raise ValueError(f"{name}: missing; the function {self.function!r} cannot do without it")
         if self.pattern is not None:
-            try:
-                re.compile(self.pattern, re.DOTALL)
-            except (re.error, OverflowError, RecursionError) as error:
-                raise ValueError(f"pattern: value {self.pattern!r}; allowed: a regular expression: {error}") from None
+            _check_pattern(self.pattern)
+
+
+def _check_pattern(pattern: str) -> None:
+    try:
+        re.compile(pattern, re.DOTALL)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ValueError(f"pattern: value {pattern!r}; allowed: a regular expression: {error}") from None
 
 
 def reward_names(configs: Sequence[RewardConfig]) -> list[str]:

@@ -1,7 +1,8 @@
 """Binding: recognises TRL's and verl's reward signatures by parameter names, and calls either with grading cases.
 
 TRL: f(prompts, completions, completion_ids, **columns) -> one value per completion. verl: compute_score(data_source,
-solution_str, ground_truth, extra_info) -> a value or a dict with "score". Coroutine functions of both are awaited.
+solution_str, ground_truth, extra_info) -> a value or a dict with "score", or compute_score(data_sources, solution_strs,
+ground_truths, extra_infos) -> one of these per completion. Coroutine functions of all are awaited.
 """
 
 import inspect
@@ -19,9 +20,18 @@ TRL_EXTRAS: dict[str, Any] = {
     "log_metric": lambda *_args, **_kwargs: None,
 }
 VERL_PARAMETERS = ("data_source", "solution_str", "ground_truth", "extra_info")
+# verl's names for lists of the same, and the columns from which they come.
+VERL_BATCHED = {
+    "data_sources": "data_source",
+    "solution_strs": "solution_str",
+    "ground_truths": "ground_truth",
+    "extra_infos": "extra_info",
+}
 FORMS = (
     "TRL's f(prompts, completions, completion_ids, **columns) -> list[float | None], or "
-    "verl's f(data_source, solution_str, ground_truth, extra_info=None) -> float | dict"
+    "verl's f(data_source, solution_str, ground_truth, extra_info=None) -> float | dict or "
+    "f(data_sources, solution_strs, ground_truths, extra_infos=None) -> list[float | dict]; "
+    "a function that returns one of these needs the field 'arguments'"
 )
 
 
@@ -59,19 +69,24 @@ def bind(function: Callable[..., Any], name: str) -> BoundFunction:
     }
     if any(parameter.kind is parameter.POSITIONAL_ONLY for parameter in signature.parameters.values()):
         raise _unfit(name, signature, "parameters must have usable names")
-    is_trl, is_verl = any(each in named for each in TRL_PARAMETERS), "solution_str" in named
-    if is_trl == is_verl:
-        raise _unfit(name, signature, "it is both" if is_trl else "it is neither")
+    families = (TRL_PARAMETERS, ("solution_str",), ("solution_strs",))
+    is_trl, is_verl, is_batched = (any(each in named for each in family) for family in families)
+    if is_trl + is_verl + is_batched != 1:
+        raise _unfit(name, signature, "it is both" if is_trl or is_verl else "it is neither")
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
     required = [each for each, parameter in named.items() if parameter.default is parameter.empty]
+    accepted = None if takes_any else set(named)
     if is_trl:
         needs = tuple((each,) for each in required if each not in (*TRL_PARAMETERS, *TRL_EXTRAS))
-        return BoundFunction(needs, True, lambda cases: _call_trl(function, cases, None if takes_any else set(named)))
-    unknown = [each for each in required if each not in VERL_PARAMETERS]
+        return BoundFunction(needs, True, lambda cases: _call_trl(function, cases, accepted))
+    columns = VERL_BATCHED if is_batched else {each: each for each in VERL_PARAMETERS}
+    unknown = [each for each in required if each not in columns]
     if unknown:
         raise _unfit(name, signature, f"nothing is known to pass as {', '.join(unknown)}")
-    needs = tuple((each,) for each in required if each in ("data_source", "ground_truth"))
-    return BoundFunction(needs, False, lambda cases: _call_verl(function, cases[0], None if takes_any else set(named)))
+    needs = tuple((columns[each],) for each in required if columns[each] in ("data_source", "ground_truth"))
+    if is_batched:
+        return BoundFunction(needs, True, lambda cases: _call_verl_batched(function, cases, accepted))
+    return BoundFunction(needs, False, lambda cases: _call_verl(function, cases[0], accepted))
 
 
 def _unfit(name: str, signature: inspect.Signature, reason: str) -> GradingError:
@@ -98,6 +113,17 @@ def _call_verl(function: Callable[..., Any], case: GradingCase, accepted: set[st
     arguments: dict[str, Any] = {name: case.columns[name] for name in VERL_PARAMETERS if name in case.columns}
     arguments["solution_str"] = case.completion
     arguments.setdefault("extra_info", {})  # as verl does
+    return function(**_accepted(arguments, accepted))
+
+
+def _call_verl_batched(function: Callable[..., Any], cases: Sequence[GradingCase], accepted: set[str] | None) -> Any:
+    arguments: dict[str, Any] = {
+        name: [case.columns.get(column) for case in cases]
+        for name, column in VERL_BATCHED.items()
+        if any(column in case.columns for case in cases)
+    }
+    arguments["solution_strs"] = [case.completion for case in cases]
+    arguments["extra_infos"] = [case.columns.get("extra_info", {}) for case in cases]
     return function(**_accepted(arguments, accepted))
 
 

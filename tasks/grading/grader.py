@@ -3,8 +3,9 @@
 It knows nothing of groups or advantages, nor how a function is run.
 """
 
+import json
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +17,12 @@ from tasks.configuration.rewards import RewardConfig, reward_names
 from tasks.grading.arithmetic import ArithmeticReward
 from tasks.grading.isolation import IsolatedReward
 from tasks.grading.length import LengthReward
-from tasks.grading.reward import GradingCase, GradingError, Reward, RewardOutcome
-from tasks.prompts.prompt import PromptSet
+from tasks.grading.reward import GradingCase, GradingError, Needs, Reward, RewardOutcome
+from tasks.prompts.prompt import Prompt, PromptSet
 
 _LOG = logging.getLogger(__name__)
 _CHECKED_PROMPTS = 8
+_CHECKED_TRUTHS = 2_000  # in one call, which has the time limit of loading
 _NO_FOLDERS: Mapping[str, Path] = MappingProxyType({})
 
 
@@ -50,6 +52,7 @@ class Grader:
         """
         self._configs = tuple(configs)
         self._rewards: list[Reward] = []
+        self._has_graded = False
         try:
             for name, config in zip(_names(configs), configs, strict=True):
                 self._rewards.append(_open_reward(name, config, folders, device))
@@ -79,17 +82,36 @@ class Grader:
         """Grade finished responses, in order.
 
         A function that fails for a response counts as its failure_reward. Functions that return None are left out of
-        the sum; if all do, all count as failed. Raises GradingError for a failure if on_failure is "stop".
+        the sum; if all do, all count as failed. Raises GradingError, with the first error, for a failure if on_failure
+        is "stop", for a function that fails for all of the first cases, and for one that fails for a share of the cases
+        above its failed_share_max.
         """
         for case in cases:
             self.check_columns(case.columns)
         outcomes = [reward.grade(cases) for reward in self._rewards]
-        return [self._combine(case, [of_reward[index] for of_reward in outcomes]) for index, case in enumerate(cases)]
+        graded = [self._combine(case, [of_reward[index] for of_reward in outcomes]) for index, case in enumerate(cases)]
+        self._check_failures(graded)
+        return graded
 
     def close(self) -> None:
         """End the functions' processes; it may be called again."""
         for reward in self._rewards:
             reward.close()
+
+    def _check_failures(self, graded: Sequence[Graded]) -> None:
+        """A function that mostly fails would teach that a crash is worth its failure_reward."""
+        if not graded:
+            return
+        for name, config in zip(self.names, self._configs, strict=True):
+            errors = [each.errors[name] for each in graded if name in each.errors]
+            all_of_first = not self._has_graded and len(errors) == len(graded)
+            if all_of_first or len(errors) > config.failed_share_max * len(graded):
+                raise GradingError(
+                    f"reward {name} fails for {len(errors)} of {len(graded)} responses; allowed: at most "
+                    f"failed_share_max, {config.failed_share_max:g} of them, and not all of the first; the first "
+                    f"error: {errors[0]}"
+                )
+        self._has_graded = True
 
     def _combine(self, case: GradingCase, outcomes: Sequence[RewardOutcome]) -> Graded:
         if all(outcome.value is None and outcome.error is None for outcome in outcomes):
@@ -116,11 +138,14 @@ def check_rewards(
     columns: Collection[str],
     held: Collection[str] = frozenset(),
     prompts: PromptSet | None = None,
+    *,
+    every_truth: bool = True,
 ) -> None:
     """Raise GradingError for the first function that cannot be used, or needs a column that is not in `columns`.
 
     Every function is loaded, except the reward models named in `held`, which were checked before. prompts: each reward
-    model tokenises a few of them, spread from the first to the last.
+    model tokenises a few of them, spread from the first to the last, and "math" parses the ground truth of each, unless
+    `every_truth` is false. Its error names the rows, which count from 0.
     """
     with ExitStack() as stack:
         for name, config in zip(_names(configs), configs, strict=True):
@@ -128,8 +153,28 @@ def check_rewards(
                 continue
             reward = stack.enter_context(closing(_open_reward(name, config, _NO_FOLDERS, "auto")))
             _check_needs(reward, columns)
-            if prompts is not None and config.model is not None and isinstance(reward, IsolatedReward):
-                reward.check([prompts[place].text_or_messages for place in _places(len(prompts))])
+            if prompts is None or not isinstance(reward, IsolatedReward):
+                continue
+            if config.model is not None:
+                reward.check([_case(place, prompts[place]) for place in _places(len(prompts))])
+            elif config.function == "math" and every_truth:
+                for cases in _with_distinct_truths(prompts, reward.needs):
+                    reward.check(cases)
+
+
+def _with_distinct_truths(prompts: PromptSet, needs: Needs) -> Iterator[list[GradingCase]]:
+    """One case for each distinct value of the needed columns, in lists of at most _CHECKED_TRUTHS."""
+    wanted = {column for alternatives in needs for column in alternatives}
+    distinct: dict[str, GradingCase] = {}
+    for place, prompt in enumerate(prompts):
+        truths = {column: prompt.columns[column] for column in sorted(wanted & prompt.columns.keys())}
+        distinct.setdefault(json.dumps(truths), GradingCase(place, "", "", (), truths))
+    cases = list(distinct.values())
+    yield from (cases[start : start + _CHECKED_TRUTHS] for start in range(0, len(cases), _CHECKED_TRUTHS))
+
+
+def _case(place: int, prompt: Prompt) -> GradingCase:
+    return GradingCase(place, prompt.text_or_messages, "x", (), {})
 
 
 def _places(size: int) -> list[int]:
@@ -152,6 +197,8 @@ def _open_reward(name: str, config: RewardConfig, folders: Mapping[str, Path], d
     if config.free_tokens is not None and config.scale_tokens is not None:
         return LengthReward(name, config.free_tokens, config.scale_tokens)
     settings: dict[str, Any] = {}
+    if config.arguments is not None:
+        settings = {"arguments": config.arguments}
     if config.pattern is not None:
         settings = {"pattern": config.pattern, "time_limit_s": config.time_limit_s}
     if config.model is not None:

@@ -165,7 +165,7 @@ class IsolatedReward:
         load_time_limit_s: float,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
-        """Start the child and load `function`, with the `settings` of a built-in function.
+        """Start the child and load `function`, with the `settings` of a built-in function or a factory's arguments.
 
         Raises GradingError if it cannot be used.
         """
@@ -189,9 +189,9 @@ class IsolatedReward:
                 return [self._named(case, outcome) for case, outcome in zip(batch, outcomes, strict=True)]
         return [self._grade_one(case) for case in batch]
 
-    def check(self, prompts: Sequence[str | list[dict[str, Any]]]) -> None:
-        """Raise GradingError for the first prompt whose responses the function says it could not grade."""
-        self._worker.check([GradingCase(number, prompt, "x", (), {}) for number, prompt in enumerate(prompts)])
+    def check(self, cases: Sequence[GradingCase]) -> None:
+        """Raise GradingError for cases that the function says it could not grade, such as by their ground truth."""
+        self._worker.check(cases)
 
     def close(self) -> None:
         self._worker.kill()

@@ -87,7 +87,12 @@ def _load(spec: str, settings: dict[str, Any]) -> tuple[BoundFunction | None, di
 def _bound(spec: str, settings: dict[str, Any]) -> BoundFunction:
     if spec == "math":
         importlib.import_module("math_verify")  # here, so that it does not count against the first response's limit
-        return BoundFunction(math_answer.NEEDS, False, lambda cases: math_answer.grade_mathematics(cases[0]))
+        return BoundFunction(
+            math_answer.NEEDS,
+            False,
+            lambda cases: math_answer.grade_mathematics(cases[0]),
+            check=math_answer.check_truths,
+        )
     if spec == "format":
         verifier = FormatVerifier(**settings)
         return BoundFunction((), False, lambda cases: verifier.grade(cases[0].completion))
@@ -100,6 +105,12 @@ def _bound(spec: str, settings: dict[str, Any]) -> BoundFunction:
         function = load_function(spec)
     except NotAFunction as error:
         raise GradingError(f"reward {spec!r}: {error}") from None
+    if "arguments" in settings:
+        function = function(**settings["arguments"])
+        if not callable(function):
+            raise GradingError(
+                f"reward {spec!r} with arguments returned {type(function).__name__}; allowed: a reward function"
+            )
     return bind(function, spec)
 
 

@@ -4,6 +4,7 @@ Aggregation has two parts, so that splitting a step into micro-batches never cha
 on one response alone, and one denominator for the whole step, applied to the accumulated gradient at the step's end.
 """
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,7 +12,10 @@ from torch import Tensor
 
 from tasks.configuration.algorithm import AlgorithmConfig, KlEstimator, LossAggregation
 
+# The largest log ratio to the old policy, because exp would soon overflow.
 LOG_RATIO_MAX = 20.0
+# From this log ratio to the reference on, k3 goes on along its tangent.
+K3_LOG_RATIO_MAX = 20.0
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,7 @@ def gspo_policy_loss(
         clip_ratio_high: The upper bound of the ratio, as a distance from 1; the paper's is 4e-4.
     """
     lengths = response_mask.sum(dim=1, keepdim=True).clamp(min=1)
+    logprobs = logprobs.masked_fill(~response_mask, 0.0)
     difference = (logprobs.detach() - old_logprobs.detach()).masked_fill(~response_mask, 0.0)
     log_ratio = (difference.sum(dim=1, keepdim=True) / lengths).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX)
     ratio = (log_ratio + (logprobs - logprobs.detach())).exp()
@@ -141,7 +146,15 @@ def reinforce_policy_loss(logprobs: Tensor, old_logprobs: Tensor, advantages: Te
 def policy_loss(
     logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, response_mask: Tensor, algorithm: AlgorithmConfig
 ) -> PolicyLoss:
-    """The configured objective, from policy_loss, clip_ratio_low, clip_ratio_high and clip_ratio_c."""
+    """The configured objective, from policy_loss, clip_ratio_low, clip_ratio_high and clip_ratio_c.
+
+    What lies outside the mask, NaN included, reaches neither the loss of a token inside nor any gradient.
+    """
+    # Filled before the formulas, because the gradient of a NaN is NaN even where its loss is not used.
+    logprobs, old_logprobs, advantages = (
+        each.masked_fill(~response_mask, 0.0) if each.dim() == 2 else each
+        for each in (logprobs, old_logprobs, advantages)
+    )
     low, high = algorithm.clip_ratio_low, algorithm.clip_ratio_high
     if algorithm.policy_loss == "gspo":
         return gspo_policy_loss(logprobs, old_logprobs, advantages, response_mask, low, high)
@@ -208,6 +221,10 @@ def kl_penalty(logprobs: Tensor, reference_logprobs: Tensor, estimator: KlEstima
     reference_logprobs - logprobs: k1 = -d (unbiased; as a loss its expected gradient is zero on policy), k2 = d^2 / 2,
     and k3 = exp(d) - 1 - d (unbiased and never negative; GRPO's choice, arXiv 2402.03300, equation 4).
 
+    There is no clamp, as in TRL. Only where d exceeds 20 is k3 continued along its tangent at 20, because exp would
+    soon overflow; its gradient keeps its sign and stays e^20 - 1. verl cuts k3 at 10 and d at 20 instead: a token with
+    d above 2.6 or below -11 has no gradient there, so the tokens that strayed most are not drawn back.
+
     Args:
         logprobs: [B, T], with gradient.
         reference_logprobs: [B, T]; detached here.
@@ -218,7 +235,9 @@ def kl_penalty(logprobs: Tensor, reference_logprobs: Tensor, estimator: KlEstima
         return -difference
     if estimator == "k2":
         return difference.square() / 2
-    return difference.clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX).exp() - 1 - difference
+    near = difference.clamp(max=K3_LOG_RATIO_MAX)
+    beyond = torch.relu(difference - K3_LOG_RATIO_MAX) * math.exp(K3_LOG_RATIO_MAX)
+    return near.exp() + beyond - 1 - difference
 
 
 def token_losses(
@@ -231,7 +250,7 @@ def token_losses(
     reference_logprobs: Tensor | None = None,
     importance_weights: Tensor | None = None,
 ) -> TokenLosses:
-    """The loss of each token before aggregation.
+    """The loss of each token before aggregation. What lies outside the mask, NaN included, has no influence.
 
     Args:
         logprobs: [B, T], of the policy that is trained, with gradient.
@@ -245,13 +264,14 @@ def token_losses(
     Raises:
         ValueError: There is a KL in the loss, but no reference_logprobs.
     """
+    outside = ~response_mask
     policy = policy_loss(logprobs, old_logprobs, advantages, response_mask, algorithm)
     if importance_weights is not None:
-        policy = replace(policy, loss=policy.loss * importance_weights.detach())
-    outside = ~response_mask
+        policy = replace(policy, loss=policy.loss * importance_weights.detach().masked_fill(outside, 0.0))
     loss, kl = policy.loss, torch.zeros_like(policy.ratio)
     if reference_logprobs is not None:
-        penalty = kl_penalty(logprobs, reference_logprobs, algorithm.kl_estimator)
+        filled, reference = (each.masked_fill(outside, 0.0) for each in (logprobs, reference_logprobs))
+        penalty = kl_penalty(filled, reference, algorithm.kl_estimator)
         kl = penalty.detach()
         loss = loss + algorithm.kl_coef * penalty if algorithm.kl_in == "loss" else loss
     elif algorithm.kl_coef > 0 and algorithm.kl_in == "loss":
@@ -275,7 +295,7 @@ def token_weights(lengths: Tensor, mode: LossAggregation, max_completion_length:
 
     | mode | weight | denominator | source |
     |---|---|---|---|
-    | token-mean | 1 | tokens of the step | DAPO (arXiv 2503.14476, section 3.3) |
+    | token-mean | 1 | trained tokens of the step | DAPO (arXiv 2503.14476, section 3.3) |
     | seq-mean-token-mean | 1 / length | responses of the step | GRPO (arXiv 2402.03300, equation 3) |
     | seq-mean-token-sum | 1 | responses of the step | REINFORCE |
     | seq-mean-token-sum-norm | 1 / max_completion_length | responses of the step | Dr.GRPO (arXiv 2503.20783) |
@@ -300,7 +320,7 @@ def denominator(mode: LossAggregation, tokens: int, responses: int) -> float:
     Args:
         mode: The aggregation.
         tokens: The number of trained tokens in all micro-batches of the step.
-        responses: The number of responses in all micro-batches of the step.
+        responses: The number of responses in all micro-batches of the step, with those that mask_truncated leaves out.
 
     Raises:
         ValueError: The step has no tokens.

@@ -5,6 +5,10 @@ Tokens outside the response mask are skipped wherever they are, as if the tokens
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
+
+# The columns that are summed one after another.
+_CHUNK = 256
 
 
 def token_rewards(rewards: Tensor, response_mask: Tensor, kl: Tensor | None = None, kl_coef: float = 0.0) -> Tensor:
@@ -39,12 +43,7 @@ def token_rewards(rewards: Tensor, response_mask: Tensor, kl: Tensor | None = No
 
 def discounted_returns(rewards: Tensor, response_mask: Tensor, gamma: float) -> Tensor:
     """The discounted sum of rewards from each token on, G(t) = r(t) + gamma * G(t + 1), [B, T], 0 outside the mask."""
-    running = torch.zeros_like(rewards[:, 0])
-    reversed_returns = []
-    for column in reversed(range(rewards.shape[1])):
-        running = torch.where(response_mask[:, column], rewards[:, column] + gamma * running, running)
-        reversed_returns.append(running)
-    return torch.stack(reversed_returns[::-1], dim=1).masked_fill(~response_mask, 0.0)
+    return _discounted_sums(rewards, response_mask, gamma)
 
 
 def gae(
@@ -65,19 +64,47 @@ def gae(
     Returns:
         Advantages, and returns (advantage + value, the critic's target), both [B, T], zero outside the mask.
     """
-    values = values.detach()
-    following_value = torch.zeros_like(values[:, 0])
-    running = torch.zeros_like(values[:, 0])
-    reversed_advantages = []
-    for column in reversed(range(values.shape[1])):
-        inside = response_mask[:, column]
-        delta = rewards[:, column] + gamma * following_value - values[:, column]
-        running = torch.where(inside, delta + gamma * gae_lambda * running, running)
-        following_value = torch.where(inside, values[:, column], following_value)
-        reversed_advantages.append(running)
     outside = ~response_mask
-    advantages = torch.stack(reversed_advantages[::-1], dim=1).masked_fill(outside, 0.0)
+    rewards, values = rewards.masked_fill(outside, 0.0), values.detach().masked_fill(outside, 0.0)
+    deltas = rewards + gamma * _following(values, response_mask) - values
+    advantages = _discounted_sums(deltas, response_mask, gamma * gae_lambda)
     return advantages, (advantages + values).masked_fill(outside, 0.0)
+
+
+def _following(values: Tensor, response_mask: Tensor) -> Tensor:
+    """The value at the next position inside the mask, or 0 after the last one; [B, T]."""
+    width = values.shape[1]
+    inside = torch.arange(width, device=values.device).masked_fill(~response_mask, width)
+    nearest = inside.flip(1).cummin(dim=1).values.flip(1)  # at this position or later
+    padded = pad(values, (0, 1))
+    return padded.gather(1, pad(nearest[:, 1:], (0, 1), value=width))
+
+
+def _discounted_sums(terms: Tensor, response_mask: Tensor, factor: float) -> Tensor:
+    """S(t) = term(t) + factor * S(t + 1) inside the mask, as if it had no holes; [B, T], 0 outside.
+
+    Time is divided into chunks of _CHUNK, which are summed side by side, and then from the last to the first each gets
+    the sum of what follows it. So within a chunk sums have the bits of the recursion, and with more chunks they differ
+    from it by rounding. Chunks begin at the first column, so how far a row is padded changes no bit.
+    """
+    size, width = terms.shape
+    length = min(_CHUNK, width)
+    chunks = -(-width // length)
+    # Outside the mask the sum is passed on: the term is 0 and the factor 1.
+    spare = (0, chunks * length - width)
+    inside = pad(response_mask, spare)
+    terms = pad(terms.detach(), spare).masked_fill(~inside, 0.0)
+    factors = torch.full_like(terms, factor).masked_fill(~inside, 1.0)
+    # [position in the chunk, row, chunk]
+    sums, powers = (each.reshape(size, chunks, length).permute(2, 0, 1).contiguous() for each in (terms, factors))
+    for position in reversed(range(length - 1)):
+        sums[position] += powers[position] * sums[position + 1]
+        powers[position] *= powers[position + 1]
+    following = torch.zeros_like(sums[0])
+    for chunk in reversed(range(chunks - 1)):
+        following[:, chunk] = sums[0, :, chunk + 1] + powers[0, :, chunk + 1] * following[:, chunk + 1]
+    found = (sums + powers * following).permute(1, 2, 0).reshape(size, -1)[:, :width]
+    return found.masked_fill(~response_mask, 0.0)
 
 
 def normalised(values: Tensor, weights: Tensor, eps: float) -> Tensor:

@@ -38,8 +38,8 @@ def trained_responses(finish_reasons: Sequence[str], algorithm: AlgorithmConfig)
     """The indices of the trained responses: all, or with mask_truncated those that the model itself ended.
 
     This is DAPO's overlong filtering (arXiv 2503.14476, section 3.4). The rewards of the other responses still count in
-    the mean of their group. In the step's denominator they count neither as responses nor as tokens, as in verl; TRL's
-    `grpo` loss does count them.
+    the mean of their group. In the step's denominator they count as responses and not as tokens, as in verl and TRL, so
+    the seq-mean-* losses are smaller by their share.
 
     Args:
         finish_reasons: "length" if the length limit, not the model, ended the response.

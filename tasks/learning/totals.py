@@ -104,11 +104,12 @@ class StepTotals:
     def denominator(self, mode: LossAggregation) -> float:
         """The divisor of the step's accumulated gradient; ValueError for an empty step.
 
-        It is 1 for a step whose responses are all left out, which has no gradient.
+        Responses that are left out count as responses, as in verl and TRL, and have no tokens. It is 1 for a step whose
+        responses are all left out, which has no gradient.
         """
         if self.left_out and not self.tokens:
             return 1.0
-        return denominator(mode, self.tokens, len(self.responses))
+        return denominator(mode, self.tokens, len(self.responses) + self.left_out)
 
     def metrics(self, mode: LossAggregation) -> dict[str, float]:
         """The step's metrics under the names of TRL and verl; ValueError for an empty step.

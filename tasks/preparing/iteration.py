@@ -69,7 +69,8 @@ def prepare(
     store = connect(config.run.url)
     is_new = not holds_run(store)
     prompts = load_prompts(config.data, check_rows=is_new)
-    check_rewards(config.rewards, prompts.columns, held_models(store, config.rewards), prompts)
+    held = held_models(store, config.rewards)
+    check_rewards(config.rewards, prompts.columns, held, prompts, every_truth=is_new)
     with tempfile.TemporaryDirectory(prefix="gleaner-model-") as folder:
         model_dir = _model_directory(store, config, Path(folder))
         if is_new:

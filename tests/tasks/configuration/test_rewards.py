@@ -43,6 +43,7 @@ def test_bad_values_are_refused_by_the_name_of_their_field(field: str, value: An
     "values",
     [
         {"function": "format", "pattern": r"<answer>.*</answer>"},
+        {"function": "rewards:make", "arguments": {"limit": 3, "names": ["a"], "nested": {"b": None}}},
         {"function": "length", "free_tokens": 0, "scale_tokens": 1},
         {"function": "reward_model", "model": "models/judge", "name": "judge_2", "label": 1, "max_length": 9},
     ],
@@ -54,6 +55,7 @@ def test_built_in_functions_have_settings_of_their_own(values: dict[str, Any]):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
+        ({"function": "math", "arguments": {}}, "arguments: given; allowed: nothing, unless the function is 'package"),
         ({"function": "format"}, "pattern: missing; the function 'format' cannot do without it"),
         ({"function": "format", "pattern": "(a"}, "pattern: value '(a'; allowed: a regular expression: missing ), unt"),
         ({"function": "length", "free_tokens": 9}, "scale_tokens: missing; the function 'length' cannot do without"),

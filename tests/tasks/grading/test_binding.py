@@ -71,6 +71,25 @@ def test_verl_functions_may_take_less_or_anything():
     assert bound.call([verl_case(answer="4")]) == ["data_source", "extra_info", "ground_truth"]
 
 
+def test_verl_gets_a_batch_of_responses():
+    def compute_scores(data_sources, solution_strs, ground_truths, extra_infos):
+        return list(zip(data_sources, solution_strs, ground_truths, extra_infos, strict=True))
+
+    bound = bind(compute_scores, "r")
+    assert bound.batched
+    assert bound.needs == (("data_source",), ("ground_truth",))
+    found = bound.call([verl_case(extra_info={"index": 3}), verl_case(ground_truth="5")])
+    assert found == [("gsm8k", "#### 4", "4", {"index": 3}), ("gsm8k", "#### 4", "5", {})]
+    assert bind(lambda solution_strs, ground_truths=None: (solution_strs, ground_truths), "r").call(
+        [GradingCase(1, CHAT, "4", (), {})]
+    ) == (["4"], None)
+    assert bind(lambda solution_strs, **rest: sorted(rest), "r").call([verl_case(answer="4")]) == [
+        "data_sources",
+        "extra_infos",
+        "ground_truths",
+    ]
+
+
 def test_callable_objects_are_functions():
     class Judge:
         def __call__(self, completions, **kwargs):
@@ -85,6 +104,8 @@ def test_callable_objects_are_functions():
         (lambda args, sample: 0, r"has the signature \(args, sample\): it is neither"),
         (lambda **kwargs: 0, "it is neither"),
         (lambda completions, solution_str: 0, "it is both"),
+        (lambda solution_str, solution_strs: 0, "it is both"),
+        (lambda solution_strs, tokenizer: 0, "nothing is known to pass as tokenizer"),
         (lambda solution_str, ground_truth, tokenizer: 0, "nothing is known to pass as tokenizer"),
         (lambda completions, /: 0, "parameters must have usable names"),
     ],

@@ -1,5 +1,6 @@
 import logging
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from tasks.configuration.rewards import RewardConfig
 from tasks.grading.grader import Graded, Grader, check_rewards
 from tasks.grading.reward import GradingCase, GradingError
+from tasks.prompts.prompt import Prompt
 
 REWARDS = """
 def length(completions, **columns):
@@ -18,6 +20,18 @@ def only_long(completions, **columns):
 
 def explicit(completions, target, **columns):
     return [float(text == wanted) for text, wanted in zip(completions, target)]
+
+def plain_number():
+    return 7
+
+def longer_than(limit, by=1):
+    def reward(completions, **columns):
+        return [float(len(text) >= limit + by) for text in completions]
+    return reward
+
+def batch_scores(data_sources, solution_strs, ground_truths, extra_infos=None):
+    rows = zip(solution_strs, ground_truths, strict=True)
+    return [{"score": float(text == truth), "acc": 1} for text, truth in rows]
 
 def failing(completions, **columns):
     return [1 / (text != "bad") for text in completions]
@@ -49,6 +63,36 @@ def test_the_reward_is_the_weighted_sum():
         ]
 
 
+def test_a_function_with_arguments_returns_the_reward_function():
+    configs = [
+        config("longer_than", name="some", arguments={"limit": 2}),
+        config("longer_than", name="many", arguments={"limit": 2, "by": 2}),
+    ]
+    with Grader(configs) as grader:
+        graded = grader.grade([case(0, "ab"), case(1, "abc"), case(2, "abcd")])
+    assert [list(each.values.values()) for each in graded] == [[0.0, 0.0], [1.0, 0.0], [1.0, 1.0]]
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "message"),
+    [
+        ("longer_than", None, "it is neither; allowed: .* needs the field 'arguments'"),
+        ("longer_than", {}, "cannot be loaded: TypeError: .* missing 1 required positional argument: 'limit'"),
+        ("longer_than", {"limits": 1}, "cannot be loaded: TypeError: .* unexpected keyword argument 'limits'"),
+        ("plain_number", {}, "with arguments returned int; allowed: a reward function"),
+    ],
+)
+def test_factories_that_give_no_reward_function_are_refused(function: str, arguments: Any, message: str):
+    with pytest.raises(GradingError, match=message):
+        Grader([config(function, arguments=arguments)])
+
+
+def test_verls_batched_form_is_graded():
+    with Grader([config("batch_scores")]) as grader:
+        graded = grader.grade([case(n, text, data_source="d", ground_truth="a") for n, text in enumerate("ab")])
+    assert [each.reward for each in graded] == [1.0, 0.0]
+
+
 def test_a_function_may_be_there_twice_under_names_of_its_own():
     brief = [
         RewardConfig(function="length", name="soft", free_tokens=1, scale_tokens=4),
@@ -76,11 +120,9 @@ def test_none_is_left_out_of_the_sum():
 
 def test_none_from_every_function_is_a_failure_by_name():
     with Grader([config("only_long", failure_reward=-1.0)]) as grader:
-        assert grader.grade([case(3, "a")]) == [
-            Graded(
-                3, -1.0, {"only_long": -1.0}, {"only_long": "reward only_long of response 3 is None, as are all others"}
-            )
-        ]
+        assert grader.grade([case(2, "abcd"), case(3, "a")])[1] == Graded(
+            3, -1.0, {"only_long": -1.0}, {"only_long": "reward only_long of response 3 is None, as are all others"}
+        )
 
 
 def test_a_failure_counts_what_is_configured_and_is_reported(caplog: pytest.LogCaptureFixture):
@@ -100,6 +142,42 @@ def test_a_failure_may_end_grading():
         pytest.raises(GradingError, match="reward failing of response 5 raised ZeroDivisionError"),
     ):
         grader.grade([case(4, "good"), case(5, "bad")])
+
+
+GOOD, BAD = "good", "bad"
+
+
+@pytest.mark.parametrize(
+    ("share", "micro_batches", "failed"),
+    [
+        (0.5, [[BAD, BAD]], "2 of 2"),
+        (1.0, [[BAD, BAD]], "2 of 2"),
+        (1.0, [[GOOD, BAD], [BAD, BAD]], None),
+        (0.5, [[GOOD, BAD], [BAD, BAD, GOOD]], "2 of 3"),
+        (0.5, [[GOOD], [BAD]], "1 of 1"),
+        (0.0, [[GOOD, GOOD, BAD]], "1 of 3"),
+        (0.5, [[GOOD, BAD], [BAD, GOOD], []], None),
+    ],
+)
+def test_a_function_that_mostly_fails_ends_grading_with_its_first_error(
+    share: float, micro_batches: list[list[str]], failed: str | None
+):
+    with Grader([config("failing", failed_share_max=share, failure_reward=-1.0), config("length")]) as grader:
+        *before, last = [
+            [case(10 * i + j, text) for j, text in enumerate(each)] for i, each in enumerate(micro_batches)
+        ]
+        for cases in before:
+            grader.grade(cases)
+        if failed is None:
+            grader.grade(last)
+            return
+        number = 10 * len(before) + micro_batches[-1].index(BAD)
+        with pytest.raises(
+            GradingError,
+            match=rf"^reward failing fails for {failed} responses; .*; the first error: reward failing of response "
+            rf"{number} raised ZeroDivisionError",
+        ):
+            grader.grade(last)
 
 
 def test_missing_columns_are_found_before_anything_is_generated():
@@ -133,6 +211,32 @@ def test_mathematics_needs_one_of_several_columns():
             GradingError, match="math needs 'ground_truth' or 'answer' or 'solution'; there are: 'truth'"
         ):
             grader.check_columns({"truth"})
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Prompts with one column."""
+
+    answers: tuple[str, ...]
+    columns: frozenset[str] = frozenset({"answer"})
+
+    def __len__(self) -> int:
+        return len(self.answers)
+
+    def __getitem__(self, index: int) -> Prompt:
+        return Prompt(str(index), "?", {"answer": self.answers[index]})
+
+    def __iter__(self) -> Iterator[Prompt]:
+        return (self[index] for index in range(len(self)))
+
+
+@pytest.mark.slow
+def test_every_ground_truth_is_read_before_anything_is_generated():
+    mathematics, prompts = [RewardConfig(function="math")], Rows((r"\$18.90", *"7" * 3000, "", "8"))
+    with pytest.raises(GradingError, match=r"^reward 'math' cannot grade row 3001: the ground truth '' is no mathemat"):
+        check_rewards(mathematics, prompts.columns, prompts=prompts)
+    check_rewards(mathematics, prompts.columns, prompts=prompts, every_truth=False)
+    check_rewards(mathematics, prompts.columns, prompts=Rows((r"\$18.90", "7")))
 
 
 def test_names_that_would_collide_are_written_out():

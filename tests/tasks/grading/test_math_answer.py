@@ -1,9 +1,10 @@
+import time
 from typing import Any
 
 import pytest
 
-from tasks.grading.math_answer import grade_mathematics
-from tasks.grading.reward import GradingCase
+from tasks.grading.math_answer import check_truths, grade_mathematics
+from tasks.grading.reward import GradingCase, GradingError
 
 
 def grade(completion: str, **columns: Any) -> float:
@@ -30,6 +31,77 @@ def grade(completion: str, **columns: Any) -> float:
 )
 def test_equal_answers_are_right(completion: str, columns: dict[str, Any]):
     assert grade(completion, **columns) == 1.0
+
+
+# One row each: a completion, the ground truth, and whether it is right.
+NOTATION = [
+    (r"\boxed{\$18.90}", r"\$18.90", True),
+    (r"\boxed{18.90}", r"\$18.90", True),
+    ("#### $18.90", r"\$18.90", True),
+    (r"\boxed{18.91}", r"\$18.90", False),
+    ("#### 7\nThis took 3 steps.", "7", True),
+    ("#### 3\nChecked in 7 steps.", "7", False),
+    ("#### 7 This took 3 steps.", "7", True),
+    ("#### 1,234 dollars", "1234", True),
+    ("#### 3 and 7", "7", False),
+    ("#### 1,22", "22", False),
+    ("#### 1 22", "22", False),
+    ("#### 1 234", "1234", True),
+    (r"\boxed{Evelyn}", "Evelyn", True),
+    (r"\boxed{\text{Evelyn}}", "Evelyn", True),
+    (r"\boxed{Eevlyn}", "Evelyn", False),
+    (r"\boxed{Eevlyn}", r"\text{Evelyn}", False),
+    (r"\boxed{n y l e v E}", "Evelyn", False),
+    (r"\boxed{BA}", "AB", False),
+    (r"\boxed{AB}", "AB", True),
+    (r"\boxed{2yx}", "2xy", True),
+    (r"<think>maybe \boxed{7}", "7", False),
+    (r"<think>maybe \boxed{7}</think>I do not know", "7", False),
+    (r"<think>maybe \boxed{8}</think>\boxed{7}", "7", True),
+    (r"\boxed {7}", "7", True),
+    (r"\fbox{7}", "7", True),
+    (r"\boxed{1\,000}", "1000", True),
+    (r"\boxed{1{,}000}", "1,000", True),
+    (r"\boxed{1,22}", "1.22", False),
+    ("The answer is 1,22.", "1.22", False),
+    (r"\boxed{1.22}", "1,22", False),
+    (r"\boxed{(1,22)}", "(1,22)", True),
+    (r"\boxed{0.00001}", 1e-05, True),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("completion", "truth", "is_right"), NOTATION)
+def test_notation_decides_neither_for_nor_against(completion: str, truth: Any, is_right: bool):
+    assert grade(completion, ground_truth=truth) == float(is_right)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("answer", ["9^{9^{9^9}}", "9^9^9^9", "(10^{10})!", "9" * 5000, "{" * 5000])
+def test_numbers_too_large_to_compute_take_no_time(answer: str):
+    began_s = time.thread_time()
+    assert grade(rf"\boxed{{{answer}}}", ground_truth="7") == 0.0
+    assert grade(answer, ground_truth="7") == 0.0
+    assert time.thread_time() - began_s < 5
+
+
+def test_a_number_too_large_to_compute_equals_itself():
+    assert grade(r"\boxed{2^{10000000}}", ground_truth=" 2^{10000000}") == 1.0
+    assert grade(r"\boxed{2^{10000001}}", ground_truth="2^{10000000}") == 0.0
+
+
+def test_truths_that_cannot_be_graded_are_named():
+    truths = ["7", "", r"\$18.90", "####", r"\text{Evelyn}", None, "a $", *[""] * 5]
+    cases = [GradingCase(number, "", "", (), {"answer": truth}) for number, truth in enumerate(truths)]
+    with pytest.raises(
+        GradingError, match=r"^reward 'math' cannot grade row 1: the ground truth '' is no math"
+    ) as error:
+        check_truths(cases)
+    assert [f"row {number}:" in str(error.value) for number in range(12)] == [
+        number in {1, 3, 5, 7, 8} for number in range(12)
+    ]
+    assert str(error.value).endswith("; and 3 more rows")
+    check_truths(cases[:1])
 
 
 @pytest.mark.parametrize("completion", ["", "I do not know", r"\boxed{73}", r"\boxed{}", "#### 7 2", "####"])

@@ -72,6 +72,18 @@ def test_k3_is_never_negative_and_zero_for_equal_policies():
     assert kl_penalty(new, new, "k3").abs().max() == 0
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("distance", [-100.0, -21.0, -5.0, 5.0, 19.9, 20.0, 20.1, 25.0, 100.0, 1e4])
+def test_k3_draws_the_policy_to_the_reference_however_far_it_is(distance, dtype):
+    """Its gradient, 1 - exp(d), has the sign of -d everywhere; beyond d = 20 it stays what it is there."""
+    new = torch.zeros(1, 1, dtype=dtype).requires_grad_()
+    kl = kl_penalty(new, torch.full((1, 1), distance, dtype=dtype), "k3")
+    kl.sum().backward()
+    assert torch.isfinite(kl).all()
+    assert kl.item() > 0
+    assert new.grad.item() == pytest.approx(1 - math.exp(min(distance, 20.0)), rel=1e-6)
+
+
 def test_weights_and_denominators_by_hand():
     lengths = torch.tensor([2, 4])
     expected = {
@@ -157,6 +169,42 @@ def test_padding_has_no_influence_whatever_it_holds():
     assert torch.equal(clean.kl, dirty.kl)
 
 
+@pytest.mark.parametrize("garbage", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("per_token", [False, True])
+@pytest.mark.parametrize("name", ["clip", "dual clip", "gspo", "cispo", "reinforce"])
+def test_what_lies_outside_the_mask_reaches_no_gradient(name, per_token, garbage):
+    new, old, reference, lengths, advantages = random_case()
+    mask = torch.arange(7)[None] < lengths[:, None]
+    algorithm = AlgorithmConfig(**{**vars(OBJECTIVES[name]), "kl_coef": 0.1})
+    weights = torch.rand(5, 7, dtype=torch.float64)
+    if per_token:
+        advantages = advantages[:, None].expand(5, 7)
+
+    def trained(fill):
+        spoilt = [each.masked_fill(~mask, fill) for each in (new, old, reference, weights)]
+        leaf = spoilt[0].requires_grad_()
+        per_response = advantages.masked_fill(~mask, fill) if per_token else advantages
+        losses = token_losses(
+            leaf, spoilt[1], per_response, mask,
+            algorithm=algorithm, reference_logprobs=spoilt[2], importance_weights=spoilt[3],
+        )  # fmt: skip
+        losses.loss.sum().backward()
+        return losses.loss.detach(), leaf.grad
+
+    for clean, spoilt in zip(trained(0.0), trained(garbage), strict=True):
+        assert torch.equal(clean, spoilt)
+        assert torch.isfinite(spoilt).all()
+        assert not spoilt[~mask].any()
+
+
+def test_gspo_by_itself_lets_nothing_from_outside_the_mask_in():
+    new, old = f64([[1.0, float("nan")]]), f64([[0.5, float("nan")]])
+    mask = torch.tensor([[True, False]])
+    leaf = new.requires_grad_()
+    gspo_policy_loss(leaf, old, f64([1.0]), mask, 0.9, 0.9).loss.masked_fill(~mask, 0.0).sum().backward()
+    assert leaf.grad.tolist() == [[pytest.approx(-math.exp(0.5)), 0.0]]
+
+
 def test_kl_needs_a_reference():
     new, old, _, lengths, advantages = random_case()
     mask = torch.arange(7)[None] < lengths[:, None]
@@ -200,7 +248,7 @@ def test_gspo_by_hand():
     result, grad = gradient(gspo_policy_loss, new, old, f64([-3.0]), mask, 0.2, 0.28)
     torch.testing.assert_close(result.ratio, f64([[2.0, 2.0, 2.0]]), rtol=0, atol=1e-14)
     torch.testing.assert_close(result.loss.detach(), f64([[6.0, 6.0, 6.0]]), rtol=0, atol=1e-14)
-    torch.testing.assert_close(grad, f64([[6.0, 6.0, 6.0]]), rtol=0, atol=1e-14)
+    torch.testing.assert_close(grad, f64([[6.0, 6.0, 0.0]]), rtol=0, atol=1e-14)
     clipped, grad = gradient(gspo_policy_loss, new, old, f64([3.0]), mask, 0.2, 0.28)
     torch.testing.assert_close(clipped.loss.detach(), f64([[-3.84] * 3]), rtol=0, atol=1e-14)
     assert clipped.clipped_high.tolist() == [[True] * 3]
@@ -264,7 +312,7 @@ def test_on_policy_all_objectives_have_the_gradient_of_reinforce(name):
     new, _, _, lengths, advantages = random_case()
     mask = torch.arange(7)[None] < lengths[:, None]
     result, grad = gradient(policy_loss, new, new, advantages, mask, OBJECTIVES[name])
-    torch.testing.assert_close(grad, -advantages[:, None].expand(5, 7), rtol=0, atol=1e-14)
+    torch.testing.assert_close(grad, -advantages[:, None] * mask, rtol=0, atol=1e-14)
     assert torch.equal(result.ratio, torch.ones(5, 7, dtype=torch.float64).expand(result.ratio.shape))
     assert not (result.clipped_low | result.clipped_high).any()
 
@@ -275,8 +323,9 @@ def test_advantages_per_token_may_be_the_responses(name):
     mask = torch.arange(7)[None] < lengths[:, None]
     per_response = gradient(policy_loss, new, old, advantages, mask, OBJECTIVES[name])
     per_token = gradient(policy_loss, new, old, advantages[:, None].expand(5, 7), mask, OBJECTIVES[name])
-    assert torch.equal(per_response[0].loss, per_token[0].loss)
+    assert torch.equal(per_response[0].loss[mask], per_token[0].loss[mask])
     assert torch.equal(per_response[1], per_token[1])
+    assert not per_token[1][~mask].any()
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)

@@ -87,9 +87,11 @@ def test_ratios_to_the_sampler_are_of_all_micro_batches():
     assert (metrics["importance/ratio_min"], metrics["importance/ratio_max"]) == (0.5, 4.0)
 
 
-def test_what_is_left_out_counts_only_where_nothing_else_is():
+def test_what_is_left_out_counts_as_responses_without_tokens():
+    """As in verl and TRL: of 5 responses 3 are masked, and a mean over responses is a mean over 5."""
     trained, left = StepTotals(responses=(1, 2), tokens=5, loss=1.0), StepTotals(left_out=3)
-    for mode, divisor in (("token-mean", 5.0), ("seq-mean-token-mean", 2.0)):
+    means = dict.fromkeys(("seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"), 5.0)
+    for mode, divisor in ({"token-mean": 5.0} | means).items():
         assert combined([trained, left]).denominator(mode) == divisor
         assert combined([left, left]).denominator(mode) == 1.0
         assert set(combined([left]).metrics(mode).values()) == {0.0}
