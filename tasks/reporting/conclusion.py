@@ -34,6 +34,7 @@ from storage.weights.tensor_sets import PUBLISHED_AT_S, read_manifest
 from tasks.history.known_lengths import learn_lengths
 from tasks.history.spent import USD_RUN, spent_usd
 from tasks.reporting.costs import Rates, cost_metrics
+from tasks.reporting.one_clock import CLOCKS_AGREE_S, on_one_clock
 from tasks.reporting.pool_observations import pool_observations
 from tasks.reporting.prefill import prefill_metrics
 
@@ -81,7 +82,7 @@ def _measure(store: ObjectStore, iteration: int, rates: Rates, clock: Clock) -> 
     began_s = clock.wall()
     plan = read_plan(store, iteration)
     training = records.read(store, TrainingRecord, layout.training(iteration))
-    training = _published(store, training)
+    training = _published(store, training, longest_s=began_s - plan.created_at_s + CLOCKS_AGREE_S)
     batches = read_batches(store, iteration)
     trained = [response for batch in batches for response in batch.responses]
     filtered = [response for batch in batches for response in batch.filtered]
@@ -91,7 +92,7 @@ def _measure(store: ObjectStore, iteration: int, rates: Rates, clock: Clock) -> 
     kept = verify(plan, trained, reader, filtered)
     unused = unused_responses(plan, trained, filtered)
     prompts = read_prompts(store, plan)
-    heartbeats = read_heartbeats(store, plan)
+    heartbeats, training = on_one_clock(read_heartbeats(store, plan), training, plan.created_at_s, clock.wall())
     silent = _unannounced(plan, heartbeats, reader, training.ended_at_s)
     heartbeats += silent
     lives = _lives(heartbeats, reader, kept, unused)
@@ -130,12 +131,19 @@ def _measure(store: ObjectStore, iteration: int, rates: Rates, clock: Clock) -> 
     )
 
 
-def _published(store: ObjectStore, training: TrainingRecord) -> TrainingRecord:
-    """The training record; if the weights say when they were published, training ends then."""
+def _published(store: ObjectStore, training: TrainingRecord, longest_s: float) -> TrainingRecord:
+    """The training record; if the weights say when they were published, training ends then.
+
+    Another machine may have published them, after the trainer was lost; by a clock that is provably wrong if that took
+    less than no time, or longer than `longest_s`. Training then ends as its record says.
+    """
     published_s = read_manifest(store, layout.weights(training.weight_version)).metadata.get(PUBLISHED_AT_S)
     if not published_s:
         return training
-    metrics = training.metrics | {"timing_s/publish": max(0.0, published_s - training.ended_at_s)}
+    took_s = published_s - training.ended_at_s
+    if not 0 <= took_s <= longest_s:
+        return replace(training, metrics=training.metrics | {"timing_s/publish": 0.0})
+    metrics = training.metrics | {"timing_s/publish": took_s}
     return replace(training, ended_at_s=published_s, metrics=metrics)
 
 
@@ -234,7 +242,7 @@ def _unannounced(
 ) -> list[AliveRecord]:
     """For each incarnation that made claims and has no readable heartbeat, one that claims and journal allow.
 
-    Nobody knows when it lived. It counts as paid for since the plan, until the last heartbeat of the others (without
+    When it lived is not known. It counts as paid for since the plan, until the last heartbeat of the others (without
     any, until `until_s`), so its cost is an upper bound.
     """
     missing = set(reader.book.incarnations) - {alive.incarnation for alive in announced}

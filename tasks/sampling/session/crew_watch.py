@@ -5,6 +5,7 @@ time.
 """
 
 import logging
+import uuid
 
 from storage import layout
 from storage.clock import Clock
@@ -12,7 +13,7 @@ from storage.crew_records import ended_slots, failures
 from storage.journal import PARALLEL_READS
 from storage.liveness import Liveness, Sign
 from storage.records import TRAIN_POOL, PlanRecord
-from storage.store import ObjectStore
+from storage.store import ObjectStore, StoreDenied, StoreUnavailable
 from tasks.configuration.planning import PlanningConfig
 from tasks.configuration.rollout import RolloutConfig
 from tasks.planning.rebalance import LOOKS_MAX
@@ -114,6 +115,7 @@ class CrewWatch:
             raise CrewLost(self._describe(ended))
         if alone_s and now_s >= self._next_log_s:
             self._next_log_s = now_s + LOG_INTERVAL_S
+            self._check_writable()
             self._log_waiting(alone_s, ended)
 
     def _living(self, ended: set[int]) -> list[Sign]:
@@ -153,6 +155,20 @@ class CrewWatch:
     def _is_proven(self, name: str, sign: Sign) -> bool:
         return sign.changed or name not in (self._first_there or ())
 
+    def _check_writable(self) -> None:
+        """Raise CrewLost if the store refuses to be written: a crew that ended for that reason left no note of it."""
+        key = f"{layout.PROBE}{uuid.uuid4().hex}"
+        try:
+            self._store.put(key, b"a crew is waited for")
+            self._store.delete(key)
+        except StoreUnavailable:
+            return
+        except StoreDenied as error:
+            raise CrewLost(
+                f"iteration {self._plan.iteration}: no member lives, and none can journal, because the store refuses "
+                f"to be written: {error}"
+            ) from error
+
     def _log_waiting(self, alone_s: float, ended: set[int]) -> None:
         waiting = sorted(self._slots - ended)
         slots = f"slots {', '.join(map(str, waiting))}" if waiting else "members that joined"
@@ -161,21 +177,26 @@ class CrewWatch:
         else:
             until = f"; the trainer's machines generate after {self._planning.seeding_after_s:g} s"
         log.warning(
-            "iteration %d: no member has lived for %.0f s; waiting for %s%s",
+            "iteration %d: no member has lived for %.0f s; waiting for %s%s%s",
             self._plan.iteration,
             alone_s,
             slots,
             until,
+            "".join(f"\n  an attempt of slot {slot} failed: {error}" for slot, error in self._errors().items()),
         )
 
     def _describe(self, ended: set[int]) -> str:
-        told = {found.slot: found.error for found in failures(self._store, self._plan.iteration, self._execution)}
+        told = self._errors()
         lines = [f"slot {slot}: {told.get(slot) or self._fate(slot)}" for slot in sorted(self._slots & ended)]
         return (
             f"iteration {self._plan.iteration}: no process can generate the missing responses. Every slot of the crew "
             "has ended, no other member lives, and the trainer's machines are not to generate (planning.seeding):\n  "
             + "\n  ".join(lines)
         )
+
+    def _errors(self) -> dict[int, str]:
+        """The last error of each slot that reported one."""
+        return {found.slot: found.error for found in failures(self._store, self._plan.iteration, self._execution)}
 
     def _fate(self, slot: int) -> str:
         """What is known about the end of a slot that reported no error."""
