@@ -23,11 +23,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from examples.compare import undisturbed_equals
 from examples.warm_start import WarmStart, warm_start
 from gleaner import table
-from storage import layout, records
+from storage import layout
 from storage.connect import connect
-from storage.records import AliveRecord
-from storage.run import next_iteration, reports
-from storage.store import ObjectMissing, ObjectStore
+from storage.liveness import read_heartbeat
+from storage.run import exists, next_iteration, reports
+from storage.store import ObjectStore
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = ROOT / "examples" / "demo.yaml"
@@ -49,10 +49,8 @@ class Kill:
     def attempt(self, store: ObjectStore, iteration: int) -> None:
         """Kill the slot's process if it has begun to journal this iteration and has not ended."""
         for key in store.list(layout.alive_all(iteration)):
-            try:
-                alive = records.read(store, AliveRecord, key)
-                store.get(layout.shard(iteration, alive.incarnation, 0), 0, 1)
-            except ObjectMissing:
+            alive = read_heartbeat(store, key)
+            if alive is None or not exists(store, layout.shard(iteration, alive.incarnation, 0)):
                 continue
             if alive.slot == self.slot and alive.state == "working":
                 os.kill(alive.pid, signal.SIGKILL)

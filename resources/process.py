@@ -1,15 +1,27 @@
-"""Facts from the kernel about processes: when this one started, and which ones it has started.
+"""What the kernel knows of processes: when this one started, which ones it has started, and that they end with it.
 
-The start counts because a machine is also paid for while Python imports. Linux only; elsewhere the start is now, and
-there are no descendants.
+The start counts because a machine is also paid for while Python imports. Linux only; elsewhere the start is now, there
+are no descendants, and children outlive their parent.
 """
 
 import os
+import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 _PROC = Path("/proc")
 _ENDED = frozenset("ZX")
+# Asks for SIGTERM at the parent's death (prctl PR_SET_PDEATHSIG), which stays in force over exec, and becomes the
+# command. A parent that died before is told from its successor's number. A program, because code between fork and exec
+# may deadlock in a process with threads.
+_TIE = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, int(signal.SIGTERM))
+if os.getppid() != int(sys.argv[1]):
+    sys.exit(128 + signal.SIGTERM)
+os.execv(sys.argv[2], sys.argv[2:])
+"""
 
 
 def started_at_s() -> float:
@@ -21,6 +33,16 @@ def started_at_s() -> float:
     except (OSError, ValueError, IndexError):
         return time.time()
     return time.time() - (uptime_s - ticks / os.sysconf("SC_CLK_TCK"))
+
+
+def tied(command: Sequence[str]) -> list[str]:
+    """The command (its first part is a path) of a child of this process that gets SIGTERM when this process dies.
+
+    The kernel looks at the thread that starts the child, so that thread must live until the child has ended.
+    """
+    if sys.platform != "linux":
+        return list(command)
+    return [sys.executable, "-I", "-S", "-c", _TIE, str(os.getpid()), *command]
 
 
 def descendants(process: int) -> list[int]:

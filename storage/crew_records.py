@@ -3,8 +3,9 @@
 They lie in an iteration's directory, below the execution that they are about: another execution has its own slots.
 """
 
+import logging
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,8 +14,10 @@ from pydantic import ConfigDict
 from storage import layout, records
 from storage.clock import Clock
 from storage.digests import digest_of
-from storage.store import ObjectMissing, ObjectStore
+from storage.records import Record
+from storage.store import CorruptObject, ObjectMissing, ObjectStore
 
+log = logging.getLogger(__name__)
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 ERROR_LENGTH_MAX = 1000
 
@@ -53,9 +56,9 @@ def note_rollout_ended(store: ObjectStore, iteration: int, execution: str, pool:
 
 
 def ended_slots(store: ObjectStore, iteration: int, execution: str) -> set[int]:
-    """The slots that the execution does not start again in this iteration."""
-    keys = store.list(layout.ended(iteration, _digest(execution)))
-    return {slot for key in keys for slot in records.read(store, RolloutEndedRecord, key).slots}
+    """The slots that the execution does not start again in this iteration, as far as can be read."""
+    notes = _readable(store, RolloutEndedRecord, layout.ended(iteration, _digest(execution)))
+    return {slot for note in notes for slot in note.slots}
 
 
 def note_failure(
@@ -76,16 +79,23 @@ def note_failure(
 
 
 def failures(store: ObjectStore, iteration: int, execution: str) -> list[FailureRecord]:
-    """Why attempts at slots failed in this execution: the last failure of each slot."""
+    """Why attempts at slots failed in this execution: the last failure of each slot, as far as can be read."""
     last: dict[int, FailureRecord] = {}
-    for key in store.list(layout.failures(iteration, _digest(execution))):
-        try:
-            found = records.read(store, FailureRecord, key)
-        except ObjectMissing:
-            continue
+    for found in _readable(store, FailureRecord, layout.failures(iteration, _digest(execution))):
         if found.slot not in last or last[found.slot].at_s <= found.at_s:
             last[found.slot] = found
     return [last[slot] for slot in sorted(last)]
+
+
+def _readable(store: ObjectStore, record_type: type[Record], prefix: str) -> Iterator[Record]:
+    """The records below `prefix`; these notes are hints, so one that is damaged is passed over."""
+    for key in store.list(prefix):
+        try:
+            yield records.read(store, record_type, key)
+        except ObjectMissing:
+            continue
+        except CorruptObject as error:
+            log.warning("a note is passed over: %s", error)
 
 
 def _digest(execution: str) -> str:

@@ -1,29 +1,65 @@
 """Which incarnations live: their heartbeats as one observer sees them, on its own monotonic clock.
 
-A heartbeat says "gone", or it changes, or it does not. Times that another machine wrote are never compared.
+A heartbeat says "gone", or it changes, or it does not. Times that another machine wrote are never compared. It is a
+hint: one that cannot be read (damaged, or of another version of Gleaner) still changes or not, and is nothing worse.
 """
 
+import logging
+import math
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from storage import layout, records
 from storage.clock import Clock
 from storage.journal import PARALLEL_READS
 from storage.records import AliveRecord
-from storage.store import ObjectMissing, ObjectStore
+from storage.store import CorruptObject, ObjectMissing, ObjectStore
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """The last heartbeat of an incarnation (None: there is none), and how long it has not been seen to change."""
+    """What one observer knows of an incarnation.
+
+    record: its last heartbeat; None: there is none, or it cannot be read. silent_s: how long its bytes have not been
+    seen to change. found: whether there is a heartbeat, readable or not. changed: whether it was seen to change.
+    """
 
     record: AliveRecord | None
     silent_s: float
+    found: bool = True
+    changed: bool = False
 
     def lost(self, claim_ttl_s: float) -> bool:
         """Whether its responses are free: it said that it is gone, or it has been silent for `claim_ttl_s`."""
         return self.silent_s >= claim_ttl_s or (self.record is not None and self.record.state == "gone")
+
+
+def read_heartbeat(store: ObjectStore, key: str) -> AliveRecord | None:
+    """The heartbeat under `key`; None if there is none, or if it cannot be read."""
+    try:
+        return _understood(key, store.get(key))
+    except ObjectMissing:
+        return None
+
+
+def _understood(key: str, body: bytes) -> AliveRecord | None:
+    try:
+        record = records.decode(AliveRecord, key, body)
+    except CorruptObject as error:
+        log.debug("a heartbeat is taken for a sign of life only: %s", error)
+        return None
+    return record if key.endswith(f"/{record.incarnation}.json") and _is_plausible(record) else None
+
+
+def _is_plausible(record: AliveRecord) -> bool:
+    """Whether its counts are not negative and its other numbers finite, so that one may calculate with them."""
+    values = [getattr(record, each.name) for each in fields(record)]
+    numbers = [value for value in values if isinstance(value, int | float)]
+    numbers += [number for point in record.step_s for number in point]
+    return all(math.isfinite(number) and (number >= 0 or isinstance(number, float)) for number in numbers)
 
 
 class Liveness:
@@ -34,7 +70,7 @@ class Liveness:
         self._iteration = iteration
         self._clock = clock
         self._parallel_reads = parallel_reads
-        self._seen: dict[str, tuple[bytes | None, float]] = {}
+        self._seen: dict[str, tuple[bytes | None, float, bool]] = {}
 
     def look(self, incarnations: Collection[str]) -> dict[str, Sign]:
         """Read the heartbeats, with one GET each. One that is looked at for the first time has been silent for 0 s."""
@@ -53,10 +89,10 @@ class Liveness:
 
     def _sign(self, incarnation: str, body: bytes | None) -> Sign:
         now_s = self._clock.monotonic()
-        seen, since_s = self._seen.get(incarnation, (None, now_s))
+        seen, since_s, changed = self._seen.get(incarnation, (None, now_s, False))
         if incarnation not in self._seen or seen != body:
-            since_s = now_s
-            self._seen[incarnation] = (body, now_s)
+            since_s, changed = now_s, changed or seen is not None
+            self._seen[incarnation] = (body, since_s, changed)
         key = layout.alive(self._iteration, incarnation)
-        record = None if body is None else records.decode(AliveRecord, key, body)
-        return Sign(record, now_s - since_s)
+        record = None if body is None else _understood(key, body)
+        return Sign(record, now_s - since_s, found=body is not None, changed=changed)

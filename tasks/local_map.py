@@ -13,7 +13,9 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,8 @@ from flytekit.core.context_manager import FlyteContextManager
 from flytekit.core.type_engine import TypeEngine
 from flytekit.models.core.workflow import NodeMetadata
 from flytekit.models.literals import LiteralMap
+
+from resources.process import tied
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +90,7 @@ class _LocalElements:
 
     def run(self) -> list[Any]:
         """Run every element; returns the outputs in order, None for an element that failed for good."""
-        with ThreadPoolExecutor(self._width) as threads:
+        with self._interrupted_by_notice(), ThreadPoolExecutor(self._width) as threads:
             futures = [threads.submit(self._element, index) for index in range(self._size)]
             try:
                 return [self._outcome(future) for future in futures]
@@ -94,6 +98,26 @@ class _LocalElements:
                 threads.shutdown(wait=False, cancel_futures=True)
                 self._stop()
                 raise
+
+    @contextmanager
+    def _interrupted_by_notice(self) -> Iterator[None]:
+        """Within it SIGTERM does what Ctrl-C does, once; without that it would leave the elements behind.
+
+        Python allows handlers in the main thread only; in another one nothing changes.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def interrupt(*_: object) -> None:
+            if not self._stopping:
+                raise KeyboardInterrupt("SIGTERM")
+
+        before = signal.signal(signal.SIGTERM, interrupt)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
 
     def _outcome(self, future: "Future[Any]") -> Any:
         try:
@@ -147,7 +171,9 @@ class _LocalElements:
         with self._lock:
             if self._stopping:
                 raise ElementFailed(f"element {index} of {self._task.name} was not started: the map is being ended")
-            # In its own session, the child gets an interrupt at the terminal as our SIGTERM, on which it flushes.
+            # In its own session, the child gets an interrupt at the terminal as our SIGTERM, on which it flushes. The
+            # kernel sends the same when this process is killed. This thread waits for it, as `tied` demands.
+            command = tied(command)
             child = subprocess.Popen(command, env=environment, start_new_session=True)  # noqa: S603 - our entrypoint
             self._children.add(child)
         try:

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from storage import layout, records
+from storage import canonical, layout, records
 from storage.assembly import JournalReader
 from storage.claims import take_over
+from storage.envelope import wrap
 from storage.journal import JournalWriter, PendingRows
 from storage.records import AliveRecord, PlanRecord, SamplingParams, SlotPlan
 from storage.shard import Finish
@@ -120,3 +121,9 @@ def beat(
         engine="none",
         batch_invariant=True,
     )
+
+
+def newer_heartbeat(key: str, number: int = 1) -> bytes:
+    """A heartbeat for `key` as a later version may write it: whole, and with one more field."""
+    body = canonical.encode(beat(key.rsplit("/", 1)[1].removesuffix(".json"), number=number))
+    return wrap(key, AliveRecord.KIND, body[:-1] + b',"zeal":1}')

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from pathlib import Path
 
 from flytekit import task
@@ -20,3 +21,17 @@ def element(number: int, folder: str) -> int:
     if number == 3:
         raise ValueError("three is not allowed")
     return number * number
+
+
+@task
+def waits(number: int, folder: str) -> int:
+    """Wait for SIGTERM, and say that it came."""
+
+    def flush(*_: object) -> None:
+        Path(folder, f"flushed-{number}").touch()
+        os._exit(137)
+
+    signal.signal(signal.SIGTERM, flush)
+    Path(folder, f"waits-{number}-{os.getpid()}").touch()
+    time.sleep(600)
+    return number

@@ -56,7 +56,7 @@ def commit_and_tell(plan: PlanReference, *, last: bool) -> tuple[IterationOutcom
     if not_come:
         log.warning(not_come)
     tidy(store, config.retention)
-    tabs = render(report, write_metrics(store), notes=warnings(store, plan, not_come))
+    tabs = render(report, write_metrics(store), notes=warnings(store, plan, report, not_come))
     tabs["Plan"] = plan_tab(written.decisions, report.metrics)
     store.put(layout.deck(plan.iteration), page(f"Gleaner, iteration {plan.iteration}", tabs).encode())
     tell_trackers(store, config, report)
@@ -72,10 +72,13 @@ def commit_and_tell(plan: PlanReference, *, last: bool) -> tuple[IterationOutcom
     return outcome, tabs
 
 
-def warnings(store: ObjectStore, plan: PlanReference, not_come: str) -> list[str]:
-    """What people should know about the crew: attempts at slots that failed, and slots that have not started."""
+def warnings(store: ObjectStore, plan: PlanReference, report: ReportRecord, not_come: str) -> list[str]:
+    """What people should know about the crew: failed attempts at slots, slots not started, and estimated costs."""
     told = failures(store, plan.iteration, plan.execution)
     notes = [f"an attempt of slot {found.slot} failed, on {found.host}: {found.error}" for found in told]
+    estimated = int(report.metrics["cost/lives_estimated"])
+    if estimated:
+        notes.append(f"the heartbeats of {estimated} members cannot be read: what they cost is an upper bound")
     for note in notes:
         log.warning("iteration %d: %s", plan.iteration, note)
     return [*notes, *([not_come] if not_come else [])]

@@ -84,7 +84,7 @@ def _record(
     graded = [response for batch in batches for response in batch.responses]
     reader = JournalReader(store, plan)
     reader.refresh()
-    lives = slot_lives(store, plan, reader, verify(plan, graded, reader))
+    lives = slot_lives(store, plan, reader, verify(plan, graded, reader), until_s=clock.wall())
     scored = evaluated_prompts(
         graded, [row.prompt_id for row in prompts], plan.num_generations, evaluation.pass_threshold
     )

@@ -40,6 +40,10 @@ log = logging.getLogger(__name__)
 BEATS_PER_TTL = 5
 
 
+class ConcludedByAnother(RuntimeError):  # noqa: N818 - reads as what happened
+    """The iteration was concluded by another process while this one trained it; nothing is left for this one to do."""
+
+
 def advance(run_url: str, iteration: int, execution: str, clock: Clock) -> TrainingRecord:
     """Train an iteration, publish the next weight version and return the training record.
 
@@ -47,7 +51,7 @@ def advance(run_url: str, iteration: int, execution: str, clock: Clock) -> Train
     that makes the step impossible is raised (TooStaleError, GroupTimeout, GradingError, NonFiniteGradient,
     CorruptObject); nothing is published then, and the next attempt replays the recorded batches. Raises EngineDied if
     the trainer's machine alone generates and its engine dies, and CrewLost if no process can generate the missing
-    responses.
+    responses, and ConcludedByAnother if the iteration is concluded meanwhile, as after a long freeze.
     """
     started_at_s = clock.wall()
     store = MeteredStore(connect_to_run(run_url))
@@ -62,7 +66,16 @@ def advance(run_url: str, iteration: int, execution: str, clock: Clock) -> Train
             check_staleness(plan, config.algorithm.max_staleness)
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gleaner-model-")))
             model_files.download(store, folder)
-            _train_and_publish(store, plan, config, folder, execution, clock, started_at_s, ranks)
+            try:
+                _train_and_publish(store, plan, config, folder, execution, clock, started_at_s, ranks)
+            except StorageError as error:
+                # What is missing then was deleted because nobody needs it any more.
+                if not exists(store, layout.report(iteration)):
+                    raise
+                raise ConcludedByAnother(
+                    f"iteration {iteration} was concluded by another execution or attempt while this one trained it; "
+                    "nothing of this attempt is used"
+                ) from error
     return records.read(store, TrainingRecord, layout.training(iteration))
 
 

@@ -3,6 +3,7 @@
 It reads only records and shards. The report is the same whichever process concludes, and however often.
 """
 
+import logging
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,17 +15,30 @@ from storage import layout, records
 from storage.assembly import JournalReader
 from storage.clock import Clock
 from storage.compaction import read_batches, unused_responses
+from storage.liveness import read_heartbeat
 from storage.prompt_table import read_prompts
-from storage.records import AliveRecord, GradedResponse, PlanRecord, ReportRecord, SlotLife, TrainingRecord
+from storage.records import (
+    JOINED_POOL,
+    TRAIN_POOL,
+    AliveRecord,
+    GradedResponse,
+    PlanRecord,
+    ReportRecord,
+    SlotLife,
+    TrainingRecord,
+)
 from storage.run import exists, read_plan
 from storage.shard import Finish
-from storage.store import ConflictingRecord, ObjectStore, StorageError
+from storage.store import ObjectStore, StorageError
 from storage.weights.tensor_sets import PUBLISHED_AT_S, read_manifest
 from tasks.history.known_lengths import learn_lengths
 from tasks.history.spent import USD_RUN, spent_usd
 from tasks.reporting.costs import Rates, cost_metrics
+from tasks.reporting.one_clock import CLOCKS_AGREE_S, on_one_clock
 from tasks.reporting.pool_observations import pool_observations
 from tasks.reporting.prefill import prefill_metrics
+
+log = logging.getLogger(__name__)
 
 
 class IntegrityError(Exception):
@@ -68,7 +82,7 @@ def _measure(store: ObjectStore, iteration: int, rates: Rates, clock: Clock) -> 
     began_s = clock.wall()
     plan = read_plan(store, iteration)
     training = records.read(store, TrainingRecord, layout.training(iteration))
-    training = _published(store, training)
+    training = _published(store, training, longest_s=began_s - plan.created_at_s + CLOCKS_AGREE_S)
     batches = read_batches(store, iteration)
     trained = [response for batch in batches for response in batch.responses]
     filtered = [response for batch in batches for response in batch.filtered]
@@ -78,7 +92,9 @@ def _measure(store: ObjectStore, iteration: int, rates: Rates, clock: Clock) -> 
     kept = verify(plan, trained, reader, filtered)
     unused = unused_responses(plan, trained, filtered)
     prompts = read_prompts(store, plan)
-    heartbeats = read_heartbeats(store, plan)
+    heartbeats, training = on_one_clock(read_heartbeats(store, plan), training, plan.created_at_s, clock.wall())
+    silent = _unannounced(plan, heartbeats, reader, training.ended_at_s)
+    heartbeats += silent
     lives = _lives(heartbeats, reader, kept, unused)
     lengths = learn_lengths(store, plan, prompts, {response.response: response.length for response in graded})
     tokens = sum(response.length for response in graded)
@@ -93,6 +109,7 @@ def _measure(store: ObjectStore, iteration: int, rates: Rates, clock: Clock) -> 
         "balance/responses_moved": float(reader.book.moved),
         **lengths,
         **cost_metrics(lives, training, rates, tokens, plan.created_at_s, control_s=now - began_s),
+        "cost/lives_estimated": float(len(silent)),
         "reward_errors": float(sum(len(batch.reward_errors) for batch in batches)),
         "timing_s/iteration": now - plan.created_at_s,
     }
@@ -114,12 +131,19 @@ def _measure(store: ObjectStore, iteration: int, rates: Rates, clock: Clock) -> 
     )
 
 
-def _published(store: ObjectStore, training: TrainingRecord) -> TrainingRecord:
-    """The training record; if the weights say when they were published, training ends then."""
+def _published(store: ObjectStore, training: TrainingRecord, longest_s: float) -> TrainingRecord:
+    """The training record; if the weights say when they were published, training ends then.
+
+    Another machine may have published them, after the trainer was lost; by a clock that is provably wrong if that took
+    less than no time, or longer than `longest_s`. Training then ends as its record says.
+    """
     published_s = read_manifest(store, layout.weights(training.weight_version)).metadata.get(PUBLISHED_AT_S)
     if not published_s:
         return training
-    metrics = training.metrics | {"timing_s/publish": max(0.0, published_s - training.ended_at_s)}
+    took_s = published_s - training.ended_at_s
+    if not 0 <= took_s <= longest_s:
+        return replace(training, metrics=training.metrics | {"timing_s/publish": 0.0})
+    metrics = training.metrics | {"timing_s/publish": took_s}
     return replace(training, ended_at_s=published_s, metrics=metrics)
 
 
@@ -198,14 +222,67 @@ def slot_lives(
     reader: JournalReader,
     kept: Mapping[str, int],
     unused: Sequence[int] = (),
+    *,
+    until_s: float,
 ) -> list[SlotLife]:
-    """The life of every incarnation that announced itself, by slot and start."""
-    return _lives(read_heartbeats(store, plan), reader, kept, unused)
+    """The life of every incarnation that announced itself or made a claim, by slot and start; until_s: see below."""
+    announced = read_heartbeats(store, plan)
+    return _lives([*announced, *_unannounced(plan, announced, reader, until_s)], reader, kept, unused)
 
 
 def read_heartbeats(store: ObjectStore, plan: PlanRecord) -> list[AliveRecord]:
-    """The last heartbeat of every incarnation that announced itself."""
-    return [records.read(store, AliveRecord, key) for key in store.list(layout.alive_all(plan.iteration))]
+    """The last heartbeat of every incarnation, where there is one that can be read and names a pool with a price."""
+    found = (read_heartbeat(store, key) for key in store.list(layout.alive_all(plan.iteration)))
+    pools = {JOINED_POOL, TRAIN_POOL, *(place.pool for place in plan.slots)}
+    return [record for record in found if record is not None and record.pool in pools]
+
+
+def _unannounced(
+    plan: PlanRecord, announced: Sequence[AliveRecord], reader: JournalReader, until_s: float
+) -> list[AliveRecord]:
+    """For each incarnation that made claims and has no readable heartbeat, one that claims and journal allow.
+
+    When it lived is not known. It counts as paid for since the plan, until the last heartbeat of the others (without
+    any, until `until_s`), so its cost is an upper bound.
+    """
+    missing = set(reader.book.incarnations) - {alive.incarnation for alive in announced}
+    if not missing:
+        return []
+    log.warning(
+        "iteration %d: %s made claims, and no heartbeat can be read; what they cost is estimated",
+        plan.iteration,
+        ", ".join(sorted(missing)),
+    )
+    recovered: Counter[str] = Counter()
+    for response in range(plan.num_responses):
+        for span in reader.assemble(response).lineage:
+            rows = reader.shards.rows(span.incarnation, span.epoch, response)
+            recovered[span.incarnation] += rows[0][1].start
+    pools = {place.slot: place.pool for place in plan.slots}
+    ended_at_s = max((alive.updated_at_s for alive in announced), default=until_s)
+    estimated = []
+    for incarnation in sorted(missing):
+        slot, held = reader.book.incarnations[incarnation], reader.book.held_by(incarnation)
+        estimated.append(
+            AliveRecord(
+                incarnation=incarnation,
+                slot=slot,
+                state="gone" if held and held <= reader.shards.ended else "working",
+                beat=0,
+                pool=pools.get(slot, JOINED_POOL),
+                host="",
+                pid=0,
+                started_at_s=min(plan.created_at_s, ended_at_s),
+                updated_at_s=ended_at_s,
+                tokens_generated=reader.shards.tokens(incarnation),
+                tokens_recovered=recovered[incarnation],
+                prefill_tokens=0,
+                responses_finished=len(held & reader.shards.ended),
+                engine="",
+                batch_invariant=False,
+            )
+        )
+    return estimated
 
 
 def _lives(
@@ -217,9 +294,6 @@ def _lives(
     tokens were unflushed at a kill, or void because another member had claimed the response.
     """
     journalled, stopped = _unused_tokens(reader, unused)
-    unknown = set(reader.book.incarnations) - {alive.incarnation for alive in announced}
-    if unknown:
-        raise ConflictingRecord(f"incarnation {min(unknown)} holds a claim but never announced itself")
     lives = []
     for alive in announced:
         incarnation = alive.incarnation

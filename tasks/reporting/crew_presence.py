@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from storage import layout, records
 from storage.clock import Clock
 from storage.crew_records import ended_slots
+from storage.liveness import read_heartbeat
 from storage.records import TRAIN_POOL, AliveRecord, PlanRecord, SettingsRecord
 from storage.run import read_plan, read_report
 from storage.store import ObjectMissing, ObjectStore
@@ -34,10 +35,17 @@ def await_goodbyes(store: ObjectStore, plan: PlanRecord, limit_s: float, clock: 
 
 
 def _staying(store: ObjectStore, plan: PlanRecord, known: dict[str, AliveRecord]) -> list[AliveRecord]:
-    """The members that have not left. known: what was read before; a member that left stays so."""
+    """The members that have not left. known: what was read before; a member that left stays so.
+
+    One whose heartbeat cannot be read could never say so, so it is not waited for.
+    """
     for key in store.list(layout.alive_all(plan.iteration)):
         if key not in known or known[key].state != "gone":
-            known[key] = records.read(store, AliveRecord, key)
+            found = read_heartbeat(store, key)
+            if found is None:
+                known.pop(key, None)
+            else:
+                known[key] = found
     last: dict[int | str, AliveRecord] = {}
     for alive in known.values():
         # Slot numbers beyond the plan may be shared.

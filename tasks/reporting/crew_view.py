@@ -17,7 +17,10 @@ GROUPS_SHOWN = 4
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """The last heartbeat read (None: there is none), and how long it has not changed on the watcher's own clock."""
+    """The last heartbeat, and how long it has not changed on the watcher's own clock.
+
+    record: None if there is none, or if it cannot be read. seen_to_change: whether the watcher has seen it change.
+    """
 
     record: AliveRecord | None
     unchanged_s: float = 0.0
@@ -25,11 +28,9 @@ class Heartbeat:
 
     def state(self, silent_after_s: float) -> MemberState:
         """The member's state; "silent" if its heartbeat has not changed for `silent_after_s`."""
-        if self.record is None:
-            return "unknown"
-        if self.record.state != "gone" and self.unchanged_s >= silent_after_s:
+        if (self.record is None or self.record.state != "gone") and self.unchanged_s >= silent_after_s:
             return "silent"
-        return self.record.state
+        return "unknown" if self.record is None else self.record.state
 
     def is_alive(self, silent_after_s: float) -> bool:
         """Whether it may still be at work, as far as is known."""
@@ -53,9 +54,9 @@ class MemberView:
     """A member of the crew, or a slot that no member has filled.
 
     state: "silent" means that its heartbeat has not changed for the time after which others take it for dead; "unknown"
-    has claims and no heartbeat. heartbeat_age_s: None until its heartbeat was seen to change. unfinished: responses it
-    holds that have not ended, by the journal; all other numbers come from its heartbeat. tokens_per_s: None while it
-    does not decode.
+    has claims and no heartbeat, or one that cannot be read. heartbeat_age_s: None until its heartbeat was seen to
+    change. unfinished: responses it holds that have not ended, by the journal; all other numbers come from its
+    heartbeat. tokens_per_s: None while it does not decode.
     """
 
     slot: int
@@ -223,7 +224,14 @@ class Crew:
         alive, state = heartbeat.record, heartbeat.state(silent_after_s)
         joined, unfinished = slot not in self._home, self._unfinished.get(name, 0)
         if alive is None:
-            return MemberView(slot=slot, joined=joined, incarnation=name, state=state, unfinished=unfinished)
+            return MemberView(
+                slot=slot,
+                joined=joined,
+                incarnation=name,
+                state=state,
+                heartbeat_age_s=heartbeat.unchanged_s if heartbeat.seen_to_change else None,
+                unfinished=unfinished,
+            )
         return MemberView(
             slot=slot,
             joined=joined,

@@ -106,7 +106,6 @@ class OpenIteration:
         self._responses_trained = 0
         self._micro_batches = 0
         self._liveness = Liveness(store, plan.iteration, clock)
-        self._first_beats: dict[str, int] = {}
         self._heartbeats: dict[str, Heartbeat] = {}
 
     def look(self) -> RunView:
@@ -193,6 +192,5 @@ class OpenIteration:
         names = crew.matter(self._heartbeats, self._silent_after_s)
         names += [name for name in idle if self._heartbeats.get(name, UNREAD).is_alive(self._silent_after_s)]
         for name, sign in self._liveness.look(list(dict.fromkeys(names))).items():
-            if sign.record is not None:
-                changed = self._first_beats.setdefault(name, sign.record.beat) != sign.record.beat
-                self._heartbeats[name] = Heartbeat(sign.record, sign.silent_s, changed)
+            if sign.found:
+                self._heartbeats[name] = Heartbeat(sign.record, sign.silent_s, sign.changed)

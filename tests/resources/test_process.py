@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from resources.process import descendants, started_at_s
+from resources.process import descendants, started_at_s, tied
+from tests.processes import are_gone, wait_until
 
 
 @pytest.mark.slow
@@ -38,3 +39,33 @@ def test_those_that_a_process_has_started_are_known_parents_first_and_not_those_
     assert [each for each in mine if each in (child.pid, *found)] == [child.pid, *found]
     assert ended.pid not in mine
     ended.wait()
+
+
+def test_a_tied_command_is_the_child_itself_with_its_own_exit_status():
+    command = tied(["/bin/sh", "-c", "echo $$ $PPID; exit 7"])
+    shown = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert (shown.returncode, shown.stderr) == (7, "")
+    assert int(shown.stdout.split()[1]) == os.getpid()
+
+
+def test_a_tied_child_gets_a_notice_when_its_parent_is_killed():
+    child = (
+        "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(print('noticed', flush=True)));"
+    )
+    child += "print('up', flush=True); time.sleep(600)"
+    script = "import subprocess, sys; from resources.process import tied\n"
+    script += f"subprocess.run(tied([sys.executable, '-c', {child!r}]))"
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    assert parent.stdout.readline() == b"up\n"
+    found = descendants(parent.pid)
+    parent.kill()
+    assert parent.stdout.readline() == b"noticed\n"
+    wait_until(lambda: are_gone(found))
+    parent.communicate()
+
+
+def test_who_comes_after_its_parent_has_died_does_not_begin():
+    command = tied(["/bin/echo", "begun"])
+    command[command.index(str(os.getpid()))] = "1"
+    assert subprocess.run(command, check=False, capture_output=True, text=True).stdout == ""

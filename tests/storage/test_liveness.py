@@ -4,7 +4,7 @@ from storage import layout, records
 from storage.clock import ManualClock
 from storage.liveness import Liveness
 from storage.memory import MemoryStore
-from tests.journals import a_plan, beat
+from tests.journals import a_plan, beat, newer_heartbeat
 
 TTL_S = 30.0
 
@@ -42,3 +42,17 @@ def test_the_times_that_a_heartbeat_carries_are_not_looked_at():
     liveness = Liveness(store, 0, clock)
     records.put(store, layout.alive(0, "a"), beat("a", number=1, updated_at_s=-1e9))
     assert not liveness.look(["a"])["a"].lost(TTL_S)
+
+
+def test_a_heartbeat_of_a_later_version_is_a_sign_of_life_and_no_more():
+    store, clock = MemoryStore(), ManualClock()
+    liveness, key = Liveness(store, 0, clock), layout.alive(0, "a")
+    assert not liveness.look(["a"])["a"].found
+    for number in (1, 2, 3):
+        store.put(key, newer_heartbeat(key, number))
+        sign = liveness.look(["a"])["a"]
+        assert (sign.record, sign.found, sign.silent_s, sign.changed) == (None, True, 0, number > 1)
+        clock.advance(TTL_S - 1)
+        assert not liveness.look(["a"])["a"].lost(TTL_S)
+    clock.advance(1)
+    assert liveness.look(["a"])["a"].lost(TTL_S)

@@ -1,5 +1,8 @@
 import functools
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,7 @@ from flytekit.tools.translator import get_serializable
 
 from tasks.local_map import SYSTEM_RETRIES, crew_map
 from tests.map_tasks import element
+from tests.processes import are_gone, wait_until
 
 SETTINGS = SerializationSettings(ImageConfig.auto(img_name="x/y:1"), "p", "d", "v")
 
@@ -46,6 +50,27 @@ def test_losses_of_the_machine_are_retried_as_often_as_flyte_does(tmp_path, capl
     assert crew_map(functools.partial(element, folder=str(tmp_path)))(number=[4]) == [None]
     assert "no attempts left; last: exit code -9" in caplog.text
     assert attempts(tmp_path, 4) == list(range(SYSTEM_RETRIES + 1))
+
+
+MAP_OVER_TWO = """
+import functools, sys
+from tasks.local_map import crew_map
+from tests.map_tasks import waits
+crew_map(functools.partial(waits, folder=sys.argv[1]))(number=[1, 2])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("word", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_elements_flush_and_end_with_the_process_that_maps_however_that_ends(tmp_path, word):
+    mapper = subprocess.Popen([sys.executable, "-c", MAP_OVER_TWO, tmp_path], stderr=subprocess.PIPE)
+    wait_until(lambda: len(list(tmp_path.glob("waits-*"))) == 2)
+    elements = [int(file.name.rsplit("-", 1)[1]) for file in tmp_path.glob("waits-*")]
+    mapper.send_signal(word)
+    mapper.communicate(timeout=300)
+    assert mapper.returncode != 0
+    wait_until(lambda: are_gone(elements))
+    assert sorted(file.name for file in tmp_path.glob("flushed-*")) == ["flushed-1", "flushed-2"]
 
 
 def serialised(mapper):

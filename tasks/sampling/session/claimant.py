@@ -193,7 +193,8 @@ class Claimant:
         unfinished = record.unfinished if record and current else len(held)
         if record and record.claims == claims and not held:
             unfinished = 0
-        if lost and held:
+        if held and (lost or record is None):
+            # No heartbeat tells it, so the journal does.
             self._reader.shards.advance(name)
             unfinished = sum(not self._has_ended(response) for response in held)
         if lost and not unfinished:

@@ -5,14 +5,15 @@ time.
 """
 
 import logging
+import uuid
 
 from storage import layout
 from storage.clock import Clock
 from storage.crew_records import ended_slots, failures
 from storage.journal import PARALLEL_READS
-from storage.liveness import Liveness
-from storage.records import TRAIN_POOL, AliveRecord, PlanRecord
-from storage.store import ObjectStore
+from storage.liveness import Liveness, Sign
+from storage.records import TRAIN_POOL, PlanRecord
+from storage.store import ObjectStore, StoreDenied, StoreUnavailable
 from tasks.configuration.planning import PlanningConfig
 from tasks.configuration.rollout import RolloutConfig
 from tasks.planning.rebalance import LOOKS_MAX
@@ -65,10 +66,9 @@ class CrewWatch:
         self._at_once = at_once
         self._slots = {place.slot for place in plan.crew_slots}
         self._liveness = Liveness(store, plan.iteration, clock, parallel_reads)
-        self._seen: dict[str, AliveRecord] = {}
-        self._silent_s: dict[str, float] = {}
-        # The first beat seen of each member that was there when the watch began; None: not read yet.
-        self._first_beats: dict[str, int | None] | None = None
+        self._signs: dict[str, Sign] = {}
+        # The members that were there when the watch began; None: not listed yet.
+        self._first_there: frozenset[str] | None = None
         self._seemed_over = False
         now_s = clock.monotonic()
         self._alive_at_s = self._next_look_s = now_s
@@ -87,7 +87,8 @@ class CrewWatch:
         Without the second condition, a member that dies again and again while loading would make the trainer stop
         generating and start again for ever.
         """
-        return any(record.state == "working" for record in self._living(self._ended()))
+        living = self._living(self._ended())
+        return any(sign.record is not None and sign.record.state == "working" for sign in living)
 
     def check(self, progressed: bool) -> None:
         """Raise LeftAlone when the trainer's machines are to generate, and CrewLost when no process can.
@@ -100,7 +101,7 @@ class CrewWatch:
         if progressed or now_s < self._next_look_s or not self._slots:
             return
         self._next_look_s = now_s + self._rollout.heartbeat_interval_s
-        is_first, ended = self._first_beats is None, self._ended()
+        is_first, ended = self._first_there is None, self._ended()
         if self._living(ended) or is_first:
             # The first look cannot prove that a member lives, so the time counts from it.
             self._alive_at_s = now_s
@@ -114,12 +115,13 @@ class CrewWatch:
             raise CrewLost(self._describe(ended))
         if alone_s and now_s >= self._next_log_s:
             self._next_log_s = now_s + LOG_INTERVAL_S
+            self._check_writable()
             self._log_waiting(alone_s, ended)
 
-    def _living(self, ended: set[int]) -> list[AliveRecord]:
+    def _living(self, ended: set[int]) -> list[Sign]:
         """Read the heartbeats and return those of members that are proven to live."""
         self._look()
-        return [record for record in self._present(ended) if self._is_proven(record)]
+        return [sign for name, sign in self._present(ended).items() if self._is_proven(name, sign)]
 
     def _ended(self) -> set[int]:
         """The slots that Flyte does not start again."""
@@ -131,28 +133,41 @@ class CrewWatch:
         """Read up to LOOKS_MAX heartbeats of members that may live, the least silent first."""
         prefix = layout.alive_all(self._plan.iteration)
         names = [key.removeprefix(prefix).removesuffix(".json") for key in self._store.list(prefix)]
-        if self._first_beats is None:
-            self._first_beats = dict.fromkeys(names)
-        open_ = [name for name in names if name not in self._seen or _may_count(self._seen[name])]
-        open_.sort(key=lambda name: self._silent_s.get(name, 0.0))
-        signs = self._liveness.look(open_[:LOOKS_MAX])
-        for name, sign in signs.items():
-            if sign.record is not None:
-                self._seen[name], self._silent_s[name] = sign.record, sign.silent_s
-                if name in self._first_beats and self._first_beats[name] is None:
-                    self._first_beats[name] = sign.record.beat
+        if self._first_there is None:
+            self._first_there = frozenset(names)
+        open_ = [name for name in names if name not in self._signs or _may_count(self._signs[name])]
+        open_.sort(key=lambda name: self._signs[name].silent_s if name in self._signs else 0.0)
+        found = self._liveness.look(open_[:LOOKS_MAX])
+        self._signs.update({name: sign for name, sign in found.items() if sign.found})
 
-    def _present(self, ended: set[int]) -> list[AliveRecord]:
-        """The members that may live, as far as was read: not gone, not silent, and not of a slot that has ended."""
+    def _present(self, ended: set[int]) -> dict[str, Sign]:
+        """The members that may live, as far as was read: not gone, not silent, and not of a slot that has ended.
+
+        The slot of a member whose heartbeat cannot be read is unknown, so that one counts as having no such slot.
+        """
         ttl_s = self._rollout.claim_ttl_s
-        return [
-            record
-            for name, record in self._seen.items()
-            if _may_count(record) and self._silent_s[name] < ttl_s and record.slot not in ended
-        ]
+        return {
+            name: sign
+            for name, sign in self._signs.items()
+            if _may_count(sign) and sign.silent_s < ttl_s and (sign.record is None or sign.record.slot not in ended)
+        }
 
-    def _is_proven(self, record: AliveRecord) -> bool:
-        return (self._first_beats or {}).get(record.incarnation) != record.beat
+    def _is_proven(self, name: str, sign: Sign) -> bool:
+        return sign.changed or name not in (self._first_there or ())
+
+    def _check_writable(self) -> None:
+        """Raise CrewLost if the store refuses to be written: a crew that ended for that reason left no note of it."""
+        key = f"{layout.PROBE}{uuid.uuid4().hex}"
+        try:
+            self._store.put(key, b"a crew is waited for")
+            self._store.delete(key)
+        except StoreUnavailable:
+            return
+        except StoreDenied as error:
+            raise CrewLost(
+                f"iteration {self._plan.iteration}: no member lives, and none can journal, because the store refuses "
+                f"to be written: {error}"
+            ) from error
 
     def _log_waiting(self, alone_s: float, ended: set[int]) -> None:
         waiting = sorted(self._slots - ended)
@@ -162,15 +177,16 @@ class CrewWatch:
         else:
             until = f"; the trainer's machines generate after {self._planning.seeding_after_s:g} s"
         log.warning(
-            "iteration %d: no member has lived for %.0f s; waiting for %s%s",
+            "iteration %d: no member has lived for %.0f s; waiting for %s%s%s",
             self._plan.iteration,
             alone_s,
             slots,
             until,
+            "".join(f"\n  an attempt of slot {slot} failed: {error}" for slot, error in self._errors().items()),
         )
 
     def _describe(self, ended: set[int]) -> str:
-        told = {found.slot: found.error for found in failures(self._store, self._plan.iteration, self._execution)}
+        told = self._errors()
         lines = [f"slot {slot}: {told.get(slot) or self._fate(slot)}" for slot in sorted(self._slots & ended)]
         return (
             f"iteration {self._plan.iteration}: no process can generate the missing responses. Every slot of the crew "
@@ -178,15 +194,20 @@ class CrewWatch:
             + "\n  ".join(lines)
         )
 
+    def _errors(self) -> dict[int, str]:
+        """The last error of each slot that reported one."""
+        return {found.slot: found.error for found in failures(self._store, self._plan.iteration, self._execution)}
+
     def _fate(self, slot: int) -> str:
         """What is known about the end of a slot that reported no error."""
-        lives = [record for record in self._seen.values() if record.slot == slot]
+        told = (sign.record for sign in self._signs.values())
+        lives = [record for record in told if record is not None and record.slot == slot]
         if not lives:
             return NEVER_WROTE
         last = max(lives, key=lambda record: record.started_at_s)
         return "left by itself, or was told to go" if last.state == "gone" else f"was killed on {last.host}"
 
 
-def _may_count(record: AliveRecord) -> bool:
-    """Whether the heartbeat is of a member that is not the trainer's and has not left."""
-    return record.state != "gone" and record.pool != TRAIN_POOL
+def _may_count(sign: Sign) -> bool:
+    """Whether the heartbeat is of a member that is not the trainer's and has not left, as far as it can be read."""
+    return sign.record is None or (sign.record.state != "gone" and sign.record.pool != TRAIN_POOL)

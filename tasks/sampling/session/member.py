@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
@@ -205,9 +206,13 @@ def run_session(
 
 
 def helping_slot(store: ObjectStore, plan: PlanRecord) -> int:
-    """A slot number above the plan's and those of earlier helpers; it only names the member and need not be unique."""
+    """A slot number above the plan's and those of earlier helpers; it only names the member and need not be unique.
+
+    Keys that no member of this version writes are passed over.
+    """
     names = [key.rsplit("/", 1)[1] for key in store.list(layout.alive_all(plan.iteration))]
-    return max([len(plan.slots) - 1, *(int(name.split("-", 1)[0]) for name in names)]) + 1
+    known = [int(found[1]) for name in names if (found := re.fullmatch(r"(\d{5,9})-[0-9A-Za-z]+\.json", name))]
+    return max([len(plan.slots) - 1, *known]) + 1
 
 
 def check_weights(run: ObjectStore, version: int) -> None:

@@ -10,6 +10,7 @@ from storage.clock import ManualClock
 from storage.crew_records import note_failure, note_rollout_ended
 from storage.memory import MemoryStore
 from storage.records import JOINED_POOL, TRAIN_POOL, AliveRecord
+from storage.store import StoreDenied, StoreUnavailable
 from tasks.configuration.planning import PlanningConfig
 from tasks.configuration.rollout import RolloutConfig
 from tasks.sampling.session.crew_watch import CrewLost, CrewWatch, LeftAlone
@@ -252,3 +253,40 @@ def test_an_error_of_any_length_is_kept_in_one_short_line(store, clock):
     [key] = store.list("iterations/000000/failures/")
     assert len(store.get(key)) < 2000
     assert b"\\n" not in store.get(key)
+
+
+class Refuses(MemoryStore):
+    """A store whose disk is full, or that does not answer."""
+
+    error = None
+
+    def put(self, key, body):
+        if self.error is not None:
+            raise self.error
+        super().put(key, body)
+
+
+def test_a_crew_that_could_not_even_note_its_end_is_not_waited_for(clock):
+    store = Refuses()
+    Member(store, 0).beat()
+    store.error = StoreDenied("writing failed: No space left on device")
+    with pytest.raises(CrewLost, match=r"no member lives, and none can journal.*No space left on device"):
+        raised_after(a_watch(store, clock, OFF), clock, 300.0)
+    assert clock.monotonic() <= 120
+
+
+def test_a_store_that_does_not_answer_for_a_while_ends_no_watch(clock):
+    store = Refuses()
+    store.error = StoreUnavailable("no answer")
+    assert raised_after(a_watch(store, clock, OFF), clock, 300.0) is None
+
+
+def test_a_writable_store_is_left_as_it_was(store, clock):
+    raised_after(a_watch(store, clock, OFF), clock, 300.0)
+    assert store.list("") == []
+
+
+def test_who_waits_is_told_why_members_failed(store, clock, caplog):
+    note_failure(store, 0, EXECUTION, 1, "m", OSError("No space left on device"), clock)
+    raised_after(a_watch(store, clock, OFF), clock, 100.0)
+    assert "an attempt of slot 1 failed: OSError: No space left on device" in caplog.text

@@ -1,0 +1,86 @@
+"""One clock: times of machines whose clock is provably wrong, moved to where they can have been.
+
+Differences between the wall clocks of two machines are no times. A life cannot end before its iteration was planned nor
+after it is concluded; where it seems to, its machine's clock is wrong. What one machine measured stays as it is: only
+the beginning moves. A clock that is off by less than the iteration's own time cannot be told from a right one.
+"""
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from storage.records import TRAIN_POOL, AliveRecord, TrainingRecord
+
+log = logging.getLogger(__name__)
+# Clocks of machines that ask a time server differ by less.
+CLOCKS_AGREE_S = 5.0
+
+
+def on_one_clock(
+    heartbeats: Sequence[AliveRecord], training: TrainingRecord, planned_at_s: float, concluded_at_s: float
+) -> tuple[list[AliveRecord], TrainingRecord]:
+    """Heartbeats and training as the clock of plan and conclusion would have them (seconds since 1970).
+
+    What is moved begins with the first life whose clock may be right, or else with the plan. The lives of a machine are
+    moved together; the trainer's generating members stay with its training.
+    """
+
+    def is_wrong(ended_at_s: float) -> bool:
+        return not planned_at_s - CLOCKS_AGREE_S <= ended_at_s <= concluded_at_s + CLOCKS_AGREE_S
+
+    fair = [alive.started_at_s for alive in heartbeats if not is_wrong(alive.updated_at_s)]
+    begins_s = max(planned_at_s, min(fair, default=planned_at_s))
+    crew = [alive for alive in heartbeats if alive.pool != TRAIN_POOL]
+    trainers = [alive for alive in heartbeats if alive.pool == TRAIN_POOL]
+    # By machine, and then one by one, because a clock may also have been set meanwhile.
+    for machine_of in (_host, _incarnation):
+        crew = _together(crew, machine_of, is_wrong, begins_s)
+    if is_wrong(training.ended_at_s):
+        first_s = min([training.started_at_s, *(alive.started_at_s for alive in trainers)])
+        by_s = _told("the trainer", begins_s - first_s)
+        trainers = [_moved(alive, by_s) for alive in trainers]
+        training = replace(training, started_at_s=training.started_at_s + by_s, ended_at_s=training.ended_at_s + by_s)
+    return [*crew, *trainers], training
+
+
+def _host(alive: AliveRecord) -> str:
+    return alive.host
+
+
+def _incarnation(alive: AliveRecord) -> str:
+    return alive.incarnation
+
+
+def _together(
+    heartbeats: Sequence[AliveRecord],
+    machine_of: Callable[[AliveRecord], str],
+    is_wrong: Callable[[float], bool],
+    begins_s: float,
+) -> list[AliveRecord]:
+    """The heartbeats; those of a machine that has a wrong one are moved so that its first life begins at `begins_s`."""
+    lives: dict[str, list[AliveRecord]] = defaultdict(list)
+    for alive in heartbeats:
+        lives[machine_of(alive)].append(alive)
+    found: list[AliveRecord] = []
+    for machine, of_it in lives.items():
+        by_s = 0.0
+        if any(is_wrong(alive.updated_at_s) for alive in of_it):
+            by_s = _told(machine, begins_s - min(alive.started_at_s for alive in of_it))
+        found += [_moved(alive, by_s) for alive in of_it]
+    return found
+
+
+def _told(machine: str, by_s: float) -> float:
+    log.warning("the clock of %s is wrong; its times are moved by %.0f s", machine, by_s)
+    return by_s
+
+
+def _moved(alive: AliveRecord, by_s: float) -> AliveRecord:
+    working_at_s = None if alive.working_at_s is None else alive.working_at_s + by_s
+    return replace(
+        alive,
+        started_at_s=alive.started_at_s + by_s,
+        updated_at_s=alive.updated_at_s + by_s,
+        working_at_s=working_at_s,
+    )

@@ -1,0 +1,63 @@
+"""Machines whose clocks are off by an hour, and what a report says of their times."""
+
+from dataclasses import replace
+
+import pytest
+
+from storage import layout, records
+from storage.records import AliveRecord, TrainingRecord
+from tests.tasks.reporting.test_conclusion import an_iteration, conclude
+
+HOUR_S = 3600.0
+NAMES = ("00000-a", "00000-b", "00001-c")
+
+
+def with_clocks(off_s, hosts=("one", "one", "two")):
+    """The hand-made iteration, in which the clock of each host is off by this many seconds."""
+    store = an_iteration()
+    for name, host in zip(NAMES, hosts, strict=True):
+        key = layout.alive(0, name)
+        told = records.read(store, AliveRecord, key)
+        by_s = off_s.get(host, 0.0)
+        changed = {
+            field: value + by_s
+            for field in ("started_at_s", "updated_at_s", "working_at_s")
+            if (value := getattr(told, field)) is not None
+        }
+        records.put(store, key, replace(told, host=host, **changed))
+    return store
+
+
+@pytest.mark.parametrize("off_s", [HOUR_S, -HOUR_S])
+@pytest.mark.parametrize("hosts", [("one",), ("two",), ("one", "two")])
+def test_a_clock_that_is_off_by_an_hour_makes_no_hour(off_s, hosts, caplog):
+    right = conclude(an_iteration())
+    report = conclude(with_clocks(dict.fromkeys(hosts, off_s)))
+    assert report.metrics["timing_s/rollout"] == pytest.approx(right.metrics["timing_s/rollout"], abs=15)
+    for name in ("timing_s/rollout_machines", "cost/usd_rollout", "cost/usd_iter", "timing_s/train"):
+        assert report.metrics[name] == pytest.approx(right.metrics[name])
+    assert report.pools[0].members == pytest.approx(right.pools[0].members, rel=0.3)
+    assert all(1000 <= life.started_at_s <= life.ended_at_s <= 1100 for life in report.lives)
+    assert "the clock of one is wrong" in caplog.text or "the clock of two is wrong" in caplog.text
+
+
+def test_a_clock_that_was_set_while_a_member_lived_makes_no_hour_either():
+    report = conclude(with_clocks({"b": HOUR_S}, hosts=("a", "b", "a")))
+    assert report.metrics["timing_s/rollout"] <= 100
+
+
+@pytest.mark.parametrize("off_s", [HOUR_S, -HOUR_S])
+def test_the_trainers_own_clock_may_be_wrong(off_s):
+    store = an_iteration()
+    key = layout.training(0)
+    training = records.read(store, TrainingRecord, key)
+    moved = {name: getattr(training, name) + off_s for name in ("started_at_s", "ended_at_s")}
+    records.put(store, key, replace(training, **moved))
+    report = conclude(store)
+    assert report.metrics["timing_s/train"] <= 100
+    assert 1000 <= report.train_started_at_s <= report.train_ended_at_s <= 1100
+
+
+def test_right_clocks_are_left_alone(caplog):
+    assert conclude(with_clocks({})).lives == conclude(an_iteration()).lives
+    assert "clock" not in caplog.text
