@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, TypeVar
 
-import yaml
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+from resources.documents import parse_json, parse_yaml, read_text
 
 PRICES_VARIABLE = "GLEANER_PRICES"
 _SECONDS_PER_HOUR = 3600.0
@@ -247,11 +248,11 @@ def _read_document(path: Path) -> object:
     if path.suffix not in (".json", ".yaml", ".yml"):
         raise PricesError(f"{path}: file type {path.suffix!r}; allowed: .json, .yaml, .yml")
     try:
-        text = path.read_text(encoding="utf-8")
-        document = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+        text = read_text(path)
+        document = parse_json(text) if path.suffix == ".json" else parse_yaml(text)
         found: object = json.loads(json.dumps(document, default=str))  # YAML reads an unquoted as_of as a date
     except OSError as error:
         raise PricesError(f"{path}: cannot be read: {error.strerror}") from None
-    except (ValueError, TypeError, yaml.YAMLError) as error:
+    except (ValueError, TypeError) as error:
         raise PricesError(f"{path}: not valid {path.suffix[1:].upper()}: {' '.join(str(error).split())}") from None
     return found

@@ -48,7 +48,7 @@ def _why_not(key: str, kind: str, data: bytes) -> str:
     """
     try:
         found = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         return f"its {len(data)} bytes are no envelope: truncated, damaged, or not ours"
     if not isinstance(found, dict) or "format" not in found:
         return "format: it is missing, so this is no object of a run"

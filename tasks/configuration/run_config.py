@@ -3,6 +3,7 @@
 import difflib
 import functools
 import json
+import math
 import operator
 import re
 from collections.abc import Mapping
@@ -10,11 +11,12 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
-import yaml
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
+from resources.documents import parse_yaml, read_text
 from resources.pools import PoolsConfig
 from storage.digests import digest_of
+from storage.records import RESPONSES_MAX
 from storage.retention_config import RetentionConfig
 from tasks.configuration.algorithm import AlgorithmConfig
 from tasks.configuration.critic import CriticConfig
@@ -150,6 +152,13 @@ class RunConfig:
             raise ValueError(
                 f"algorithm.num_mini_batches: value {parts}; allowed: 1 to run.num_prompts_per_step ({prompts})"
             )
+        budget = self.algorithm.filter_groups_budget if self.algorithm.filter_groups else 1
+        responses = math.ceil(prompts * budget) * self.run.num_generations
+        if responses > RESPONSES_MAX:
+            raise ValueError(
+                f"run.num_generations: value {self.run.num_generations}, {responses} responses in an iteration; "
+                f"allowed: {RESPONSES_MAX}"
+            )
         gpus, processes = self.pools.train.gpus, self.trainer.nproc_per_node
         if gpus and processes > gpus:
             raise ValueError(
@@ -172,13 +181,11 @@ def load(path: str | Path) -> RunConfig:
     """Read a YAML or JSON file; raises ConfigError, which names the file and every wrong field."""
     file = Path(path)
     try:
-        text = file.read_text(encoding="utf-8")
+        document = parse_yaml(read_text(file))
     except OSError as error:
         raise ConfigError(str(file), [f"cannot be read: {error.strerror}"]) from None
-    try:
-        document = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(str(file), [f"not YAML or JSON: {' '.join(str(error).split())}"]) from None
+    except ValueError as error:
+        raise ConfigError(str(file), [f"not YAML or JSON: {error}"]) from None
     return parse(document, str(file))
 
 

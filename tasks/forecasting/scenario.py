@@ -11,9 +11,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
+from resources.documents import BoundedLoader, parse_yaml, read_text
 from resources.pools import POOL_NAME
 from resources.prices import GET_USD, PUT_USD
 from resources.spot_trace import PROCESSES
@@ -276,7 +276,7 @@ class Scenario:
 _ADAPTER = TypeAdapter(Scenario)
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(BoundedLoader):
     """A YAML loader that reads 1e-6 and 4e11 as numbers; YAML 1.1 reads them as text."""
 
 
@@ -290,9 +290,8 @@ _Loader.add_implicit_resolver(
 def load(path: str | Path) -> Scenario:
     """The scenario in a YAML or JSON file; raises ScenarioError, which names the file and every wrong field."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
-        document = yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        document = parse_yaml(read_text(Path(path)), _Loader)
+    except (OSError, ValueError) as error:
         raise ScenarioError(f"{path}: cannot be read: {' '.join(str(error).split())}") from None
     return parse(document, str(path))
 

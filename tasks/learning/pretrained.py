@@ -9,6 +9,7 @@ from typing import Any
 
 from safetensors import SafetensorError, deserialize, safe_open
 
+from resources.documents import parse_json
 from storage.weights.tensor_sets import TensorBlock
 
 
@@ -36,7 +37,7 @@ def vocabulary_size(directory: Path) -> int:
     if not config.is_file():
         raise ModelError(f"policy.path: {str(directory)!r} has no config.json")
     try:
-        model = json.loads(config.read_text(encoding="utf-8"))
+        model: Any = parse_json(config.read_bytes())
     except ValueError as error:
         raise ModelError(f"policy.path: {config} is not JSON: {error}") from None
     vocab_size = model.get("vocab_size") or model.get("text_config", {}).get("vocab_size")
