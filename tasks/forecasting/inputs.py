@@ -4,7 +4,6 @@ The sources are, in this order: measured in the run's last reports; configured i
 data sheets. An estimate is not a measurement, so every figure is shown with its source.
 """
 
-import json
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from resources.accelerators import accelerator
+from resources.documents import parse_json
 from resources.pools import PoolConfig
 from resources.prices import UnknownMachine, machine_price, request_prices
 from resources.spot_trace import PROCESSES
@@ -384,7 +384,7 @@ class _Gathering:
 
 def _json(path: Path) -> dict[str, object]:
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = parse_json(path.read_bytes())
     except (OSError, ValueError) as error:
         raise ValueError(f"policy.path: {path} is not JSON: {error}") from None
     if not isinstance(document, dict):

@@ -3,7 +3,6 @@
 Only safetensors are read, because unpickling a file can run any code.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +51,11 @@ def stop_token_ids(directory: Path) -> tuple[int, ...]:
     for name in ("generation_config.json", "config.json"):
         file = directory / name
         if file.is_file():
-            ids = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
+            try:
+                settings: Any = parse_json(file.read_bytes())
+            except ValueError as error:
+                raise ModelError(f"policy.path: {file} is not JSON: {error}") from None
+            ids = settings.get("eos_token_id")
             found.update([ids] if isinstance(ids, int) else ids or [])
     if not found:
         raise ModelError(
@@ -66,7 +69,8 @@ def weight_files(directory: Path) -> list[Path]:
     index = directory / "model.safetensors.index.json"
     if index.is_file():
         try:
-            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+            listed: Any = parse_json(index.read_bytes())
+            names = sorted(set(listed["weight_map"].values()))
         except (ValueError, KeyError, AttributeError, TypeError):
             raise ModelError(f"policy.path: {index} is not an index of safetensors files") from None
         files = [directory / name for name in names if Path(name).name == name]

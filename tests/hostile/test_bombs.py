@@ -92,9 +92,11 @@ def test_anchors_and_depth_within_reason_are_read():
 
 
 @pytest.mark.parametrize("text", ["[" * 500 + "]" * 500, "[" * 500_000])
-def test_a_deep_model_configuration_is_refused(tmp_path: Path, text: str):
-    (tmp_path / "config.json").write_text(f'{{"vocab_size": 9, "x": {text}}}')
-    with pytest.raises(ModelError, match=r"config\.json is not JSON: nested more than 50 levels deep"):
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "model.safetensors.index.json"])
+def test_a_deep_model_configuration_is_refused(tmp_path: Path, name: str, text: str):
+    (tmp_path / "config.json").write_text('{"vocab_size": 9, "eos_token_id": 2}')
+    (tmp_path / name).write_text(f'{{"vocab_size": 9, "x": {text}}}')
+    with pytest.raises(ModelError, match=rf"{name} is not (JSON: nested more than 50 levels|an index)"):
         check_model(tmp_path)
 
 
