@@ -1,8 +1,9 @@
 """Reads YAML and JSON files that people write, strictly: what could be read in two ways is refused with its line.
 
-This module knows nothing of what the documents mean.
+It reads with limits, so that no file takes the machine's memory or minutes. It knows nothing of what a document means.
 """
 
+import json
 import math
 import re
 from collections.abc import Hashable
@@ -11,6 +12,10 @@ from typing import Any, NoReturn
 
 import yaml
 
+# A hundred times what the longest of our documents has.
+BYTES_MAX = 1 << 20
+NODES_MAX = 20_000
+DEPTH_MAX = 50
 _MERGE = "tag:yaml.org,2002:merge"
 _SURROGATE = re.compile("[\ud800-\udfff]")
 # YAML 1.1 reads 1e-6 as text.
@@ -26,11 +31,14 @@ class DocumentError(ValueError):
 def read_document(path: Path) -> Any:
     """The JSON values in a YAML or JSON file; raises DocumentError, which names the line."""
     try:
-        body = path.read_bytes()
+        with path.open("rb") as file:
+            body = file.read(BYTES_MAX + 1)
     except OSError as error:
         raise DocumentError(f"cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise DocumentError(f"cannot be read: {error}") from None
+    if len(body) > BYTES_MAX:
+        raise DocumentError(f"more than {BYTES_MAX} bytes long")
     try:
         text = body.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -39,6 +47,11 @@ def read_document(path: Path) -> Any:
     if path.suffix == ".json":
         # YAML forbids tabs between values, and JSON allows them nowhere else.
         text = text.replace("\t", " ")
+    return parse_yaml(text)
+
+
+def parse_yaml(text: str) -> Any:
+    """The JSON values in a YAML or JSON text; raises DocumentError, which names the line."""
     try:
         return yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader
     except yaml.MarkedYAMLError as error:
@@ -52,6 +65,21 @@ def read_document(path: Path) -> Any:
         raise DocumentError("not YAML or JSON that can be read: it is nested too deeply") from None
 
 
+def parse_json(text: str | bytes) -> object:
+    """The document in JSON, of any size; raises ValueError, also if it is nested more than DEPTH_MAX levels deep."""
+    try:
+        found: object = json.loads(text)
+    except RecursionError:
+        raise ValueError(f"nested more than {DEPTH_MAX} levels deep") from None
+    level: list[object] = [found]
+    for _ in range(DEPTH_MAX):
+        inner = [each for each in level if isinstance(each, dict | list)]
+        level = [value for each in inner for value in (each.values() if isinstance(each, dict) else each)]
+        if not level:
+            return found
+    raise ValueError(f"nested more than {DEPTH_MAX} levels deep")
+
+
 def exact_float(text: str) -> float:
     """The number in a text; raises ValueError if it is beyond the range of floats, and would become 0 or infinity."""
     number = float(text)
@@ -62,7 +90,10 @@ def exact_float(text: str) -> float:
 
 
 class _Loader(yaml.SafeLoader):
-    """A YAML loader that refuses what JSON cannot hold, and a key that is given twice."""
+    """A YAML loader that refuses what JSON cannot hold, a key that is given twice, and what is too large.
+
+    It counts while it reads, and what an alias stands for at every place where it stands.
+    """
 
     yaml_implicit_resolvers = {  # noqa: RUF012 - a table of the class, as in the library
         first: [pair for pair in resolvers if not pair[0].endswith(":timestamp")]
@@ -73,6 +104,35 @@ class _Loader(yaml.SafeLoader):
         for tag, constructor in yaml.SafeLoader.yaml_constructors.items()
         if tag is None or not tag.endswith(tuple(f":{name}" for name in _NOT_JSON))
     }
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._nodes = 0
+        self._open = 0
+        self._below = 0  # the height of the highest node so far in the collection that is being read
+        self._measured: dict[int, tuple[int, int]] = {}  # (nodes, height) of each whole node
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """The next node; raises ComposerError above NODES_MAX or DEPTH_MAX, or if a node contains itself."""
+        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+        is_alias = self.check_event(yaml.AliasEvent)
+        before, beside = self._nodes, self._below
+        self._open, self._below = self._open + 1, 0
+        self._check(self._open, self._nodes + 1, mark)
+        node = super().compose_node(parent, index)
+        if is_alias and id(node) not in self._measured:
+            raise yaml.composer.ComposerError(None, None, "an anchor that contains itself", mark)
+        nodes, height = self._measured[id(node)] if is_alias else (self._nodes - before + 1, self._below + 1)
+        self._measured[id(node)] = nodes, height
+        self._nodes, self._open, self._below = before + nodes, self._open - 1, max(beside, height)
+        self._check(self._open + height, self._nodes, mark)
+        return node
+
+    def _check(self, depth: int, nodes: int, mark: yaml.Mark) -> None:
+        if depth > DEPTH_MAX:
+            raise yaml.composer.ComposerError(None, None, f"nested more than {DEPTH_MAX} levels deep", mark)
+        if nodes > NODES_MAX:
+            raise yaml.composer.ComposerError(None, None, f"more than {NODES_MAX} values, aliases followed", mark)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:  # noqa: ARG002 - always deep
         lines: dict[str, int] = {}

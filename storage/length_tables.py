@@ -111,7 +111,7 @@ def decode_lengths(key: str, body: bytes) -> LengthTable:
         arrays: dict[str, npt.NDArray[Any]] = load(body)
         size = int.from_bytes(body[:8], "little")
         document = json.loads(json.loads(body[8 : 8 + size])["__metadata__"][DOCUMENT])
-    except (SafetensorError, ValueError, KeyError, TypeError, OverflowError) as error:
+    except (SafetensorError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise CorruptObject(key, f"not a table of lengths: {type(error).__name__}: {error}") from None
     wanted = {"format": FORMAT, "predictors": list(PREDICTORS)}
     for name, value in wanted.items():

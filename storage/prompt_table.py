@@ -68,7 +68,10 @@ def read_prompts(store: ObjectStore, plan: PlanRecord) -> list[PromptRow]:
 def decode_prompts(key: str, body: bytes) -> list[PromptRow]:
     """The prompts in group order; raises CorruptObject."""
     columns = decode_table(key, body, schema()).to_pydict()
-    return [
-        PromptRow(prompt_id, tuple(token_ids), json.loads(prompt), json.loads(extra))
-        for prompt_id, token_ids, prompt, extra in zip(*(columns[name] for name in schema().names), strict=True)
-    ]
+    try:
+        return [
+            PromptRow(prompt_id, tuple(token_ids), json.loads(prompt), json.loads(extra))
+            for prompt_id, token_ids, prompt, extra in zip(*(columns[name] for name in schema().names), strict=True)
+        ]
+    except (ValueError, RecursionError) as error:
+        raise CorruptObject(key, f"a prompt or its columns are no JSON: {error}") from None

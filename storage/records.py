@@ -22,6 +22,8 @@ JOINED_POOL = "joined"
 # The pool of members on the trainer's machine.
 TRAIN_POOL = "train"
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=True)
+# Readers hold something for each response of a plan.
+RESPONSES_MAX = 1 << 20
 
 
 class AnyRecord(Protocol):
@@ -112,6 +114,11 @@ class PlanRecord:
     seeding: SeedingRecord | None = None
     decisions: tuple[DecisionRecord, ...] = ()
     nonce: str = field(default_factory=nonce)
+
+    def __post_init__(self) -> None:
+        if self.num_generations < 1 or self.num_responses > RESPONSES_MAX:
+            allowed = f"allowed: 1 to {RESPONSES_MAX} responses"
+            raise ValueError(f"num_generations: value {self.num_generations} with {self.num_groups} groups; {allowed}")
 
     @property
     def num_groups(self) -> int:

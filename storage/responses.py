@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from storage.framing import append_trailer, decode_table, strip_trailer
+from storage.framing import decode_table, encode_batches, strip_trailer
 from storage.shard import EVENT_BYTES_MAX, Finish, Logprobs, TokenIds
 from storage.store import CorruptObject
 
@@ -98,12 +98,7 @@ def encode_responses(rows: Sequence[Response]) -> bytes:
             raise ValueError(lack)
     largest = max((int(row.token_ids.max()) for row in rows if len(row.token_ids)), default=0)
     fields = schema(pa.uint16() if largest <= np.iinfo(np.uint16).max else pa.uint32())
-    sink = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=ZSTD_LEVEL))
-    with pa.ipc.new_stream(sink, fields, options=options) as writer:
-        for part in _parts(rows):
-            writer.write_batch(_batch(part, fields))
-    return append_trailer(sink.getvalue().to_pybytes())
+    return encode_batches(fields, [_batch(part, fields) for part in _parts(rows)], zstd_level=ZSTD_LEVEL)
 
 
 def decode_responses(key: str, body: bytes) -> list[Response]:

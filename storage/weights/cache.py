@@ -306,7 +306,7 @@ def _read_header(path: Path) -> _Pack | None:
         return _Pack(path, str(header["run_url"]), int(header["version"]), places)
     except OSError:
         return None
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         log.warning("%s cannot be read, and is removed", path)
         with suppress(OSError):
             path.unlink()

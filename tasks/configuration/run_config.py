@@ -2,6 +2,7 @@
 
 import functools
 import json
+import math
 import operator
 import re
 from collections.abc import Iterator, Mapping
@@ -15,6 +16,7 @@ from resources.documents import DocumentError, exact_float, read_document
 from resources.pools import PoolsConfig
 from storage.connect import check_url
 from storage.digests import digest_of
+from storage.records import RESPONSES_MAX
 from storage.retention_config import RetentionConfig
 from tasks.configuration.algorithm import AlgorithmConfig
 from tasks.configuration.critic import CriticConfig
@@ -173,6 +175,13 @@ def _contradictions(config: RunConfig) -> Iterator[str]:
     parts, prompts = config.algorithm.num_mini_batches, config.run.num_prompts_per_step
     if parts > prompts:
         yield f"algorithm.num_mini_batches: value {parts}; allowed: 1 to run.num_prompts_per_step ({prompts})"
+    budget = config.algorithm.filter_groups_budget if config.algorithm.filter_groups else 1
+    responses = math.ceil(prompts * budget) * config.run.num_generations
+    if responses > RESPONSES_MAX:
+        yield (
+            f"run.num_generations: value {config.run.num_generations}, {responses} responses in an iteration; "
+            f"allowed: {RESPONSES_MAX}"
+        )
     gpus, processes = config.pools.train.gpus, config.trainer.nproc_per_node
     if gpus and processes > gpus:
         yield f"trainer.nproc_per_node: value {processes}; allowed: 1 to pools.train.gpus ({gpus}), one for each GPU"

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 
 from resources.accelerators import accelerator
+from resources.model_config import CONFIG, ModelConfigError, model_fields
 from resources.pools import PoolConfig
 from resources.prices import UnknownMachine, machine_price, request_prices
 from resources.spot_trace import PROCESSES
 from storage.forecast_records import ForecastInput
-from storage.model_config import CONFIG, ModelConfigError, model_fields
 from storage.paths import expanded
 from storage.records import TRAIN_POOL
 from tasks.configuration.run_config import RunConfig

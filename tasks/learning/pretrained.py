@@ -9,7 +9,7 @@ from typing import Any
 
 from safetensors import SafetensorError, deserialize, safe_open
 
-from storage.model_config import CONFIG, ModelConfigError, model_fields, whole_number
+from resources.model_config import CONFIG, ModelConfigError, model_fields, whole_number
 from storage.weights.tensor_sets import TensorBlock
 
 

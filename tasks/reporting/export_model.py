@@ -17,6 +17,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from resources.documents import parse_json
 from storage import layout, model_files
 from storage.clock import Clock
 from storage.paths import expanded
@@ -271,7 +272,7 @@ def _tied(config: Mapping[str, Any], manifest: Manifest) -> list[str]:
 def _read_config(store: ObjectStore, folder: Path) -> dict[str, Any]:
     key = layout.model_file(CONFIG)
     try:
-        config = json.loads((folder / CONFIG).read_bytes())
+        config = parse_json((folder / CONFIG).read_bytes())
     except FileNotFoundError:
         raise LookupError(f"{store.url} holds no {key!r}, without which weights are no model") from None
     except ValueError as error:

@@ -34,7 +34,7 @@ REFUSED = [
     ("a: !!binary aGk=\n", "line 1: could not determine a constructor for the tag 'tag:yaml.org,2002:binary'"),
     ("a: !!set {x}\n", "line 1: could not determine a constructor"),
     ("a: !!python/object:os.system x\n", "line 1: could not determine a constructor"),
-    ("a: &a [*a]\n", "line 1: found unconstructable recursive node"),
+    ("a: &a [*a]\n", "line 1: an anchor that contains itself"),
     ("x: 1\na: [\n", "not YAML or JSON: line "),
     ('x: 1\na: "\\ud83d"\n', "line 2: half of a character"),
     (b"x: 1\na: \xff\n", "line 2: byte 0xff is not UTF-8"),

@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from gleaner import main
+from resources.model_config import ModelConfigError, model_fields
 from storage.clock import ManualClock
-from storage.model_config import ModelConfigError, model_fields
 from tasks.learning.pretrained import ModelError
 from tasks.preparing.checks import check_files
 from tasks.preparing.iteration import prepare

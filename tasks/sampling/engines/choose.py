@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 from typing import Literal
 
-from storage.model_config import ModelConfigError, model_fields, whole_number
+from resources.model_config import ModelConfigError, model_fields, whole_number
 from tasks.configuration.rollout import RolloutConfig
 from tasks.sampling.engines.engine import Engine, EngineError
 from tasks.sampling.engines.vllm_names import installed_version

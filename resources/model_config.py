@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from resources.documents import parse_json
+
 CONFIG = "config.json"
 
 
@@ -18,10 +20,10 @@ def model_fields(directory: Path, name: str = CONFIG) -> dict[str, Any]:
     """
     file = directory / name
     try:
-        document = json.loads(file.read_bytes())
+        document = parse_json(file.read_bytes())
     except OSError as error:
         raise ModelConfigError(f"{file} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ModelConfigError(f"{file} is not JSON: {' '.join(str(error).split())}") from None
     if not isinstance(document, dict):
         raise ModelConfigError(f"{file} holds a {type(document).__name__}; allowed: a JSON object")
