@@ -25,7 +25,7 @@ from tasks.configuration.lora import LoraConfig
 from tasks.configuration.optimizer import OptimizerConfig
 from tasks.configuration.planning import PlanningConfig
 from tasks.configuration.rewards import OPERATIONAL as OPERATIONAL_OF_REWARD
-from tasks.configuration.rewards import RewardConfig
+from tasks.configuration.rewards import RewardConfig, reward_names
 from tasks.configuration.rollout import RolloutConfig
 from tasks.configuration.sampling import SamplingConfig
 from tasks.configuration.tracking import TrackingConfig
@@ -149,6 +149,12 @@ class RunConfig:
         if parts > prompts:
             raise ValueError(
                 f"algorithm.num_mini_batches: value {parts}; allowed: 1 to run.num_prompts_per_step ({prompts})"
+            )
+        deciding = self.algorithm.filter_groups_reward
+        if deciding is not None and deciding not in (names := reward_names(self.rewards)):
+            raise ValueError(
+                f"algorithm.filter_groups_reward: value {deciding!r}; allowed: null, or the name of a reward: "
+                f"{', '.join(map(repr, names))}"
             )
         gpus, processes = self.pools.train.gpus, self.trainer.nproc_per_node
         if gpus and processes > gpus:
