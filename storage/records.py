@@ -254,6 +254,11 @@ class GradedResponse:
     reward: float
     rewards: dict[str, float | None]
 
+    def deciding(self, plan: PlanRecord) -> float | None:
+        """The value by which the plan filters groups: of the function that its configuration names, or the reward."""
+        function = plan.config.get("algorithm", {}).get("filter_groups_reward")
+        return self.reward if function is None else self.rewards[function]
+
 
 @dataclass(frozen=True, kw_only=True)
 class BatchRecord:

@@ -64,6 +64,8 @@ class AlgorithmConfig:
             instead (DAPO's dynamic sampling, arXiv 2503.14476, section 3.2).
         filter_groups_budget: With filter_groups, an iteration samples at most num_prompts_per_step times this many
             groups, rounded up, and trains on the groups it has found by then.
+        filter_groups_reward: With filter_groups, the name of the reward function whose values must not all be equal;
+            None looks at the reward, which is their sum. verl's DAPO looks at "acc" alone.
         importance_sampling: Weights that correct for a sampler that differs from the trainer's policy; see
             `tasks.learning.importance`. "auto" is "none" if the ratio of the loss already corrects (old_logprobs
             "sampler"), or if tokens come from the trainer's own weights (max_staleness 0) and the engine is known to
@@ -100,6 +102,7 @@ class AlgorithmConfig:
     mask_truncated: bool = False
     filter_groups: bool = False
     filter_groups_budget: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 2.0
+    filter_groups_reward: Annotated[str, Field(min_length=1)] | None = None
     importance_sampling: ImportanceSampling = "auto"
     importance_sampling_cap: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 3.0
     old_logprobs: Literal["trainer", "sampler"] = "trainer"
@@ -180,6 +183,7 @@ def _without_effect(config: AlgorithmConfig) -> Iterator[str]:
     switched_off = {
         "overlong_penalty_factor": ("overlong_buffer_length", config.overlong_buffer_length is None),
         "filter_groups_budget": ("filter_groups", not config.filter_groups),
+        "filter_groups_reward": ("filter_groups", not config.filter_groups),
     }
     for name, (switch, is_off) in switched_off.items():
         value = getattr(config, name)

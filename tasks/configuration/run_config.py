@@ -175,6 +175,12 @@ def _contradictions(config: RunConfig) -> Iterator[str]:
     parts, prompts = config.algorithm.num_mini_batches, config.run.num_prompts_per_step
     if parts > prompts:
         yield f"algorithm.num_mini_batches: value {parts}; allowed: 1 to run.num_prompts_per_step ({prompts})"
+    deciding = config.algorithm.filter_groups_reward
+    if deciding is not None and deciding not in (names := reward_names(config.rewards)):
+        yield (
+            f"algorithm.filter_groups_reward: value {deciding!r}; allowed: null, or the name of a reward: "
+            f"{', '.join(map(repr, names))}"
+        )
     budget = config.algorithm.filter_groups_budget if config.algorithm.filter_groups else 1
     responses = math.ceil(prompts * budget) * config.run.num_generations
     if responses > RESPONSES_MAX:

@@ -1,8 +1,9 @@
 """Recorded batches: an iteration's finished groups, graded, in micro-batches that are recorded before they are used.
 
 The attempt that records a micro-batch first decides its content; every other attempt replays it. If the plan wants
-fewer groups than it has, groups are taken in its order, those whose rewards are all equal are recorded as filtered, and
-the iteration is closed when enough others are recorded: DAPO's dynamic sampling (arXiv 2503.14476, section 3.2).
+fewer groups than it has, groups are taken in its order, those whose rewards (or values of the deciding function) are
+all equal are recorded as filtered, and the iteration is closed when enough others are recorded: DAPO's dynamic sampling
+(arXiv 2503.14476, section 3.2).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -170,7 +171,7 @@ class RecordedBatches(BatchReader):
             if kept and padded_tokens(extended) > self._tokens_max:
                 break
             graded = self._grade([group], errors)
-            if len({each.reward for each in graded}) == 1:
+            if len({each.deciding(self._plan) for each in graded}) == 1:
                 filtered += graded
                 continue
             kept += graded

@@ -202,9 +202,9 @@ def _check_filter(plan: PlanRecord, trained: Sequence[GradedResponse], filtered:
                 f"iteration {plan.iteration}: response {filtered[0].response} is filtered; allowed: none"
             )
         return
-    rewards: dict[int, set[float]] = defaultdict(set)
+    rewards: dict[int, set[float | None]] = defaultdict(set)
     for response in (*trained, *filtered):
-        rewards[response.response // plan.num_generations].add(response.reward)
+        rewards[response.response // plan.num_generations].add(response.deciding(plan))
     for kind, responses in (("trained", trained), ("filtered", filtered)):
         for response in responses:
             group = response.response // plan.num_generations

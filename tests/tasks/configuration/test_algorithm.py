@@ -108,6 +108,7 @@ def test_a_falling_schedule_needs_total_steps_after_the_warm_up(schedule):
             {"filter_groups": True, "micro_batch_order": "arrival"},
             "micro_batch_order: value 'arrival'; allowed with filter_groups: 'plan', because taking the groups that",
         ),
+        ({"filter_groups_reward": "math"}, "filter_groups_reward: value 'math'; allowed without filter_groups: null"),
         ({"filter_groups_budget": 3.0}, "filter_groups_budget: value 3.0; allowed without filter_groups: 2.0, because"),
         (
             {"filter_groups": True, "max_staleness": 1},

@@ -167,6 +167,10 @@ def test_the_overlong_buffer_is_within_the_length_of_responses():
     ("sections", "message"),
     [
         (
+            {"algorithm": {"filter_groups": True, "filter_groups_reward": "math"}},
+            r"algorithm\.filter_groups_reward: value 'math'; allowed: null, or the name of a reward: 'arithmetic'$",
+        ),
+        (
             {"run": {"url": "memory://x", "num_prompts_per_step": 3}, "algorithm": {"num_mini_batches": 4}},
             r"algorithm\.num_mini_batches: value 4; allowed: 1 to run\.num_prompts_per_step \(3\)",
         ),

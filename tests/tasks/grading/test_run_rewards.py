@@ -99,7 +99,7 @@ def test_a_grader_is_opened_from_the_run_alone_and_survives_the_death_of_its_mod
     assert again[3].reward == 0.0
 
 
-def test_scores_that_are_no_numbers_are_errors_of_their_responses(folder: Path):
+def test_a_model_whose_scores_are_no_numbers_ends_grading(folder: Path):
     from safetensors.torch import load_file, save_file  # noqa: PLC0415 - imports torch
 
     tensors = load_file(folder / "model.safetensors")
@@ -108,10 +108,9 @@ def test_scores_that_are_no_numbers_are_errors_of_their_responses(folder: Path):
     store = MemoryStore()
     configs = [judge(folder, failure_reward=-1.0)]
     publish_models(store, configs)
-    with open_grader(store, configs, "cpu") as grader:
-        [graded] = grader.grade([case(4, "2")])
-    assert (graded.reward, graded.values) == (-1.0, {"judge": -1.0})
-    assert graded.errors == {"judge": "reward judge of response 4 returned nan; allowed: a finite number or None"}
+    error = "the first error: reward judge of response 4 returned nan; allowed: a finite number or None"
+    with open_grader(store, configs, "cpu") as grader, pytest.raises(GradingError, match=error):
+        grader.grade([case(4, "2")])
 
 
 def test_weights_that_cannot_be_loaded_end_grading_and_are_no_failure_of_a_response(folder: Path):

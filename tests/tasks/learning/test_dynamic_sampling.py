@@ -74,8 +74,9 @@ class DiesAtCall(MemoryStore):
         return self._call(super().put, key, body)
 
 
-def plan_of(wanted, groups=GROUPS):
-    return a_plan(groups, GENERATIONS, slots=2, groups_wanted=wanted)
+def plan_of(wanted, groups=GROUPS, deciding=None):
+    config = {"algorithm": {"filter_groups_reward": deciding}}
+    return a_plan(groups, GENERATIONS, slots=2, groups_wanted=wanted, config=config)
 
 
 def prompts_of(varied):
@@ -103,13 +104,13 @@ def journal(store, order=range(GROUPS * GENERATIONS)):
 def train(build):
     """train(store, varied, wanted, ...) -> (learner, TrainingRecord)."""
 
-    def run(store, varied, wanted, *, tokens_max=40, **algorithm):
+    def run(store, varied, wanted, *, tokens_max=40, rewards=EXACT, deciding=None, **algorithm):
         policy = build()
         learner = Learner(policy, PolicyOptimizer(policy.parameters(), OptimizerConfig(learning_rate=1e-2)), None)
-        with Grader(EXACT) as grader:
+        with Grader(rewards) as grader:
             record = IterationTrainer(
                 store,
-                plan_of(wanted),
+                plan_of(wanted, deciding=deciding),
                 prompts=prompts_of(varied),
                 learner=learner,
                 grader=grader,
@@ -279,6 +280,21 @@ def test_with_too_few_varied_groups_what_there_is_is_trained(train):
     assert record.metrics["num_tokens"] == LENGTHS[2] + LENGTHS[3]
     assert record.metrics["actor/grad_norm"] > 0
     assert learner.optimizer.steps == 1
+
+
+@pytest.mark.parametrize("weight", [0.0, 1.0])
+def test_the_named_reward_decides_which_groups_are_filtered(train, weight):
+    """Lengths differ in every group, so with their penalty no reward equals another."""
+    penalty = RewardConfig(function="length", free_tokens=0, scale_tokens=100)
+    rewards, varied = (
+        (RewardConfig(function="arithmetic", weight=weight), penalty),
+        (True, False, False, True, True, True),
+    )
+    store, plain = journal(MemoryStore()), journal(MemoryStore())
+    train(store, varied, 3, tokens_max=1000, rewards=rewards, deciding="arithmetic")
+    assert division(store) == divided(varied, 3, 1000)
+    train(plain, varied, 3, tokens_max=1000, rewards=rewards)
+    assert division(plain) == [([0, 1, 2], [])]
 
 
 def test_errors_of_rewards_of_filtered_groups_are_kept(build):

@@ -10,10 +10,11 @@ from tasks.reporting.conclusion import IntegrityError
 from tests.tasks.reporting.test_conclusion import PLAN, an_iteration, change, conclude, graded
 
 
-def wanting(groups, **batch):
+def wanting(groups, deciding=None, **batch):
     """The same iteration, whose plan wants so many groups, and its only batch: responses, and which are filtered."""
     store = an_iteration()
-    records.put(store, layout.plan(0), replace(PLAN, groups_wanted=groups))
+    config = PLAN.config | {"algorithm": {"filter_groups_reward": deciding}}
+    records.put(store, layout.plan(0), replace(PLAN, groups_wanted=groups, config=config))
     for key in store.list(layout.batches(0)):
         store.delete(key)
     named = {part: tuple(graded(store, response) for response in numbers) for part, numbers in batch.items()}
@@ -83,6 +84,18 @@ def test_a_division_that_the_plan_does_not_allow_is_refused(groups, batch, messa
     with pytest.raises(IntegrityError, match=message):
         conclude(store)
     assert layout.report(0) not in store.list("")
+
+
+def test_the_named_reward_decides_which_groups_are_filtered():
+    """The reward differs in both groups, and the value of "style" only in the first, where one is missing."""
+    for deciding in ("style", "exact"):
+        assert conclude(wanting(2, deciding, responses=[0, 1], filtered=[2, 3])).rewards == (1.0, 0.0, 0.5, 0.5)
+    stores = [wanting(2, deciding, responses=[0, 1, 2, 3]) for deciding in (None, "style")]
+    for store in stores:
+        change(store, 3, reward=0.25)
+    assert conclude(stores[0]).rewards == (1.0, 0.0, 0.5, 0.25)
+    with pytest.raises(IntegrityError, match="response 2: trained, although group 1 has 1 different rewards"):
+        conclude(stores[1])
 
 
 def test_more_groups_than_are_wanted_are_refused():
