@@ -24,7 +24,7 @@ from storage.evaluations import evaluations
 from storage.fitness import Finding, prove
 from storage.records import PlanRecord, ReportRecord
 from storage.retention import sweep as sweep_run
-from storage.run import connect_to_run, next_iteration, read_config, read_plan, reports
+from storage.run import connect_to_run, count_committed, read_config, read_plan, reports
 from storage.store import StorageError
 from tasks.configuration.in_force import in_force
 from tasks.configuration.run_config import RunConfig, dump, load, parse
@@ -312,7 +312,7 @@ def _check_export(kinds: Mapping[str, bool], options: Mapping[str, object]) -> N
 def sweep(run_url: str, dry_run: bool) -> None:
     """Free space: delete old weights, checkpoints and working files, as the section `retention` says."""
     store = connect_to_run(run_url)
-    current = next_iteration(store)
+    current = count_committed(store)
     if not current:
         click.echo(f"{run_url} holds no committed iteration; nothing to do")
         return

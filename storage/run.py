@@ -11,9 +11,10 @@ from storage.clock import Clock
 from storage.connect import connect
 from storage.evaluations import signs_of_life
 from storage.records import LeaseRecord, PlanRecord, ReportRecord, RunRecord, SettingsRecord
-from storage.store import ConflictingRecord, ObjectMissing, ObjectStore
+from storage.store import ConflictingRecord, CorruptObject, ObjectMissing, ObjectStore
 
 LEASE_POLLS_PER_TTL = 6
+REPORT_END = layout.report(0).removeprefix(layout.iteration(0).removesuffix("/"))
 
 
 class RunBusy(ConflictingRecord):
@@ -82,8 +83,23 @@ def connect_to_run(url: str) -> ObjectStore:
 
 
 def reports(store: ObjectStore) -> list[ReportRecord]:
-    """The reports of all committed iterations, in order."""
-    return [read_report(store, index) for index in range(next_iteration(store))]
+    """The reports of all committed iterations, in order; raises what `count_committed` does."""
+    count = count_committed(store)
+    try:
+        return [read_report(store, index) for index in range(count)]
+    except ObjectMissing as error:
+        raise CorruptObject(error.key, f"it is missing, although {layout.report(count - 1)!r} is there") from None
+
+
+def count_committed(store: ObjectStore) -> int:
+    """`next_iteration` for people: raises CorruptObject if a report is missing, although a later one is there."""
+    count = next_iteration(store)
+    # Of a healthy run these are the keys of the iterations ahead. "~" sorts behind every key.
+    later = store.list(layout.ITERATIONS, after=f"{layout.iteration(count)}~")
+    found = next((key for key in later if key.endswith(REPORT_END)), None)
+    if found is not None:
+        raise CorruptObject(layout.report(count), f"it is missing, although {found!r} is there")
+    return count
 
 
 def read_report(store: ObjectStore, iteration: int) -> ReportRecord:

@@ -182,6 +182,15 @@ def test_status_names_a_damaged_report(model, tmp_path):
     assert line.startswith("gleaner: object 'iterations/000000/report.json' is corrupt: ")
 
 
+def test_status_and_sweep_name_a_missing_report(tmp_path):
+    store = connect(str(tmp_path / "run"))
+    begin(store)
+    store.put(layout.report(1), b"{}")
+    for command in ("status", "sweep"):
+        [line] = refused(gleaner(command, store.url))
+        assert line.startswith(f"gleaner: object '{layout.report(0)}' is corrupt: it is missing, although ")
+
+
 COMMANDS = [
     ("status",),
     ("sweep",),
@@ -225,6 +234,43 @@ def test_a_forecast_refuses_the_run_of_another_format(write, tmp_path):
 def test_status_of_what_is_no_store(url):
     [line] = refused(gleaner("status", url))
     assert line.startswith(f"gleaner: storage URL: value '{url}'; allowed: a path, file:///path, s3://bucket/prefix")
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize("url", ["~nosuchuser/run", "/" + "x" * 300, "run\udcff", "run\n", "x://y"])
+def test_every_command_refuses_what_is_no_url(command, url):
+    [line] = refused(gleaner(*command, url))
+    assert line.startswith("gleaner: ")
+
+
+def test_an_unreadable_configuration_is_one_line(tmp_path):
+    assert refused(gleaner("check", tmp_path / ("x" * 300)))[1:] == ["  cannot be read: File name too long"]
+    assert refused(gleaner("forecast", tmp_path))[1:] == ["  cannot be read: Is a directory"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "redirection", "code", "stderr"),
+    [
+        (["--help"], "> /dev/full", 1, "gleaner: [Errno 28] No space left on device\n"),
+        (["status", "RUN"], "> /dev/full", 1, "gleaner: [Errno 28] No space left on device\n"),
+        (["watch", "--once", "--json", "RUN"], "> /dev/full", 1, "gleaner: [Errno 28] No space left on device\n"),
+        (["status", "RUN"], ">&-", 0, ""),
+        (["watch", "--once", "RUN"], ">&-", 0, ""),
+        (["--help"], ">&-", 0, ""),
+        (["status", "$(printf '\\377')"], "", 1, "gleaner: storage URL: value "),
+        (["check", "$(printf '\\377')"], "", 1, "gleaner: "),
+    ],
+)
+def test_no_output_is_no_traceback(tmp_path, arguments, redirection, code, stderr):
+    store = connect(str(tmp_path / "run"))
+    begin(store)
+    words = " ".join(arguments).replace("RUN", store.url)
+    command = f"{sys.executable} -m gleaner {words} {redirection}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == code
+    assert done.stderr.startswith(stderr)
+    assert "Traceback" not in done.stderr
+    assert "Exception" not in done.stderr
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field
 
 from storage.digests import digest_of
-from tasks.configuration.data import ARITHMETIC, DataConfig
+from tasks.configuration.data import DataConfig
 from tasks.configuration.rewards import OPERATIONAL, RewardConfig, reward_names
 from tasks.configuration.sampling import SamplingConfig
 
@@ -50,9 +50,6 @@ class EvaluationConfig:
     def __post_init__(self) -> None:
         if self.rewards is not None:
             reward_names(self.rewards)
-        size = min(self.data.size, self.data.limit or self.data.size)
-        if self.data.source == ARITHMETIC and (self.num_prompts or 0) > size:
-            raise ValueError(f"num_prompts: value {self.num_prompts}; allowed: null, or 1 to {size}, which are all")
         if list(self.k) != sorted(set(self.k)) or self.k[0] < 1 or self.k[-1] > self.num_generations:
             raise ValueError(
                 f"k: value {list(self.k)}; allowed: ascending integers from 1 to num_generations "

@@ -78,6 +78,8 @@ def _hint(location: tuple[Any, ...], kind: type) -> str:
     given, here = str(location[-1]), [part for part in location[:-1] if isinstance(part, str)]
     allowed = names_at(kind, location[:-1])
     elsewhere = [path for path in _paths(kind) if path.rpartition(".")[2] == given]
+    # A run and an evaluation have many fields in common; outside of `evaluation` the run's is meant.
+    elsewhere = [path for path in elsewhere if not path.startswith("evaluation.")]
     meant = OTHER_NAMES.get(given) or (elsewhere[0] if len(elsewhere) == 1 else None)
     if meant is None:
         near = difflib.get_close_matches(given, allowed, n=1)

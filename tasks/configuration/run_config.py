@@ -149,13 +149,12 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         reward_names(self.rewards)
-        problems_found = list(_contradictions(self))
+        problems_found = [*_lengths_that_clash(self), *_groups_that_clash(self), *_machines_that_clash(self)]
         if problems_found:
             raise ValueError("; ".join(problems_found))
 
 
-def _contradictions(config: RunConfig) -> Iterator[str]:
-    """Values of different sections that do not go together."""
+def _lengths_that_clash(config: RunConfig) -> Iterator[str]:
     buffer, limit = config.algorithm.overlong_buffer_length, config.sampling.max_completion_length
     if buffer is not None and buffer > limit:
         yield (
@@ -172,6 +171,9 @@ def _contradictions(config: RunConfig) -> Iterator[str]:
                 f"{section}.max_completion_length: value {sampling.max_completion_length}; allowed: less than "
                 f"rollout.context_length ({context}), which also holds the prompt"
             )
+
+
+def _groups_that_clash(config: RunConfig) -> Iterator[str]:
     parts, prompts = config.algorithm.num_mini_batches, config.run.num_prompts_per_step
     if parts > prompts:
         yield f"algorithm.num_mini_batches: value {parts}; allowed: 1 to run.num_prompts_per_step ({prompts})"
@@ -188,6 +190,9 @@ def _contradictions(config: RunConfig) -> Iterator[str]:
             f"run.num_generations: value {config.run.num_generations}, {responses} responses in an iteration; "
             f"allowed: {RESPONSES_MAX}"
         )
+
+
+def _machines_that_clash(config: RunConfig) -> Iterator[str]:
     gpus, processes = config.pools.train.gpus, config.trainer.nproc_per_node
     if gpus and processes > gpus:
         yield f"trainer.nproc_per_node: value {processes}; allowed: 1 to pools.train.gpus ({gpus}), one for each GPU"

@@ -29,12 +29,17 @@ def load_held_out(
         check_rewards(evaluation.rewards or rewards, prompts.columns, held, prompts)
     except (PromptError, GradingError) as error:
         raise type(error)(f"evaluation: {error}") from error
+    check_number(evaluation, prompts)
+    return prompts
+
+
+def check_number(evaluation: EvaluationConfig, prompts: PromptSet) -> None:
+    """Raise PromptError if more prompts are wanted than there are."""
     wanted = evaluation.num_prompts
     if wanted is not None and wanted > len(prompts):
         raise PromptError(
             f"evaluation.num_prompts: value {wanted}; allowed: null, or 1 to {len(prompts)}, which are all"
         )
-    return prompts
 
 
 def draw_held_out(

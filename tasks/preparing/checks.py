@@ -6,8 +6,9 @@ from pathlib import Path
 from storage import model_files
 from storage.paths import expanded
 from storage.prompt_table import PromptRow
+from tasks.configuration.data import ARITHMETIC
 from tasks.configuration.run_config import RunConfig
-from tasks.evaluation.held_out import draw_held_out, load_held_out
+from tasks.evaluation.held_out import check_number, draw_held_out, load_held_out
 from tasks.grading.grader import check_rewards
 from tasks.learning.pretrained import ModelError, check_model
 from tasks.preparing.tokenizer import open_tokenizer
@@ -21,6 +22,9 @@ def check_settings(config: RunConfig) -> None:
     """The checks that open no file of the user's but the price table; raises LookupError and ValueError."""
     config.pools.check_prices()
     config.tracking.check_libraries()
+    evaluation = config.evaluation
+    if evaluation is not None and evaluation.interval and evaluation.data.source == ARITHMETIC:
+        check_number(evaluation, load_prompts(evaluation.data))
 
 
 def check_files(config: RunConfig) -> list[str]:

@@ -1,8 +1,11 @@
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import yaml
 
-from examples.demo import CONFIG, write_settings
+from examples.demo import CONFIG, ROOT, write_settings
 from tasks.configuration.run_config import parse
 
 
@@ -23,3 +26,18 @@ def test_vllm_runs_in_the_slots_and_what_is_learned_stays(tmp_path: Path):
     config, usual = parse(settings(tmp_path, "vllm")), parse(settings(tmp_path, "torch"))
     assert (config.rollout.engine, config.rollout.vllm.process) == ("vllm", "same")
     assert (config.run, config.sampling, config.trainer) == (usual.run, usual.sampling, usual.trainer)
+
+
+def test_ctrl_c_ends_it_without_a_traceback(tmp_path: Path):
+    (tmp_path / "demo-model").mkdir()
+    # A shell that starts tests in the background lets them ignore SIGINT.
+    program = "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    program += "runpy.run_module('examples.demo', run_name='__main__')"
+    command = [sys.executable, "-c", program, "--directory", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline().startswith("policy: ")
+        child.send_signal(signal.SIGINT)
+        rest, _ = child.communicate(timeout=600)
+    assert child.returncode == 130
+    assert "Traceback" not in rest

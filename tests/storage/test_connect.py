@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from storage.connect import connect
+from storage.connect import check_url, connect
 from storage.local import LocalStore
 from storage.memory import MemoryStore
 
@@ -67,6 +67,12 @@ def test_the_url_of_a_store_leads_back_to_it(tmp_path, kind):
         "file://host/x",
         "file://",
         "file:/x",
+        "s3:bucket/x",
+        "a:b",
+        "x\ny",
+        " x",
+        "x\x00",
+        "x\udcff",
     ],
 )
 def test_other_urls_are_refused_with_what_is_allowed(url):
@@ -81,7 +87,26 @@ def test_malformed_s3_urls_are_refused(url):
         connect(url)
 
 
-@pytest.mark.parametrize("url", ["s3://key:hush@bucket/x", "http://me:hush@host/x", "s3://key:hush/x"])
+@pytest.mark.parametrize(
+    "url", ["x" * 256, "x/" * 2000, "file:///a%00b", "~nosuchuser/x", "s3://b/" + "x" * 769, "s3://.."]
+)
+def test_places_that_no_file_system_and_no_bucket_has_are_refused(url):
+    with pytest.raises(ValueError, match="allowed: "):
+        connect(url)
+    with pytest.raises(ValueError, match="allowed: "):
+        check_url(url)
+
+
+def test_checking_a_url_makes_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for url in ("runs/a", "s3://bucket/x", "memory://checked", f"file://{tmp_path}/b"):
+        check_url(url)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://key:hush@bucket/x", "http://me:hush@host/x", "s3://key:hush/x", "me:hush@host", " s3://k:hush@b"]
+)
 def test_a_password_in_the_url_is_not_repeated(url):
     with pytest.raises(ValueError, match="storage URL") as caught:
         connect(url)

@@ -236,3 +236,21 @@ def test_one_of_many_racing_successors_wins():
     # A late reader may find a silent holder and succeed it in turn; but one epoch has one holder.
     assert len(store.list("lease/0")) == len(outcomes)
     assert outcomes
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_missing_report_before_another_is_named(missing):
+    store = MemoryStore("gap")
+    for iteration in range(3):
+        commit_report(store, iteration)
+    assert run.count_committed(store) == len(run.reports(store)) == 3
+    store.delete(layout.report(missing))
+    with pytest.raises(CorruptObject, match=r"report\.json' is corrupt: it is missing, although .*/report"):
+        run.reports(store)
+
+
+def test_an_iteration_ahead_is_no_gap():
+    store = MemoryStore("ahead")
+    commit_report(store, 0)
+    store.put(layout.plan(2), b"{}")
+    assert run.count_committed(store) == 1
