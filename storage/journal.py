@@ -48,9 +48,10 @@ class PendingRows:
         row = self._rows.get((response, epoch))
         if row is None:
             row = self._rows[response, epoch] = _Pending(start)
-        if row.start + len(row.token_ids) != start:
-            raise ValueError(f"response {response}: tokens at {start}, expected {row.start + len(row.token_ids)}")
-        row.token_ids.extend(token_ids)
+        kept = row.token_ids
+        if row.start + len(kept) != start:
+            raise ValueError(f"response {response}: tokens at {start}, expected {row.start + len(kept)}")
+        kept.extend(token_ids)
         row.logprobs.extend(logprobs)
         row.finish = finish
 

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from benchmarks.reporting import Target, finish, interleave, medians
+from benchmarks.reporting import Target, finish, interleave, measured, medians, ratios
 
 
 def test_every_arm_runs_once_per_round_in_turning_order():
@@ -40,3 +40,29 @@ def test_last_line_is_the_json_object(capsys):
     assert any(line.startswith("MISSED ratio") for line in lines)
     finish("speed", rows, [], as_json=False)
     assert "{" not in capsys.readouterr().out
+
+
+def test_a_target_is_met_only_if_its_whole_interval_is():
+    assert Target("t", 0.5, "< 1", (-0.2, 0.9)).met
+    assert not Target("t", 0.5, "< 1", (-0.2, 1.4)).met
+    assert not Target("t", 4.2, ">= 4", (3.9, 4.6)).met
+
+
+@pytest.mark.parametrize(
+    ("count", "interval"),
+    # Tables of the sign test: which ordered values enclose the median with at least 95 %.
+    [(1, (1, 1)), (5, (1, 5)), (6, (1, 6)), (9, (2, 8)), (15, (4, 12)), (25, (8, 18))],
+)
+def test_the_interval_of_a_median_is_that_of_the_sign_test(count, interval):
+    found = measured([float(value) for value in range(count, 0, -1)])
+    assert found.median == (count + 1) / 2
+    assert found.interval == interval
+
+
+def test_ratios_are_taken_round_by_round_and_shown_with_their_interval(capsys):
+    found = ratios([2.0, 20.0, 200.0], [1.0, 10.0, 100.0]).scaled(lambda ratio: -ratio)
+    assert (found.median, found.interval) == (-2.0, (-2.0, -2.0))
+    finish("speed", [], [measured([3.0, 4.0, 5.0]).target("ratio", ">= 4")], as_json=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert "MISSED ratio: 4 [3, 5] (bound >= 4)" in lines
+    assert json.loads(lines[-1])["targets"]["ratio"]["interval"] == [3.0, 5.0]

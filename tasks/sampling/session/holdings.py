@@ -10,7 +10,7 @@ from storage.shard import Finish
 from tasks.sampling.engines.engine import FinishReason, TokenDelta
 from tasks.sampling.session.actions import Work
 
-FINISH = {None: Finish.RUNNING, FinishReason.STOP: Finish.STOP, FinishReason.LENGTH: Finish.LENGTH}
+FINISH = {FinishReason.STOP: Finish.STOP, FinishReason.LENGTH: Finish.LENGTH}
 
 
 @dataclass(slots=True)
@@ -84,18 +84,25 @@ class Holdings:
         self.waiting = deque(self.held)
 
     def record(self, delta: TokenDelta) -> None:
-        """Keep what the engine returned for a response, unless it is no longer to be extended."""
-        if delta.response not in self.in_flight:
+        """Keep what the engine returned for a response, unless it is no longer to be extended.
+
+        It runs once for every token of every response, and an enum's hash and properties are slow, so a response that
+        has not ended looks nothing up.
+        """
+        response, reason = delta.response, delta.finish_reason
+        if response not in self.in_flight:
             return
-        held, finish = self.held[delta.response], FINISH[delta.finish_reason]
-        self.pending.append(delta.response, held.epoch, len(held.token_ids), delta.token_ids, delta.logprobs, finish)
-        held.token_ids += delta.token_ids
-        self.generated += len(delta.token_ids)
-        if finish.ends_response:
-            self.ended[delta.response] = held.epoch
+        held, new = self.held[response], delta.token_ids
+        known = held.token_ids
+        finish = Finish.RUNNING if reason is None else FINISH[reason]
+        self.pending.append(response, held.epoch, len(known), new, delta.logprobs, finish)
+        known += new
+        self.generated += len(new)
+        if reason is not None:
+            self.ended[response] = held.epoch
             self.ends += 1
-            self.in_flight.remove(delta.response)
-            del self.held[delta.response]
+            self.in_flight.remove(response)
+            del self.held[response]
 
     def release(self, responses: Collection[int]) -> None:
         """Free responses for other members, once their tokens are journalled."""

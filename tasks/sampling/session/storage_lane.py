@@ -30,6 +30,8 @@ from tasks.sampling.session.state import State
 
 log = logging.getLogger(__name__)
 FAILURES_MAX = 5
+# How much of the longest round so far the next one is still expected to take.
+REMEMBERED = 0.8
 Steps = Generator[Action, Any, None]
 
 
@@ -37,7 +39,7 @@ def begins_s(began_s: float, took_s: float, interval_s: float) -> float:
     """When the next round of duties begins, after one that began at `began_s` and took `took_s`.
 
     Tokens are safe only when the round has ended, so it begins early enough to end within the interval even if it takes
-    twice as long as the last one.
+    twice as long as `took_s`.
     """
     return began_s + interval_s - min(2 * took_s, interval_s / 2)
 
@@ -71,7 +73,8 @@ class StorageLane:
             state.is_hastened = False
             began_s = state.now_s
             yield from self._duties()
-            took_s = state.now_s - began_s
+            # Not the last round alone: a slow one after a quick one would end too late.
+            took_s = max(state.now_s - began_s, REMEMBERED * took_s)
 
     def _claim(self) -> Steps:
         state = self._state

@@ -1,8 +1,18 @@
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
 
-from tasks.learning.cpu_products import FLOPS_MIN, CpuLinear, suits_onednn, times_transposed, use_cpu_products
+from tasks.learning.cpu_products import (
+    FLOPS_MIN,
+    PRIMITIVES_KEPT,
+    CpuLinear,
+    suits_onednn,
+    times_transposed,
+    use_cpu_products,
+)
 
 
 def matrices(*shapes, dtype=torch.float32):
@@ -71,3 +81,15 @@ def test_autocast_computes_in_half_precision_and_frozen_weights_get_no_gradient(
     layer(inputs.requires_grad_()).sum().backward()
     assert layer.weight.grad is None
     torch.testing.assert_close(inputs.grad, layer.weight.sum(dim=0).expand_as(inputs), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("given", [None, "7"])
+def test_code_compiled_for_shapes_is_kept_in_bounds_unless_somebody_sets_another(given, monkeypatch):
+    name = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
+    monkeypatch.delenv(name, raising=False)
+    if given is not None:
+        monkeypatch.setenv(name, given)
+    script = "import os, torch; from tasks.learning.cpu_products import suits_onednn; suits_onednn(torch.zeros(1)); "
+    script += f"print(os.environ[{name!r}])"
+    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == (given or str(PRIMITIVES_KEPT))

@@ -319,6 +319,23 @@ def test_the_duties_end_within_an_interval_even_if_they_take_twice_as_long_as_th
     assert begins >= began_s + interval_s / 2 - 1e-6  # however long they take, they do not begin twice as often
 
 
+def test_no_token_waits_longer_than_an_interval_where_quick_and_slow_flushes_alternate():
+    member, taken_s, waited_s = Told().claimed().decoding(), 0.0, []
+    action: object = Rest(2.0)
+    interval_s = CONFIG.flush_interval_s
+    for took_s in (0.02 * interval_s, 0.4 * interval_s) * 10:
+        while not isinstance(action, WriteShard):
+            if isinstance(action, Rest):
+                member.now_s = max(member.now_s, action.until_s)
+            [action] = member.tell(Lane.STORAGE, False if isinstance(action, ReadClosed) else None)
+        began_s, member.now_s = member.now_s, member.now_s + took_s
+        waited_s.append(member.now_s - taken_s)
+        taken_s = began_s
+        [action] = member.tell(Lane.STORAGE, 0)
+    # The first slow one could not be known.
+    assert max(waited_s[2:]) <= interval_s
+
+
 def test_a_notice_that_comes_while_it_leaves_anyway_is_no_preemption():
     member = Told()
     member.tell(Lane.DECODE)
