@@ -185,7 +185,7 @@ class LedgerView:
             name = key.rsplit("/", 1)[1].removesuffix(".json")
             self._ledger.beats.setdefault(name, []).append(Beat(self._ledger.now(), state))
             self._note("put", key, f" {state}")
-        elif "/ended/" in key or "/failures/" in key:  # these notes are about the crew, not about tokens
+        elif "/ended/" in key or "/failures/" in key or key.startswith(layout.PROBE):  # these are not about tokens
             self._note("put", key, "")
         else:
             self._ledger.breaks(f"doubled: {self._who} overwrote {key}")
@@ -207,6 +207,9 @@ class LedgerView:
 
     def delete(self, key: str) -> None:
         self._store.delete(key)
+        if key.startswith(layout.PROBE):
+            self._note("delete", key, "")
+            return
         self._ledger.breaks(f"lost: {self._who} deleted {key}")
 
     def _note(self, verb: str, key: str, outcome: str) -> None:
