@@ -392,6 +392,7 @@ class SimulatedCrew:
         crashing = self._crashing.get(process.name)
         if isinstance(error, Crashed) and crashing is not None and crashing.last_call is not None:
             verb, key = crashing.last_call.split(" ", 1)
-            self._counts[f"crash: {crashing.moment} {verb} {key.split('/')[2]}"] += 1
+            kind = key.removeprefix("iterations/000000/").split("/", 1)[0]
+            self._counts[f"crash: {crashing.moment} {verb} {kind}"] += 1
         if isinstance(error, Exception) and not isinstance(error, EXPECTED):
             self._ledger.breaks(f"error: {process.name} ended with {error!r}")

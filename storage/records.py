@@ -1,8 +1,7 @@
 """The small JSON objects of a run as frozen dataclasses, and their strict codec (docs/format.md section 3).
 
-A record is encoded for one key, and refused under any other. Decoding refuses unknown fields and wrong types: a record
-is understood wholly or not used. Records that are created once carry a nonce, so that a writer can recognise its own
-bytes.
+A record is encoded for one key, and refused under any other. Decoding refuses unknown fields and wrong types. Records
+that are created once carry a nonce, so that a writer can recognise its own bytes.
 """
 
 import uuid
@@ -17,10 +16,8 @@ from storage.planning_records import DecisionRecord, LengthsRecord, PoolObservat
 from storage.store import ObjectStore
 from storage.store import commit as commit_bytes
 
-# The pool of members that joined without a slot of the plan.
-JOINED_POOL = "joined"
-# The pool of members on the trainer's machine.
-TRAIN_POOL = "train"
+# The pools of members that joined without a slot of the plan, and of those on the trainer's machine.
+JOINED_POOL, TRAIN_POOL = "joined", "train"
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=True)
 # Readers hold something for each response of a plan.
 RESPONSES_MAX = 1 << 20
@@ -141,10 +138,9 @@ class PlanRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class SettingsRecord:
-    """settings.json: the configuration of the execution that works on an iteration now.
+    """settings.json: the configuration and the name of the execution that works on an iteration now.
 
-    What decides what is learned equals the run's configuration; devices, limits and intervals may be changed after a
-    failure. execution: the execution's name.
+    What decides what is learned equals the run's; devices, limits and intervals may be changed after a failure.
     """
 
     KIND: ClassVar[str] = "settings"
@@ -178,12 +174,11 @@ class AliveRecord:
 
     claims: how many it had made at the time of writing; its load covers the responses that it held by these.
     unfinished: responses it holds whose end is not journalled yet; of these, `running` are being decoded, `waiting` are
-    not begun in this process, and `released` are free for any member. tokens_per_s: recent decode rate, all
-    responses together; None if it was not decoding all that time. plateau: the batch size beyond which that rate no
-    longer rises (0: unknown). usd_per_hour: its price, if it differs from its pool's. room: how many further responses
-    it could begin.
-    working_at_s: when it first had the weights. decode_s: seconds spent in decode steps. step_s: (batch size, mean
-    seconds of a decode step), ascending. puts, gets, bytes_read: its requests to the store (a LIST is priced and
+    not begun in this process, and `released` are free for any member. tokens_per_s: recent decode rate, all responses
+    together; None if it was not decoding all that time. plateau: the batch size beyond which that rate no longer rises
+    (0: unknown). usd_per_hour: its price, if it differs from its pool's. room: how many further responses it could
+    begin. working_at_s: when it first had the weights. decode_s: seconds spent in decode steps. step_s: (batch size,
+    mean seconds of a decode step), ascending. puts, gets, bytes_read: its requests to the store (a LIST is priced and
     counted as a put) and the bytes it read.
     """
 
@@ -287,8 +282,8 @@ class BatchRecord:
 class NonFiniteRecord:
     """nonfinite.json: why the last attempt to train an iteration stopped, before it changed anything that is stored.
 
-    quantity: what was infinite or not a number. responses: those that caused it, or may have. batches: the numbers of
-    the micro-batches that hold them. weight_version: the policy that sampled them. message: for people.
+    quantity: what was infinite or not a number. responses: those that may have caused it. batches: their micro-batches.
+    weight_version: the policy that sampled them. message: for people.
     """
 
     KIND: ClassVar[str] = "nonfinite"

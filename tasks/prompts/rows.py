@@ -69,8 +69,10 @@ class JsonLines:
 def _parse_line(line: bytes, where: str) -> dict[str, Any]:
     try:
         value = json.loads(line.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise PromptError(f"{where} is not JSON: {error}") from None
+    except RecursionError:
+        raise PromptError(f"{where} is nested too deep") from None
     if not isinstance(value, dict):
         raise PromptError(f"{where} is {type(value).__name__}; allowed: a JSON object")
     return value
