@@ -93,7 +93,7 @@ def test_a_trainer_that_does_not_generate_again_is_found(monkeypatch):
 @pytest.mark.slow
 def test_a_watch_that_takes_the_dead_for_living_is_found(monkeypatch):
     def present(watch, _ended):
-        return [record for record in watch._seen.values() if record.pool != TRAIN_POOL]
+        return {name: sign for name, sign in watch._signs.items() if sign.record.pool != TRAIN_POOL}
 
     monkeypatch.setattr(CrewWatch, "_present", present)
     assert is_found(untroubled(TAKEN_FOR_LIVING), waits=4)
@@ -103,7 +103,7 @@ def test_a_watch_that_takes_the_dead_for_living_is_found(monkeypatch):
 def test_a_helping_member_that_hands_over_to_the_dead_is_found(monkeypatch):
     def lives(watch):
         watch._look()
-        return any(record.pool != TRAIN_POOL for record in watch._seen.values())
+        return any(sign.record.pool != TRAIN_POOL for sign in watch._signs.values())
 
     monkeypatch.setattr(CrewWatch, "lives", lives)
     monkeypatch.setattr(CrewWatch, "works", lives)
