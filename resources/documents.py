@@ -17,7 +17,8 @@ BYTES_MAX = 1 << 20
 NODES_MAX = 20_000
 DEPTH_MAX = 50
 _MERGE = "tag:yaml.org,2002:merge"
-_SURROGATE = re.compile("[\ud800-\udfff]")
+# Half of a character: no file in UTF-8, store or terminal takes it.
+SURROGATE = re.compile("[\ud800-\udfff]")
 # YAML 1.1 reads 1e-6 as text.
 _EXPONENT = re.compile(r"[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9]+)[eE][-+]?[0-9]+")
 # These types are in YAML, not in JSON. Without them a date is text, and the others are refused by their tag.
@@ -148,7 +149,7 @@ class _Loader(yaml.SafeLoader):
 
     def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
         value = super().construct_scalar(node)
-        if not isinstance(value, str) or not _SURROGATE.search(value):
+        if not isinstance(value, str) or not SURROGATE.search(value):
             return value
         try:
             # JSON writes a character beyond 16 bits as two escapes, which YAML reads as two characters.

@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import itemgetter
 from typing import Literal
 
 import numpy as np
@@ -134,14 +135,13 @@ def _judge(outcome: Outcome, history: History, memory: ShardMemory) -> None:
 
 def _promises(outcome: Outcome, history: History, reference: Reference) -> Promises:
     ledger = outcome.ledger
-    by_shard: dict[tuple[str, int], list[Row]] = defaultdict(list)
-    for (name, _, _), found in reference.rows.items():
-        for sequence, row in found:
-            by_shard[name, sequence].append(row)
-    shards: dict[str, list[tuple[float, Sequence[Row]]]] = defaultdict(list)
-    for (name, sequence), rows in sorted(by_shard.items()):
-        shards[name].append((ledger.created_at_s[layout.shard(0, name, sequence)], rows))
-    return Promises(ledger, history, shards, ownership(ledger, history.plan))
+    written: dict[tuple[str, int], list[tuple[float, Row]]] = defaultdict(list)
+    for (name, _, response), rows in reference.rows.items():
+        for sequence, row in rows:
+            written[name, response].append((ledger.created_at_s[layout.shard(0, name, sequence)], row))
+    for rows_of_one in written.values():
+        rows_of_one.sort(key=itemgetter(0))
+    return Promises(ledger, history, written, ownership(ledger, history.plan))
 
 
 def _news(outcome: Outcome, reference: Reference) -> set[str]:

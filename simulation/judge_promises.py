@@ -20,19 +20,20 @@ from storage.shard import Row
 # A round of duties without faults: at most this many requests, each with a way to the store and one back.
 ROUND_REQUESTS = 60
 KILLED = "Crashed"
-Shards = Mapping[str, Sequence[tuple[float, Sequence[Row]]]]
+Written = Sequence[tuple[float, Row]]
 
 
 @dataclass(frozen=True)
 class Promises:
-    """What the checks of one history look at. shards: by incarnation, (when it reached the store, its rows).
+    """What the checks of one history look at.
 
-    owners: by response, (when it was claimed, by whom), in order.
+    written: by incarnation and response, (when it reached the store, the row). owners: by response, (when it was
+    claimed, by whom), in order.
     """
 
     ledger: Ledger
     history: History
-    shards: Shards
+    written: Mapping[tuple[str, int], Written]
     owners: Mapping[int, Sequence[tuple[float, str]]]
 
     @property
@@ -95,7 +96,8 @@ class Promises:
         gone_s = next((beat.at_s for beat in self.ledger.beats.get(name, ()) if beat.state == "gone"), None)
         if gone_s is None:
             return
-        for written_s, _ in self.shards.get(name, ()):
+        times_s = {at_s for (who, _), rows in self.written.items() if who == name for at_s, _ in rows}
+        for written_s in sorted(times_s):
             if written_s > gone_s and not self.ledger.is_troubled(name, gone_s - self.allowed_s, written_s):
                 self.ledger.breaks(f"promise: {name} wrote a shard {written_s - gone_s:.1f} s after it said gone")
 
@@ -110,11 +112,9 @@ class Promises:
 
     def _written_s(self, name: str, chunk: Decoded) -> float:
         """When the chunk reached the store; infinity if it never did."""
-        for written_s, rows in self.shards.get(name, ()):
-            for row in rows:
-                reaches = row.start <= chunk.start and chunk.start + chunk.count <= row.start + len(row.token_ids)
-                if row.response == chunk.response and reaches:
-                    return written_s
+        for written_s, row in self.written.get((name, chunk.response), ()):
+            if row.start <= chunk.start and chunk.start + chunk.count <= row.start + len(row.token_ids):
+                return written_s
         return math.inf
 
     def _lost_s(self, name: str, chunk: Decoded) -> float:

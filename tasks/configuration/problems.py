@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, get_args, get_type_hints
 
+from resources.documents import SURROGATE
 from tasks.configuration.other_names import OTHER_NAMES
 
 INTEGER_BITS_MAX = 63
@@ -34,8 +35,8 @@ def not_json(document: object, path: str = "") -> Iterator[str]:
 def _unfit(value: object) -> str | None:
     """What is allowed in place of a single value that JSON in UTF-8 or 64 bits cannot hold; None if they can."""
     if isinstance(value, str):
-        halves = any("\ud800" <= character <= "\udfff" for character in value)
-        return "allowed: text without lone surrogates, which are halves of characters" if halves else None
+        is_broken = SURROGATE.search(value) is not None
+        return "allowed: text without lone surrogates, which are halves of characters" if is_broken else None
     if isinstance(value, int):
         too_large = value.bit_length() > INTEGER_BITS_MAX
         return f"allowed: integers of up to {INTEGER_BITS_MAX} bits" if too_large else None

@@ -136,10 +136,10 @@ class Holdings:
 
     def check(self) -> None:
         """Assert what always holds, as far as it is cheap to see."""
-        counted = f"{len(self.held)} held, {len(self.waiting)} waiting, {len(self.in_flight)} in flight"
-        assert len(self.held) == len(self.waiting) + len(self.in_flight), f"a held response has no state: {counted}"
+        held, waiting, in_flight = len(self.held), len(self.waiting), len(self.in_flight)
+        assert held == waiting + in_flight, f"a held response has no state: {held}, {waiting} wait, {in_flight} decoded"
         assert self.forgotten.isdisjoint(self.in_flight), "a response in flight is to be aborted"
-        assert self.state == "working" or not self.in_flight, f"{counted} without weights"
+        assert self.state == "working" or not in_flight, f"{in_flight} responses are decoded without weights"
 
     def _stop_holding(self, responses: set[int]) -> None:
         for response in responses:

@@ -19,6 +19,7 @@ from tasks.sampling.session.actions import Action, Done, Event, HandOver, Lane, 
 from tasks.sampling.session.performer import Load, Performer
 from tasks.sampling.session.session_config import SessionConfig
 from tasks.sampling.session.session_outcome import SessionOutcome
+from tasks.sampling.session.state import State
 from tasks.sampling.session.state_machine import StateMachine
 
 
@@ -56,7 +57,7 @@ class Session:
         self.incarnation = incarnation or f"{config.slot:05d}-{uuid.uuid4().hex[:16]}"
         self.clock = clock
         self._notice = notice
-        self._machine = StateMachine(
+        self.state = State(
             plan,
             self.incarnation,
             config,
@@ -65,7 +66,7 @@ class Session:
             death="in an earlier iteration" if engine_died else None,
             now_s=clock.monotonic(),
         )
-        self.state = self._machine.state
+        self._machine = StateMachine(self.state)
         self._performer = Performer(
             store,
             plan,

@@ -23,9 +23,9 @@ log = logging.getLogger(__name__)
 class State:
     """An incarnation that has claimed nothing yet, at `now_s`.
 
-    engine_max: the most responses that the engine decodes together. enough: whether the member may leave once its time
-    limit has passed; None: always. death: why the engine is dead, as text, because an exception would keep the memory
-    of its frames alive; None: it lives.
+    engine_max: the most responses that the engine decodes together. asks_enough: whether the member must ask, once its
+    time limit has passed, if it may leave. death: why the engine is dead, as text, because an exception would keep the
+    memory of its frames alive; None: it lives.
     """
 
     def __init__(
@@ -228,8 +228,9 @@ class State:
 
     def hand_over(self) -> None:
         """Release what was asked for, once its tokens are journalled."""
-        self._release(self.asked_for)
-        self.asked_for = set()
+        if self.asked_for:
+            self._release(self.asked_for)
+            self.asked_for = set()
 
     def _release(self, responses: Collection[int]) -> None:
         self.holdings.release([response for response in responses if response in self.holdings.held])

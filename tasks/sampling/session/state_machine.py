@@ -4,10 +4,8 @@ It has no store, engine, clock or thread: the same events give the same actions.
 the crash histories drive it in virtual time, tests in one thread.
 """
 
-from storage.records import PlanRecord
 from tasks.sampling.session.actions import Action, Done, Event, Failed, HandOver, Lane, Noticed, Rest, Wake, WriteShard
 from tasks.sampling.session.decode_lane import Steps, decode_lane
-from tasks.sampling.session.session_config import SessionConfig
 from tasks.sampling.session.state import State
 from tasks.sampling.session.storage_lane import StorageLane
 
@@ -15,24 +13,11 @@ from tasks.sampling.session.storage_lane import StorageLane
 class StateMachine:
     """One incarnation's next actions. `state` may be read at any time between two steps."""
 
-    def __init__(
-        self,
-        plan: PlanRecord,
-        incarnation: str,
-        config: SessionConfig,
-        *,
-        engine_max: int,
-        asks_enough: bool,
-        death: str | None,
-        now_s: float,
-    ) -> None:
-        """The arguments are those of State."""
-        self.state = State(
-            plan, incarnation, config, engine_max=engine_max, asks_enough=asks_enough, death=death, now_s=now_s
-        )
+    def __init__(self, state: State) -> None:
+        self.state = state
         self._lanes: dict[Lane, Steps] = {
-            Lane.DECODE: decode_lane(self.state),
-            Lane.STORAGE: StorageLane(self.state).steps(),
+            Lane.DECODE: decode_lane(state),
+            Lane.STORAGE: StorageLane(state).steps(),
         }
 
     def step(self, event: Event) -> tuple[Action, ...]:

@@ -40,6 +40,7 @@ from tasks.sampling.session.actions import (
 )
 from tasks.sampling.session.session_config import SessionConfig
 from tasks.sampling.session.session_outcome import Preempted
+from tasks.sampling.session.state import State
 from tasks.sampling.session.state_machine import StateMachine
 from tasks.sampling.session.storage_lane import FAILURES_MAX, begins_s
 from tests.sessions import IN_FLIGHT, a_plan, a_session
@@ -58,13 +59,15 @@ CONFIG = SessionConfig(
 OWN = a_plan().responses_of(0)
 
 
+def a_state(incarnation, config):
+    return State(a_plan(), incarnation, config, engine_max=IN_FLIGHT, asks_enough=False, death=None, now_s=0.0)
+
+
 class Told:
     """A state machine and the moment; `tell` gives it what came of a lane's action, and returns what follows."""
 
     def __init__(self, config: SessionConfig = CONFIG) -> None:
-        self.machine = StateMachine(
-            a_plan(), "00000-a", config, engine_max=IN_FLIGHT, asks_enough=False, death=None, now_s=0.0
-        )
+        self.machine = StateMachine(a_state("00000-a", config))
         self.now_s = 0.0
         self.woken = 0
         self.state = self.machine.state
@@ -120,15 +123,8 @@ def test_the_same_events_give_the_same_actions():
 
     session._machine.step = noted
     outcome = session.run()
-    again = StateMachine(
-        a_plan(),
-        session.incarnation,
-        replace(CONFIG, heartbeat_interval_s=2.0, claim_ttl_s=8.0, idle_timeout_s=9.0),
-        engine_max=IN_FLIGHT,
-        asks_enough=False,
-        death=None,
-        now_s=0.0,
-    )
+    config = replace(CONFIG, heartbeat_interval_s=2.0, claim_ttl_s=8.0, idle_timeout_s=9.0)
+    again = StateMachine(a_state(session.incarnation, config))
     for event, actions in lived:
         assert [repr(a) for a in again.step(event) if not isinstance(a, WriteShard)] == actions
     assert again.state.outcome() == outcome
