@@ -20,7 +20,9 @@ _MERGE = "tag:yaml.org,2002:merge"
 # Half of a character: no file in UTF-8, store or terminal takes it.
 SURROGATE = re.compile("[\ud800-\udfff]")
 # YAML 1.1 reads 1e-6 as text.
-_EXPONENT = re.compile(r"[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9]+)[eE][-+]?[0-9]+")
+EXPONENT = re.compile(r"[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9]+)[eE][-+]?[0-9]+")
+# YAML 1.1 reads 1:30 as 90 and 010 as 8; people and YAML 1.2 do not.
+_BASE_60_OR_8 = re.compile(r"[-+]?(?:[0-9_]+:.*|0[0-9_]+)")
 # These types are in YAML, not in JSON. Without them a date is text, and the others are refused by their tag.
 _NOT_JSON = ("timestamp", "binary", "set", "omap", "pairs")
 
@@ -165,6 +167,8 @@ class _Loader(yaml.SafeLoader):
 
 
 def _number(loader: _Loader, node: yaml.ScalarNode) -> int | float:
+    if _BASE_60_OR_8.fullmatch(node.value):
+        _refuse(f"{_shown(node)} is read in base 60 or 8 by YAML; put it in quotes, or write it in base 10", node)
     try:
         if node.tag.endswith(":int"):
             return loader.construct_yaml_int(node)
@@ -176,7 +180,7 @@ def _number(loader: _Loader, node: yaml.ScalarNode) -> int | float:
 
 _Loader.add_constructor("tag:yaml.org,2002:int", _number)
 _Loader.add_constructor("tag:yaml.org,2002:float", _number)
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+.0123456789"))
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", EXPONENT, list("-+.0123456789"))
 
 
 def _shown(node: yaml.Node) -> str:

@@ -4,7 +4,6 @@ import functools
 import json
 import math
 import operator
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from resources.documents import DocumentError, exact_float, read_document
+from resources.documents import EXPONENT, DocumentError, exact_float, read_document
 from resources.pools import PoolsConfig
 from storage.connect import check_url
 from storage.digests import digest_of
@@ -34,7 +33,6 @@ from tasks.configuration.sampling import SamplingConfig
 from tasks.configuration.tracking import TrackingConfig
 from tasks.configuration.trainer import TrainerConfig
 
-EXPONENT = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+")
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 # Settings that may change between iterations without changing what is learned: places, speeds, prices.
