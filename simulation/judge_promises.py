@@ -17,8 +17,9 @@ from storage import layout
 from storage.records import PlanRecord
 from storage.shard import Row
 
-# A round of duties without faults: at most this many requests, each with a way to the store and one back.
-ROUND_REQUESTS = 60
+# Without faults a member makes at most this many requests, each with a way to the store and one back, in a round of the
+# flush lane (a shard, a heartbeat) and in one of the claim lane (claims, the end, a look).
+FLUSH_REQUESTS, CLAIM_REQUESTS = 2, 60
 KILLED = "Crashed"
 Written = Sequence[tuple[float, Row]]
 
@@ -37,15 +38,20 @@ class Promises:
     owners: Mapping[int, Sequence[tuple[float, str]]]
 
     @property
-    def allowed_s(self) -> float:
-        """How long a token may be in one process only, and how long a member may not know of a claim or the end.
+    def exposed_s(self) -> float:
+        """How long a token may be in one process only: a flush interval of the slowest clock, and two rounds.
 
-        Two flush intervals of the slowest clock, because a token may come just after a flush began, a step, and the
-        requests of a round of duties.
+        The two rounds: a token may come just after one began, and the next one may take longer than foreseen.
         """
+        rounds_s = 2 * 2 * FLUSH_REQUESTS * self.history.weather.latency_s
+        return self.history.flush_interval_s / SLOWEST_CLOCK + self.history.slowest_step_s + rounds_s
+
+    @property
+    def unaware_s(self) -> float:
+        """How long a member may not know of a claim or of the end: two intervals of the slowest clock, and a round."""
         history = self.history
         interval_s = max(history.flush_interval_s, history.heartbeat_interval_s)
-        round_s = 2 * ROUND_REQUESTS * history.weather.latency_s
+        round_s = 2 * CLAIM_REQUESTS * history.weather.latency_s
         return (history.flush_interval_s + interval_s) / SLOWEST_CLOCK + history.slowest_step_s + round_s
 
     def check(self) -> float:
@@ -58,11 +64,11 @@ class Promises:
                 self._check_worth(name, chunk, lost_s)
             self._check_gone(name)
         self._check_trained()
-        return longest / self.allowed_s
+        return longest / self.exposed_s
 
     def _check_durable(self, name: str, chunk: Decoded, lost_s: float) -> float:
         """Check that a chunk is in a shard in time; returns how long it was not, 0 if that is excused."""
-        ledger, deadline_s = self.ledger, chunk.at_s + self.allowed_s
+        ledger, deadline_s = self.ledger, chunk.at_s + self.exposed_s
         written_s = self._written_s(name, chunk)
         ended_s, how = ledger.ends.get(name, (math.inf, ""))
         over_s = min(deadline_s, lost_s, ledger.created_at_s.get(layout.closed(0), math.inf))
@@ -70,14 +76,14 @@ class Promises:
             return written_s - chunk.at_s
         if over_s < deadline_s or (ended_s <= deadline_s and how == KILLED):
             return 0.0
-        if ledger.is_troubled(name, chunk.at_s - self.allowed_s, min(ended_s, deadline_s)):
+        if ledger.is_troubled(name, chunk.at_s - self.exposed_s, min(ended_s, deadline_s)):
             return 0.0
         what = f"{chunk.count} tokens of response {chunk.response}"
         if ended_s <= deadline_s:
             ledger.breaks(f"promise: {name} left ({how}) at {ended_s:.0f} s without {what} in its journal")
         else:
             ledger.breaks(
-                f"promise: {name} kept {what} for more than {self.allowed_s:.0f} s from {chunk.at_s:.0f} s on"
+                f"promise: {name} kept {what} for more than {self.exposed_s:.0f} s from {chunk.at_s:.0f} s on"
             )
         return 0.0
 
@@ -85,7 +91,7 @@ class Promises:
         """Check that a member stops decoding what another one claimed, and stops when the iteration is closed."""
         closed_s = self.ledger.created_at_s.get(layout.closed(0), math.inf)
         since_s = min(lost_s, closed_s)
-        if chunk.at_s <= since_s + self.allowed_s or self.ledger.is_troubled(name, since_s, chunk.at_s):
+        if chunk.at_s <= since_s + self.unaware_s or self.ledger.is_troubled(name, since_s, chunk.at_s):
             return
         why = "another member had claimed it" if lost_s < closed_s else "the iteration was closed"
         late_s = chunk.at_s - since_s
@@ -98,7 +104,7 @@ class Promises:
             return
         times_s = {at_s for (who, _), rows in self.written.items() if who == name for at_s, _ in rows}
         for written_s in sorted(times_s):
-            if written_s > gone_s and not self.ledger.is_troubled(name, gone_s - self.allowed_s, written_s):
+            if written_s > gone_s and not self.ledger.is_troubled(name, gone_s - self.unaware_s, written_s):
                 self.ledger.breaks(f"promise: {name} wrote a shard {written_s - gone_s:.1f} s after it said gone")
 
     def _check_trained(self) -> None:

@@ -1,6 +1,6 @@
-"""Production's session in virtual time: the machine's process, and its two lanes as threads that take turns.
+"""Production's session in virtual time: the machine's process, and its lanes as threads that take turns.
 
-A simulated member runs its decode lane and its storage lane side by side, as in production, and its history is still a
+A simulated member runs its lanes side by side, as in production, and its history is still a
 pure function of its seed.
 """
 
@@ -86,6 +86,6 @@ class SimulatedSession(Session):
         if lane in self._resting:
             self._resting[lane].wake()
 
-    def start_storage_lane(self) -> None:
+    def start(self, lane: Lane) -> None:
         """Start a thread of the process."""
-        self._process.spawn(self.storage_lane)
+        self._process.spawn(lambda: self.perform_all(lane))

@@ -12,7 +12,7 @@ from tasks.planning.division import assign_groups
 from tasks.sampling.engines.scripted_engine import ScriptedEngine
 from tasks.sampling.session.actions import Lane
 from tasks.sampling.session.heartbeat import Heartbeat
-from tasks.sampling.session.session import Session
+from tasks.sampling.session.session import BESIDE, Session
 from tasks.sampling.session.session_config import SessionConfig
 
 GENERATIONS, GROUPS, SLOTS, IN_FLIGHT = 3, 5, 2, 4
@@ -60,9 +60,9 @@ def load(engine, heed):
 
 
 class InTurns(Session):
-    """A session in one thread: after each action of the decode lane, the storage lane does what is due.
+    """A session in one thread: after each action of the decode lane, the other lanes do what is due.
 
-    Time passes in the engine, and when both lanes rest.
+    Time passes in the engine, and when all lanes rest.
     """
 
     def __init__(self, store, plan, *, engine, config, clock, **given) -> None:
@@ -78,7 +78,7 @@ class InTurns(Session):
     def wake(self, lane):
         self._until_s.pop(lane, None)
 
-    def start_storage_lane(self):
+    def start(self, lane):
         self.keep()
 
     def run(self):
@@ -96,16 +96,16 @@ class InTurns(Session):
         return len(self.state.holdings.held)
 
     def advance(self):
-        """The decode lane's next action, unless it rests, and then what is due of the storage lane."""
+        """The decode lane's next action, unless it rests, and then what is due of the other lanes."""
         if not self._rests(Lane.DECODE):
             self._has_ended[Lane.DECODE] = not self.turn(Lane.DECODE)
         self.keep()
         return not self._has_ended[Lane.DECODE]
 
     def keep(self):
-        """The storage lane's actions, until it rests."""
-        while not (self._has_ended[Lane.STORAGE] or self._rests(Lane.STORAGE)):
-            self._has_ended[Lane.STORAGE] = not self.turn(Lane.STORAGE)
+        """The other lanes' actions, until they rest."""
+        while due := [lane for lane in BESIDE if not (self._has_ended[lane] or self._rests(lane))]:
+            self._has_ended[due[0]] = not self.turn(due[0])
 
     def beat(self):
         """Write a heartbeat, as a member does that is too busy to look at the journal."""

@@ -13,8 +13,8 @@ from storage import layout, records
 from storage.records import TRAIN_POOL
 from tasks.sampling.session import decode_lane
 from tasks.sampling.session.actions import ReadClosed
+from tasks.sampling.session.claim_lane import ClaimLane
 from tasks.sampling.session.crew_watch import CrewWatch
-from tasks.sampling.session.storage_lane import StorageLane
 from tests.journals import beat
 from tests.judged_histories import is_found
 
@@ -120,14 +120,14 @@ def sent(steps, first):
 
 @pytest.mark.slow
 def test_a_pod_that_claims_although_it_comes_after_closing_is_found(monkeypatch):
-    claim = StorageLane._claim
+    claim = ClaimLane._claim
 
     def claim_blindly(lane):
         steps = claim(lane)
         assert next(steps) == ReadClosed()
         yield from sent(steps, False)
 
-    monkeypatch.setattr(StorageLane, "_claim", claim_blindly)
+    monkeypatch.setattr(ClaimLane, "_claim", claim_blindly)
     assert is_found(ABSENT[:10], late=3)
 
 

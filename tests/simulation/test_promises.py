@@ -12,8 +12,8 @@ from tasks.learning.recorded_batches import RecordedBatches
 from tasks.sampling.session import decode_lane
 from tasks.sampling.session.actions import Beat, WriteShard
 from tasks.sampling.session.claimant import Claimant
+from tasks.sampling.session.flush_lane import FlushLane
 from tasks.sampling.session.holdings import Holdings
-from tasks.sampling.session.storage_lane import StorageLane
 from tests.judged_histories import is_found
 
 pytestmark = pytest.mark.slow
@@ -28,14 +28,14 @@ def histories(*first):
 
 
 def test_a_member_that_flushes_ten_times_too_rarely_is_found(monkeypatch):
-    flush = StorageLane._flush
+    flush = FlushLane._flush
 
     def rarely(lane):
         lane.count = getattr(lane, "count", 0) + 1
         if lane.count % 10 == 0:
             yield from flush(lane)
 
-    monkeypatch.setattr(StorageLane, "_flush", rarely)
+    monkeypatch.setattr(FlushLane, "_flush", rarely)
     assert is_found(histories(14, 15, 17), promise=2)
 
 

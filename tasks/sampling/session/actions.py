@@ -1,7 +1,7 @@
 """What a member's state machine asks for (actions), and what it is told (events).
 
-A member does two things side by side. The DECODE lane drives the engine; the STORAGE lane writes and reads the journal,
-claims and heartbeats. Each lane performs one action at a time.
+A member does three things side by side. The DECODE lane drives the engine, the FLUSH lane writes tokens and heartbeats,
+and the CLAIM lane reads and writes claims and looks for work. Each lane performs one action at a time.
 """
 
 from collections.abc import Mapping
@@ -17,10 +17,11 @@ from tasks.sampling.session.heartbeat import Vitals
 
 
 class Lane(Enum):
-    """The two sequences of actions that a member performs side by side."""
+    """The sequences of actions that a member performs side by side."""
 
     DECODE = "decode"
-    STORAGE = "storage"
+    FLUSH = "flush"
+    CLAIM = "claim"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class Work:
     prefix: tuple[int, ...]
 
 
-# Actions of either lane.
+# Actions of any lane: one that leaves writes from the decode lane, and the slot's claim follows the first heartbeat.
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ class Decoded:
     took_s: float
 
 
-# Actions of the storage lane.
+# Actions of the claim lane.
 
 
 @dataclass(frozen=True, slots=True)

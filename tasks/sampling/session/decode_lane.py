@@ -1,19 +1,16 @@
 """The decode lane: what a member does with its engine, from its start until it has left.
 
-A generator of actions, which is sent the result of each. What the storage lane reads meanwhile is in the state at the
+A generator of actions, which is sent the result of each. What the claim lane reads meanwhile is in the state at the
 next turn, so the engine never waits for storage.
 """
 
 import logging
-from collections.abc import Generator
 from contextlib import suppress
-from typing import Any
 
 from storage.store import StorageError, StoreUnavailable
 from tasks.sampling.engines.engine import EngineDied
 from tasks.sampling.session.actions import (
     AbortResponses,
-    Action,
     Beat,
     Decoded,
     DecodeStep,
@@ -24,6 +21,7 @@ from tasks.sampling.session.actions import (
     StartResponses,
     WriteShard,
 )
+from tasks.sampling.session.duties import Steps
 from tasks.sampling.session.session_outcome import Preempted
 from tasks.sampling.session.state import State
 
@@ -31,14 +29,13 @@ log = logging.getLogger(__name__)
 # The longest rest while nothing is in flight, so that a notice is seen in time.
 IDLE_POLL_S = 0.25
 LEAVING_TIME_LIMIT_S = 60.0
-Steps = Generator[Action, Any, None]
 
 
 def decode_lane(state: State) -> Steps:
     """Decode until the member is done, then leave.
 
     Raises Preempted after a notice that came before that, EngineDied when the engine dies after engine_restarts_max
-    restarts, and what ended the storage lane. Before any of them, tokens are flushed and held responses are free for
+    restarts, and what ended another lane. Before any of them, tokens are flushed and held responses are free for
     others, if the store works.
     """
     try:
@@ -128,15 +125,15 @@ def _leave(state: State) -> Steps:
 def _hand_in(state: State) -> Steps:
     """Write everything and release what is still held: the state "gone" lets others claim it without waiting.
 
-    The first write does not wait for what the storage lane is doing: tokens are safe as early as possible.
+    The first write does not wait for what the claim lane is doing: tokens are safe as early as possible.
     """
     holdings = state.holdings
     if state.closed:
         holdings.let_go(set(holdings.held))
-    if not isinstance(state.doing.get(Lane.STORAGE), WriteShard):
+    if not isinstance(state.doing.get(Lane.FLUSH), WriteShard):
         yield WriteShard(holdings.take_pending())
     limit_s = state.now_s + LEAVING_TIME_LIMIT_S
-    while Lane.STORAGE in state.doing:
+    while Lane.FLUSH in state.doing or Lane.CLAIM in state.doing:
         if state.now_s >= limit_s:
             raise StoreUnavailable(f"a request did not end within {LEAVING_TIME_LIMIT_S:.0f} s")
         yield Rest(limit_s)

@@ -1,6 +1,6 @@
 """Performer: does what a state machine asks for, with a store, an engine and a clock.
 
-Actions of one lane are performed one after another; those of the two lanes may be performed by two threads.
+Actions of one lane are performed one after another; those of several lanes may be performed by several threads.
 """
 
 from collections.abc import Callable, Sequence
@@ -84,11 +84,16 @@ class Performer:
         self._writer = JournalWriter(store, plan.iteration, incarnation, plan.weight_version)
         self._heartbeat = Heartbeat(store, plan.iteration, incarnation, engine, config, clock)
         self._claims_told: tuple[int, int] | None = None
+        self._performs = {
+            Lane.DECODE: self._engine_action,
+            Lane.FLUSH: self._write,
+            Lane.CLAIM: self._claim_action,
+        }
 
     def perform(self, lane: Lane, action: Action) -> Event:
         """Perform an action other than Rest and Wake; returns what came of it."""
         try:
-            result = self._engine_action(action) if lane is Lane.DECODE else self._storage_action(action)
+            result = self._performs[lane](action)
         except Exception as error:  # noqa: BLE001 - the state machine decides what follows from any error
             return Failed(
                 lane=lane,
@@ -118,7 +123,7 @@ class Performer:
             case _:
                 return self._write(action)
 
-    def _storage_action(self, action: Action) -> Any:
+    def _claim_action(self, action: Action) -> Any:
         claimant = self._claimant
         result: Any = None
         match action:
@@ -143,7 +148,7 @@ class Performer:
         return result
 
     def _write(self, action: Action) -> Any:
-        """The actions of both lanes: a member that leaves writes from the decode lane."""
+        """The actions of any lane."""
         match action:
             case WriteShard(pending):
                 return self._writer.write(pending)
@@ -153,8 +158,8 @@ class Performer:
                 raise TypeError(f"no action of this lane: {action}")
 
     def _news(self, lane: Lane) -> Claims | None:
-        """The claims as read so far, if the storage lane has read any since it was last asked."""
-        if lane is not Lane.STORAGE:
+        """The claims as read so far, if the claim lane has read any since it was last asked."""
+        if lane is not Lane.CLAIM:
             return None
         told = (self._claimant.version, self._claimant.tokens_recovered)
         if told == self._claims_told:

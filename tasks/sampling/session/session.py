@@ -2,8 +2,8 @@
 
 A session claims its slot's responses, resumes each one at the token where its journal ends, decodes, and takes over
 responses of other members when it has none left. If the engine dies, the session restarts it and continues each
-response where it stopped. Its state machine decides all of that. The session performs the two lanes in two threads, so
-that the engine and storage never wait for each other. It knows nothing of Flyte or training.
+response where it stopped. Its state machine decides all of that. The session performs each lane in a thread of its own,
+so that the engine waits for no storage, and a flush for nothing else. It knows nothing of Flyte or training.
 """
 
 import threading
@@ -22,11 +22,14 @@ from tasks.sampling.session.session_outcome import SessionOutcome
 from tasks.sampling.session.state import State
 from tasks.sampling.session.state_machine import StateMachine
 
+# The lanes that begin beside the decode lane.
+BESIDE = (Lane.FLUSH, Lane.CLAIM)
+
 
 class Session:
     """Drives an engine over the responses of a slot, and of other slots that need help, until `run` returns.
 
-    The crash histories replace `rest`, `wake` and `start_storage_lane` by those of virtual time.
+    The crash histories replace `rest`, `wake` and `start` by those of virtual time.
     """
 
     def __init__(
@@ -51,8 +54,8 @@ class Session:
         notice: whether the machine is wanted back; it is asked before every action of the decode lane.
         incarnation: a name that was never used before; by default a random one.
         engine_died: the engine must be restarted before it is used.
-        enough: once time_limit_s has passed, the session ends only when this returns True. The storage lane calls it
-        with every heartbeat, so it may read the store.
+        enough: once time_limit_s has passed, the session ends only when this returns True. The claim lane calls it once
+        per heartbeat interval, so it may read the store.
         """
         self.incarnation = incarnation or f"{config.slot:05d}-{uuid.uuid4().hex[:16]}"
         self.clock = clock
@@ -93,14 +96,16 @@ class Session:
         """
         self._heed_notice()
         if not self.state.noticed:
-            self.start_storage_lane()
+            for lane in BESIDE:
+                self.start(lane)
         try:
             while self.turn(Lane.DECODE):
                 pass
         finally:
-            # After an orderly end the storage lane has ended; after any other, it ends with its next action.
+            # After an orderly end the other lanes have ended; after any other, they end with their next actions.
             self._is_over = True
-            self.wake(Lane.STORAGE)
+            for lane in BESIDE:
+                self.wake(lane)
         return self.outcome()
 
     def turn(self, lane: Lane) -> bool:
@@ -131,13 +136,13 @@ class Session:
         """End a lane's rest."""
         self._woken[lane].set()
 
-    def start_storage_lane(self) -> None:
-        """Begin to perform the storage lane's actions beside those of the decode lane."""
-        threading.Thread(target=self.storage_lane, name="storage lane", daemon=True).start()
+    def start(self, lane: Lane) -> None:
+        """Begin to perform the lane's actions beside those of the decode lane."""
+        threading.Thread(target=self.perform_all, args=(lane,), name=f"{lane.value} lane", daemon=True).start()
 
-    def storage_lane(self) -> None:
-        """Perform the storage lane's actions until it ends."""
-        while not self._is_over and self.turn(Lane.STORAGE):
+    def perform_all(self, lane: Lane) -> None:
+        """Perform the lane's actions until it ends."""
+        while not self._is_over and self.turn(lane):
             pass
 
     def outcome(self) -> SessionOutcome:

@@ -74,23 +74,26 @@ class State:
         self._wants_cut = False
         self._cut_at_s: float | None = None
 
-        # The storage lane's duties.
+        # The duties of the flush lane and the claim lane; a lane in `hastened` goes on at once when it next would rest.
         self.wake_interval_s = min(config.flush_interval_s, config.heartbeat_interval_s)
         self.next_flush_s = now_s + config.flush_interval_s
         self.next_beat_s = now_s + config.heartbeat_interval_s
+        self.next_watch_s = now_s + config.heartbeat_interval_s
         self.next_look_s = now_s
-        self.is_hastened = self.is_looking = False
-        self.looks_asked = self.looks_answered = 0
+        self.hastened: set[Lane] = set()
+        self.is_looking = False
+        # Looks asked for so far; those of them with everything from before in the journal; those answered.
+        self.looks_asked = self.looks_due = self.looks_answered = 0
         self.ends_journalled = 0
         self.released_journalled: dict[int, int] = {}
 
-    # The storage lane.
+    # The flush lane and the claim lane.
 
     def hasten(self) -> None:
-        """Have a flush, a heartbeat and a look done now, because there is news or nothing left to do."""
+        """Have a flush, a heartbeat and then a look done now, because there is news or nothing left to do."""
         self.looks_asked += 1
         self.next_flush_s = self.next_beat_s = self.next_look_s = self.now_s
-        self.is_hastened = True
+        self.hastened.add(Lane.FLUSH)
 
     def see(self, claims: Claims) -> None:
         """Let go of what other members have claimed: new tokens for it do not count."""
@@ -210,7 +213,7 @@ class State:
         return self.noticed or self.closed or self.error is not None
 
     def raise_error(self) -> None:
-        """Raise what ended the storage lane, if anything did."""
+        """Raise what ended the flush lane or the claim lane, if anything did."""
         if self.error is not None:
             raise self.error
 
@@ -275,7 +278,7 @@ class State:
         """Assert what always holds, as far as it is cheap to see."""
         self.holdings.check()
         assert self.ends_journalled <= self.holdings.ends, "more ends were journalled than there are"
-        assert self.looks_answered <= self.looks_asked, "a look was answered that was not asked for"
+        assert self.looks_answered <= self.looks_due <= self.looks_asked, "a look was answered that was not asked for"
         assert self.claims_handed_out <= self.claims.made, "the load covers claims that were not made"
         assert self.death is None or not self.holdings.in_flight, "a dead engine decodes"
 

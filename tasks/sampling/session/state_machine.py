@@ -1,13 +1,27 @@
 """The state machine of one incarnation: `step(event)` returns the actions that follow, and does nothing else.
 
-It has no store, engine, clock or thread: the same events give the same actions. A session drives it with two threads;
-the crash histories drive it in virtual time, tests in one thread.
+It has no store, engine, clock or thread: the same events give the same actions. A session drives it with a thread for
+each lane; the crash histories drive it in virtual time, tests in one thread.
 """
 
-from tasks.sampling.session.actions import Action, Done, Event, Failed, HandOver, Lane, Noticed, Rest, Wake, WriteShard
-from tasks.sampling.session.decode_lane import Steps, decode_lane
+from tasks.sampling.session.actions import (
+    Action,
+    Beat,
+    Done,
+    Event,
+    Failed,
+    HandOver,
+    Lane,
+    Noticed,
+    Rest,
+    Wake,
+    WriteShard,
+)
+from tasks.sampling.session.claim_lane import ClaimLane
+from tasks.sampling.session.decode_lane import decode_lane
+from tasks.sampling.session.duties import Steps
+from tasks.sampling.session.flush_lane import FlushLane
 from tasks.sampling.session.state import State
-from tasks.sampling.session.storage_lane import StorageLane
 
 
 class StateMachine:
@@ -17,18 +31,19 @@ class StateMachine:
         self.state = state
         self._lanes: dict[Lane, Steps] = {
             Lane.DECODE: decode_lane(state),
-            Lane.STORAGE: StorageLane(state).steps(),
+            Lane.FLUSH: FlushLane(state).steps(),
+            Lane.CLAIM: ClaimLane(state).steps(),
         }
 
     def step(self, event: Event) -> tuple[Action, ...]:
-        """The lane's next action, if it has not ended, and a Wake for the other lane if there is news for it.
+        """The lane's next action, if it has not ended, and a Wake for each other lane that there is news for.
 
         Raises what ended the decode lane (Preempted, EngineDied, a StorageError), and AssertionError when an invariant
-        does not hold. The session has then ended. What ends the storage lane is raised by the decode lane's next step.
+        does not hold. The session has then ended. What ends another lane is raised by the decode lane's next step.
         """
         state = self.state
         state.now_s = event.now_s
-        before = (state.leaving, state.is_hastened)
+        was_leaving, hastened = state.leaving, frozenset(state.hastened)
         actions: tuple[Action, ...] = ()
         if isinstance(event, Noticed):
             state.noticed = True
@@ -37,16 +52,16 @@ class StateMachine:
             state.check()
         else:
             actions = self._advanced(event)
-        return (*actions, *self._wakes(event, before))
+        return (*actions, *self._wakes(event, was_leaving, hastened))
 
-    def _wakes(self, event: Event, before: tuple[bool, bool]) -> tuple[Wake, ...]:
-        """Wake a resting lane when there is news for it from outside or from the other lane."""
+    def _wakes(self, event: Event, was_leaving: bool, hastened: frozenset[Lane]) -> tuple[Wake, ...]:
+        """Wake the decode lane if it rests, for any news; another one if it is hastened, or if the member leaves."""
         state = self.state
         resting = {lane for lane, action in state.doing.items() if isinstance(action, Rest)}
         if isinstance(event, Done | Failed):
             resting.discard(event.lane)
-        if (state.leaving, state.is_hastened) == before:
-            resting.discard(Lane.STORAGE)
+        if state.leaving == was_leaving:
+            resting &= {Lane.DECODE} | (state.hastened - hastened)
         return tuple(Wake(lane) for lane in Lane if lane in resting)
 
     def _advanced(self, event: Done | Failed) -> tuple[Action, ...]:
@@ -56,7 +71,7 @@ class StateMachine:
         except Exception as error:
             if event.lane is Lane.DECODE:
                 raise
-            self.state.doing.pop(Lane.STORAGE, None)
+            self.state.doing.pop(event.lane, None)
             self.state.error = error
             return ()
         return actions
@@ -72,12 +87,13 @@ class StateMachine:
             action = steps.throw(event.error) if isinstance(event, Failed) else steps.send(event.result)
         except StopIteration:
             return ()
-        if lane is Lane.STORAGE and state.leaving:
+        if lane is not Lane.DECODE and state.leaving:
             # A member that leaves begins no further duty.
             assert not isinstance(action, WriteShard), "tokens were taken for a shard that is not written"
             steps.close()
             return ()
-        other = state.doing.get(Lane.STORAGE if lane is Lane.DECODE else Lane.DECODE)
-        assert not (isinstance(action, WriteShard) and isinstance(other, WriteShard)), "two shards are written at once"
+        if isinstance(action, WriteShard | Beat):
+            kinds = {type(other) for other in state.doing.values()}
+            assert type(action) not in kinds, f"two lanes write at once: {type(action).__name__}"
         state.doing[lane] = action
         return (action,)

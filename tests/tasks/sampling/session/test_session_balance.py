@@ -12,6 +12,7 @@ from storage.memory import MemoryStore
 from storage.records import AliveRecord, ClosedRecord
 from storage.store import StoreUnavailable
 from tasks.sampling.engines.engine import EngineError
+from tasks.sampling.session.session import BESIDE
 from tasks.sampling.session.session_outcome import Preempted
 from tests.sessions import (
     EXPECTED,
@@ -225,19 +226,20 @@ def test_a_slow_look_does_not_keep_a_notice_from_being_heeded():
     assert len(heeded) < 6000, "the notice was heeded only after the look had ended"
 
 
-def test_closed_between_two_looks_it_leaves_no_thread_behind():
+def test_closed_while_it_decodes_it_leaves_no_thread_behind():
     store = MemoryStore()
     get, asked = store.get, []
 
-    def closed_at_second_look(key, start=0, end=None):
+    def closed_at_second_read(key, start=0, end=None):
         if key == layout.closed(0) and asked:
             return b"{}"
         asked.extend([key] if key == layout.closed(0) else [])
         return get(key, start, end)
 
-    store.get = closed_at_second_look
+    store.get = closed_at_second_read
     joined = a_session(store, SLOTS, clock=SystemClock(), in_threads=True, idle_timeout_s=HELPS_S)
-    assert live(joined).tokens_generated == 0
-    assert not [thread for thread in threading.enumerate() if thread.name == "storage lane" and thread.is_alive()]
+    assert live(joined).responses_finished == 0
+    lanes = {f"{lane.value} lane" for lane in BESIDE}
+    assert not [thread for thread in threading.enumerate() if thread.name in lanes]
     store.get = get
     assert records.read(store, AliveRecord, layout.alive(0, joined.incarnation)).state == "gone"

@@ -38,11 +38,13 @@ from tasks.sampling.session.actions import (
     Work,
     WriteShard,
 )
+from tasks.sampling.session.duties import FAILURES_MAX
+from tasks.sampling.session.flush_lane import begins_s
+from tasks.sampling.session.session import BESIDE
 from tasks.sampling.session.session_config import SessionConfig
 from tasks.sampling.session.session_outcome import Preempted
 from tasks.sampling.session.state import State
 from tasks.sampling.session.state_machine import StateMachine
-from tasks.sampling.session.storage_lane import FAILURES_MAX, begins_s
 from tests.sessions import IN_FLIGHT, a_plan, a_session
 
 CONFIG = SessionConfig(
@@ -86,22 +88,23 @@ class Told:
         return others
 
     def claimed(self):
-        """The slot is claimed; the storage lane rests until 2 s, and the decode lane was woken."""
+        """The slot is claimed; the other lanes rest, and the decode lane was woken."""
         assert isinstance(self.tell(Lane.DECODE)[0], Rest)
-        assert self.tell(Lane.STORAGE) == (ReadClosed(),)
-        assert isinstance(self.tell(Lane.STORAGE, False)[0], Beat)
-        assert self.tell(Lane.STORAGE)[0] == ClaimSlot()
+        assert self.tell(Lane.FLUSH) == (Rest(2.0),)
+        assert self.tell(Lane.CLAIM) == (ReadClosed(),)
+        assert isinstance(self.tell(Lane.CLAIM, False)[0], Beat)
+        assert self.tell(Lane.CLAIM)[0] == ClaimSlot()
         work = tuple(Work(response, 1, ()) for response in OWN)
-        assert self.tell(Lane.STORAGE, work, Claims(dict.fromkeys(OWN, 1), 1, 0)) == (Rest(2.0),)
+        assert self.tell(Lane.CLAIM, work, Claims(dict.fromkeys(OWN, 1), 1, 0)) == (Rest(4.0),)
         assert self.woken
         return self
 
     def decoding(self):
-        """The engine has the weights and four responses; both lanes work."""
+        """The engine has the weights and four responses."""
         assert self.tell(Lane.DECODE) == (LoadWeights(),)
         start, wake = self.tell(Lane.DECODE, True)
         assert start == StartResponses(tuple((response, ()) for response in OWN[:IN_FLIGHT]))
-        assert wake == Wake(Lane.STORAGE)  # the others learn at once that it works
+        assert wake == Wake(Lane.FLUSH)  # the others learn at once that it works
         assert self.tell(Lane.DECODE) == (DecodeStep(),)
         return self
 
@@ -135,24 +138,25 @@ def test_tokens_are_in_the_next_shard_and_only_in_that():
     member = Told().claimed().decoding()
     member.decoded(5)
     member.now_s = 2.0
-    [write] = member.tell(Lane.STORAGE)
+    [write] = member.tell(Lane.FLUSH)
     assert [(row.response, row.start, row.token_ids.tolist()) for row in write.pending.rows(0)] == [
         (response, 0, [5]) for response in OWN[:IN_FLIGHT]
     ]
     member.decoded(6)
-    [probe] = member.tell(Lane.STORAGE)
-    assert probe == ProbeClaims(OWN)
-    assert member.tell(Lane.STORAGE) == (ReadClosed(),)
-    assert isinstance(member.tell(Lane.STORAGE, False)[0], Beat)
+    assert isinstance(member.tell(Lane.FLUSH)[0], Beat)
+    rest, wake = member.tell(Lane.FLUSH)
+    assert (rest, wake) == (Rest(4.0), Wake(Lane.CLAIM))
+    assert member.tell(Lane.CLAIM) == (ProbeClaims(OWN),)
+    assert member.tell(Lane.CLAIM) == (ReadClosed(),)
+    assert member.tell(Lane.CLAIM, False) == (Rest(6.0),)  # it has no room for more
 
 
 def test_what_another_member_has_claimed_is_aborted_and_its_tokens_are_ignored():
     member = Told().claimed().decoding()
     lost = OWN[0]
     member.now_s = 2.0
-    member.tell(Lane.STORAGE)
-    member.tell(Lane.STORAGE, 0)
-    member.tell(Lane.STORAGE, True, Claims(dict.fromkeys(OWN[1:], 1), 1, 0))
+    member.tell(Lane.CLAIM)
+    member.tell(Lane.CLAIM, True, Claims(dict.fromkeys(OWN[1:], 1), 1, 0))
     assert lost not in member.state.holdings.held
     deltas = [TokenDelta(response, (5,), (-1.0,), None) for response in OWN[:IN_FLIGHT]]
     [abort] = member.tell(Lane.DECODE, Decoded(deltas, 1.0))
@@ -164,8 +168,6 @@ def test_what_another_member_has_claimed_is_aborted_and_its_tokens_are_ignored()
 def test_what_it_takes_back_begins_again_from_the_new_claims_tokens_after_the_engine_has_forgotten_it():
     member = Told().claimed().decoding()
     back = OWN[0]
-    member.now_s = 2.0
-    member.tell(Lane.STORAGE)
     member.state.take((Work(back, 3, (7, 8)),))
     deltas = [TokenDelta(back, (5,), (-1.0,), FinishReason.STOP)]
     assert member.tell(Lane.DECODE, Decoded(deltas, 1.0)) == (AbortResponses((back,)),)
@@ -176,16 +178,16 @@ def test_what_it_takes_back_begins_again_from_the_new_claims_tokens_after_the_en
 def test_a_member_that_leaves_writes_at_once_beside_a_look_and_says_gone_after_it():
     member = Told().claimed().decoding()
     member.decoded(5)
-    # A look is under way.
     member.now_s = 4.0
-    for result, action in [(None, WriteShard), (0, ProbeClaims), (None, ReadClosed), (False, Beat)]:
-        assert isinstance(member.tell(Lane.STORAGE, result)[0], action)
+    assert member.tell(Lane.CLAIM) == (ProbeClaims(OWN),)  # a look is under way
     assert member.machine.step(Noticed(now_s=4.0)) == ()  # the decode lane is in the engine
     write = member.decoded(6)[0]
-    assert [row.token_ids.tolist() for row in write.pending.rows(0)] == [[6]] * IN_FLIGHT
+    assert [row.token_ids.tolist() for row in write.pending.rows(0)] == [[5, 6]] * IN_FLIGHT
+    assert isinstance(member.tell(Lane.DECODE)[0], Rest)
+    assert member.tell(Lane.FLUSH) == ()
     assert isinstance(member.tell(Lane.DECODE)[0], Rest)
     woken = member.woken
-    assert member.tell(Lane.STORAGE) == ()  # no further duty is begun
+    assert member.tell(Lane.CLAIM) == ()  # no further duty is begun
     assert member.woken == woken + 1
     assert isinstance(member.tell(Lane.DECODE)[0], WriteShard)
     [gone] = member.tell(Lane.DECODE)
@@ -199,19 +201,24 @@ def test_while_a_shard_is_written_no_other_is_begun():
     member = Told().claimed().decoding()
     member.decoded(5)
     member.now_s = 2.0
-    assert isinstance(member.tell(Lane.STORAGE)[0], WriteShard)
+    assert isinstance(member.tell(Lane.FLUSH)[0], WriteShard)
     member.machine.step(Noticed(now_s=2.0))
     member.decoded(6)
     assert isinstance(member.tell(Lane.DECODE)[0], Rest)  # instead of a second write
-    member.tell(Lane.STORAGE, 4)
+    member.tell(Lane.CLAIM)
+    member.tell(Lane.FLUSH, 4)
     assert isinstance(member.tell(Lane.DECODE)[0], WriteShard)
 
 
-def test_a_storage_lane_that_does_not_end_is_not_waited_for_without_end():
+@pytest.mark.parametrize("lane", BESIDE)
+def test_a_lane_that_does_not_end_is_not_waited_for_without_end(lane):
     member = Told().claimed().decoding()
     member.now_s = 2.0
-    member.tell(Lane.STORAGE)
-    assert isinstance(member.fail(Lane.DECODE, EngineError("out of memory"))[0], Rest)
+    member.tell(lane)
+    action = member.fail(Lane.DECODE, EngineError("out of memory"))[0]
+    if isinstance(action, WriteShard):
+        action = member.tell(Lane.DECODE)[0]
+    assert isinstance(action, Rest)
     member.now_s = 70.0
     assert isinstance(member.tell(Lane.DECODE)[0], AbortResponses)
     with pytest.raises(EngineError, match="out of memory"):
@@ -226,8 +233,8 @@ def test_what_is_handed_over_is_released_once_its_tokens_are_journalled():
     assert member.state.holdings.released == {OWN[0]: 1}
     assert member.state.vitals().released == 0
     member.now_s = 4.0
-    member.tell(Lane.STORAGE)
-    member.tell(Lane.STORAGE, 5)
+    member.tell(Lane.FLUSH)
+    member.tell(Lane.FLUSH, 5)
     assert member.state.vitals().released == 1
     assert member.state.vitals().unfinished == len(OWN)
 
@@ -247,36 +254,33 @@ def test_a_store_that_is_out_is_tried_again_and_given_up_after_some_failures_of_
         assert member.state.error is None
         member.now_s = 2.0 * (count + 1)
         # The heartbeat is due every second time, and works; the flush never does.
-        action = member.tell(Lane.STORAGE)[0]
+        action = member.tell(Lane.FLUSH)[0]
         assert isinstance(action, WriteShard)
-        action = member.fail(Lane.STORAGE, StoreUnavailable("slow down"))
+        action = member.fail(Lane.FLUSH, StoreUnavailable("slow down"))
         while action and not isinstance(action[0], Rest):
-            action = member.tell(Lane.STORAGE)
+            action = member.tell(Lane.FLUSH)
     assert isinstance(member.state.error, StoreUnavailable)
 
 
 def test_a_look_takes_from_each_source_once_and_holds_what_it_took_at_once():
     member = Told()
     member.tell(Lane.DECODE)
-    member.tell(Lane.STORAGE)
-    member.tell(Lane.STORAGE, False)
-    member.tell(Lane.STORAGE)
-    assert isinstance(member.tell(Lane.STORAGE, ())[0], WriteShard)  # nothing to hold: it looks around
-    assert member.tell(Lane.STORAGE, 0) == (ProbeClaims(()),)
-    assert member.tell(Lane.STORAGE) == (ReadClosed(),)
-    assert member.tell(Lane.STORAGE, False)[0] == ReadClaims()
-    assert member.tell(Lane.STORAGE)[0] == ReadOwnUnit(cuts=False, has_cut=False)
-    assert member.tell(Lane.STORAGE, False)[0] == LookAround({}, 0, 0)
+    member.tell(Lane.CLAIM)
+    member.tell(Lane.CLAIM, False)
+    member.tell(Lane.CLAIM)
+    assert member.tell(Lane.CLAIM, ())[0] == ReadClaims()  # nothing to hold: it looks around
+    assert member.tell(Lane.CLAIM)[0] == ReadOwnUnit(cuts=False, has_cut=False)
+    assert member.tell(Lane.CLAIM, False)[0] == LookAround({}, 0, 0)
     lost = {name: a_holder(name) for name in ("00001-x", "00001-y")}
-    first = member.tell(Lane.STORAGE, Seen(holders=lost))[0]
+    first = member.tell(Lane.CLAIM, Seen(holders=lost))[0]
     assert isinstance(first, Take)
     taken = Taken((Work(9, 2, (1,)),), 1)
-    second = member.tell(Lane.STORAGE, taken, Claims({9: 2}, 1, 1))[0]
+    second = member.tell(Lane.CLAIM, taken, Claims({9: 2}, 1, 1))[0]
     assert {first.transfer.incarnation, second.transfer.incarnation} == lost.keys()
     assert list(member.state.holdings.held) == [9]
     assert member.state.vitals().claims == 1
     # An earlier claim came to light, which the next look will hand out.
-    rest = member.tell(Lane.STORAGE, Taken((Work(10, 3, ()),), 1), Claims({9: 2, 10: 3, 12: 4}, 3, 1))
+    rest = member.tell(Lane.CLAIM, Taken((Work(10, 3, ()),), 1), Claims({9: 2, 10: 3, 12: 4}, 3, 1))
     assert isinstance(rest[0], Rest)
     assert member.state.vitals().claims == 2
 
@@ -323,11 +327,11 @@ def test_no_token_waits_longer_than_an_interval_where_quick_and_slow_flushes_alt
         while not isinstance(action, WriteShard):
             if isinstance(action, Rest):
                 member.now_s = max(member.now_s, action.until_s)
-            [action] = member.tell(Lane.STORAGE, False if isinstance(action, ReadClosed) else None)
+            action = member.tell(Lane.FLUSH)[0]
         began_s, member.now_s = member.now_s, member.now_s + took_s
         waited_s.append(member.now_s - taken_s)
         taken_s = began_s
-        [action] = member.tell(Lane.STORAGE, 0)
+        [action] = member.tell(Lane.FLUSH, 0)
     # The first slow one could not be known.
     assert max(waited_s[2:]) <= interval_s
 
@@ -335,8 +339,8 @@ def test_no_token_waits_longer_than_an_interval_where_quick_and_slow_flushes_alt
 def test_a_notice_that_comes_while_it_leaves_anyway_is_no_preemption():
     member = Told()
     member.tell(Lane.DECODE)
-    member.tell(Lane.STORAGE)
-    member.tell(Lane.STORAGE, True)  # closed
+    member.tell(Lane.CLAIM)
+    member.tell(Lane.CLAIM, True)  # closed
     assert isinstance(member.tell(Lane.DECODE)[0], WriteShard)
     member.machine.step(Noticed(now_s=0.0))
     assert member.tell(Lane.DECODE) == ()
@@ -347,18 +351,20 @@ def test_an_engine_that_dies_of_being_told_to_forget_is_dead_to_its_next_user():
     member.state.closed = True
     action = member.decoded(5)[0]
     while not isinstance(action, AbortResponses):
-        action = member.tell(Lane.DECODE if member.state.doing.get(Lane.DECODE) else Lane.STORAGE)[0]
         if isinstance(action, Rest):
-            member.tell(Lane.STORAGE)
+            member.tell(Lane.FLUSH)
+            member.tell(Lane.CLAIM)
+        action = member.tell(Lane.DECODE)[0]
     assert member.fail(Lane.DECODE, EngineDied("gone")) == ()
     assert member.state.outcome().engine_died
 
 
-def test_a_broken_invariant_in_the_storage_lane_ends_the_decode_lane():
+@pytest.mark.parametrize("lane", BESIDE)
+def test_a_broken_invariant_in_another_lane_ends_the_decode_lane(lane):
     member = Told().claimed().decoding()
     member.state.ends_journalled = 9
     member.now_s = 2.0
-    assert member.tell(Lane.STORAGE) == ()
+    assert member.tell(lane) == ()
     with pytest.raises(AssertionError, match="more ends were journalled"):
         member.decoded(5)
 

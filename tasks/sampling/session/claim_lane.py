@@ -1,0 +1,115 @@
+"""The claim lane: how a member claims its slot, notices others' claims and the end, and looks for work.
+
+A generator of actions, which is sent the result of each. What it finds is in the state for the decode lane's next turn,
+so the engine never waits for it.
+"""
+
+from tasks.planning.rebalance import Turns
+from tasks.sampling.session.actions import (
+    AskEnough,
+    Beat,
+    ClaimSlot,
+    Lane,
+    LookAround,
+    ProbeClaims,
+    ReadClaims,
+    ReadClosed,
+    ReadOwnUnit,
+    Rest,
+    Seen,
+    Take,
+    Taken,
+)
+from tasks.sampling.session.duties import Duties, Steps
+from tasks.sampling.session.state import State
+
+
+class ClaimLane:
+    """One claim of the slot, then rounds of reading, each after a round of the flush lane."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._duties = Duties(state.config.slot)
+
+    def steps(self) -> Steps:
+        """Claim the slot, then read news and look for work; ends by itself only if the iteration is closed already."""
+        state = self._state
+        while not state.claimed:
+            yield from self._duties.attempt("claim", self._claim())
+            if state.closed:
+                return
+            if not state.claimed:
+                yield Rest(state.now_s + state.wake_interval_s)
+        if not state.holdings.held:
+            yield from self._duties.attempt("look", self._look())
+        while True:
+            if Lane.CLAIM not in state.hastened:
+                # The flush lane ends the rest. If its write hangs, others' claims are noticed all the same.
+                yield Rest(state.now_s + 2 * state.wake_interval_s)
+            state.hastened.discard(Lane.CLAIM)
+            yield from self._round()
+
+    def _claim(self) -> Steps:
+        state = self._state
+        state.closed = yield ReadClosed()
+        if state.closed:
+            return
+        if not state.announced:
+            yield Beat(state.vitals())
+            state.announced = True
+        state.take((yield ClaimSlot()))
+        state.claimed = True
+
+    def _round(self) -> Steps:
+        """Read what is new, and do what is due or would be late at the next wake-up."""
+        state, now_s = self._state, self._state.now_s
+        soon_s = now_s + state.wake_interval_s
+        yield from self._duties.attempt("news", self._news())
+        if state.asks_enough and soon_s > state.next_watch_s:
+            state.next_watch_s = now_s + state.config.heartbeat_interval_s
+            yield from self._duties.attempt("watch", self._watch())
+        if (state.room() > 0 or state.awaits_takers()) and soon_s > state.next_look_s:
+            state.next_look_s = now_s + state.config.heartbeat_interval_s
+            yield from self._duties.attempt("look", self._look())
+
+    def _news(self) -> Steps:
+        """Read others' claims on what this member held at its last flush, and whether the iteration is closed."""
+        state = self._state
+        yield ProbeClaims((*state.holdings.held, *state.released_journalled))
+        state.closed = state.closed or (yield ReadClosed())
+
+    def _watch(self) -> Steps:
+        self._state.enough = yield AskEnough()
+
+    def _look(self) -> Steps:
+        """Look for work and take it."""
+        state, asked = self._state, self._state.looks_due
+        if state.closed:
+            return
+        state.is_looking = True
+        try:
+            yield ReadClaims()
+            if not state.may_always_go:
+                # Other members may claim released responses before the next look.
+                state.own_ended = not state.holdings.released and (yield ReadOwnUnit(state.cuts, state.has_cut))
+            if state.wants_work():
+                yield from self._seek()
+            state.looks_answered = asked
+        finally:
+            state.is_looking = False
+
+    def _seek(self) -> Steps:
+        state = self._state
+        seeker = state.seeker()
+        seen: Seen = yield LookAround(state.holdings.known(), seeker.running, state.released_count())
+        state.take(seen.stray)
+        if seen.stray:
+            return
+        found = 0
+        turns = Turns(seeker, seen.holders, seen.unclaimed)
+        while transfer := turns.next():
+            taken: Taken = yield Take(transfer)
+            state.take_more(taken)
+            turns.took(transfer, len(taken.work))
+            found += len(taken.work)
+        state.note_look(seen, found_work=bool(found))
