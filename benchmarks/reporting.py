@@ -12,7 +12,7 @@ import re
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -130,7 +130,8 @@ def finish(
 
     Args:
         name: the name of the benchmark.
-        rows: one mapping per table row; the columns are the keys of all rows in order of appearance.
+        rows: one mapping per table row; the columns are the keys of all rows in order of appearance. A value may be
+            Measured.
         targets: the claims.
         as_json: whether the last line is JSON.
         notes: further conditions, such as sizes, rounds and options.
@@ -140,9 +141,9 @@ def finish(
     print(f"{name}: " + ", ".join(f"{key} {value}" for key, value in setting.items()))
     _print_table(rows)
     for target in targets:
-        between = "" if target.interval is None else f" [{', '.join(map(_shown, target.interval))}]"
+        value = target.value if target.interval is None else Measured(target.value, target.interval)
         word = "met   " if target.met else "MISSED"
-        print(f"{word} {target.name}: {_shown(target.value)}{between} (bound {target.bound})")
+        print(f"{word} {target.name}: {_shown(value)} (bound {target.bound})")
     if as_json:
         summary = {
             "benchmark": name,
@@ -151,7 +152,7 @@ def finish(
             "rows": [dict(row) for row in rows],
             **dict(results or {}),
         }
-        print(json.dumps(summary), flush=True)
+        print(json.dumps(summary, default=asdict), flush=True)
 
 
 def _summary(target: Target) -> dict[str, Any]:
@@ -168,6 +169,8 @@ def _print_table(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, Measured):
+        return f"{_shown(value.median)} [{', '.join(map(_shown, value.interval))}]"
     if not isinstance(value, float):
         return str(value)
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"

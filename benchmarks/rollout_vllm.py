@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.equal_work import PROMPT, decode, journal, probe_model
-from benchmarks.reporting import Target, interleave
+from benchmarks.reporting import Target, interleave, ratios
 from tasks.configuration.rollout import VllmConfig
 from tasks.sampling.engines.engine import Engine
 from tasks.sampling.engines.vllm_engine import VllmEngine
@@ -67,7 +67,7 @@ class BareVllm:
 
 
 def vllm_row(process: Process, responses: int, tokens: int, rounds: int, *, parts: bool) -> dict[str, Any]:
-    """Tokens per second of the arms, interleaved in one run, and the median of each round's ratio to vLLM alone.
+    """Tokens per second of the arms, interleaved in one run, and each arm's ratio to vLLM alone, round by round.
 
     parts: also measure our engine without a session, and without keyed sampling.
     """
@@ -107,16 +107,21 @@ def vllm_row(process: Process, responses: int, tokens: int, rounds: int, *, part
         "measure": f"vLLM in {'its own' if process == 'own' else 'this'} process, {responses} responses, tokens/s",
         "vLLM alone": statistics.median(found["bare"]),
         "our rollout": statistics.median(found["session"]),
-        "ratio": _ratio(found["session"], found["bare"]),
+        "ratio": ratios(found["session"], found["bare"]),
     }
     if parts:
         row |= {
-            "engine ratio": _ratio(found["engine"], found["bare"]),
-            "unkeyed ratio": _ratio(found["unkeyed"], found["bare"]),
-            "keyed sampling tax %": 100 * (_ratio(found["unkeyed"], found["engine"]) - 1),
-            "journalling tax %": 100 * (_ratio(found["engine"], found["session"]) - 1),
+            "engine ratio": ratios(found["engine"], found["bare"]),
+            "unkeyed ratio": ratios(found["unkeyed"], found["bare"]),
+            "keyed sampling tax %": ratios(found["unkeyed"], found["engine"]).scaled(percent),
+            "journalling tax %": ratios(found["engine"], found["session"]).scaled(percent),
         }
     return row
+
+
+def percent(ratio: float) -> float:
+    """How much more than 1 a ratio is, in percent."""
+    return 100 * (ratio - 1)
 
 
 def vllm_rows(*, full: bool) -> tuple[list[dict[str, Any]], list[Target]]:
@@ -125,11 +130,7 @@ def vllm_rows(*, full: bool) -> tuple[list[dict[str, Any]], list[Target]]:
     processes: list[Process] = ["own", "same"] if full else ["own"]
     rows = [vllm_row(process, responses, tokens, rounds, parts=full) for process in processes]
     targets = [
-        Target(f"vllm_rollout_over_bare_vllm_in_{process}_process", row["ratio"], ">= 0.95")
+        row["ratio"].target(f"vllm_rollout_over_bare_vllm_in_{process}_process", ">= 0.95")
         for process, row in zip(processes, rows, strict=True)
     ]
     return rows, targets
-
-
-def _ratio(ours: list[float], theirs: list[float]) -> float:
-    return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))

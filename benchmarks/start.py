@@ -15,7 +15,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from benchmarks.reporting import Target, finish
+from benchmarks.reporting import Target, finish, ratios
 from benchmarks.start_containers import (
     BUCKET,
     EXECUTION,
@@ -148,21 +148,22 @@ def row(label: str, task: str, starts: Sequence[Start]) -> dict[str, Any]:
 def targets_of(measured: Mapping[str, Starts]) -> list[Target]:
     """The targets of this checkout against flytekit alone, and against the other checkout if there is one."""
 
-    def work_s(label: str, task: str) -> float:
-        return median(measured[label][task], lambda start: start.work_s)
+    def works_s(label: str, task: str) -> list[float]:
+        return [start.work_s for start in measured[label][task]]
 
-    def peak_mb(task: str) -> float:
-        return median(measured["this"][task], lambda start: start.peak_mb)
+    def peaks_mb(task: str) -> list[float]:
+        return [start.peak_mb for start in measured["this"][task]]
 
     found = []
     for task, (seconds, peaks) in BOUNDS.items():
         name = task.replace(", ", "_").replace(" ", "_")
         found += [
-            Target(f"{name}_over_flytekit", work_s("this", task) / work_s("this", FLYTEKIT), f"<= {seconds}"),
-            Target(f"{name}_peak_over_flytekit", peak_mb(task) / peak_mb(FLYTEKIT), f"<= {peaks}"),
+            ratios(works_s("this", task), works_s("this", FLYTEKIT)).target(f"{name}_over_flytekit", f"<= {seconds}"),
+            ratios(peaks_mb(task), peaks_mb(FLYTEKIT)).target(f"{name}_peak_over_flytekit", f"<= {peaks}"),
         ]
         if "other" in measured and task != "conclude":
-            found.append(Target(f"{name}_over_other", work_s("this", task) / work_s("other", task), "<= 0.5"))
+            over_other = ratios(works_s("this", task), works_s("other", task))
+            found.append(over_other.target(f"{name}_over_other", "<= 0.5"))
     return found
 
 

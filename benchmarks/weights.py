@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.late_joiner import PARTS, joined
-from benchmarks.reporting import Target, finish, interleave, medians
+from benchmarks.reporting import Target, finish, interleave, medians, ratios
 from benchmarks.weight_steps import Step, make_policy, make_random_policy, steps
 from storage import layout, model_files
 from storage.clock import SystemClock
@@ -86,8 +86,10 @@ def timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - started_s
 
 
-def pull_rates(store: ObjectStore, root: Path | None, num_bytes: int, folder: Path, rounds: int) -> dict[str, float]:
-    """The GB/s of each arm, as the median over the rounds."""
+def pull_times(
+    store: ObjectStore, root: Path | None, num_bytes: int, folder: Path, rounds: int
+) -> dict[str, list[float]]:
+    """The seconds of each arm, round by round."""
     prefix = layout.weights(0)
     tensors = random_tensors(num_bytes)
     manifest = publish(store, prefix, tensors, {})
@@ -110,7 +112,16 @@ def pull_rates(store: ObjectStore, root: Path | None, num_bytes: int, folder: Pa
         }
     for arm in arms.values():
         arm()
-    return {name: num_bytes / value / 1e9 for name, value in medians(interleave(arms, rounds)).items()}
+    return interleave(arms, rounds)
+
+
+def rate_rows(where: str, plain: str, num_bytes: int, times_s: dict[str, list[float]]) -> list[dict[str, Any]]:
+    """A row for each arm; `plain` names the arm that the others are compared with."""
+    rates = {arm: num_bytes / seconds / 1e9 for arm, seconds in medians(times_s).items()}
+    return [
+        {"measured": where, "arm": arm, "GB/s": rate, "of the plain copy": rate / rates[plain]}
+        for arm, rate in rates.items()
+    ]
 
 
 def next_version(store: ObjectStore, folder: Path, clock: SystemClock) -> float:
@@ -141,19 +152,13 @@ def measure_pull(num_bytes: int, s3_bytes: int, rounds: int) -> tuple[list[dict[
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         store = LocalStore(folder / "run", fsync=False)
-        local = pull_rates(store, folder / "run", num_bytes, folder, rounds)
-    rows = [
-        {"measured": "local directory", "arm": arm, "GB/s": rate, "of the plain copy": rate / local["plain copy"]}
-        for arm, rate in local.items()
-    ]
+        local_s = pull_times(store, folder / "run", num_bytes, folder, rounds)
+    rows = rate_rows("local directory", "plain copy", num_bytes, local_s)
     with s3_store() as remote, tempfile.TemporaryDirectory() as temporary:
         if remote is not None and s3_bytes:
-            s3 = pull_rates(remote, None, s3_bytes, Path(temporary), rounds)
-            rows += [
-                {"measured": "S3 server", "arm": arm, "GB/s": rate, "of the plain copy": rate / s3["copy by get"]}
-                for arm, rate in s3.items()
-            ]
-    return rows, [Target("pull_over_plain_copy", local["pull"] / local["plain copy"], ">= 0.8")]
+            s3_s = pull_times(remote, None, s3_bytes, Path(temporary), rounds)
+            rows += rate_rows("S3 server", "copy by get", s3_bytes, s3_s)
+    return rows, [ratios(local_s["plain copy"], local_s["pull"]).target("pull_over_plain_copy", ">= 0.8")]
 
 
 def sent_bytes(store: ObjectStore, version: int, manifest: Manifest) -> int:

@@ -41,6 +41,14 @@ def test_what_nobody_can_save_is_the_measure_and_the_other_checkout_where_there_
     assert not against["plan_new_run_over_other"].met
 
 
+def test_a_target_is_met_only_if_it_is_in_every_round_of_few():
+    ours = {FLYTEKIT: starts(1.0, 1.0), "iterations": starts(1.0, 9.0), NEW: starts(2.0, 2.0), NEXT: starts(2.0, 2.0)}
+    ours["conclude"] = starts(2.0, 2.0)
+    found = {target.name: target for target in targets_of({"this": ours})}
+    assert found["iterations_over_flytekit"].interval == (1.0, 9.0)
+    assert not found["iterations_over_flytekit"].met
+
+
 def test_the_first_request_that_matches_counts():
     asked = [Request(11.0, "GET /b/x-flyte/inputs.pb?"), Request(12.5, "GET /b/x-run/run.json?")]
     life = Life(wall_s=3.0, cpu_s=2.0, peak_mb=1.0, began_s=10.0, requests=asked)
