@@ -198,9 +198,14 @@ def evaluation_deck(name: str) -> str:
     return f"{EVALUATIONS}{name}.html"
 
 
+def evaluation_directory(name: str) -> str:
+    """The prefix of an evaluation's own directory: one iteration, laid out like a run's, without training."""
+    return f"{EVALUATIONS}{name}/"
+
+
 def evaluation_url(run_url: str, name: str) -> str:
-    """Returns the url of an evaluation's own directory: one iteration, laid out like a run's, without training."""
-    return f"{run_url.rstrip('/')}/{EVALUATIONS}{name}"
+    """Returns the url of an evaluation's own directory."""
+    return f"{run_url.rstrip('/')}/{evaluation_directory(name).rstrip('/')}"
 
 
 def evaluated(url: str) -> tuple[str, str]:

@@ -44,7 +44,8 @@ def prepare(config: RunConfig, version: int, execution: str, clock: Clock) -> tu
     """Plan an evaluation, for the task plan_evaluation; version -1 is the newest.
 
     Everything that can be wrong with the input is found here, before anything is created. Raises ValueError and the
-    errors of opening prompts and rewards, ConflictingRecord for another run's configuration, VersionGone.
+    errors of opening prompts and rewards, ConflictingRecord for another run's configuration, VersionGone, and
+    StoreDenied if the evaluation's directory is a link.
     """
     rewards, prefix = rewards_of(config)
     config.pools.check_prices()
@@ -66,6 +67,8 @@ def prepare(config: RunConfig, version: int, execution: str, clock: Clock) -> tu
     if exists(run, layout.evaluation(name)):
         log.info("evaluation %s has ended already", name)
         return reference, []
+    # The root of a store may be a link, but this one lies in the run, below which none is followed.
+    any(run.list(layout.evaluation_directory(name)))
     store = connect(url)
     if not exists(store, layout.plan(ITERATION)):
         _write_plan(run, store, stored, config, version, decided_by, held, clock)

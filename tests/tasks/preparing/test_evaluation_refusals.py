@@ -1,9 +1,12 @@
 """What an evaluation cannot be made of is refused before anything is created."""
 
+from pathlib import Path
+
 import pytest
 
 from storage.clock import ManualClock
-from storage.store import ConflictingRecord
+from storage.local import LocalStore
+from storage.store import ConflictingRecord, StoreDenied
 from tasks.grading.reward import GradingError
 from tasks.preparing.evaluation import VersionGone
 from tasks.preparing.iteration import prepare as plan_training
@@ -118,3 +121,19 @@ def test_training_does_not_open_prompts_that_only_the_workflow_evaluates(model):
     memory_store("evaluate")
     settings = evaluated_as(model, data={"source": "none.jsonl"}, interval=0)
     assert plan_training(settings, "e1", ManualClock())[1] == [[0, 1]]
+
+
+def test_a_directory_that_is_a_link_out_of_the_run(store, model, tmp_path):
+    run, victim = LocalStore(tmp_path / "run", fsync=False), tmp_path / "victim"
+    for key, body in everything(store).items():
+        run.create(key, body)
+    settings = config(run.url, model, evaluation=EVALUATION)
+    reference, _ = planned(settings)
+    directory = Path(reference.run_url)
+    directory.rename(victim)
+    next(victim.rglob("plan.json")).unlink()  # which would be planned anew
+    directory.symlink_to(victim)
+    before = sorted(victim.rglob("*"))
+    with pytest.raises(StoreDenied, match="link"):
+        planned(settings)
+    assert sorted(victim.rglob("*")) == before
