@@ -18,8 +18,8 @@ from storage.records import PlanRecord
 from storage.shard import Row
 
 # Without faults a member makes at most this many requests, each with a way to the store and one back, in a round of the
-# flush lane (a shard, a heartbeat) and in one of the claim lane (claims, the end, a look).
-FLUSH_REQUESTS, CLAIM_REQUESTS = 2, 60
+# flush lane (a shard, a heartbeat) and in one of the claim lane (claims, the end, a look, which reads other journals).
+FLUSH_REQUESTS, CLAIM_REQUESTS = 2, 100
 KILLED = "Crashed"
 Written = Sequence[tuple[float, Row]]
 

@@ -6,6 +6,7 @@ its own zero and rate, and can be killed or frozen wherever it waits.
 
 import heapq
 import itertools
+import math
 import random
 from collections.abc import Callable
 
@@ -153,6 +154,7 @@ class ProcessClock:
         self._rate = rng.uniform(0.85, 1.15)
         self._monotonic_zero_s = rng.uniform(0, 1e5)
         self._wall_zero_s = 1.7e9 + rng.uniform(-300, 300)
+        self._stopped_until_s = -math.inf
 
     def monotonic(self) -> float:
         return self._monotonic_zero_s + self._rate * self._timeline.now_s
@@ -168,5 +170,8 @@ class ProcessClock:
         return duration_s / self._rate
 
     def stop(self, duration_s: float) -> None:
-        """Stop the clocks for this long from now on, as in a suspended virtual machine."""
-        self._monotonic_zero_s -= self._rate * duration_s
+        """Stop the clocks for this long from now on, as in a suspended virtual machine; they stand still once only."""
+        now_s = self._timeline.now_s
+        until_s = max(self._stopped_until_s, now_s + duration_s)
+        self._monotonic_zero_s -= self._rate * (until_s - max(self._stopped_until_s, now_s))
+        self._stopped_until_s = until_s
