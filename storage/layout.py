@@ -137,6 +137,11 @@ def closed(index: int) -> str:
     return f"{iteration(index)}closed.json"
 
 
+def collected(index: int) -> str:
+    """What it took to record this iteration's groups apart from training, until the train phase was due."""
+    return f"{iteration(index)}collected.json"
+
+
 def responses(index: int) -> str:
     """All responses of a committed iteration in one object, which replaces its journal."""
     return f"{iteration(index)}responses.arrow"

@@ -35,6 +35,7 @@ from tasks.grading.grader import Grader
 from tasks.grading.reward import GradingCase
 from tasks.learning.advance import advance
 from tasks.learning.advantage import advantages_of
+from tasks.learning.collecting import collect
 from tasks.preparing.iteration import prepare
 from tasks.prompts.loading import load_prompts
 from tasks.reporting.conclusion import conclude_iteration
@@ -297,10 +298,12 @@ def report(model: Path, algorithm: str) -> ReportRecord:
         "rewards": [{"function": "arithmetic"}],
         "sampling": {"max_completion_length": 8},
         "rollout": {"engine": "scripted"},
+        "trainer": {"placement": "pod"},
         "pools": {"rollout": {"count": 1}},
     }
     reference, [[slot]] = prepare(parse(document), "test", clock)
     generate_slot(reference.run_url, 0, slot, lambda: False, clock)
+    collect(reference.run_url, 0, "test", clock)
     advance(reference.run_url, 0, "test", clock)
     return conclude_iteration(connect(reference.run_url), 0, {"rollout": 1.0, "train": 1.0}, clock)
 

@@ -11,6 +11,7 @@ from typing import Any
 from flytekit import workflow
 
 from resources.pools import PoolsConfig, RolloutPoolConfig, overrides
+from tasks.collect import collect
 from tasks.conclude import conclude
 from tasks.configuration.references import IterationOutcome
 from tasks.configuration.trainer import TrainerConfig
@@ -50,7 +51,12 @@ def rollout_nodes(reference: Any, slots: Any, pools: PoolsConfig, names: NodeNam
 
 
 def train_node(reference: Any, pools: PoolsConfig, trainer: TrainerConfig, names: NodeNames) -> Any:
-    """Wire the trainer of a plan: a sibling of rollout, never downstream of it, because it follows the journal."""
+    """Wire the trainer of a plan: a sibling of rollout, never downstream of it, because it follows the journal.
+
+    With placement "pod" a collector on the control pool follows first, and the trainer is downstream of that.
+    """
+    if trainer.placement == "pod":
+        reference = collect(plan=reference).with_overrides(**overrides(pools.control), **names.of("collect"))
     task = train
     if trainer.nnodes * trainer.nproc_per_node > 1:
         from tasks.train_elastic import elastic_trainer  # noqa: PLC0415 - needs the plugin of the extra train-gpu

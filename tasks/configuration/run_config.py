@@ -35,6 +35,10 @@ from tasks.configuration.trainer import TrainerConfig
 
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
+# Measured in simulation: cycles are 1.02 times as long as if training followed the rollout from its beginning, and the
+# trainer's machines are held for 0.27 of a cycle instead of all of it.
+PHASE_START_SHARE = 0.9
+
 # Settings that may change between iterations without changing what is learned: places, speeds, prices.
 OPERATIONAL = {
     "run": {"url", "lease_ttl_s"},
@@ -64,6 +68,8 @@ OPERATIONAL = {
         "step_timeout_s",
     },
     "trainer": {
+        "placement",
+        "phase_start_share",
         "device",
         "group_timeout_s",
         "poll_interval_s",
@@ -147,9 +153,20 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         reward_names(self.rewards)
-        problems_found = [*_lengths_that_clash(self), *_groups_that_clash(self), *_machines_that_clash(self)]
+        problems_found = [
+            *_lengths_that_clash(self),
+            *_groups_that_clash(self),
+            *_machines_that_clash(self),
+            *_placements_that_clash(self),
+        ]
         if problems_found:
             raise ValueError("; ".join(problems_found))
+
+    @property
+    def phase_start_share(self) -> float:
+        """The share of the groups that is recorded before the train phase begins, with trainer.placement "pod"."""
+        given = self.trainer.phase_start_share
+        return (PHASE_START_SHARE if self.algorithm.streams else 1.0) if given is None else given
 
 
 def _lengths_that_clash(config: RunConfig) -> Iterator[str]:
@@ -205,6 +222,30 @@ def _machines_that_clash(config: RunConfig) -> Iterator[str]:
             "critic: given; allowed with algorithm.advantage_estimator "
             f"{config.algorithm.advantage_estimator!r}: nothing, because there is no critic"
         )
+
+
+def _placements_that_clash(config: RunConfig) -> Iterator[str]:
+    trainer, share = config.trainer, config.trainer.phase_start_share
+    if trainer.placement == "own":
+        if share is not None:
+            yield f"trainer.phase_start_share: value {share}; allowed with trainer.placement 'own': null"
+        return
+    if share is not None and share < 1 and not config.algorithm.streams:
+        yield (
+            f"trainer.phase_start_share: value {share}; allowed: null or 1, because the algorithm needs the whole "
+            "batch before its first gradient"
+        )
+    if config.planning.seeding == "auto":
+        yield (
+            "planning.seeding: value 'auto'; allowed with trainer.placement 'pod': off, because the trainer's machines "
+            "are there for the train phase only"
+        )
+    for index, reward in enumerate(config.rewards):
+        if reward.model is not None:
+            yield (
+                f"rewards.{index}.model: given; allowed with trainer.placement 'pod': no reward model, because "
+                "responses are graded on pools.control, which has no GPU"
+            )
 
 
 def load(path: str | Path) -> RunConfig:

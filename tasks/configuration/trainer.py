@@ -13,6 +13,11 @@ class TrainerConfig:
     """How the train task runs.
 
     Attributes:
+        placement: Which machines record an iteration's groups. "own": pools.train, which follows the rollout from its
+            beginning. "pod": pools.control, until the train phase is due; pools.train is held for little more than the
+            phase, so that other runs can have it meanwhile.
+        phase_start_share: With placement "pod", the train phase is due when this share of the groups is recorded. null:
+            0.9, or 1 if the algorithm needs the whole batch before its first gradient.
         dtype: The dtype of the matrix products; parameters, gradients and moments are always float32.
         device: "auto" takes the first GPU if there is one.
         micro_batch_tokens_max: The most padded tokens (prompt and response) of a micro-batch and of a forward pass.
@@ -28,6 +33,8 @@ class TrainerConfig:
     """
 
     __pydantic_config__ = STRICT
+    placement: Literal["own", "pod"] = "own"
+    phase_start_share: Annotated[float, Field(gt=0, le=1)] | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     micro_batch_tokens_max: Annotated[int, Field(ge=1)] = 16384

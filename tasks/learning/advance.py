@@ -5,7 +5,6 @@ What an earlier attempt finished is not done again: published weights, a written
 
 import logging
 import tempfile
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
@@ -16,7 +15,7 @@ from storage.clock import Clock
 from storage.connect import connect
 from storage.metered import MeteredStore, Requests
 from storage.records import PlanRecord, TrainingRecord
-from storage.run import beat_lease, connect_to_run, exists, read_config, read_plan
+from storage.run import connect_to_run, exists, read_config, read_plan
 from storage.store import ObjectStore, StorageError
 from storage.weights.tensor_sets import read_manifest
 from storage.weights.versions import pull_version
@@ -25,6 +24,7 @@ from tasks.grading.run_rewards import open_grader
 from tasks.learning.generation import Generation, free_device
 from tasks.learning.importance import same_engine
 from tasks.learning.learner import Learner
+from tasks.learning.lease import keep_lease
 from tasks.learning.nonfinite import keep_nonfinite
 from tasks.learning.optimizer import NonFiniteGradient
 from tasks.learning.publication import AnotherWasFirstError, publish, published_blocks, save_and_publish
@@ -37,7 +37,6 @@ from tasks.prompts.decode import open_decoder
 from tasks.sampling.session.crew_watch import CrewWatch, LeftAlone
 
 log = logging.getLogger(__name__)
-BEATS_PER_TTL = 5
 
 
 class ConcludedByAnother(RuntimeError):  # noqa: N818 - reads as what happened
@@ -180,24 +179,3 @@ def _told_before_it_ends(ranks: Ranks) -> Iterator[None]:
     except NonFiniteGradient:
         ranks.broadcast()
         raise
-
-
-@contextmanager
-def keep_lease(store: ObjectStore, execution: str, ttl_s: float, clock: Clock) -> Iterator[None]:
-    """Refresh the run's lease from a thread, so that no other execution takes over the run."""
-    ended = threading.Event()
-
-    def beat() -> None:
-        while not ended.wait(ttl_s / BEATS_PER_TTL):
-            try:
-                beat_lease(store, execution, clock)
-            except StorageError as error:
-                log.warning("the run's lease could not be refreshed: %s", error)
-
-    thread = threading.Thread(target=beat, name="lease", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from storage.assembly import Assembled, JournalReader
 from storage.clock import Clock
 from storage.records import PlanRecord
+from tasks.configuration.algorithm import AlgorithmConfig
+from tasks.configuration.trainer import TrainerConfig
 
 log = logging.getLogger(__name__)
 RESPONSES_SHOWN = 6
@@ -31,6 +33,15 @@ class FollowConfig:
     in_plan_order: bool
     timeout_s: float
     poll_interval_s: float
+
+    @classmethod
+    def of(cls, algorithm: AlgorithmConfig, trainer: TrainerConfig) -> "FollowConfig":
+        """How a run's training follows the journal."""
+        return cls(
+            in_plan_order=algorithm.micro_batch_order == "plan",
+            timeout_s=trainer.group_timeout_s,
+            poll_interval_s=trainer.poll_interval_s,
+        )
 
 
 def incarnations_to_read(reader: JournalReader, unfinished: Iterable[int]) -> list[str]:

@@ -70,11 +70,6 @@ class IterationTrainer:
         self._ranks = learner.ranks
         self._clock = clock
         self._started_at_s = clock.wall() if started_at_s is None else started_at_s
-        follow = FollowConfig(
-            in_plan_order=algorithm.micro_batch_order == "plan",
-            timeout_s=trainer.group_timeout_s,
-            poll_interval_s=trainer.poll_interval_s,
-        )
         tokens_max = trainer.micro_batch_tokens_max
         self._reader = BatchReader(store, plan)
         self._recording: RecordedBatches | None = None
@@ -85,7 +80,7 @@ class IterationTrainer:
                 prompts=prompts,
                 grader=grader,
                 decode=decode,
-                follow=follow,
+                follow=FollowConfig.of(algorithm, trainer),
                 tokens_max=tokens_max,
                 clock=clock,
                 watch=watch,

@@ -14,6 +14,7 @@ from resources.prices import RequestPrices
 from storage import layout, records
 from storage.assembly import JournalReader
 from storage.clock import Clock
+from storage.collected import collected
 from storage.compaction import read_batches, unused_responses
 from storage.liveness import read_heartbeat
 from storage.prompt_table import read_prompts
@@ -108,7 +109,7 @@ def _measure(store: ObjectStore, iteration: int, rates: Rates, clock: Clock) -> 
         **prefill_metrics(lives, plan, prompts, reader),
         "balance/responses_moved": float(reader.book.moved),
         **lengths,
-        **cost_metrics(lives, training, rates, tokens, plan.created_at_s, control_s=now - began_s),
+        **cost_metrics(lives, training, rates, tokens, plan.created_at_s, now - began_s, collected(store, iteration)),
         "cost/lives_estimated": float(len(silent)),
         "reward_errors": float(sum(len(batch.reward_errors) for batch in batches)),
         "timing_s/iteration": now - plan.created_at_s,

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 
 from resources.prices import RequestPrices, dollars
+from storage.collected import CollectedRecord
 from storage.records import JOINED_POOL, TRAIN_POOL, ReportRecord, SlotLife, TrainingRecord
 
 CONTROL_POOL = "control"
@@ -127,10 +128,12 @@ def cost_metrics(
     tokens: int,
     planned_at_s: float,
     control_s: float,
+    collected: CollectedRecord | None = None,
 ) -> dict[str, float]:
     """Machine seconds and dollars of the crew, the trainer and the rest, and the same dollars by purpose.
 
-    control_s: known seconds of CONTROL_POOL.
+    control_s: known seconds of CONTROL_POOL, without those of `collected`, which are there if groups were recorded
+    apart from training.
     """
     rollout_s, rollout_usd = crew_cost(lives, rates.usd_per_h)
     by_trainer = trainer_time(lives, training)
@@ -141,6 +144,9 @@ def cost_metrics(
             usd += life_time(life).scaled(dollars(1.0, _usd_per_h(life, rates.usd_per_h)))
     puts, gets = (sum(getattr(life, name) for life in lives) for name in ("puts", "gets"))
     asked = [training.metrics.get(f"requests/train_{name}", 0.0) for name in ("puts", "gets")]
+    if collected is not None:
+        control_s += collected.seconds
+        asked = [asked[0] + collected.puts, asked[1] + collected.gets]
     requests_usd = rates.requests.usd(puts + int(asked[0]), gets + int(asked[1]))
     read_gb = {life.pool: 0.0 for life in lives}
     for life in lives:
@@ -149,7 +155,9 @@ def cost_metrics(
     control_usd = dollars(control_s, rates.usd_per_h.get(CONTROL_POOL, 0.0))
     iteration_usd = usd.total + requests_usd + egress_usd + control_usd
     started = min(life.started_at_s for life in lives)
+    collecting = {} if collected is None else {"timing_s/collect": collected.seconds}
     return {
+        **collecting,
         "timing_s/rollout": max(life.ended_at_s for life in lives) - max(started, planned_at_s),
         "timing_s/rollout_machines": rollout_s,
         "timing_s/train": training.ended_at_s - training.started_at_s,

@@ -19,6 +19,7 @@ from workflows.iteration import rollout_nodes
 
 PLAIN, STALE = CONFIG, CONFIG | {"algorithm": {"max_staleness": 1}}
 RANKS = CONFIG | {"trainer": {"nnodes": 2, "nproc_per_node": 4}}
+POD = CONFIG | {"trainer": {"placement": "pod"}}
 SHAPES = {
     "plain": PLAIN,
     "one step off": STALE,
@@ -27,9 +28,12 @@ SHAPES = {
     "evaluations": CONFIG | {"evaluation": EVALUATION},
     "evaluations one step off": STALE | {"evaluation": EVALUATION},
     "several ranks": RANKS,
+    "trained in pods": POD,
+    "trained in pods one step off": POD | {"algorithm": {"max_staleness": 1}},
 }
-# Of a node's id, what carries the run on.
+# Of a node's id, what carries the run on, and what else may be on its way.
 SPINE = ("plan", "train", "conclude")
+ON_THE_WAY = {*SPINE, "collect"}
 STEPS_PER_ITERATION_MAX = 40
 
 
@@ -113,7 +117,7 @@ def test_nothing_that_carries_on_is_downstream_of_a_map(shape, count):
     for each in spine[-3:]:
         before = upstream_closure(nodes, each)
         assert not maps & before
-        assert {node.split("-", 1)[1] for node in before} <= set(SPINE)
+        assert {node.split("-", 1)[1] for node in before} <= ON_THE_WAY
 
 
 def test_a_search_of_the_closure_finds_a_conclusion_behind_a_map():
@@ -134,6 +138,16 @@ def test_the_spine_of_iterations_one_by_one():
         assert upstream[f"i{number}-rollout"] == {f"i{number}-plan"}
     assert (upstream["i2-plan"], upstream["i3-plan"]) == ({"i1-conclude"}, {"i2-conclude"})
     assert lasts(nodes) == [False, False, True]
+
+
+def test_in_pods_groups_are_collected_on_the_control_pool_before_reserved_machines_are_asked_for():
+    nodes = {node.id: node for node in idl(unrolled(2, POD))}
+    for number in (1, 2):
+        assert set(nodes[f"i{number}-collect"].upstream_node_ids) == {f"i{number}-plan"}
+        assert set(nodes[f"i{number}-train"].upstream_node_ids) == {f"i{number}-collect"}
+    of_collector = nodes["i1-collect"].task_node.overrides.resources.requests
+    of_conclusion = nodes["i1-conclude"].task_node.overrides.resources.requests
+    assert [(each.name, each.value) for each in of_collector] == [(each.name, each.value) for each in of_conclusion]
 
 
 def test_one_step_off_the_next_plan_comes_before_this_iteration_is_trained():

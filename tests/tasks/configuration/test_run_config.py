@@ -65,6 +65,37 @@ def test_what_is_wrong_is_named_with_its_path_and_what_is_allowed(path, value, m
     assert any(message in problem for problem in caught.value.problems), caught.value.problems
 
 
+POD = {"placement": "pod"}
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"trainer": {"phase_start_share": 0.5}}, "trainer.phase_start_share: value 0.5; allowed with"),
+        ({"trainer": POD, "planning": {"seeding": "auto"}}, "planning.seeding: value 'auto'; allowed with"),
+        (
+            {"trainer": POD | {"phase_start_share": 0.9}, "algorithm": {"preset": "ppo"}},
+            "trainer.phase_start_share: value 0.9; allowed: null or 1, because the algorithm needs the whole batch",
+        ),
+        (
+            {"trainer": POD, "rewards": [{"function": "reward_model", "model": "/models/rm"}]},
+            "rewards.0.model: given; allowed with",
+        ),
+        ({"trainer": {"placement": "shared"}}, "trainer.placement: \"shared\" given; input should be 'own' or 'pod'"),
+    ],
+)
+def test_what_a_train_phase_in_a_pod_cannot_have_is_refused(sections, message):
+    with pytest.raises(ConfigError) as caught:
+        parse(MINIMAL | sections)
+    assert any(message in problem for problem in caught.value.problems), caught.value.problems
+
+
+def test_a_train_phase_begins_late_and_where_the_whole_batch_is_needed_at_its_end():
+    assert parse(MINIMAL | {"trainer": POD}).phase_start_share == 0.9
+    assert parse(MINIMAL | {"trainer": POD, "algorithm": {"preset": "ppo"}}).phase_start_share == 1.0
+    assert parse(MINIMAL | {"trainer": POD | {"phase_start_share": 0.25}}).phase_start_share == 0.25
+
+
 @pytest.mark.parametrize("section", ["run", "policy", "data", "rewards"])
 def test_a_missing_section_is_named(section):
     document = {name: value for name, value in MINIMAL.items() if name != section}

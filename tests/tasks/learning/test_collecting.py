@@ -1,0 +1,192 @@
+"""Groups that are recorded apart from training are trained to the same bits, however far recording came."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from flytekit.exceptions.user import FlyteRecoverableException
+
+from storage import layout, records
+from storage.clock import SystemClock
+from storage.collected import collected
+from storage.memory import MemoryStore
+from storage.records import BatchRecord
+from storage.run import exists
+from storage.weights import tensor_sets
+from tasks.collect import collect as collect_task
+from tasks.configuration.references import PlanReference
+from tasks.learning.collecting import collect
+from tasks.learning.follow import GroupTimeout
+from tests.small_run import (
+    EXECUTION,
+    Unreachable,
+    commit_iteration,
+    config,
+    everything,
+    learned,
+    memory_store,
+    model_directory,
+    plan_iteration,
+    roll_out,
+    train_iteration,
+)
+
+URL = "memory://collect"
+GROUPS = 4
+
+
+class Killed(BaseException):
+    """SIGKILL: nothing of the victim runs afterwards."""
+
+
+class DiesAtCreate(MemoryStore):
+    """Its client is killed instead of being let create the k-th object."""
+
+    left = 1 << 30
+
+    def create(self, key, body):
+        if self.left == 0:
+            raise Killed
+        self.left -= 1
+        return super().create(key, body)
+
+
+def a_run(model, **sections):
+    """A store with an iteration that is rolled out and not trained, at URL."""
+    store = memory_store("collect", DiesAtCreate("collect"))
+    plan_iteration(config(URL, model, **sections))
+    roll_out(URL, 0)
+    return store
+
+
+def at_url(objects):
+    store = memory_store("collect", DiesAtCreate("collect"))
+    for key, body in objects.items():
+        store.create(key, body)
+    return store
+
+
+def collect_groups():
+    collect(URL, 0, EXECUTION, SystemClock())
+
+
+def batches(store):
+    """What is recorded, whoever recorded it."""
+    found = [records.read(store, BatchRecord, key) for key in store.list(layout.batches(0))]
+    return [replace(batch, nonce="") for batch in found]
+
+
+def tensors(store):
+    """The digests of all tensors of the new checkpoint and the new weights."""
+    prefixes = (layout.checkpoint(1), layout.weights(1))
+    return [tensor_sets.read_manifest(store, prefix).tensors for prefix in prefixes]
+
+
+def groups_in(found):
+    return len({graded.response // 3 for batch in found for graded in batch.graded})
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A whole model directory, unlike that of this folder's other tests."""
+    return model_directory(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(params=["plan", "arrival"])
+def order(request):
+    return {"micro_batch_order": request.param}
+
+
+@pytest.mark.parametrize("share", [0.25, 0.6, 1.0])
+def test_training_on_what_was_recorded_before_gives_the_same_bits(model, share, order):
+    trainer = {"placement": "pod", "phase_start_share": share}
+    begun = everything(a_run(model, algorithm=order, trainer=trainer))
+    undivided = at_url(begun)
+    expected = train_iteration(URL, 0)
+    divided = at_url(begun)
+    torch.manual_seed(1)
+    collect_groups()
+    before = batches(divided)
+    assert share * GROUPS <= groups_in(before)
+    assert exists(divided, layout.closed(0)) == (groups_in(before) == GROUPS)
+    record = train_iteration(URL, 0)
+    assert batches(divided)[: len(before)] == before
+    assert batches(divided) == batches(undivided)
+    assert learned(record.metrics) == learned(expected.metrics)
+    assert tensors(divided) == tensors(undivided)
+
+
+def test_it_ends_when_the_share_is_recorded_and_the_trainer_records_the_rest(model):
+    trainer = {"placement": "pod", "phase_start_share": 0.5, "micro_batch_tokens_max": 1}
+    store = a_run(model, trainer=trainer)
+    collect_groups()
+    assert groups_in(batches(store)) == GROUPS / 2
+    train_iteration(URL, 0)
+    assert groups_in(batches(store)) == GROUPS
+
+
+def test_with_groups_wanted_the_share_is_of_those_that_are_trained(model):
+    trainer = {"placement": "pod", "phase_start_share": 0.5, "micro_batch_tokens_max": 1}
+    store = a_run(model, trainer=trainer, algorithm={"filter_groups": True, "filter_groups_budget": 2.0})
+    collect_groups()
+    trained = {graded.response // 3 for batch in batches(store) for graded in batch.responses}
+    assert len(trained) == GROUPS / 2 or exists(store, layout.closed(0))
+    assert not exists(store, layout.manifest(layout.weights(1)))
+
+
+@pytest.mark.slow
+def test_a_collector_that_is_killed_anywhere_is_taken_up_by_the_next(model):
+    trainer = {"placement": "pod", "phase_start_share": 1.0, "micro_batch_tokens_max": 1}
+    begun = everything(a_run(model, trainer=trainer))
+    undisturbed = at_url(begun)
+    collect_groups()
+    expected = batches(undisturbed)
+    created = len(everything(undisturbed)) - len(begun)
+    assert created == GROUPS + 2  # and closed.json and collected.json
+    for writes in range(created):
+        store = at_url(begun)
+        store.left = writes
+        with pytest.raises(Killed):
+            collect_groups()
+        store.left = 1 << 30
+        collect_groups()
+        assert batches(store) == expected
+        assert exists(store, layout.closed(0))
+
+
+def test_what_it_took_is_in_the_iterations_costs(model):
+    store = a_run(model, trainer={"placement": "pod", "phase_start_share": 1.0})
+    collect_groups()
+    spent = collected(store, 0)
+    assert spent.seconds > 0
+    assert spent.puts >= len(batches(store)) + 1
+    train_iteration(URL, 0)
+    metrics = commit_iteration(URL, 0).metrics
+    assert metrics["timing_s/collect"] == spent.seconds
+    # Another attempt finds nothing to do, and changes no figure.
+    collect_groups()
+    assert collected(store, 0) == spent
+
+
+def test_without_it_no_figure_is_told(model):
+    store = a_run(model)
+    train_iteration(URL, 0)
+    assert collected(store, 0) is None
+    assert "timing_s/collect" not in commit_iteration(URL, 0).metrics
+
+
+def test_a_crew_that_never_comes_ends_it_by_name(model):
+    memory_store("collect")
+    plan_iteration(config(URL, model, trainer={"placement": "pod", "group_timeout_s": 0.05}))
+    with pytest.raises(GroupTimeout, match="not claimed"):
+        collect_groups()
+
+
+def test_the_task_hands_the_plan_on_and_a_silent_store_is_worth_another_attempt(model):
+    store = a_run(model, trainer={"placement": "pod"})
+    plan = PlanReference(run_url=URL, iteration=0, weight_version=0, execution=EXECUTION)
+    assert collect_task(plan=plan) == plan
+    assert batches(store)
+    memory_store("collect", Unreachable())
+    with pytest.raises(FlyteRecoverableException, match="no answer"):
+        collect_task(plan=plan)
