@@ -6,7 +6,7 @@ tied tensors, are the caller's business. weight_versions knows how one version f
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -176,13 +176,20 @@ def pull(store: ObjectStore, prefix: str) -> tuple[Manifest, dict[str, TensorBlo
     tensors that are not stored whole (weight_versions.pull_version reads those).
     """
     manifest = read_manifest(store, prefix)
-    for name, entry in manifest.tensors.items():
+    return manifest, pull_some(store, prefix, manifest, list(manifest.tensors))
+
+
+def pull_some(store: ObjectStore, prefix: str, manifest: Manifest, names: Sequence[str]) -> dict[str, TensorBlock]:
+    """Some tensors of the manifest below `prefix`, every byte verified; raises what `pull` raises."""
+    for name in names:
+        entry = manifest.tensors[name]
         if entry.encoding != "full" or entry.version is not None:
             raise ValueError(f"{prefix!r} holds {name!r} as a difference to another version; use pull_version")
-    found = layouts(manifest, layout.manifest(prefix), prefix, manifest.tensors)
-    blocks = read_pieces(store, [(each, set(manifest.tensors)) for each in found])
-    places = {name: layout.tensor_object(prefix, entry.object) for name, entry in manifest.tensors.items()}
-    return manifest, {name: blocks[places[name], name] for name in manifest.tensors}
+    wanted = {name: manifest.tensors[name] for name in names}
+    found = layouts(manifest, layout.manifest(prefix), prefix, wanted)
+    blocks = read_pieces(store, [(each, set(names)) for each in found])
+    places = {name: layout.tensor_object(prefix, entry.object) for name, entry in wanted.items()}
+    return {name: blocks[places[name], name] for name in names}
 
 
 def draft_set(

@@ -4,7 +4,7 @@ Owns which versions are stored whole and which ones a reader may need; weight_fe
 (docs/format.md section 7). A tensor is handed out only after its own digest was verified, whatever its way.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -91,9 +91,15 @@ def publish_version(
 
 
 def pull_version(
-    store: ObjectStore, version: int, cache: WeightCache | None, clock: Clock, *, check: Check = lambda: None
+    store: ObjectStore,
+    version: int,
+    cache: WeightCache | None,
+    clock: Clock,
+    *,
+    names: Sequence[str] | None = None,
+    check: Check = lambda: None,
 ) -> tuple[Manifest, dict[str, TensorBlock]]:
-    """The manifest of a weight version and all its tensors, every one verified.
+    """The manifest of a weight version and its tensors, or those called `names`, every one verified.
 
     What `cache` holds is taken from there, and its earlier versions serve as bases of differences. The rest comes from
     the store in the way with the fewest bytes, once per machine, and is kept in the cache. `check` is called in this
@@ -102,21 +108,22 @@ def pull_version(
     published; CorruptObject.
     """
     manifest = read_manifest(store, layout.weights(version))
-    found = _held(cache, manifest, {}, check)
-    missing_bytes = sum(entry.num_bytes for name, entry in manifest.tensors.items() if name not in found)
-    if len(found) < len(manifest.tensors):
+    wanted = manifest.tensors if names is None else {name: manifest.tensors[name] for name in names}
+    found = _held(cache, wanted, {}, check)
+    missing_bytes = sum(entry.num_bytes for name, entry in wanted.items() if name not in found)
+    if len(found) < len(wanted):
         # A process that will not find our tensors in the cache has no reason to wait for us.
         shared = cache is not None and cache.has_room(missing_bytes)
         with cache.fetching(manifest.digest, clock, check) if cache and shared else nullcontext():
             # The process that held the lock before us may have fetched what we want.
-            found = _held(cache, manifest, found, check)
-            missing = [name for name in manifest.tensors if name not in found]
+            found = _held(cache, wanted, found, check)
+            missing = [name for name in wanted if name not in found]
             if missing:
                 found |= (fetched := Fetch(store, version, manifest, cache, check).tensors(missing))
                 if cache:
-                    kept = {name: (manifest.tensors[name], block) for name, block in fetched.items()}
+                    kept = {name: (wanted[name], block) for name, block in fetched.items()}
                     cache.store(store.url, version, kept, check)
-    return manifest, {name: found[name] for name in manifest.tensors}
+    return manifest, {name: found[name] for name in wanted}
 
 
 def bases(store: ObjectStore, version: int) -> list[int]:
@@ -195,11 +202,11 @@ def _whole(last: _Whole, tensors: Mapping[str, TensorBlock], digests: Mapping[st
 
 
 def _held(
-    cache: WeightCache | None, manifest: Manifest, found: dict[str, TensorBlock], check: Check
+    cache: WeightCache | None, wanted: Mapping[str, TensorEntry], found: dict[str, TensorBlock], check: Check
 ) -> dict[str, TensorBlock]:
-    """`found`, and what more of a version the cache holds."""
+    """`found`, and what more of `wanted` the cache holds."""
     if cache is None:
         return found
     cache.refresh()
-    missing = {name: entry for name, entry in manifest.tensors.items() if name not in found}
+    missing = {name: entry for name, entry in wanted.items() if name not in found}
     return found | cache.find(missing, check)

@@ -23,6 +23,7 @@ from storage.weights import tensor_sets
 from tasks.learning.optimizer import Moments, PolicyOptimizer
 from tasks.learning.ranks import Ranks
 from tasks.learning.sharded import whole
+from tasks.learning.shared_reading import read_shared
 from tasks.learning.trained_model import TrainedModel
 from tasks.sampling.engines.weight_tensors import as_block, as_torch
 
@@ -174,15 +175,17 @@ def _whole_tensors(model: TrainedModel, moments: Moments) -> Iterator[tuple[str,
             yield f"{kind}.{name}", whole(tensor)
 
 
-def read(store: ObjectStore, prefix: str) -> Checkpoint:
-    """Read and verify the checkpoint below `prefix`.
+def read(store: ObjectStore, prefix: str, ranks: Ranks | None = None) -> Checkpoint:
+    """Read and verify the checkpoint below `prefix`; with several ranks, all must call it, and each reads a share.
 
     Raises:
         ObjectMissing: There is no checkpoint.
         CorruptObject: It fails its checksums, or is not a trainer's checkpoint.
     """
-    manifest, blocks = tensor_sets.pull(store, prefix)
-    key = layout.manifest(prefix)
+    manifest, key = tensor_sets.read_manifest(store, prefix), layout.manifest(prefix)
+    blocks = read_shared(
+        ranks or Ranks(), manifest.tensors, lambda names: tensor_sets.pull_some(store, prefix, manifest, names)
+    )
     if _STATE not in manifest.metadata:
         raise CorruptObject(key, f"metadata: no {_STATE!r}; allowed: manifests of checkpoints")
     state = canonical.decode(TrainerState, key, json.dumps(manifest.metadata[_STATE]).encode())

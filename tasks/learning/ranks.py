@@ -145,6 +145,10 @@ class Ranks:
             found |= {name: part for (name, _), part in zip(each, parts, strict=True)}
         return found
 
+    def send_all(self, tensor: torch.Tensor, owner: int) -> None:
+        """Copy a CPU tensor of rank `owner` over the tensor of the same shape and dtype on every other rank."""
+        dist.broadcast(tensor, src=owner)
+
     @contextmanager
     def failing_together(self) -> Iterator[None]:
         """Raise on all ranks at the end of the block if one rank raises in it.

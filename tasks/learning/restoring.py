@@ -7,6 +7,7 @@ import torch
 from storage import layout
 from storage.clock import Clock
 from storage.store import ObjectStore
+from storage.weights.tensor_sets import read_manifest
 from storage.weights.versions import pull_version
 from tasks.configuration.run_config import RunConfig
 from tasks.learning import checkpoint
@@ -17,6 +18,7 @@ from tasks.learning.learner import CriticLearner, Learner
 from tasks.learning.optimizer import PolicyOptimizer
 from tasks.learning.policy import Policy, Scores
 from tasks.learning.ranks import Ranks
+from tasks.learning.shared_reading import read_shared
 from tasks.learning.trained_model import training_device
 from tasks.sampling.engines.weight_tensors import as_torch
 
@@ -31,7 +33,7 @@ def restore_learner(
     Every rank gets its part; all ranks must call it.
     """
     ranks = ranks or Ranks(device=training_device(config.trainer.device))
-    saved = checkpoint.read(store, layout.checkpoint(version)) if version else None
+    saved = checkpoint.read(store, layout.checkpoint(version), ranks) if version else None
     policy = _policy(store, saved, config, model, clock, ranks)
     optimizer = PolicyOptimizer(policy.parameters(), config.optimizer)
     if saved:
@@ -47,10 +49,10 @@ def _policy(
     store: ObjectStore, saved: Checkpoint | None, config: RunConfig, model: Path, clock: Clock, ranks: Ranks
 ) -> Policy:
     if config.lora is not None:
-        pretrained = _pull_tensors(store, REFERENCE_VERSION, clock)
+        pretrained = _pull_tensors(store, REFERENCE_VERSION, clock, ranks)
         return AdaptedPolicy(model, pretrained, config.trainer, config.lora, seed=config.run.seed, ranks=ranks)
     # Without a checkpoint, the policy begins with the run's first weights.
-    tensors = saved.parameters if saved else _pull_tensors(store, REFERENCE_VERSION, clock)
+    tensors = saved.parameters if saved else _pull_tensors(store, REFERENCE_VERSION, clock, ranks)
     return Policy(model, tensors, config.trainer, ranks=ranks)
 
 
@@ -61,23 +63,28 @@ def _reference(
         return None
     if isinstance(policy, AdaptedPolicy):
         return Pretrained(policy)
-    return Policy(model, _pull_tensors(store, REFERENCE_VERSION, clock), config.trainer, trainable=False, ranks=ranks)
+    return Policy(
+        model, _pull_tensors(store, REFERENCE_VERSION, clock, ranks), config.trainer, trainable=False, ranks=ranks
+    )
 
 
 def _critic(
     store: ObjectStore, version: int, config: RunConfig, model: Path, clock: Clock, ranks: Ranks
 ) -> CriticLearner:
-    saved = checkpoint.read(store, layout.critic_checkpoint(version)) if version else None
+    saved = checkpoint.read(store, layout.critic_checkpoint(version), ranks) if version else None
     if saved:
         critic = Critic(model, saved.parameters, config.trainer, ranks=ranks)
     else:
-        critic = Critic.of_policy(model, _pull_tensors(store, REFERENCE_VERSION, clock), config.trainer, ranks=ranks)
+        critic = Critic.of_policy(
+            model, _pull_tensors(store, REFERENCE_VERSION, clock, ranks), config.trainer, ranks=ranks
+        )
     optimizer = PolicyOptimizer(critic.parameters(), config.critic.optimizer)
     if saved:
         checkpoint.restore(saved, critic, optimizer)
     return CriticLearner(critic, optimizer, config.critic.warmup_iterations)
 
 
-def _pull_tensors(store: ObjectStore, version: int, clock: Clock) -> dict[str, torch.Tensor]:
-    _, blocks = pull_version(store, version, None, clock)
+def _pull_tensors(store: ObjectStore, version: int, clock: Clock, ranks: Ranks) -> dict[str, torch.Tensor]:
+    entries = read_manifest(store, layout.weights(version)).tensors
+    blocks = read_shared(ranks, entries, lambda names: pull_version(store, version, None, clock, names=names)[1])
     return {name: as_torch(block) for name, block in blocks.items()}

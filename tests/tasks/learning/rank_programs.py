@@ -18,7 +18,9 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 from transformers import AutoModel
 
 from storage.clock import SystemClock
+from storage.digests import digest_of
 from storage.local import LocalStore
+from storage.metered import MeteredStore
 from storage.run import read_plan
 from tasks.configuration.algorithm import AlgorithmConfig
 from tasks.configuration.optimizer import OptimizerConfig
@@ -150,10 +152,19 @@ def resumed(directory, ranks, source):
     store = LocalStore(directory / "store")
     policy = new_policy(directory, ranks)
     optimizer = PolicyOptimizer(policy.parameters(), OPTIMIZER)
-    checkpoint.restore(checkpoint.read(store, source), policy, optimizer)
+    checkpoint.restore(checkpoint.read(store, source, ranks), policy, optimizer)
     measured = train(policy, optimizer, ranks, range(2, 3))
     save(store, f"{source}then{ranks.world_size}/", policy, optimizer, ranks)
     return measured
+
+
+def read_together(directory, ranks, source):
+    """The bytes that this rank read of a checkpoint, and the digests of all tensors that it then has."""
+    store = MeteredStore(LocalStore(directory / "store"))
+    saved = checkpoint.read(store, source, ranks)
+    sets = (saved.parameters, saved.moments.exp_avg, saved.moments.exp_avg_sq)
+    digests = [digest_of(tensor.numpy().tobytes()) for kind in sets for tensor in kind.values()]
+    return {"bytes": store.requests.bytes_read, "digests": digests}
 
 
 def wait_long_for_the_first(directory):
@@ -185,7 +196,8 @@ def run(what, directory):
         advance(str(directory), 0, EXECUTION, SystemClock())
         return
     with joined(torch.device("cpu")) as ranks:
-        found = everything(directory, ranks) | {"resumed": resumed(directory, ranks, "1/True/")}
+        found = everything(directory, ranks)
+        found |= {"resumed": resumed(directory, ranks, "1/True/"), "read": read_together(directory, ranks, "1/True/")}
         (directory / f"{what}{ranks.rank}.json").write_text(json.dumps(found))
 
 

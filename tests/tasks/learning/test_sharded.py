@@ -8,7 +8,7 @@ from storage.weights.tensor_sets import read_manifest
 from tasks.learning import checkpoint
 from tasks.learning.ranks import Ranks
 from tasks.learning.sharded import copy_whole, skeleton, whole
-from tests.tasks.learning.rank_programs import everything, resumed
+from tests.tasks.learning.rank_programs import everything, read_together, resumed
 
 pytestmark = pytest.mark.slow
 
@@ -21,6 +21,7 @@ def results(tmp_path_factory, ranks_server):
     directory = tmp_path_factory.mktemp("sharded")
     alone = everything(directory, Ranks())
     alone["resumed"] = resumed(directory, Ranks(), "1/True/")
+    alone["read"] = read_together(directory, Ranks(), "1/True/")
     return directory, alone, ranks_server.launch("everything", directory, 2)
 
 
@@ -70,6 +71,16 @@ def test_a_checkpoint_goes_on_with_another_number_of_ranks(results):
         assert other.state == one.state
         for name, tensor in one.parameters.items():
             torch.testing.assert_close(other.parameters[name], tensor, **TOLERANCE)
+
+
+def test_ranks_read_a_checkpoint_once_together(results):
+    directory, alone, found = results
+    manifest = read_manifest(LocalStore(directory / "store"), "1/True/")
+    stored = sum(entry.num_bytes for entry in manifest.tensors.values())
+    assert [each["read"]["digests"] for each in found] == [alone["read"]["digests"]] * 2
+    extra = alone["read"]["bytes"] - stored  # the manifest and the objects' headers
+    assert sum(each["read"]["bytes"] for each in found) <= stored + 2 * extra
+    assert max(each["read"]["bytes"] for each in found) < 0.8 * stored + extra
 
 
 def test_bfloat16_keeps_float32_parameters_in_parts(results):
