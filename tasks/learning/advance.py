@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from resources.memory import give_back
 from storage import layout, model_files, prompt_table, records
 from storage.clock import Clock
 from storage.connect import connect
@@ -75,6 +76,8 @@ def advance(run_url: str, iteration: int, execution: str, clock: Clock) -> Train
                     f"iteration {iteration} was concluded by another execution or attempt while this one trained it; "
                     "nothing of this attempt is used"
                 ) from error
+    # On one machine the process goes on with the next iteration.
+    give_back()
     return records.read(store, TrainingRecord, layout.training(iteration))
 
 
