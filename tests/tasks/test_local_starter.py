@@ -48,9 +48,7 @@ ENVIRONMENT = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "3"}
 
 @pytest.fixture(scope="module")
 def starter():
-    starter = Starter({**os.environ, "PYTHONPATH": str(ROOT)})
-    yield starter
-    starter.close()
+    return running_starter({**os.environ, "PYTHONPATH": str(ROOT)})
 
 
 def script(folder: Path, text: str) -> str:
