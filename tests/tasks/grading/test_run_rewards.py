@@ -121,10 +121,9 @@ def test_weights_that_cannot_be_loaded_end_grading_and_are_no_failure_of_a_respo
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     store = MemoryStore()
     publish_models(store, [judge(folder)])
-    with open_grader(store, [judge(folder)], "cpu") as grader:
-        for _ in range(2):
-            with pytest.raises(GradingError, match=r"reward 'judge': model: value .* lacks the weights model\.norm\.w"):
-                grader.grade([case(0, "2")])
+    error = r"reward 'judge': model: value .* lacks the weights model\.norm\.w"
+    with open_grader(store, [judge(folder)], "cpu") as grader, pytest.raises(GradingError, match=error):
+        grader.grade([case(0, "2")])
 
 
 def test_a_model_that_cannot_be_started_again_ends_grading(folder: Path, caplog: pytest.LogCaptureFixture):
