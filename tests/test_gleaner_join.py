@@ -12,7 +12,7 @@ from storage.assembly import JournalReader
 from storage.connect import connect
 from storage.records import AliveRecord
 from storage.run import read_plan
-from tests.forked import Forked
+from tests.forked import ForkedScript
 from tests.small_run import config, model_directory, plan_iteration, roll_out
 
 pytestmark = pytest.mark.slow
@@ -32,8 +32,8 @@ main()
 """
 
 
-def join(url: str, *options: str) -> Forked:
-    return Forked(ROOT / "gleaner.py", "join", url, *options)
+def join(url: str, *options: str) -> ForkedScript:
+    return ForkedScript(ROOT / "gleaner.py", "join", url, *options)
 
 
 def planned(folder: Path) -> str:
@@ -124,7 +124,7 @@ def test_an_engine_that_dies_for_good_is_said_in_one_line_and_holds_nothing_back
     plan_iteration(settings)
     url = settings.run.url
     (tmp_path / "dying.py").write_text(DYING_ENGINE)
-    done = Forked(tmp_path / "dying.py", "join", url, "--iterations", "1")
+    done = ForkedScript(tmp_path / "dying.py", "join", url, "--iterations", "1")
     _, errors = done.communicate(timeout=LIMIT_S)
     assert done.returncode == 1
     [line] = [line for line in errors.splitlines() if line.startswith("gleaner: ")]

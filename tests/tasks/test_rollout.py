@@ -12,7 +12,7 @@ from tasks.configuration.references import PlanReference
 from tasks.rollout import rollout
 from tasks.sampling.engines.engine import EngineDied, EngineError
 from tasks.sampling.engines.scripted_engine import ScriptedEngine
-from tests.forked import Forked
+from tests.forked import ForkedScript
 from tests.small_run import (
     Unreachable,
     config,
@@ -63,7 +63,7 @@ def test_told_to_go_it_flushes_and_exits_with_the_code_that_flyte_retries(model,
     settings = config(url, model, run=run, rollout=slow, sampling={"max_completion_length": 200})
     reference = plan_iteration(settings)
     (tmp_path / "told.py").write_text(TOLD_TO_GO)
-    done = Forked(tmp_path / "told.py", url)
+    done = ForkedScript(tmp_path / "told.py", url)
     output = done.communicate(timeout=600)
     assert done.returncode == EXIT_CODE == 137, output
     store = connect(url)

@@ -11,7 +11,7 @@ from storage import layout
 from storage.assembly import JournalReader
 from storage.connect import connect
 from storage.run import read_plan
-from tests.forked import Forked
+from tests.forked import ForkedScript
 from tests.small_run import config, memory_store, model_directory, plan_iteration, roll_out
 
 pytestmark = pytest.mark.slow
@@ -62,7 +62,7 @@ def tokens(url: str) -> list[list[int]]:
     return [each.token_ids.tolist() for each in assembled]
 
 
-def wait_for_shards(url: str, more_than: int, worker: Forked) -> int:
+def wait_for_shards(url: str, more_than: int, worker: ForkedScript) -> int:
     """Return the number of shards in the journal once there are more, or the worker has ended."""
     store = connect(url)
     give_up_s = time.monotonic() + LIMIT_S
@@ -76,7 +76,7 @@ def wait_for_shards(url: str, more_than: int, worker: Forked) -> int:
 
 def run_killed_crew(url: str, script: Path) -> tuple[int, list[dict[str, int]]]:
     """Kill the slots in turn, each time a few shards after the last; how many died, and what the last lives say."""
-    workers = [Forked(script, url, str(slot)) for slot in range(SLOTS)]
+    workers = [ForkedScript(script, url, str(slot)) for slot in range(SLOTS)]
     killed = shards = 0
     try:
         for number in range(KILLS):
@@ -85,7 +85,7 @@ def run_killed_crew(url: str, script: Path) -> tuple[int, list[dict[str, int]]]:
             if workers[slot].poll() is None:
                 workers[slot].kill()
                 workers[slot].communicate()
-                workers[slot] = Forked(script, url, str(slot))
+                workers[slot] = ForkedScript(script, url, str(slot))
                 killed += 1
         outcomes = []
         for worker in workers:
