@@ -24,7 +24,7 @@ for stream in streams:
     descriptor = os.open(f"{folder}/{stream}", os.O_WRONLY if stream else os.O_RDONLY)
     os.dup2(descriptor, stream)
     os.close(descriptor)
-sys.stdout = open(1, "w", closefd=False)
+sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)
 sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)
 sys.path[:], sys.argv[:] = path, program
 if program[0].endswith(".py"):
@@ -78,10 +78,10 @@ class ForkedProcess:
 
 
 class ForkedScript(ForkedProcess):
-    """A script whose output and errors are text."""
+    """A script, or a module, whose output and errors are text."""
 
-    def __init__(self, script: Path, *arguments: str) -> None:
-        super().__init__([str(script), *arguments], (1, 2))
+    def __init__(self, program: Path | str, *arguments: str) -> None:
+        super().__init__([str(program), *arguments], (1, 2))
         self.stdout, self.stderr = (io.TextIOWrapper(io.BufferedReader(self.streams[n])) for n in (1, 2))
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
