@@ -31,8 +31,13 @@ from resources.process import end_with
 _PROGRAM = (
     "import sys; sys.path[:] = filter(None, sys.path); from tasks.local_starter import main; main(int(sys.argv[1]))"
 )
-# Without these, OpenBLAS and Arrow's jemalloc start threads as soon as they are imported.
-_NO_THREADS = {"OMP_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
+# Without the first two, OpenBLAS and Arrow's jemalloc start threads as soon as they are imported. With the third, a
+# library that looks for a GPU while it is imported does not initialise CUDA, which no fork could use then.
+_WHILE_IMPORTING = {
+    "OMP_NUM_THREADS": "1",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+}
 _running: "list[Starter]" = []
 _choosing = threading.Lock()
 
@@ -75,7 +80,7 @@ class Starter:
             self._process = subprocess.Popen(  # noqa: S603 - our own program
                 [sys.executable, "-c", _PROGRAM, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
-                env={**environment, **_NO_THREADS},
+                env={**environment, **_WHILE_IMPORTING},
                 start_new_session=True,
             )
         self._reader = threading.Thread(target=self._read, name="starter", daemon=True)
