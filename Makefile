@@ -30,6 +30,8 @@ export DO_NOT_TRACK := 1
 export TOKENIZERS_PARALLELISM := false
 export AWS_EC2_METADATA_DISABLED := true
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Many processes start here. Where the environment forbids compiled modules, as in images, each would compile ours again.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help install vllm-cpu demo demo-vllm test test-fast test-vllm check docs format clean

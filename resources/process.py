@@ -4,24 +4,16 @@ The start counts because a machine is also paid for while Python imports. Linux 
 are no descendants, and children outlive their parent.
 """
 
+import ctypes
 import os
+import signal
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 _PROC = Path("/proc")
 _ENDED = frozenset("ZX")
-# Asks for SIGTERM at the parent's death (prctl PR_SET_PDEATHSIG), which stays in force over exec, and becomes the
-# command. A parent that died before is told from its successor's number. A program, because code between fork and exec
-# may deadlock in a process with threads.
-_TIE = """
-import ctypes, os, signal, sys
-ctypes.CDLL(None).prctl(1, int(signal.SIGTERM))
-if os.getppid() != int(sys.argv[1]):
-    sys.exit(128 + signal.SIGTERM)
-os.execv(sys.argv[2], sys.argv[2:])
-"""
+_PR_SET_PDEATHSIG = 1
 
 
 def started_at_s() -> float:
@@ -35,14 +27,16 @@ def started_at_s() -> float:
     return time.time() - (uptime_s - ticks / os.sysconf("SC_CLK_TCK"))
 
 
-def tied(command: Sequence[str]) -> list[str]:
-    """The command (its first part is a path) of a child of this process that gets SIGTERM when this process dies.
+def end_with(parent: int) -> None:
+    """Have this process get SIGTERM when `parent` dies, which must have forked it; end it if that has died already.
 
-    The kernel looks at the thread that starts the child, so that thread must live until the child has ended.
+    The kernel looks at the thread that has forked, so that thread must live as long as `parent`.
     """
     if sys.platform != "linux":
-        return list(command)
-    return [sys.executable, "-I", "-S", "-c", _TIE, str(os.getpid()), *command]
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
+    if os.getppid() != parent:
+        sys.exit(128 + signal.SIGTERM)
 
 
 def descendants(process: int) -> list[int]:

@@ -9,11 +9,10 @@ import functools
 import logging
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,7 +27,7 @@ from flytekit.core.type_engine import TypeEngine
 from flytekit.models.core.workflow import NodeMetadata
 from flytekit.models.literals import LiteralMap
 
-from resources.process import tied
+from tasks.local_starter import StartedProcess, running_starter
 
 log = logging.getLogger(__name__)
 
@@ -46,10 +45,12 @@ class CrewMapTask(ArrayNodeMapTask):  # type: ignore[misc]
     """An array node on a cluster; child processes with the container's command on one machine.
 
     local_retries: attempts on one machine after the task's own failures; on a cluster the node's override counts.
+    imports: modules that a local element needs soon, apart from its task's own; they are imported once for all.
     title: the node's name in the console, because flytekit gives a map's name override to its elements only.
     """
 
     local_retries: int
+    imports: Sequence[str]
     title: str
 
     def construct_node_metadata(self) -> NodeMetadata:
@@ -71,9 +72,18 @@ class _LocalElements:
         self._folder = folder
         self._size = size
         self._width = min(size, task.concurrency or size)
-        self._children: set[subprocess.Popen[bytes]] = set()
+        self._children: set[StartedProcess] = set()
         self._stopping = False
         self._lock = threading.Lock()
+        threads = max(1, (os.cpu_count() or 1) // self._width)
+        self._environment = {
+            "OMP_NUM_THREADS": str(threads),
+            **os.environ,
+            "BATCH_JOB_ARRAY_INDEX_VAR_NAME": "FLYTE_K8S_ARRAY_INDEX",
+            "FLYTE_INTERNAL_EXECUTION_ID": "local",
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
+        }
+        self._imports = ("flytekit.bin.entrypoint", task.python_function_task.task_function.__module__, *task.imports)
         settings = SerializationSettings(
             image_config=ImageConfig.auto(img_name="local/none:0"),
             project="local",
@@ -158,23 +168,17 @@ class _LocalElements:
         }
         command = [values.get(part, part) for part in self._command]
         command[0] = str(Path(sys.executable).parent / command[0])
-        threads = max(1, (os.cpu_count() or 1) // self._width)
         environment = {
-            "OMP_NUM_THREADS": str(threads),
-            **os.environ,
-            "BATCH_JOB_ARRAY_INDEX_VAR_NAME": "FLYTE_K8S_ARRAY_INDEX",
+            **self._environment,
             "FLYTE_K8S_ARRAY_INDEX": str(index),
             "FLYTE_ATTEMPT_NUMBER": str(attempt),
-            "FLYTE_INTERNAL_EXECUTION_ID": "local",
-            "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
         }
         with self._lock:
             if self._stopping:
                 raise ElementFailed(f"element {index} of {self._task.name} was not started: the map is being ended")
-            # In its own session, the child gets an interrupt at the terminal as our SIGTERM, on which it flushes. The
-            # kernel sends the same when this process is killed. This thread waits for it, as `tied` demands.
-            command = tied(command)
-            child = subprocess.Popen(command, env=environment, start_new_session=True)  # noqa: S603 - our entrypoint
+            # In its own session, the child gets an interrupt at the terminal as our SIGTERM, on which it flushes. It
+            # gets the same if this process is killed, because then the starter ends.
+            child = running_starter(self._environment).start(command, environment, self._imports)
             self._children.add(child)
         try:
             return child.wait()
@@ -193,12 +197,12 @@ class _LocalElements:
             self._stopping = True
             children = list(self._children)
         for child in children:
-            child.terminate()
+            child.send_signal(signal.SIGTERM)
         for child in children:
             try:
                 child.wait(STOP_TIME_LIMIT_S)
-            except subprocess.TimeoutExpired:
-                child.kill()
+            except TimeoutError:
+                child.send_signal(signal.SIGKILL)
 
 
 def _read_error(path: Path) -> tuple[str, bool]:
@@ -213,6 +217,7 @@ def crew_map(
     target: "functools.partial[Any]",
     concurrency: int | None = None,
     local_retries: int | None = None,
+    imports: Sequence[str] = (),
     title: str | None = None,
 ) -> CrewMapTask:
     """Map a task over the list given for its unbound input, with at most `concurrency` elements at a time (None: all).
@@ -221,5 +226,6 @@ def crew_map(
     """
     mapped = CrewMapTask(target, concurrency=concurrency, min_success_ratio=0.0)
     mapped.local_retries = mapped.metadata.retries if local_retries is None else local_retries
+    mapped.imports = imports
     mapped.title = mapped.name if title is None else title
     return mapped

@@ -19,6 +19,18 @@ from tasks.configuration.references import PlanReference, SlotOutcome
 
 log = logging.getLogger(__name__)
 DEFAULT_POOL = PoolConfig(interruptible=True)
+# What a slot imports when it runs. vLLM is left out, because it prepares its processes itself.
+IMPORTS = (
+    "tasks.sampling.session.member",
+    "tasks.sampling.engines.torch_engine",
+    "tasks.sampling.engines.fused_decoder",
+    "tasks.sampling.engines.hf_decoder",
+    "transformers.modeling_utils",
+    "flytekit.extras.pytorch",
+    "flytekit.types.numpy",
+    "flytekit.types.structured.basic_dfs",
+    "flytekit.types.schema.types_pandas",
+)
 
 
 @task(interruptible=True, retries=DEFAULT_POOL.retries, pod_template=pod_template(DEFAULT_POOL))

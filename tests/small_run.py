@@ -19,6 +19,8 @@ from tasks.sampling.session.member import generate_slot
 from tests.tiny_model import save_tiny_model, tiny_config, tiny_model
 
 EXECUTION = "test"
+# For runs whose responses are not graded: another function has a process, which each plan starts to check it.
+NEVER_GRADED: list[dict[str, Any]] = [{"function": "arithmetic"}]
 PRICES_USD_PER_H = {"rollout": 1.0, "train": 10.0}
 
 

@@ -1,8 +1,6 @@
 """`gleaner join` as a process: it works, leaves on SIGTERM and Ctrl-C without loss, and says what is wrong."""
 
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from storage.assembly import JournalReader
 from storage.connect import connect
 from storage.records import AliveRecord
 from storage.run import read_plan
+from tests.forked import ForkedScript
 from tests.small_run import config, model_directory, plan_iteration, roll_out
 
 pytestmark = pytest.mark.slow
@@ -33,9 +32,8 @@ main()
 """
 
 
-def join(url: str, *options: str) -> "subprocess.Popen[str]":
-    command = [sys.executable, "gleaner.py", "join", url, *options]
-    return subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+def join(url: str, *options: str) -> ForkedScript:
+    return ForkedScript(ROOT / "gleaner.py", "join", url, *options)
 
 
 def planned(folder: Path) -> str:
@@ -89,7 +87,6 @@ def test_told_to_leave_it_ends_well_and_another_machine_goes_on(tmp_path, word):
 def test_before_the_run_begins_it_waits_says_so_and_works_when_it_has(tmp_path):
     url = str(tmp_path / "run")
     early = join(url, "--iterations", "1")
-    assert early.stderr is not None
     assert early.stderr.readline() == f"{url} holds no run yet (no run.json); waiting for it to begin\n"
     assert not (tmp_path / "run").exists()
     assert planned(tmp_path) == url
@@ -106,7 +103,6 @@ def test_a_wait_for_a_run_ends_with_its_limits_and_at_a_notice(tmp_path):
         told, errors = done.communicate(timeout=LIMIT_S)
         assert (done.returncode, told) == (0, "left after helping with 0 iterations\n"), errors
     waiting = join(url)
-    assert waiting.stderr is not None
     assert "waiting" in waiting.stderr.readline()
     waiting.send_signal(signal.SIGTERM)
     told, errors = waiting.communicate(timeout=LIMIT_S)
@@ -127,12 +123,13 @@ def test_an_engine_that_dies_for_good_is_said_in_one_line_and_holds_nothing_back
     settings = config(str(tmp_path / "run"), model_directory(tmp_path / "model"))
     plan_iteration(settings)
     url = settings.run.url
-    command = [sys.executable, "-c", DYING_ENGINE, "join", url, "--iterations", "1"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    (tmp_path / "dying.py").write_text(DYING_ENGINE)
+    done = ForkedScript(tmp_path / "dying.py", "join", url, "--iterations", "1")
+    _, errors = done.communicate(timeout=LIMIT_S)
     assert done.returncode == 1
-    [line] = [line for line in done.stderr.splitlines() if line.startswith("gleaner: ")]
+    [line] = [line for line in errors.splitlines() if line.startswith("gleaner: ")]
     assert line.startswith("gleaner: the engine died, 2 of 2 restarts tried: CUDA error: unspecified launch failure")
-    assert "Traceback" not in done.stderr
+    assert "Traceback" not in errors
     [alive] = [records.read(connect(url), AliveRecord, key) for key in connect(url).list(layout.alive_all(0))]
     assert alive.state == "gone"
     roll_out(url, 0)

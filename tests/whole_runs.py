@@ -1,14 +1,23 @@
-"""Whole runs as a user makes them: `pyflyte run` with real processes, and a directory or a bucket as the store."""
+"""Whole runs as a user makes them: `pyflyte run`, real processes of slots, and a directory or a bucket as the store.
 
+A process of `pyflyte` imports torch, and starts another that does. Where it is not itself the subject, the same command
+runs in the tests' process, and every such run forks its slots from one starter.
+"""
+
+import io
+import logging
 import os
 import signal
 import subprocess
 import sys
 import time
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import yaml
+from click.testing import CliRunner
 
 from storage import layout, records
 from storage.records import AliveRecord
@@ -16,7 +25,6 @@ from storage.run import next_iteration
 from storage.store import ObjectMissing, ObjectStore
 
 ROOT = Path(__file__).parents[1]
-PYFLYTE = [str(Path(sys.executable).parent / "pyflyte"), "--config", str(ROOT / "flyte.config"), "run"]
 # Many times what a run takes on an idle machine.
 LIMIT_S = 1500
 # A member that decodes few responses at a time takes so long that it can be killed in the middle.
@@ -24,7 +32,7 @@ KILLABLE: dict[str, dict[str, Any]] = {
     "rollout": {"max_responses_in_flight": 8},
     "sampling": {"max_completion_length": 80},
 }
-# Each further slot is a process that imports flytekit, and torch with our own engine.
+# A second slot adds nothing where none is killed.
 ONE_SLOT: dict[str, Any] = {"rollout": {"count": 1, "interruptible": True}}
 
 
@@ -55,27 +63,60 @@ def config_file(folder: Path, model: Path, url: str, **sections: dict[str, Any])
     return file
 
 
+def _command(workflow: str, *arguments: str) -> list[str]:
+    return [
+        "--config",
+        str(ROOT / "flyte.config"),
+        "run",
+        str(ROOT / "workflows" / f"{workflow}.py"),
+        workflow,
+        *arguments,
+    ]
+
+
 def pyflyte(workflow: str, *arguments: str) -> "subprocess.Popen[str]":
-    """`pyflyte run` of one of our workflows."""
-    command = [*PYFLYTE, str(ROOT / "workflows" / f"{workflow}.py"), workflow, *arguments]
+    """A process of `pyflyte run` of one of our workflows."""
+    command = [str(Path(sys.executable).parent / "pyflyte"), *_command(workflow, *arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
-
-
-def training(config: Path, *more: str) -> "subprocess.Popen[str]":
-    """`pyflyte run` of the workflow of training."""
-    return pyflyte("training", "--config", str(config), *more)
 
 
 def ended(child: "subprocess.Popen[str]", *, code: int = 0) -> str:
     """What a process with this exit status has printed, without the lines of Flyte's boxes."""
     output, _ = child.communicate(timeout=LIMIT_S)
     assert child.returncode == code, output
+    return _without_boxes(output)
+
+
+def run_here(workflow: str, *arguments: str, code: int = 0) -> str:
+    """What `pyflyte run` of one of our workflows prints and logs, in this process; it must give this exit status."""
+    log = io.StringIO()
+    handler = logging.StreamHandler(log)
+    logging.getLogger().addHandler(handler)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # those of flytekit, which its command line hides, too
+            from flytekit.clis.sdk_in_container.pyflyte import main  # noqa: PLC0415 - this import gives warnings
+
+            result = CliRunner().invoke(main, _command(workflow, *arguments))
+    finally:
+        logging.getLogger().removeHandler(handler)
+    output = result.output + log.getvalue()
+    assert result.exit_code == code, output
+    return _without_boxes(output)
+
+
+def train_here(config: Path, *more: str, code: int = 0) -> str:
+    """The same of the workflow of training."""
+    return run_here("training", "--config", str(config), *more, code=code)
+
+
+def _without_boxes(output: str) -> str:
     return " ".join(output.replace("│", " ").split())
 
 
-def kill_a_slot_in_the_middle(store: ObjectStore, child: "subprocess.Popen[str]") -> str:
-    """SIGKILL the first process that has journalled something and is not done; returns its incarnation."""
-    while child.poll() is None:
+def kill_a_slot_in_the_middle(store: ObjectStore, runs: Callable[[], bool]) -> str:
+    """SIGKILL the first process that has journalled something and is not done, while it `runs`; its incarnation."""
+    while runs():
         for key in store.list(layout.alive_all(next_iteration(store))):
             try:
                 alive = records.read(store, AliveRecord, key)
@@ -86,4 +127,4 @@ def kill_a_slot_in_the_middle(store: ObjectStore, child: "subprocess.Popen[str]"
                 os.kill(alive.pid, signal.SIGKILL)
                 return alive.incarnation
         time.sleep(0.01)
-    raise AssertionError(f"no slot could be killed:\n{child.communicate()[0]}")
+    raise AssertionError("no slot could be killed")

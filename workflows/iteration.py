@@ -17,7 +17,7 @@ from tasks.configuration.references import IterationOutcome
 from tasks.configuration.trainer import TrainerConfig
 from tasks.local_map import crew_map
 from tasks.plan import plan
-from tasks.rollout import rollout
+from tasks.rollout import IMPORTS, rollout
 from tasks.rollout_ended import rollout_ended
 from tasks.train import train
 from workflows.node_names import NodeNames
@@ -35,6 +35,7 @@ def rollout_node(reference: Any, slots: Any, pool: RolloutPoolConfig, named: dic
         functools.partial(rollout, plan=reference),
         concurrency=pool.concurrency or None,
         local_retries=pool.retries,
+        imports=IMPORTS,
         title=named["name"],
     )
     return crew(slot=slots).with_overrides(**overrides(pool), **named)

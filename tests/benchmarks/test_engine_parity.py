@@ -25,6 +25,7 @@ from benchmarks.parity_work import (
 from tasks.sampling.engines.engine import EngineDied, FinishReason
 from tasks.sampling.engines.scripted_engine import ScriptedEngine
 from tasks.sampling.engines.torch_engine import TorchEngine
+from tests.forked import ForkedScript
 from tests.vllm_engines import MISSING, WHY_NOT
 
 ROOT = Path(__file__).parents[2]
@@ -220,9 +221,10 @@ def test_agreement_is_demanded_between_engines_where_it_is_exact_and_within_one_
 @pytest.mark.slow
 @pytest.mark.skipif(not MISSING, reason="vLLM is installed")
 def test_without_vllm_it_says_so():
-    ended = subprocess.run(COMMAND, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+    ended = ForkedScript(*COMMAND[2:])
+    _, errors = ended.communicate(timeout=600)
     assert ended.returncode == 2
-    assert "vLLM is not installed" in ended.stderr
+    assert "vLLM is not installed" in errors
 
 
 @pytest.mark.skipif(MISSING, reason=WHY_NOT)

@@ -1,7 +1,5 @@
 import json
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -25,9 +23,10 @@ from storage.memory import MemoryStore
 from storage.records import BatchRecord, GradedResponse, TrainingRecord
 from storage.weights import tensor_sets
 from storage.weights.tensor_sets import TensorBlock
+from tests.forked import ForkedScript
 
 ROOT = Path(__file__).parents[2]
-COMMAND = [sys.executable, "-m", "benchmarks.resume_training", "--json"]
+COMMAND = ["benchmarks.resume_training", "--json"]
 SMALLEST = ["--runs", "1", "--iterations", "1", "--prompts", "8"]
 PACE = Pace(begun_s=(1.0, 2.0, 3.0), saving_s=4.0, published_s=6.0)
 
@@ -139,10 +138,11 @@ def test_tensors_that_a_step_left_alone_are_not_counted_as_moved():
 
 @pytest.mark.slow
 def test_smallest_run_meets_its_targets():
-    ended = subprocess.run([*COMMAND, *SMALLEST], cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
-    assert ended.returncode == 0, ended.stderr
-    assert "Warning" not in ended.stderr
-    summary = json.loads(ended.stdout.splitlines()[-1])
+    ended = ForkedScript(*COMMAND, *SMALLEST)
+    told, errors = ended.communicate(timeout=600)
+    assert ended.returncode == 0, errors
+    assert "Warning" not in errors
+    summary = json.loads(told.splitlines()[-1])
     assert summary["benchmark"] == "resume_training"
     assert len(summary["targets"]) == 8
     # Where few kills strike is a matter of chance.

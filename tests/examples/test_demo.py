@@ -1,12 +1,11 @@
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import yaml
 
-from examples.demo import CONFIG, ROOT, write_settings
+from examples.demo import CONFIG, write_settings
 from tasks.configuration.run_config import parse
+from tests.forked import ForkedScript
 
 
 def settings(folder: Path, engine: str) -> dict[str, object]:
@@ -33,11 +32,10 @@ def test_ctrl_c_ends_it_without_a_traceback(tmp_path: Path):
     # A shell that starts tests in the background lets them ignore SIGINT.
     program = "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
     program += "runpy.run_module('examples.demo', run_name='__main__')"
-    command = [sys.executable, "-c", program, "--directory", str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT) as child:
-        assert child.stdout is not None
-        assert child.stdout.readline().startswith("policy: ")
-        child.send_signal(signal.SIGINT)
-        rest, _ = child.communicate(timeout=600)
+    (tmp_path / "program.py").write_text(program)
+    child = ForkedScript(tmp_path / "program.py", "--directory", str(tmp_path))
+    assert child.stdout.readline().startswith("policy: ")
+    child.send_signal(signal.SIGINT)
+    told, errors = child.communicate(timeout=600)
     assert child.returncode == 130
-    assert "Traceback" not in rest
+    assert "Traceback" not in told + errors

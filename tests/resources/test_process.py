@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from resources.process import descendants, started_at_s, tied
+from resources.process import descendants, started_at_s
 from tests.processes import are_gone, wait_until
 
 
@@ -41,21 +41,21 @@ def test_those_that_a_process_has_started_are_known_parents_first_and_not_those_
     ended.wait()
 
 
-def test_a_tied_command_is_the_child_itself_with_its_own_exit_status():
-    command = tied(["/bin/sh", "-c", "echo $$ $PPID; exit 7"])
-    shown = subprocess.run(command, check=False, capture_output=True, text=True)
-    assert (shown.returncode, shown.stderr) == (7, "")
-    assert int(shown.stdout.split()[1]) == os.getpid()
+FORKS = """
+import os, signal, sys, time
+from resources.process import end_with
+parent = os.getpid()
+if os.fork():
+    sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(print("noticed", flush=True)))
+end_with(parent + int(sys.argv[1]))
+print("up", flush=True)
+time.sleep(600)
+"""
 
 
-def test_a_tied_child_gets_a_notice_when_its_parent_is_killed():
-    child = (
-        "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(print('noticed', flush=True)));"
-    )
-    child += "print('up', flush=True); time.sleep(600)"
-    script = "import subprocess, sys; from resources.process import tied\n"
-    script += f"subprocess.run(tied([sys.executable, '-c', {child!r}]))"
-    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+def test_a_process_that_ends_with_its_parent_gets_a_notice_when_that_is_killed():
+    parent = subprocess.Popen([sys.executable, "-c", FORKS, "0"], stdout=subprocess.PIPE)
     assert parent.stdout is not None
     assert parent.stdout.readline() == b"up\n"
     found = descendants(parent.pid)
@@ -66,6 +66,5 @@ def test_a_tied_child_gets_a_notice_when_its_parent_is_killed():
 
 
 def test_who_comes_after_its_parent_has_died_does_not_begin():
-    command = tied(["/bin/echo", "begun"])
-    command[command.index(str(os.getpid()))] = "1"
-    assert subprocess.run(command, check=False, capture_output=True, text=True).stdout == ""
+    done = subprocess.run([sys.executable, "-c", FORKS, "1"], check=False, capture_output=True)
+    assert (done.returncode, done.stdout) == (128 + signal.SIGTERM, b"")

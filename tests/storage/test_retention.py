@@ -325,7 +325,7 @@ RUN = everything(a_run(3))
 
 
 @pytest.mark.slow
-@settings(max_examples=part_of_examples(0.5))
+@settings(max_examples=part_of_examples(0.25))
 @given(st.lists(st.tuples(st.integers(1, 50), st.booleans()), min_size=1, max_size=4))
 def test_a_sweep_may_die_anywhere_and_be_repeated(deaths):
     undisturbed = Dies(RUN, at=0, after=False)

@@ -24,6 +24,7 @@ from tasks.configuration.references import TrainOutcome
 from tasks.configuration.run_config import dump
 from tasks.evaluate import evaluate, plan_evaluation
 from tasks.evaluation.measure import measure
+from tasks.grading import isolation
 from tasks.preparing.iteration import prepare as plan_training
 from tasks.reporting.watch import Watcher
 from tasks.sampling.engines.engine import EngineError
@@ -31,6 +32,7 @@ from tasks.sampling.session.crew_watch import CrewLost
 from tasks.sampling.session.join import JoinLimits, join_run
 from tasks.sampling.session.member import generate_slot
 from tests.evaluated_run import EVALUATION, URL, planned, sampled
+from tests.forked import ForkedWorker
 from tests.small_run import (
     Unreachable,
     config,
@@ -171,8 +173,9 @@ def test_an_evaluation_can_be_watched(store, settings):
 
 
 @pytest.mark.slow
-def test_reward_models_are_those_of_the_run_or_the_evaluations_own_in_the_run(tmp_path, model):
+def test_reward_models_are_those_of_the_run_or_the_evaluations_own_in_the_run(tmp_path, model, monkeypatch):
     """Whichever it is, the machine that grades need not have the folder that the configuration names."""
+    monkeypatch.setattr(isolation, "_start_child", ForkedWorker)  # a new worker imports torch and transformers
     folder = save_reward_model(tmp_path / "model")
     scored = [{"function": "reward_model", "model": str(folder)}]
     whole = memory_store("evaluate")
@@ -201,7 +204,9 @@ def test_reward_models_are_those_of_the_run_or_the_evaluations_own_in_the_run(tm
 
 
 @pytest.mark.slow
-def test_another_model_under_the_name_of_an_evaluations_own_is_refused(tmp_path, model, store):
+def test_another_model_under_the_name_of_an_evaluations_own_is_refused(tmp_path, model, store, monkeypatch):
+    monkeypatch.setattr(isolation, "_start_child", ForkedWorker)
+
     def judged(folder):
         scored = [{"function": "reward_model", "name": "judge", "model": str(folder)}]
         return config(URL, model, evaluation=EVALUATION | {"rewards": scored})

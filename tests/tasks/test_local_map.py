@@ -10,6 +10,7 @@ from flytekit import map_task, workflow
 from flytekit.configuration import ImageConfig, SerializationSettings
 from flytekit.tools.translator import get_serializable
 
+from resources.process import descendants
 from tasks.local_map import SYSTEM_RETRIES, crew_map
 from tests.map_tasks import element
 from tests.processes import are_gone, wait_until
@@ -54,6 +55,7 @@ def test_losses_of_the_machine_are_retried_as_often_as_flyte_does(tmp_path, capl
 
 MAP_OVER_TWO = """
 import functools, sys
+from resources.process import descendants
 from tasks.local_map import crew_map
 from tests.map_tasks import waits
 crew_map(functools.partial(waits, folder=sys.argv[1]))(number=[1, 2])
@@ -65,11 +67,13 @@ crew_map(functools.partial(waits, folder=sys.argv[1]))(number=[1, 2])
 def test_elements_flush_and_end_with_the_process_that_maps_however_that_ends(tmp_path, word):
     mapper = subprocess.Popen([sys.executable, "-c", MAP_OVER_TWO, tmp_path], stderr=subprocess.PIPE)
     wait_until(lambda: len(list(tmp_path.glob("waits-*"))) == 2)
-    elements = [int(file.name.rsplit("-", 1)[1]) for file in tmp_path.glob("waits-*")]
+    elements = {int(file.name.rsplit("-", 1)[1]) for file in tmp_path.glob("waits-*")}
+    everything = descendants(mapper.pid)
+    assert elements < set(everything)  # the starter is among them
     mapper.send_signal(word)
     mapper.communicate(timeout=300)
     assert mapper.returncode != 0
-    wait_until(lambda: are_gone(elements))
+    wait_until(lambda: are_gone(everything))
     assert sorted(file.name for file in tmp_path.glob("flushed-*")) == ["flushed-1", "flushed-2"]
 
 

@@ -1,9 +1,5 @@
 """The rollout task as Flyte calls it, and the process that is told to go."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 from flytekit.exceptions.user import FlyteRecoverableException
 
@@ -16,6 +12,7 @@ from tasks.configuration.references import PlanReference
 from tasks.rollout import rollout
 from tasks.sampling.engines.engine import EngineDied, EngineError
 from tasks.sampling.engines.scripted_engine import ScriptedEngine
+from tests.forked import ForkedScript
 from tests.small_run import (
     Unreachable,
     config,
@@ -23,7 +20,6 @@ from tests.small_run import (
     plan_iteration,
 )
 
-ROOT = Path(__file__).parents[2]
 URL = "memory://rollout-task"
 
 # The notice is given once the slot has said that it works, which is before its first token.
@@ -66,10 +62,10 @@ def test_told_to_go_it_flushes_and_exits_with_the_code_that_flyte_retries(model,
     run = {"url": url, "seed": 3, "num_prompts_per_step": 4, "num_generations": 4}
     settings = config(url, model, run=run, rollout=slow, sampling={"max_completion_length": 200})
     reference = plan_iteration(settings)
-    done = subprocess.run(
-        [sys.executable, "-c", TOLD_TO_GO, url], cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
-    )
-    assert done.returncode == EXIT_CODE == 137, done.stdout + done.stderr
+    (tmp_path / "told.py").write_text(TOLD_TO_GO)
+    done = ForkedScript(tmp_path / "told.py", url)
+    output = done.communicate(timeout=600)
+    assert done.returncode == EXIT_CODE == 137, output
     store = connect(url)
     [key] = store.list(layout.alive_all(0))
     victim = records.read(store, AliveRecord, key)

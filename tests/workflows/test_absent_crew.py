@@ -1,5 +1,6 @@
 """`pyflyte run` whole, with real processes, where slots of the crew fail for good or never start."""
 
+import os
 import time
 
 import pytest
@@ -10,41 +11,46 @@ from storage.connect import connect
 from storage.crew_records import failures
 from storage.records import SettingsRecord
 from storage.run import read_plan, reports
-from tests.whole_runs import config_file, ended, training
+from tasks.local_starter import running_starter
+from tests.whole_runs import ROOT, config_file, train_here
 
 pytestmark = pytest.mark.slow
 
-# Python imports this at every start: elements of the map with these numbers die before their first line.
+# The starter imports this. Its hook is called for every file that an element opens: the elements with these numbers die
+# when they open their script.
 DYING = """
-import os, signal
-if os.environ.get("FLYTE_K8S_ARRAY_INDEX", "") in os.environ["SLOTS_THAT_DIE"].split(","):
-    os.kill(os.getpid(), signal.SIGKILL)
+import os, signal, sys
+def die(event, _):
+    number = os.environ.get("FLYTE_K8S_ARRAY_INDEX")
+    if event == "open" and number in os.environ.get("SLOTS_THAT_DIE", "").split(","):
+        os.kill(os.getpid(), signal.SIGKILL)
+os.register_at_fork(after_in_child=lambda: sys.addaudithook(die))
 """
 # An hour is waited where the end is not noticed.
 WAITS_MAX_S = 900.0
 
 
-@pytest.fixture(scope="module")
-def slots_die(tmp_path_factory):
-    """slots_die(environment, ...): have processes of these slots die at every start."""
+@pytest.fixture(scope="module", autouse=True)
+def slots_can_die(tmp_path_factory):
+    """A starter of its own for these tests."""
     folder = tmp_path_factory.mktemp("dying")
     (folder / "sitecustomize.py").write_text(DYING)
-
-    def die(environment, *slots):
+    running_starter(os.environ).close()
+    with pytest.MonkeyPatch.context() as environment:
         environment.setenv("PYTHONPATH", str(folder))
-        environment.setenv("SLOTS_THAT_DIE", ",".join(map(str, slots)))
-
-    return die
+        starter = running_starter(os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(folder)])})
+        yield
+    starter.close()
 
 
 @pytest.fixture(scope="module")
-def half_absent(tmp_path_factory, model, slots_die):
+def half_absent(tmp_path_factory, model):
     """(url, output) of a run of one iteration in which each process of slot 1 dies."""
     folder = tmp_path_factory.mktemp("half_absent")
     url = str(folder / "run")
     with pytest.MonkeyPatch.context() as environment:
-        slots_die(environment, 1)
-        return url, ended(training(config_file(folder, model, url)))
+        environment.setenv("SLOTS_THAT_DIE", "1")
+        return url, train_here(config_file(folder, model, url))
 
 
 def test_a_slot_that_is_killed_at_every_attempt_leaves_its_responses_to_the_other(half_absent):
@@ -58,7 +64,7 @@ def test_a_slot_that_is_killed_at_every_attempt_leaves_its_responses_to_the_othe
 def test_where_every_slot_fails_the_run_ends_soon_and_says_why(tmp_path, model):
     """Not after group_timeout_s, which is an hour: an image without the engine is known at once."""
     url = str(tmp_path / "run")
-    output = ended(training(config_file(tmp_path, model, url, rollout={"engine": "vllm"})), code=1)
+    output = train_here(config_file(tmp_path, model, url, rollout={"engine": "vllm"}), code=1)
     ended_at_s = time.time()
     store = connect(url)
     execution = records.read(store, SettingsRecord, layout.settings(0)).execution
@@ -72,12 +78,12 @@ def test_where_every_slot_fails_the_run_ends_soon_and_says_why(tmp_path, model):
 
 
 def test_where_no_rollout_process_ever_starts_the_trainer_generates_and_learns_the_same(
-    tmp_path, model, slots_die, monkeypatch, half_absent
+    tmp_path, model, monkeypatch, half_absent
 ):
-    slots_die(monkeypatch, 0, 1)
+    monkeypatch.setenv("SLOTS_THAT_DIE", "0,1")
     alone = str(tmp_path / "run")
     planning = {"seeding": "auto", "seeding_s_initial": 0.0, "seeding_s_min": 0.0}
-    ended(training(config_file(tmp_path, model, alone, planning=planning)))
+    train_here(config_file(tmp_path, model, alone, planning=planning))
     assert not read_plan(connect(alone), 0).slots[-1].groups or read_plan(connect(alone), 0).slots[-1].pool != "train"
     [with_crew], [without] = reports(connect(half_absent[0])), reports(connect(alone))
     assert {life.pool for life in without.lives} == {"train"}

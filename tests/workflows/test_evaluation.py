@@ -1,9 +1,11 @@
 """Evaluation as a user runs it: real processes, one of them killed; and what a cluster is told."""
 
 import shutil
-import subprocess
+import threading
 import time
 from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,7 +22,14 @@ from tasks.configuration.run_config import load
 from tasks.preparing.evaluation import prepare
 from tasks.sampling.session.member import generate_slot
 from tests.small_run import commit_iteration, everything, plan_iteration, roll_out, train_iteration
-from tests.whole_runs import KILLABLE, ONE_SLOT, config_file, ended, kill_a_slot_in_the_middle, pyflyte, training
+from tests.whole_runs import (
+    KILLABLE,
+    ONE_SLOT,
+    config_file,
+    kill_a_slot_in_the_middle,
+    run_here,
+    train_here,
+)
 from tests.workflows.test_iteration import CONFIG, SETTINGS, unrolled
 from workflows.evaluation import evaluate_version, evaluation
 
@@ -34,20 +43,32 @@ EVALUATION = {
 }
 
 
-def evaluating(config: Path, *more: str) -> "subprocess.Popen[str]":
-    """`pyflyte run` of the workflow that evaluates one version."""
-    return pyflyte("evaluation", "--config", str(config), *more)
-
-
-def evaluation_begun(store, child) -> str:
+def evaluation_begun(store, runs) -> str:
     """The url of the run's only evaluation, as soon as it is planned."""
-    while child.poll() is None:
+    while runs():
         for key in store.list(layout.EVALUATIONS):
             name, _, rest = key.removeprefix(layout.EVALUATIONS).partition("/")
             if rest == layout.plan(0):
                 return layout.evaluation_url(store.url, name)
         time.sleep(0.01)
-    raise AssertionError(child.communicate()[0])
+    raise AssertionError("no evaluation was planned")
+
+
+@contextmanager
+def a_slot_is_killed(store):
+    """Kill a slot of the run's only evaluation, which is made within; gives a future of the evaluation's url."""
+    over = threading.Event()
+
+    def kill():
+        url = evaluation_begun(store, lambda: not over.is_set())
+        kill_a_slot_in_the_middle(connect(url), lambda: not over.is_set())
+        return url
+
+    with ThreadPoolExecutor(1) as thread:
+        try:
+            yield thread.submit(kill)
+        finally:
+            over.set()
 
 
 def tokens(url: str) -> list[tuple[str, list[int], float | None]]:
@@ -76,7 +97,7 @@ def run_file(folder: Path, model: Path, **sections: object) -> Path:
 def test_training_evaluates_what_is_due_with_the_same_prompts(tmp_path, model):
     """The responses themselves are not looked at, so members need no model."""
     config = run_file(tmp_path, model, rollout={"engine": "scripted"}, pools=ONE_SLOT)
-    ended(training(config, "--count", "2"))
+    train_here(config, "--count", "2")
     store = connect(str(tmp_path / "run"))
     assert next_iteration(store) == 2
     zeroth, second = evaluations(store)
@@ -94,10 +115,9 @@ def test_an_evaluation_survives_a_kill_and_is_made_once(tmp_path, model):
     train_iteration(url, 0)
     commit_iteration(url, 0)
     store = connect(url)
-    child = evaluating(config, "--version", "1")
-    of_first = evaluation_begun(store, child)
-    kill_a_slot_in_the_middle(connect(of_first), child)
-    assert "pass@4" in ended(child)
+    with a_slot_is_killed(store) as killed:
+        assert "pass@4" in run_here("evaluation", "--config", str(config), "--version", "1")
+    of_first = killed.result()
     [first] = evaluations(store)
     assert first.weight_version == 1
     assert first.metrics["val/resume/tokens_recovered"] > 0
@@ -105,7 +125,7 @@ def test_an_evaluation_survives_a_kill_and_is_made_once(tmp_path, model):
     assert [row[1] for row in tokens(of_first)] == undisturbed(config, tmp_path / "copy", 1)
 
     before = everything(store)
-    ended(evaluating(config))  # the newest, which has ended
+    run_here("evaluation", "--config", str(config))  # the newest, which has ended
     assert everything(store) == before
 
 

@@ -9,7 +9,16 @@ from storage import layout
 from storage.connect import connect
 from storage.run import read_plan, reports
 from tests.small_run import everything
-from tests.whole_runs import KILLABLE, ONE_SLOT, config_file, ended, kill_a_slot_in_the_middle, pyflyte, training
+from tests.whole_runs import (
+    KILLABLE,
+    ONE_SLOT,
+    config_file,
+    ended,
+    kill_a_slot_in_the_middle,
+    pyflyte,
+    run_here,
+    train_here,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -19,15 +28,15 @@ def test_a_killed_run_continues_and_learns_from_the_same_tokens(tmp_path, model)
     sections = KILLABLE | {"pools": ONE_SLOT}
     config = config_file(tmp_path, model, url, **sections)
     store = connect(url)
-    child = training(config)
-    victim = kill_a_slot_in_the_middle(store, child)
+    child = pyflyte("training", "--config", str(config))
+    victim = kill_a_slot_in_the_middle(store, lambda: child.poll() is None)
     ended(child)
     [first] = reports(store)
     assert victim in {life.incarnation for life in first.lives if life.state == "lost"}
     assert first.metrics["resume/tokens_recovered"] > 0
     assert undisturbed_equals(url, 0)[:2] == (32, 32)
 
-    ended(training(config))  # the same command again: the run goes on where it stands
+    train_here(config)  # the same command again: the run goes on where it stands
     second = reports(store)[1]
     assert (second.iteration, second.weight_version, second.next_prompt) == (1, 2, 16)
     assert "weights/00000002" in " ".join(store.list(layout.WEIGHTS))
@@ -35,7 +44,7 @@ def test_a_killed_run_continues_and_learns_from_the_same_tokens(tmp_path, model)
 
     before = everything(store)
     other = config_file(tmp_path, model, url, **sections, run={"seed": 4})
-    assert "run.seed: 4 here, 3 there" in ended(training(other), code=1)
+    assert "run.seed: 4 here, 3 there" in train_here(other, code=1)
     assert everything(store) == before
 
 
@@ -52,7 +61,7 @@ def test_with_staleness_the_next_iteration_is_sampled_from_older_weights_and_cor
         retention={"keep_weights": 9},
         pools=ONE_SLOT,
     )
-    ended(training(file, "--count", "3"))
+    train_here(file, "--count", "3")
     store = connect(url)
     history = reports(store)
     assert [read_plan(store, iteration).weight_version for iteration in range(3)] == [0, 0, 1]
@@ -76,7 +85,7 @@ def test_on_one_machine_pools_run_one_after_another_and_the_first_leaves_nothing
     url = str(tmp_path / "run")
     pools = {"more_rollout": {"far": {"count": 1, "interruptible": False}}}
     file = config_file(tmp_path, model, url, rollout=WITHOUT_MODEL, planning={"seeding": "auto"}, pools=pools)
-    ended(training(file))
+    train_here(file)
     store = connect(url)
     plan = read_plan(store, 0)
     assert [slot.pool for slot in plan.slots if slot.groups] == ["rollout", "rollout", "far", "train"]
@@ -95,7 +104,7 @@ def test_on_one_machine_pools_run_one_after_another_and_the_first_leaves_nothing
 
 def test_a_run_lives_in_an_s3_bucket_as_well(tmp_path, model, s3_url):
     url = f"{s3_url}/workflow"
-    ended(training(config_file(tmp_path, model, url, rollout=WITHOUT_MODEL)))
+    train_here(config_file(tmp_path, model, url, rollout=WITHOUT_MODEL))
     [report] = reports(connect(url))
     assert report.metrics["num_tokens"] > 0
     assert undisturbed_equals(url, 0)[:2] == (32, 32)
@@ -109,4 +118,4 @@ def test_a_run_lives_in_an_s3_bucket_as_well(tmp_path, model, s3_url):
     ],
 )
 def test_a_bad_configuration_is_refused_by_the_first_task(arguments, message):
-    assert message in ended(pyflyte("training", *arguments), code=1)
+    assert message in run_here("training", *arguments, code=1)

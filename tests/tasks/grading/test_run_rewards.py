@@ -21,11 +21,13 @@ from storage.store import ConflictingRecord, ObjectMissing
 from tasks.configuration.data import DataConfig
 from tasks.configuration.rewards import RewardConfig
 from tasks.configuration.run_config import digest
+from tasks.grading import isolation
 from tasks.grading.grader import check_rewards
 from tasks.grading.reward import GradingError
 from tasks.grading.run_rewards import content_digests, held_models, open_grader, publish_models
 from tasks.preparing.iteration import prepare
 from tasks.prompts.loading import load_prompts
+from tests.forked import ForkedWorker
 from tests.small_run import (
     commit_iteration,
     config,
@@ -47,6 +49,12 @@ ROOT = Path(__file__).parents[3]
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return save_reward_model(tmp_path / "judge")
+
+
+@pytest.fixture
+def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reward models in workers that are forked instead of started, because each would import torch and transformers."""
+    monkeypatch.setattr(isolation, "_start_child", ForkedWorker)
 
 
 def judge(folder: Path, **settings: Any) -> RewardConfig:
@@ -99,6 +107,7 @@ def test_a_grader_is_opened_from_the_run_alone_and_survives_the_death_of_its_mod
     assert again[3].reward == 0.0
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_model_whose_scores_are_no_numbers_ends_grading(folder: Path):
     from safetensors.torch import load_file, save_file  # noqa: PLC0415 - imports torch
 
@@ -113,6 +122,7 @@ def test_a_model_whose_scores_are_no_numbers_ends_grading(folder: Path):
         grader.grade([case(4, "2")])
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_weights_that_cannot_be_loaded_end_grading_and_are_no_failure_of_a_response(folder: Path):
     from safetensors.torch import load_file, save_file  # noqa: PLC0415 - imports torch
 
@@ -127,6 +137,7 @@ def test_weights_that_cannot_be_loaded_end_grading_and_are_no_failure_of_a_respo
                 grader.grade([case(0, "2")])
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_model_that_cannot_be_started_again_ends_grading(folder: Path, caplog: pytest.LogCaptureFixture):
     store = MemoryStore()
     publish_models(store, [judge(folder)])
@@ -172,6 +183,7 @@ def prompt_file(path: Path, prompts: list[Any]) -> DataConfig:
     return DataConfig(source=str(path))
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_few_prompts_are_put_into_the_models_tokens_before_the_run(tmp_path: Path):
     template = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}x"
     folder = save_reward_model(tmp_path / "judge", template=template)
@@ -201,6 +213,7 @@ def several(folder: Path) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_run_of_several_weighted_rewards_end_to_end(folder: Path, tmp_path: Path):
     store = memory_store("rewards")
     settings = config(URL, model_directory(tmp_path / "policy"), rewards=several(folder))
@@ -231,6 +244,7 @@ def test_a_run_of_several_weighted_rewards_end_to_end(folder: Path, tmp_path: Pa
     train_iteration(URL, 1)
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_another_model_under_the_name_of_a_runs_own_is_refused(folder: Path, tmp_path: Path):
     store = memory_store("rewards")
     policy = model_directory(tmp_path / "policy")

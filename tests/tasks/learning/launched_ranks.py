@@ -1,5 +1,6 @@
 """Programs on several ranks of this machine: as torchrun starts them, and forked from a server, which is faster."""
 
+import io
 import json
 import os
 import subprocess
@@ -7,6 +8,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from tests.forked import ForkedProcess
 
 ROOT = Path(__file__).parents[3]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -31,15 +34,13 @@ def talk_of_ranks(directory, count):
 class RankServer:
     """A process of rank_programs, from which ranks are forked."""
 
-    def __init__(self, process: "subprocess.Popen[str]") -> None:
-        self._process = process
+    def __init__(self, process: ForkedProcess) -> None:
+        self._requests, self._answers = process.streams[0], io.BufferedReader(process.streams[1])
 
     def launch(self, what, directory, count):
         """Run `what` on `count` ranks, all of which must succeed; what each found, where it says so."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        print(json.dumps([what, str(directory), count]), file=self._process.stdin, flush=True)
-        statuses = json.loads(self._process.stdout.readline())
+        self._requests.write(json.dumps([what, str(directory), count]).encode() + b"\n")
+        statuses = json.loads(self._answers.readline())
         logs = [(directory / f"{what}{rank}.log").read_text()[-3000:] for rank in range(count)]
         assert statuses == [0] * count, "\n".join(logs)
         files = [directory / f"{what}{rank}.json" for rank in range(count)]
@@ -49,8 +50,7 @@ class RankServer:
 @contextmanager
 def rank_server() -> Iterator[RankServer]:
     """A server, until the end of the block."""
-    command = [sys.executable, "-m", "tests.tasks.learning.rank_programs"]
-    with subprocess.Popen(
-        command, cwd=ROOT, env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
+    process = ForkedProcess(["tests.tasks.learning.rank_programs"], (0, 1))
+    with process.streams[0], process.streams[1]:
         yield RankServer(process)
+    process.wait()

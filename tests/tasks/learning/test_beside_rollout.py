@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -13,6 +11,8 @@ import pytest
 from storage import layout, records
 from storage.connect import connect
 from storage.records import AliveRecord, BatchRecord
+from tasks.local_starter import StartedProcess, running_starter
+from tasks.rollout import IMPORTS
 from tests.small_run import commit_iteration, config, model_directory, plan_iteration, train_iteration
 
 pytestmark = pytest.mark.slow
@@ -27,24 +27,25 @@ generate_slot(sys.argv[1], 0, int(sys.argv[2]), lambda: False, SystemClock())
 """
 
 
-def member(url: str, slot: int) -> "subprocess.Popen[bytes]":
-    return subprocess.Popen([sys.executable, "-c", MEMBER, url, str(slot)], cwd=ROOT)
-
-
-def crew(url: str, victim: int, outcome: list[int]) -> None:
+def crew(url: str, script: Path, victim: int, outcome: list[int]) -> None:
     """Both slots; the victim is killed after its first shard and started again."""
+    starter = running_starter(os.environ | {"PYTHONPATH": str(ROOT)})
+
+    def member(slot: int) -> StartedProcess:
+        return starter.start([str(script), url, str(slot)], os.environ, IMPORTS)
+
     store = connect(url)
-    members = [member(url, slot) for slot in range(2)]
+    members = [member(slot) for slot in range(2)]
     deadline_s = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline_s:
         time.sleep(0.005)
         beats = [records.read(store, AliveRecord, key) for key in store.list(layout.alive_all(0))]
         names = [beat.incarnation for beat in beats if beat.slot == victim and beat.state == "working"]
         if names and store.list(layout.shard(0, names[0], 0)):
-            os.kill(members[victim].pid, signal.SIGKILL)
+            members[victim].send_signal(signal.SIGKILL)
             break
     outcome.append(members[victim].wait(LIMIT_S))
-    members[victim] = member(url, victim)
+    members[victim] = member(victim)
     outcome.extend(process.wait(LIMIT_S) for process in members)
 
 
@@ -66,8 +67,10 @@ def test_the_trainer_follows_a_crew_that_loses_a_member(tmp_path, order):
         trainer={"group_timeout_s": LIMIT_S, "micro_batch_tokens_max": 900},
     )
     plan_iteration(settings)
+    script = tmp_path / "member.py"
+    script.write_text(MEMBER)
     outcome: list[int] = []
-    thread = threading.Thread(target=crew, args=(settings.run.url, 1, outcome))
+    thread = threading.Thread(target=crew, args=(settings.run.url, script, 1, outcome))
     thread.start()
     train_iteration(settings.run.url, 0)
     thread.join()

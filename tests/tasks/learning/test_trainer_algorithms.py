@@ -85,8 +85,14 @@ def learners():
     return []
 
 
+@pytest.fixture(scope="module")
+def grader():
+    with Grader(EVEN) as grader:
+        yield grader
+
+
 @pytest.fixture
-def train(build, learners):
+def train(build, learners, grader):
     """train(store, algorithm, ...) -> (learner, metrics) of a float64 policy and of its slightly other reference."""
 
     def run(store, algorithm, *, tokens_max=40):
@@ -94,18 +100,17 @@ def train(build, learners):
         reference = other(build) if algorithm.kl_coef > 0 else None
         optimizer = PolicyOptimizer(policy.parameters(), OptimizerConfig(learning_rate=1e-2, max_grad_norm=1e9))
         learners.append(Learner(policy, optimizer, reference))
-        with Grader(EVEN) as grader:
-            record = IterationTrainer(
-                store,
-                PLAN,
-                prompts=PROMPTS,
-                learner=learners[-1],
-                grader=grader,
-                decode=lambda ids: "x" * len(ids),
-                algorithm=algorithm,
-                trainer=TrainerConfig(micro_batch_tokens_max=tokens_max, group_timeout_s=5.0),
-                clock=ManualClock(),
-            ).step()
+        record = IterationTrainer(
+            store,
+            PLAN,
+            prompts=PROMPTS,
+            learner=learners[-1],
+            grader=grader,
+            decode=lambda ids: "x" * len(ids),
+            algorithm=algorithm,
+            trainer=TrainerConfig(micro_batch_tokens_max=tokens_max, group_timeout_s=5.0),
+            clock=ManualClock(),
+        ).step()
         return learners[-1], record.metrics
 
     return run

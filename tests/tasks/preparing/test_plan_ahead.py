@@ -15,7 +15,7 @@ from tasks.plan import plan
 from tasks.planning.iteration_plan import BudgetExceeded
 from tasks.preparing.iteration import WeightsTooOld, prepare
 from tests.committed_runs import publish_state
-from tests.small_run import EXECUTION, config, document, everything, memory_store
+from tests.small_run import EXECUTION, NEVER_GRADED, config, document, everything, memory_store
 
 URL = "memory://plan-ahead"
 AHEAD = {"max_staleness": 1}
@@ -52,7 +52,7 @@ class DiesAtWrite(MemoryStore):
 
 @pytest.fixture
 def settings(model):
-    return config(URL, model, algorithm=AHEAD)
+    return config(URL, model, algorithm=AHEAD, rewards=NEVER_GRADED)
 
 
 @pytest.fixture

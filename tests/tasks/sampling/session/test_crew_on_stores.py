@@ -1,8 +1,6 @@
 """A crew of real processes, killed at random moments, on every kind of store: the tokens are the undisturbed ones."""
 
 import json
-import subprocess
-import sys
 import time
 import uuid
 from pathlib import Path
@@ -13,6 +11,7 @@ from storage import layout
 from storage.assembly import JournalReader
 from storage.connect import connect
 from storage.run import read_plan
+from tests.forked import ForkedScript
 from tests.small_run import config, memory_store, model_directory, plan_iteration, roll_out
 
 pytestmark = pytest.mark.slow
@@ -63,12 +62,7 @@ def tokens(url: str) -> list[list[int]]:
     return [each.token_ids.tolist() for each in assembled]
 
 
-def start(url: str, slot: int) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", WORKER, url, str(slot)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def wait_for_shards(url: str, more_than: int, worker: subprocess.Popen[str]) -> int:
+def wait_for_shards(url: str, more_than: int, worker: ForkedScript) -> int:
     """Return the number of shards in the journal once there are more, or the worker has ended."""
     store = connect(url)
     give_up_s = time.monotonic() + LIMIT_S
@@ -80,9 +74,9 @@ def wait_for_shards(url: str, more_than: int, worker: subprocess.Popen[str]) -> 
     pytest.fail(f"no shard within {LIMIT_S} s")
 
 
-def run_killed_crew(url: str) -> tuple[int, list[dict[str, int]]]:
+def run_killed_crew(url: str, script: Path) -> tuple[int, list[dict[str, int]]]:
     """Kill the slots in turn, each time a few shards after the last; how many died, and what the last lives say."""
-    workers = [start(url, slot) for slot in range(SLOTS)]
+    workers = [ForkedScript(script, url, str(slot)) for slot in range(SLOTS)]
     killed = shards = 0
     try:
         for number in range(KILLS):
@@ -91,7 +85,7 @@ def run_killed_crew(url: str) -> tuple[int, list[dict[str, int]]]:
             if workers[slot].poll() is None:
                 workers[slot].kill()
                 workers[slot].communicate()
-                workers[slot] = start(url, slot)
+                workers[slot] = ForkedScript(script, url, str(slot))
                 killed += 1
         outcomes = []
         for worker in workers:
@@ -101,16 +95,16 @@ def run_killed_crew(url: str) -> tuple[int, list[dict[str, int]]]:
     finally:
         for worker in workers:
             worker.kill()
-            worker.communicate()
     return killed, outcomes
 
 
-def test_a_killed_crew_ends_with_the_tokens_of_an_undisturbed_one(url, model):
+def test_a_killed_crew_ends_with_the_tokens_of_an_undisturbed_one(url, model, tmp_path):
     memory_store("crew")
     plan("memory://crew", model)
     roll_out("memory://crew", 0)
     plan(url, model)
-    killed, outcomes = run_killed_crew(url)
+    (tmp_path / "worker.py").write_text(WORKER)
+    killed, outcomes = run_killed_crew(url, tmp_path / "worker.py")
     assert tokens(url) == tokens("memory://crew")
     assert killed > 0
     assert sum(outcome["tokens_recovered"] for outcome in outcomes) > 0

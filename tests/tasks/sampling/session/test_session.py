@@ -15,6 +15,7 @@ from storage.records import AliveRecord
 from storage.store import StoreUnavailable
 from tasks.sampling.engines.engine import EngineError
 from tasks.sampling.session.session_outcome import Preempted
+from tests.property_examples import part_of_examples
 from tests.sessions import EXPECTED, IN_FLIGHT, SLOTS, Killed, a_plan, a_session, live, responses
 
 
@@ -23,7 +24,7 @@ def test_lengths_differ_so_that_slots_are_refilled():
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=part_of_examples(0.3))
 @given(
     st.lists(st.tuples(st.integers(0, SLOTS - 1), st.integers(0, 60)), max_size=12), st.sampled_from([1.0, 3.0, 7.0])
 )

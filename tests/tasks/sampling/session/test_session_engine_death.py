@@ -15,6 +15,7 @@ from storage.memory import MemoryStore
 from storage.records import AliveRecord, ClosedRecord
 from tasks.sampling.engines.engine import EngineDied, EngineError, TokenDelta
 from tasks.sampling.session.session_outcome import Preempted
+from tests.property_examples import part_of_examples
 from tests.sessions import EXPECTED, IN_FLIGHT, SLOTS, DiesAfter, a_plan, a_session, live, responses
 
 RESTARTS_MAX = 3
@@ -95,7 +96,7 @@ def quiet(caplog):
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=part_of_examples(0.3))
 @given(st.lists(st.integers(0, 60), max_size=RESTARTS_MAX), st.sampled_from([1.0, 5.0, 60.0]))
 def test_an_engine_that_dies_at_any_calls_costs_no_token_it_had_returned(deaths, flush_interval_s):
     store = MemoryStore()
@@ -108,7 +109,7 @@ def test_an_engine_that_dies_at_any_calls_costs_no_token_it_had_returned(deaths,
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=part_of_examples(0.2))
 @given(st.lists(st.integers(0, 9), min_size=RESTARTS_MAX + 1, max_size=RESTARTS_MAX + 1))
 def test_beyond_the_restarts_it_fails_and_its_successor_goes_on_at_once_with_every_token(deaths):
     store, clock = MemoryStore(), ManualClock()

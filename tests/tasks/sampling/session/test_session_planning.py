@@ -16,6 +16,7 @@ from tasks.sampling.engines.scripted_engine import ScriptedEngine
 from tasks.sampling.session.claimant import Claimant
 from tasks.sampling.session.member import session_config
 from tests.journals import Writer
+from tests.property_examples import part_of_examples
 from tests.sessions import EXPECTED, IN_FLIGHT, InTurns, Killed, a_plan, a_session, live, responses, side_by_side
 from tests.small_run import config
 
@@ -47,7 +48,7 @@ def batches(session):
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=part_of_examples(0.2))
 @given(st.integers(1, IN_FLIGHT + 2), st.integers(0, 15))
 def test_the_batch_stays_small_until_the_own_unit_has_ended_and_then_takes_what_is_there(batch_max, steps):
     store, plan = MemoryStore(), planned(0, batch_max=batch_max)

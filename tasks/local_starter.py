@@ -1,0 +1,241 @@
+"""Starts the elements of local maps: forks each from one process that has imported what an element needs.
+
+To import torch and transformers takes longer than a small rollout, so one process does it once. That process, the
+*starter*, has one thread, has computed nothing and has no store open, so a fork of it is as good as a new Python. It
+ends when the process that uses it ends in any way. An element has a session of its own, gets SIGTERM if the starter
+dies, and runs the container's command: the same script, with the arguments, the environment and the folder that the
+caller gives. Some variables are read when a library is imported, before an element's environment is known; of these,
+only the number of threads is set again.
+"""
+
+import atexit
+import gc
+import importlib
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from resources.process import end_with
+
+# The folder in which it begins says nothing about what it may import, as with any script.
+_PROGRAM = (
+    "import sys; sys.path[:] = filter(None, sys.path); from tasks.local_starter import main; main(int(sys.argv[1]))"
+)
+# Without the first two, OpenBLAS and Arrow's jemalloc start threads as soon as they are imported. With the third, a
+# library that looks for a GPU while it is imported does not initialise CUDA, which no fork could use then.
+_WHILE_IMPORTING = {
+    "OMP_NUM_THREADS": "1",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+}
+_running: "list[Starter]" = []
+_choosing = threading.Lock()
+
+
+class StartedProcess:
+    """A process that a starter has forked."""
+
+    def __init__(self, starter: "Starter", number: int, ended: "Future[int]") -> None:
+        self._starter = starter
+        self._number = number
+        self._ended = ended
+
+    def wait(self, limit_s: float | None = None) -> int:
+        """The exit code, or minus the signal that ended it; raises TimeoutError.
+
+        If the starter died first, this is -SIGKILL, as if the machine were lost: the process itself then gets SIGTERM,
+        and its exit code is unknown.
+        """
+        return self._ended.result(limit_s)
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless the process has ended."""
+        self._starter.tell({"number": self._number, "signal": number})
+
+
+class Starter:
+    """This process's connection to a starter; any thread may use it. What is forked prints where this process prints.
+
+    environment: the variables that hold while the starter imports.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._ends: dict[int, Future[int]] = {}
+        self._count = 0
+        self._alive = True
+        self._lock = threading.Lock()
+        self._connection, theirs = socket.socketpair()
+        # In its own session it gets no interrupt from the terminal: the elements end as this process decides.
+        with theirs:
+            self._process = subprocess.Popen(  # noqa: S603 - our own program
+                [sys.executable, "-c", _PROGRAM, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                env={**environment, **_WHILE_IMPORTING},
+                start_new_session=True,
+            )
+        self._reader = threading.Thread(target=self._read, name="starter", daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        """The starter's own process."""
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """False as soon as it is known that the starter has ended."""
+        return self._alive
+
+    def start(
+        self, command: Sequence[str], environment: Mapping[str, str], imports: Sequence[str] = ()
+    ) -> StartedProcess:
+        """Fork a process that runs a Python script (its path is the first part) in this process's folder.
+
+        imports: modules that the starter imports before, if it has not yet done so.
+        """
+        ended = Future[int]()
+        with self._lock:
+            self._count += 1
+            number = self._count
+            if self._alive:
+                self._ends[number] = ended
+            else:
+                ended.set_result(-signal.SIGKILL)
+        self.tell(
+            {
+                "number": number,
+                "command": list(command),
+                "environment": dict(environment),
+                "folder": str(Path.cwd()),
+                "imports": list(imports),
+            }
+        )
+        return StartedProcess(self, number, ended)
+
+    def tell(self, request: Mapping[str, Any]) -> None:
+        """Send one request; a starter that has ended ignores it."""
+        with self._lock, suppress(OSError):
+            self._connection.sendall(json.dumps(request).encode() + b"\n")
+
+    def close(self) -> None:
+        """End the starter, by which its processes get SIGTERM, and wait for it."""
+        self._process.terminate()
+        self._reader.join()
+
+    def _read(self) -> None:
+        with suppress(OSError), self._connection.makefile("rb") as reports:
+            for line in reports:
+                report = json.loads(line)
+                with self._lock:
+                    ended = self._ends.pop(report["number"])
+                ended.set_result(report["code"])
+        self._process.wait()
+        with self._lock:
+            self._alive = False
+            unknown = list(self._ends.values())
+            self._ends.clear()
+            self._connection.close()
+        for ended in unknown:
+            ended.set_result(-signal.SIGKILL)
+
+
+def running_starter(environment: Mapping[str, str]) -> Starter:
+    """The starter of this process: the one that runs, or a new one, which imports with these variables."""
+    with _choosing:
+        if not _running or not _running[-1].alive:
+            _running[:] = [Starter(environment)]
+            atexit.register(_running[-1].close)
+        return _running[-1]
+
+
+def main(connection: int) -> None:
+    """Be a starter for the process at the other end of the socket `connection`, and each of its elements."""
+    starter = os.getpid()
+    request = _serve(socket.socket(fileno=connection))
+    if request is not None:
+        _become(request, starter)
+
+
+def _import_once(names: Sequence[str]) -> None:
+    missing = [name for name in names if name not in sys.modules]
+    for name in missing:
+        # An element that needs what cannot be imported says so itself.
+        with suppress(ImportError):
+            importlib.import_module(name)
+    if missing:
+        # Pages of objects that no collection visits stay shared with the elements.
+        gc.collect()
+        gc.freeze()
+
+
+def _serve(connection: socket.socket) -> dict[str, Any] | None:
+    """Fork what is asked for and report how each ended.
+
+    Returns, in a forked process, the request that it is for; in the starter None, when its user has ended.
+    """
+    numbers: dict[int, int] = {}
+
+    def report_ended(*_: object) -> None:
+        while numbers:
+            process, status = os.waitpid(-1, os.WNOHANG)
+            if not process:
+                return
+            report = {"number": numbers.pop(process), "code": os.waitstatus_to_exitcode(status)}
+            with suppress(OSError):
+                connection.sendall(json.dumps(report).encode() + b"\n")
+
+    signal.signal(signal.SIGCHLD, report_ended)
+    with suppress(ConnectionError), connection.makefile("rb") as requests:
+        for line in requests:
+            request: dict[str, Any] = json.loads(line)
+            _import_once(request.get("imports", ()))
+            # A process is known before its end is looked at, and no process is signalled that has been waited for.
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+            if "signal" in request:
+                for process in (process for process, number in numbers.items() if number == request["number"]):
+                    os.kill(process, request["signal"])
+            elif process := os.fork():
+                numbers[process] = request["number"]
+            else:
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+                connection.close()
+                return request
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+    return None
+
+
+def _become(request: Mapping[str, Any], starter: int) -> None:
+    """Run the request's command in this process, which `starter` has forked."""
+    os.setsid()
+    end_with(starter)
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    _renew_state()
+    sys.argv[:] = request["command"]
+    sys.path.insert(0, str(Path(sys.argv[0]).parent))
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+def _renew_state() -> None:
+    """Set what the imported libraries would have set in a new Python: random numbers of its own, the number of threads.
+
+    Python does so itself for `random`, and torch begins with the same seed in every process.
+    """
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    if numpy is not None:
+        numpy.random.seed()
+    with suppress(ValueError):
+        if torch is not None:
+            torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "")))
