@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from resources.memory import give_back
+from resources.freed_memory import give_back
 from storage import layout, model_files, prompt_table, records
 from storage.clock import Clock
 from storage.connect import connect

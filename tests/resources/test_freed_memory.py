@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from resources.memory import give_back
+from resources.freed_memory import give_back
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 # Below the size from which the C library takes memory for one object alone, and returns it with that.
