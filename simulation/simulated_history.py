@@ -21,8 +21,29 @@ STOP_TOKEN = 0
 CONTEXT = 1 << 10
 SLOWEST_CLOCK = 0.85
 TRAINING_S_MAX = 5.0
-Kind = Literal["kill", "notice", "freeze", "suspend", "hang", "outage", "mass", "trainer kill", "trainer freeze"]
-LASTING: tuple[Kind, ...] = ("freeze", "suspend", "hang", "outage", "trainer freeze")
+Kind = Literal[
+    "kill",
+    "notice",
+    "freeze",
+    "suspend",
+    "hang",
+    "outage",
+    "mass",
+    "trainer kill",
+    "trainer freeze",
+    "denied",
+    "full",
+    "clock",
+    "heartbeat",
+]
+LASTING: tuple[Kind, ...] = ("freeze", "suspend", "hang", "outage", "trainer freeze", "denied", "full")
+# How often each of them strikes in a history.
+REFUSALS: dict[Kind, tuple[int, ...]] = {
+    "denied": (0,) * 9 + (1,),
+    "full": (0,) * 9 + (1,),
+    "clock": (0, 0, 0, 1, 2),
+    "heartbeat": (0, 0, 0, 1, 3),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +147,7 @@ class History:
     @property
     def calm(self) -> FaultRates:
         """The store's fault rates when there are no more faults."""
-        return FaultRates(latency_s=self.weather.latency_s)
+        return FaultRates(latency_s=self.weather.latency_s, page_keys=self.weather.page_keys)
 
     @property
     def untroubled(self) -> "History":
@@ -138,6 +159,10 @@ class History:
         """The store's fault rates in an outage, when every request fails."""
         return replace(self.calm, request_lost=0.8, throttled=0.2, timeout_s=self.weather.timeout_s)
 
+    def refusal(self, kind: Literal["denied", "full"]) -> FaultRates:
+        """The store's fault rates while it refuses all requests, or those that take room."""
+        return replace(self.calm, denied=float(kind == "denied"), full=float(kind == "full"))
+
 
 def draw_history(seed: int, *, all_come: bool = False) -> History:
     """The history of a seed; the same on every machine and in every process. all_come: no member is absent."""
@@ -146,6 +171,7 @@ def draw_history(seed: int, *, all_come: bool = False) -> History:
     of_filter = random.Random(f"groups wanted {seed}")
     of_planning = random.Random(f"planning {seed}")
     of_crew = random.Random(f"crew {seed}")
+    of_store = random.Random(f"store {seed}")
     plan = _draw_planning(of_planning, _draw_wanted(of_filter, _draw_plan(rng)))
     cut_share = of_planning.choice((None, None, None, 0.3, 0.6))
     slots, joiners = len(plan.slots), rng.choice((0, 0, 1, 1, 2, 3))
@@ -169,9 +195,10 @@ def draw_history(seed: int, *, all_come: bool = False) -> History:
         strikes=(
             *_draw_strikes(rng, ttl_s, calm_at_s),
             *(() if absence is None else _draw_trainers_strikes(of_crew, (0, 1, 2), calm_at_s)),
+            *_draw_refusals(of_store, calm_at_s),
         ),
         crashes=rng.choice((0, 0, 1, 2, 4, 8)),
-        weather=_draw_weather(rng, ttl_s),
+        weather=replace(_draw_weather(rng, ttl_s), page_keys=of_store.choice((0, 0, 8, 30))),
         calm_at_s=calm_at_s,
         cold_start_s=(cold_start_s, 2 * cold_start_s),
         flush_interval_s=rng.uniform(2, 8),
@@ -267,6 +294,16 @@ def _draw_trainers_strikes(rng: random.Random, numbers: Sequence[int], calm_at_s
     for _ in range(rng.choice(numbers)):
         kind = rng.choice(kinds)
         strikes.append(Strike(at_s=rng.uniform(0, calm_at_s), kind=kind, duration_s=rng.uniform(20, 150)))
+    return strikes
+
+
+def _draw_refusals(rng: random.Random, calm_at_s: float) -> list[Strike]:
+    """A store that is denied or full for a while, wall clocks that are off, and heartbeats that cannot be read."""
+    strikes = []
+    for kind, numbers in REFUSALS.items():
+        for _ in range(rng.choice(numbers)):
+            duration_s = rng.uniform(5, 60) if kind in LASTING else rng.uniform(10, 100)
+            strikes.append(Strike(at_s=rng.uniform(0, calm_at_s), kind=kind, duration_s=duration_s))
     return strikes
 
 

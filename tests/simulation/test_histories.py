@@ -56,7 +56,18 @@ def test_the_histories_are_eventful(verdicts):
         assert counts[f"fault: {fault}"] > 10, fault
     for kind in ("kill", "notice", "freeze", "suspend", "hang", "mass", "outage", "trainer kill", "trainer freeze"):
         assert counts[f"strike: {kind}"] > 3, kind
-    for what in ("joins", "preemptions", "ended: Crashed", "ended: Preempted", "rows void", "rows released"):
+    for kind in ("denied", "full", "clock", "heartbeat"):
+        assert counts[f"strike: {kind}"] > 2, kind
+    for what in (
+        "fault: denied",
+        "fault: full",
+        "joins",
+        "preemptions",
+        "ended: Crashed",
+        "ended: Preempted",
+        "rows void",
+        "rows released",
+    ):
         assert counts[what] > 5, what
     assert counts["engine deaths"] > 20
     assert counts["ended: EngineDied"] > 0
