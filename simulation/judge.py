@@ -17,10 +17,13 @@ import numpy as np
 
 from simulation.judge_absence import check_latecomers, check_waiting, is_member
 from simulation.judge_promises import Promises, ownership
+from simulation.judge_run import check_run
 from simulation.ledger import Claim, Ledger
-from simulation.simulated_crew import Outcome, SimulatedCrew
+from simulation.one_thread import threads_in_turn
+from simulation.simulated_crew import Outcome, merged
 from simulation.simulated_history import History, reward_of
 from simulation.simulated_machine import ShardMemory, shards_remembered
+from simulation.simulated_run import SimulatedRun
 from simulation.stored_objects import batch_of
 from simulation.undisturbed import Whole
 from storage import layout
@@ -115,14 +118,21 @@ def read_reference(ledger: Ledger, plan: PlanRecord, memory: ShardMemory) -> Ref
 
 
 def live_and_judge(history: History) -> Outcome:
-    """Simulate a history and check it; `broken` then lists every rule that did not hold."""
-    with shards_remembered() as memory:
-        outcome = SimulatedCrew(history).run()
-        try:
-            _judge(outcome, history, memory)
-        except (CorruptObject, KeyError, TypeError) as error:
-            outcome.ledger.breaks(f"changed: claims or shards that cannot be read: {error!r}")
-    return outcome
+    """Simulate a history and check it; `broken` then lists every rule that did not hold, of all iterations.
+
+    The rest is the course of the first iteration, but for the counts and bounds, which are those of all.
+    """
+    with shards_remembered() as memory, threads_in_turn():
+        run = SimulatedRun(history)
+        outcomes = run.run()
+        for outcome in outcomes:
+            try:
+                _judge(outcome, outcome.history, memory)
+            except (CorruptObject, KeyError, TypeError) as error:
+                outcome.ledger.breaks(f"changed: claims or shards that cannot be read: {error!r}")
+        if history.iterations > 1:
+            check_run(run.ledger, outcomes)
+    return merged(outcomes)
 
 
 def _judge(outcome: Outcome, history: History, memory: ShardMemory) -> None:

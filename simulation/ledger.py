@@ -4,6 +4,7 @@ It stands at the store, below the faults, and only the checks read it. It knows 
 but not whether tokens are right. The ledgers of a run's iterations share one store; ledger_of_run.py has the rest.
 """
 
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from storage import layout
 from storage.memory import MemoryStore
 from storage.store import ObjectMissing, ObjectStore
 
+PROBE_NAME = re.compile(rf"{layout.PROBE}\w+")
 Event = tuple[float, str, str]
 WRITES = ("create", "put")
 # What may be overwritten, and is not about tokens.
@@ -92,6 +94,7 @@ class Ledger:
     troubles: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     ends: dict[str, tuple[float, str]] = field(default_factory=dict)
     used: list[tuple[str, int, tuple[int, ...]]] = field(default_factory=list)
+    lease_beats_s: list[float] = field(default_factory=list)  # in true time
     refuses: bool = False  # whether the store has refused requests for a while
 
     @property
@@ -113,7 +116,9 @@ class Ledger:
         return whole
 
     def tell(self, who: str, what: str) -> None:
-        """Note an event for the trace."""
+        """Note an event for the trace; random names of probes are left out, so that a seed has one trace."""
+        if layout.PROBE in what:
+            what = PROBE_NAME.sub(layout.PROBE, what)
         self.events.append((self.zero_s + self.now(), who, what))
 
     def note_fault(self, duration_s: float = 0.0) -> None:
@@ -217,6 +222,8 @@ class LedgerView:
             self._note("put", key, f" {state}")
             return
         self._note("put", key, "")
+        if key == layout.LEASE_BEAT:
+            self._ledger.lease_beats_s.append(self._ledger.zero_s + self._ledger.now())
         if not any(part in key for part in OVERWRITTEN):
             self._ledger.breaks(f"doubled: {self._who} overwrote {key}")
 

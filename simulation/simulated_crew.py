@@ -7,20 +7,20 @@ deterministic replacements. This module plays Flyte: it starts lost members agai
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 from simulation.ledger import Ledger
 from simulation.simulated_absence import Outage, Pods
 from simulation.simulated_history import History
-from simulation.simulated_lines import Lines
+from simulation.simulated_lines import Lines, started
 from simulation.simulated_member import EXECUTION, Members
 from simulation.simulated_session import Machine
 from simulation.simulated_strikes import Cast, Strikes
-from simulation.simulated_trainer import SimulatedTrainer, observe
+from simulation.simulated_trainer import SimulatedTrainer, keep_lease, observe
 from simulation.undisturbed import Whole, undisturbed
-from simulation.virtual_time import ProcessClock, Timeline
+from simulation.virtual_time import Timeline
 from storage import layout
 from storage.assembly import JournalReader
 from storage.crew_records import note_rollout_ended
@@ -50,6 +50,7 @@ class Outcome:
     wait_to_bound: the longest time without new tokens, as a share of the bound (simulation/judge_absence.py).
     """
 
+    history: History
     ledger: Ledger
     truth: Mapping[int, Whole]
     counts: Counter[str]
@@ -64,15 +65,40 @@ class Outcome:
         return self.ledger.broken
 
 
-class SimulatedCrew:
-    """Members, the trainer and an observer of one history."""
+def merged(outcomes: Sequence[Outcome]) -> Outcome:
+    """The first outcome with the counts, the greatest shares of bounds, and the end of all."""
+    return replace(
+        outcomes[0],
+        counts=sum((outcome.counts for outcome in outcomes), Counter()),
+        ended_at_s=max(outcome.ledger.zero_s + outcome.ended_at_s for outcome in outcomes),
+        requests_to_bound=max(outcome.requests_to_bound for outcome in outcomes),
+        promise_to_bound=max(outcome.promise_to_bound for outcome in outcomes),
+        wait_to_bound=max(outcome.wait_to_bound for outcome in outcomes),
+    )
 
-    def __init__(self, history: History) -> None:
-        self._history = history
-        self._rng = random.Random(f"turns {history.seed}")
-        self._truth = undisturbed(history)
-        self._timeline = Timeline(self._rng, self.limit_s, TURNS_MAX)
-        self._ledger = Ledger(lambda: self._timeline.now_s)
+
+class SimulatedCrew:
+    """Members, the trainer and an observer of one iteration of a history, which begins now."""
+
+    def __init__(
+        self,
+        history: History,
+        timeline: Timeline,
+        rng: random.Random,
+        begin: Callable[[Timeline], Ledger],
+        trained: Callable[[], None] | None = None,
+    ) -> None:
+        """begin: gives the ledger of the iteration.
+
+        trained: is called when a life of the trainer has published; None: the trainer only closes the iteration.
+        """
+        self.history = history
+        self._rng = rng
+        self.truth = undisturbed(history)
+        self._timeline = timeline.beginning_now(self._limit_s, TURNS_MAX)
+        self._ledger = begin(self._timeline)
+        self._trained = trained
+        self.is_trained = False
         self._lines = Lines(history, self._timeline, self._ledger)
         self._cast = Cast()
         self._starts_pending = 0
@@ -82,15 +108,15 @@ class SimulatedCrew:
         self._is_map_noted = self._are_latecomers_due = False
         self._lives = Members(history, self._ledger, self._counts, lambda: self._timeline.now_s, self._lines.connect)
 
-    def run(self) -> Outcome:
-        """Run the history until no event is left, zombies included."""
-        for member, arrival_s in enumerate(self._history.arrivals_s):
+    def begin(self) -> None:
+        """Schedule everything that was drawn, and start the trainer."""
+        for member, arrival_s in enumerate(self.history.arrivals_s):
             if self._pods.comes(member):
                 self._schedule_member(member, arrival_s)
-        for outage in self._history.absence.outages if self._history.absence else ():
+        for outage in self.history.absence.outages if self.history.absence else ():
             self._timeline.at(outage.at_s, partial(self._black_out, outage))
         Strikes(
-            self._history,
+            self.history,
             self._timeline,
             self._ledger,
             self._counts,
@@ -102,21 +128,27 @@ class SimulatedCrew:
         ).schedule()
         self._start_trainer()
         self._start(OBSERVER, self._observe, self._ended)
-        if not self._timeline.run():
-            self._ledger.breaks(f"livelock: no end by {self._timeline.now_s:.0f} s and {self._timeline.turns} turns")
+
+    def outcome(self) -> Outcome:
+        """The course of the iteration, when no event is left, zombies included."""
         self._counts.update(self._lines.faults())
-        return Outcome(self._ledger, self._truth, self._counts, self._timeline.now_s)
+        return Outcome(self.history, self._ledger, self.truth, self._counts, self._timeline.now_s)
 
     @property
-    def limit_s(self) -> float:
+    def iteration(self) -> int:
+        """Its number."""
+        return self.history.plan.iteration
+
+    @property
+    def _limit_s(self) -> float:
         """The time by which even the slowest machine alone would have decoded everything after the last fault."""
-        history = self._history
-        tokens = sum(len(whole.token_ids) for whole in self._truth.values())
+        history = self.history
+        tokens = sum(len(whole.token_ids) for whole in self.truth.values())
         standing_s = sum(strike.duration_s for strike in history.strikes) + 10 * history.weather.pause_s[1]
         waiting_s = 2 * RELAUNCH_AFTER_S + 20 * history.claim_ttl_s
         if history.absence is not None:
             # Full batches, and at the end the longest response alone.
-            steps = 2 * tokens / history.in_flight + max(len(whole.token_ids) for whole in self._truth.values())
+            steps = 2 * tokens / history.in_flight + max(len(whole.token_ids) for whole in self.truth.values())
             return history.last_fault_s + WAITS_MAX * history.wait_s_max + steps * history.slowest_step_s
         return history.calm_at_s + standing_s + waiting_s + 2 * tokens * history.slowest_step_s
 
@@ -130,10 +162,10 @@ class SimulatedCrew:
         self._starts_pending -= 1
         delay_s = 0.0 if self._is_trainers(member) else self._pods.delay_s(self._timeline.now_s)
         # In histories with absences, members also start after the end: they must then do nothing.
-        if math.isinf(delay_s) or (self._ledger.is_closed and self._history.absence is None):
+        if math.isinf(delay_s) or (self._ledger.is_closed and self.history.absence is None):
             return
         if delay_s:
-            self._schedule_member(member, delay_s + self._rng.uniform(*self._history.cold_start_s))
+            self._schedule_member(member, delay_s + self._rng.uniform(*self.history.cold_start_s))
             return
         lasts_s = self._pods.start(member)
         self._counts["joins" if self._joins(member) else "starts"] += 1
@@ -147,10 +179,10 @@ class SimulatedCrew:
             self._timeline.after(lasts_s, process.kill)
 
     def _joins(self, member: int) -> bool:
-        return member >= len(self._history.plan.slots)
+        return member >= len(self.history.plan.slots)
 
     def _is_trainers(self, member: int) -> bool:
-        return self._history.pool(member) == TRAIN_POOL
+        return self.history.pool(member) == TRAIN_POOL
 
     def _lost(self, process: Machine, member: int, error: BaseException | None) -> None:
         self._ended(process, error)
@@ -164,15 +196,12 @@ class SimulatedCrew:
     def _starts_after_s(self) -> float:
         """How long a process takes to start again; one that a store refuses is started when that is over."""
         refused_s = max(0.0, self._lines.refused_until_s - self._timeline.now_s)
-        return refused_s + self._rng.uniform(*self._history.cold_start_s)
+        return refused_s + self._rng.uniform(*self.history.cold_start_s)
 
     def _comes_again(self, member: int, error: BaseException) -> bool:
         """Whether a member is started again; the trainer's is not after its engine died or training has begun."""
         if self._is_trainers(member):
-            return (
-                not isinstance(error, EngineDied)
-                and layout.batch(self._history.plan.iteration, 0) not in self._ledger.created
-            )
+            return not isinstance(error, EngineDied) and layout.batch(self.iteration, 0) not in self._ledger.created
         if self._joins(member):
             return self._rng.random() < 0.3
         return self._pods.starts_again(member)
@@ -190,16 +219,14 @@ class SimulatedCrew:
 
     def _note_end_of_map(self) -> None:
         """Write what the task behind a rollout map writes, some time after the map's last slot has ended."""
-        if self._history.absence is None or self._is_map_noted or not self._pods.all_ended:
+        if self.history.absence is None or self._is_map_noted or not self._pods.all_ended:
             return
         self._is_map_noted = True
         self._counts["rollout maps noted as ended"] += 1
-        slots = [place.slot for place in self._history.plan.slots if not self._is_trainers(place.slot)]
+        slots = [place.slot for place in self.history.plan.slots if not self._is_trainers(place.slot)]
         self._timeline.after(
             self._rng.uniform(1, 30),
-            lambda: note_rollout_ended(
-                self._ledger.view(FLYTE), self._history.plan.iteration, EXECUTION, "rollout", slots
-            ),
+            lambda: note_rollout_ended(self._ledger.view(FLYTE), self.iteration, EXECUTION, "rollout", slots),
         )
 
     def _relaunch(self) -> None:
@@ -207,7 +234,7 @@ class SimulatedCrew:
 
         If the trainer's machine generates, no other member is needed; a later check verifies that it does.
         """
-        if self._history.absence is not None:
+        if self.history.absence is not None:
             return
         if self._ledger.is_closed or self._starts_pending or self._cast.living():
             return
@@ -216,36 +243,46 @@ class SimulatedCrew:
         self._counts["relaunches"] += 1
         self._ledger.breaks("livelock: every member has left, and the iteration is not finished")
         self._ledger.tell("operator", "starts all slots again")
-        for slot in range(len(self._history.plan.slots)):
+        for slot in range(len(self.history.plan.slots)):
             self._schedule_member(slot, 0.0)
 
     def _is_finished(self) -> bool:
-        reader = JournalReader(self._ledger.store, self._history.plan, 1)
+        reader = JournalReader(self._ledger.store, self.history.plan, 1)
         try:
             reader.refresh()
-            return all(reader.assemble(response).finish.ends_response for response in self._truth)
+            return all(reader.assemble(response).finish.ends_response for response in self.truth)
         except CorruptObject:  # the checks at the end report it
             return True
 
     # The trainer, the observer, and every process.
 
+    @property
+    def _is_done(self) -> bool:
+        """Whether no further life of the trainer is needed."""
+        return self._ledger.is_closed if self._trained is None else self.is_trained
+
     def _start_trainer(self) -> None:
-        if not self._ledger.is_closed:
+        if not self._is_done:
             self._trainers += 1
-            self._cast.trainer = self._start(f"{TRAINER}-{self._trainers}", self._train, self._trainer_ended)
+            of = f"{TRAINER}{self.iteration or ''}"
+            self._cast.trainer = self._start(f"{of}-{self._trainers}", self._train, self._trainer_ended)
 
     def _train(self, process: Machine) -> None:
         store = self._lines.connect(process, process.name)
-        rng = random.Random(f"helping {self._history.seed} {process.name}")
+        rng = random.Random(f"helping {self.history.seed} {process.name}")
         trainer = SimulatedTrainer(
-            self._history,
+            self.history,
             store,
             process,
             self._ledger,
-            self._truth,
+            self.truth,
             generate=lambda: self._lives.help_out(process, store, rng),
         )
-        trainer.train()
+        if self._trained is None:
+            trainer.train()
+            return
+        process.spawn(lambda: keep_lease(store, process))
+        trainer.advance()
 
     def _trainer_ended(self, process: Machine, error: BaseException | None) -> None:
         self._ended(process, error)
@@ -255,10 +292,13 @@ class SimulatedCrew:
                 self._schedule_member(member, late_s)
         if error is not None:
             self._timeline.after(self._starts_after_s(), self._start_trainer)
+        elif self._trained is not None and not self.is_trained:
+            self.is_trained = True
+            self._trained()
 
     def _observe(self, process: Machine) -> None:
-        store = self._lines.connect_calmly(process, f"line {self._history.seed}")
-        observe(self._history, store, process, self._ledger, self._truth)
+        store = self._lines.connect_calmly(process, f"line {self.history.seed}")
+        observe(self.history, store, process, self._ledger, self.truth)
 
     def _start(
         self,
@@ -266,11 +306,7 @@ class SimulatedCrew:
         main: Callable[[Machine], object],
         on_end: Callable[[Machine, BaseException | None], object],
     ) -> Machine:
-        process = Machine(self._timeline, name, main, on_end)
-        process.clock = ProcessClock(self._timeline, process, random.Random(f"clock {self._history.seed} {name}"))
-        self._timeline.after(0.0, process.start)
-        self._ledger.tell(name, "starts")
-        return process
+        return started(self._timeline, self._ledger, self.history.seed, name, main, on_end)
 
     def _ended(self, process: Machine, error: BaseException | None) -> None:
         how = "done" if error is None else type(error).__name__
@@ -285,7 +321,7 @@ class SimulatedCrew:
         if isinstance(error, Crashed) and crashed_at is not None:
             moment, call = crashed_at
             verb, key = call.split(" ", 1)
-            kind = key.removeprefix(layout.iteration(self._history.plan.iteration)).split("/", 1)[0]
+            kind = key.removeprefix(layout.iteration(self.iteration)).split("/", 1)[0]
             self._counts[f"crash: {moment} {verb} {kind}"] += 1
         expected = (*EXPECTED, *REFUSED) if self._ledger.refuses else EXPECTED
         if isinstance(error, Exception) and not isinstance(error, expected):

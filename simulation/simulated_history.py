@@ -21,6 +21,7 @@ STOP_TOKEN = 0
 CONTEXT = 1 << 10
 SLOWEST_CLOCK = 0.85
 TRAINING_S_MAX = 5.0
+ITERATIONS = (1,) * 7 + (2, 2, 3)
 Kind = Literal[
     "kill",
     "notice",
@@ -80,6 +81,8 @@ class History:
     engine_dies: the probability per decode step, until the calm, that the engine dies in it.
     absence: which members do not come; None: all come, as often as needed, and the trainer's machine never generates.
     trainer_speed: the speed of the trainer's machine when it generates because no other member does.
+    iterations: how many the history has, of which `plan` is the first, or a later one. With only one, it ends when that
+        one is closed; else each of them is trained, published, concluded and swept.
     """
 
     seed: int
@@ -107,6 +110,7 @@ class History:
     engine_dies: float
     absence: Absence | None
     trainer_speed: Speed
+    iterations: int
 
     def pool(self, member: int) -> str:
         """The pool of a member."""
@@ -164,15 +168,31 @@ class History:
         return replace(self.calm, denied=float(kind == "denied"), full=float(kind == "full"))
 
 
-def draw_history(seed: int, *, all_come: bool = False) -> History:
-    """The history of a seed; the same on every machine and in every process. all_come: no member is absent."""
-    rng = random.Random(f"history {seed}")
+def draw_history(seed: int, *, all_come: bool = False, iterations: int | None = None) -> History:
+    """The history of a seed; the same on every machine and in every process.
+
+    all_come: no member is absent. iterations: in place of how many are drawn.
+    """
+    drawn = random.Random(f"iterations {seed}").choice(ITERATIONS)
+    return _draw(seed, f"{seed}", None, all_come=all_come, iterations=drawn if iterations is None else iterations)
+
+
+def draw_next(history: History, plan: PlanRecord) -> History:
+    """What happens in a later iteration of a history, whose plan is known by then."""
+    all_come, iterations = history.absence is None, history.iterations
+    return _draw(history.seed, f"{history.seed}/{plan.iteration}", plan, all_come=all_come, iterations=iterations)
+
+
+def _draw(seed: int, name: str, plan: PlanRecord | None, *, all_come: bool, iterations: int) -> History:
+    """`name` is that of what is drawn; without a plan one is drawn, too."""
+    rng = random.Random(f"history {name}")
     # A generator of its own, so that everything else is drawn as in a history in which all groups are wanted.
-    of_filter = random.Random(f"groups wanted {seed}")
-    of_planning = random.Random(f"planning {seed}")
-    of_crew = random.Random(f"crew {seed}")
-    of_store = random.Random(f"store {seed}")
-    plan = _draw_planning(of_planning, _draw_wanted(of_filter, _draw_plan(rng)))
+    of_filter = random.Random(f"groups wanted {name}")
+    of_planning = random.Random(f"planning {name}")
+    of_crew = random.Random(f"crew {name}")
+    of_store = random.Random(f"store {name}")
+    if plan is None:
+        plan = _draw_planning(of_planning, _draw_wanted(of_filter, _draw_plan(rng)))
     cut_share = of_planning.choice((None, None, None, 0.3, 0.6))
     slots, joiners = len(plan.slots), rng.choice((0, 0, 1, 1, 2, 3))
     ttl_s = rng.uniform(12, 30)
@@ -212,6 +232,7 @@ def draw_history(seed: int, *, all_come: bool = False) -> History:
         engine_dies=rng.choice((0.0, 0.0, 0.005, 0.03)),
         absence=absence,
         trainer_speed=_draw_speed(of_crew, base_s),
+        iterations=iterations,
     )
     # Without other faults, nothing else ends a wrong wait, so the check finds it.
     return history.untroubled if absence is not None and of_crew.random() < 1 / 3 else history

@@ -22,6 +22,22 @@ MOMENTS: tuple[Literal["before", "after", "later"], ...] = ("before", "after", "
 UNUSUAL = 20
 
 
+def started(
+    timeline: Timeline,
+    ledger: Ledger,
+    seed: int,
+    name: str,
+    main: Callable[[Machine], object],
+    on_end: Callable[[Machine, BaseException | None], object],
+) -> Machine:
+    """A process with a clock of its own, which begins at once."""
+    process = Machine(timeline, name, main, on_end)
+    process.clock = ProcessClock(timeline, process, random.Random(f"clock {seed} {name}"))
+    timeline.after(0.0, process.start)
+    ledger.tell(name, "starts")
+    return process
+
+
 class LineClock:
     """The clock of a connection to the store: a process's clock that notes every wait longer than `usual_s`."""
 

@@ -15,6 +15,9 @@ from greenlet import greenlet  # type: ignore[import-untyped]
 
 from storage.faults import Crashed
 
+# Times that are counted from different beginnings may differ by this.
+ROUNDING_S = 1e-6
+
 
 @dataclass
 class Agenda:
@@ -164,7 +167,7 @@ class Process:
     def _wake(self, turn: int) -> None:
         if self.dead or turn != self._turn:
             return
-        if self.frozen_until_s > self._timeline.now_s:
+        if self.frozen_until_s - self._timeline.now_s > ROUNDING_S:
             self._wake_at(self.frozen_until_s)
         elif self._greenlet is not None:
             self._greenlet.switch()
