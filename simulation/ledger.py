@@ -65,15 +65,16 @@ class Life:
 class Ledger:
     """The true store, and a record of which process did what to an iteration's objects when.
 
-    now: true time since the iteration's beginning at zero_s. of: the ledger that a key belongs to; None: no
-    iteration's. deletes: is told who is about to delete a key; returns whether it may. deleted: objects as they were
-    when they were deleted first.
+    now: true time since the iteration's beginning at zero_s. closes: is called when the iteration is closed. of: the
+    ledger that a key belongs to; None: this one has all. deletes: is told which process is about to delete a key;
+    returns whether it may. deleted: objects as they were when they were deleted first.
     """
 
     now: Callable[[], float]
     iteration: int = 0
     zero_s: float = 0.0
-    of: "Callable[[str], Ledger | None] | None" = None
+    closes: Callable[[], None] = lambda: None
+    of: "Callable[[str], Ledger] | None" = None
     deletes: Callable[[str, str], bool] = lambda _who, _key: False
     deleted: dict[str, bytes] = field(default_factory=dict)
     store: MemoryStore = field(default_factory=MemoryStore)
@@ -170,6 +171,8 @@ class Ledger:
             self._check_seals(who, key, claim.sealed)
         elif "/journal/" in key:
             self._check_order(key)
+        elif key == layout.closed(self.iteration):
+            self.closes()
 
     def _check_order(self, key: str) -> None:
         """Check that a shard's predecessor was written before; otherwise readers never reach it (algorithm J)."""
@@ -208,14 +211,14 @@ class LedgerView:
     def create(self, key: str, body: bytes) -> bool:
         fresh = self._store.create(key, body)
         self._note("create", key, "" if fresh else " exists")
-        if fresh and (ledger := self._of(key)) is not None:
-            ledger.note_creation(self._who, key, body)
+        if fresh:
+            self._of(key).note_creation(self._who, key, body)
         return fresh
 
     def put(self, key: str, body: bytes) -> None:
         self._store.put(key, body)
-        ledger = self._of(key)
-        if "/alive/" in key and ledger is not None:
+        if "/alive/" in key:
+            ledger = self._of(key)
             state = body_of(key, "heartbeat", body)["state"]
             name = key.rsplit("/", 1)[1].removesuffix(".json")
             ledger.beats.setdefault(name, []).append(Beat(ledger.now(), state))
@@ -248,7 +251,7 @@ class LedgerView:
         self._store.delete(key)
         self._note("delete", key, "")
 
-    def _of(self, key: str) -> Ledger | None:
+    def _of(self, key: str) -> Ledger:
         return self._ledger if self._ledger.of is None else self._ledger.of(key)
 
     def _note(self, verb: str, key: str, outcome: str) -> None:

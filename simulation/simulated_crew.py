@@ -115,7 +115,7 @@ class SimulatedCrew:
                 self._schedule_member(member, arrival_s)
         for outage in self.history.absence.outages if self.history.absence else ():
             self._timeline.at(outage.at_s, partial(self._black_out, outage))
-        Strikes(
+        strikes = Strikes(
             self.history,
             self._timeline,
             self._ledger,
@@ -125,7 +125,10 @@ class SimulatedCrew:
             self._cast,
             engines=self._lives.engines,
             start_trainer=self._start_trainer,
-        ).schedule()
+        )
+        strikes.schedule()
+        if self._trained is not None:
+            self._ledger.closes = strikes.haunt
         self._start_trainer()
         self._start(OBSERVER, self._observe, self._ended)
 

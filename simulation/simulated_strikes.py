@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from simulation.ledger import Ledger
-from simulation.simulated_history import LASTING, SLOWEST_CLOCK, History, Strike
+from simulation.simulated_history import LASTING, SLOWEST_CLOCK, TRAINING_S_MAX, History, Strike
 from simulation.simulated_lines import Lines
 from simulation.simulated_machine import HangingEngine
 from simulation.simulated_session import Machine
@@ -20,6 +20,8 @@ from storage.envelope import wrap
 from storage.records import AliveRecord
 
 HOUR_S = 3600.0
+# How many of those that live when the iteration is closed are frozen then, and for how long.
+ZOMBIES, ZOMBIE_S = 0.3, (30.0, 600.0)
 # Another member writes its heartbeat under the number of no slot.
 STRANGER = "00999-00000000000000ff"
 
@@ -68,6 +70,27 @@ class Strikes:
         for strike in self._history.strikes:
             self._schedule(strike)
         self._timeline.at(self._history.calm_at_s, lambda: self._lines.change(self._history.calm, "calm"))
+
+    def haunt(self) -> None:
+        """Freeze members, and the trainer while it publishes, until a later iteration runs; the iteration is closed."""
+        rng = random.Random(f"zombies {self._history.seed} {self._history.plan.iteration}")
+        for member in self._cast.living():
+            if rng.random() < ZOMBIES:
+                self._freeze_long(self._cast.members[member], rng)
+        trainer = self._cast.trainer
+        if trainer is not None and rng.random() < ZOMBIES:
+            after_s = rng.uniform(0, 2 * TRAINING_S_MAX + 40 * self._history.weather.latency_s)
+            self._timeline.after(after_s, lambda: self._freeze_long(trainer, rng))
+            self._timeline.after(after_s + rng.uniform(1, 20), self._start_trainer)
+
+    def _freeze_long(self, process: Machine, rng: random.Random) -> None:
+        if process.dead:
+            return
+        duration_s = rng.uniform(*ZOMBIE_S)
+        self._counts["frozen until after the end"] += 1
+        self._ledger.tell(process.name, f"is frozen for {duration_s:.1f} s")
+        self._lines.note_stop(process, duration_s)
+        process.freeze(duration_s)
 
     def _schedule(self, strike: Strike) -> None:
         self._timeline.at(strike.at_s, lambda: self._strike(strike))
