@@ -202,6 +202,8 @@ def _draw(seed: int, name: str, plan: PlanRecord | None, *, all_come: bool, iter
     cold_start_s = rng.uniform(1, 30)
     crew = [place.slot for place in plan.slots if place.pool != TRAIN_POOL]
     absence = None if all_come else draw_absence(of_crew, crew, ttl_s, calm_at_s)
+    if absence is not None:
+        absence = replace(absence, attempts_max=of_store.choice((math.inf, math.inf, 3, 6)))
     history = History(
         seed=seed,
         plan=plan,
