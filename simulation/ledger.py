@@ -108,12 +108,11 @@ class Ledger:
         if not self.deleted:
             return self.store
         whole = MemoryStore()
-        for key in self.store.list(layout.iteration(self.iteration)):
+        left = {key: self.store.get(key) for key in self.store.list(layout.iteration(self.iteration))}
+        for key, body in (left | self.deleted).items():
             # A claim beside deleted ones is void.
             if "/claims/" not in key or key in self.created:
-                whole.put(key, self.store.get(key))
-        for key, body in self.deleted.items():
-            whole.put(key, body)
+                whole.put(key, body)
         return whole
 
     def tell(self, who: str, what: str) -> None:
@@ -157,15 +156,16 @@ class Ledger:
         return LedgerView(self, who)
 
     def note_creation(self, who: str, key: str, body: bytes) -> None:
-        """Note a successful create, and check the object; what is created again after a deletion is void."""
-        if key in self.deleted:
+        """Note a successful create, and check the object.
+
+        What is created again after its deletion is void, and so is a claim once retention has begun to delete.
+        """
+        if key in self.deleted or ("/claims/" in key and self.deleted):
             return
         if self.created.setdefault(key, body) != body:
             self.breaks(f"doubled: {key} was created twice with different bytes")
         self.created_at_s.setdefault(key, self.now())
         if "/claims/" in key:
-            if any("/claims/" in gone for gone in self.deleted):
-                return
             claim = self._read_claim(key, body)
             self.claims.append(claim)
             self._check_seals(who, key, claim.sealed)

@@ -91,7 +91,7 @@ def test_small_batches_seeding_and_cuts_are_all_drawn():
 
 
 def test_where_members_would_leave_too_early_they_stay_and_some_leave_after_a_cut():
-    kinds = ((left_to_the_trainer, 2), (taken_by_strangers, 3), (cut_among_equals, 4))
+    kinds = ((left_to_the_trainer, 2), (taken_by_strangers, 3), (cut_among_equals, 5))
     outcomes = [live_and_judge(history) for kind, number in kinds for history in islice(kind(), number)]
     assert [outcome.broken for outcome in outcomes] == [[]] * len(outcomes)
     assert sum(outcome.counts["members that left after a cut"] for outcome in outcomes) >= 2

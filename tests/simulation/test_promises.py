@@ -1,9 +1,11 @@
 """Bugs that break a promise to the user and lose no token are found by the judge."""
 
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 
+from simulation.simulated_history import Strike
 from storage import records
 from storage.records import BatchRecord
 from storage.store import ObjectMissing
@@ -28,9 +30,11 @@ def closes_early(history):
     return history.plan.groups_wanted is not None and history.plan.groups_wanted < history.plan.num_groups / 2
 
 
-def divides_as_groups_come(history):
-    """Whether two trainers may make different micro-batches, and one wakes up behind the other."""
-    return not history.in_plan_order and history.micro_batch_tokens_max > 100 and has("trainer freeze")(history)
+def trainers_side_by_side():
+    """The default histories in which trainers may make different micro-batches, with many that are frozen meanwhile."""
+    freezes = tuple(Strike(at_s=at_s, kind="trainer freeze", duration_s=40.0) for at_s in range(15, 200, 15))
+    for history in drawn(lambda history: history.plan.groups_wanted is None):
+        yield replace(history, in_plan_order=False, micro_batch_tokens_max=300, strikes=freezes)
 
 
 def test_a_member_that_flushes_ten_times_too_rarely_is_found(monkeypatch):
@@ -98,4 +102,4 @@ def test_a_zombie_trainer_that_keeps_its_own_batch_is_found(monkeypatch):
         return batch
 
     monkeypatch.setattr(RecordedBatches, "_batch", own)
-    assert is_found(drawn(divides_as_groups_come), doubled=1)
+    assert is_found(trainers_side_by_side(), doubled=1)
