@@ -111,11 +111,12 @@ def _check_erased(run: LedgerOfRun, iteration: int) -> None:
 
 
 def _check_plans(run: LedgerOfRun, outcomes: Sequence[Outcome], told: Sequence[ReportRecord]) -> None:
-    """Check that each plan samples from its own version and begins with the prompt at which the last one ended."""
+    """Check which version each plan samples from, and that it begins with the prompt at which the last one ended."""
     for outcome, before in zip(outcomes[1:], told, strict=False):
-        plan = outcome.history.plan
-        if (plan.weight_version, plan.first_prompt) != (plan.iteration, before.next_prompt):
-            run.common.breaks(f"changed: plan {plan.iteration} begins at prompt {plan.first_prompt}")
+        plan, behind = outcome.history.plan, int(outcome.history.ahead)
+        said, due = (plan.weight_version, plan.first_prompt), (plan.iteration - behind, before.next_prompt)
+        if said != due:
+            run.common.breaks(f"changed: plan {plan.iteration} has the version and prompt {said}, not {due}")
         if records.read(run.store, PlanRecord, layout.plan(plan.iteration)) != plan:
             run.common.breaks(f"doubled: plan {plan.iteration} is not the one that was worked on")
 

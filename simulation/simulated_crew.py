@@ -95,7 +95,7 @@ class SimulatedCrew:
         self.history = history
         self._rng = rng
         self.truth = undisturbed(history)
-        self._timeline = timeline.beginning_now(self._limit_s, TURNS_MAX)
+        self._timeline = timeline.beginning_now()
         self._ledger = begin(self._timeline)
         self._trained = trained
         self.is_trained = False
@@ -109,7 +109,8 @@ class SimulatedCrew:
         self._lives = Members(history, self._ledger, self._counts, lambda: self._timeline.now_s, self._lines.connect)
 
     def begin(self) -> None:
-        """Schedule everything that was drawn, and start the trainer."""
+        """Schedule everything that was drawn; the trainer comes by itself."""
+        self._timeline.allow(self._limit_s, TURNS_MAX)
         for member, arrival_s in enumerate(self.history.arrivals_s):
             if self._pods.comes(member):
                 self._schedule_member(member, arrival_s)
@@ -129,8 +130,12 @@ class SimulatedCrew:
         strikes.schedule()
         if self._trained is not None:
             self._ledger.closes = strikes.haunt
-        self._start_trainer()
         self._start(OBSERVER, self._observe, self._ended)
+
+    def train(self) -> None:
+        """Start the trainer."""
+        self._timeline.allow(self._limit_s, TURNS_MAX)
+        self._start_trainer()
 
     def outcome(self) -> Outcome:
         """The course of the iteration, when no event is left, zombies included."""

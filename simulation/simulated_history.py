@@ -22,6 +22,7 @@ CONTEXT = 1 << 10
 SLOWEST_CLOCK = 0.85
 TRAINING_S_MAX = 5.0
 ITERATIONS = (1,) * 7 + (2, 2, 3)
+AHEAD = 0.3
 Kind = Literal[
     "kill",
     "notice",
@@ -83,6 +84,7 @@ class History:
     trainer_speed: the speed of the trainer's machine when it generates because no other member does.
     iterations: how many the history has, of which `plan` is the first, or a later one. With only one, it ends when that
         one is closed; else each of them is trained, published, concluded and swept.
+    ahead: whether each iteration is planned, and rolled out, while the one before it is trained.
     """
 
     seed: int
@@ -111,6 +113,7 @@ class History:
     absence: Absence | None
     trainer_speed: Speed
     iterations: int
+    ahead: bool
 
     def pool(self, member: int) -> str:
         """The pool of a member."""
@@ -173,17 +176,24 @@ def draw_history(seed: int, *, all_come: bool = False, iterations: int | None = 
 
     all_come: no member is absent. iterations: in place of how many are drawn.
     """
-    drawn = random.Random(f"iterations {seed}").choice(ITERATIONS)
-    return _draw(seed, f"{seed}", None, all_come=all_come, iterations=drawn if iterations is None else iterations)
+    of_run = random.Random(f"iterations {seed}")
+    drawn = of_run.choice(ITERATIONS)
+    number = drawn if iterations is None else iterations
+    ahead = number > 1 and of_run.random() < AHEAD
+    # A trainer that is not there yet cannot generate when members do not come.
+    history = _draw(seed, f"{seed}", None, all_come=all_come or ahead, ahead=ahead)
+    return replace(history, iterations=number)
 
 
 def draw_next(history: History, plan: PlanRecord) -> History:
     """What happens in a later iteration of a history, whose plan is known by then."""
-    all_come, iterations = history.absence is None, history.iterations
-    return _draw(history.seed, f"{history.seed}/{plan.iteration}", plan, all_come=all_come, iterations=iterations)
+    name, all_come = f"{history.seed}/{plan.iteration}", history.absence is None
+    return replace(
+        _draw(history.seed, name, plan, all_come=all_come, ahead=history.ahead), iterations=history.iterations
+    )
 
 
-def _draw(seed: int, name: str, plan: PlanRecord | None, *, all_come: bool, iterations: int) -> History:
+def _draw(seed: int, name: str, plan: PlanRecord | None, *, all_come: bool, ahead: bool) -> History:
     """`name` is that of what is drawn; without a plan one is drawn, too."""
     rng = random.Random(f"history {name}")
     # A generator of its own, so that everything else is drawn as in a history in which all groups are wanted.
@@ -192,7 +202,10 @@ def _draw(seed: int, name: str, plan: PlanRecord | None, *, all_come: bool, iter
     of_crew = random.Random(f"crew {name}")
     of_store = random.Random(f"store {name}")
     if plan is None:
-        plan = _draw_planning(of_planning, _draw_wanted(of_filter, _draw_plan(rng)))
+        drawn = _draw_plan(rng)
+        wanted = _draw_wanted(of_filter, drawn)
+        # The prompts of an iteration that runs ahead are known only if all groups of this one are wanted.
+        plan = _draw_planning(of_planning, drawn if ahead else wanted)
     cut_share = of_planning.choice((None, None, None, 0.3, 0.6))
     slots, joiners = len(plan.slots), rng.choice((0, 0, 1, 1, 2, 3))
     ttl_s = rng.uniform(12, 30)
@@ -234,7 +247,8 @@ def _draw(seed: int, name: str, plan: PlanRecord | None, *, all_come: bool, iter
         engine_dies=rng.choice((0.0, 0.0, 0.005, 0.03)),
         absence=absence,
         trainer_speed=_draw_speed(of_crew, base_s),
-        iterations=iterations,
+        iterations=1,
+        ahead=ahead,
     )
     # Without other faults, nothing else ends a wrong wait, so the check finds it.
     return history.untroubled if absence is not None and of_crew.random() < 1 / 3 else history

@@ -52,18 +52,24 @@ def config_of(history: History) -> RunConfig:
         "data": {"source": "arithmetic"},
         "rewards": [{"function": "arithmetic"}],
         "sampling": {"max_completion_length": plan.sampling.max_completion_length},
-        "algorithm": {"filter_groups": plan.groups_wanted is not None},
+        "algorithm": {"filter_groups": plan.groups_wanted is not None, "max_staleness": int(history.ahead)},
         "planning": {"seeding": "off"},
         "pools": {"rollout": {"count": groups, "usd_per_hour": 1.0}, "train": {"usd_per_hour": 8.0}},
     }
     return parse(document)
 
 
-def plan_next(store: ObjectStore, first: PlanRecord, config: RunConfig, execution: str, clock: Clock) -> PlanRecord:
-    """Write the plan of the next iteration, or find the one that is there; `first` is the drawn plan of the first."""
+def plan_next(
+    store: ObjectStore, first: PlanRecord, config: RunConfig, execution: str, clock: Clock, *, ahead: int = 0
+) -> PlanRecord:
+    """Write the plan of the next iteration, or find the one that is there.
+
+    first: the drawn plan of the first iteration. ahead: how many planned iterations are passed over.
+    """
     acquire_lease(store, execution, config.run.lease_ttl_s, clock)
-    iteration = next_iteration(store)
-    check_needed_state(store, config, iteration)
+    first_open = next_iteration(store)
+    check_needed_state(store, config, first_open)
+    iteration = first_open + (1 if ahead and exists(store, layout.plan(first_open)) else 0)
     if not exists(store, layout.plan(iteration)):
         if iteration == 0:
             publish_first(store)
@@ -71,7 +77,7 @@ def plan_next(store: ObjectStore, first: PlanRecord, config: RunConfig, executio
         else:
             groups = config.run.num_prompts_per_step * (2 if config.algorithm.filter_groups else 1)
             rows = [prompt(group) for group in range(groups)]
-            version = sampled_version(store, iteration, config.algorithm.max_staleness)
+            version = sampled_version(store, iteration, config.algorithm.max_staleness if ahead else 0)
             begins = next_prompt(store, iteration)
             write_plan(store, config, rows, iteration, version, begins, (STOP_TOKEN,), clock)
     settings = SettingsRecord(config=dump(config), execution=execution)

@@ -30,6 +30,8 @@ from storage.store import ObjectStore, StoreDenied
 PATH_LIMIT_S = 5000.0
 # So many attempts of a task meet faults; the next ones do not.
 FAULTY_ATTEMPTS = 3
+# A task that has failed so often will not succeed.
+ATTEMPTS_MAX = 12
 # How many processes read a concluded iteration while it may be swept.
 READS = 3
 # How much later than it was written a sign of life may be seen.
@@ -64,6 +66,7 @@ class SimulatedRun:
             self._timeline.after(self._of_path.uniform(0, 600), self._start_rival)
         else:
             self._begin(self._history, None)
+            self._crews[0].train()
         if not self._timeline.run():
             now_s, turns = self._timeline.now_s, self._timeline.turns
             self.ledger.common.breaks(f"livelock: no end by {now_s:.0f} s and {turns} turns")
@@ -83,7 +86,8 @@ class SimulatedRun:
     def _plan(self, iteration: int) -> None:
         def work(store: ObjectStore, process: Machine) -> PlanRecord:
             assert self._config is not None
-            return plan_next(store, self._history.plan, self._config, EXECUTION, process.clock)
+            ahead = int(self._history.ahead and iteration > 0)
+            return plan_next(store, self._history.plan, self._config, EXECUTION, process.clock, ahead=ahead)
 
         def then(plan: object) -> None:
             assert isinstance(plan, PlanRecord)
@@ -91,6 +95,12 @@ class SimulatedRun:
                 self.ledger.common.breaks(f"doubled: iteration {plan.iteration} was planned in place of {iteration}")
             known = replace(self._history, plan=plan)
             self._begin(draw_next(known, plan) if iteration else known, lambda: self._conclude(iteration))
+            if not self._history.ahead:
+                self._crews[iteration].train()
+            elif iteration:
+                self._crews[iteration - 1].train()
+            else:
+                self._plan(1)
 
         self._task(f"plan{iteration}", 1, work, then)
 
@@ -106,7 +116,15 @@ class SimulatedRun:
         for number in range(READS):
             reads = partial(self._start_reader, f"reader{iteration}.{number}")
             self._timeline.after(self._of_path.uniform(0, 60), reads)
-        self._task(f"conclude{iteration}", 1, work, _nothing if last else lambda _: self._plan(iteration + 1))
+        self._task(f"conclude{iteration}", 1, work, lambda _: self._go_on(iteration))
+
+    def _go_on(self, concluded: int) -> None:
+        """What follows on a conclusion: the next plan, or the one after that, or else the last training."""
+        following = concluded + 1 + self._history.ahead
+        if following < self._history.iterations:
+            self._plan(following)
+        elif self._history.ahead and concluded + 1 < self._history.iterations:
+            self._crews[concluded + 1].train()
 
     def _start_reader(self, name: str) -> None:
         """A process that reads all concluded iterations while they may be swept."""
@@ -141,6 +159,8 @@ class SimulatedRun:
         """Start an attempt of a task; further ones follow until the first has succeeded."""
         if name in self._done:
             return
+        if attempt == 1:
+            self._timeline.allow(PATH_LIMIT_S, TURNS_MAX)
         rng = random.Random(f"{name} {attempt} {self._history.seed}")
 
         def main(process: Machine) -> None:
@@ -151,7 +171,7 @@ class SimulatedRun:
 
         def ended(process: Machine, error: BaseException | None) -> None:
             self._note_end(process, error)
-            if error is not None:
+            if error is not None and attempt < ATTEMPTS_MAX:
                 self._timeline.after(rng.uniform(*self._history.cold_start_s), again)
 
         def again() -> None:
@@ -174,8 +194,11 @@ class SimulatedRun:
         self._timeline.after(after_s, freeze)
 
     def _line(self, process: Machine, attempt: int) -> ObjectStore:
-        history = self._history if attempt < FAULTY_ATTEMPTS else self._calm
-        lines = Lines(replace(history, crashes=int(attempt < FAULTY_ATTEMPTS)), self._timeline, self.ledger.common)
+        history = replace(self._calm, crashes=0)
+        if attempt < FAULTY_ATTEMPTS:
+            weather = replace(self._history.weather, denied=self._of_path.choice((0.0, 0.0, 0.0, 0.02)))
+            history = replace(self._history, weather=weather, crashes=1)
+        lines = Lines(history, self._timeline, self.ledger.common)
         return lines.connect(process, process.name)
 
     def _note_end(self, process: Machine, error: BaseException | None) -> None:

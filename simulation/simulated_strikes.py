@@ -156,6 +156,8 @@ class Strikes:
         """The wall clock of a member or the trainer is off by an hour or more for a while."""
         trainer = self._cast.trainer
         processes = [*(self._cast.members[member] for member in living), *([trainer] if trainer else [])]
+        if not processes:
+            return
         process = self._rng.choice(processes)
         offset_s = self._rng.choice((-24, -1, 1, 24)) * HOUR_S
         self._ledger.tell(process.name, f"has its wall clock set by {offset_s:+.0f} s")

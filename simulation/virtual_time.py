@@ -42,13 +42,17 @@ class Timeline:
         self._agenda = Agenda(rng, limit_s, turns_max)
         self._zero_s = 0.0
 
-    def beginning_now(self, limit_s: float, turns_max: int) -> "Timeline":
-        """The same time and schedule, counted from now on; they last for `limit_s` and `turns_max` turns more."""
+    def beginning_now(self) -> "Timeline":
+        """The same time and schedule, counted from now on."""
         later = Timeline(self._agenda.rng, 0.0, 0)
         later._agenda, later._zero_s = self._agenda, self._agenda.now_s
-        self._agenda.limit_s = self._agenda.now_s + limit_s
-        self._agenda.turns_max = self._agenda.turns + turns_max
         return later
+
+    def allow(self, limit_s: float, turns_max: int) -> None:
+        """Let time and schedule last for at least so much longer."""
+        agenda = self._agenda
+        agenda.limit_s = max(agenda.limit_s, agenda.now_s + limit_s)
+        agenda.turns_max = max(agenda.turns_max, agenda.turns + turns_max)
 
     @property
     def now_s(self) -> float:

@@ -10,6 +10,7 @@ from simulation.simulated_history import draw_history
 from storage import retention, run
 from storage.weights import versions
 from tasks.learning.recorded_batches import RecordedBatches
+from tasks.preparing import iteration
 from tasks.reporting import conclusion
 from tasks.sampling.session.performer import Performer
 from tests.judged_histories import DEFAULT_SEEDS, drawn, is_found
@@ -21,6 +22,7 @@ def test_runs_of_several_iterations_are_drawn():
     numbers = Counter(draw_history(seed).iterations for seed in DEFAULT_SEEDS)
     assert numbers[1] > 200
     assert min(numbers[2], numbers[3]) > 20
+    assert sum(draw_history(seed).ahead for seed in DEFAULT_SEEDS) > 20
 
 
 def test_a_run_goes_on_over_every_iteration_and_is_eventful():
@@ -75,6 +77,11 @@ def test_weights_that_are_deleted_before_their_manifest_are_found(monkeypatch):
 def test_a_sweep_that_deletes_what_kept_versions_refer_to_is_found(monkeypatch):
     monkeypatch.setattr(retention, "bases", lambda _, version: [version])
     assert is_found(drawn(iterations=3), lost=1)
+
+
+def test_a_plan_that_samples_from_too_old_weights_is_found(monkeypatch):
+    monkeypatch.setattr(iteration, "published_version", lambda _store, _newest, oldest: max(0, oldest - 1))
+    assert is_found(drawn(lambda history: history.ahead, iterations=3), changed=1)
 
 
 def test_a_member_that_keeps_the_weights_of_an_earlier_iteration_is_found(monkeypatch):
