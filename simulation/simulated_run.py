@@ -23,8 +23,8 @@ from simulation.simulated_session import Machine
 from simulation.virtual_time import Timeline
 from storage.compaction import read_responses
 from storage.records import PlanRecord
-from storage.run import RunBusy, lease_holder
-from storage.store import ObjectStore, StoreDenied
+from storage.run import RunBusy, lease_holder, next_iteration, read_plan
+from storage.store import CorruptObject, ObjectMissing, ObjectStore, StoreDenied
 
 # How long the tasks of the path may take beyond what an iteration may.
 PATH_LIMIT_S = 5000.0
@@ -87,7 +87,13 @@ class SimulatedRun:
         def work(store: ObjectStore, process: Machine) -> PlanRecord:
             assert self._config is not None
             ahead = int(self._history.ahead and iteration > 0)
-            return plan_next(store, self._history.plan, self._config, EXECUTION, process.clock, ahead=ahead)
+            try:
+                return plan_next(store, self._history.plan, self._config, EXECUTION, process.clock, ahead=ahead)
+            except (CorruptObject, ObjectMissing):
+                # One that wakes up when its iteration is concluded may find swept what training began from.
+                if next_iteration(self.ledger.store) <= iteration:
+                    raise
+                return read_plan(store, iteration)
 
         def then(plan: object) -> None:
             assert isinstance(plan, PlanRecord)
