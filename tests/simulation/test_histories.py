@@ -31,7 +31,7 @@ from tests.judged_histories import drawn, is_found
 
 pytestmark = pytest.mark.slow
 
-SEEDS = range(60)
+SEEDS = range(50)
 DIGEST = (
     "import hashlib, logging; logging.disable(); from benchmarks.histories import *; "
     "print([hashlib.md5(repr(live_and_judge(draw_history(s)).ledger.events).encode()).hexdigest() for s in range(4)])"
@@ -191,7 +191,7 @@ def is_divided(history):
 def test_histories_in_which_all_groups_are_wanted_are_the_same_as_without_the_others(monkeypatch):
     drawn = [draw_history(seed) for seed in SEEDS]
     monkeypatch.setattr(simulated_history, "_draw_wanted", lambda _, plan: plan)
-    assert 10 < sum(history.plan.groups_wanted is not None for history in drawn) < 30
+    assert 8 < sum(history.plan.groups_wanted is not None for history in drawn) < 25
     for history in drawn:
         plain, wanted = draw_history(history.seed), history.plan.groups_wanted is not None
         plan = replace(history.plan, groups_wanted=None, nonce=plain.plan.nonce)
