@@ -99,7 +99,9 @@ def prepare(
         try:
             check_needed_state(store, config, first_open)
         except (CorruptObject, ObjectMissing):
-            release_lease(store, execution)
+            # If the iteration was concluded meanwhile, as after a long freeze, another attempt goes on with the run.
+            if next_iteration(store) == first_open:
+                release_lease(store, execution)
             raise
         if not exists(store, layout.plan(iteration)):
             # A committed iteration has published the version that it ends with.
