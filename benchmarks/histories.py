@@ -3,11 +3,12 @@
 The promises: a kill costs at most what was decoded since the last flush, a notice costs nothing, and what no longer
 counts is soon not decoded any more (simulation/judge_promises.py).
 
-Each seed is one simulated iteration: production session, claims, journal and rebalancing, a scripted engine, a faulty
-store in memory and a virtual clock (simulation/simulated_crew.py). In a third of the histories, groups of equal rewards
-are filtered, and the iteration closes when enough others are recorded. In some, members have small batches, cut, or run
-on the trainer's machine for a while. In half of them, slots come too late, never, or die for good, and the trainer's
-machine generates when no other member does. `--seed K --trace` shows one history event by event.
+Each seed is one simulated run: production session, claims, journal and rebalancing, a scripted engine, a faulty store
+in memory and a virtual clock (simulation/simulated_run.py). In a third of the histories, groups of equal rewards are
+filtered, and the iteration closes when enough others are recorded. In some, members have small batches, cut, or run on
+the trainer's machine for a while. In half of them, slots come too late, never, or die for good, and the trainer's
+machine generates when no other member does. Three in ten go on over two or three iterations, with production's
+planner, publication, conclusion and sweeps. `--seed K --trace` shows one history event by event.
 """
 
 import argparse

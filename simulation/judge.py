@@ -17,17 +17,20 @@ import numpy as np
 
 from simulation.judge_absence import check_latecomers, check_waiting, is_member
 from simulation.judge_promises import Promises, ownership
+from simulation.judge_run import check_run
 from simulation.ledger import Claim, Ledger
-from simulation.simulated_crew import Outcome, SimulatedCrew
+from simulation.one_thread import threads_in_turn
+from simulation.simulated_crew import Outcome, merged
 from simulation.simulated_history import History, reward_of
 from simulation.simulated_machine import ShardMemory, shards_remembered
+from simulation.simulated_run import SimulatedRun
 from simulation.stored_objects import batch_of
 from simulation.undisturbed import Whole
 from storage import layout
 from storage.assembly import JournalReader
 from storage.records import BatchRecord, GradedResponse, PlanRecord, Span
 from storage.shard import Finish, Row
-from storage.store import CorruptObject
+from storage.store import CorruptObject, ObjectStore
 from tasks.reporting.conclusion import IntegrityError, verify
 
 NO_SEAL = 1 << 62
@@ -39,9 +42,13 @@ Fate = Literal["trained", "filtered"]
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Claims by unit in epoch order, and rows by (incarnation, epoch, response) in written order."""
+    """Claims by unit in epoch order, and rows by (incarnation, epoch, response) in written order.
+
+    store: what was written, as if retention had deleted nothing.
+    """
 
     plan: PlanRecord
+    store: ObjectStore
     claims: Mapping[int, Sequence[Claim]]
     rows: Mapping[tuple[str, int, int], Sequence[tuple[int, Row]]]
 
@@ -102,27 +109,35 @@ def read_reference(ledger: Ledger, plan: PlanRecord, memory: ShardMemory) -> Ref
     rows: dict[tuple[str, int, int], list[tuple[int, Row]]] = defaultdict(list)
     for claim in sorted(ledger.claims, key=lambda claim: claim.epoch):
         claims[claim.unit].append(claim)
-    for key in ledger.store.list(layout.journal(plan.iteration)):
+    store = ledger.written()
+    for key in store.list(layout.journal(plan.iteration)):
         incarnation, name = key.split("/")[-2:]
-        for row in memory.decode(key, ledger.store.get(key)):
+        for row in memory.decode(key, store.get(key)):
             rows[incarnation, row.epoch, row.response].append((int(name.removesuffix(".arrow")), row))
-    return Reference(plan, claims, rows)
+    return Reference(plan, store, claims, rows)
 
 
 def live_and_judge(history: History) -> Outcome:
-    """Simulate a history and check it; `broken` then lists every rule that did not hold."""
-    with shards_remembered() as memory:
-        outcome = SimulatedCrew(history).run()
-        try:
-            _judge(outcome, history, memory)
-        except (CorruptObject, KeyError, TypeError) as error:
-            outcome.ledger.breaks(f"changed: claims or shards that cannot be read: {error!r}")
-    return outcome
+    """Simulate a history and check it; `broken` then lists every rule that did not hold, of all iterations.
+
+    The rest is the course of the first iteration, but for the counts and bounds, which are those of all.
+    """
+    with shards_remembered() as memory, threads_in_turn():
+        run = SimulatedRun(history)
+        outcomes = run.run()
+        for outcome in outcomes:
+            try:
+                _judge(outcome, outcome.history, memory)
+            except (CorruptObject, KeyError, TypeError) as error:
+                outcome.ledger.breaks(f"changed: claims or shards that cannot be read: {error!r}")
+        if history.iterations > 1:
+            check_run(run.ledger, outcomes)
+    return merged(outcomes)
 
 
 def _judge(outcome: Outcome, history: History, memory: ShardMemory) -> None:
     reference = read_reference(outcome.ledger, history.plan, memory)
-    _check_store(outcome.ledger)
+    _check_store(outcome.ledger, reference.store)
     _check_batches(outcome, reference)
     _check_readers(outcome, reference)
     _check_transfers(outcome, history, reference)
@@ -138,7 +153,7 @@ def _promises(outcome: Outcome, history: History, reference: Reference) -> Promi
     written: dict[tuple[str, int], list[tuple[float, Row]]] = defaultdict(list)
     for (name, _, response), rows in reference.rows.items():
         for sequence, row in rows:
-            written[name, response].append((ledger.created_at_s[layout.shard(0, name, sequence)], row))
+            written[name, response].append((ledger.created_at_s[layout.shard(ledger.iteration, name, sequence)], row))
     for rows_of_one in written.values():
         rows_of_one.sort(key=itemgetter(0))
     return Promises(ledger, history, written, ownership(ledger, history.plan))
@@ -147,18 +162,18 @@ def _promises(outcome: Outcome, history: History, reference: Reference) -> Promi
 def _news(outcome: Outcome, reference: Reference) -> set[str]:
     """The shards that hold tokens that count."""
     return {
-        layout.shard(0, span.incarnation, sequence)
+        layout.shard(reference.plan.iteration, span.incarnation, sequence)
         for response in outcome.truth
         for span in reference.lineage(response)
         for sequence, _ in reference.rows_of(response, span)
     }
 
 
-def _check_store(ledger: Ledger) -> None:
+def _check_store(ledger: Ledger, store: ObjectStore) -> None:
     """Check that every acknowledged object exists with its bytes."""
-    stored = set(ledger.store.list(""))
+    stored = set(store.list(""))
     for key, body in ledger.created.items():
-        if key not in stored or ledger.store.get(key) != body:
+        if key not in stored or store.get(key) != body:
             ledger.breaks(f"lost: {key} is no longer what was acknowledged")
 
 
@@ -181,7 +196,7 @@ def _check_batches(outcome: Outcome, reference: Reference) -> None:
     """Check that every used response is in exactly one batch: whole, undisturbed, and according to its claims."""
     ledger, plan = outcome.ledger, reference.plan
     fates = fates_of_groups(plan, outcome.truth)
-    batches = [batch_of(key, ledger.store.get(key)) for key in ledger.store.list(layout.batches(0))]
+    batches = [batch_of(key, ledger.store.get(key)) for key in ledger.store.list(layout.batches(plan.iteration))]
     trained = [response for batch in batches for response in batch.responses]
     filtered = [response for batch in batches for response in batch.filtered]
     graded = [*trained, *filtered]
@@ -202,7 +217,7 @@ def _check_batches(outcome: Outcome, reference: Reference) -> None:
             ledger.breaks(f"changed: response {recorded.response} was trained on rows that no claim counts")
     if not lost:
         try:
-            verify(plan, trained, JournalReader(ledger.store, plan, 1), filtered)
+            verify(plan, trained, JournalReader(reference.store, plan, 1), filtered)
         except (IntegrityError, CorruptObject) as error:
             ledger.breaks(f"changed: the conclusion refuses it: {error}")
     _check_closing(ledger)
@@ -211,10 +226,10 @@ def _check_batches(outcome: Outcome, reference: Reference) -> None:
 
 def _check_closing(ledger: Ledger) -> None:
     """Check that no micro-batch was recorded after `closed`, from which on members drop their responses."""
-    keys = list(ledger.created)
-    late = keys[keys.index(layout.closed(0)) :] if layout.closed(0) in keys else []
+    keys, closed = list(ledger.created), layout.closed(ledger.iteration)
+    late = keys[keys.index(closed) :] if closed in keys else []
     for key in late:
-        if key.startswith(layout.batches(0)):
+        if key.startswith(layout.batches(ledger.iteration)):
             ledger.breaks(f"lost: {key} was recorded after the iteration had been closed")
 
 
@@ -255,7 +270,7 @@ def _follows_claims(recorded: GradedResponse, reference: Reference) -> bool:
 def _check_readers(outcome: Outcome, reference: Reference) -> None:
     """Check that the production reader takes exactly the reference reader's rows, and both get the right tokens."""
     ledger = outcome.ledger
-    reader = JournalReader(ledger.store, reference.plan, 1)
+    reader = JournalReader(reference.store, reference.plan, 1)
     reader.refresh()
     for response, whole in outcome.truth.items():
         spans = reference.used(response, reference.lineage(response))
@@ -328,13 +343,15 @@ def _check_requests(outcome: Outcome, history: History) -> None:
 
     A member gets every claim and shard once, and in each look asks for one missing object per journal and unit. A flush
     is a create, its read-back, a probe of every unit, and two checks for the end. A beat is one put. A look is a flush,
-    a listing, one heartbeat and two journals of every member that ever lived, and at most one claim per unit. A member
-    that watches for others asks with every beat which slots have ended, lists the members, and gets each heartbeat.
+    a listing in pages, one heartbeat and two journals of every member that ever lived, and at most one claim per unit.
+    A member that watches for others asks with every beat which slots have ended, lists the members, and gets each
+    heartbeat.
     """
     ledger = outcome.ledger
     objects, units = len(ledger.created), len(history.plan.slots)
     lives = sum(is_member(name) for name in ledger.lives)
-    flush, look = units + 4, 2 * units + 6 + 3 * lives
+    pages = objects // history.weather.page_keys if history.weather.page_keys else 0
+    flush, look = units + 4, 2 * units + 6 + 3 * lives + pages
     watch = 0 if history.absence is None else 3 + lives
     used = 0.0
     for name, life in ledger.lives.items():

@@ -17,7 +17,7 @@ def is_member(name: str) -> bool:
 
 def check_latecomers(ledger: Ledger) -> None:
     """Check that a member whose first request comes after the iteration was closed claims and writes nothing."""
-    closed_s = ledger.created_at_s.get(layout.closed(0))
+    closed_s = ledger.created_at_s.get(layout.closed(ledger.iteration))
     if closed_s is None:
         return
     for name, life in ledger.lives.items():
@@ -33,9 +33,10 @@ def check_waiting(ledger: Ledger, history: History, news: Collection[str]) -> fl
     """
     if history.absence is None:
         return 0.0
-    is_closed = layout.closed(0) in ledger.created
+    closed_s = ledger.created_at_s.get(layout.closed(ledger.iteration))
     written = [(ledger.created_at_s[key],) * 2 for key in news]
-    over_s = max((at_s for at_s, _ in written), default=0.0) if is_closed else ledger.now()
+    last_s = max((at_s for at_s, _ in written), default=0.0)
+    over_s = ledger.now() if closed_s is None else min(last_s, closed_s)
     moments = [*written, *ledger.faults, (over_s, over_s)]
     since_s, part = 0.0, 0.0
     for at_s, until_s in sorted(moment for moment in moments if moment[0] <= over_s):

@@ -71,7 +71,7 @@ class Promises:
         ledger, deadline_s = self.ledger, chunk.at_s + self.exposed_s
         written_s = self._written_s(name, chunk)
         ended_s, how = ledger.ends.get(name, (math.inf, ""))
-        over_s = min(deadline_s, lost_s, ledger.created_at_s.get(layout.closed(0), math.inf))
+        over_s = min(deadline_s, lost_s, ledger.created_at_s.get(layout.closed(ledger.iteration), math.inf))
         if written_s <= min(over_s, ended_s):
             return written_s - chunk.at_s
         if over_s < deadline_s or (ended_s <= deadline_s and how == KILLED):
@@ -89,7 +89,7 @@ class Promises:
 
     def _check_worth(self, name: str, chunk: Decoded, lost_s: float) -> None:
         """Check that a member stops decoding what another one claimed, and stops when the iteration is closed."""
-        closed_s = self.ledger.created_at_s.get(layout.closed(0), math.inf)
+        closed_s = self.ledger.created_at_s.get(layout.closed(self.ledger.iteration), math.inf)
         since_s = min(lost_s, closed_s)
         if chunk.at_s <= since_s + self.unaware_s or self.ledger.is_troubled(name, since_s, chunk.at_s):
             return
@@ -111,7 +111,7 @@ class Promises:
         """Check that every life of the trainer used the micro-batches as they are recorded, and no other."""
         store = self.ledger.store
         for who, number, responses in self.ledger.used:
-            key = layout.batch(0, number)
+            key = layout.batch(self.ledger.iteration, number)
             recorded = {found.response for found in batch_of(key, store.get(key)).responses}
             if set(responses) != recorded:
                 self.ledger.breaks(f"changed: {who} used other responses for batch {number} than are recorded")

@@ -1,21 +1,24 @@
 """Ledger: what really happened to the objects of a simulated run, in true order, and the rules broken at each moment.
 
-It stands at the store, below the faults, and only the checks read it. It knows the keys and claims of iteration 0, but
-not whether tokens are right.
+It stands at the store, below the faults, and only the checks read it. It knows the keys and claims of one iteration,
+but not whether tokens are right. The ledgers of a run's iterations share one store; ledger_of_run.py has the rest.
 """
 
+import re
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from simulation.stored_objects import body_of
 from storage import layout
 from storage.memory import MemoryStore
-from storage.store import ObjectMissing, ObjectStore, StoreUnavailable
+from storage.store import ObjectMissing, ObjectStore
 
+PROBE_NAME = re.compile(rf"{layout.PROBE}\w+")
 Event = tuple[float, str, str]
 WRITES = ("create", "put")
+# What may be overwritten, and is not about tokens.
+OVERWRITTEN = ("/ended/", "/failures/", layout.PROBE, "/settings.json", layout.LEASE_BEAT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +63,20 @@ class Life:
 
 @dataclass
 class Ledger:
-    """The true store, and a record of which process did what to it when."""
+    """The true store, and a record of which process did what to an iteration's objects when.
+
+    now: true time since the iteration's beginning at zero_s. closes: is called when the iteration is closed. of: the
+    ledger that a key belongs to; None: this one has all. deletes: is told which process is about to delete a key;
+    returns whether it may. deleted: objects as they were when they were deleted first.
+    """
 
     now: Callable[[], float]
+    iteration: int = 0
+    zero_s: float = 0.0
+    closes: Callable[[], None] = lambda: None
+    of: "Callable[[str], Ledger] | None" = None
+    deletes: Callable[[str, str], bool] = lambda _who, _key: False
+    deleted: dict[str, bytes] = field(default_factory=dict)
     store: MemoryStore = field(default_factory=MemoryStore)
     events: list[Event] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
@@ -81,15 +95,31 @@ class Ledger:
     troubles: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     ends: dict[str, tuple[float, str]] = field(default_factory=dict)
     used: list[tuple[str, int, tuple[int, ...]]] = field(default_factory=list)
+    lease_beats_s: list[float] = field(default_factory=list)  # in true time
+    refuses: bool = False  # whether the store has refused requests for a while
 
     @property
     def is_closed(self) -> bool:
         """Whether the trainer has marked the iteration as closed."""
-        return layout.closed(0) in self.created
+        return layout.closed(self.iteration) in self.created
+
+    def written(self) -> ObjectStore:
+        """The iteration's objects, as if retention had deleted none."""
+        if not self.deleted:
+            return self.store
+        whole = MemoryStore()
+        left = {key: self.store.get(key) for key in self.store.list(layout.iteration(self.iteration))}
+        for key, body in (left | self.deleted).items():
+            # A claim beside deleted ones is void.
+            if "/claims/" not in key or key in self.created:
+                whole.put(key, body)
+        return whole
 
     def tell(self, who: str, what: str) -> None:
-        """Note an event for the trace."""
-        self.events.append((self.now(), who, what))
+        """Note an event for the trace; random names of probes are left out, so that a seed has one trace."""
+        if layout.PROBE in what:
+            what = PROBE_NAME.sub(layout.PROBE, what)
+        self.events.append((self.zero_s + self.now(), who, what))
 
     def note_fault(self, duration_s: float = 0.0) -> None:
         """Note a fault that begins now and lasts this long."""
@@ -126,7 +156,12 @@ class Ledger:
         return LedgerView(self, who)
 
     def note_creation(self, who: str, key: str, body: bytes) -> None:
-        """Note a successful create, and check the object."""
+        """Note a successful create, and check the object.
+
+        What is created again after its deletion is void, and so is a claim once retention has begun to delete.
+        """
+        if key in self.deleted or ("/claims/" in key and self.deleted):
+            return
         if self.created.setdefault(key, body) != body:
             self.breaks(f"doubled: {key} was created twice with different bytes")
         self.created_at_s.setdefault(key, self.now())
@@ -136,12 +171,14 @@ class Ledger:
             self._check_seals(who, key, claim.sealed)
         elif "/journal/" in key:
             self._check_order(key)
+        elif key == layout.closed(self.iteration):
+            self.closes()
 
     def _check_order(self, key: str) -> None:
         """Check that a shard's predecessor was written before; otherwise readers never reach it (algorithm J)."""
         incarnation, name = key.split("/")[-2:]
         number = int(name.removesuffix(".arrow"))
-        if number and layout.shard(0, incarnation, number - 1) not in self.created:
+        if number and layout.shard(self.iteration, incarnation, number - 1) not in self.created:
             self.breaks(f"lost: {key} was written behind a gap")
 
     def _read_claim(self, key: str, body: bytes) -> Claim:
@@ -152,15 +189,15 @@ class Ledger:
     def _check_seals(self, who: str, key: str, sealed: dict[str, int]) -> None:
         """Check that each seal is the number before the first shard not found (docs/format.md, algorithms A and J)."""
         for name, last in sealed.items():
-            following = layout.shard(0, name, last + 1)
-            if last >= 0 and layout.shard(0, name, last) not in self.created:
+            following = layout.shard(self.iteration, name, last + 1)
+            if last >= 0 and layout.shard(self.iteration, name, last) not in self.created:
                 self.breaks(f"lost: {key} seals {name} at {last}, a shard that is not there")
             if (who, following) not in self.looked_in_vain:
                 self.breaks(f"lost: {key} seals {name} at {last} without having looked for shard {last + 1}")
 
 
 class LedgerView:
-    """An ObjectStore that records every request in the ledger."""
+    """An ObjectStore that records every request in the ledgers."""
 
     def __init__(self, ledger: Ledger, who: str) -> None:
         self._ledger = ledger
@@ -175,19 +212,22 @@ class LedgerView:
         fresh = self._store.create(key, body)
         self._note("create", key, "" if fresh else " exists")
         if fresh:
-            self._ledger.note_creation(self._who, key, body)
+            self._of(key).note_creation(self._who, key, body)
         return fresh
 
     def put(self, key: str, body: bytes) -> None:
         self._store.put(key, body)
         if "/alive/" in key:
+            ledger = self._of(key)
             state = body_of(key, "heartbeat", body)["state"]
             name = key.rsplit("/", 1)[1].removesuffix(".json")
-            self._ledger.beats.setdefault(name, []).append(Beat(self._ledger.now(), state))
+            ledger.beats.setdefault(name, []).append(Beat(ledger.now(), state))
             self._note("put", key, f" {state}")
-        elif "/ended/" in key or "/failures/" in key or key.startswith(layout.PROBE):  # these are not about tokens
-            self._note("put", key, "")
-        else:
+            return
+        self._note("put", key, "")
+        if key == layout.LEASE_BEAT:
+            self._ledger.lease_beats_s.append(self._ledger.zero_s + self._ledger.now())
+        if not any(part in key for part in OVERWRITTEN):
             self._ledger.breaks(f"doubled: {self._who} overwrote {key}")
 
     def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
@@ -206,64 +246,20 @@ class LedgerView:
         return keys
 
     def delete(self, key: str) -> None:
+        if not key.startswith(layout.PROBE) and not self._ledger.deletes(self._who, key):
+            self._ledger.breaks(f"lost: {self._who} deleted {key}")
         self._store.delete(key)
-        if key.startswith(layout.PROBE):
-            self._note("delete", key, "")
-            return
-        self._ledger.breaks(f"lost: {self._who} deleted {key}")
+        self._note("delete", key, "")
+
+    def _of(self, key: str) -> Ledger:
+        return self._ledger if self._ledger.of is None else self._ledger.of(key)
 
     def _note(self, verb: str, key: str, outcome: str) -> None:
         ledger, now_s = self._ledger, self._ledger.now()
         life = ledger.lives.setdefault(self._who, Life(now_s, now_s))
         life.last_s = now_s
-        life.calls += 1
+        life.calls += not key.startswith(layout.WEIGHTS)
         ledger.calls[verb] += 1
         if verb in WRITES:
             ledger.writes[self._who] += 1
-        ledger.events.append((now_s, self._who, f"{verb} {key}{outcome}"))
-
-
-class WatchedStore:
-    """An ObjectStore above the faults, which notes as trouble every request that failed or took over `usual_s`."""
-
-    def __init__(self, inner: ObjectStore, ledger: Ledger, who: str, usual_s: float) -> None:
-        self._inner = inner
-        self._ledger = ledger
-        self._who = who
-        self._usual_s = usual_s
-
-    @property
-    def url(self) -> str:
-        return self._inner.url
-
-    def create(self, key: str, body: bytes) -> bool:
-        with self._watched():
-            return self._inner.create(key, body)
-
-    def put(self, key: str, body: bytes) -> None:
-        with self._watched():
-            self._inner.put(key, body)
-
-    def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
-        with self._watched():
-            return self._inner.get(key, start, end)
-
-    def list(self, prefix: str, after: str = "") -> list[str]:
-        with self._watched():
-            return self._inner.list(prefix, after)
-
-    def delete(self, key: str) -> None:
-        with self._watched():
-            self._inner.delete(key)
-
-    @contextmanager
-    def _watched(self) -> Iterator[None]:
-        began_s, failed = self._ledger.now(), False
-        try:
-            yield
-        except StoreUnavailable:
-            failed = True
-            raise
-        finally:
-            if failed or self._ledger.now() - began_s > self._usual_s:
-                self._ledger.note_trouble(self._who, began_s, self._ledger.now())
+        ledger.tell(self._who, f"{verb} {key}{outcome}")

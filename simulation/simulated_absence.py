@@ -26,7 +26,7 @@ class Absence:
 
     seeding_after_s: how long no member must have lived before it does. never: slots for which Flyte finds no machine.
     late_s: slots that start this long after the trainer has ended. lives_s: slots whose lives are cut off after these
-    times, and which are not started again after the last one.
+    times, and which are not started again after the last one. attempts_max: so often a slot starts, whatever ended it.
     """
 
     seeding_after_s: float
@@ -34,6 +34,7 @@ class Absence:
     late_s: Mapping[int, float] = field(default_factory=dict)
     lives_s: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
     outages: tuple[Outage, ...] = ()
+    attempts_max: float = math.inf
 
     @property
     def lasts_s(self) -> float:
@@ -126,8 +127,8 @@ class Pods:
 
     def starts_again(self, member: int) -> bool:
         """Whether a member that was lost has attempts left."""
-        lives_s = self._absence.lives_s.get(member)
-        return not math.isinf(self._none_until_s) and (lives_s is None or self._starts[member] < len(lives_s))
+        lives = len(self._absence.lives_s.get(member, ())) or math.inf
+        return not math.isinf(self._none_until_s) and self._starts[member] < min(lives, self._absence.attempts_max)
 
     def ended(self, member: int) -> None:
         """Note that a member has left or was lost for good."""

@@ -21,8 +21,31 @@ STOP_TOKEN = 0
 CONTEXT = 1 << 10
 SLOWEST_CLOCK = 0.85
 TRAINING_S_MAX = 5.0
-Kind = Literal["kill", "notice", "freeze", "suspend", "hang", "outage", "mass", "trainer kill", "trainer freeze"]
-LASTING: tuple[Kind, ...] = ("freeze", "suspend", "hang", "outage", "trainer freeze")
+ITERATIONS = (1,) * 7 + (2, 2, 3)
+AHEAD = 0.3
+Kind = Literal[
+    "kill",
+    "notice",
+    "freeze",
+    "suspend",
+    "hang",
+    "outage",
+    "mass",
+    "trainer kill",
+    "trainer freeze",
+    "denied",
+    "full",
+    "clock",
+    "heartbeat",
+]
+LASTING: tuple[Kind, ...] = ("freeze", "suspend", "hang", "outage", "trainer freeze", "denied", "full")
+# How often each of them strikes in a history.
+REFUSALS: dict[Kind, tuple[int, ...]] = {
+    "denied": (0,) * 9 + (1,),
+    "full": (0,) * 9 + (1,),
+    "clock": (0, 0, 0, 1, 2),
+    "heartbeat": (0, 0, 0, 1, 3),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +82,9 @@ class History:
     engine_dies: the probability per decode step, until the calm, that the engine dies in it.
     absence: which members do not come; None: all come, as often as needed, and the trainer's machine never generates.
     trainer_speed: the speed of the trainer's machine when it generates because no other member does.
+    iterations: how many the history has, of which `plan` is the first, or a later one. With only one, it ends when that
+        one is closed; else each of them is trained, published, concluded and swept.
+    ahead: whether each iteration is planned, and rolled out, while the one before it is trained.
     """
 
     seed: int
@@ -86,6 +112,8 @@ class History:
     engine_dies: float
     absence: Absence | None
     trainer_speed: Speed
+    iterations: int
+    ahead: bool
 
     def pool(self, member: int) -> str:
         """The pool of a member."""
@@ -126,7 +154,7 @@ class History:
     @property
     def calm(self) -> FaultRates:
         """The store's fault rates when there are no more faults."""
-        return FaultRates(latency_s=self.weather.latency_s)
+        return FaultRates(latency_s=self.weather.latency_s, page_keys=self.weather.page_keys)
 
     @property
     def untroubled(self) -> "History":
@@ -138,15 +166,46 @@ class History:
         """The store's fault rates in an outage, when every request fails."""
         return replace(self.calm, request_lost=0.8, throttled=0.2, timeout_s=self.weather.timeout_s)
 
+    def refusal(self, kind: Literal["denied", "full"]) -> FaultRates:
+        """The store's fault rates while it refuses all requests, or those that take room."""
+        return replace(self.calm, denied=float(kind == "denied"), full=float(kind == "full"))
 
-def draw_history(seed: int, *, all_come: bool = False) -> History:
-    """The history of a seed; the same on every machine and in every process. all_come: no member is absent."""
-    rng = random.Random(f"history {seed}")
+
+def draw_history(seed: int, *, all_come: bool = False, iterations: int | None = None) -> History:
+    """The history of a seed; the same on every machine and in every process.
+
+    all_come: no member is absent. iterations: in place of how many are drawn.
+    """
+    of_run = random.Random(f"iterations {seed}")
+    drawn = of_run.choice(ITERATIONS)
+    number = drawn if iterations is None else iterations
+    ahead = number > 1 and of_run.random() < AHEAD
+    # A trainer that is not there yet cannot generate when members do not come.
+    history = _draw(seed, f"{seed}", None, all_come=all_come or ahead, ahead=ahead)
+    return replace(history, iterations=number)
+
+
+def draw_next(history: History, plan: PlanRecord) -> History:
+    """What happens in a later iteration of a history, whose plan is known by then."""
+    name, all_come = f"{history.seed}/{plan.iteration}", history.absence is None
+    return replace(
+        _draw(history.seed, name, plan, all_come=all_come, ahead=history.ahead), iterations=history.iterations
+    )
+
+
+def _draw(seed: int, name: str, plan: PlanRecord | None, *, all_come: bool, ahead: bool) -> History:
+    """`name` is that of what is drawn; without a plan one is drawn, too."""
+    rng = random.Random(f"history {name}")
     # A generator of its own, so that everything else is drawn as in a history in which all groups are wanted.
-    of_filter = random.Random(f"groups wanted {seed}")
-    of_planning = random.Random(f"planning {seed}")
-    of_crew = random.Random(f"crew {seed}")
-    plan = _draw_planning(of_planning, _draw_wanted(of_filter, _draw_plan(rng)))
+    of_filter = random.Random(f"groups wanted {name}")
+    of_planning = random.Random(f"planning {name}")
+    of_crew = random.Random(f"crew {name}")
+    of_store = random.Random(f"store {name}")
+    if plan is None:
+        drawn = _draw_plan(rng)
+        wanted = _draw_wanted(of_filter, drawn)
+        # The prompts of an iteration that runs ahead are known only if all groups of this one are wanted.
+        plan = _draw_planning(of_planning, drawn if ahead else wanted)
     cut_share = of_planning.choice((None, None, None, 0.3, 0.6))
     slots, joiners = len(plan.slots), rng.choice((0, 0, 1, 1, 2, 3))
     ttl_s = rng.uniform(12, 30)
@@ -156,6 +215,8 @@ def draw_history(seed: int, *, all_come: bool = False) -> History:
     cold_start_s = rng.uniform(1, 30)
     crew = [place.slot for place in plan.slots if place.pool != TRAIN_POOL]
     absence = None if all_come else draw_absence(of_crew, crew, ttl_s, calm_at_s)
+    if absence is not None:
+        absence = replace(absence, attempts_max=of_store.choice((math.inf, math.inf, 3, 6)))
     history = History(
         seed=seed,
         plan=plan,
@@ -169,9 +230,10 @@ def draw_history(seed: int, *, all_come: bool = False) -> History:
         strikes=(
             *_draw_strikes(rng, ttl_s, calm_at_s),
             *(() if absence is None else _draw_trainers_strikes(of_crew, (0, 1, 2), calm_at_s)),
+            *_draw_refusals(of_store, calm_at_s),
         ),
         crashes=rng.choice((0, 0, 1, 2, 4, 8)),
-        weather=_draw_weather(rng, ttl_s),
+        weather=replace(_draw_weather(rng, ttl_s), page_keys=of_store.choice((0, 0, 8, 30))),
         calm_at_s=calm_at_s,
         cold_start_s=(cold_start_s, 2 * cold_start_s),
         flush_interval_s=rng.uniform(2, 8),
@@ -185,6 +247,8 @@ def draw_history(seed: int, *, all_come: bool = False) -> History:
         engine_dies=rng.choice((0.0, 0.0, 0.005, 0.03)),
         absence=absence,
         trainer_speed=_draw_speed(of_crew, base_s),
+        iterations=1,
+        ahead=ahead,
     )
     # Without other faults, nothing else ends a wrong wait, so the check finds it.
     return history.untroubled if absence is not None and of_crew.random() < 1 / 3 else history
@@ -267,6 +331,16 @@ def _draw_trainers_strikes(rng: random.Random, numbers: Sequence[int], calm_at_s
     for _ in range(rng.choice(numbers)):
         kind = rng.choice(kinds)
         strikes.append(Strike(at_s=rng.uniform(0, calm_at_s), kind=kind, duration_s=rng.uniform(20, 150)))
+    return strikes
+
+
+def _draw_refusals(rng: random.Random, calm_at_s: float) -> list[Strike]:
+    """A store that is denied or full for a while, wall clocks that are off, and heartbeats that cannot be read."""
+    strikes = []
+    for kind, numbers in REFUSALS.items():
+        for _ in range(rng.choice(numbers)):
+            duration_s = rng.uniform(5, 60) if kind in LASTING else rng.uniform(10, 100)
+            strikes.append(Strike(at_s=rng.uniform(0, calm_at_s), kind=kind, duration_s=duration_s))
     return strikes
 
 

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 from simulation.ledger import Ledger
 from simulation.simulated_history import CONTEXT, SLOWEST_CLOCK, VOCABULARY, History
+from simulation.simulated_step import version_of
 from storage import journal
 from storage.clock import Clock
 from storage.shard import Row, decode_shard, encode_shard
@@ -29,10 +30,12 @@ class HangingEngine(ScriptedEngine):
         dies: Callable[[float], bool],
         ledger: Ledger,
         name: str,
+        holds: int | None = None,
     ) -> None:
         """member: None for the trainer's machine, which generates when no member lives.
 
         ledger: is told under `name` what the engine returns, and when it hangs.
+        holds: the weight version that it has from an earlier iteration, in which its process helped.
         """
         speed = history.trainer_speed if member is None else history.speeds[member]
         super().__init__(
@@ -52,10 +55,13 @@ class HangingEngine(ScriptedEngine):
         self._ledger = ledger
         self._name = name
         self._positions: dict[int, int] = {}
+        if holds is not None:
+            super().load_weights(holds, {})
 
     def load_weights(self, version: int, tensors: Mapping[str, TensorBlock]) -> None:
         self._check_alive()
-        super().load_weights(version, tensors)
+        # Where there are tensors, they decide what is sampled, whatever they are called.
+        super().load_weights(version_of(tensors) if tensors else version, tensors)
 
     def start(self, requests: Sequence[GenerationRequest]) -> None:
         self._check_alive()

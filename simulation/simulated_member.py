@@ -6,17 +6,22 @@ When a member leaves, this module checks that it may. It knows neither faults no
 import math
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 from simulation.ledger import Ledger
 from simulation.simulated_history import History
 from simulation.simulated_machine import HangingEngine
 from simulation.simulated_session import Machine, SimulatedSession
 from simulation.undisturbed import prompt
+from simulation.virtual_time import Process
+from storage import layout
 from storage.assembly import JournalReader
 from storage.clock import Clock
-from storage.records import TRAIN_POOL
-from storage.store import ObjectStore
+from storage.records import JOINED_POOL, TRAIN_POOL
+from storage.run import exists
+from storage.store import CorruptObject, ObjectMissing, ObjectStore
+from storage.weights.tensor_sets import TensorBlock
+from storage.weights.versions import pull_version
 from tasks.configuration.planning import PlanningConfig
 from tasks.configuration.rollout import RolloutConfig
 from tasks.sampling.engines.engine import Engine
@@ -71,7 +76,8 @@ class Members:
         def notice() -> bool:
             # The session calls this between steps in its own thread, where it may also hand a response over.
             if rng.random() < history.hand_over:
-                session.hand_over(rng.sample(range(history.plan.num_responses), 3))
+                responses = range(history.plan.num_responses)
+                session.hand_over(rng.sample(responses, min(3, len(responses))))
             return has_notice()
 
         store = self._store(process, process.name)
@@ -81,7 +87,12 @@ class Members:
         engine = self.engines[member] = self._new_engine(process, process.name, member)
         config = self._session_config(process, member)
         session = self._session(process, process.name, store, engine, config, rng, notice, enough)
-        session.run()
+        try:
+            session.run()
+        except (ObjectMissing, CorruptObject):
+            # As in `run_session`: retention may be deleting what it reads.
+            if not exists(store, layout.closed(history.plan.iteration)):
+                raise
         self._check_leaving(process, member)
 
     def help_out(self, process: Machine, trainers_store: ObjectStore, rng: random.Random) -> SessionOutcome:
@@ -103,6 +114,7 @@ class Members:
             return has_handed_over
 
         session = self._session(process, name, store, engine, config, rng, lambda: False, enough)
+        others = len(process.threads)
         try:
             outcome = session.run()
         except BaseException as error:
@@ -110,7 +122,7 @@ class Members:
             self._ledger.ends[name] = self._now_s(), type(error).__name__
             raise
         self._ledger.ends[name] = self._now_s(), "done"
-        self._check_threads(process, name)
+        self._check_threads(process.threads[others:], name)
         self._counts["the trainer's machine hands over"] += has_handed_over
         self._ledger.tell(process.name, f"has generated {outcome.tokens_generated} tokens as {name}")
         return outcome
@@ -132,7 +144,11 @@ class Members:
             for _ in range(LOAD_PARTS):
                 heed()
                 process.clock.sleep(rng.uniform(*history.cold_start_s) / LOAD_PARTS)
-            into.load_weights(history.plan.weight_version, {})
+            version = history.plan.weight_version
+            tensors: Mapping[str, TensorBlock] = {}
+            if history.iterations > 1:
+                _, tensors = pull_version(store, version, None, process.clock, check=heed)
+            into.load_weights(version, tensors)
 
         return SimulatedSession(
             process,
@@ -158,7 +174,10 @@ class Members:
             self._ledger.note_fault()
             return True
 
-        return HangingEngine(self._history, member, process.clock, dies, self._ledger, name)
+        version = self._history.plan.weight_version
+        joins = member is not None and self._history.pool(member) == JOINED_POOL
+        holds = version - 1 if joins and version else None
+        return HangingEngine(self._history, member, process.clock, dies, self._ledger, name, holds)
 
     def _session_config(self, process: Machine, slot: int, *, helps_out: bool = False) -> SessionConfig:
         """helps_out: it is the trainer's machine, whose slot number another member may have too."""
@@ -181,8 +200,8 @@ class Members:
             parallel_reads=1,
         )
 
-    def _check_threads(self, process: Machine, name: str) -> None:
-        if any(not thread.dead for thread in process.threads):
+    def _check_threads(self, threads: Sequence[Process], name: str) -> None:
+        if any(not thread.dead for thread in threads):
             self._ledger.breaks(f"error: {name} ended and left a thread running")
 
     def _check_leaving(self, process: Machine, member: int) -> None:
@@ -191,7 +210,7 @@ class Members:
         Where members cut, it may leave responses that another slot of the crew has had since: that one is responsible.
         """
         history = self._history
-        self._check_threads(process, process.name)
+        self._check_threads(process.threads, process.name)
         joins = member >= len(history.plan.slots)
         if joins or self._ledger.is_closed or history.stays_s[member] is not None:
             return

@@ -7,16 +7,21 @@ production code raises LeftAlone, and then replays.
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from simulation.ledger import Ledger
 from simulation.simulated_history import TRAINING_S_MAX, History, reward_of
-from simulation.simulated_member import new_watch
+from simulation.simulated_member import EXECUTION, new_watch
+from simulation.simulated_path import LEASE_BEAT_S
+from simulation.simulated_step import is_done, publish_saved, restored, save_and_publish
 from simulation.undisturbed import Whole, begins, prompt
 from simulation.virtual_time import Process
+from storage import layout
 from storage.assembly import Assembled, JournalReader
-from storage.records import GradedResponse
-from storage.store import CorruptObject, ObjectStore
+from storage.records import BatchRecord, GradedResponse
+from storage.run import beat_lease, exists
+from storage.store import CorruptObject, ObjectMissing, ObjectStore, StorageError
 from tasks.configuration.rewards import RewardConfig
 from tasks.grading.grader import Grader
 from tasks.learning.follow import FollowConfig, GroupFollower
@@ -54,15 +59,32 @@ class SimulatedTrainer:
         self._generate = generate
         self._is_fruitless = False
 
-    def train(self) -> None:
-        """Train until all groups, or as many as the plan wants, are recorded."""
+    def advance(self) -> None:
+        """Train an iteration and publish the next weight version, as `advance` in tasks/learning/advance.py."""
+        store, plan, clock = self._store, self._plan, self._process.clock
+        began_at_s, began_s = clock.wall(), clock.monotonic()
+        if is_done(store, plan):
+            return
+        try:
+            if exists(store, layout.manifest(layout.checkpoint(plan.iteration + 1))):
+                publish_saved(store, plan, clock)
+            else:
+                base = restored(store, plan.iteration, clock)
+                used = self.train()
+                took_s = clock.monotonic() - began_s
+                save_and_publish(store, plan, base, used, clock, began_at_s=began_at_s, took_s=took_s)
+        except StorageError:
+            if not exists(store, layout.report(plan.iteration)):
+                raise
+            self._ledger.tell(self._process.name, "the iteration was concluded by another")
+
+    def train(self) -> list[BatchRecord]:
+        """Train until all groups, or as many as the plan wants, are recorded; returns the batches in order."""
         while True:
             try:
-                self._train(self._watch())
+                return self._train(self._watch())
             except LeftAlone as error:
                 self._ledger.tell(self._process.name, str(error))
-            else:
-                return
             self._is_fruitless = not self._generate().tokens_generated
 
     def _watch(self) -> Watch:
@@ -70,7 +92,8 @@ class SimulatedTrainer:
             return lambda _: None
         return new_watch(self._history, self._store, self._process.clock, at_once=not self._is_fruitless).check
 
-    def _train(self, watch: Watch) -> None:
+    def _train(self, watch: Watch) -> list[BatchRecord]:
+        used = []
         with Grader((REWARD,)) as grader:
             batches = Batches(self._history, self._store, self._process, grader, watch)
             for batch in batches:
@@ -78,6 +101,8 @@ class SimulatedTrainer:
                 for graded in batch.graded:
                     self._compare(graded, batches.tokens(graded))
                 self._process.sleep(self._rng.uniform(0, TRAINING_S_MAX))
+                used.append(batch)
+        return used
 
     def _note_used(self, number: int, responses: Sequence[GradedResponse]) -> None:
         used = tuple(graded.response for graded in responses)
@@ -114,6 +139,14 @@ def _follow(history: History) -> FollowConfig:
     )
 
 
+def keep_lease(store: ObjectStore, process: Process) -> None:
+    """Refresh the run's lease until the process ends, as `keep_lease` in tasks/learning/advance.py."""
+    while True:
+        process.clock.sleep(LEASE_BEAT_S)
+        with suppress(StorageError):
+            beat_lease(store, EXECUTION, process.clock)
+
+
 def observe(history: History, store: ObjectStore, process: Process, ledger: Ledger, truth: Mapping[int, Whole]) -> None:
     """Check now and then, until the iteration is closed, that readers get the first tokens of undisturbed responses."""
     rng = random.Random(f"observer {history.seed}")
@@ -125,6 +158,8 @@ def observe(history: History, store: ObjectStore, process: Process, ledger: Ledg
             for response, whole in truth.items():
                 if not begins(reader.assemble(response), whole):
                     ledger.breaks(f"changed: a reader got wrong tokens of response {response}")
-        except CorruptObject as error:
-            ledger.breaks(f"changed: a reader met {error}")
+        except (CorruptObject, ObjectMissing) as error:
+            # Retention may be deleting what it reads.
+            if not ledger.deleted:
+                ledger.breaks(f"changed: a reader met {error}")
             return

@@ -8,52 +8,93 @@ import heapq
 import itertools
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 from greenlet import greenlet  # type: ignore[import-untyped]
 
 from storage.faults import Crashed
 
+# Times that are counted from different beginnings may differ by this.
+ROUNDING_S = 1e-6
+
+
+@dataclass
+class Agenda:
+    """What is scheduled, in true time, and by when and in how many turns it must be over."""
+
+    rng: random.Random
+    limit_s: float
+    turns_max: int
+    now_s: float = 0.0
+    turns: int = 0
+    entries: list[tuple[float, float, int, Callable[[], object]]] = field(default_factory=list)
+    numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    def is_over(self, when_s: float) -> bool:
+        return when_s > self.limit_s or self.turns > self.turns_max
+
 
 class Timeline:
-    """True time in seconds and the schedule of actions; actions at the same moment run in a random order."""
+    """True time in seconds since a beginning, and the schedule of actions; those of one moment run in random order."""
 
     def __init__(self, rng: random.Random, limit_s: float, turns_max: int) -> None:
-        self.now_s = 0.0
-        self.turns = 0
-        self._limit_s = limit_s
-        self._turns_max = turns_max
-        self._rng = rng
-        self._agenda: list[tuple[float, float, int, Callable[[], object]]] = []
-        self._numbers = itertools.count()
+        self._agenda = Agenda(rng, limit_s, turns_max)
+        self._zero_s = 0.0
+
+    def beginning_now(self) -> "Timeline":
+        """The same time and schedule, counted from now on."""
+        later = Timeline(self._agenda.rng, 0.0, 0)
+        later._agenda, later._zero_s = self._agenda, self._agenda.now_s
+        return later
+
+    def allow(self, limit_s: float, turns_max: int) -> None:
+        """Let time and schedule last for at least so much longer."""
+        agenda = self._agenda
+        agenda.limit_s = max(agenda.limit_s, agenda.now_s + limit_s)
+        agenda.turns_max = max(agenda.turns_max, agenda.turns + turns_max)
+
+    @property
+    def now_s(self) -> float:
+        return self._agenda.now_s - self._zero_s
+
+    @property
+    def zero_s(self) -> float:
+        """The true time of the beginning."""
+        return self._zero_s
+
+    @property
+    def turns(self) -> int:
+        return self._agenda.turns
 
     def at(self, when_s: float, action: Callable[[], object]) -> None:
         """Schedule `action`, which the timeline itself calls and which must not wait."""
-        heapq.heappush(self._agenda, (max(when_s, self.now_s), self._rng.random(), next(self._numbers), action))
+        agenda = self._agenda
+        true_s = max(when_s + self._zero_s, agenda.now_s)
+        heapq.heappush(agenda.entries, (true_s, agenda.rng.random(), next(agenda.numbers), action))
 
     def after(self, delay_s: float, action: Callable[[], object]) -> None:
         self.at(self.now_s + delay_s, action)
 
     def skip_to(self, when_s: float) -> bool:
         """Advance time to this moment if no action is scheduled before it; whether it was done."""
-        if self._is_over(when_s) or (self._agenda and when_s >= self._agenda[0][0]):
+        agenda, true_s = self._agenda, when_s + self._zero_s
+        if agenda.is_over(true_s) or (agenda.entries and true_s >= agenda.entries[0][0]):
             return False
-        self.now_s = when_s
-        self.turns += 1
+        agenda.now_s = true_s
+        agenda.turns += 1
         return True
 
     def run(self) -> bool:
         """Run all actions; False if they did not end within the limits."""
-        while self._agenda:
-            self.now_s, _, _, action = heapq.heappop(self._agenda)
-            self.turns += 1
-            if self._is_over(self.now_s):
+        agenda = self._agenda
+        while agenda.entries:
+            agenda.now_s, _, _, action = heapq.heappop(agenda.entries)
+            agenda.turns += 1
+            if agenda.is_over(agenda.now_s):
                 return False
             action()
         return True
-
-    def _is_over(self, when_s: float) -> bool:
-        return when_s > self._limit_s or self.turns > self._turns_max
 
 
 class Process:
@@ -130,7 +171,7 @@ class Process:
     def _wake(self, turn: int) -> None:
         if self.dead or turn != self._turn:
             return
-        if self.frozen_until_s > self._timeline.now_s:
+        if self.frozen_until_s - self._timeline.now_s > ROUNDING_S:
             self._wake_at(self.frozen_until_s)
         elif self._greenlet is not None:
             self._greenlet.switch()
@@ -153,7 +194,7 @@ class ProcessClock:
         self._process = process
         self._rate = rng.uniform(0.85, 1.15)
         self._monotonic_zero_s = rng.uniform(0, 1e5)
-        self._wall_zero_s = 1.7e9 + rng.uniform(-300, 300)
+        self._wall_zero_s = 1.7e9 + timeline.zero_s + rng.uniform(-300, 300)
         self._stopped_until_s = -math.inf
 
     def monotonic(self) -> float:
@@ -175,3 +216,7 @@ class ProcessClock:
         until_s = max(self._stopped_until_s, now_s + duration_s)
         self._monotonic_zero_s -= self._rate * (until_s - max(self._stopped_until_s, now_s))
         self._stopped_until_s = until_s
+
+    def jump(self, offset_s: float) -> None:
+        """Set the wall clock forward, or back if negative."""
+        self._wall_zero_s += offset_s

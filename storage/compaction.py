@@ -102,7 +102,7 @@ def compact(store: ObjectStore, iteration: int) -> None:
     prompt_ids = _prompt_ids(store, plan)
     lineages = [response.lineage for response in graded.values()]
     reader = JournalReader(store, plan)
-    reader.shards.advance_all({span.incarnation for lineage in lineages for span in lineage})
+    reader.shards.advance_all(sorted({span.incarnation for lineage in lineages for span in lineage}))
     spans = (span for lineage in lineages for span in lineage)
     is_whole = all(reader.shards.last_sequence(span.incarnation) >= span.last_sequence for span in spans)
     if not exists(store, key):

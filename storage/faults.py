@@ -10,13 +10,13 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Literal, TypeVar
 
 from storage.clock import Clock
 from storage.local import temporary_name
-from storage.store import ObjectStore, StoreUnavailable
+from storage.store import ObjectStore, StoreDenied, StoreUnavailable
 
 Result = TypeVar("Result")
 Later = Callable[[float, Callable[[], object]], None]
@@ -30,6 +30,8 @@ class Fault(Enum):
     """What can happen to one call; the value names the field of FaultRates that says how often."""
 
     THROTTLED = "throttled"
+    DENIED = "denied"
+    FULL = "full"
     REQUEST_LOST = "request_lost"
     REQUEST_LATE = "request_late"
     ANSWER_LOST = "answer_lost"
@@ -43,6 +45,8 @@ class FaultRates:
     """Probabilities per call, at most one of which strikes, and times in seconds.
 
     throttled: 503 SlowDown at once; nothing was done.
+    denied: 403 at once; nothing was done.
+    full: a create or put gets the error of a full disk or a used-up quota at once; other calls are done.
     request_lost: no answer within `timeout_s`; nothing was done.
     request_late: no answer within `timeout_s`; a write is done after that, up to `timeout_s` later. A read is lost.
     answer_lost: done, but no answer within `timeout_s`.
@@ -50,9 +54,13 @@ class FaultRates:
     pause_before, pause_after: the process freezes for a time drawn from `pause_s`, before or after the call is done,
         and then goes on without noticing.
     latency_s: mean of the exponential time to the store, and of the time back.
+    page_keys: a listing is one call for so many keys, so it may miss what is created before the place that it has
+        reached; 0: one call for all keys.
     """
 
     throttled: float = 0.0
+    denied: float = 0.0
+    full: float = 0.0
     request_lost: float = 0.0
     request_late: float = 0.0
     answer_lost: float = 0.0
@@ -62,6 +70,7 @@ class FaultRates:
     latency_s: float = 0.0
     timeout_s: float = 0.0
     pause_s: tuple[float, float] = (0.0, 0.0)
+    page_keys: int = 0
 
     def __post_init__(self) -> None:
         rates = {fault.value: float(getattr(self, fault.value)) for fault in Fault}
@@ -114,13 +123,26 @@ class FaultyStore:
         return self._call(f"get {key!r}", lambda: self._inner.get(key, start, end))
 
     def list(self, prefix: str, after: str = "") -> list[str]:
-        return self._call(f"list {prefix!r}", lambda: self._inner.list(prefix, after))
+        size = self.rates.page_keys
+        keys: list[str] = []
+        while True:
+            page = self._call(f"list {prefix!r}", partial(self._inner.list, prefix, after))
+            if not size or len(page) <= size:
+                return [*keys, *page]
+            keys += page[:size]
+            after = keys[-1]
 
     def delete(self, key: str) -> None:
-        self._call(f"delete {key!r}", lambda: self._inner.delete(key), writes=True)
+        self._call(f"delete {key!r}", lambda: self._inner.delete(key), writes=True, frees=True)
 
     def _call(
-        self, what: str, effect: Callable[[], Result], *, writes: bool = False, retried: Result | None = None
+        self,
+        what: str,
+        effect: Callable[[], Result],
+        *,
+        writes: bool = False,
+        frees: bool = False,
+        retried: Result | None = None,
     ) -> Result:
         rates, fault = self.rates, self.rates.draw(self._rng)
         if fault is not None:
@@ -128,6 +150,10 @@ class FaultyStore:
         self._travel(rates)
         if fault is Fault.THROTTLED:
             raise StoreUnavailable(f"{what}: 503 SlowDown")
+        if fault is Fault.DENIED:
+            raise StoreDenied(f"{what}: 403 AccessDenied")
+        if fault is Fault.FULL and writes and not frees:
+            raise StoreDenied(f"{what}: no space left")
         if fault in (Fault.REQUEST_LOST, Fault.REQUEST_LATE):
             if fault is Fault.REQUEST_LATE and writes:
                 self._do_later(rates.timeout_s + self._rng.uniform(0, rates.timeout_s), effect)

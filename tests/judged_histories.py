@@ -1,15 +1,22 @@
-"""Simulated histories of a crew with a bug put in, judged until the bug is found."""
+"""Simulated histories of a crew with a bug put in, judged until the bug is found.
+
+The default seeds are those that `python -m benchmarks.histories` plays. Which of them show a bug changes with every
+draw, so tests name what a history must have for the bug to show, and never a seed.
+"""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from simulation.judge import live_and_judge
 from simulation.simulated_history import History, draw_history
 
+DEFAULT_SEEDS = range(400)
 
-def all_come(seeds: Iterable[int]) -> Iterator[History]:
-    """The histories of these seeds, without machines that do not come."""
-    return (draw_history(seed, all_come=True) for seed in seeds)
+
+def drawn(wanted: Callable[[History], bool] = lambda _: True, *, iterations: int = 1) -> Iterator[History]:
+    """The default histories of so many iterations that have what is wanted."""
+    histories = (draw_history(seed) for seed in DEFAULT_SEEDS)
+    return (history for history in histories if history.iterations == iterations and wanted(history))
 
 
 def is_found(histories: Iterable[History], **times: int) -> bool:

@@ -59,9 +59,8 @@ def prepare(
     """Plan the next iteration; returns the plan's reference and its `crew_slots`. pools: () means the configured ones.
 
     Raises WeightsTooOld if the iteration may not begin yet, and CorruptObject or ObjectMissing if training could not
-    restore its state. Raises BudgetExceeded, with the lease released. But while
-    an earlier iteration is under way, that error would abort it although most of it is paid for: the earlier iteration
-    is then returned again, without slots, and the next plan is refused.
+    restore its state. Raises BudgetExceeded, with the lease released. But while an earlier iteration is under way, that
+    error would abort it although most of it is paid for: that one is returned again, without slots.
     """
     pools = pools or tuple(config.pools.rollout_pools)
     check_settings(config)
@@ -99,7 +98,9 @@ def prepare(
         try:
             check_needed_state(store, config, first_open)
         except (CorruptObject, ObjectMissing):
-            release_lease(store, execution)
+            # If the iteration was concluded meanwhile, as after a long freeze, another attempt goes on with the run.
+            if next_iteration(store) == first_open:
+                release_lease(store, execution)
             raise
         if not exists(store, layout.plan(iteration)):
             # A committed iteration has published the version that it ends with.

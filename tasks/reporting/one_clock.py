@@ -23,7 +23,8 @@ def on_one_clock(
     """Heartbeats and training as the clock of plan and conclusion would have them (seconds since 1970).
 
     What is moved begins with the first life whose clock may be right, or else with the plan. The lives of a machine are
-    moved together; the trainer's generating members stay with its training.
+    moved together; the trainer's generating members stay with its training. No life and no training has a negative
+    duration.
     """
 
     def is_wrong(ended_at_s: float) -> bool:
@@ -41,7 +42,23 @@ def on_one_clock(
         by_s = _told("the trainer", begins_s - first_s)
         trainers = [_moved(alive, by_s) for alive in trainers]
         training = replace(training, started_at_s=training.started_at_s + by_s, ended_at_s=training.ended_at_s + by_s)
-    return [*crew, *trainers], training
+    if training.started_at_s > training.ended_at_s:
+        training = replace(training, started_at_s=min(begins_s, training.ended_at_s))
+    return [_in_order(alive, begins_s) for alive in (*crew, *trainers)], training
+
+
+def _in_order(alive: AliveRecord, begins_s: float) -> AliveRecord:
+    """The life with its weights between its beginning and its end, even if its clock was set meanwhile.
+
+    No duration of it is then negative, which the next plan would refuse.
+    """
+    started_at_s, ended_at_s = alive.started_at_s, alive.updated_at_s
+    if started_at_s > ended_at_s:
+        started_at_s = min(begins_s, ended_at_s)
+    working_at_s = alive.working_at_s
+    if working_at_s is not None:
+        working_at_s = min(max(working_at_s, started_at_s), ended_at_s)
+    return replace(alive, started_at_s=started_at_s, working_at_s=working_at_s)
 
 
 def _host(alive: AliveRecord) -> str:

@@ -1,10 +1,11 @@
 """Bugs that break a promise to the user and lose no token are found by the judge."""
 
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 
-from simulation.simulated_history import draw_history
+from simulation.simulated_history import Strike
 from storage import records
 from storage.records import BatchRecord
 from storage.store import ObjectMissing
@@ -14,17 +15,26 @@ from tasks.sampling.session.actions import Beat, WriteShard
 from tasks.sampling.session.claimant import Claimant
 from tasks.sampling.session.flush_lane import FlushLane
 from tasks.sampling.session.holdings import Holdings
-from tests.judged_histories import is_found
+from tests.judged_histories import drawn, is_found
 
 pytestmark = pytest.mark.slow
 
-# `python -m benchmarks.histories` plays these seeds, too, without the bugs.
-SEEDS = range(400)
+
+def has(*kinds):
+    """Whether a history has strikes of one of these kinds."""
+    return lambda history: any(strike.kind in kinds for strike in history.strikes)
 
 
-def histories(*first):
-    """The default histories, those first that are known to show the bug, so that the test is short."""
-    return (draw_history(seed) for seed in (*first, *SEEDS))
+def closes_early(history):
+    """Whether members may be decoding when the iteration is closed."""
+    return history.plan.groups_wanted is not None and history.plan.groups_wanted < history.plan.num_groups / 2
+
+
+def trainers_side_by_side():
+    """The default histories in which trainers may make different micro-batches, with many that are frozen meanwhile."""
+    freezes = tuple(Strike(at_s=at_s, kind="trainer freeze", duration_s=40.0) for at_s in range(15, 200, 15))
+    for history in drawn(lambda history: history.plan.groups_wanted is None):
+        yield replace(history, in_plan_order=False, micro_batch_tokens_max=300, strikes=freezes)
 
 
 def test_a_member_that_flushes_ten_times_too_rarely_is_found(monkeypatch):
@@ -36,7 +46,7 @@ def test_a_member_that_flushes_ten_times_too_rarely_is_found(monkeypatch):
             yield from flush(lane)
 
     monkeypatch.setattr(FlushLane, "_flush", rarely)
-    assert is_found(histories(14, 15, 17), promise=2)
+    assert is_found(drawn(), promise=1)
 
 
 def test_a_member_that_leaves_without_a_last_flush_is_found(monkeypatch):
@@ -50,7 +60,7 @@ def test_a_member_that_leaves_without_a_last_flush_is_found(monkeypatch):
                 result = 0 if isinstance(action, WriteShard) else (yield action)
 
     monkeypatch.setattr(decode_lane, "_hand_in", without)
-    assert is_found(histories(15), promise=1)
+    assert is_found(drawn(), promise=1)
 
 
 def test_a_member_that_says_gone_before_its_last_flush_is_found(monkeypatch):
@@ -64,12 +74,12 @@ def test_a_member_that_says_gone_before_its_last_flush_is_found(monkeypatch):
         yield from hand_in(state)
 
     monkeypatch.setattr(decode_lane, "_hand_in", early)
-    assert is_found(histories(5, 15, 18), promise=2)
+    assert is_found(drawn(has("notice", "mass")), promise=1)
 
 
 def test_a_zombie_that_decodes_what_others_have_claimed_is_found(monkeypatch):
     monkeypatch.setattr(Holdings, "see", lambda *_: 0)
-    assert is_found(histories(17, 18, 19), promise=2)
+    assert is_found(drawn(has("freeze", "suspend")), promise=1)
 
 
 def test_a_member_that_ignores_the_end_is_found(monkeypatch):
@@ -80,7 +90,7 @@ def test_a_member_that_ignores_the_end_is_found(monkeypatch):
         return not asked and closed(claimant)
 
     monkeypatch.setattr(Claimant, "closed", only_before_it_claims)
-    assert is_found(histories(2), promise=1)
+    assert is_found(drawn(closes_early), promise=1)
 
 
 def test_a_zombie_trainer_that_keeps_its_own_batch_is_found(monkeypatch):
@@ -92,4 +102,4 @@ def test_a_zombie_trainer_that_keeps_its_own_batch_is_found(monkeypatch):
         return batch
 
     monkeypatch.setattr(RecordedBatches, "_batch", own)
-    assert is_found(histories(76, 85), doubled=1)
+    assert is_found(trainers_side_by_side(), doubled=1)

@@ -59,6 +59,41 @@ def test_a_refused_or_lost_request_does_nothing(rates):
     assert clock.monotonic() == len(WRITES + READS) * rates.get("timeout_s", 0.0)
 
 
+def test_a_denied_request_does_nothing_and_a_full_store_only_takes_no_more():
+    inner = a_store()
+    for call in WRITES + READS:
+        with pytest.raises(StoreDenied, match="403"):
+            call(faulty(inner, denied=1.0))
+    full = faulty(inner, full=1.0)
+    for call in WRITES[:2]:
+        with pytest.raises(StoreDenied, match="no space"):
+            call(full)
+    assert [call(full) for call in READS] == [b"old", ["old"]]
+    full.delete("old")
+    assert inner.list("") == []
+
+
+def test_a_listing_in_pages_misses_what_is_created_behind_it():
+    inner = MemoryStore()
+    for name in "bcd":
+        inner.put(name, b"there")
+
+    class Creating(ManualClock):
+        """When the second page is asked for, one object is created behind it, and one before it."""
+
+        waits = 0
+
+        def sleep(self, duration_s):
+            self.waits += 1
+            if self.waits == 3:
+                inner.create("a", b"new")
+                inner.create("e", b"new")
+
+    assert faulty(inner, Creating(), latency_s=1.0, page_keys=2).list("") == list("bcde")
+    assert faulty(inner, page_keys=2).list("b") == ["b"]
+    assert faulty(inner, page_keys=2).list("", after="b") == list("cde")
+
+
 def test_a_late_write_is_done_after_its_caller_gave_up_and_a_late_read_is_lost():
     inner, clock, pending = a_store(), ManualClock(), []
     store = faulty(inner, clock, lambda delay_s, effect: pending.append((delay_s, effect)), request_late=1, timeout_s=9)

@@ -14,7 +14,8 @@ from storage import layout, prompt_table, records
 from storage.clock import ManualClock
 from storage.memory import MemoryStore
 from storage.records import PlanRecord, ReportRecord, SlotPlan
-from storage.run import RunBusy, read_plan, read_run, release_lease
+from storage.run import RunBusy, lease_holder, read_plan, read_run, release_lease
+from storage.store import ObjectMissing
 from storage.weights import tensor_sets
 from tasks.configuration.run_config import dump, identity, parse
 from tasks.plan import execution_name, plan
@@ -237,6 +238,26 @@ def test_another_execution_is_kept_out_and_plans_nothing(settings):
     release_lease(store, "e1")
     reference, _ = prepare(settings, "e2", Beating())
     assert (reference.iteration, reference.execution) == (1, "e2")
+
+
+@pytest.mark.parametrize("is_concluded", [False, True])
+def test_an_attempt_that_finds_its_state_swept_keeps_the_lease_of_the_one_that_went_on(settings, is_concluded):
+    class Swept(MemoryStore):
+        """The state from which iteration 1 begins is missing; perhaps that one was concluded at this moment."""
+
+        def get(self, key, start=0, end=None):
+            if key == layout.manifest(layout.checkpoint(1)):
+                if is_concluded:
+                    commit_report(self, 1, next_prompt=8)
+                raise ObjectMissing(key)
+            return super().get(key, start, end)
+
+    store = memory_store("plan", Swept("plan"))
+    prepare(settings, "e1", ManualClock())
+    commit_report(store, 0, next_prompt=4)
+    with pytest.raises(ObjectMissing):
+        prepare(settings, "e1", ManualClock())
+    assert lease_holder(store) == ("e1" if is_concluded else None)
 
 
 def test_a_holder_of_this_machine_that_has_ended_is_succeeded_at_once(store, settings):

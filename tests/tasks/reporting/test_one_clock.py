@@ -47,6 +47,21 @@ def test_a_clock_that_was_set_while_a_member_lived_makes_no_hour_either():
 
 
 @pytest.mark.parametrize("off_s", [HOUR_S, -HOUR_S])
+@pytest.mark.parametrize("field", ["started_at_s", "working_at_s"])
+def test_a_clock_that_was_set_within_a_life_gives_no_negative_duration(field, off_s):
+    store = an_iteration()
+    key = layout.alive(0, NAMES[0])
+    told = records.read(store, AliveRecord, key)
+    began = replace(told, working_at_s=told.started_at_s + 1)
+    records.put(store, key, replace(began, **{field: getattr(began, field) + off_s}))
+    report = conclude(store)
+    for life in report.lives:
+        working_at_s = life.started_at_s if life.working_at_s is None else life.working_at_s
+        assert life.started_at_s <= working_at_s <= life.ended_at_s
+    assert all(pool.machine_s >= 0 and (pool.start_s is None or pool.start_s >= 0) for pool in report.pools)
+
+
+@pytest.mark.parametrize("off_s", [HOUR_S, -HOUR_S])
 def test_the_trainers_own_clock_may_be_wrong(off_s):
     store = an_iteration()
     key = layout.training(0)

@@ -1,0 +1,139 @@
+"""The checks of a run of several iterations: what each was sampled from, published, concluded and left by the sweeps.
+
+They compare the final store with the judged responses of each iteration. A last sweep without faults stands for the
+next one that would come: it finishes what others began.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from simulation.ledger_of_run import LedgerOfRun
+from simulation.simulated_crew import Outcome
+from simulation.simulated_history import reward_of
+from simulation.simulated_path import swept_by
+from simulation.simulated_step import Blocks, first_weights, stepped
+from simulation.stored_objects import batch_of, body_of
+from simulation.undisturbed import Whole
+from storage import layout, records
+from storage.clock import ManualClock
+from storage.compaction import read_responses
+from storage.memory import MemoryStore
+from storage.records import BatchRecord, PlanRecord, ReportRecord, SlotLife
+from storage.responses import Response
+from storage.run import reports
+from storage.store import StorageError
+from storage.weights.versions import pull_version
+
+
+def check_run(run: LedgerOfRun, outcomes: Sequence[Outcome]) -> None:
+    """Check all iterations of a run that has ended."""
+    try:
+        told = reports(run.store)
+        _check_left(run, outcomes)
+        swept = swept_by(run.store)
+        if swept.problems:
+            run.common.breaks(f"changed: the next sweep leaves alone: {swept.problems}")
+        if len(told) != len(outcomes):
+            run.common.breaks(f"lost: {len(told)} of {len(outcomes)} iterations are committed")
+        weights = first_weights()
+        for outcome, report in zip(outcomes, told, strict=False):
+            batches = _batches(run.store, outcome.history.plan)
+            weights = stepped(weights, batches)
+            _check_report(run, outcome, report, batches)
+            _check_published(run, report.weight_version, weights)
+            _check_erased(run, outcome.history.plan.iteration)
+        _check_plans(run, outcomes, told)
+        _check_left(run, outcomes)
+    except StorageError as error:
+        run.common.breaks(f"lost: what the run needs cannot be read: {error!r}")
+
+
+def _batches(store: MemoryStore, plan: PlanRecord) -> list[BatchRecord]:
+    return [batch_of(key, store.get(key)) for key in store.list(layout.batches(plan.iteration))]
+
+
+def _check_report(run: LedgerOfRun, outcome: Outcome, report: ReportRecord, batches: Sequence[BatchRecord]) -> None:
+    """Check that the report says what the ledger saw: lengths, rewards, lives, and which prompt is next."""
+    plan, truth, ledger = outcome.history.plan, outcome.truth, outcome.ledger
+    graded = [each.response for batch in batches for each in batch.graded]
+    lengths = tuple(len(truth[response].token_ids) for response in graded)
+    rewards = tuple(reward_of(truth[response].token_ids) for response in graded)
+    size = plan.num_generations
+    wanted = plan.groups_wanted
+    trained = {each.response // size for batch in batches for each in batch.responses}
+    used = max(graded) // size + 1 if wanted is not None and len(trained) == wanted else plan.num_groups
+    concluded_s = ledger.created_at_s[layout.report(plan.iteration)]
+    claimed = {claim.incarnation for claim in ledger.claims if claim.at_s < concluded_s}
+    lives = {life.incarnation for life in report.lives}
+    said = (report.iteration, report.weight_version, report.next_prompt, report.lengths)
+    seen = (plan.iteration, plan.iteration + 1, plan.first_prompt + used, lengths)
+    if said != seen or (wanted is not None and report.rewards != rewards):
+        run.common.breaks(f"changed: report {plan.iteration} says {said} {report.rewards}, not {seen} {rewards}")
+    if sum(life.tokens_kept for life in report.lives) != sum(lengths):
+        run.common.breaks(f"changed: the lives of report {plan.iteration} do not keep as many tokens as were trained")
+    if not all(_is_in_order(life) for life in report.lives):
+        run.common.breaks(f"changed: a life of report {plan.iteration} ends before it begins")
+    if not claimed <= lives:
+        run.common.breaks(f"lost: report {plan.iteration} does not know {sorted(claimed - lives)}, which made claims")
+
+
+def _is_in_order(life: SlotLife) -> bool:
+    working_at_s = life.started_at_s if life.working_at_s is None else life.working_at_s
+    return life.started_at_s <= working_at_s <= life.ended_at_s
+
+
+def _check_published(run: LedgerOfRun, version: int, weights: Blocks) -> None:
+    """Check that a weight version came after its state and its objects, and is what the recorded batches lead to."""
+    key, written = layout.manifest(layout.weights(version)), list(run.common.created)
+    if key not in written:
+        run.common.breaks(f"lost: weight version {version} was not published")
+        return
+    before = written[: written.index(key)]
+    prefix = layout.weights(version)
+    objects = [
+        layout.tensor_object(prefix, name) for name in body_of(key, "manifest", run.common.created[key])["objects"]
+    ]
+    missing = {layout.manifest(layout.checkpoint(version)), *objects} - set(before)
+    if missing:
+        run.common.breaks(f"lost: weight version {version} was there before {sorted(missing)}")
+    if key not in run.store.list(layout.weights(version)):
+        return
+    _, found = pull_version(run.store, version, None, ManualClock())
+    if {name: bytes(block.data) for name, block in found.items()} != {n: bytes(b.data) for n, b in weights.items()}:
+        run.common.breaks(f"changed: weight version {version} is not what the recorded batches lead to")
+
+
+def _check_erased(run: LedgerOfRun, iteration: int) -> None:
+    """Check that the last sweep has left nothing of a committed iteration that it is to delete."""
+    prefixes = (layout.journal(iteration), layout.alive_all(iteration), layout.claims(iteration))
+    left = [key for prefix in prefixes for key in run.store.list(prefix)]
+    if left:
+        run.common.breaks(f"lost: the sweeps have left {left[:3]}")
+
+
+def _check_plans(run: LedgerOfRun, outcomes: Sequence[Outcome], told: Sequence[ReportRecord]) -> None:
+    """Check which version each plan samples from, and that it begins with the prompt at which the last one ended."""
+    for outcome, before in zip(outcomes[1:], told, strict=False):
+        plan, behind = outcome.history.plan, int(outcome.history.ahead)
+        said, due = (plan.weight_version, plan.first_prompt), (plan.iteration - behind, before.next_prompt)
+        if said != due:
+            run.common.breaks(f"changed: plan {plan.iteration} has the version and prompt {said}, not {due}")
+        if records.read(run.store, PlanRecord, layout.plan(plan.iteration)) != plan:
+            run.common.breaks(f"doubled: plan {plan.iteration} is not the one that was worked on")
+
+
+def _check_left(run: LedgerOfRun, outcomes: Sequence[Outcome]) -> None:
+    """Check that the responses of each iteration can be read, from its one object or its journal."""
+    for outcome in outcomes:
+        rows = read_responses(run.store, outcome.history.plan.iteration)
+        check_rows(run, outcome.history.plan, outcome.truth, rows)
+
+
+def check_rows(run: LedgerOfRun, plan: PlanRecord, truth: Mapping[int, Whole], rows: Sequence[Response]) -> None:
+    """Check that responses as read have the tokens of the undisturbed ones, and that the trained ones are there."""
+    for row in rows:
+        whole = truth[row.response]
+        if list(row.token_ids) != list(whole.token_ids) or row.weight_version != plan.weight_version:
+            run.common.breaks(f"changed: a reader got wrong tokens of response {row.response} of {plan.iteration}")
+    recorded = {each.response for batch in _batches(run.store, plan) for each in batch.graded}
+    if not recorded <= {row.response for row in rows}:
+        run.common.breaks(f"lost: a reader of iteration {plan.iteration} got {len(rows)} of {len(recorded)} responses")
