@@ -341,9 +341,6 @@ def test_messages_in_the_troubleshooting_guide_are_those_of_the_code() -> None:
     assert [part for part in fragments if len(part) > 3 and not any(part in text for text in texts)] == []
 
 
-# Snippets.
-
-
 def test_reward_functions_in_the_guide_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     columns = {"answer": "4", "ground_truth": "4", "data_source": "sums", "extra_info": {"index": 0}}
