@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from storage import canonical, layout, records
+from storage.collected import CollectedRecord
 from storage.crew_records import FailureRecord, RolloutEndedRecord
 from storage.digests import digest_of
 from storage.evaluation_records import EvaluatedPrompt, EvaluationRecord
@@ -275,6 +276,7 @@ def of_the_trainer() -> dict[str, records.AnyRecord]:
         layout.batch(0, 0): BatchRecord(
             iteration=0, number=0, responses=GRADED, reward_errors=("style: none",), filtered=(), **NONCE
         ),
+        layout.collected(0): CollectedRecord(iteration=0, seconds=1.5, puts=3, gets=40),
         layout.closed(0): ClosedRecord(iteration=0, reason="enough is trained", **NONCE),
         layout.nonfinite(0): NonFiniteRecord(
             iteration=0, quantity="loss", responses=(0,), batches=(0,), weight_version=0, message="a loss is infinite"

@@ -97,6 +97,7 @@ def order(request):
     return {"micro_batch_order": request.param}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.25, 0.6, 1.0])
 def test_training_on_what_was_recorded_before_gives_the_same_bits(model, share, order):
     trainer = {"placement": "pod", "phase_start_share": share}
@@ -125,6 +126,7 @@ def test_it_ends_when_the_share_is_recorded_and_the_trainer_records_the_rest(mod
     assert groups_in(batches(store)) == GROUPS
 
 
+@pytest.mark.slow
 def test_with_groups_wanted_the_share_is_of_those_that_are_trained(model):
     trainer = {"placement": "pod", "phase_start_share": 0.5, "micro_batch_tokens_max": 1}
     store = a_run(model, trainer=trainer, algorithm={"filter_groups": True, "filter_groups_budget": 2.0})
@@ -154,6 +156,7 @@ def test_a_collector_that_is_killed_anywhere_is_taken_up_by_the_next(model):
         assert exists(store, layout.closed(0))
 
 
+@pytest.mark.slow
 def test_what_it_took_is_in_the_iterations_costs(model):
     store = a_run(model, trainer={"placement": "pod", "phase_start_share": 1.0})
     collect_groups()
@@ -168,6 +171,7 @@ def test_what_it_took_is_in_the_iterations_costs(model):
     assert collected(store, 0) == spent
 
 
+@pytest.mark.slow
 def test_without_it_no_figure_is_told(model):
     store = a_run(model)
     train_iteration(URL, 0)
@@ -182,6 +186,7 @@ def test_a_crew_that_never_comes_ends_it_by_name(model):
         collect_groups()
 
 
+@pytest.mark.slow
 def test_the_task_hands_the_plan_on_and_a_silent_store_is_worth_another_attempt(model):
     store = a_run(model, trainer={"placement": "pod"})
     plan = PlanReference(run_url=URL, iteration=0, weight_version=0, execution=EXECUTION)
