@@ -75,24 +75,27 @@ class Liveness:
     def look(self, incarnations: Collection[str]) -> dict[str, Sign]:
         """Read the heartbeats, with one GET each. One that is looked at for the first time has been silent for 0 s."""
         if self._parallel_reads == 1 or len(incarnations) <= 1:
-            bodies = [self._body(incarnation) for incarnation in incarnations]
+            read = [self._read(incarnation) for incarnation in incarnations]
         else:
             with ThreadPoolExecutor(min(self._parallel_reads, len(incarnations))) as pool:
-                bodies = list(pool.map(self._body, incarnations))
-        return {name: self._sign(name, body) for name, body in zip(incarnations, bodies, strict=True)}
+                read = list(pool.map(self._read, incarnations))
+        return {name: self._sign(name, *each) for name, each in zip(incarnations, read, strict=True)}
 
-    def _body(self, incarnation: str) -> bytes | None:
+    def _read(self, incarnation: str) -> tuple[bytes | None, float, float]:
+        """The heartbeat, and when it was asked for and answered."""
+        asked_s = self._clock.monotonic()
         try:
-            return self._store.get(layout.alive(self._iteration, incarnation))
+            body: bytes | None = self._store.get(layout.alive(self._iteration, incarnation))
         except ObjectMissing:
-            return None
+            body = None
+        return body, asked_s, self._clock.monotonic()
 
-    def _sign(self, incarnation: str, body: bytes | None) -> Sign:
-        now_s = self._clock.monotonic()
-        seen, since_s, changed = self._seen.get(incarnation, (None, now_s, False))
+    def _sign(self, incarnation: str, body: bytes | None, asked_s: float, answered_s: float) -> Sign:
+        """What the heartbeat shows; the time that other heartbeats took to be read is no silence of this one."""
+        seen, since_s, changed = self._seen.get(incarnation, (None, answered_s, False))
         if incarnation not in self._seen or seen != body:
-            since_s, changed = now_s, changed or seen is not None
+            since_s, changed = answered_s, changed or seen is not None
             self._seen[incarnation] = (body, since_s, changed)
         key = layout.alive(self._iteration, incarnation)
         record = None if body is None else _understood(key, body)
-        return Sign(record, now_s - since_s, found=body is not None, changed=changed)
+        return Sign(record, max(0.0, asked_s - since_s), found=body is not None, changed=changed)

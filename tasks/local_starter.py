@@ -74,6 +74,8 @@ class Starter:
         self._count = 0
         self._alive = True
         self._lock = threading.Lock()
+        # Of its own, because a starter that imports reads nothing for seconds.
+        self._sending = threading.Lock()
         self._connection, theirs = socket.socketpair()
         # In its own session it gets no interrupt from the terminal: the elements end as this process decides.
         with theirs:
@@ -124,7 +126,7 @@ class Starter:
 
     def tell(self, request: Mapping[str, Any]) -> None:
         """Send one request; a starter that has ended ignores it."""
-        with self._lock, suppress(OSError):
+        with self._sending, suppress(OSError):
             self._connection.sendall(json.dumps(request).encode() + b"\n")
 
     def close(self) -> None:
@@ -133,7 +135,8 @@ class Starter:
         self._reader.join()
 
     def _read(self) -> None:
-        with suppress(OSError), self._connection.makefile("rb") as reports:
+        # A line that was cut off is the last one.
+        with suppress(OSError, ValueError), self._connection.makefile("rb") as reports:
             for line in reports:
                 report = json.loads(line)
                 with self._lock:
@@ -144,6 +147,7 @@ class Starter:
             self._alive = False
             unknown = list(self._ends.values())
             self._ends.clear()
+        with self._sending:
             self._connection.close()
         for ended in unknown:
             ended.set_result(-signal.SIGKILL)
@@ -166,11 +170,12 @@ def main(connection: int) -> None:
         _become(request, starter)
 
 
-def _import_once(names: Sequence[str]) -> None:
-    missing = [name for name in names if name not in sys.modules]
+def _import_once(names: Sequence[str], tried: set[str]) -> None:
+    missing = [name for name in names if name not in tried]
+    tried.update(missing)
     for name in missing:
         # An element that needs what cannot be imported says so itself.
-        with suppress(ImportError):
+        with suppress(Exception):
             importlib.import_module(name)
     if missing:
         # Pages of objects that no collection visits stay shared with the elements.
@@ -184,27 +189,32 @@ def _serve(connection: socket.socket) -> dict[str, Any] | None:
     Returns, in a forked process, the request that it is for; in the starter None, when its user has ended.
     """
     numbers: dict[int, int] = {}
+    tried: set[str] = set()
+
+    def report(number: int, code: int) -> None:
+        with suppress(OSError):
+            connection.sendall(json.dumps({"number": number, "code": code}).encode() + b"\n")
 
     def report_ended(*_: object) -> None:
-        while numbers:
-            process, status = os.waitpid(-1, os.WNOHANG)
-            if not process:
-                return
-            report = {"number": numbers.pop(process), "code": os.waitstatus_to_exitcode(status)}
-            with suppress(OSError):
-                connection.sendall(json.dumps(report).encode() + b"\n")
+        # One by one, because an import may have children of its own.
+        for process in list(numbers):
+            ended, status = os.waitpid(process, os.WNOHANG)
+            if ended:
+                report(numbers.pop(process), os.waitstatus_to_exitcode(status))
 
     signal.signal(signal.SIGCHLD, report_ended)
     with suppress(ConnectionError), connection.makefile("rb") as requests:
         for line in requests:
             request: dict[str, Any] = json.loads(line)
-            _import_once(request.get("imports", ()))
+            _import_once(request.get("imports", ()), tried)
             # A process is known before its end is looked at, and no process is signalled that has been waited for.
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
             if "signal" in request:
-                for process in (process for process, number in numbers.items() if number == request["number"]):
-                    os.kill(process, request["signal"])
-            elif process := os.fork():
+                for running in (running for running, number in numbers.items() if number == request["number"]):
+                    os.kill(running, request["signal"])
+            elif (process := _forked()) is None:
+                report(request["number"], os.EX_OSERR)
+            elif process:
                 numbers[process] = request["number"]
             else:
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -213,6 +223,14 @@ def _serve(connection: socket.socket) -> dict[str, Any] | None:
                 return request
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
     return None
+
+
+def _forked() -> int | None:
+    """What os.fork returns; None if the machine has no room for another process."""
+    try:
+        return os.fork()
+    except OSError:
+        return None
 
 
 def _become(request: Mapping[str, Any], starter: int) -> None:

@@ -166,7 +166,7 @@ class RunConfig:
     def phase_start_share(self) -> float:
         """The share of the groups that is recorded before the train phase begins, with trainer.placement "pod"."""
         given = self.trainer.phase_start_share
-        return (PHASE_START_SHARE if self.algorithm.streams else 1.0) if given is None else given
+        return (1.0 if _needs_all_groups(self.algorithm) else PHASE_START_SHARE) if given is None else given
 
 
 def _lengths_that_clash(config: RunConfig) -> Iterator[str]:
@@ -224,16 +224,21 @@ def _machines_that_clash(config: RunConfig) -> Iterator[str]:
         )
 
 
+def _needs_all_groups(algorithm: AlgorithmConfig) -> bool:
+    """Whether a train phase that begins before the last group is recorded would wait, or let members generate on."""
+    return algorithm.filter_groups or not algorithm.streams
+
+
 def _placements_that_clash(config: RunConfig) -> Iterator[str]:
     trainer, share = config.trainer, config.trainer.phase_start_share
     if trainer.placement == "own":
         if share is not None:
             yield f"trainer.phase_start_share: value {share}; allowed with trainer.placement 'own': null"
         return
-    if share is not None and share < 1 and not config.algorithm.streams:
+    if share is not None and share < 1 and _needs_all_groups(config.algorithm):
         yield (
             f"trainer.phase_start_share: value {share}; allowed: null or 1, because the algorithm needs the whole "
-            "batch before its first gradient"
+            "batch before its first gradient, or filters groups and so must see when enough are recorded"
         )
     if config.planning.seeding == "auto":
         yield (

@@ -17,7 +17,7 @@ class TrainerConfig:
             beginning. "pod": pools.control, until the train phase is due; pools.train is held for little more than the
             phase, so that other runs can have it meanwhile.
         phase_start_share: With placement "pod", the train phase is due when this share of the groups is recorded. null:
-            0.9, or 1 if the algorithm needs the whole batch before its first gradient.
+            0.9, or 1 if the algorithm needs the whole batch before its first gradient or filters groups.
         dtype: The dtype of the matrix products; parameters, gradients and moments are always float32.
         device: "auto" takes the first GPU if there is one.
         micro_batch_tokens_max: The most padded tokens (prompt and response) of a micro-batch and of a forward pass.

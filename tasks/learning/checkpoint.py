@@ -182,10 +182,10 @@ def read(store: ObjectStore, prefix: str, ranks: Ranks | None = None) -> Checkpo
         ObjectMissing: There is no checkpoint.
         CorruptObject: It fails its checksums, or is not a trainer's checkpoint.
     """
-    manifest, key = tensor_sets.read_manifest(store, prefix), layout.manifest(prefix)
-    blocks = read_shared(
-        ranks or Ranks(), manifest.tensors, lambda names: tensor_sets.pull_some(store, prefix, manifest, names)
-    )
+    ranks, key = ranks or Ranks(), layout.manifest(prefix)
+    with ranks.failing_together():
+        manifest = tensor_sets.read_manifest(store, prefix)
+    blocks = read_shared(ranks, manifest.tensors, lambda names: tensor_sets.pull_some(store, prefix, manifest, names))
     if _STATE not in manifest.metadata:
         raise CorruptObject(key, f"metadata: no {_STATE!r}; allowed: manifests of checkpoints")
     state = canonical.decode(TrainerState, key, json.dumps(manifest.metadata[_STATE]).encode())

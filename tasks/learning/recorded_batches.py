@@ -78,11 +78,9 @@ class RecordedBatches(BatchReader):
 
     @property
     def share_recorded(self) -> float:
-        """The share of the groups that stand in the batches yielded so far; of those wanted if not all are wanted."""
-        if self._is_complete:
-            return 1.0
-        wanted, groups = self._plan.groups_wanted, self._plan.num_groups
-        return (groups - len(self._pending)) / groups if wanted is None else self._groups_trained / wanted
+        """The share of the groups that stand in the batches yielded so far; 1 if that is enough of them."""
+        groups = self._plan.num_groups
+        return 1.0 if self._is_complete else (groups - len(self._pending)) / groups
 
     def __iter__(self) -> Iterator[BatchRecord]:
         """The recorded micro-batches in order, then new ones, each recorded before it is yielded."""

@@ -85,6 +85,7 @@ def _critic(
 
 
 def _pull_tensors(store: ObjectStore, version: int, clock: Clock, ranks: Ranks) -> dict[str, torch.Tensor]:
-    entries = read_manifest(store, layout.weights(version)).tensors
+    with ranks.failing_together():
+        entries = read_manifest(store, layout.weights(version)).tensors
     blocks = read_shared(ranks, entries, lambda names: pull_version(store, version, None, clock, names=names)[1])
     return {name: as_torch(block) for name, block in blocks.items()}

@@ -25,6 +25,26 @@ def test_silence_is_counted_from_the_last_change_that_this_observer_saw():
     assert sign.record.beat == 2
 
 
+def test_the_time_that_other_heartbeats_take_to_be_read_is_no_silence():
+    """In history 1411 a request that hung for 30 s made a member take work from another one that lived."""
+
+    class Slow(MemoryStore):
+        def get(self, key, start=0, end=None):
+            if key.endswith("/b.json"):
+                clock.advance(TTL_S + 10)
+            return super().get(key, start, end)
+
+    store, clock = Slow(), ManualClock()
+    for name in ("a", "b"):
+        records.put(store, layout.alive(0, name), beat(name, number=1))
+    liveness = Liveness(store, 0, clock, parallel_reads=1)
+    liveness.look(["a"])
+    clock.advance(1)
+    signs = liveness.look(["a", "b"])
+    assert signs["a"].silent_s == 1
+    assert signs["b"].silent_s == 0
+
+
 def test_who_said_gone_is_lost_at_once_and_who_never_spoke_after_a_while():
     store, clock = MemoryStore(), ManualClock()
     liveness = Liveness(store, 0, clock, parallel_reads=1)

@@ -68,7 +68,8 @@ class ClaimLane:
         if state.asks_enough and soon_s > state.next_watch_s:
             state.next_watch_s = now_s + state.config.heartbeat_interval_s
             yield from self._duties.attempt("watch", self._watch())
-        if (state.room() > 0 or state.awaits_takers()) and soon_s > state.next_look_s:
+        is_due = soon_s > state.next_look_s or state.looks_answered < state.looks_due
+        if (state.room() > 0 or state.awaits_takers()) and is_due:
             state.next_look_s = now_s + state.config.heartbeat_interval_s
             yield from self._duties.attempt("look", self._look())
 

@@ -130,19 +130,25 @@ def _hand_in(state: State) -> Steps:
     holdings = state.holdings
     if state.closed:
         holdings.let_go(set(holdings.held))
-    if not isinstance(state.doing.get(Lane.FLUSH), WriteShard):
-        yield WriteShard(holdings.take_pending())
     limit_s = state.now_s + LEAVING_TIME_LIMIT_S
-    while Lane.FLUSH in state.doing or Lane.CLAIM in state.doing:
-        if state.now_s >= limit_s:
-            raise StoreUnavailable(f"a request did not end within {LEAVING_TIME_LIMIT_S:.0f} s")
-        yield Rest(limit_s)
+    if isinstance(state.doing.get(Lane.FLUSH), WriteShard):
+        yield from _until_ended(state, {Lane.FLUSH}, limit_s)
+    yield WriteShard(holdings.take_pending())
+    yield from _until_ended(state, {Lane.FLUSH, Lane.CLAIM}, limit_s)
     if not state.announced:
         return
     yield WriteShard(holdings.take_pending())
     state.ends_journalled = holdings.ends
     holdings.state = "gone"
     yield Beat(state.vitals())
+
+
+def _until_ended(state: State, lanes: set[Lane], limit_s: float) -> Steps:
+    """Rest until these lanes have ended; raises StoreUnavailable if that takes until `limit_s`."""
+    while lanes & state.doing.keys():
+        if state.now_s >= limit_s:
+            raise StoreUnavailable(f"a request did not end within {LEAVING_TIME_LIMIT_S:.0f} s")
+        yield Rest(limit_s)
 
 
 def _forget_all(state: State) -> Steps:

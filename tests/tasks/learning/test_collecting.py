@@ -127,12 +127,14 @@ def test_it_ends_when_the_share_is_recorded_and_the_trainer_records_the_rest(mod
 
 
 @pytest.mark.slow
-def test_with_groups_wanted_the_share_is_of_those_that_are_trained(model):
-    trainer = {"placement": "pod", "phase_start_share": 0.5, "micro_batch_tokens_max": 1}
+def test_where_groups_are_filtered_the_iteration_is_closed_when_enough_are_recorded(model):
+    """A trainer whose pod waits for a machine could not close it, and members would generate the rest in vain."""
+    trainer = {"placement": "pod", "micro_batch_tokens_max": 1}
     store = a_run(model, trainer=trainer, algorithm={"filter_groups": True, "filter_groups_budget": 2.0})
     collect_groups()
     trained = {graded.response // 3 for batch in batches(store) for graded in batch.responses}
-    assert len(trained) == GROUPS / 2 or exists(store, layout.closed(0))
+    assert len(trained) <= GROUPS
+    assert exists(store, layout.closed(0))
     assert not exists(store, layout.manifest(layout.weights(1)))
 
 

@@ -197,17 +197,19 @@ def test_a_member_that_leaves_writes_at_once_beside_a_look_and_says_gone_after_i
         member.tell(Lane.DECODE)
 
 
-def test_while_a_shard_is_written_no_other_is_begun():
+def test_while_a_shard_is_written_no_other_is_begun_and_then_the_rest_waits_for_no_look():
     member = Told().claimed().decoding()
     member.decoded(5)
-    member.now_s = 2.0
+    member.now_s = 4.0
+    assert member.tell(Lane.CLAIM) == (ProbeClaims(OWN),)  # a look is under way
     assert isinstance(member.tell(Lane.FLUSH)[0], WriteShard)
-    member.machine.step(Noticed(now_s=2.0))
+    member.machine.step(Noticed(now_s=4.0))
     member.decoded(6)
     assert isinstance(member.tell(Lane.DECODE)[0], Rest)  # instead of a second write
-    member.tell(Lane.CLAIM)
     member.tell(Lane.FLUSH, 4)
-    assert isinstance(member.tell(Lane.DECODE)[0], WriteShard)
+    [write] = member.tell(Lane.DECODE)
+    assert [row.token_ids.tolist() for row in write.pending.rows(0)] == [[6]] * IN_FLIGHT
+    assert isinstance(member.tell(Lane.DECODE)[0], Rest)  # "gone" waits for the look
 
 
 @pytest.mark.parametrize("lane", BESIDE)
