@@ -52,7 +52,7 @@ demo-vllm: $(VLLM_VENV)/installed  ## the same with vLLM as the engine
 test: $(VENV)/installed  ## all tests but those of vLLM
 	$(BIN)/python -m pytest $(IN_PARALLEL)
 
-test-fast: $(VENV)/installed  ## what a change breaks first, in under 90 s: no slow tests, few examples of properties
+test-fast: $(VENV)/installed  ## what a change breaks first, in two minutes: no slow tests, few examples of properties
 	$(BIN)/python -m pytest $(IN_PARALLEL) -m "not slow" --hypothesis-profile=fast
 
 # In one process: an engine takes up to 3 GiB and a core or two. Not with the tests of S3 servers: vLLM in their process
