@@ -13,6 +13,7 @@ from storage import layout, model_files, prompt_table, records
 from storage.clock import Clock
 from storage.collected import CollectedRecord
 from storage.metered import MeteredStore
+from storage.records import PlanRecord
 from storage.run import connect_to_run, exists, read_config, read_plan
 from storage.store import ObjectStore
 from tasks.configuration.run_config import RunConfig, parse
@@ -36,9 +37,10 @@ def collect(run_url: str, iteration: int, execution: str, clock: Clock) -> None:
     # After either of these nothing is left to record.
     if any(exists(store, key) for key in (layout.closed(iteration), layout.report(iteration))):
         return
-    config = parse(read_config(store, read_plan(store, iteration)), f"the configuration of iteration {iteration}")
+    plan = read_plan(store, iteration)
+    config = parse(read_config(store, plan), f"the configuration of iteration {iteration}")
     with keep_lease(store, execution, config.run.lease_ttl_s, clock):
-        _record(store, iteration, config, execution, clock)
+        _record(store, plan, config, execution, clock)
     spent = CollectedRecord(
         iteration=iteration,
         seconds=clock.monotonic() - began_s,
@@ -48,8 +50,7 @@ def collect(run_url: str, iteration: int, execution: str, clock: Clock) -> None:
     records.commit(store, layout.collected(iteration), spent)
 
 
-def _record(store: ObjectStore, iteration: int, config: RunConfig, execution: str, clock: Clock) -> None:
-    plan, share = read_plan(store, iteration), config.phase_start_share
+def _record(store: ObjectStore, plan: PlanRecord, config: RunConfig, execution: str, clock: Clock) -> None:
     watch = CrewWatch(store, plan, config.rollout, config.planning, clock, execution=execution)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gleaner-model-")))
@@ -66,6 +67,6 @@ def _record(store: ObjectStore, iteration: int, config: RunConfig, execution: st
             watch=watch.check,
         )
         for _ in batches:
-            if batches.share_recorded >= share:
+            if batches.share_recorded >= config.phase_start_share:
                 break
-    log.info("iteration %d: %.0f %% of the groups are recorded", iteration, 100 * batches.share_recorded)
+    log.info("iteration %d: %.0f %% of the groups are recorded", plan.iteration, 100 * batches.share_recorded)

@@ -2,10 +2,9 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-import torch
-
 from storage.weights.tensor_sets import TensorBlock, TensorEntry
 from tasks.learning.ranks import Ranks
+from tasks.sampling.engines.weight_tensors import as_torch
 
 Read = Callable[[list[str]], dict[str, TensorBlock]]
 
@@ -29,13 +28,15 @@ def read_shared(ranks: Ranks, entries: Mapping[str, TensorEntry], read: Read) ->
         own = read([name for name, owner in zip(names, owners, strict=True) if owner == ranks.rank])
     found = {}
     for name, owner in zip(names, owners, strict=True):
-        entry = entries[name]
-        # Read-only memory is copied, because torch warns of it.
-        data = bytearray(own.pop(name).data) if owner == ranks.rank else bytearray(entry.num_bytes)
-        if data:
-            ranks.send_all(torch.frombuffer(data, dtype=torch.uint8), owner)
-        found[name] = TensorBlock(entry.dtype, entry.shape, memoryview(data))
+        found[name] = own[name] if owner == ranks.rank else _empty(entries[name])
+        # As bytes, because not every dtype can be sent.
+        ranks.send_all(as_torch(TensorBlock("U8", (found[name].num_bytes,), found[name].data)), owner)
     return found
+
+
+def _empty(entry: TensorEntry) -> TensorBlock:
+    """Writable memory for a tensor."""
+    return TensorBlock(entry.dtype, entry.shape, memoryview(bytearray(entry.num_bytes)))
 
 
 def owners_of(sizes: Sequence[int], ranks: int) -> list[int]:

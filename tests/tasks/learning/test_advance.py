@@ -24,6 +24,7 @@ from tasks.learning.policy import Policy
 from tasks.learning.restoring import restore_learner
 from tasks.learning.trainer import IterationTrainer
 from tasks.sampling.engines.weight_tensors import as_block, as_torch
+from tests.dying_store import DiesAtWrite, Killed
 from tests.property_examples import part_of_examples
 from tests.small_run import (
     commit_iteration,
@@ -40,34 +41,6 @@ from tests.tiny_model import save_tiny_model, tiny_config, tiny_model
 
 URL = "memory://advance"
 DURABLE = ("batches/", "closed.json", "training.json", "checkpoints/", "weights/")
-
-
-class Killed(BaseException):
-    """SIGKILL: nothing of the victim runs afterwards."""
-
-
-class DiesAtWrite(MemoryStore):
-    """Holds copies of `objects`; its client is killed instead of being let write for the k-th time."""
-
-    def __init__(self, objects, writes=1 << 30):
-        super().__init__("advance")
-        self._objects.update(objects)
-        self.left = writes
-        self.written = []
-
-    def create(self, key, body):
-        self._count(key)
-        return super().create(key, body)
-
-    def put(self, key, body):
-        self._count(key)
-        super().put(key, body)
-
-    def _count(self, key):
-        if self.left == 0:
-            raise Killed
-        self.left -= 1
-        self.written.append(key)
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +60,7 @@ def rolled_out(model):
 @pytest.fixture(scope="module")
 def undisturbed(rolled_out):
     """The store that an undisturbed step leaves, with the keys it wrote in order."""
-    store = memory_store("advance", DiesAtWrite(rolled_out))
+    store = memory_store("advance", DiesAtWrite("advance", rolled_out))
     train_iteration(URL, 0)
     return store
 
@@ -117,7 +90,7 @@ def test_killed_at_any_write_the_next_attempt_ends_with_the_same_bits(rolled_out
     expected = everything(undisturbed)
     metrics = records.read(undisturbed, TrainingRecord, layout.training(0)).metrics
     for writes in range(len(undisturbed.written)):
-        store = memory_store("advance", DiesAtWrite(rolled_out, writes))
+        store = memory_store("advance", DiesAtWrite("advance", rolled_out, writes))
         with pytest.raises(Killed):
             train_iteration(URL, 0)
         # Objects of checkpoint and weights are written side by side.
@@ -149,7 +122,7 @@ SECTIONS = {"dr_grpo": {"lora": {"rank": 4, "alpha": 8.0}}}
 def test_with_another_algorithm_a_kill_changes_as_little(model, preset):
     """Two iterations, in the second of which the policy has left its reference; killed around the recording."""
     algorithm = {"preset": preset, "kl_coef": 0.05, **PRESETS[preset]}
-    store = memory_store("advance", DiesAtWrite({}))
+    store = memory_store("advance", DiesAtWrite("advance", {}))
     for iteration in range(2):
         plan_iteration(config(URL, model, algorithm=algorithm, **SECTIONS.get(preset, {})))
         roll_out(URL, iteration)
@@ -162,7 +135,7 @@ def test_with_another_algorithm_a_kill_changes_as_little(model, preset):
     assert metrics["actor/grad_norm"] > 0
     around_recording = sum("batches/" in key for key in store.written) + 2
     for writes in range(len(store.written) if preset in ("ppo", "dr_grpo") else around_recording):
-        killed = memory_store("advance", DiesAtWrite(begun, writes))
+        killed = memory_store("advance", DiesAtWrite("advance", begun, writes))
         with pytest.raises(Killed):
             train_iteration(URL, 1)
         killed.left = 1 << 30
@@ -175,7 +148,7 @@ def test_with_another_algorithm_a_kill_changes_as_little(model, preset):
 @settings(max_examples=part_of_examples(0.07))
 @given(st.lists(st.integers(0, 12), min_size=2, max_size=4))
 def test_killed_again_and_again_it_ends_with_the_same_bits(rolled_out, undisturbed, kills):
-    store = memory_store("advance", DiesAtWrite(rolled_out))
+    store = memory_store("advance", DiesAtWrite("advance", rolled_out))
     for writes in kills:
         store.left = writes
         try:
@@ -191,7 +164,7 @@ def test_published_weights_are_not_made_again(undisturbed):
     """With them and the record of the training, nothing else is looked at: not even the plan's prompts are there."""
     parts = ("run.json", "plan.json", "training.json", "weights/00000001")
     kept = {key: body for key, body in everything(undisturbed).items() if any(part in key for part in parts)}
-    store = memory_store("advance", DiesAtWrite(kept))
+    store = memory_store("advance", DiesAtWrite("advance", kept))
     assert train_iteration(URL, 0) == records.read(undisturbed, TrainingRecord, layout.training(0))
     assert store.written == []
 
@@ -200,7 +173,7 @@ def test_a_checkpoint_without_weights_is_published_without_training_again(rolled
     """Neither journal nor batches nor prompts are there any more, so nothing can have been trained on."""
     kept = {key: body for key, body in everything(undisturbed).items() if "weights/00000001" not in key}
     kept = {key: body for key, body in kept.items() if not any(part in key for part in ("journal/", "prompts-"))}
-    store = memory_store("advance", DiesAtWrite(kept))
+    store = memory_store("advance", DiesAtWrite("advance", kept))
     record = train_iteration(URL, 0)
     assert {key.split("/")[0] for key in store.written} == {"weights"}
     assert same(version(store, 1), version(undisturbed, 1))
@@ -225,7 +198,7 @@ def test_damaged_weights_or_checkpoints_are_named_and_nothing_is_published(part,
         (layout.checkpoint(1), {k: v for k, v in everything(undisturbed).items() if "weights/00000001" not in k}),
     ):
         key = next(key for key in objects if key.startswith(prefix) and key.endswith(part))
-        store = memory_store("advance", DiesAtWrite(objects | {key: objects[key][:-1]}))
+        store = memory_store("advance", DiesAtWrite("advance", objects | {key: objects[key][:-1]}))
         with pytest.raises(CorruptObject) as caught:
             train_iteration(URL, 0)
         assert caught.value.key == key
@@ -340,7 +313,7 @@ def test_who_comes_second_goes_on_from_the_first_and_holds_one_learner_at_a_time
                 self.policies = (*self.policies, living(Policy) - before)
             return super().get(key, start, end)
 
-    store = memory_store("advance", Overtaken(rolled_out))
+    store = memory_store("advance", Overtaken("advance", rolled_out))
     gc.collect()
     before = living(Policy)
     train_iteration(URL, 0)
@@ -360,7 +333,7 @@ def test_who_comes_second_goes_on_from_the_first_and_holds_one_learner_at_a_time
                 self._objects.update(theirs)
             return created
 
-    late = memory_store("advance", OvertakenWholly(rolled_out))
+    late = memory_store("advance", OvertakenWholly("advance", rolled_out))
     train_iteration(URL, 0)
     assert same(version(late, 1), version(store, 1))
 

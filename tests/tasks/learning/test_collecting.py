@@ -9,7 +9,6 @@ from flytekit.exceptions.user import FlyteRecoverableException
 from storage import layout, records
 from storage.clock import SystemClock
 from storage.collected import collected
-from storage.memory import MemoryStore
 from storage.records import BatchRecord
 from storage.run import exists
 from storage.weights import tensor_sets
@@ -17,6 +16,7 @@ from tasks.collect import collect as collect_task
 from tasks.configuration.references import PlanReference
 from tasks.learning.collecting import collect
 from tasks.learning.follow import GroupTimeout
+from tests.dying_store import DiesAtWrite, Killed
 from tests.small_run import (
     EXECUTION,
     Unreachable,
@@ -35,35 +35,16 @@ URL = "memory://collect"
 GROUPS = 4
 
 
-class Killed(BaseException):
-    """SIGKILL: nothing of the victim runs afterwards."""
-
-
-class DiesAtCreate(MemoryStore):
-    """Its client is killed instead of being let create the k-th object."""
-
-    left = 1 << 30
-
-    def create(self, key, body):
-        if self.left == 0:
-            raise Killed
-        self.left -= 1
-        return super().create(key, body)
-
-
 def a_run(model, **sections):
     """A store with an iteration that is rolled out and not trained, at URL."""
-    store = memory_store("collect", DiesAtCreate("collect"))
+    store = memory_store("collect")
     plan_iteration(config(URL, model, **sections))
     roll_out(URL, 0)
     return store
 
 
-def at_url(objects):
-    store = memory_store("collect", DiesAtCreate("collect"))
-    for key, body in objects.items():
-        store.create(key, body)
-    return store
+def at_url(objects, writes=1 << 30):
+    return memory_store("collect", DiesAtWrite("collect", objects, writes))
 
 
 def collect_groups():
@@ -148,8 +129,7 @@ def test_a_collector_that_is_killed_anywhere_is_taken_up_by_the_next(model):
     created = len(everything(undisturbed)) - len(begun)
     assert created == GROUPS + 2  # and closed.json and collected.json
     for writes in range(created):
-        store = at_url(begun)
-        store.left = writes
+        store = at_url(begun, writes)
         with pytest.raises(Killed):
             collect_groups()
         store.left = 1 << 30

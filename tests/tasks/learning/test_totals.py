@@ -7,7 +7,6 @@ import torch
 
 from storage import layout, records
 from storage.clock import ManualClock
-from storage.memory import MemoryStore
 from storage.records import SettingsRecord, TrainingRecord
 from storage.run import next_iteration, read_plan
 from storage.weights.tensor_sets import read_manifest
@@ -16,6 +15,7 @@ from tasks.learning import checkpoint
 from tasks.learning.importance import log_ratio_counts
 from tasks.learning.totals import StepTotals, TooStaleError, check_staleness, combined, staleness_totals
 from tasks.preparing.iteration import prepare
+from tests.dying_store import DiesAtWrite, Killed
 from tests.journals import a_plan
 from tests.small_run import (
     EXECUTION,
@@ -183,32 +183,6 @@ def test_an_iteration_trains_its_own_version_on_tokens_of_the_one_before(ahead):
     assert all(versions[k] != versions[k + 1] for k in range(ITERATIONS))
 
 
-class Killed(BaseException):
-    """SIGKILL: nothing of the victim runs afterwards."""
-
-
-class DiesAtWrite(MemoryStore):
-    """Holds copies of `objects`; its client is killed instead of being let write for the k-th time."""
-
-    def __init__(self, objects, writes=1 << 30):
-        super().__init__("staleness")
-        self._objects.update(objects)
-        self.left = writes
-
-    def create(self, key, body):
-        self._count()
-        return super().create(key, body)
-
-    def put(self, key, body):
-        self._count()
-        super().put(key, body)
-
-    def _count(self):
-        if self.left == 0:
-            raise Killed
-        self.left -= 1
-
-
 @pytest.mark.slow
 def test_a_trainer_killed_at_any_write_ends_with_the_same_bits(ahead):
     store = memory_store("staleness")
@@ -218,12 +192,12 @@ def test_a_trainer_killed_at_any_write_ends_with_the_same_bits(ahead):
     train_iteration(URL, 0)
     roll_out(URL, 1)
     begun = everything(store)
-    undisturbed = memory_store("staleness", DiesAtWrite(begun))
+    undisturbed = memory_store("staleness", DiesAtWrite("staleness", begun))
     train_iteration(URL, 1)
     writes = (1 << 30) - undisturbed.left
     assert writes > 4
     for number in range(writes):
-        store = memory_store("staleness", DiesAtWrite(begun, number))
+        store = memory_store("staleness", DiesAtWrite("staleness", begun, number))
         with pytest.raises(Killed):
             train_iteration(URL, 1)
         store.left = 1 << 30
