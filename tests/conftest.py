@@ -1,5 +1,6 @@
 """Fixtures shared by all test packages."""
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -63,3 +64,9 @@ def radosgw_url(radosgw_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whole runs first: a file stays in one process, and a long one at the end would leave the other processes idle."""
     items.sort(key=lambda item: "workflows" not in item.path.parts)
+
+
+def pytest_collection_finish() -> None:
+    """Take what is imported by now out of garbage collection, because production collects after every training."""
+    gc.collect()
+    gc.freeze()
