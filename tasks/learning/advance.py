@@ -5,7 +5,7 @@ What an earlier attempt finished is not done again: published weights, a written
 
 import logging
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -15,6 +15,7 @@ from storage import layout, model_files, prompt_table, records
 from storage.clock import Clock
 from storage.connect import connect
 from storage.metered import MeteredStore, Requests
+from storage.prompt_table import PromptRow
 from storage.records import PlanRecord, TrainingRecord
 from storage.run import connect_to_run, exists, read_config, read_plan
 from storage.store import ObjectStore, StorageError
@@ -22,6 +23,7 @@ from storage.weights.tensor_sets import read_manifest
 from storage.weights.versions import pull_version
 from tasks.configuration.run_config import RunConfig, parse
 from tasks.grading.run_rewards import open_grader
+from tasks.learning.follow import FollowConfig
 from tasks.learning.generation import Generation, free_device
 from tasks.learning.importance import same_engine
 from tasks.learning.learner import Learner
@@ -30,6 +32,7 @@ from tasks.learning.nonfinite import keep_nonfinite
 from tasks.learning.optimizer import NonFiniteGradient
 from tasks.learning.publication import AnotherWasFirstError, publish, published_blocks, save_and_publish
 from tasks.learning.ranks import Ranks, joined
+from tasks.learning.recorded_batches import Batches, RecordedBatches
 from tasks.learning.restoring import restore_learner
 from tasks.learning.totals import check_staleness
 from tasks.learning.trained_model import training_device
@@ -150,12 +153,40 @@ def _step(
     watch: CrewWatch,
 ) -> TrainingRecord:
     prompts = prompt_table.read_prompts(store, plan)
+    with ExitStack() as stack:
+        batches = None
+        if learner.ranks.is_first:
+            batches = RecordedBatches(
+                store,
+                plan,
+                prompts=prompts,
+                grader=stack.enter_context(open_grader(store, config.rewards, config.trainer.device)),
+                decode=open_decoder(model),
+                follow=FollowConfig.of(config.algorithm, config.trainer),
+                tokens_max=config.trainer.micro_batch_tokens_max,
+                clock=clock,
+                watch=watch.check,
+            )
+        stack.enter_context(_told_before_it_ends(learner.ranks))
+        return take_step(store, plan, config, prompts, learner, batches, clock, started_at_s)
+
+
+def take_step(
+    store: ObjectStore,
+    plan: PlanRecord,
+    config: RunConfig,
+    prompts: Sequence[PromptRow],
+    learner: Learner,
+    batches: Batches | None,
+    clock: Clock,
+    started_at_s: float,
+) -> TrainingRecord:
+    """Advance the learner by the iteration's optimizer steps, as `IterationTrainer.step`.
+
+    If the gradient is not finite, the reason is stored for people.
+    """
     published = {entry.dtype for entry in read_manifest(store, layout.weights(0)).tensors.values()}
     with ExitStack() as stack:
-        grader = None
-        if learner.ranks.is_first:
-            grader = stack.enter_context(open_grader(store, config.rewards, config.trainer.device))
-        stack.enter_context(_told_before_it_ends(learner.ranks))
         if learner.ranks.is_first:
             stack.enter_context(keep_nonfinite(store, plan))
         return IterationTrainer(
@@ -163,14 +194,12 @@ def _step(
             plan,
             prompts=prompts,
             learner=learner,
-            grader=grader,
-            decode=open_decoder(model),
+            batches=batches,
             algorithm=config.algorithm,
             trainer=config.trainer,
             clock=clock,
             started_at_s=started_at_s,
             same_engine=same_engine(config.rollout, config.trainer, published),
-            watch=watch.check,
         ).step()
 
 

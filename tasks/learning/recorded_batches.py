@@ -6,7 +6,7 @@ all equal are recorded as filtered, and the iteration is closed when enough othe
 (arXiv 2503.14476, section 3.2).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 
 from storage import layout, records
@@ -44,7 +44,87 @@ class BatchReader:
         return response
 
 
-class RecordedBatches(BatchReader):
+class Batches(BatchReader):
+    """An iteration's micro-batches in order. Each is recorded when it is yielded, by this process or by another."""
+
+    def __init__(self, store: ObjectStore, plan: PlanRecord) -> None:
+        super().__init__(store, plan)
+        self._pending = list(range(plan.num_groups))
+        self._groups_trained = 0
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds spent waiting for a group to end, or for another process to record it."""
+        raise NotImplementedError
+
+    @property
+    def share_recorded(self) -> float:
+        """The share of the groups that stand in the batches yielded so far; 1 if that is enough of them."""
+        groups = self._plan.num_groups
+        return 1.0 if self._is_complete else (groups - len(self._pending)) / groups
+
+    def __iter__(self) -> Iterator[BatchRecord]:
+        """The micro-batches until the groups that stand in them are enough."""
+        number = 0
+        while not self._is_complete:
+            batch = self._batch(number)
+            groups = self._groups(batch.graded)
+            self._pending = [group for group in self._pending if group not in groups]
+            self._groups_trained += len(self._groups(batch.responses))
+            number += 1
+            if self._is_complete:
+                self._complete()
+            yield batch
+            self._release(groups)
+
+    @property
+    def _is_complete(self) -> bool:
+        wanted = self._plan.groups_wanted
+        return not self._pending or (wanted is not None and self._groups_trained >= wanted)
+
+    def _groups(self, responses: Sequence[GradedResponse]) -> set[int]:
+        return {graded.response // self._plan.num_generations for graded in responses}
+
+    def _batch(self, number: int) -> BatchRecord:
+        """The micro-batch of this number, once it is recorded."""
+        raise NotImplementedError
+
+    def _complete(self) -> None:
+        """Called before the last micro-batch is yielded."""
+
+    def _release(self, groups: Collection[int]) -> None:
+        """Called when a micro-batch of these groups was used."""
+
+
+class FollowedBatches(Batches):
+    """Yields micro-batches as a collector records them."""
+
+    def __init__(
+        self, store: ObjectStore, plan: PlanRecord, clock: Clock, poll_interval_s: float, check: Callable[[], None]
+    ) -> None:
+        """check: called before each look for a missing micro-batch; may raise to end the wait."""
+        super().__init__(store, plan)
+        self._clock = clock
+        self._poll_interval_s = poll_interval_s
+        self._check = check
+        self._waited_s = 0.0
+
+    @property
+    def waited_s(self) -> float:
+        return self._waited_s
+
+    def _batch(self, number: int) -> BatchRecord:
+        began_s = self._clock.monotonic()
+        while True:
+            with suppress(ObjectMissing):
+                batch = self.read(number)
+                self._waited_s += self._clock.monotonic() - began_s
+                return batch
+            self._check()
+            self._clock.sleep(self._poll_interval_s)
+
+
+class RecordedBatches(Batches):
     """Follows an iteration's journal and grades finished groups; `tokens_max` limits a micro-batch's padded tokens."""
 
     def __init__(
@@ -68,45 +148,23 @@ class RecordedBatches(BatchReader):
         self._in_order = follow.in_plan_order
         self._tokens_max = tokens_max
         self._follower = GroupFollower(self._reader, plan, follow, clock, watch)
-        self._pending = list(range(plan.num_groups))
-        self._groups_trained = 0
 
     @property
     def waited_s(self) -> float:
-        """Seconds spent waiting for a group to end."""
         return self._follower.waited_s
 
-    @property
-    def share_recorded(self) -> float:
-        """The share of the groups that stand in the batches yielded so far; 1 if that is enough of them."""
-        groups = self._plan.num_groups
-        return 1.0 if self._is_complete else (groups - len(self._pending)) / groups
+    def _complete(self) -> None:
+        what = "as many groups as are wanted are" if self._pending else "every response is"
+        closed = ClosedRecord(iteration=self._plan.iteration, reason=f"{what} in a recorded batch")
+        records.commit(self._store, layout.closed(self._plan.iteration), closed)
 
-    def __iter__(self) -> Iterator[BatchRecord]:
-        """The recorded micro-batches in order, then new ones, each recorded before it is yielded."""
-        number = 0
-        while not self._is_complete:
-            key = layout.batch(self._plan.iteration, number)
-            batch = self._batch(number, key)
-            groups = self._groups(batch.graded)
-            self._pending = [group for group in self._pending if group not in groups]
-            self._groups_trained += len(self._groups(batch.responses))
-            number += 1
-            if self._is_complete:
-                what = "as many groups as are wanted are" if self._pending else "every response is"
-                closed = ClosedRecord(iteration=self._plan.iteration, reason=f"{what} in a recorded batch")
-                records.commit(self._store, layout.closed(self._plan.iteration), closed)
-            yield batch
-            for group in groups:
-                self._follower.release(group)
+    def _release(self, groups: Collection[int]) -> None:
+        for group in groups:
+            self._follower.release(group)
 
-    @property
-    def _is_complete(self) -> bool:
-        wanted = self._plan.groups_wanted
-        return not self._pending or (wanted is not None and self._groups_trained >= wanted)
-
-    def _batch(self, number: int, key: str) -> BatchRecord:
+    def _batch(self, number: int) -> BatchRecord:
         """The recorded micro-batch, or else a new one, unless another attempt records its own first."""
+        key = layout.batch(self._plan.iteration, number)
         with suppress(ObjectMissing):
             return records.read(self._store, BatchRecord, key)
         with suppress(RecordedElsewhereError):
@@ -191,9 +249,6 @@ class RecordedBatches(BatchReader):
         """The tokens of prompt and response, for each response of a finished group."""
         prompt = len(self._prompts[group].token_ids)
         return [prompt + len(self._follower.response(r).token_ids) for r in self._follower.responses_in(group)]
-
-    def _groups(self, responses: Sequence[GradedResponse]) -> set[int]:
-        return {graded.response // self._plan.num_generations for graded in responses}
 
     def _case(self, response: Assembled) -> GradingCase:
         prompt = self._prompts[response.response // self._plan.num_generations]

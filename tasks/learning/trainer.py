@@ -1,4 +1,4 @@
-"""The train step of an iteration: follow the journal; grade, record and accumulate micro-batches; take optimizer steps.
+"""The train step of an iteration: accumulate micro-batches as they are recorded; take optimizer steps.
 
 A micro-batch is recorded before it is used and replayed from its record after a restart, so a killed trainer reaches
 the same result as an undisturbed one. The order of durable writes is: batches, training record, checkpoint, weights.
@@ -8,7 +8,7 @@ import functools
 import logging
 import operator
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
@@ -18,16 +18,14 @@ from storage.records import BatchRecord, GradedResponse, PlanRecord, TrainingRec
 from storage.store import ObjectStore
 from tasks.configuration.algorithm import AlgorithmConfig
 from tasks.configuration.trainer import TrainerConfig
-from tasks.grading.grader import Grader
 from tasks.learning.batching import TokenBatch, is_idle, mini_batches
 from tasks.learning.critic import ValueTotals, accumulate_values, apply_values, take_part_in_values
 from tasks.learning.estimates import Estimates, estimate, first_logprobs, length_penalties, padded, trained
-from tasks.learning.follow import FollowConfig
 from tasks.learning.forward_passes import ForwardPasses
 from tasks.learning.learner import CriticLearner, Learner
 from tasks.learning.nonfinite import finite_together
 from tasks.learning.ranks import Ranks
-from tasks.learning.recorded_batches import BatchReader, RecordedBatches
+from tasks.learning.recorded_batches import Batches, BatchReader
 from tasks.learning.step import accumulate, apply, take_part
 from tasks.learning.totals import StepTotals, combined, staleness_totals
 from tasks.sampling.session.crew_watch import LeftAlone
@@ -48,19 +46,16 @@ class IterationTrainer:
         *,
         prompts: Sequence[PromptRow],
         learner: Learner,
-        grader: Grader | None,
-        decode: Callable[[Sequence[int]], str],
+        batches: Batches | None,
         algorithm: AlgorithmConfig,
         trainer: TrainerConfig,
         clock: Clock,
         started_at_s: float | None = None,
         same_engine: bool = True,
-        watch: Callable[[bool], None] = lambda _: None,
     ) -> None:
-        """Create the trainer of one rank: the first rank follows the journal, grades and records.
+        """Create the trainer of one rank.
 
-        grader: None on all other ranks.
-        watch: as in GroupFollower.
+        batches: the iteration's micro-batches; None on all ranks but the first, which tells the others.
         same_engine: the sampler is known to compute as the trainer does (`tasks.learning.importance`).
         """
         self._plan = plan
@@ -70,30 +65,18 @@ class IterationTrainer:
         self._ranks = learner.ranks
         self._clock = clock
         self._started_at_s = clock.wall() if started_at_s is None else started_at_s
-        tokens_max = trainer.micro_batch_tokens_max
-        self._reader = BatchReader(store, plan)
-        self._recording: RecordedBatches | None = None
-        if grader is not None:
-            self._reader = self._recording = RecordedBatches(
-                store,
-                plan,
-                prompts=prompts,
-                grader=grader,
-                decode=decode,
-                follow=FollowConfig.of(algorithm, trainer),
-                tokens_max=tokens_max,
-                clock=clock,
-                watch=watch,
-            )
-        self._passes = ForwardPasses(self._reader, plan, prompts, tokens_max, self._ranks)
+        self._batches = batches
+        reader = BatchReader(store, plan) if batches is None else batches
+        self._reader: BatchReader = reader
+        self._passes = ForwardPasses(reader, plan, prompts, trainer.micro_batch_tokens_max, self._ranks)
 
     def step(self) -> TrainingRecord:
         """Train on every recorded group that is not filtered, and return the metrics, which are not yet stored.
 
         The reward and the penalty of long responses are averaged over all graded responses, filtered or not.
 
-        Raises GroupTimeout, GradingError, NonFiniteGradient or CorruptObject, and LeftAlone on every rank when `watch`
-        raises it; the learner must not be used then.
+        Raises NonFiniteGradient, CorruptObject and what `batches` raises; LeftAlone is raised on every rank, and the
+        learner must not be used then.
         """
         recorded: list[BatchRecord] = []
         began_s = self._clock.monotonic()
@@ -102,7 +85,7 @@ class IterationTrainer:
         if self._algorithm.overlong_buffer_length is not None:
             penalties = length_penalties(responses, self._algorithm, self._plan.sampling)
             metrics["overlong_penalty"] = float(penalties.mean())
-        waited_s = 0.0 if self._recording is None else self._recording.waited_s
+        waited_s = 0.0 if self._batches is None else self._batches.waited_s
         metrics["timing_s/wait"] = waited_s
         metrics["timing_s/compute"] = self._clock.monotonic() - began_s - waited_s
         ended_at_s = self._clock.wall()
@@ -115,15 +98,15 @@ class IterationTrainer:
             ended_at_s=ended_at_s,
         )
 
-    def _batches(self) -> Iterator[BatchRecord]:
-        """The micro-batches that the first rank records or finds recorded; the same on every rank."""
-        if self._recording is None:
+    def _in_turn(self) -> Iterator[BatchRecord]:
+        """The micro-batches as the first rank gets them; the same on every rank."""
+        if self._batches is None:
             while (number := self._ranks.broadcast()) is not None:
                 if number == LEFT_ALONE:
                     raise LeftAlone("the first rank has found that no member lives")
                 yield self._reader.read(number)
             return
-        batches = iter(self._recording)
+        batches = iter(self._batches)
         while True:
             try:
                 batch = next(batches, None)
@@ -138,7 +121,7 @@ class IterationTrainer:
     def _streamed(self, recorded: list[BatchRecord]) -> dict[str, float]:
         """Take one optimizer step, and train on its micro-batches as they are recorded."""
         totals = []
-        for batch in self._batches():
+        for batch in self._in_turn():
             log.info("micro-batch %d: %d responses", batch.number, len(batch.responses))
             recorded.append(batch)
             if batch.responses:
@@ -149,7 +132,7 @@ class IterationTrainer:
 
     def _in_steps(self, recorded: list[BatchRecord]) -> dict[str, float]:
         """Record all micro-batches, then train on them: num_epochs times num_mini_batches optimizer steps."""
-        recorded += self._batches()
+        recorded += self._in_turn()
         responses = [graded for batch in recorded for graded in batch.responses]
         if not responses:
             return self._nothing_to_train(recorded)

@@ -17,10 +17,10 @@ from storage.store import CorruptObject
 from storage.weights import tensor_sets
 from storage.weights.versions import pull_version
 from tasks.configuration.run_config import parse
-from tasks.grading.grader import Grader
 from tasks.learning import checkpoint
 from tasks.learning.follow import GroupTimeout
 from tasks.learning.policy import Policy
+from tasks.learning.recorded_batches import FollowedBatches
 from tasks.learning.restoring import restore_learner
 from tasks.learning.trainer import IterationTrainer
 from tasks.sampling.engines.weight_tensors import as_block, as_torch
@@ -229,18 +229,17 @@ def step_in_memory(store, iteration, learner):
     """What an attempt does between restoring and saving, on the batches that are recorded."""
     plan = read_plan(store, iteration)
     run = parse(plan.config)
-    with Grader(run.rewards) as grader:
-        IterationTrainer(
-            store,
-            plan,
-            prompts=prompt_table.read_prompts(store, plan),
-            learner=learner,
-            grader=grader,
-            decode=lambda _: pytest.fail("every batch is recorded"),
-            algorithm=run.algorithm,
-            trainer=run.trainer,
-            clock=ManualClock(),
-        ).step()
+    clock = ManualClock()
+    IterationTrainer(
+        store,
+        plan,
+        prompts=prompt_table.read_prompts(store, plan),
+        learner=learner,
+        batches=FollowedBatches(store, plan, clock, 1.0, lambda: pytest.fail("every batch is recorded")),
+        algorithm=run.algorithm,
+        trainer=run.trainer,
+        clock=clock,
+    ).step()
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ from tasks.configuration.trainer import TrainerConfig
 from tasks.grading.grader import Grader
 from tasks.learning.learner import Learner
 from tasks.learning.optimizer import PolicyOptimizer
-from tasks.learning.trainer import IterationTrainer
+from tests.graded_trainer import graded_trainer
 from tests.journals import Incarnation, a_plan
 from tests.property_examples import part_of_examples
 from tests.small_run import commit_iteration, config, memory_store, model_directory, plan_iteration, train_iteration
@@ -108,7 +108,7 @@ def train(build):
         policy = build()
         learner = Learner(policy, PolicyOptimizer(policy.parameters(), OptimizerConfig(learning_rate=1e-2)), None)
         with Grader(rewards) as grader:
-            record = IterationTrainer(
+            record = graded_trainer(
                 store,
                 plan_of(wanted, deciding=deciding),
                 prompts=prompts_of(varied),
@@ -238,7 +238,7 @@ def test_filtered_groups_leave_no_trace_in_the_gradient(build, train):
     alone = Learner(policy, PolicyOptimizer(policy.parameters(), OptimizerConfig(learning_rate=1e-2)), None)
     with Grader(EXACT) as grader:
         metrics = (
-            IterationTrainer(
+            graded_trainer(
                 store,
                 plan,
                 prompts=[prompts_of(varied)[group] for group in kept],
@@ -303,7 +303,7 @@ def test_errors_of_rewards_of_filtered_groups_are_kept(build):
     policy, store = build(), journal(MemoryStore())
     learner = Learner(policy, PolicyOptimizer(policy.parameters(), OptimizerConfig()), None)
     with Grader((failing,)) as grader:
-        record = IterationTrainer(
+        record = graded_trainer(
             store,
             plan_of(6),
             prompts=prompts_of((True,) * GROUPS),

@@ -24,6 +24,7 @@ from tasks.learning.follow import GroupTimeout
 from tasks.learning.learner import Learner
 from tasks.learning.optimizer import PolicyOptimizer
 from tasks.learning.trainer import IterationTrainer
+from tests.graded_trainer import graded_trainer
 from tests.journals import Incarnation, a_plan
 from tests.property_examples import part_of_examples
 from tests.tasks.learning.tiny_model import VOCABULARY
@@ -73,7 +74,7 @@ def start(build):
         policy = build()
         learner = Learner(policy, PolicyOptimizer(policy.parameters(), OptimizerConfig(learning_rate=1e-2)), None)
         graders.append(Grader(rewards))
-        trainer = IterationTrainer(
+        trainer = graded_trainer(
             store,
             PLAN,
             prompts=PROMPTS,

@@ -21,7 +21,7 @@ from tasks.grading.grader import Grader
 from tasks.learning.batching import collate
 from tasks.learning.learner import Learner
 from tasks.learning.optimizer import PolicyOptimizer
-from tasks.learning.trainer import IterationTrainer
+from tests.graded_trainer import graded_trainer
 from tests.journals import LOGPROB, Incarnation, a_plan
 from tests.tasks.learning.tiny_model import VOCABULARY
 
@@ -100,7 +100,7 @@ def train(build, learners, grader):
         reference = other(build) if algorithm.kl_coef > 0 else None
         optimizer = PolicyOptimizer(policy.parameters(), OptimizerConfig(learning_rate=1e-2, max_grad_norm=1e9))
         learners.append(Learner(policy, optimizer, reference))
-        record = IterationTrainer(
+        record = graded_trainer(
             store,
             PLAN,
             prompts=PROMPTS,

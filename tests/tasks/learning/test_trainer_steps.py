@@ -14,7 +14,8 @@ from tasks.learning.batching import collate
 from tasks.learning.critic import Critic
 from tasks.learning.learner import CriticLearner, Learner
 from tasks.learning.optimizer import NonFiniteGradient, PolicyOptimizer
-from tasks.learning.trainer import IterationTrainer, step_metrics
+from tasks.learning.trainer import step_metrics
+from tests.graded_trainer import graded_trainer
 from tests.journals import LOGPROB
 from tests.tasks.learning.test_trainer_algorithms import (
     COUNT,
@@ -36,7 +37,7 @@ CPU = TrainerConfig(device="cpu")
 
 def train(learner, algorithm, *, plan=PLAN, tokens_max=40):
     with Grader(EVEN) as grader:
-        return IterationTrainer(
+        return graded_trainer(
             journal(MemoryStore()),
             plan,
             prompts=PROMPTS,

@@ -1,0 +1,53 @@
+"""A trainer of one iteration that grades what it trains on, as the train task puts it together."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from storage.clock import Clock
+from storage.prompt_table import PromptRow
+from storage.records import PlanRecord
+from storage.store import ObjectStore
+from tasks.configuration.algorithm import AlgorithmConfig
+from tasks.configuration.trainer import TrainerConfig
+from tasks.grading.grader import Grader
+from tasks.learning.follow import FollowConfig
+from tasks.learning.learner import Learner
+from tasks.learning.recorded_batches import RecordedBatches
+from tasks.learning.trainer import IterationTrainer
+
+
+def graded_trainer(
+    store: ObjectStore,
+    plan: PlanRecord,
+    *,
+    prompts: Sequence[PromptRow],
+    learner: Learner,
+    grader: Grader,
+    decode: Callable[[Sequence[int]], str],
+    algorithm: AlgorithmConfig,
+    trainer: TrainerConfig,
+    clock: Clock,
+    **settings: Any,
+) -> IterationTrainer:
+    """A trainer whose micro-batches are recorded by itself; `settings` are IterationTrainer's."""
+    batches = RecordedBatches(
+        store,
+        plan,
+        prompts=prompts,
+        grader=grader,
+        decode=decode,
+        follow=FollowConfig.of(algorithm, trainer),
+        tokens_max=trainer.micro_batch_tokens_max,
+        clock=clock,
+    )
+    return IterationTrainer(
+        store,
+        plan,
+        prompts=prompts,
+        learner=learner,
+        batches=batches,
+        algorithm=algorithm,
+        trainer=trainer,
+        clock=clock,
+        **settings,
+    )
