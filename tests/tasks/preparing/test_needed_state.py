@@ -1,5 +1,7 @@
 """Before an iteration is planned: what its training restores from is stored whole, as far as can be seen cheaply."""
 
+import functools
+
 import pytest
 
 from storage import layout
@@ -13,6 +15,13 @@ URL = "memory://needed-state"
 CRITIC = {"algorithm": {"advantage_estimator": "gae"}}
 PENALTY = {"algorithm": {"kl_coef": 0.1}}
 LORA = {"lora": {"rank": 2}}
+# Of each kind of state the configuration that needs it, and the prefix of its tensors.
+NEEDS = {
+    "checkpoint": ({}, layout.checkpoint(1)),
+    "critic": (CRITIC, layout.critic_checkpoint(1)),
+    "reference": (PENALTY, layout.weights(0)),
+    "adapted": (LORA, layout.weights(0)),
+}
 
 
 def after_one_iteration(model, **sections):
@@ -23,6 +32,13 @@ def after_one_iteration(model, **sections):
     train_iteration(URL, 0)
     commit_iteration(URL, 0)
     return store, settings
+
+
+@functools.cache
+def one_iteration(model, name):
+    """The objects of a run with one iteration, and its configuration."""
+    store, settings = after_one_iteration(model, **NEEDS[name][0])
+    return everything(store), settings
 
 
 def shorten(store, key):
@@ -45,19 +61,13 @@ def remove(store, key):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", [shorten, lengthen, flip, remove])
-@pytest.mark.parametrize(
-    ("sections", "prefix"),
-    [
-        ({}, layout.checkpoint(1)),
-        (CRITIC, layout.critic_checkpoint(1)),
-        (PENALTY, layout.weights(0)),
-        (LORA, layout.weights(0)),
-    ],
-    ids=["checkpoint", "critic", "reference", "adapted"],
-)
-def test_nothing_is_planned_if_training_could_not_restore_its_state(model, sections, prefix, damage):
-    store, settings = after_one_iteration(model, **sections)
-    key = next(key for key in store.list(prefix) if key.endswith(".safetensors"))
+@pytest.mark.parametrize("name", NEEDS)
+def test_nothing_is_planned_if_training_could_not_restore_its_state(model, name, damage):
+    objects, settings = one_iteration(model, name)
+    store = memory_store("needed-state")
+    for key, body in objects.items():
+        store.put(key, body)
+    key = next(key for key in store.list(NEEDS[name][1]) if key.endswith(".safetensors"))
     damage(store, key)
     before = everything(store)
     with pytest.raises(CorruptObject, match=f"^object '{key}' is corrupt: ") as caught:
