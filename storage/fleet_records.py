@@ -16,7 +16,7 @@ SpentKind = Literal["switch", "wait", "train", "park", "idle"]
 class FleetRecord:
     """fleet.json: what all hosts of a fleet agree on.
 
-    run_prefixes: a run is admitted if its url begins with one of them. host_ttl_s: a host that was silent for so long,
+    run_prefixes: a run is admitted if its url lies below one of them. host_ttl_s: a host that was silent for so long,
     on the observer's monotonic clock, has lost its seats. slowdown_max: no run's cycle is to take more than so many
     times what it takes alone.
     """
@@ -32,6 +32,11 @@ class FleetRecord:
     def __post_init__(self) -> None:
         _check_above("host_ttl_s", self.host_ttl_s, 0)
         _check_above("slowdown_max", self.slowdown_max, 1)
+
+    def allows(self, run_url: str) -> bool:
+        """Whether a run with this url may be admitted: it lies below one of the prefixes, and no part of it is ".."."""
+        below = any(f"{run_url}/".startswith(f"{prefix.rstrip('/')}/") for prefix in self.run_prefixes)
+        return below and ".." not in run_url.split("/")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,13 +162,17 @@ class SpentEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class SpentRecord:
-    """What a host spent since its last record. Each entry begins where the one before ends; the first begins at 0."""
+    """What a host spent since its last record. Each entry begins where the one before ends; the first begins at 0.
+
+    seated: the ids of the runs that were seated on it all that time; they share what it was idle.
+    """
 
     KIND: ClassVar[str] = "spent"
     __pydantic_config__ = STRICT
     host: str
     sequence: int
     entries: tuple[SpentEntry, ...]
+    seated: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
