@@ -152,7 +152,7 @@ def _check_store(url: str, keys: int, *, as_json: bool) -> None:
 @click.option("--realised", "run_url", metavar="RUN_URL", help="Compare a saved forecast with what happened instead.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 def forecast(config: Path | None, save: bool, no_probe: bool, run_url: str | None, as_json: bool) -> None:
-    """Estimate the hours and dollars of a run on several fleets and recommend one. Needs no GPU and no weights."""
+    """Estimate the hours and dollars of a run on several setups and recommend one. Needs no GPU and no weights."""
     if config is not None and run_url is None:
         _forecast_run(load(config), save=save, no_probe=no_probe, as_json=as_json)
     elif run_url is not None and config is None and not save and not no_probe:

@@ -1,4 +1,4 @@
-"""The speed of the simulator: twelve hours of a fleet, and the growth of its time with members and responses.
+"""The speed of the simulator: twelve hours of a run, and the growth of its time with members and responses.
 
 Run: python -m benchmarks.forecasting [--json]. Losses are drawn from resources.spot_trace.AWS_P3; lengths are
 log-normal. The growth is that of one iteration of 100 responses per member, from the second size on.
@@ -29,11 +29,11 @@ SIZES = (10, 32, 100, 316, 1000)
 TWELVE_HOURS_S = 12 * 3600.0
 
 
-def a_fleet(members: int, prompts: int, iterations: int) -> Scenario:
+def a_scenario(members: int, prompts: int, iterations: int) -> Scenario:
     """A scenario with members that come and go, groups of eight, and a trainer that needs 400 s for any step."""
     tokens = prompts * 8 * 3500
     return Scenario(
-        name="fleet",
+        name="speed",
         pools=(
             PoolScenario(
                 count=members,
@@ -102,12 +102,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    day = a_fleet(64, 128, 10_000)
+    day = a_scenario(64, 128, 10_000)
     run, twelve_hours_s = timed(day, TWELVE_HOURS_S)
     rows = [row("12 h", day, run, twelve_hours_s)]
     seconds = []
     for members in SIZES:
-        scenario = a_fleet(members, members * RESPONSES_PER_MEMBER // 8, 1)
+        scenario = a_scenario(members, members * RESPONSES_PER_MEMBER // 8, 1)
         run, took_s = timed(scenario)
         rows.append(row("growth", scenario, run, took_s))
         seconds.append(took_s)

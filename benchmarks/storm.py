@@ -23,9 +23,9 @@ from typing import Any, Literal
 
 from benchmarks.baselines import finished_kept_process, release, results, whole_batch_process
 from benchmarks.crew_processes import Crew, paced_slot_process
-from benchmarks.fleet import Blow, EngineTime, Fleet, FleetRun, draw_blows, engine_time
 from benchmarks.reporting import Measured, Target, finish, ratios
 from benchmarks.resume import GENERATIONS, make_model, make_run
+from benchmarks.squad import Blow, EngineTime, Squad, SquadRun, draw_blows, engine_time
 from resources.spot_trace import AWS_P3, PROCESSES, draw_trace, read_trace
 from storage.assembly import JournalReader
 from storage.connect import connect
@@ -46,7 +46,7 @@ class Size:
     """
 
     engine: Literal["torch", "vllm"] = "torch"
-    seats: int = 8
+    places: int = 8
     prompts: int = 16
     length: int = 56
     rounds: int = 2
@@ -58,7 +58,7 @@ class Size:
     claim_ttl_s: float = 1.2
 
 
-FULL = Size(seats=12, prompts=36, length=320, rounds=5, hour_s=12.0)
+FULL = Size(places=12, prompts=36, length=320, rounds=5, hour_s=12.0)
 # A successor's vLLM takes seconds to start on cores that eight workers share, so no cold start is added.
 VLLM = Size(
     engine="vllm",
@@ -78,7 +78,7 @@ def plan_run(folder: Path, model: Path, size: Size) -> str:
         model,
         prompts=size.prompts,
         length=size.length,
-        slots=size.seats,
+        slots=size.places,
         engine=size.engine,
         max_responses_in_flight=IN_FLIGHT,
         flush_interval_s=size.flush_interval_s,
@@ -107,44 +107,44 @@ class Journal:
         return len(self.token_ids) == self._plan.num_responses
 
 
-def run_journal(folder: Path, model: Path, size: Size, blows: list[Blow]) -> tuple[FleetRun, dict[int, list[int]]]:
+def run_journal(folder: Path, model: Path, size: Size, blows: list[Blow]) -> tuple[SquadRun, dict[int, list[int]]]:
     """Run Gleaner's arm, or without blows the undisturbed one."""
     url = plan_run(folder / "run", model, size)
     journal = Journal(url)
-    arguments = [(url, 0, slot, size.step_time_s) for slot in range(size.seats)]
-    run = Fleet(folder / "logs", paced_slot_process, arguments).run(blows, journal.complete)
+    arguments = [(url, 0, slot, size.step_time_s) for slot in range(size.places)]
+    run = Squad(folder / "logs", paced_slot_process, arguments).run(blows, journal.complete)
     return run, journal.token_ids
 
 
-def run_whole_batch(folder: Path, model: Path, size: Size, blows: list[Blow]) -> tuple[FleetRun, dict[int, list[int]]]:
+def run_whole_batch(folder: Path, model: Path, size: Size, blows: list[Blow]) -> tuple[SquadRun, dict[int, list[int]]]:
     """Run the arm that keeps nothing of a worker's batch until all of it has ended, and waits for hung workers."""
     url, kept = plan_run(folder / "run", model, size), folder / "kept"
     kept.mkdir()
-    arguments = [(url, slot, str(kept), size.step_time_s) for slot in range(size.seats)]
-    fleet = Fleet(folder / "logs", whole_batch_process, arguments)
-    return fleet.run(blows, lambda: len(list(kept.glob("batch-*"))) == size.seats), results(kept)
+    arguments = [(url, slot, str(kept), size.step_time_s) for slot in range(size.places)]
+    squad = Squad(folder / "logs", whole_batch_process, arguments)
+    return squad.run(blows, lambda: len(list(kept.glob("batch-*"))) == size.places), results(kept)
 
 
 def run_finished_kept(
     folder: Path, model: Path, size: Size, blows: list[Blow]
-) -> tuple[FleetRun, dict[int, list[int]]]:
+) -> tuple[SquadRun, dict[int, list[int]]]:
     """Run the arm that keeps finished responses; others of dead or hung workers are freed after Gleaner's time."""
     url, kept = plan_run(folder / "run", model, size), folder / "kept"
     kept.mkdir()
-    arguments = [(url, slot, str(kept), True, size.step_time_s) for slot in range(size.seats)]
-    fleet = Fleet(
+    arguments = [(url, slot, str(kept), True, size.step_time_s) for slot in range(size.places)]
+    squad = Squad(
         folder / "logs",
         finished_kept_process,
         arguments,
         detect_s=size.claim_ttl_s,
-        detected=lambda seat, pid: release(kept, [f"{seat}-{pid}"]),
+        detected=lambda place, pid: release(kept, [f"{place}-{pid}"]),
     )
-    return fleet.run(blows, lambda: len(list(kept.glob("done-*"))) == size.prompts * GENERATIONS), results(kept)
+    return squad.run(blows, lambda: len(list(kept.glob("done-*"))) == size.prompts * GENERATIONS), results(kept)
 
 
 def run_round(number: int, folder: Path, model: Path, size: Size, blows: list[Blow]) -> dict[str, Any]:
     """Run each of the four arms once, in an order that changes with the round."""
-    struck: dict[str, Callable[[Path], tuple[FleetRun, dict[int, list[int]]]]] = {
+    struck: dict[str, Callable[[Path], tuple[SquadRun, dict[int, list[int]]]]] = {
         "undisturbed": lambda path: run_journal(path, model, size, []),
         "whole batch again": lambda path: run_whole_batch(path, model, size, blows),
         "unfinished responses again": lambda path: run_finished_kept(path, model, size, blows),
@@ -154,7 +154,7 @@ def run_round(number: int, folder: Path, model: Path, size: Size, blows: list[Bl
     found = {arm: struck[arm](folder / arm.replace(" ", "-")) for arm in order}
     truth = found["undisturbed"][1]
     lengths = {response: len(token_ids) for response, token_ids in truth.items()}
-    times: dict[str, EngineTime] = {arm: engine_time(found[arm][0], size.seats, lengths) for arm in ARMS}
+    times: dict[str, EngineTime] = {arm: engine_time(found[arm][0], size.places, lengths) for arm in ARMS}
     return {
         "tokens": sum(lengths.values()),
         "different": {arm: sum(found[arm][1].get(r) != truth[r] for r in truth) for arm in ARMS},
@@ -201,11 +201,11 @@ def over_response_level(rounds: list[dict[str, Any]], figure: Callable[[dict[str
 
 
 def blows_for(number: int, size: Size, trace: Path | None, process: str) -> list[Blow]:
-    """The blows of a round, from another part of the trace's fleet or another draw of the process in each round."""
+    """The blows of a round, from another part of the trace or another draw of the process in each round."""
     if trace is None:
-        drawn = draw_trace(PROCESSES[process], size.seats, TRACE_H * HOUR_S, seed=number)
+        drawn = draw_trace(PROCESSES[process], size.places, TRACE_H * HOUR_S, seed=number)
     else:
-        drawn = read_trace(trace).sub_fleet(size.seats, seed=number)
+        drawn = read_trace(trace).part(size.places, seed=number)
     scale = size.hour_s / HOUR_S
     return draw_blows(
         drawn.scaled(scale),
@@ -232,7 +232,7 @@ def report(rounds: list[dict[str, Any]], size: Size, source: str, *, as_json: bo
         print_savings(savings)
         found |= {"break_even": savings, "engines": {name: asdict(each) for name, each in costs.items()}}
     targets = [
-        Target("seats", size.seats, ">= 8"),
+        Target("places", size.places, ">= 8"),
         Target("responses_changed", sum(row["responses changed"] for row in rows), "<= 0"),
         Target("kills_and_hangs_of_gleaner", ours["kills"] + ours["hangs"], f">= {size.rounds * 4}"),
         # If this is missed, the machine was overloaded, and the times are not comparable.

@@ -23,7 +23,7 @@ class TraceError(ValueError):
     """A trace that cannot be used."""
 
 
-class TooFewSeatsError(TraceError):
+class TooFewPlacesError(TraceError):
     """A trace has fewer machines at a time than were asked for."""
 
 
@@ -38,7 +38,7 @@ class SpotEvent:
 
 @dataclass(frozen=True)
 class SpotTrace:
-    """The events of a fleet, in order, from second 0 to `span_s`; every node is down before its first event.
+    """The events of many machines, in order, from second 0 to `span_s`; every node is down before its first event.
 
     Raises TraceError if times go back or leave the span, if a node comes that is up, or if one is lost that is down.
     """
@@ -100,25 +100,25 @@ class SpotTrace:
         later = [e for e in self.events if start_s < e.time_s <= start_s + duration_s]
         return SpotTrace((*first, *(SpotEvent(e.time_s - start_s, e.node, e.up) for e in later)), duration_s)
 
-    def sub_fleet(self, seats: int, seed: int) -> "SpotTrace":
-        """A smaller fleet with the same history: `seats` random places of this one; nodes are called "seat-<k>".
+    def part(self, places: int, seed: int) -> "SpotTrace":
+        """The trace of fewer machines: the history of `places` random places of this one; nodes are called "place-<k>".
 
-        Providers give a replacement a new name. A seat is a place that a node and its replacements take in turn: an
-        arriving node takes the seat that has been free longest, else a new one. RLBoost samples its trace of nodes in
+        Providers give a replacement a new name. A place is what a node and its replacements take in turn: an
+        arriving node takes the place that has been free longest, else a new one. RLBoost samples its trace of nodes in
         the same way (arXiv 2510.19225, C).
         """
-        seated = list(_seated(self.events))
-        known = max((seat for _, seat in seated), default=-1) + 1
-        if not 1 <= seats <= known:
-            raise TooFewSeatsError(f"seats: value {seats}; allowed: 1 to {known}, the most nodes up at one time")
-        drawn = {seat: f"seat-{k}" for k, seat in enumerate(random.Random(seed).sample(range(known), seats))}
-        events = (SpotEvent(e.time_s, drawn[seat], e.up) for e, seat in seated if seat in drawn)
+        placed = list(_placed(self.events))
+        known = max((place for _, place in placed), default=-1) + 1
+        if not 1 <= places <= known:
+            raise TooFewPlacesError(f"places: value {places}; allowed: 1 to {known}, the most nodes up at one time")
+        drawn = {place: f"place-{k}" for k, place in enumerate(random.Random(seed).sample(range(known), places))}
+        events = (SpotEvent(e.time_s, drawn[place], e.up) for e, place in placed if place in drawn)
         return SpotTrace(tuple(events), self.span_s)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LossProcess:
-    """How a fleet loses machines: at random times a share of the machines that are up is lost, all at once.
+    """How a set of machines loses machines: at random times a share of the machines that are up is lost, all at once.
 
     Attributes:
         name: for reports.
@@ -314,22 +314,22 @@ def _from_counts(timed: Iterable[tuple[float, int]], span_s: float, seed: int) -
     return SpotTrace(tuple(events), span_s)
 
 
-def _seated(events: Iterable[SpotEvent]) -> Iterator[tuple[SpotEvent, int]]:
-    """Every event with its seat: an arriving node takes the seat that has been free longest, else a new one."""
+def _placed(events: Iterable[SpotEvent]) -> Iterator[tuple[SpotEvent, int]]:
+    """Every event with its place: an arriving node takes the place that has been free longest, else a new one."""
     free: list[int] = []
-    seat_of: dict[str, int] = {}
-    seats = 0
+    place_of: dict[str, int] = {}
+    places = 0
     for event in events:
         if not event.up:
-            free.append(seat_of.pop(event.node))
+            free.append(place_of.pop(event.node))
             yield event, free[-1]
             continue
         if free:
-            seat_of[event.node] = free.pop(0)
+            place_of[event.node] = free.pop(0)
         else:
-            seat_of[event.node] = seats
-            seats += 1
-        yield event, seat_of[event.node]
+            place_of[event.node] = places
+            places += 1
+        yield event, place_of[event.node]
 
 
 def lost_at_once(trace: SpotTrace) -> Sequence[int]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from simulation.simulated_absence import Absence, draw_absence
+from simulation.simulated_weather import draw_weather, in_calm, in_outage, in_refusal
 from storage.faults import FaultRates
 from storage.planning_records import SeedingRecord
 from storage.records import JOINED_POOL, TRAIN_POOL, PlanRecord, SamplingParams, SlotPlan
@@ -154,7 +155,7 @@ class History:
     @property
     def calm(self) -> FaultRates:
         """The store's fault rates when there are no more faults."""
-        return FaultRates(latency_s=self.weather.latency_s, page_keys=self.weather.page_keys)
+        return in_calm(self.weather)
 
     @property
     def untroubled(self) -> "History":
@@ -164,11 +165,11 @@ class History:
     @property
     def outage(self) -> FaultRates:
         """The store's fault rates in an outage, when every request fails."""
-        return replace(self.calm, request_lost=0.8, throttled=0.2, timeout_s=self.weather.timeout_s)
+        return in_outage(self.weather)
 
     def refusal(self, kind: Literal["denied", "full"]) -> FaultRates:
         """The store's fault rates while it refuses all requests, or those that take room."""
-        return replace(self.calm, denied=float(kind == "denied"), full=float(kind == "full"))
+        return in_refusal(self.weather, denied=kind == "denied")
 
 
 def draw_history(seed: int, *, all_come: bool = False, iterations: int | None = None) -> History:
@@ -233,7 +234,7 @@ def _draw(seed: int, name: str, plan: PlanRecord | None, *, all_come: bool, ahea
             *_draw_refusals(of_store, calm_at_s),
         ),
         crashes=rng.choice((0, 0, 1, 2, 4, 8)),
-        weather=replace(_draw_weather(rng, ttl_s), page_keys=of_store.choice((0, 0, 8, 30))),
+        weather=replace(draw_weather(rng, ttl_s), page_keys=of_store.choice((0, 0, 8, 30))),
         calm_at_s=calm_at_s,
         cold_start_s=(cold_start_s, 2 * cold_start_s),
         flush_interval_s=rng.uniform(2, 8),
@@ -342,20 +343,3 @@ def _draw_refusals(rng: random.Random, calm_at_s: float) -> list[Strike]:
             duration_s = rng.uniform(5, 60) if kind in LASTING else rng.uniform(10, 100)
             strikes.append(Strike(at_s=rng.uniform(0, calm_at_s), kind=kind, duration_s=duration_s))
     return strikes
-
-
-def _draw_weather(rng: random.Random, ttl_s: float) -> FaultRates:
-    """Draw the store's fault rates, from none to one failed call in twelve."""
-    factor = rng.choice((0.0, 0.3, 1.0, 2.0))
-    return FaultRates(
-        throttled=0.010 * factor,
-        request_lost=0.006 * factor,
-        request_late=0.004 * factor,
-        answer_lost=0.010 * factor,
-        answer_retried=0.008 * factor,
-        pause_before=0.0015 * factor,
-        pause_after=0.0015 * factor,
-        latency_s=rng.choice((0.005, 0.05, 0.2)),
-        timeout_s=rng.uniform(1, 10),
-        pause_s=(0.5 * ttl_s, 4 * ttl_s),
-    )

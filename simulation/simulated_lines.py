@@ -8,10 +8,8 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Literal
+from typing import Literal, Protocol
 
-from simulation.ledger import Ledger
-from simulation.simulated_history import History
 from simulation.simulated_session import Machine
 from simulation.virtual_time import ProcessClock, Timeline
 from storage.faults import Crashed, CrashingStore, FaultRates, FaultyStore
@@ -22,9 +20,44 @@ MOMENTS: tuple[Literal["before", "after", "later"], ...] = ("before", "after", "
 UNUSUAL = 20
 
 
+class Noting(Protocol):
+    """What lines need of a ledger."""
+
+    refuses: bool
+
+    def now(self) -> float: ...
+
+    def tell(self, who: str, what: str) -> None: ...
+
+    def note_delay(self, _duration_s: float, /) -> None: ...
+
+    def note_trouble(self, _who: str, _since_s: float, _until_s: float, /) -> None: ...
+
+    def view(self, who: str) -> ObjectStore: ...
+
+
+class Weathered(Protocol):
+    """What lines need of a history."""
+
+    @property
+    def seed(self) -> int: ...
+
+    @property
+    def weather(self) -> FaultRates: ...
+
+    @property
+    def calm(self) -> FaultRates: ...
+
+    @property
+    def calm_at_s(self) -> float: ...
+
+    @property
+    def crashes(self) -> int: ...
+
+
 def started(
     timeline: Timeline,
-    ledger: Ledger,
+    ledger: Noting,
     seed: int,
     name: str,
     main: Callable[[Machine], object],
@@ -41,7 +74,7 @@ def started(
 class LineClock:
     """The clock of a connection to the store: a process's clock that notes every wait longer than `usual_s`."""
 
-    def __init__(self, clock: ProcessClock, ledger: Ledger, usual_s: float) -> None:
+    def __init__(self, clock: ProcessClock, ledger: Noting, usual_s: float) -> None:
         self._clock = clock
         self._ledger = ledger
         self._usual_s = usual_s
@@ -61,7 +94,7 @@ class LineClock:
 class WatchedStore:
     """An ObjectStore above the faults, which notes as trouble every request that failed or took over `usual_s`."""
 
-    def __init__(self, inner: ObjectStore, ledger: Ledger, who: str, usual_s: float) -> None:
+    def __init__(self, inner: ObjectStore, ledger: Noting, who: str, usual_s: float) -> None:
         self._inner = inner
         self._ledger = ledger
         self._who = who
@@ -107,7 +140,7 @@ class WatchedStore:
 class Lines:
     """The connections of all processes of an iteration."""
 
-    def __init__(self, history: History, timeline: Timeline, ledger: Ledger) -> None:
+    def __init__(self, history: Weathered, timeline: Timeline, ledger: Noting) -> None:
         self.refused_until_s = 0.0
         self._history = history
         self._timeline = timeline

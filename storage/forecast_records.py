@@ -1,4 +1,4 @@
-"""A forecast: its inputs with their sources, the fleets it compared, and its recommendation (docs/format.md section 3).
+"""A forecast: its inputs with their sources, the setups it compared, and its recommendation (docs/format.md section 3).
 
 It is written into the run's directory on request, so that it can be compared with what the run then took.
 """
@@ -33,12 +33,12 @@ class Spread:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FleetForecast:
-    """A fleet: the configuration's fields that make it (by path), and what all iterations should take on it.
+class SetupForecast:
+    """A setup: the configuration's fields that make it (by path), and what all iterations should take on it.
 
     members: of the crew, on average. usd_parts: medians of `usd` by what it is spent on. usd_reported,
     usd_per_mtok_reported: the dollars that reports will show, which leave out a machine while no process of the run is
-    on it. refused: why the fleet cannot be planned; its figures are then missing.
+    on it. refused: why the setup cannot be planned; its figures are then missing.
     """
 
     __pydantic_config__ = STRICT
@@ -59,8 +59,8 @@ class FleetForecast:
 class ForecastRecord:
     """forecasts/<digest>.json: a forecast of a run, simulated with `seeds` seeds for part of its iterations.
 
-    recommended: the name of a fleet; reason: in one sentence; snippet: the settings for it, by path. sensitivity:
-    dollars of the recommended fleet by factor on the rate of losses; empty if it cannot lose a machine.
+    recommended: the name of a setup; reason: in one sentence; snippet: the settings for it, by path. sensitivity:
+    dollars of the recommended setup by factor on the rate of losses; empty if it cannot lose a machine.
     """
 
     KIND: ClassVar[str] = "forecast"
@@ -70,11 +70,11 @@ class ForecastRecord:
     iterations_simulated: int
     seeds: int
     inputs: tuple[ForecastInput, ...]
-    fleets: tuple[FleetForecast, ...]
+    setups: tuple[SetupForecast, ...]
     recommended: str
     reason: str
     snippet: dict[str, Setting]
     sensitivity: dict[str, Spread] = field(default_factory=dict)
 
-    def fleet(self, name: str) -> FleetForecast:
-        return next(fleet for fleet in self.fleets if fleet.name == name)
+    def setup(self, name: str) -> SetupForecast:
+        return next(setup for setup in self.setups if setup.name == name)

@@ -142,6 +142,11 @@ def collected(index: int) -> str:
     return f"{iteration(index)}collected.json"
 
 
+def due(index: int) -> str:
+    """The mark that so many groups are recorded that the iteration's phase may begin on a shared trainer."""
+    return f"{iteration(index)}due.json"
+
+
 def responses(index: int) -> str:
     """All responses of a committed iteration in one object, which replaces its journal."""
     return f"{iteration(index)}responses.arrow"

@@ -18,7 +18,7 @@ DEFAULT_POOL = ControlPoolConfig()
 
 @task(**task_settings(DEFAULT_POOL), enable_deck=True, deck_fields=())
 def make_forecast(config: dict, save: bool) -> str:  # type: ignore[type-arg]
-    """Compare fleets for a run; returns the tables and the recommendation as text, which is also the Deck.
+    """Compare setups for a run; returns the tables and the recommendation as text, which is also the Deck.
 
     save: also write the forecast into the run's directory, to be compared with what the run then takes.
     """

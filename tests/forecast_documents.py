@@ -1,8 +1,8 @@
-"""A configuration to forecast that takes a second: sixteen groups on L4s, one reserved; and the figures of a fleet."""
+"""A configuration to forecast that takes a second: sixteen groups on L4s, one reserved; and the figures of a setup."""
 
 from typing import Any
 
-from storage.forecast_records import FleetForecast, Spread
+from storage.forecast_records import SetupForecast, Spread
 
 
 def document(url: str = "memory://nothing-to-probe", **sections: Any) -> dict[str, Any]:
@@ -37,9 +37,9 @@ def spread(median: float, share: float = 0.1) -> Spread:
     return Spread(low=median * (1 - share), median=median, high=median * (1 + share))
 
 
-def fleet(name: str, hours: float, usd: float, **settings: Any) -> FleetForecast:
+def a_setup(name: str, hours: float, usd: float, **settings: Any) -> SetupForecast:
     """Of a million tokens."""
-    return FleetForecast(
+    return SetupForecast(
         name=name,
         settings=settings,
         hours=spread(hours),

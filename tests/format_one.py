@@ -15,7 +15,7 @@ from storage.collected import CollectedRecord
 from storage.crew_records import FailureRecord, RolloutEndedRecord
 from storage.digests import digest_of
 from storage.evaluation_records import EvaluatedPrompt, EvaluationRecord
-from storage.forecast_records import FleetForecast, ForecastInput, ForecastRecord, Spread
+from storage.forecast_records import ForecastInput, ForecastRecord, SetupForecast, Spread
 from storage.length_tables import LengthTable, empty_table, encode_lengths
 from storage.memory import MemoryStore
 from storage.planning_records import DecisionRecord, LengthsRecord, PoolObservation, SeedingRecord
@@ -135,8 +135,8 @@ FORECAST = ForecastRecord(
     iterations_simulated=10,
     seeds=3,
     inputs=(ForecastInput(name="prompts", value="8", source="configured"),),
-    fleets=(
-        FleetForecast(
+    setups=(
+        SetupForecast(
             name="as configured",
             settings={"pools.rollout.count": 2},
             members=1.5,

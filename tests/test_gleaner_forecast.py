@@ -46,7 +46,7 @@ def test_json_is_the_record_that_is_saved(config: Path, tmp_path: Path):
     assert f"written: {key}" in result.stderr
     assert json.loads(result.stdout) == json.loads(store.get(key))["body"]
     assert records.read(store, ForecastRecord, key).recommended in [
-        one["name"] for one in json.loads(store.get(key))["body"]["fleets"]
+        one["name"] for one in json.loads(store.get(key))["body"]["setups"]
     ]
 
 

@@ -1,4 +1,4 @@
-"""A forecast: hours, dollars and tokens per second of a run on several fleets; needs no GPU and no weights."""
+"""A forecast: hours, dollars and tokens per second of a run on several setups; needs no GPU and no weights."""
 
 from flytekit import workflow
 
@@ -7,7 +7,7 @@ from tasks.forecast import make_forecast
 
 @workflow
 def forecast(config: dict = {}, save: bool = False) -> str:  # type: ignore[type-arg]  # noqa: B006
-    """Predict what a run will take, and which fleet suits it, as the section `forecast` of its configuration says.
+    """Predict what a run will take, and which setup suits it, as the section `forecast` of its configuration says.
 
     Args:
         config: the run's configuration, a YAML or JSON file

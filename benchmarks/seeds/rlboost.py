@@ -30,7 +30,7 @@ KNOBS = {
 }
 SEGMENT_S = 7200.0
 SETTLED = 5
-FLEETS = (2, 4, 6, 8)
+COUNTS = (2, 4, 6, 8)
 # The paper's ablation: six instances, then one, then six; how long each lasts is not published.
 SIX_ONE_SIX = ((0.0, 6), (1800.0, 1), (3600.0, 6))
 PREEMPTED_S = {100.0: 0.33, 200.0: 0.76}
@@ -70,7 +70,7 @@ def arms(traces: Path | None) -> dict[str, Arm]:
 
 
 def fixed(given: Scenario, instances: int) -> Scenario:
-    """The scenario with a fixed number of seats of the trace, all of them used."""
+    """The scenario with a fixed number of places of the trace, all of them used."""
     return with_policy(with_pool(given, count=instances), planning={"width": "fixed"})
 
 
@@ -115,7 +115,7 @@ def _ablations(given: Scenario) -> dict[str, Arm]:
 def _static(given: Scenario) -> dict[str, Arm]:
     """Fixed numbers of instances of the trace, with and without seeding, and reserved ones as in Disagg.BAL."""
     found: dict[str, Arm] = {}
-    for instances in FLEETS:
+    for instances in COUNTS:
         for seeding in ("auto", "off"):
             static = with_policy(fixed(given, instances), planning={"seeding": seeding})
             found[f"static {instances} seeding {seeding}"] = Arm(scenario=static, span_s=SEGMENT_S, settle=1)
@@ -281,17 +281,17 @@ def _of_static(got: Outcomes) -> list[Finding]:
             published=1.75,
             mark="[P]",
             ours=got.ratio("tokens_per_usd", capped, reserved),
-            comment=f"the cheapest of {FLEETS}: {reserved}",
+            comment=f"the cheapest of {COUNTS}: {reserved}",
         ),
         Finding(
             paper=PAPER,
-            what="throughput over the best static fleet",
+            what="throughput over the best fixed number",
             ours=got.ratio("tokens_per_s", capped, quickest),
             comment=f"{quickest}: {got.ratio('tokens_per_s', quickest, base):.2f}x veRL",
         ),
         Finding(
             paper=PAPER,
-            what="tokens per dollar over the best static fleet",
+            what="tokens per dollar over the best fixed number",
             ours=got.ratio("tokens_per_usd", capped, cheapest),
             comment=f"{cheapest}: {got.ratio('tokens_per_usd', cheapest, base):.2f}x veRL",
         ),

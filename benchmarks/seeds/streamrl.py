@@ -18,7 +18,7 @@ SPLITS = (4, 6, 8, 10)
 RECALLS = (0.5, 0.87, 1.0)
 SIGMAS = (0.5, 1.5)
 # The numbers of generating GPUs, in the other datacentre or the same one, beside 64 that train.
-FLEETS_GPUS = (16, 32, 48, 64, 96, 128)
+COUNTS_GPUS = (16, 32, 48, 64, 96, 128)
 CROSS = {"7B": "streamrl_7b", "32B": "streamrl_32b", "72B": "streamrl_72b"}
 IN_TURN = {"dispatch": "in_turn"}
 
@@ -69,15 +69,15 @@ def _recalls(given: Scenario) -> dict[str, Arm]:
 
 
 def _cross_region() -> dict[str, Arm]:
-    """Generation on H800 beside the trainer, or on H20 behind the link, with fleets of each size."""
+    """Generation on H800 beside the trainer, or on H20 behind the link, with each number of GPUs."""
     found: dict[str, Arm] = {}
     for model, name in CROSS.items():
         given = with_policy(with_work(scenario(name), iterations=2), predictor="none", planning=IN_TURN)
         for pool, accelerator in zip(given.pools, ("H800", "H20"), strict=True):
             only = replace(given, pools=(pool,))
-            for gpus in FLEETS_GPUS:
-                fleet = with_pool(only, count=round(gpus / pool.gpus))
-                found[f"{model} {accelerator} {gpus}"] = Arm(scenario=fleet, minor=True)
+            for gpus in COUNTS_GPUS:
+                counted = with_pool(only, count=round(gpus / pool.gpus))
+                found[f"{model} {accelerator} {gpus}"] = Arm(scenario=counted, minor=True)
     return found
 
 
@@ -237,6 +237,6 @@ def _of_transfer(got: Outcomes) -> Finding:
         published=0.0,
         to=10.0,
         mark="[S]",
-        ours=got.median(f"72B H20 {FLEETS_GPUS[-1]}", "transfer_s"),
+        ours=got.median(f"72B H20 {COUNTS_GPUS[-1]}", "transfer_s"),
         comment="145 GB in bf16 do not pass 80 Gbit/s in 10 s; 8 bits a weight would",
     )

@@ -37,7 +37,7 @@ class ForecastConfig:
         process_s: seconds in each iteration until a member asks for weights: pod and engine.
         link_gbps: download rate of a member's machine.
         control_s: seconds between two iterations, for conclusion and plan.
-        seeds: trace windows and draws of lengths for each fleet. iterations_simulated: iterations simulated for each;
+        seeds: trace windows and draws of lengths for each setup. iterations_simulated: iterations simulated for each;
             the rest is scaled.
     """
 

@@ -1,4 +1,4 @@
-"""The times at which the seats of a pool have a machine: from a trace, a process that draws one, or counts."""
+"""The times at which the places of a pool have a machine: from a trace, a process that draws one, or counts."""
 
 import random
 from collections.abc import Iterator
@@ -13,51 +13,51 @@ DRAWN_SPAN_S = 24 * 3600.0
 Change = tuple[float, int, bool]
 
 
-def changes(scenario: AvailabilityScenario | None, seats: int, seed: int) -> Iterator[Change]:
-    """(second, seat, whether it has a machine from then on), in order; a seat has no machine before its first change.
+def changes(scenario: AvailabilityScenario | None, places: int, seed: int) -> Iterator[Change]:
+    """(second, place, whether it has a machine from then on), in order; a place has no machine before its first change.
 
     A trace repeats for ever, counts do not. Raises TraceError for a trace that cannot be used.
     """
-    if scenario is None or not seats:
-        return iter([(0.0, seat, True) for seat in range(seats)])
+    if scenario is None or not places:
+        return iter([(0.0, place, True) for place in range(places)])
     if scenario.counts is not None:
-        return _of_counts(scenario.counts, seats)
-    trace = _trace(scenario, seats, seed)
+        return _of_counts(scenario.counts, places)
+    trace = _trace(scenario, places, seed)
     drawn_s = random.Random(seed).uniform(0, trace.span_s)
     return _of_trace(trace, drawn_s if scenario.start_s is None else scenario.start_s % trace.span_s)
 
 
-def _trace(scenario: AvailabilityScenario, seats: int, seed: int) -> SpotTrace:
+def _trace(scenario: AvailabilityScenario, places: int, seed: int) -> SpotTrace:
     if scenario.path is not None:
-        return read_trace(scenario.path, seed).sub_fleet(seats, seed).scaled(1 / scenario.rate_factor)
+        return read_trace(scenario.path, seed).part(places, seed).scaled(1 / scenario.rate_factor)
     process = PROCESSES[scenario.process or ""]
     hastened = replace(process, losses_per_node_h=process.losses_per_node_h * scenario.rate_factor)
-    return draw_trace(hastened, seats, DRAWN_SPAN_S, seed)
+    return draw_trace(hastened, places, DRAWN_SPAN_S, seed)
 
 
-def _of_counts(counts: tuple[tuple[float, int], ...], seats: int) -> Iterator[Change]:
+def _of_counts(counts: tuple[tuple[float, int], ...], places: int) -> Iterator[Change]:
     up = 0
     for at_s, there in counts:
-        wanted = min(there, seats)
-        yield from ((at_s, seat, True) for seat in range(up, wanted))
-        yield from ((at_s, seat, False) for seat in range(up - 1, wanted - 1, -1))
+        wanted = min(there, places)
+        yield from ((at_s, place, True) for place in range(up, wanted))
+        yield from ((at_s, place, False) for place in range(up - 1, wanted - 1, -1))
         up = wanted
 
 
 def _of_trace(trace: SpotTrace, begin_s: float) -> Iterator[Change]:
-    """The trace from begin_s on, repeated for ever; where it wraps around, every seat keeps its state."""
+    """The trace from begin_s on, repeated for ever; where it wraps around, every place keeps its state."""
     names = sorted({event.node for event in trace.events})
-    seats = {name: seat for seat, name in enumerate(names)}
-    before = {seats[event.node]: event.up for event in trace.events if event.time_s <= begin_s}
-    there = {seat for seat, up in before.items() if up}
-    yield from ((0.0, seat, True) for seat in sorted(there))
+    places = {name: place for place, name in enumerate(names)}
+    before = {places[event.node]: event.up for event in trace.events if event.time_s <= begin_s}
+    there = {place for place, up in before.items() if up}
+    yield from ((0.0, place, True) for place in sorted(there))
     later = [event for event in trace.events if event.time_s > begin_s]
     rounds = chain(
         ((-begin_s, event) for event in later),
         ((turn * trace.span_s - begin_s, event) for turn in count(1) for event in trace.events),
     )
     for offset_s, event in rounds:
-        seat = seats[event.node]
-        if event.up != (seat in there):
-            there ^= {seat}
-            yield offset_s + event.time_s, seat, event.up
+        place = places[event.node]
+        if event.up != (place in there):
+            there ^= {place}
+            yield offset_s + event.time_s, place, event.up

@@ -1,4 +1,4 @@
-"""Forecasts what a run takes on several fleets, simulated with the production planner, and recommends one of them.
+"""Forecasts what a run takes on several setups, simulated with the production planner, and recommends one of them.
 
 An interval covers trace windows and draws of lengths only, not wrong inputs: if an estimated step time is half the true
 one, the true hours double, and no interval shows that.
@@ -12,15 +12,15 @@ from functools import partial
 import numpy as np
 
 from resources.prices import request_prices
-from resources.spot_trace import PROCESSES, TooFewSeatsError, read_trace
-from storage.forecast_records import FleetForecast, ForecastRecord, Setting, Spread
+from resources.spot_trace import PROCESSES, TooFewPlacesError, read_trace
+from storage.forecast_records import ForecastRecord, Setting, SetupForecast, Spread
 from tasks.configuration.run_config import RunConfig
 from tasks.forecasting.events import Stalled
-from tasks.forecasting.fleets import Fleet, fleets
 from tasks.forecasting.inputs import gather
 from tasks.forecasting.probe import NoProbe, Probe
 from tasks.forecasting.results import SimulatedIteration, SimulatedRun
 from tasks.forecasting.scenario import AvailabilityScenario, Scenario
+from tasks.forecasting.setups import Setup, setups
 from tasks.forecasting.simulate import simulate
 from tasks.forecasting.virtual_ledger import NO_MACHINE
 from tasks.planning.flush_interval import best_flush_interval_s, flush_usd
@@ -59,25 +59,25 @@ class _Outcome:
 def forecast(
     config: RunConfig, probe: Probe | NoProbe, created_at_s: float, tell: Callable[[str], None] = lambda _: None
 ) -> ForecastRecord:
-    """Compare the fleets of a configuration; the same result for the same configuration, prices and probe.
+    """Compare the setups of a configuration; the same result for the same configuration, prices and probe.
 
-    tell: called with a line for each fleet that is simulated. Raises ValueError or LookupError, which names the missing
+    tell: called with a line for each setup that is simulated. Raises ValueError or LookupError, which names the missing
     or wrong field, and TraceError and ScenarioError for files that cannot be used.
     """
     settings = config.forecast
     inputs = gather(config, probe)
-    compared = fleets(config, inputs)
+    compared = setups(config, inputs)
     results = []
-    for fleet in compared:
-        tell(f"simulating {fleet.name}")
-        results.append(_simulated(fleet, settings.iterations, settings.seeds))
+    for setup in compared:
+        tell(f"simulating {setup.name}")
+        results.append(_simulated(setup, settings.iterations, settings.seeds))
     chosen, reason = recommend(results, config.planning.cost_weight, config.planning.usd_per_run_max)
-    fleet = next(fleet for fleet in compared if fleet.name == chosen.name)
+    setup = next(setup for setup in compared if setup.name == chosen.name)
     sensitivity = {}
-    if any(pool.availability is not None for pool in fleet.scenario.pools):
+    if any(pool.availability is not None for pool in setup.scenario.pools):
         for factor in SENSITIVITY:
-            tell(f"simulating {fleet.name}, {factor:g} times the losses")
-            again = _simulated(_hastened(fleet, factor), settings.iterations, settings.seeds)
+            tell(f"simulating {setup.name}, {factor:g} times the losses")
+            again = _simulated(_hastened(setup, factor), settings.iterations, settings.seeds)
             if again.usd is not None:
                 sensitivity[f"{factor:g}"] = again.usd
     return ForecastRecord(
@@ -86,47 +86,47 @@ def forecast(
         iterations_simulated=settings.iterations_simulated,
         seeds=settings.seeds,
         inputs=inputs.shown,
-        fleets=tuple(results),
+        setups=tuple(results),
         recommended=chosen.name,
         reason=reason,
-        snippet=fleet.settings | _flush_setting(fleet.scenario, _iteration_s(chosen, settings.iterations)),
+        snippet=setup.settings | _flush_setting(setup.scenario, _iteration_s(chosen, settings.iterations)),
         sensitivity=sensitivity,
     )
 
 
 def recommend(
-    results: Sequence[FleetForecast], cost_weight: float, usd_max: float | None = None
-) -> tuple[FleetForecast, str]:
-    """The fleet with the least hours ** (1 - cost_weight) x dollars ** cost_weight, by medians, and the reason.
+    results: Sequence[SetupForecast], cost_weight: float, usd_max: float | None = None
+) -> tuple[SetupForecast, str]:
+    """The setup with the least hours ** (1 - cost_weight) x dollars ** cost_weight, by medians, and the reason.
 
     So at 0.5 a percentage of the hours counts as much as the same percentage of the dollars, whatever else is compared.
-    usd_max: leaves out fleets on which one in ten runs costs more. Raises ValueError if no fleet can be planned.
+    usd_max: leaves out setups on which one in ten runs costs more. Raises ValueError if no setup can be planned.
     """
-    possible = [_Weighed(fleet, fleet.hours.median, fleet.usd) for fleet in results if fleet.hours and fleet.usd]
+    possible = [_Weighed(setup, setup.hours.median, setup.usd) for setup in results if setup.hours and setup.usd]
     if not possible:
-        reasons = "; ".join(sorted({fleet.refused or "" for fleet in results}))
-        raise ValueError(f"forecast: no fleet can be planned: {reasons}")
+        reasons = "; ".join(sorted({setup.refused or "" for setup in results}))
+        raise ValueError(f"forecast: no setup can be planned: {reasons}")
     within = [one for one in possible if usd_max is None or one.usd.high <= usd_max]
     cheapest = min(within or possible, key=lambda one: one.usd.median)
     if not within:
-        return cheapest.fleet, (
-            f"no fleet stays within planning.usd_per_run_max {usd_max:g}; {cheapest.said}, is the cheapest"
+        return cheapest.setup, (
+            f"no setup stays within planning.usd_per_run_max {usd_max:g}; {cheapest.said}, is the cheapest"
         )
     fastest = min(within, key=lambda one: (one.hours, one.usd.median))
     best = min(within, key=lambda one: (one.score(cost_weight), one.usd.median))
     others = []
     if cheapest.usd.median < best.usd.median:
-        others.append(f"the cheapest ({cheapest.fleet.name}) {cheapest.against(best)}")
+        others.append(f"the cheapest ({cheapest.setup.name}) {cheapest.against(best)}")
     if fastest.hours < best.hours:
-        others.append(f"the fastest ({fastest.fleet.name}) {fastest.against(best)}")
+        others.append(f"the fastest ({fastest.setup.name}) {fastest.against(best)}")
     if not others:
-        return best.fleet, f"{best.said}, is the fastest and the cheapest"
-    return best.fleet, f"{best.said}, weighs best at planning.cost_weight {cost_weight:g}: {', '.join(others)}"
+        return best.setup, f"{best.said}, is the fastest and the cheapest"
+    return best.setup, f"{best.said}, weighs best at planning.cost_weight {cost_weight:g}: {', '.join(others)}"
 
 
 @dataclass(frozen=True)
 class _Weighed:
-    fleet: FleetForecast
+    setup: SetupForecast
     hours: float
     usd: Spread
 
@@ -136,7 +136,7 @@ class _Weighed:
 
     @property
     def said(self) -> str:
-        return f"{self.fleet.name}, with {_hours(self.hours)} and {_usd(self.usd.median)}"
+        return f"{self.setup.name}, with {_hours(self.hours)} and {_usd(self.usd.median)}"
 
     def against(self, other: "_Weighed") -> str:
         """The difference to the other, in per cent of it."""
@@ -158,21 +158,21 @@ def _usd(usd: float) -> str:
     return f"${usd:,.0f}" if usd >= 10 else f"${usd:.2f}"
 
 
-def _simulated(fleet: Fleet, iterations: int, seeds: int) -> FleetForecast:
-    """One run per seed. A fleet that the planner refuses, or that is larger than the trace's, has no figures."""
+def _simulated(setup: Setup, iterations: int, seeds: int) -> SetupForecast:
+    """One run per seed. A setup that the planner refuses, or that is larger than the trace's, has no figures."""
     outcomes: list[_Outcome] = []
     for seed in range(seeds):
         try:
-            run = simulate(fleet.scenario, seed=seed)
-        except (Stalled, TooFewSeatsError) as error:
-            return FleetForecast(name=fleet.name, settings=fleet.settings, refused=str(error))
+            run = simulate(setup.scenario, seed=seed)
+        except (Stalled, TooFewPlacesError) as error:
+            return SetupForecast(name=setup.name, settings=setup.settings, refused=str(error))
         if run.stopped is not None or not run.iterations:
-            return FleetForecast(name=fleet.name, settings=fleet.settings, refused=run.stopped or "no iteration ended")
+            return SetupForecast(name=setup.name, settings=setup.settings, refused=run.stopped or "no iteration ended")
         outcomes.append(_outcome(run, iterations))
     parts = {part: float(np.median([outcome.usd_parts[part] for outcome in outcomes])) for part in PARTS}
-    return FleetForecast(
-        name=fleet.name,
-        settings=fleet.settings,
+    return SetupForecast(
+        name=setup.name,
+        settings=setup.settings,
         members=float(np.median([outcome.members for outcome in outcomes])),
         hours=_spread([outcome.hours for outcome in outcomes]),
         usd=_spread([outcome.usd for outcome in outcomes]),
@@ -214,18 +214,18 @@ def _spread(values: Sequence[float]) -> Spread:
     return Spread(low=low, median=median, high=high)
 
 
-def _hastened(fleet: Fleet, factor: float) -> Fleet:
-    """The same fleet with `factor` times as many losses."""
+def _hastened(setup: Setup, factor: float) -> Setup:
+    """The same setup with `factor` times as many losses."""
 
     def hastened(availability: AvailabilityScenario | None) -> AvailabilityScenario | None:
         return availability and replace(availability, rate_factor=availability.rate_factor * factor)
 
-    pools = tuple(replace(pool, availability=hastened(pool.availability)) for pool in fleet.scenario.pools)
-    return replace(fleet, scenario=replace(fleet.scenario, pools=pools))
+    pools = tuple(replace(pool, availability=hastened(pool.availability)) for pool in setup.scenario.pools)
+    return replace(setup, scenario=replace(setup.scenario, pools=pools))
 
 
-def _iteration_s(fleet: FleetForecast, iterations: int) -> float:
-    return 0.0 if fleet.hours is None else fleet.hours.median * _SECONDS_PER_HOUR / iterations
+def _iteration_s(setup: SetupForecast, iterations: int) -> float:
+    return 0.0 if setup.hours is None else setup.hours.median * _SECONDS_PER_HOUR / iterations
 
 
 def _flush_setting(scenario: Scenario, iteration_s: float) -> dict[str, Setting]:

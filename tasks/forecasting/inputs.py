@@ -67,7 +67,7 @@ class ForecastInputs:
 
 
 def gather(config: RunConfig, probe: Probe | NoProbe) -> ForecastInputs:
-    """The inputs from which every fleet of this configuration is simulated.
+    """The inputs from which every setup of this configuration is simulated.
 
     Raises ValueError (LookupError for machines and accelerators), which names the missing or wrong field.
     """

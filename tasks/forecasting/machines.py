@@ -16,8 +16,8 @@ from tasks.forecasting.virtual_member import Member
 class Machine:
     """A machine that is paid for. part: what its time is spent on while no member works on it (ledger.PARTS)."""
 
-    def __init__(self, seat: int, now_s: float) -> None:
-        self.seat = seat
+    def __init__(self, place: int, now_s: float) -> None:
+        self.place = place
         self.part = "starting"
         self.since_s = now_s
         self.ready = False
@@ -37,7 +37,7 @@ class Machine:
         self.part = part or self.part
 
 
-class Fleet:
+class Stock:
     """All machines of a pool. on_ready: a slot's machine has started; on_lost: a machine was lost."""
 
     def __init__(
@@ -46,8 +46,8 @@ class Fleet:
         pool: PoolScenario,
         changes: Iterator[Change],
         *,
-        on_ready: Callable[["Fleet", Machine, int], None],
-        on_lost: Callable[["Fleet", Machine], None],
+        on_ready: Callable[["Stock", Machine, int], None],
+        on_lost: Callable[["Stock", Machine], None],
     ) -> None:
         self.pool = pool
         self.account = Account(pool.name, pool.usd_per_h, pool.gpus, pool.egress_usd_per_gb)
@@ -76,7 +76,7 @@ class Fleet:
 
         Machines that are paid for and not needed are released.
         """
-        kept = sorted(self.machines.values(), key=lambda machine: (not machine.ready, machine.seat))
+        kept = sorted(self.machines.values(), key=lambda machine: (not machine.ready, machine.place))
         for machine in kept[len(slots) :]:
             self.release(machine)
         for machine, slot in zip(kept, slots, strict=False):
@@ -100,7 +100,7 @@ class Fleet:
         """Stop paying for the machine."""
         machine.settle(self.account, self._events.now_s)
         machine.there = False
-        del self.machines[machine.seat]
+        del self.machines[machine.place]
 
     def _fill(self) -> None:
         """Give waiting slots the machines without a slot, then new ones."""
@@ -108,11 +108,11 @@ class Fleet:
             if self._pending and machine.slot is None and machine.ready:
                 machine.slot = self._pending.popleft()
                 self._on_ready(self, machine, machine.slot)
-        free = [seat for seat in self._there if seat not in self.machines] if self._pending else []
-        for seat in free[: len(self._pending)]:
-            machine = Machine(seat, self._events.now_s)
+        free = [place for place in self._there if place not in self.machines] if self._pending else []
+        for place in free[: len(self._pending)]:
+            machine = Machine(place, self._events.now_s)
             machine.slot = self._pending.popleft()
-            self.machines[seat] = machine
+            self.machines[place] = machine
             self._events.after(self.pool.start_s, lambda machine=machine: self._started(machine))  # type: ignore[misc]
 
     def _started(self, machine: Machine) -> None:
@@ -125,16 +125,16 @@ class Fleet:
     def _next_change(self) -> None:
         change = next(self._changes, None)
         if change is not None:
-            at_s, seat, there = change
-            self._events.at(at_s, lambda: self._change(seat, there=there))
+            at_s, place, there = change
+            self._events.at(at_s, lambda: self._change(place, there=there))
 
-    def _change(self, seat: int, *, there: bool) -> None:
+    def _change(self, place: int, *, there: bool) -> None:
         if there:
-            self._there[seat] = None
+            self._there[place] = None
             self._fill()
         else:
-            del self._there[seat]
-            machine = self.machines.get(seat)
+            del self._there[place]
+            machine = self.machines.get(place)
             if machine is not None:
                 self.account.losses += 1
                 self.release(machine)

@@ -7,11 +7,11 @@ from typing import Any
 
 from storage import canonical, layout, records
 from storage.digests import digest_of
-from storage.forecast_records import FleetForecast, ForecastRecord, Setting, Spread
+from storage.forecast_records import ForecastRecord, Setting, SetupForecast, Spread
 from storage.records import ReportRecord
 from storage.run import holds_run, read_config, read_plan, reports
 from storage.store import ConflictingRecord, ObjectStore
-from tasks.forecasting.fleets import CONFIGURED
+from tasks.forecasting.setups import CONFIGURED
 
 _SECONDS_PER_HOUR = 3600.0
 
@@ -37,11 +37,11 @@ class RealisedFigure:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """A forecast against what happened. is_same_fleet: `fleet` has the run's settings. iterations: those since."""
+    """A forecast against what happened. is_same_setup: `setup` has the run's settings. iterations: those since."""
 
     key: str
-    fleet: str
-    is_same_fleet: bool
+    setup: str
+    is_same_setup: bool
     iterations: int
     rows: tuple[RealisedFigure, ...]
 
@@ -78,31 +78,31 @@ def compare(store: ObjectStore) -> Comparison:
 
 def _compared(store: ObjectStore, record: ForecastRecord, key: str, later: list[ReportRecord]) -> Comparison:
     config = read_config(store, read_plan(store, later[-1].iteration))
-    possible = [fleet for fleet in record.fleets if fleet.hours is not None and fleet.usd is not None]
-    same = next((fleet for fleet in possible if _is_fleet_of(fleet, config)), None)
-    fleet = same or next((fleet for fleet in possible if fleet.name == CONFIGURED), None)
-    if fleet is None:
-        raise LookupError(f"{key} holds no figures for the run's fleet; forecast again, with --save")
+    possible = [setup for setup in record.setups if setup.hours is not None and setup.usd is not None]
+    same = next((setup for setup in possible if _is_setup_of(setup, config)), None)
+    setup = same or next((setup for setup in possible if setup.name == CONFIGURED), None)
+    if setup is None:
+        raise LookupError(f"{key} holds no figures for the run's setup; forecast again, with --save")
     return Comparison(
         key=key,
-        fleet=fleet.name,
-        is_same_fleet=same is not None,
+        setup=setup.name,
+        is_same_setup=same is not None,
         iterations=len(later),
-        rows=_rows(fleet, record.iterations, later),
+        rows=_rows(setup, record.iterations, later),
     )
 
 
-def _rows(fleet: FleetForecast, iterations: int, later: list[ReportRecord]) -> tuple[RealisedFigure, ...]:
-    if fleet.hours is None or fleet.usd is None or fleet.tokens_per_s is None or fleet.usd_per_mtok is None:
-        raise ValueError(f"fleet: value {fleet.name!r}; allowed: one with figures")
+def _rows(setup: SetupForecast, iterations: int, later: list[ReportRecord]) -> tuple[RealisedFigure, ...]:
+    if setup.hours is None or setup.usd is None or setup.tokens_per_s is None or setup.usd_per_mtok is None:
+        raise ValueError(f"setup: value {setup.name!r}; allowed: one with figures")
     duration_s = sum(_durations_s(later))
     usd = sum(report.metrics["cost/usd_iter"] for report in later)
     tokens = sum(report.metrics["num_tokens"] for report in later)
     figures = (
-        ("hours", "{:.4f}", _each(fleet.hours, iterations), duration_s / _SECONDS_PER_HOUR / len(later)),
-        ("dollars", "{:.4f}", _each(fleet.usd_reported or fleet.usd, iterations), usd / len(later)),
-        ("tokens/s", "{:,.1f}", fleet.tokens_per_s, tokens / duration_s),
-        ("$ per million tokens", "{:.3f}", fleet.usd_per_mtok_reported or fleet.usd_per_mtok, usd / tokens * 1e6),
+        ("hours", "{:.4f}", _each(setup.hours, iterations), duration_s / _SECONDS_PER_HOUR / len(later)),
+        ("dollars", "{:.4f}", _each(setup.usd_reported or setup.usd, iterations), usd / len(later)),
+        ("tokens/s", "{:,.1f}", setup.tokens_per_s, tokens / duration_s),
+        ("$ per million tokens", "{:.3f}", setup.usd_per_mtok_reported or setup.usd_per_mtok, usd / tokens * 1e6),
     )
     return tuple(
         RealisedFigure(name=name, form=form, forecast=spread, realised=realised)
@@ -125,10 +125,10 @@ def _each(spread: Spread, iterations: int) -> Spread:
     return Spread(low=spread.low / iterations, median=spread.median / iterations, high=spread.high / iterations)
 
 
-def _is_fleet_of(fleet: FleetForecast, config: Mapping[str, Any]) -> bool:
-    """Whether a run's configuration has a fleet's settings; with a fixed width, count_min means nothing."""
-    fixed = fleet.settings.get("planning.width") == "fixed"
-    relevant = {path: value for path, value in fleet.settings.items() if not (fixed and path.endswith(".count_min"))}
+def _is_setup_of(setup: SetupForecast, config: Mapping[str, Any]) -> bool:
+    """Whether a run's configuration has a setup's settings; with a fixed width, count_min means nothing."""
+    fixed = setup.settings.get("planning.width") == "fixed"
+    relevant = {path: value for path, value in setup.settings.items() if not (fixed and path.endswith(".count_min"))}
     has_more = bool(_at(config, "pools.more_rollout"))
     forecast_more = any(path.startswith("pools.more_rollout.") for path in relevant)
     return has_more == forecast_more and all(_at(config, path) == value for path, value in relevant.items())

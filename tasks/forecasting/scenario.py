@@ -35,7 +35,7 @@ class ScenarioError(ValueError):
 class AvailabilityScenario:
     """When a pool's machines are available: exactly one of a trace file, a process that draws one, or counts.
 
-    path: a trace in one of the formats of resources.spot_trace; as many of its seats are drawn as the pool's count.
+    path: a trace in one of the formats of resources.spot_trace; as many of its places are drawn as the pool's count.
     process: the name of one of resources.spot_trace.PROCESSES.
     counts: (second, machines from then on), seconds ascending; the last machine to come goes first.
     rate_factor: factor on the rate of losses; with a file, all its events are that many times closer together.

@@ -15,7 +15,7 @@ from tasks.forecasting.events import Events, Stalled
 from tasks.forecasting.expectations import Expectations
 from tasks.forecasting.knowledge import Knowledge
 from tasks.forecasting.links import Links
-from tasks.forecasting.machines import Fleet, Machine
+from tasks.forecasting.machines import Machine, Stock
 from tasks.forecasting.response_lengths import Ints, ResponseLengths
 from tasks.forecasting.results import SimulatedIteration, SimulatedRun
 from tasks.forecasting.scenario import Scenario
@@ -56,7 +56,7 @@ class _Iteration:
     accounts: dict[str, Account]
     began_s: float
     crew: Crew = field(init=False)
-    machines: dict[str, tuple[Fleet, Machine]] = field(default_factory=dict)
+    machines: dict[str, tuple[Stock, Machine]] = field(default_factory=dict)
     members_at_end: int = 0
     next_s: float | None = None
 
@@ -84,8 +84,8 @@ class _Simulation:
         self._engines[TRAIN_POOL] = EngineModel.of(
             trainer.step_time, trainer.responses_max, trainer.prefill_tokens_per_s
         )
-        self._fleets = {
-            pool.name: Fleet(
+        self._stocks = {
+            pool.name: Stock(
                 self._events,
                 pool,
                 # Each pool has its own seed, so that no two pools lose their machines together.
@@ -120,7 +120,7 @@ class _Simulation:
         prompts, lengths = self._lengths.prompts(number), self._lengths.lengths(number)
         expected = self._expectations.expected(number, prompts, lengths)
         try:
-            there = {name: fleet.available for name, fleet in self._fleets.items()}
+            there = {name: stock.available for name, stock in self._stocks.items()}
             plan = plan_iteration(self._knowledge.request(expected, there))
         except BudgetExceeded as error:
             self._stopped = str(error)
@@ -167,9 +167,9 @@ class _Simulation:
         if self._current is not None:
             self._current.next_s = now_s
         self._current = iteration
-        for name, fleet in self._fleets.items():
-            fleet.settle(accounts[name])
-            fleet.assign([slot.slot for slot in plan.slots if slot.pool == name and slot.groups])
+        for name, stock in self._stocks.items():
+            stock.settle(accounts[name])
+            stock.assign([slot.slot for slot in plan.slots if slot.pool == name and slot.groups])
         if self._training is None:
             self._train(iteration)
 
@@ -187,12 +187,12 @@ class _Simulation:
         iteration = self._now()
         iteration.members_at_end = iteration.crew.working
         last = self._policy.one_step_off and not self._may_begin(iteration.number + 1)
-        for fleet in self._fleets.values():
-            fleet.withdraw()
-            for machine in list(fleet.machines.values()):
-                self._leave(iteration, fleet, machine)
-                if last or not fleet.pool.kept:
-                    fleet.release(machine)
+        for stock in self._stocks.values():
+            stock.withdraw()
+            for machine in list(stock.machines.values()):
+                self._leave(iteration, stock, machine)
+                if last or not stock.pool.kept:
+                    stock.release(machine)
         iteration.training.rollout_ended()
         self._go_on()
 
@@ -201,8 +201,8 @@ class _Simulation:
         if iteration is None:
             raise RuntimeError("a training has ended that was not begun")
         if iteration is self._current:
-            for fleet in self._fleets.values():
-                fleet.settle()
+            for stock in self._stocks.values():
+                stock.settle()
         self._conclude(iteration)
         self._training, self._trained, self._trained_s = None, iteration.number, self._events.now_s
         if self._now() is not iteration:
@@ -234,7 +234,7 @@ class _Simulation:
         left_s = left_s if iteration.next_s is None else iteration.next_s
         for account in accounts.values():
             account.close(left_s, self._policy.flush_interval_s, self._policy.heartbeat_interval_s)
-        lives = [life for name in self._fleets for life in accounts[name].lives]
+        lives = [life for name in self._stocks for life in accounts[name].lives]
         alone_s = iteration.began_s + self._scenario.trainer.process_s
         first_s = min((life.worked_s for life in lives if life.worked_s is not None), default=alone_s)
         waits = StepWaits(
@@ -255,7 +255,7 @@ class _Simulation:
             wait_train_s=waits.wait_train_s,
             wait_remote_s=waits.wait_remote_s,
             seeding_s=training.seeding_s,
-            members={name: mean_members(accounts[name].lives, first_s, ended_s) for name in self._fleets},
+            members={name: mean_members(accounts[name].lives, first_s, ended_s) for name in self._stocks},
             planned=iteration.planned,
             members_at_end=iteration.members_at_end,
             tokens=sum(iteration.responses.length),
@@ -273,30 +273,30 @@ class _Simulation:
         self._knowledge.learn(result, waits, iteration.plan.seeding)
         self._expectations.learn(iteration.prompts, iteration.lengths)
 
-    def _process(self, fleet: Fleet, machine: Machine, slot: int) -> None:
+    def _process(self, stock: Stock, machine: Machine, slot: int) -> None:
         """A slot's machine has started: start the slot's process there."""
         iteration = self._now()
-        self._stop_pull(fleet, machine)
+        self._stop_pull(stock, machine)
         if iteration.crew.ended_s is None:
-            machine.settle(fleet.account, self._events.now_s, "process")
-            self._events.after(fleet.pool.process_s, partial(self._claim, iteration, fleet, machine, slot))
+            machine.settle(stock.account, self._events.now_s, "process")
+            self._events.after(stock.pool.process_s, partial(self._claim, iteration, stock, machine, slot))
 
-    def _claim(self, iteration: _Iteration, fleet: Fleet, machine: Machine, slot: int) -> None:
+    def _claim(self, iteration: _Iteration, stock: Stock, machine: Machine, slot: int) -> None:
         """The process runs: let it claim, and pull the weights."""
         if iteration is not self._current or not machine.there:
             return
         if iteration.crew.ended_s is not None:
-            machine.settle(fleet.account, self._events.now_s, "standing")
+            machine.settle(stock.account, self._events.now_s, "standing")
             return
-        machine.settle(fleet.account, self._events.now_s, "transfer")
-        member = iteration.crew.begin(slot, self._engines[fleet.pool.name], fleet.account)
+        machine.settle(stock.account, self._events.now_s, "transfer")
+        member = iteration.crew.begin(slot, self._engines[stock.pool.name], stock.account)
         machine.member = member
-        iteration.machines[member.name] = fleet, machine
+        iteration.machines[member.name] = stock, machine
         version = max(0, iteration.number - (1 if self._policy.one_step_off else 0))
         size = self._pull_bytes(machine, version)
-        fleet.account.bytes_read += size
-        pulled = partial(self._pulled, iteration, fleet, machine, member, version)
-        machine.pull = self._links.pull(fleet.pool.name, size, pulled)
+        stock.account.bytes_read += size
+        pulled = partial(self._pulled, iteration, stock, machine, member, version)
+        machine.pull = self._links.pull(stock.pool.name, size, pulled)
 
     def _pull_bytes(self, machine: Machine, version: int) -> float:
         if machine.weight_version == version:
@@ -305,9 +305,9 @@ class _Simulation:
         follows = machine.weight_version is not None and machine.weight_version == version - 1
         return delta if follows and delta is not None else self._policy.weights_bytes
 
-    def _pulled(self, iteration: _Iteration, fleet: Fleet, machine: Machine, member: Member, version: int) -> None:
+    def _pulled(self, iteration: _Iteration, stock: Stock, machine: Machine, member: Member, version: int) -> None:
         machine.pull, machine.weight_version = None, version
-        self._at_barrier.append(partial(self._work, iteration, fleet, machine, member))
+        self._at_barrier.append(partial(self._work, iteration, stock, machine, member))
         if self._policy.transfer == "pull" or not self._links.active:
             self._pass_barrier()
 
@@ -316,42 +316,42 @@ class _Simulation:
         for work in waiting:
             work()
 
-    def _work(self, iteration: _Iteration, fleet: Fleet, machine: Machine, member: Member) -> None:
+    def _work(self, iteration: _Iteration, stock: Stock, machine: Machine, member: Member) -> None:
         if iteration is self._current and machine.there and member.state == "loading":
-            machine.settle(fleet.account, self._events.now_s)
+            machine.settle(stock.account, self._events.now_s)
             iteration.crew.work(member)
 
-    def _stop_pull(self, fleet: Fleet, machine: Machine) -> None:
+    def _stop_pull(self, stock: Stock, machine: Machine) -> None:
         if machine.pull is not None:
-            self._links.stop(fleet.pool.name, machine.pull)
+            self._links.stop(stock.pool.name, machine.pull)
             machine.pull = None
             if not self._links.active:
                 self._pass_barrier()
 
-    def _lost(self, fleet: Fleet, machine: Machine) -> None:
+    def _lost(self, stock: Stock, machine: Machine) -> None:
         """A machine was lost; its slot starts again on the next one."""
-        self._stop_pull(fleet, machine)
+        self._stop_pull(stock, machine)
         iteration = self._current
         if iteration is None:
             return
         if machine.member is not None and machine.member.alive:
             iteration.crew.stop(machine.member, notice=False)
         if machine.slot is not None and iteration.crew.ended_s is None:
-            fleet.want(machine.slot)
+            stock.want(machine.slot)
 
     def _left(self, member: Member) -> None:
         """A member leaves before the iteration has ended."""
-        fleet, machine = self._now().machines[member.name]
-        self._leave(self._now(), fleet, machine)
+        stock, machine = self._now().machines[member.name]
+        self._leave(self._now(), stock, machine)
         machine.slot = None
-        if not fleet.pool.kept:
-            fleet.release(machine)
+        if not stock.pool.kept:
+            stock.release(machine)
 
-    def _leave(self, iteration: _Iteration, fleet: Fleet, machine: Machine) -> None:
+    def _leave(self, iteration: _Iteration, stock: Stock, machine: Machine) -> None:
         """End the process on a machine, if there is one."""
         member = machine.member
         if member is not None and member.alive:
-            machine.settle(fleet.account, self._events.now_s, "standing")
+            machine.settle(stock.account, self._events.now_s, "standing")
             iteration.crew.stop(member, notice=True)
 
     def _account(self, name: str, usd_per_h: float, gpus: float, egress_usd_per_gb: float = 0.0) -> Account:

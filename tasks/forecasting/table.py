@@ -7,7 +7,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from storage.forecast_records import FleetForecast, ForecastRecord, Setting, Spread
+from storage.forecast_records import ForecastRecord, Setting, SetupForecast, Spread
 from tasks.forecasting.realised import Comparison
 
 TEXT_WIDTH = 150
@@ -18,13 +18,13 @@ COVERAGE = (
 
 
 def forecast_text(record: ForecastRecord, width: int = TEXT_WIDTH) -> str:
-    """The inputs with their sources, the fleets, the recommendation, and the fields to set."""
+    """The inputs with their sources, the setups, the recommendation, and the fields to set."""
     buffer = io.StringIO()
     console = Console(file=buffer, width=width, highlight=False)
     console.print(inputs_table(record))
-    console.print(fleets_table(record))
+    console.print(setups_table(record))
     console.print(parts_table(record))
-    simulated = f"{record.seeds} runs of {record.iterations_simulated} iterations for each fleet, scaled to"
+    simulated = f"{record.seeds} runs of {record.iterations_simulated} iterations for each setup, scaled to"
     console.print(f"{simulated} {record.iterations}. {COVERAGE}\n")
     console.print(f"Recommended: {record.reason}.")
     if record.sensitivity:
@@ -42,28 +42,28 @@ def inputs_table(record: ForecastRecord) -> Table:
     return grid
 
 
-def fleets_table(record: ForecastRecord) -> Table:
-    """One row per fleet: medians with intervals; the recommended fleet is marked."""
+def setups_table(record: ForecastRecord) -> Table:
+    """One row per setup: medians with intervals; the recommended setup is marked."""
     grid = Table(title=f"{record.iterations} iterations: median (10 % to 90 %)")
-    for title in ("fleet", "members"):
-        grid.add_column(title, justify="left" if title == "fleet" else "right")
+    for title in ("setup", "members"):
+        grid.add_column(title, justify="left" if title == "setup" else "right")
     for title in ("hours", "dollars", "tokens/s", "$ per million tokens"):
         grid.add_column(title, justify="right")
-    for fleet in record.fleets:
-        name = f"{fleet.name} *" if fleet.name == record.recommended else fleet.name
-        grid.add_row(name, *_cells(fleet))
+    for setup in record.setups:
+        name = f"{setup.name} *" if setup.name == record.recommended else setup.name
+        grid.add_row(name, *_cells(setup))
     return grid
 
 
 def parts_table(record: ForecastRecord) -> Table:
-    """Median dollars of each fleet by what they are spent on."""
+    """Median dollars of each setup by what they are spent on."""
     grid = Table(title="dollars, by what they are spent on: medians")
-    grid.add_column("fleet")
-    forecast = [fleet for fleet in record.fleets if fleet.usd is not None]
+    grid.add_column("setup")
+    forecast = [setup for setup in record.setups if setup.usd is not None]
     for part in forecast[0].usd_parts if forecast else ():
         grid.add_column(part, justify="right")
-    for fleet in forecast:
-        grid.add_row(fleet.name, *(_dollars(usd) for usd in fleet.usd_parts.values()))
+    for setup in forecast:
+        grid.add_row(setup.name, *(_dollars(usd) for usd in setup.usd_parts.values()))
     return grid
 
 
@@ -71,7 +71,7 @@ def comparison_text(comparison: Comparison, width: int = TEXT_WIDTH) -> str:
     """The forecast beside what happened."""
     buffer = io.StringIO()
     console = Console(file=buffer, width=width, highlight=False)
-    title = f"{comparison.iterations} iterations against the forecast for '{comparison.fleet}'"
+    title = f"{comparison.iterations} iterations against the forecast for '{comparison.setup}'"
     grid = Table("per iteration", "forecast", "realised", "error", "within the interval", title=title)
     for row in comparison.rows:
         form = row.form
@@ -83,9 +83,9 @@ def comparison_text(comparison: Comparison, width: int = TEXT_WIDTH) -> str:
             "yes" if row.within else "no",
         )
     console.print(grid)
-    if not comparison.is_same_fleet:
+    if not comparison.is_same_setup:
         console.print(
-            "The run's fleet was not among the forecast ones; it is compared with the one that was configured then."
+            "The run's setup was not among the forecast ones; it is compared with the one that was configured then."
         )
     return buffer.getvalue()
 
@@ -103,15 +103,15 @@ def snippet_yaml(settings: Mapping[str, Setting]) -> str:
     return text
 
 
-def _cells(fleet: FleetForecast) -> Sequence[str]:
-    if fleet.hours is None or fleet.usd is None or fleet.tokens_per_s is None or fleet.usd_per_mtok is None:
-        return ["", f"cannot be planned: {fleet.refused}"]
+def _cells(setup: SetupForecast) -> Sequence[str]:
+    if setup.hours is None or setup.usd is None or setup.tokens_per_s is None or setup.usd_per_mtok is None:
+        return ["", f"cannot be planned: {setup.refused}"]
     return [
-        f"{fleet.members:.1f}",
-        _interval(fleet.hours, "{:.1f}" if fleet.hours.median >= 1 else "{:.3f}"),
-        _interval(fleet.usd, _money(fleet.usd)),
-        _interval(fleet.tokens_per_s, "{:,.0f}"),
-        _interval(fleet.usd_per_mtok, "{:.2f}"),
+        f"{setup.members:.1f}",
+        _interval(setup.hours, "{:.1f}" if setup.hours.median >= 1 else "{:.3f}"),
+        _interval(setup.usd, _money(setup.usd)),
+        _interval(setup.tokens_per_s, "{:,.0f}"),
+        _interval(setup.usd_per_mtok, "{:.2f}"),
     ]
 
 

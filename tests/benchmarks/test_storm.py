@@ -6,8 +6,8 @@ import pytest
 
 from benchmarks.baselines import SharedQueue, WholeBatch, release, results
 from benchmarks.crew_processes import PREFILL, Decoded, StepLog
-from benchmarks.fleet import Blow, Fleet, FleetRun, draw_blows, engine_time
 from benchmarks.resume import make_model
+from benchmarks.squad import Blow, Squad, SquadRun, draw_blows, engine_time
 from benchmarks.storm import ARMS, VLLM, Size, arm_rows, blows_for, plan_run
 from resources.spot_trace import SpotEvent, SpotTrace
 from storage.connect import connect
@@ -15,12 +15,12 @@ from storage.run import read_config, read_plan
 from tasks.configuration.run_config import parse
 
 
-def seat_events(*times: tuple[float, bool], node: str = "seat-0") -> list[SpotEvent]:
+def place_events(*times: tuple[float, bool], node: str = "place-0") -> list[SpotEvent]:
     return [SpotEvent(time_s, node, up) for time_s, up in times]
 
 
 def blows(*times: tuple[float, bool], hang_share: float = 0.0) -> list[tuple[float, float]]:
-    trace = SpotTrace(tuple(seat_events((0.0, True), *times)), 100.0)
+    trace = SpotTrace(tuple(place_events((0.0, True), *times)), 100.0)
     drawn = draw_blows(trace, cold_start_s=2.0, hang_share=hang_share, seed=0)
     return [(blow.at_s, blow.ready_s) for blow in drawn]
 
@@ -29,7 +29,7 @@ def test_a_loss_is_a_blow_until_the_successor_has_started():
     assert blows((10.0, False), (15.0, True), (40.0, False), (50.0, True)) == [(10.0, 17.0), (40.0, 52.0)]
 
 
-def test_a_seat_lost_again_before_its_successor_started_stays_down():
+def test_a_place_lost_again_before_its_successor_started_stays_down():
     assert blows((10.0, False), (15.0, True), (16.0, False), (20.0, True)) == [(10.0, 22.0)]
 
 
@@ -41,12 +41,12 @@ def test_a_hang_ends_without_a_cold_start():
     assert blows((10.0, False), (15.0, True), hang_share=1.0) == [(10.0, 15.0)]
 
 
-def test_blows_of_all_seats_are_in_order_and_repeatable():
+def test_blows_of_all_places_are_in_order_and_repeatable():
     size = Size()
     found = blows_for(3, size, None, "aws-p3")
     assert found == blows_for(3, size, None, "aws-p3") != blows_for(4, size, None, "aws-p3")
     assert [blow.at_s for blow in found] == sorted(blow.at_s for blow in found)
-    assert {blow.seat for blow in found} == set(range(size.seats))
+    assert {blow.place for blow in found} == set(range(size.places))
     hangs = sum(blow.hang for blow in found) / len(found)
     assert abs(hangs - size.hang_share) < 0.15
 
@@ -77,14 +77,14 @@ def test_step_log_is_read_back(tmp_path: Path):
 
 
 def test_engine_time_is_split_into_kept_wasted_and_idle(tmp_path: Path):
-    # Seat 0 decodes response 1 twice, two tokens each time, and is killed in between; seat 1 hangs for 2 s of a step.
+    # Place 0 decodes response 1 twice, two tokens each time, and is killed in between; place 1 hangs for 2 s of a step.
     lives = [
         (0, make_log(tmp_path / "a", Decoded(101.0, 1.0, PREFILL, 0), Decoded(103.0, 2.0, 1, 2))),
         (0, make_log(tmp_path / "b", Decoded(107.0, 2.0, 1, 2), Decoded(111.0, 1.0, 1, 1))),
         (1, make_log(tmp_path / "c", Decoded(106.0, 2.0, 2, 1), Decoded(106.0, 2.0, 3, 1))),
     ]
-    struck = [Blow(at_s=3.0, seat=0, hang=False, ready_s=5.0), Blow(at_s=3.5, seat=1, hang=True, ready_s=5.5)]
-    run = FleetRun(started_s=100.0, duration_s=10.0, lives=lives, blows=struck)
+    struck = [Blow(at_s=3.0, place=0, hang=False, ready_s=5.0), Blow(at_s=3.5, place=1, hang=True, ready_s=5.5)]
+    run = SquadRun(started_s=100.0, duration_s=10.0, lives=lives, blows=struck)
     found = engine_time(run, 2, {1: 2, 2: 1, 3: 1})
     assert found.up_s == 20.0 - 2.0 - 2.0
     assert found.busy_s == pytest.approx(1.0 + 2.0 + 2.0 + (4.0 - 2.0))
@@ -111,29 +111,29 @@ def leave(log_path: str) -> None:
 
 
 @pytest.mark.slow
-def test_fleet_kills_stops_wakes_and_replaces(tmp_path: Path):
+def test_squad_kills_stops_wakes_and_replaces(tmp_path: Path):
     noticed = []
-    dealt = [Blow(at_s=0.15, seat=0, hang=False, ready_s=0.5), Blow(at_s=0.15, seat=1, hang=True, ready_s=0.9)]
-    fleet = Fleet(
+    dealt = [Blow(at_s=0.15, place=0, hang=False, ready_s=0.5), Blow(at_s=0.15, place=1, hang=True, ready_s=0.9)]
+    squad = Squad(
         tmp_path / "logs",
         work_until,
         [(str(tmp_path),)] * 3,
         detect_s=0.2,
-        detected=lambda seat, pid: noticed.append((seat, pid)),
+        detected=lambda place, pid: noticed.append((place, pid)),
     )
-    run = fleet.run(dealt, lambda: len(list(tmp_path.glob("done-*"))) == 3)
+    run = squad.run(dealt, lambda: len(list(tmp_path.glob("done-*"))) == 3)
     assert run.duration_s > 0.85
-    assert [seat for seat, _ in run.lives] == [0, 1, 2, 0]
+    assert [place for place, _ in run.lives] == [0, 1, 2, 0]
     assert list(run.blows) == dealt
-    assert {seat for seat, _ in noticed} == {0, 1}
+    assert {place for place, _ in noticed} == {0, 1}
 
 
 @pytest.mark.slow
-def test_failing_and_idle_fleets_are_errors(tmp_path: Path):
-    with pytest.raises(RuntimeError, match="seat 0 ended with exit code 3"):
-        Fleet(tmp_path / "a", fail, [()]).run([], lambda: False)
+def test_failing_and_idle_squads_are_errors(tmp_path: Path):
+    with pytest.raises(RuntimeError, match="place 0 ended with exit code 3"):
+        Squad(tmp_path / "a", fail, [()]).run([], lambda: False)
     with pytest.raises(RuntimeError, match="all workers have left"):
-        Fleet(tmp_path / "b", leave, [()]).run([], lambda: False)
+        Squad(tmp_path / "b", leave, [()]).run([], lambda: False)
 
 
 def test_queue_gives_each_response_once_and_again_after_release(tmp_path: Path):

@@ -115,23 +115,23 @@ def test_window_begins_with_what_is_up():
 
 
 @settings(max_examples=part_of_examples(0.5))
-@given(seats=st.integers(1, 12), seed=st.integers(0, 1000))
-def test_sub_fleet_keeps_each_seat_s_history(seats: int, seed: int):
+@given(places=st.integers(1, 12), seed=st.integers(0, 1000))
+def test_a_part_of_a_trace_keeps_the_history_of_each_place(places: int, seed: int):
     trace = draw_trace(AWS_P3, 12, 30 * HOUR_S, seed=3)
-    small = trace.sub_fleet(seats, seed)
-    assert {event.node for event in small.events} == {f"seat-{k}" for k in range(seats)}
+    small = trace.part(places, seed)
+    assert {event.node for event in small.events} == {f"place-{k}" for k in range(places)}
     times = Counter((event.time_s, event.up) for event in trace.events)
     assert all(times[event.time_s, event.up] for event in small.events)
-    whole = trace.sub_fleet(12, seed)
+    whole = trace.part(12, seed)
     assert [(e.time_s, e.up) for e in whole.events] == [(e.time_s, e.up) for e in trace.events]
 
 
-def test_replacements_under_new_names_sit_on_freed_seats(tmp_path: Path):
+def test_replacements_under_new_names_sit_on_freed_places(tmp_path: Path):
     (tmp_path / "t.csv").write_text(BAMBOO)
     trace = read_trace(tmp_path / "t.csv")
-    assert len({event.node for event in trace.sub_fleet(2, seed=0).events}) == 2
-    with pytest.raises(TraceError, match="seats: value 3; allowed: 1 to 2"):
-        trace.sub_fleet(3, seed=0)
+    assert len({event.node for event in trace.part(2, seed=0).events}) == 2
+    with pytest.raises(TraceError, match="places: value 3; allowed: 1 to 2"):
+        trace.part(3, seed=0)
 
 
 @pytest.mark.slow

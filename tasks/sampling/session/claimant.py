@@ -16,7 +16,7 @@ from storage.assembly import JournalReader
 from storage.claims import take_over
 from storage.clock import Clock
 from storage.journal import PARALLEL_READS
-from storage.liveness import Liveness, Sign
+from storage.liveness import Liveness, MemberSign
 from storage.records import TRAIN_POOL, PlanRecord
 from storage.run import exists
 from storage.shard import Finish
@@ -184,7 +184,7 @@ class Claimant:
     def _is_settled(self, name: str, holdings: dict[str, list[int]]) -> bool:
         return self._settled.get(name) == len(holdings.get(name, ()))
 
-    def _holder(self, name: str, sign: Sign, held: Sequence[int]) -> Holder:
+    def _holder(self, name: str, sign: MemberSign, held: Sequence[int]) -> Holder:
         lost, record = sign.lost(self._claim_ttl_s), sign.record
         # A heartbeat from before the member's last claim does not count what that claim took. One that tells of more
         # claims than were read here counts responses that are not known here.

@@ -11,7 +11,7 @@ from storage import layout
 from storage.clock import Clock
 from storage.crew_records import ended_slots, failures
 from storage.journal import PARALLEL_READS
-from storage.liveness import Liveness, Sign
+from storage.liveness import Liveness, MemberSign
 from storage.records import TRAIN_POOL, PlanRecord
 from storage.store import ObjectStore, StoreDenied, StoreUnavailable
 from tasks.configuration.planning import PlanningConfig
@@ -66,7 +66,7 @@ class CrewWatch:
         self._at_once = at_once
         self._slots = {place.slot for place in plan.crew_slots}
         self._liveness = Liveness(store, plan.iteration, clock, parallel_reads)
-        self._signs: dict[str, Sign] = {}
+        self._signs: dict[str, MemberSign] = {}
         # The members that were there when the watch began; None: not listed yet.
         self._first_there: frozenset[str] | None = None
         self._seemed_over = False
@@ -118,7 +118,7 @@ class CrewWatch:
             self._check_writable()
             self._log_waiting(alone_s, ended)
 
-    def _living(self, ended: set[int]) -> list[Sign]:
+    def _living(self, ended: set[int]) -> list[MemberSign]:
         """Read the heartbeats and return those of members that are proven to live."""
         self._look()
         return [sign for name, sign in self._present(ended).items() if self._is_proven(name, sign)]
@@ -140,7 +140,7 @@ class CrewWatch:
         found = self._liveness.look(open_[:LOOKS_MAX])
         self._signs.update({name: sign for name, sign in found.items() if sign.found})
 
-    def _present(self, ended: set[int]) -> dict[str, Sign]:
+    def _present(self, ended: set[int]) -> dict[str, MemberSign]:
         """The members that may live, as far as was read: not gone, not silent, and not of a slot that has ended.
 
         The slot of a member whose heartbeat cannot be read is unknown, so that one counts as having no such slot.
@@ -152,7 +152,7 @@ class CrewWatch:
             if _may_count(sign) and sign.silent_s < ttl_s and (sign.record is None or sign.record.slot not in ended)
         }
 
-    def _is_proven(self, name: str, sign: Sign) -> bool:
+    def _is_proven(self, name: str, sign: MemberSign) -> bool:
         return sign.changed or name not in (self._first_there or ())
 
     def _check_writable(self) -> None:
@@ -208,6 +208,6 @@ class CrewWatch:
         return "left by itself, or was told to go" if last.state == "gone" else f"was killed on {last.host}"
 
 
-def _may_count(sign: Sign) -> bool:
+def _may_count(sign: MemberSign) -> bool:
     """Whether the heartbeat is of a member that is not the trainer's and has not left, as far as it can be read."""
     return sign.record is None or (sign.record.state != "gone" and sign.record.pool != TRAIN_POOL)

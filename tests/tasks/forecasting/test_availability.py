@@ -9,8 +9,8 @@ from tasks.forecasting.scenario import AvailabilityScenario
 BAMBOO = "0,add,a\n10000,add,b\n20000,remove,a\n30000,add,c\n40000,remove,b\n"
 
 
-def until(scenario: AvailabilityScenario | None, seats: int, end_s: float, seed: int = 0) -> list:
-    return list(takewhile(lambda change: change[0] <= end_s, changes(scenario, seats, seed)))
+def until(scenario: AvailabilityScenario | None, places: int, end_s: float, seed: int = 0) -> list:
+    return list(takewhile(lambda change: change[0] <= end_s, changes(scenario, places, seed)))
 
 
 def test_without_a_trace_all_are_there():
@@ -33,11 +33,11 @@ def test_a_trace_begins_where_it_is_told_and_begins_again_behind_its_end(tmp_pat
     assert ups == [(0.0, True), (0.0, True), *downs]
 
 
-def test_every_seat_comes_and_goes_in_turn():
+def test_every_place_comes_and_goes_in_turn():
     there: dict[int, bool] = {}
-    for _, seat, up in until(AvailabilityScenario(process="aws-v100-us-west-2a", rate_factor=5.0), 8, 100 * 3600.0):
-        assert there.get(seat, False) != up
-        there[seat] = up
+    for _, place, up in until(AvailabilityScenario(process="aws-v100-us-west-2a", rate_factor=5.0), 8, 100 * 3600.0):
+        assert there.get(place, False) != up
+        there[place] = up
     assert len(there) == 8
 
 
@@ -54,7 +54,7 @@ def test_a_factor_makes_losses_more_frequent(tmp_path):
     assert quick[1][0] == slow[1][0] / 2
 
 
-def test_more_seats_than_the_trace_has_are_refused(tmp_path):
+def test_more_places_than_the_trace_has_are_refused(tmp_path):
     (tmp_path / "t.csv").write_text(BAMBOO)
-    with pytest.raises(TraceError, match="seats: value 3; allowed: 1 to 2"):
+    with pytest.raises(TraceError, match="places: value 3; allowed: 1 to 2"):
         until(AvailabilityScenario(path=str(tmp_path / "t.csv")), 3, 1.0)

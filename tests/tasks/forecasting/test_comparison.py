@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 from resources.prices import PRICES_VARIABLE
 from resources.spot_trace import TraceError
 from storage import records
-from storage.forecast_records import FleetForecast, ForecastRecord
+from storage.forecast_records import ForecastRecord, SetupForecast
 from tasks.configuration.run_config import load, parse
 from tasks.forecasting.comparison import PARTS, forecast, recommend
 from tasks.forecasting.probe import NoProbe
 from tasks.forecasting.table import forecast_text, snippet_yaml
-from tests.forecast_documents import document, fleet
+from tests.forecast_documents import a_setup, document
 
 UNPROBED = NoProbe(reason="not asked")
 EXAMPLE = Path(__file__).parents[3] / "examples" / "qwen2_5_7b_math.yaml"
-FLEETS = (fleet("slow", 20, 100), fleet("middle", 12, 120), fleet("fast", 10, 200), fleet("bad", 21, 201))
+SETUPS = (a_setup("slow", 20, 100), a_setup("middle", 12, 120), a_setup("fast", 10, 200), a_setup("bad", 21, 201))
 
 
 def made(**sections: Any) -> ForecastRecord:
@@ -30,12 +30,12 @@ def record() -> ForecastRecord:
     return made()
 
 
-def test_fleets_are_compared_with_figures_that_add_up(record: ForecastRecord):
-    names = [one.name for one in record.fleets]
+def test_setups_are_compared_with_figures_that_add_up(record: ForecastRecord):
+    names = [one.name for one in record.setups]
     # Two members beside the trainer's engines are what is configured.
     assert names == ["as configured", "reserved only", "spot only, 1", "spot only, 2", "spot only, 4",
                      "reserved + spot, 1", "reserved + spot, 4", "width by cost"]  # fmt: skip
-    for one in record.fleets:
+    for one in record.setups:
         assert one.hours is not None
         assert one.usd is not None
         assert one.tokens_per_s is not None
@@ -57,20 +57,20 @@ def test_the_same_configuration_gives_the_same_forecast(record: ForecastRecord):
     assert records.decode(ForecastRecord, "key", records.encode("key", record)) == record
 
 
-def test_a_fleet_larger_than_the_trace_is_left_out_and_no_other(tmp_path: Path):
+def test_a_setup_larger_than_the_trace_is_left_out_and_no_other(tmp_path: Path):
     trace = tmp_path / "trace.csv"
     trace.write_text("0,add,a\n0,add,b\n500000,remove,a\n600000,add,c\n40000000,remove,b\n")
     found = made(forecast={**document()["forecast"], "trace_path": str(trace), "widths": [2, 3]})
-    assert found.fleet("as configured").hours is not None
-    assert found.fleet("spot only, 3").hours is None
-    assert found.fleet("spot only, 3").refused == "seats: value 3; allowed: 1 to 2, the most nodes up at one time"
+    assert found.setup("as configured").hours is not None
+    assert found.setup("spot only, 3").hours is None
+    assert found.setup("spot only, 3").refused == "places: value 3; allowed: 1 to 2, the most nodes up at one time"
     trace.write_text("0,add\n")
     with pytest.raises(TraceError, match="line 1: value '0,add'"):
         made(forecast={**document()["forecast"], "trace_path": str(trace)})
 
 
 def test_reserved_machines_alone_cost_at_least_what_they_cost(record: ForecastRecord):
-    reserved = record.fleet("reserved only")
+    reserved = record.setup("reserved only")
     assert reserved.usd is not None
     assert reserved.hours is not None
     # An L4 at the price table's 0.8048.
@@ -86,11 +86,11 @@ def test_text_shows_sources_and_what_an_interval_does_not_cover(record: Forecast
     assert f"Recommended: {record.recommended}, with " in text
 
 
-def test_a_fleet_that_the_planner_refuses_is_shown_with_its_reason():
+def test_a_setup_that_the_planner_refuses_is_shown_with_its_reason():
     refused = made(planning={"usd_per_iteration_max": 0.05}, forecast={"widths": [1]})
     text = forecast_text(refused)
-    assert all(one.refused for one in refused.fleets if one.hours is None)
-    assert "usd_per_iteration_max: 0.05 given" in (refused.fleet("spot only, 1").refused or "")
+    assert all(one.refused for one in refused.setups if one.hours is None)
+    assert "usd_per_iteration_max: 0.05 given" in (refused.setup("spot only, 1").refused or "")
     assert refused.recommended != "spot only, 1"
     assert "cannot be planned: " in text
 
@@ -99,25 +99,25 @@ def test_losses_so_many_times_as_often_waste_more():
     def wasted(factor: float) -> float:
         often = made(forecast={"loss_rate_factor": factor, "response_median": 1500, "start_s": 10, "widths": [2]},
                      rollout={"flush_interval_s": 30})  # fmt: skip
-        return often.fleet("spot only, 2").usd_parts["wasted"]
+        return often.setup("spot only, 2").usd_parts["wasted"]
 
     assert wasted(60.0) > 2 * wasted(1.0)
 
 
 @pytest.mark.parametrize(("cost_weight", "chosen"), [(0.0, "fast"), (0.5, "middle"), (1.0, "slow")])
 def test_the_weight_decides_between_hours_and_dollars(cost_weight: float, chosen: str):
-    best, reason = recommend(FLEETS, cost_weight)
+    best, reason = recommend(SETUPS, cost_weight)
     assert best.name == chosen
     assert reason.startswith(f"{chosen}, with {best.hours.median:.1f} h and $" if best.hours else "")
     assert f"planning.cost_weight {cost_weight:g}" in reason
 
 
 def test_the_reason_names_what_was_given_up():
-    _, reason = recommend(FLEETS, 0.5)
+    _, reason = recommend(SETUPS, 0.5)
     assert reason.endswith(
         "the cheapest (slow) takes 67% longer and costs 17% less, the fastest (fast) is 17% faster and costs 67% more"
     )
-    _, reason = recommend(FLEETS[2:], 0.5)
+    _, reason = recommend(SETUPS[2:], 0.5)
     assert reason == "fast, with 10.0 h and $200, is the fastest and the cheapest"
 
 
@@ -126,26 +126,26 @@ def test_the_reason_names_what_was_given_up():
     cost_weight=st.floats(0, 1),
 )
 def test_what_is_recommended_is_beaten_by_none_in_both(figures: list[tuple[float, float]], cost_weight: float):
-    results = [fleet(str(k), hours, usd) for k, (hours, usd) in enumerate(figures)]
+    results = [a_setup(str(k), hours, usd) for k, (hours, usd) in enumerate(figures)]
     best, _ = recommend(results, cost_weight)
     hours, usd = figures[int(best.name)]
     assert not any(h < hours and u < usd for h, u in figures)
-    # Adding a fleet that is worse in both moves nothing.
-    worse = fleet("worse", 2 * max(h for h, _ in figures), 2 * max(u for _, u in figures))
+    # Adding a setup that is worse in both moves nothing.
+    worse = a_setup("worse", 2 * max(h for h, _ in figures), 2 * max(u for _, u in figures))
     assert recommend([*results, worse], cost_weight)[0] == best
 
 
-def test_a_budget_excludes_fleets_and_says_when_none_is_left():
+def test_a_budget_excludes_setups_and_says_when_none_is_left():
     # One in ten runs of "slow" costs more than 110.
-    assert recommend(FLEETS, 0.0, usd_max=140)[0].name == "middle"
-    assert recommend(FLEETS, 0.0, usd_max=115)[0].name == "slow"
-    best, reason = recommend(FLEETS, 0.0, usd_max=105)
+    assert recommend(SETUPS, 0.0, usd_max=140)[0].name == "middle"
+    assert recommend(SETUPS, 0.0, usd_max=115)[0].name == "slow"
+    best, reason = recommend(SETUPS, 0.0, usd_max=105)
     assert best.name == "slow"
-    assert reason == ("no fleet stays within planning.usd_per_run_max 105; slow, with 20.0 h and $100, is the cheapest")
-    none = FleetForecast(name="x", settings={}, refused="usd_per_iteration_max: value 1")
-    with pytest.raises(ValueError, match="no fleet can be planned: usd_per_iteration_max: value 1"):
+    assert reason == ("no setup stays within planning.usd_per_run_max 105; slow, with 20.0 h and $100, is the cheapest")
+    none = SetupForecast(name="x", settings={}, refused="usd_per_iteration_max: value 1")
+    with pytest.raises(ValueError, match="no setup can be planned: usd_per_iteration_max: value 1"):
         recommend([none], 0.5)
-    assert recommend([none, *FLEETS], 1.0)[0].name == "slow"
+    assert recommend([none, *SETUPS], 1.0)[0].name == "slow"
 
 
 def test_settings_are_yaml_that_the_configuration_reads_back():
@@ -165,7 +165,7 @@ def test_the_example_moves_its_recommendation_with_the_price(tmp_path: Path, mon
     )
     cheap = forecast(small, UNPROBED, created_at_s=0.0)
     assert cheap.recommended != "reserved only"
-    best = cheap.fleet(cheap.recommended).hours
+    best = cheap.setup(cheap.recommended).hours
     assert best is not None
     # By its dollars alone it were 12 s; a lost tail would make an iteration late by more than 2 %.
     assert cheap.snippet["rollout.flush_interval_s"] == pytest.approx(0.02 * best.median * 3600 / 20, abs=0.05)
@@ -173,7 +173,7 @@ def test_the_example_moves_its_recommendation_with_the_price(tmp_path: Path, mon
     in_order = forecast(
         replace(small, algorithm=replace(small.algorithm, micro_batch_order="plan")), UNPROBED, created_at_s=0.0
     )
-    ordered, arrived = in_order.fleet("spot only, 8").hours, cheap.fleet("spot only, 8").hours
+    ordered, arrived = in_order.setup("spot only, 8").hours, cheap.setup("spot only, 8").hours
     assert ordered is not None
     assert arrived is not None
     assert ordered.low > arrived.high
@@ -184,4 +184,4 @@ def test_the_example_moves_its_recommendation_with_the_price(tmp_path: Path, mon
     dear = forecast(small, UNPROBED, created_at_s=0.0)
     assert dear.recommended in ("reserved only", "width by cost")
     assert dear.reason != cheap.reason
-    assert dear.fleet("reserved only") == cheap.fleet("reserved only")
+    assert dear.setup("reserved only") == cheap.setup("reserved only")

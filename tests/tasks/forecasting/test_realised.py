@@ -4,26 +4,26 @@ from typing import Any
 import pytest
 
 from storage import layout, records
-from storage.forecast_records import FleetForecast, ForecastRecord
+from storage.forecast_records import ForecastRecord, SetupForecast
 from storage.memory import MemoryStore
 from storage.records import PlanRecord, ReportRecord, SamplingParams
 from tasks.forecasting.realised import compare, save_forecast
 from tasks.forecasting.table import comparison_text
-from tests.forecast_documents import fleet, spread
+from tests.forecast_documents import a_setup, spread
 
 SETTINGS: dict[str, Any] = {"pools.rollout.count": 2, "pools.rollout.count_min": 1, "planning.width": "fixed"}
 CONFIGURATION = {"pools": {"rollout": {"count": 2, "count_min": 0}, "more_rollout": {}}, "planning": {"width": "fixed"}}
 
 
-def forecast(*fleets: FleetForecast, created_at_s: float = 100.0) -> ForecastRecord:
+def forecast(*setups: SetupForecast, created_at_s: float = 100.0) -> ForecastRecord:
     return ForecastRecord(
         created_at_s=created_at_s,
         iterations=10,
         iterations_simulated=5,
         seeds=2,
         inputs=(),
-        fleets=fleets,
-        recommended=fleets[0].name,
+        setups=setups,
+        recommended=setups[0].name,
         reason="",
         snippet={},
     )
@@ -66,7 +66,7 @@ def figures(store: MemoryStore) -> dict[str, tuple[float, float, bool]]:
 def test_errors_are_those_of_the_median_against_what_happened():
     store = MemoryStore("run")
     # 10 iterations in 1.2 h for $18: 432 s and $1.80 each, +-10 %.
-    save_forecast(store, forecast(fleet("two", 1.2, 18.0, **SETTINGS)))
+    save_forecast(store, forecast(a_setup("two", 1.2, 18.0, **SETTINGS)))
     commit(store, 0, began_s=200.0)
     commit(store, 1, began_s=600.0, duration_s=400.0, usd=1.8)
     found = figures(store)
@@ -75,7 +75,7 @@ def test_errors_are_those_of_the_median_against_what_happened():
     assert found["tokens/s"][0] == pytest.approx(72_000 / 760)
     assert found["$ per million tokens"][0] == pytest.approx(3.8 / 0.072)
     comparison = compare(store)
-    assert (comparison.fleet, comparison.is_same_fleet, comparison.iterations) == ("two", True, 2)
+    assert (comparison.setup, comparison.is_same_setup, comparison.iterations) == ("two", True, 2)
     text = comparison_text(comparison)
     assert "2 iterations against the forecast for 'two'" in text
     assert "-5.3%" in text
@@ -84,7 +84,7 @@ def test_errors_are_those_of_the_median_against_what_happened():
 
 def test_dollars_are_held_against_those_that_reports_can_tell():
     store = MemoryStore("run")
-    told = replace(fleet("two", 1.0, 30.0, **SETTINGS), usd_reported=spread(20.0), usd_per_mtok_reported=spread(54.0))
+    told = replace(a_setup("two", 1.0, 30.0, **SETTINGS), usd_reported=spread(20.0), usd_per_mtok_reported=spread(54.0))
     save_forecast(store, forecast(told))
     commit(store, 0, began_s=200.0)
     found = figures(store)
@@ -94,7 +94,7 @@ def test_dollars_are_held_against_those_that_reports_can_tell():
 
 def test_iterations_that_overlap_count_once_and_pauses_not_at_all():
     store = MemoryStore("run")
-    save_forecast(store, forecast(fleet("two", 1.0, 20.0, **SETTINGS)))
+    save_forecast(store, forecast(a_setup("two", 1.0, 20.0, **SETTINGS)))
     commit(store, 0, began_s=200.0)
     commit(store, 1, began_s=400.0)
     commit(store, 2, began_s=9000.0)
@@ -104,30 +104,30 @@ def test_iterations_that_overlap_count_once_and_pauses_not_at_all():
 def test_only_iterations_after_the_forecast_count():
     store = MemoryStore("run")
     commit(store, 0, began_s=0.0, usd=9.0)
-    save_forecast(store, forecast(fleet("two", 1.0, 20.0, **SETTINGS)))
+    save_forecast(store, forecast(a_setup("two", 1.0, 20.0, **SETTINGS)))
     with pytest.raises(LookupError, match="holds no iteration that was begun after the forecast"):
         compare(store)
     commit(store, 1, began_s=400.0, usd=2.0)
     # Newer, and nothing was committed since.
-    save_forecast(store, forecast(fleet("two", 1.0, 99.0, **SETTINGS), created_at_s=5000.0))
+    save_forecast(store, forecast(a_setup("two", 1.0, 99.0, **SETTINGS), created_at_s=5000.0))
     assert figures(store)["dollars"] == (2.0, 0.0, True)
 
 
-def test_the_runs_own_fleet_is_found_among_those_that_were_forecast():
+def test_the_runs_own_setup_is_found_among_those_that_were_forecast():
     store = MemoryStore("run")
     others = (
-        fleet("as configured", 1.0, 10.0, **{**SETTINGS, "pools.rollout.count": 3}),
-        fleet("other pools", 1.0, 10.0, **SETTINGS, **{"pools.more_rollout.far.count": 1}),
-        fleet("cost", 1.0, 10.0, **{**SETTINGS, "planning.width": "cost"}),
+        a_setup("as configured", 1.0, 10.0, **{**SETTINGS, "pools.rollout.count": 3}),
+        a_setup("other pools", 1.0, 10.0, **SETTINGS, **{"pools.more_rollout.far.count": 1}),
+        a_setup("cost", 1.0, 10.0, **{**SETTINGS, "planning.width": "cost"}),
     )
-    save_forecast(store, forecast(*others, fleet("two", 1.0, 20.0, **SETTINGS)))
+    save_forecast(store, forecast(*others, a_setup("two", 1.0, 20.0, **SETTINGS)))
     commit(store, 0, began_s=200.0)
-    assert compare(store).fleet == "two"
+    assert compare(store).setup == "two"
     another = MemoryStore("another")
     save_forecast(another, forecast(*others))
     commit(another, 0, began_s=200.0)
     comparison = compare(another)
-    assert (comparison.fleet, comparison.is_same_fleet) == ("as configured", False)
+    assert (comparison.setup, comparison.is_same_setup) == ("as configured", False)
     assert "not among the forecast ones" in " ".join(comparison_text(comparison).split())
 
 
@@ -135,15 +135,15 @@ def test_nothing_to_compare_is_said():
     with pytest.raises(LookupError, match="holds no forecast; make one with"):
         compare(MemoryStore("run"))
     store = MemoryStore("run")
-    save_forecast(store, forecast(FleetForecast(name="as configured", settings={}, refused="dear")))
+    save_forecast(store, forecast(SetupForecast(name="as configured", settings={}, refused="dear")))
     commit(store, 0, began_s=200.0)
-    with pytest.raises(LookupError, match="holds no figures for the run's fleet"):
+    with pytest.raises(LookupError, match="holds no figures for the run's setup"):
         compare(store)
 
 
 def test_a_forecast_is_written_once_under_its_digest():
     store = MemoryStore("run")
-    record = forecast(fleet("two", 1.0, 20.0, **SETTINGS))
+    record = forecast(a_setup("two", 1.0, 20.0, **SETTINGS))
     assert save_forecast(store, record) == save_forecast(store, record)
     save_forecast(store, replace(record, seeds=3))
     keys = list(store.list(layout.FORECASTS))

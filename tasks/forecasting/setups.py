@@ -1,6 +1,6 @@
-"""The fleets to compare: the trainer's machines alone, the crew alone, both, the user's own, and a chosen width.
+"""The setups to compare: the trainer's machines alone, the crew alone, both, the user's own, and a chosen width.
 
-A fleet is a set of the configuration's fields, and the scenario that follows from them.
+A setup is a set of the configuration's fields, and the scenario that follows from them.
 """
 
 from dataclasses import dataclass, replace
@@ -17,25 +17,25 @@ CHOSEN = "width by cost"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fleet:
-    """settings: the fields of the configuration that define the fleet, by path."""
+class Setup:
+    """settings: the fields of the configuration that define the setup, by path."""
 
     name: str
     settings: dict[str, Setting]
     scenario: Scenario
 
 
-def fleets(config: RunConfig, inputs: ForecastInputs) -> tuple[Fleet, ...]:
-    """The user's own fleet first; the others have the configuration's first pool only, and duplicates are left out.
+def setups(config: RunConfig, inputs: ForecastInputs) -> tuple[Setup, ...]:
+    """The user's own setup first; the others have the configuration's first pool only, and duplicates are left out.
 
-    Raises ValueError if the configuration's own fleet is impossible.
+    Raises ValueError if the configuration's own setup is impossible.
     """
     pool = inputs.pools[0]
     widths = config.forecast.widths or tuple(sorted({max(1, pool.count // 2), pool.count, 2 * pool.count}))
     can_seed = bool(inputs.trainer.engines)
     found = [_configured(config, inputs)]
     if can_seed:
-        found.append(_fleet(RESERVED, _reserved_settings(), inputs, ()))
+        found.append(_setup(RESERVED, _reserved_settings(), inputs, ()))
     kind = "spot" if pool.interruptible else "crew"
     found += [_of_width(f"{kind} only, {width}", width, "off", inputs) for width in widths]
     if can_seed:
@@ -46,22 +46,22 @@ def fleets(config: RunConfig, inputs: ForecastInputs) -> tuple[Fleet, ...]:
         "planning.width": "cost",
         "planning.seeding": "auto" if can_seed else "off",
     }
-    found.append(_fleet(CHOSEN, chosen, inputs, (pool,)))
-    unlike: list[Fleet] = []
-    for fleet in found:
-        alike = (replace(fleet.scenario, name=other.scenario.name) for other in unlike)
+    found.append(_setup(CHOSEN, chosen, inputs, (pool,)))
+    unlike: list[Setup] = []
+    for setup in found:
+        alike = (replace(setup.scenario, name=other.scenario.name) for other in unlike)
         if not any(other.scenario == same for other, same in zip(unlike, alike, strict=True)):
-            unlike.append(fleet)
+            unlike.append(setup)
     return tuple(unlike)
 
 
-def _configured(config: RunConfig, inputs: ForecastInputs) -> Fleet:
+def _configured(config: RunConfig, inputs: ForecastInputs) -> Setup:
     settings: dict[str, Setting] = {}
     for name, pool in config.pools.rollout_pools.items():
         path = f"pools.{name}" if name == "rollout" else f"pools.more_rollout.{name}"
         settings |= {f"{path}.count": pool.count, f"{path}.count_min": getattr(pool, "count_min", 0)}
     settings |= {"planning.width": config.planning.width, "planning.seeding": config.planning.seeding}
-    return _fleet(CONFIGURED, settings, inputs, inputs.pools)
+    return _setup(CONFIGURED, settings, inputs, inputs.pools)
 
 
 def _reserved_settings() -> dict[str, Setting]:
@@ -74,18 +74,18 @@ def _reserved_settings() -> dict[str, Setting]:
     }
 
 
-def _of_width(name: str, width: int, seeding: str, inputs: ForecastInputs) -> Fleet:
+def _of_width(name: str, width: int, seeding: str, inputs: ForecastInputs) -> Setup:
     settings: dict[str, Setting] = {
         "pools.rollout.count": width,
         "pools.rollout.count_min": min(inputs.pools[0].count_min, width),
         "planning.width": "fixed",
         "planning.seeding": seeding,
     }
-    return _fleet(name, settings, inputs, inputs.pools[:1])
+    return _setup(name, settings, inputs, inputs.pools[:1])
 
 
-def _fleet(name: str, settings: dict[str, Setting], inputs: ForecastInputs, pools: tuple[PoolScenario, ...]) -> Fleet:
-    """The fleet whose settings replace those of the first pool and of planning."""
+def _setup(name: str, settings: dict[str, Setting], inputs: ForecastInputs, pools: tuple[PoolScenario, ...]) -> Setup:
+    """The setup whose settings replace those of the first pool and of planning."""
     first = [
         replace(
             pool,
@@ -106,4 +106,4 @@ def _fleet(name: str, settings: dict[str, Setting], inputs: ForecastInputs, pool
         work=inputs.work,
         policy=replace(inputs.policy, planning=planning),
     )
-    return Fleet(name=name, settings=settings, scenario=scenario)
+    return Setup(name=name, settings=settings, scenario=scenario)

@@ -1,7 +1,7 @@
-"""A fleet of worker processes that timed blows kill or stop, and an account of its engines' time.
+"""A squad of worker processes that timed blows kill or stop, and an account of its engines' time.
 
 Killed workers are replaced, and stopped ones continue later. Blows come from a spot trace, and their times count from
-the start of the fleet, so that the same blows can strike several designs.
+the start of the squad, so that the same blows can strike several designs.
 """
 
 import heapq
@@ -27,23 +27,23 @@ LEAVE_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class Blow:
-    """At `at_s` a seat's worker is killed, or stopped (`hang`); at `ready_s` its successor starts, or it resumes."""
+    """At `at_s` a place's worker is killed, or stopped (`hang`); at `ready_s` its successor starts, or it resumes."""
 
     at_s: float
-    seat: int
+    place: int
     hang: bool
     ready_s: float
 
 
 def draw_blows(trace: SpotTrace, *, cold_start_s: float, hang_share: float, seed: int) -> list[Blow]:
-    """The losses of a sub-fleet's trace, in order; a seat that is lost again before its successor starts stays down.
+    """The losses of a part of a trace, in order; a place that is lost again before its successor starts stays down.
 
-    Spot traces have losses only. With probability `hang_share` a loss becomes a hang, for as long as the seat was
-    empty. At the end of the trace all seats are filled.
+    Spot traces have losses only. With probability `hang_share` a loss becomes a hang, for as long as the place was
+    empty. At the end of the trace all places are filled.
     """
     rng = random.Random(seed)
     blows: list[Blow] = []
-    for seat, name in enumerate(sorted({event.node for event in trace.events})):
+    for place, name in enumerate(sorted({event.node for event in trace.events})):
         struck: Blow | None = None
         for event in trace.events:
             if event.node != name or event.time_s == 0:
@@ -51,23 +51,23 @@ def draw_blows(trace: SpotTrace, *, cold_start_s: float, hang_share: float, seed
             if event.up and struck is not None:
                 blows.append(replace(struck, ready_s=event.time_s + (0.0 if struck.hang else cold_start_s)))
                 struck = None
-            elif not event.up and blows and blows[-1].seat == seat and event.time_s <= blows[-1].ready_s:
+            elif not event.up and blows and blows[-1].place == place and event.time_s <= blows[-1].ready_s:
                 struck = blows.pop()
             elif not event.up:
                 hang = rng.random() < hang_share
-                struck = Blow(at_s=event.time_s, seat=seat, hang=hang, ready_s=trace.span_s)
+                struck = Blow(at_s=event.time_s, place=place, hang=hang, ready_s=trace.span_s)
         blows += [struck] if struck is not None else []
-    return sorted(blows, key=lambda blow: (blow.at_s, blow.seat))
+    return sorted(blows, key=lambda blow: (blow.at_s, blow.place))
 
 
 @dataclass(frozen=True, kw_only=True)
-class FleetRun:
+class SquadRun:
     """The record of a run.
 
     Attributes:
         started_s: the start, on the machine's monotonic clock.
         duration_s: the time until the work was complete.
-        lives: the seat and log of every process.
+        lives: the place and log of every process.
         blows: the blows that struck a worker.
     """
 
@@ -79,10 +79,10 @@ class FleetRun:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineTime:
-    """The use of a fleet's time.
+    """The use of a squad's time.
 
     Attributes:
-        up_s: seconds of seats with a running process, until the work was complete.
+        up_s: seconds of places with a running process, until the work was complete.
         busy_s: the part of up_s in engine steps and prefills.
         prefill_s: the part of busy_s in prefills.
         wasted_s: the part of busy_s that decoded tokens which are not in the result.
@@ -109,8 +109,8 @@ class EngineTime:
         return (self.busy_s - self.prefill_s) / self.steps
 
 
-class Fleet:
-    """Starts a process per seat, applies the blows, and waits until the work is complete; for one run."""
+class Squad:
+    """Starts a process per place, applies the blows, and waits until the work is complete; for one run."""
 
     def __init__(
         self,
@@ -119,11 +119,11 @@ class Fleet:
         arguments: Sequence[tuple[object, ...]],
         *,
         detect_s: float = 0.0,
-        detected: Callable[[int, int], None] = lambda _seat, _pid: None,
+        detected: Callable[[int, int], None] = lambda _place, _pid: None,
     ) -> None:
-        """Create a fleet in which body(*arguments[seat], log path) is the process of a seat.
+        """Create a squad in which body(*arguments[place], log path) is the process of a place.
 
-        detected: called with seat and pid, `detect_s` after a blow, if the worker has not come back by then.
+        detected: called with place and pid, `detect_s` after a blow, if the worker has not come back by then.
         """
         self._crew = Crew(folder)
         self._body = body
@@ -138,7 +138,7 @@ class Fleet:
         self._order = count()
         self._started_s = 0.0
 
-    def run(self, blows: Iterable[Blow], complete: Callable[[], bool]) -> FleetRun:
+    def run(self, blows: Iterable[Blow], complete: Callable[[], bool]) -> SquadRun:
         """Apply the blows until `complete`, which is called every LOOK_INTERVAL_S, returns True.
 
         Raises RuntimeError when a worker fails, or when all have left before the work is complete.
@@ -146,13 +146,13 @@ class Fleet:
         self._started_s = time.monotonic()
         for blow in blows:
             self._at(blow.at_s, partial(self._strike, blow))
-        for seat in range(len(self._arguments)):
-            self._start(seat)
+        for place in range(len(self._arguments)):
+            self._start(place)
         try:
             ended_s = self._wait(complete)
         finally:
             self._end()
-        return FleetRun(
+        return SquadRun(
             started_s=self._started_s,
             duration_s=ended_s - self._started_s,
             lives=self._lives,
@@ -178,66 +178,66 @@ class Fleet:
         heapq.heappush(self._due, (self._started_s + time_s, next(self._order), action))
 
     def _strike(self, blow: Blow) -> None:
-        process = self._running.get(blow.seat)
+        process = self._running.get(blow.place)
         if process is None or process.pid is None or not process.is_alive():
             return
         self._struck.append(blow)
         os.kill(process.pid, signal.SIGSTOP if blow.hang else signal.SIGKILL)
         if blow.ready_s > blow.at_s + self._detect_s:
-            self._at(blow.at_s + self._detect_s, partial(self._detected, blow.seat, process.pid))
+            self._at(blow.at_s + self._detect_s, partial(self._detected, blow.place, process.pid))
         if blow.hang:
             self._at(blow.ready_s, partial(os.kill, process.pid, signal.SIGCONT))
         else:
-            del self._running[blow.seat]
+            del self._running[blow.place]
             process.join()
-            self._at(blow.ready_s, partial(self._start, blow.seat))
+            self._at(blow.ready_s, partial(self._start, blow.place))
 
-    def _start(self, seat: int) -> None:
-        if seat in self._left:
+    def _start(self, place: int) -> None:
+        if place in self._left:
             return
-        self._running[seat], log = self._crew.start(self._body, self._arguments[seat])
-        self._lives.append((seat, log))
+        self._running[place], log = self._crew.start(self._body, self._arguments[place])
+        self._lives.append((place, log))
 
     def _collect(self) -> None:
         """Collect the workers that have left by themselves."""
-        ended = [seat for seat, process in self._running.items() if not process.is_alive()]
-        for seat in ended:
-            process = self._running.pop(seat)
+        ended = [place for place, process in self._running.items() if not process.is_alive()]
+        for place in ended:
+            process = self._running.pop(place)
             process.join()
             if process.exitcode != 0:
-                raise RuntimeError(f"the worker of seat {seat} ended with exit code {process.exitcode}")
-            self._left.add(seat)
+                raise RuntimeError(f"the worker of place {place} ended with exit code {process.exitcode}")
+            self._left.add(place)
 
     def _end(self) -> None:
         """Wait for workers that are about to leave, and kill those that are stopped or stuck."""
         patience_s = time.monotonic() + LEAVE_TIMEOUT_S
-        stopped = {blow.seat for blow in self._struck if blow.hang}
-        for seat, process in self._running.items():
-            if seat not in stopped:
+        stopped = {blow.place for blow in self._struck if blow.hang}
+        for place, process in self._running.items():
+            if place not in stopped:
                 process.join(max(0.0, patience_s - time.monotonic()))
             process.kill()
             process.join()
 
 
-def engine_time(run: FleetRun, seats: int, lengths: Mapping[int, int]) -> EngineTime:
+def engine_time(run: SquadRun, places: int, lengths: Mapping[int, int]) -> EngineTime:
     """Account for a run whose result has `lengths` tokens per response.
 
     The wasted part of a response's engine time is the share of its decoded tokens that are not in the result. Stopped
-    time is not engine time, and seats that are empty or stopped are not up. Time after completion does not count.
+    time is not engine time, and places that are empty or stopped are not up. Time after completion does not count.
     """
     end_s = run.started_s + run.duration_s
-    down: dict[int, list[tuple[float, float]]] = {seat: [] for seat in range(seats)}
+    down: dict[int, list[tuple[float, float]]] = {place: [] for place in range(places)}
     for blow in run.blows:
-        down[blow.seat].append((run.started_s + blow.at_s, run.started_s + blow.ready_s))
+        down[blow.place].append((run.started_s + blow.at_s, run.started_s + blow.ready_s))
     seconds: defaultdict[int, float] = defaultdict(float)
     tokens: Counter[int] = Counter()
     steps = 0
-    for seat, log in run.lives:
+    for place, log in run.lives:
         for at_s, step in groupby(log.rows(), key=lambda row: row.at_s):
             rows = list(step)
             steps += at_s <= end_s and rows[0].response != PREFILL
             step_s = sum(row.duration_s for row in rows)
-            stopped_s = sum(_overlap_s((at_s - step_s, at_s), span) for span in down[seat])
+            stopped_s = sum(_overlap_s((at_s - step_s, at_s), span) for span in down[place])
             for row in rows if at_s <= end_s else ():
                 seconds[row.response] += row.duration_s * (1 - stopped_s / step_s)
                 tokens[row.response] += row.tokens
@@ -245,7 +245,7 @@ def engine_time(run: FleetRun, seats: int, lengths: Mapping[int, int]) -> Engine
     wasted_s = sum(seconds[r] * again[r] / tokens[r] for r in again if tokens[r])
     down_s = sum(_overlap_s((run.started_s, end_s), span) for spans in down.values() for span in spans)
     return EngineTime(
-        up_s=seats * run.duration_s - down_s,
+        up_s=places * run.duration_s - down_s,
         busy_s=sum(seconds.values()),
         prefill_s=seconds[PREFILL],
         wasted_s=wasted_s,

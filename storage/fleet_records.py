@@ -1,0 +1,191 @@
+"""The records of a fleet: its rules, its runs and their seats, its hosts and what they spent (docs/format.md 11).
+
+Only `DueRecord` lies in a run's directory; all others lie below the fleet's root.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from storage.records import STRICT, nonce
+
+SpentKind = Literal["switch", "wait", "train", "park", "idle"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetRecord:
+    """fleet.json: what all hosts of a fleet agree on.
+
+    run_prefixes: a run is admitted if its url lies below one of them. host_ttl_s: a host that was silent for so long,
+    on the observer's monotonic clock, has lost its seats. slowdown_max: no run's cycle is to take more than so many
+    times what it takes alone.
+    """
+
+    KIND: ClassVar[str] = "fleet"
+    __pydantic_config__ = STRICT
+    run_prefixes: tuple[str, ...]
+    host_ttl_s: float
+    created_at_s: float
+    slowdown_max: float = 1.1
+    nonce: str = field(default_factory=nonce)
+
+    def __post_init__(self) -> None:
+        _check_above("host_ttl_s", self.host_ttl_s, 0)
+        _check_above("slowdown_max", self.slowdown_max, 1)
+
+    def allows(self, run_url: str) -> bool:
+        """Whether a run with this url may be admitted: it lies below one of the prefixes, and no part of it is ".."."""
+        below = any(f"{run_url}/".startswith(f"{prefix.rstrip('/')}/") for prefix in self.run_prefixes)
+        return below and ".." not in run_url.split("/")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdmittedRun:
+    """run.json of a run in a fleet.
+
+    id: `fleet_layout.run_id(run_url)`. share: the weight of its waiting. phase_s: the expected seconds of a phase.
+    cycle_s: the expected seconds from one phase to the next if the run had a trainer of its own. state_bytes: the size
+    of its resident state in host memory.
+    """
+
+    KIND: ClassVar[str] = "admitted run"
+    __pydantic_config__ = STRICT
+    id: str
+    run_url: str
+    phase_s: float
+    cycle_s: float
+    state_bytes: int
+    admitted_at_s: float
+    share: float = 1.0
+    nonce: str = field(default_factory=nonce)
+
+    def __post_init__(self) -> None:
+        _check_above("phase_s", self.phase_s, 0)
+        _check_above("cycle_s", self.cycle_s, 0)
+        _check_above("share", self.share, 0)
+        if self.state_bytes < 0:
+            raise ValueError(f"state_bytes: value {self.state_bytes}; allowed: 0 or more")
+
+    @property
+    def load(self) -> float:
+        """The part of a trainer's time that the run needs."""
+        return self.phase_s / self.cycle_s
+
+    def wait_s_max(self, slowdown_max: float) -> float:
+        """How many seconds a phase may wait for the trainer if no cycle may take `slowdown_max` times as long."""
+        return (slowdown_max - 1) * self.cycle_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeftRecord:
+    """left.json: the run has left the fleet for good. reason: in words."""
+
+    KIND: ClassVar[str] = "left run"
+    __pydantic_config__ = STRICT
+    id: str
+    reason: str
+    left_at_s: float
+    nonce: str = field(default_factory=nonce)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeatRecord:
+    """One epoch of a run's seat: from then on this incarnation of a host trains the run."""
+
+    KIND: ClassVar[str] = "seat"
+    __pydantic_config__ = STRICT
+    run: str
+    epoch: int
+    host: str
+    nonce: str = field(default_factory=nonce)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostRecord:
+    """An incarnation of a host. machine: its name, for people. memory_bytes: room for resident states.
+
+    usd_per_hour: what the machine costs; None: unknown. began_at_s: by its wall clock, for people.
+    """
+
+    KIND: ClassVar[str] = "host"
+    __pydantic_config__ = STRICT
+    incarnation: str
+    machine: str
+    memory_bytes: int
+    usd_per_hour: float | None
+    began_at_s: float
+    nonce: str = field(default_factory=nonce)
+
+    def __post_init__(self) -> None:
+        if self.memory_bytes < 0:
+            raise ValueError(f"memory_bytes: value {self.memory_bytes}; allowed: 0 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostBeat:
+    """Heartbeat of a host. Other hosts observe that it changes, "leaving" and "gone"; the rest is for people.
+
+    sequence: how many there were before it. resident, iteration: the run on the device and what it trains; None: none.
+    lived_s: seconds since the host began, on its monotonic clock. state "leaving": it takes no seats and begins no
+    phase; "gone": it has ended, and its seats are free.
+    """
+
+    KIND: ClassVar[str] = "host heartbeat"
+    __pydantic_config__ = STRICT
+    incarnation: str
+    sequence: int
+    resident: str | None
+    iteration: int | None
+    lived_s: float
+    state: Literal["idle", "training", "leaving", "gone"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpentEntry:
+    """A stretch of a host's time, from began_s to ended_s: seconds since it began, on its monotonic clock.
+
+    kind: "switch" from the order to begin until the run trains or waits for groups; "park" while its state leaves the
+    device; "idle" if no run has the device. run, iteration: whose phase it is; None if idle.
+    """
+
+    __pydantic_config__ = STRICT
+    kind: SpentKind
+    run: str | None
+    iteration: int | None
+    began_s: float
+    ended_s: float
+
+    @property
+    def seconds(self) -> float:
+        return self.ended_s - self.began_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpentRecord:
+    """What a host spent since its last record. Each entry begins where the one before ends; the first begins at 0.
+
+    seated: the ids of the runs that were seated on it all that time; they share what it was idle.
+    """
+
+    KIND: ClassVar[str] = "spent"
+    __pydantic_config__ = STRICT
+    host: str
+    sequence: int
+    entries: tuple[SpentEntry, ...]
+    seated: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DueRecord:
+    """due.json: the iteration's phase may begin. groups: how many of its groups were recorded by then."""
+
+    KIND: ClassVar[str] = "due"
+    __pydantic_config__ = STRICT
+    iteration: int
+    groups: int
+
+
+def _check_above(what: str, value: float, least: float) -> None:
+    """Raise ValueError unless the value is finite and above `least`."""
+    if not math.isfinite(value) or value <= least:
+        raise ValueError(f"{what}: value {value}; allowed: finite and above {least}")

@@ -1,0 +1,55 @@
+"""When a run's phase is due: read from the run's own directory, with one request if nothing is due."""
+
+from collections.abc import Callable
+
+from storage import layout, records
+from storage.fleet_records import AdmittedRun, DueRecord
+from storage.run import exists, holds_run, next_iteration
+from storage.store import CorruptObject, ObjectMissing, ObjectStore
+
+OpenStore = Callable[[str], ObjectStore]
+
+
+def is_due(store: ObjectStore, iteration: int) -> bool:
+    """Whether the phase of an iteration may begin, as far as `due.json` says; raises CorruptObject."""
+    key = layout.due(iteration)
+    try:
+        record = records.read(store, DueRecord, key)
+    except ObjectMissing:
+        return False
+    if record.iteration != iteration:
+        raise CorruptObject(key, f"it is of iteration {record.iteration}")
+    return True
+
+
+class RunView:
+    """A host's view of one run. It remembers the first iteration that may not be trained yet."""
+
+    def __init__(self, run: AdmittedRun, open_store: OpenStore) -> None:
+        """open_store: connects to the store at a url."""
+        self.run = run
+        self._open_store = open_store
+        self._store: ObjectStore | None = None
+        self._iteration: int | None = None
+
+    def due(self) -> int | None:
+        """The iteration whose phase is due; None if none is, or if the run does not exist yet.
+
+        Raises what `connect` and the store raise.
+        """
+        if self._store is None:
+            self._store = self._open_store(self.run.run_url)
+        store = self._store
+        if self._iteration is None:
+            if not holds_run(store):
+                return None
+            self._iteration = next_iteration(store)
+        while is_due(store, self._iteration):
+            if exists(store, layout.manifest(layout.weights(self._iteration + 1))):
+                self._iteration += 1
+            elif exists(store, layout.report(self._iteration)):
+                # The weights are gone again: this view is old.
+                self._iteration = max(self._iteration + 1, next_iteration(store))
+            else:
+                return self._iteration
+        return None

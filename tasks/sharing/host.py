@@ -1,0 +1,329 @@
+"""A host: one process on a reserved machine that lets the phases of all seated runs train, one at a time.
+
+It beats, looks at the fleet, takes seats, looks which phases are due, and drives the workers. It never trains itself,
+reads no journal, and waits for no other host. What a store or a run does wrong is logged once and never stops the
+others. All its decisions are by its own monotonic clock.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from storage import fleet_layout, records
+from storage.clock import Clock
+from storage.connect import connect
+from storage.fleet_records import AdmittedRun, FleetRecord, HostBeat, HostRecord
+from storage.store import ObjectStore
+from tasks.sharing.due_phase import OpenStore, RunView
+from tasks.sharing.order import DueRun, next_run
+from tasks.sharing.residents import Resident, make_room
+from tasks.sharing.seating import Seating
+from tasks.sharing.spending import KINDS, Spending
+from tasks.sharing.troubles import Troubles
+from tasks.sharing.workers import PhaseWorkers, WorkerState
+
+log = logging.getLogger(__name__)
+BEATS_PER_TTL = 6
+# After a failed phase the run is left alone for a poll interval, then twice that, and so on up to this.
+PAUSE_S_MAX = 120.0
+SECONDS_PER_HOUR = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostSettings:
+    """How a host goes about it; seconds on its own clock.
+
+    poll_interval_s: between two looks at what is due. look_interval_s: between two looks at the fleet.
+    spent_interval_s: between two records of what was spent. hours: it ends at the first phase boundary after so many;
+    None: it does not. overtime: a phase may hold the device for so many times its expectation, and at least for
+    overtime_s_min; then it is killed. The same holds for its publication.
+    """
+
+    poll_interval_s: float = 1.0
+    look_interval_s: float = 10.0
+    spent_interval_s: float = 60.0
+    hours: float | None = None
+    overtime: float = 5.0
+    overtime_s_min: float = 120.0
+
+    def limit_s(self, run: AdmittedRun) -> float:
+        """The longest time that a phase of the run may take."""
+        return max(self.overtime_s_min, self.overtime * run.phase_s)
+
+
+@dataclass(slots=True)
+class _Served:
+    """A seated run, or one whose worker is still to be ended. Times are the host's.
+
+    due: the iteration that is due, and since when. begun_s: when its last phase began. publishes_since_s: None if it
+    does not publish. pause_s: how long it was left alone after the last trouble; 0: there was none.
+    """
+
+    run: AdmittedRun
+    view: RunView
+    due: tuple[int, float] | None = None
+    begun_s: float = 0.0
+    publishes_since_s: float | None = None
+    pause_s: float = 0.0
+    paused_until_s: float = 0.0
+
+
+class Host:
+    """One incarnation of a host."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        fleet: FleetRecord,
+        me: HostRecord,
+        settings: HostSettings,
+        workers: PhaseWorkers,
+        clock: Clock,
+        *,
+        open_store: OpenStore = connect,
+        is_told_to_end: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """store: of the fleet. open_store: connects to a run's. is_told_to_end: whether to end at a phase boundary."""
+        self._store = store
+        self._fleet = fleet
+        self._me = me
+        self._settings = settings
+        self._workers = workers
+        self._clock = clock
+        self._open_store = open_store
+        self._is_told_to_end = is_told_to_end
+        self._began_s = clock.monotonic()
+        self._troubles = Troubles()
+        self._seating = Seating(store, fleet, me, clock)
+        self._spending = Spending(me.incarnation)
+        self._served: dict[str, _Served] = {}
+        self._trains: tuple[str, int] | None = None
+        self._announced = False
+        self._leaving = False
+        self._beats = 0
+        self._next_beat_s = self._next_look_s = 0.0
+        self._next_record_s = settings.spent_interval_s
+
+    def run(self) -> None:
+        """Serve the fleet until the host is told to end, or its hours are over, and no phase is under way."""
+        log.info("host %s serves the fleet %s", self._me.incarnation, self._store.url)
+        while not self._step():
+            self._clock.sleep(self._settings.poll_interval_s)
+        self._end()
+
+    def _now_s(self) -> float:
+        """Seconds since the host began."""
+        return self._clock.monotonic() - self._began_s
+
+    def _step(self) -> bool:
+        """Do what is to be done now; returns whether the host may end."""
+        self._attend_device()
+        self._attend_publications()
+        self._drop_unseated()
+        self._beat_if_due()
+        self._record_if_due()
+        lived_hours = self._now_s() / SECONDS_PER_HOUR
+        if self._is_told_to_end() or (self._settings.hours is not None and lived_hours >= self._settings.hours):
+            self._leaving = True
+        if self._leaving:
+            return not any(self._workers.state(run).is_busy for run in self._served)
+        if self._now_s() >= self._next_look_s:
+            with self._troubles.of("looking at the fleet"):
+                self._look()
+        self._look_for_due()
+        if self._trains is None:
+            self._begin_next()
+        return False
+
+    def _end(self) -> None:
+        """Drop all states, and write the last of what was spent and that the host is gone."""
+        for run in self._served:
+            self._workers.evict(run)
+        ended_s = self._now_s()
+        self._spending.record(self._seating.seated, ended_s)
+        while not self._spending.is_written and self._now_s() < ended_s + self._fleet.host_ttl_s:
+            with self._troubles.of("writing what was spent"):
+                self._spending.write(self._store)
+            if not self._spending.is_written:
+                self._clock.sleep(self._settings.poll_interval_s)
+        self._beat("gone", ended_s)
+        log.info("host %s ends after %.0f s", self._me.incarnation, ended_s)
+
+    # The fleet.
+
+    def _beat_if_due(self) -> None:
+        now_s = self._now_s()
+        if now_s >= self._next_beat_s:
+            self._next_beat_s = now_s + self._fleet.host_ttl_s / BEATS_PER_TTL
+            self._beat("leaving" if self._leaving else "idle" if self._trains is None else "training", now_s)
+
+    def _beat(self, state: Literal["idle", "training", "leaving", "gone"], now_s: float) -> None:
+        run, iteration = self._trains or (None, None)
+        beat = HostBeat(
+            incarnation=self._me.incarnation,
+            sequence=self._beats,
+            resident=run,
+            iteration=iteration,
+            lived_s=now_s,
+            state=state,
+        )
+        self._beats += 1
+        with self._troubles.of("writing the heartbeat"):
+            records.put(self._store, fleet_layout.alive(self._me.incarnation), beat)
+
+    def _record_if_due(self) -> None:
+        if self._now_s() >= self._next_record_s:
+            self._record()
+
+    def _record(self) -> None:
+        """Record what was spent by now, for the runs that are seated now."""
+        self._next_record_s = self._now_s() + self._settings.spent_interval_s
+        self._spending.record(self._seating.seated, self._now_s())
+        with self._troubles.of("writing what was spent"):
+            self._spending.write(self._store)
+
+    def _look(self) -> None:
+        """Look at runs, seats and other hosts, and take the seats that are this host's."""
+        self._next_look_s = self._now_s() + self._settings.look_interval_s
+        before = self._seating.seated
+        try:
+            if not self._announced:
+                records.commit(self._store, fleet_layout.host(self._me.incarnation), self._me)
+                self._announced = True
+            self._seating.look(takes=True)
+        finally:
+            seated = self._seating.seated
+            if seated.keys() != before.keys():
+                self._spending.record(before, self._now_s())
+            for run in seated.values():
+                if run.id not in self._served:
+                    log.info("run %s (%s) is seated here", run.id, run.run_url)
+                    self._served[run.id] = _Served(run, RunView(run, self._open_store))
+
+    def _drop_unseated(self) -> None:
+        """End the workers of runs that are no longer seated here, each when its phase is over."""
+        for run in self._served.keys() - self._seating.seated.keys():
+            if not self._workers.state(run).is_busy:
+                log.info("run %s is no longer seated here", run)
+                self._workers.evict(run)
+                del self._served[run]
+
+    # The runs.
+
+    def _look_for_due(self) -> None:
+        """Look at every seated run of which no phase is known to be due, and none is under way."""
+        for run in self._seating.seated:
+            served = self._served[run]
+            under_way = served.publishes_since_s is not None or (self._trains is not None and self._trains[0] == run)
+            if served.due is None and not under_way and self._now_s() >= served.paused_until_s:
+                self._beat_if_due()
+                iteration = self._due_of(served)
+                if iteration is not None:
+                    served.due = (iteration, self._now_s())
+
+    def _due_of(self, served: _Served) -> int | None:
+        """The iteration whose phase is due. A run that is in trouble is left alone for a while, the others are not."""
+        with self._troubles.of(f"run {served.run.run_url}"):
+            iteration = served.view.due()
+            if iteration is None:
+                served.pause_s = 0.0
+            return iteration
+        self._put_off(served)
+        return None
+
+    def _put_off(self, served: _Served) -> None:
+        served.due = None
+        served.pause_s = min(PAUSE_S_MAX, max(self._settings.poll_interval_s, 2 * served.pause_s))
+        served.paused_until_s = self._now_s() + served.pause_s
+
+    # The device.
+
+    def _begin_next(self) -> None:
+        """Begin the phase that is next in order, if one is still due and its seat is still this host's."""
+        waiting = {run: self._served[run] for run in self._seating.seated if self._served[run].due is not None}
+        while chosen := next_run([self._due_run(served) for served in waiting.values()]):
+            served = waiting.pop(chosen.id)
+            iteration = self._due_of(served)
+            if iteration is None or served.due is None:
+                served.due = None
+            elif iteration != served.due[0]:
+                served.due = (iteration, self._now_s())
+            elif self._is_still_mine(served.run):
+                self._begin(served, iteration)
+                return
+
+    def _due_run(self, served: _Served) -> DueRun:
+        assert served.due is not None, f"run {served.run.id} is not due"
+        return DueRun(
+            id=served.run.id,
+            waited_s=self._now_s() - served.due[1],
+            expected_s=served.run.phase_s,
+            wait_s_max=served.run.wait_s_max(self._fleet.slowdown_max),
+            share=served.run.share,
+        )
+
+    def _is_still_mine(self, run: AdmittedRun) -> bool:
+        """Whether the seat is still this host's; a courtesy that saves a phase of a host that was frozen."""
+        with self._troubles.of(f"the seat of {run.run_url}"):
+            if self._seating.is_mine(run.id):
+                return True
+            log.info("the seat of run %s was taken over", run.id)
+            self._next_look_s = 0.0
+        return False
+
+    def _begin(self, served: _Served, iteration: int) -> None:
+        run = served.run
+        others = {name: self._workers.state(name) for name in self._served if name != run.id}
+        residents = [
+            Resident(run=name, tier="host memory", num_bytes=state.bytes_held, needed_s=begun_s, busy=state.is_busy)
+            for name, state in others.items()
+            for begun_s in (self._served[name].begun_s,)
+        ]
+        for move in make_room(residents, run.state_bytes, memory_bytes=self._me.memory_bytes):
+            log.info("run %s leaves host memory for run %s", move.run, run.id)
+            self._workers.evict(move.run)
+        served.due, served.begun_s, self._trains = None, self._now_s(), (run.id, iteration)
+        self._spending.note("switch", run.id, iteration, served.begun_s)
+        with self._troubles.of(f"the worker of {run.run_url}"):
+            self._workers.begin(run, iteration)
+
+    def _attend_device(self) -> None:
+        """Look what the worker on the device does, and note that."""
+        if self._trains is None:
+            return
+        run, iteration = self._trains
+        served, state, now_s = self._served[run], self._workers.state(run), self._now_s()
+        if state.has_device:
+            self._spending.note(KINDS[state.phase], run, iteration, now_s)
+            self._end_overtime(served, served.begun_s, "trains")
+            return
+        self._spending.note("idle", None, None, now_s)
+        self._trains = None
+        served.publishes_since_s = now_s
+        self._attend_publication(served, state)
+
+    def _attend_publications(self) -> None:
+        for run, served in self._served.items():
+            self._attend_publication(served, self._workers.state(run))
+
+    def _attend_publication(self, served: _Served, state: WorkerState) -> None:
+        """Look whether a phase that has left the device is published."""
+        if served.publishes_since_s is None:
+            return
+        if state.phase == "publishing":
+            self._end_overtime(served, served.publishes_since_s, "publishes")
+            return
+        served.publishes_since_s = None
+        if state.phase == "parked":
+            served.pause_s = 0.0
+        else:
+            log.error("run %s: its worker is %s: %s", served.run.run_url, state.phase, state.message)
+            self._put_off(served)
+
+    def _end_overtime(self, served: _Served, since_s: float, does: str) -> None:
+        """Kill a worker that takes a multiple of what was expected; its phase is due again, and is repeated cold."""
+        lasts_s = self._now_s() - since_s
+        if lasts_s > self._settings.limit_s(served.run):
+            log.error("run %s %s for %.0f s; its worker is killed", served.run.run_url, does, lasts_s)
+            self._workers.kill(served.run.id)

@@ -1,0 +1,46 @@
+"""Which living host takes which free seat: pure, so that every host computes the same from the same records.
+
+Two hosts that see different records may both want a seat. Creating its next epoch decides; nothing here has to.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from storage.fleet_records import AdmittedRun
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """A living host that takes seats, and the runs that are seated on it."""
+
+    host: str
+    memory_bytes: int
+    seated: tuple[AdmittedRun, ...] = ()
+
+
+def load(runs: Iterable[AdmittedRun]) -> float:
+    """The part of one trainer's time that these runs are expected to need."""
+    return sum(run.load for run in runs)
+
+
+def place(free: Iterable[AdmittedRun], rooms: Sequence[Room]) -> Mapping[str, str]:
+    """Returns the host of each run whose seat is free, by run id; a run that no host can hold is left out.
+
+    The run with the greatest load is placed first, each on the host with the least expected load. Hosts whose memory
+    holds its state beside the states that are there come before those that would have to drop one, and a host whose
+    memory does not hold it at all is never chosen. Ties are decided by name.
+    """
+    seated = {room.host: list(room.seated) for room in rooms}
+    placed: dict[str, str] = {}
+    for run in sorted(free, key=lambda one: (-one.load, one.id)):
+        able = [room for room in rooms if room.memory_bytes >= run.state_bytes]
+        if able:
+            chosen = min(able, key=lambda room: (_is_crowded(run, room, seated), load(seated[room.host]), room.host))
+            seated[chosen.host].append(run)
+            placed[run.id] = chosen.host
+    return placed
+
+
+def _is_crowded(run: AdmittedRun, room: Room, seated: Mapping[str, Sequence[AdmittedRun]]) -> bool:
+    """Whether the states of all runs together exceed the host's memory."""
+    return sum(one.state_bytes for one in (run, *seated[room.host])) > room.memory_bytes

@@ -1,0 +1,74 @@
+"""What a host spends its seconds on: one entry after the other from its beginning to its end, written as records.
+
+Each entry begins at the very number at which the one before ends, so no second is missing or counted twice.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Iterable
+
+from storage import fleet_layout, records
+from storage.fleet_records import SpentEntry, SpentKind, SpentRecord
+from storage.store import ObjectStore
+from tasks.sharing.workers import WorkerPhase
+
+log = logging.getLogger(__name__)
+
+KINDS: dict[WorkerPhase, SpentKind] = {
+    "restoring": "switch",
+    "waiting": "wait",
+    "training": "train",
+    "parking": "park",
+}
+
+
+class Spending:
+    """The entries of one incarnation of a host; times are seconds since it began."""
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+        self._kind: SpentKind = "idle"
+        self._phase: tuple[str | None, int | None] = (None, None)
+        self._since_s = 0.0
+        self._entries: list[SpentEntry] = []
+        self._records = 0
+        self._unwritten: deque[SpentRecord] = deque()
+
+    @property
+    def is_written(self) -> bool:
+        """Whether every record is written."""
+        return not self._unwritten
+
+    def note(self, kind: SpentKind, run: str | None, iteration: int | None, now_s: float) -> None:
+        """From now on the host's time is spent on this."""
+        if (kind, (run, iteration)) != (self._kind, self._phase):
+            self._close(now_s)
+            self._kind, self._phase = kind, (run, iteration)
+
+    def record(self, seated: Iterable[str], now_s: float) -> None:
+        """Make a record of all time until now, in which these runs were seated on the host."""
+        self._close(now_s)
+        if self._entries:
+            record = SpentRecord(
+                host=self._host, sequence=self._records, entries=tuple(self._entries), seated=tuple(sorted(seated))
+            )
+            self._unwritten.append(record)
+            self._records += 1
+            self._entries = []
+
+    def write(self, store: ObjectStore) -> None:
+        """Write the records in order; after an error of the store the next call offers the same bytes again."""
+        while self._unwritten:
+            record = self._unwritten[0]
+            key = fleet_layout.spent(record.host, record.sequence)
+            if not records.commit(store, key, record):
+                log.error("%s holds another record; what this host spent then is lost", key)
+            self._unwritten.popleft()
+
+    def _close(self, now_s: float) -> None:
+        """End the present entry."""
+        if now_s > self._since_s:
+            run, iteration = self._phase
+            entry = SpentEntry(kind=self._kind, run=run, iteration=iteration, began_s=self._since_s, ended_s=now_s)
+            self._entries.append(entry)
+            self._since_s = now_s

@@ -1,0 +1,67 @@
+"""The interface of a host to what trains: one worker process for each run that is seated on it.
+
+The host decides which run has the device. A worker restores its run's state, trains one phase when it is told to, parks
+its state in host memory, frees the device, and publishes from host memory.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from storage.fleet_records import AdmittedRun
+
+WorkerPhase = Literal["absent", "restoring", "waiting", "training", "parking", "publishing", "parked", "failed"]
+ON_DEVICE: frozenset[WorkerPhase] = frozenset({"restoring", "waiting", "training", "parking"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerState:
+    """What a worker does now.
+
+    phase: "absent" if there is no process; "restoring" from `begin` until its state is on the device; "waiting" for
+    groups that are not recorded yet; "parked" if its phase is published, or was refused because another host's is;
+    "failed" if its process ended, or gave up the phase. iteration: of its present or last phase. digest: of the
+    checkpoint that its resident state equals; None if it holds none. message: why it failed. bytes_held: of its
+    resident state.
+    """
+
+    phase: WorkerPhase = "absent"
+    iteration: int | None = None
+    digest: str | None = None
+    message: str = ""
+    bytes_held: int = 0
+
+    @property
+    def has_device(self) -> bool:
+        return self.phase in ON_DEVICE
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a phase is under way, on the device or in publication."""
+        return self.has_device or self.phase == "publishing"
+
+
+class PhaseWorkers(Protocol):
+    """The workers of a host. Only the host's thread calls it. No call waits for a worker."""
+
+    def begin(self, run: AdmittedRun, iteration: int) -> None:
+        """Wake the run's worker, or start it if there is none, and let it train this phase.
+
+        The host calls it only while no worker has the device. From then on the worker has it.
+        """
+        ...
+
+    def state(self, run_id: str) -> WorkerState:
+        """What the run's worker does now; "absent" if there is none."""
+        ...
+
+    def evict(self, run_id: str) -> None:
+        """End the run's worker, if there is one, and drop its resident state.
+
+        The host calls it when it has lost the run's seat, when the run has left, when memory is needed, and when the
+        host ends; never while the worker has the device.
+        """
+        ...
+
+    def kill(self, run_id: str) -> None:
+        """End the run's worker at once, whatever it does; its state is "failed" or "absent" from then on."""
+        ...
