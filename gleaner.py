@@ -47,6 +47,7 @@ from tasks.reporting.watch_screen import screen
 from tasks.sampling.engines.engine import EngineError
 from tasks.sampling.session.join import JoinLimits, join_run
 from tasks.sampling.session.session_outcome import SessionOutcome
+from tasks.sharing.commands import fleet
 
 COLUMNS = (
     ("reward", "reward", "{:.3f}"),
@@ -379,6 +380,8 @@ def _discard_output() -> None:
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
+
+main.add_command(fleet)
 
 if __name__ == "__main__":
     main()

@@ -162,6 +162,11 @@ def nonfinite(index: int) -> str:
     return f"{iteration(index)}nonfinite.json"
 
 
+def phase_failure(index: int) -> str:
+    """Why a host could not train this iteration's phase; overwritten by the next attempt that fails so."""
+    return f"{iteration(index)}phase_failure.json"
+
+
 def report(index: int) -> str:
     """The report of an iteration; it commits the iteration."""
     return f"{iteration(index)}report.json"

@@ -20,6 +20,7 @@ from tasks.plan import plan
 from tasks.rollout import IMPORTS, rollout
 from tasks.rollout_ended import rollout_ended
 from tasks.train import train
+from tasks.train_shared import train_shared
 from workflows.node_names import NodeNames
 
 
@@ -54,8 +55,11 @@ def rollout_nodes(reference: Any, slots: Any, pools: PoolsConfig, names: NodeNam
 def train_node(reference: Any, pools: PoolsConfig, trainer: TrainerConfig, names: NodeNames) -> Any:
     """Wire the trainer of a plan: a sibling of rollout, never downstream of it, because it follows the journal.
 
-    With placement "pod" a collector on the control pool follows first, and the trainer is downstream of that.
+    With placement "pod" a collector on the control pool follows first, and the trainer is downstream of that. With
+    placement "shared" the train node itself is on the control pool, because a host of the fleet trains.
     """
+    if trainer.placement == "shared":
+        return train_shared(plan=reference).with_overrides(**overrides(pools.control), **names.of("train"))
     if trainer.placement == "pod":
         reference = collect(plan=reference).with_overrides(**overrides(pools.control), **names.of("collect"))
     task = train

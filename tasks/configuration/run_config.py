@@ -69,6 +69,7 @@ OPERATIONAL = {
     },
     "trainer": {
         "placement",
+        "fleet",
         "phase_start_share",
         "device",
         "group_timeout_s",
@@ -164,7 +165,7 @@ class RunConfig:
 
     @property
     def phase_start_share(self) -> float:
-        """The share of the groups that is recorded before the train phase begins, with trainer.placement "pod"."""
+        """The share of the groups that is recorded before the train phase begins, unless trainer.placement is "own"."""
         given = self.trainer.phase_start_share
         return (1.0 if _needs_all_groups(self.algorithm) else PHASE_START_SHARE) if given is None else given
 
@@ -231,9 +232,13 @@ def _needs_all_groups(algorithm: AlgorithmConfig) -> bool:
 
 def _placements_that_clash(config: RunConfig) -> Iterator[str]:
     trainer, share = config.trainer, config.trainer.phase_start_share
+    placement = f"trainer.placement {trainer.placement!r}"
+    if (trainer.fleet is None) == (trainer.placement == "shared"):
+        allowed = "the url of a fleet" if trainer.fleet is None else "null"
+        yield f"trainer.fleet: value {trainer.fleet!r}; allowed with {placement}: {allowed}"
     if trainer.placement == "own":
         if share is not None:
-            yield f"trainer.phase_start_share: value {share}; allowed with trainer.placement 'own': null"
+            yield f"trainer.phase_start_share: value {share}; allowed with {placement}: null"
         return
     if share is not None and share < 1 and _needs_all_groups(config.algorithm):
         yield (
@@ -242,15 +247,19 @@ def _placements_that_clash(config: RunConfig) -> Iterator[str]:
         )
     if config.planning.seeding == "auto":
         yield (
-            "planning.seeding: value 'auto'; allowed with trainer.placement 'pod': off, because the trainer's machines "
-            "are there for the train phase only"
+            f"planning.seeding: value 'auto'; allowed with {placement}: off, because the trainer's machines are there "
+            "for the train phase only"
         )
     for index, reward in enumerate(config.rewards):
         if reward.model is not None:
             yield (
-                f"rewards.{index}.model: given; allowed with trainer.placement 'pod': no reward model, because "
-                "responses are graded on pools.control, which has no GPU"
+                f"rewards.{index}.model: given; allowed with {placement}: no reward model, because responses are "
+                "graded on pools.control, which has no GPU"
             )
+    for field_name in ("nnodes", "nproc_per_node") if trainer.placement == "shared" else ():
+        if getattr(trainer, field_name) > 1:
+            value = getattr(trainer, field_name)
+            yield f"trainer.{field_name}: value {value}; allowed with {placement}: 1, because a host trains alone"
 
 
 def load(path: str | Path) -> RunConfig:

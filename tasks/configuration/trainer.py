@@ -15,9 +15,12 @@ class TrainerConfig:
     Attributes:
         placement: Which machines record an iteration's groups. "own": pools.train, which follows the rollout from its
             beginning. "pod": pools.control, until the train phase is due; pools.train is held for little more than the
-            phase, so that other runs can have it meanwhile.
-        phase_start_share: With placement "pod", the train phase is due when this share of the groups is recorded. null:
-            0.9, or 1 if the algorithm needs the whole batch before its first gradient or filters groups.
+            phase, so that other runs can have it meanwhile. "shared": pools.control to the end; a host of `fleet`
+            trains the phases of several runs in turns, and the run itself holds no GPU for training.
+        fleet: With placement "shared", the url of the fleet that has admitted the run (`gleaner fleet admit`).
+        phase_start_share: With placement "pod" or "shared", the train phase is due when this share of the groups is
+            recorded. null: 0.9, or 1 if the algorithm needs the whole batch before its first gradient or filters
+            groups.
         dtype: The dtype of the matrix products; parameters, gradients and moments are always float32.
         device: "auto" takes the first GPU if there is one.
         micro_batch_tokens_max: The most padded tokens (prompt and response) of a micro-batch and of a forward pass.
@@ -33,7 +36,8 @@ class TrainerConfig:
     """
 
     __pydantic_config__ = STRICT
-    placement: Literal["own", "pod"] = "own"
+    placement: Literal["own", "pod", "shared"] = "own"
+    fleet: str | None = None
     phase_start_share: Annotated[float, Field(gt=0, le=1)] | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -1,21 +1,28 @@
-"""Collecting: an iteration's groups are followed, graded and recorded on a machine without a GPU, before training.
+"""Collecting: an iteration's groups are followed, graded and recorded on a machine without a GPU.
 
-The train task then replays what is recorded and records the rest itself, so reserved machines are held for little more
-than the train phase. What is learned is the same: a micro-batch is used as it is recorded, by whichever task.
+Another process replays what is recorded, and trains. What is learned is the same: a micro-batch is used as it is
+recorded, by whichever task. With placement "pod" a collector stops when the train phase is due, and the train task
+records the rest, so reserved machines are held for little more than the phase. With placement "shared" it records
+everything, because a host never grades, and waits until a host has trained.
 """
 
 import logging
 import tempfile
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from storage import layout, model_files, prompt_table, records
+from storage import fleet_layout, layout, model_files, prompt_table, records
 from storage.clock import Clock
 from storage.collected import CollectedRecord
+from storage.connect import connect
+from storage.fleet_records import DueRecord
 from storage.metered import MeteredStore
-from storage.records import PlanRecord
+from storage.phase_failure import phase_failure
+from storage.records import PlanRecord, TrainingRecord
 from storage.run import connect_to_run, exists, read_config, read_plan
-from storage.store import ObjectStore
+from storage.seats import newest_seat
+from storage.store import ObjectMissing, ObjectStore, StorageError
 from tasks.configuration.run_config import RunConfig, parse
 from tasks.grading.run_rewards import open_grader
 from tasks.learning.follow import FollowConfig
@@ -25,6 +32,15 @@ from tasks.prompts.decode import open_decoder
 from tasks.sampling.session.crew_watch import CrewWatch
 
 log = logging.getLogger(__name__)
+HOST_LOOK_INTERVAL_S = 10.0
+
+
+class PhaseFailed(RuntimeError):  # noqa: N818 - reads as what happened
+    """The host that trained the iteration failed in a way in which every attempt would fail."""
+
+
+class NoHost(TimeoutError):  # noqa: N818 - reads as what happened
+    """No host of the fleet lives that could train the iteration; a later attempt may find one."""
 
 
 def collect(run_url: str, iteration: int, execution: str, clock: Clock) -> None:
@@ -32,25 +48,53 @@ def collect(run_url: str, iteration: int, execution: str, clock: Clock) -> None:
 
     Raises what following and grading raise: GroupTimeout, GradingError, CrewLost, CorruptObject and StoreUnavailable.
     """
-    began_s = clock.monotonic()
     store = MeteredStore(connect_to_run(run_url))
     # After either of these nothing is left to record.
     if any(exists(store, key) for key in (layout.closed(iteration), layout.report(iteration))):
         return
-    plan = read_plan(store, iteration)
-    config = parse(read_config(store, plan), f"the configuration of iteration {iteration}")
+    plan, config = _planned(store, iteration)
     with keep_lease(store, execution, config.run.lease_ttl_s, clock):
         _record(store, plan, config, execution, clock)
-    spent = CollectedRecord(
-        iteration=iteration,
-        seconds=clock.monotonic() - began_s,
-        puts=store.requests.puts,
-        gets=store.requests.gets,
-    )
-    records.commit(store, layout.collected(iteration), spent)
 
 
-def _record(store: ObjectStore, plan: PlanRecord, config: RunConfig, execution: str, clock: Clock) -> None:
+def collect_and_wait(run_url: str, iteration: int, execution: str, clock: Clock) -> TrainingRecord:
+    """Record all groups, say when the train phase is due, and wait until a host of the fleet has trained it.
+
+    Raises what `collect` raises, PhaseFailed, and NoHost if no host lives for `trainer.group_timeout_s`.
+    """
+    store = MeteredStore(connect_to_run(run_url))
+    done = (layout.manifest(layout.weights(iteration + 1)), layout.report(iteration))
+    if not any(exists(store, key) for key in done):
+        plan, config = _planned(store, iteration)
+
+        def say_due(share: float) -> None:
+            due = DueRecord(iteration=iteration, groups=round(share * plan.num_groups))
+            records.commit(store, layout.due(iteration), due)
+
+        with keep_lease(store, execution, config.run.lease_ttl_s, clock):
+            _record(store, plan, config, execution, clock, say_due)
+            _await_host(store, config, iteration, done, clock)
+    return records.read(store, TrainingRecord, layout.training(iteration))
+
+
+def _planned(store: ObjectStore, iteration: int) -> tuple[PlanRecord, RunConfig]:
+    plan = read_plan(store, iteration)
+    return plan, parse(read_config(store, plan), f"the configuration of iteration {iteration}")
+
+
+def _record(
+    store: MeteredStore,
+    plan: PlanRecord,
+    config: RunConfig,
+    execution: str,
+    clock: Clock,
+    say_due: Callable[[float], None] | None = None,
+) -> None:
+    """Record groups until the phase is due, or all if `say_due` is given, and note what it took.
+
+    say_due: called once, when the phase is due, with the share of the groups that is recorded.
+    """
+    began_s = clock.monotonic()
     watch = CrewWatch(store, plan, config.rollout, config.planning, clock, execution=execution)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gleaner-model-")))
@@ -66,7 +110,51 @@ def _record(store: ObjectStore, plan: PlanRecord, config: RunConfig, execution: 
             clock=clock,
             watch=watch.check,
         )
+        is_due = False
         for _ in batches:
-            if batches.share_recorded >= config.phase_start_share:
-                break
+            if not is_due and batches.share_recorded >= config.phase_start_share:
+                is_due = True
+                if say_due is None:
+                    break
+                say_due(batches.share_recorded)
     log.info("iteration %d: %.0f %% of the groups are recorded", plan.iteration, 100 * batches.share_recorded)
+    spent = CollectedRecord(
+        iteration=plan.iteration,
+        seconds=clock.monotonic() - began_s,
+        puts=store.requests.puts,
+        gets=store.requests.gets,
+    )
+    records.commit(store, layout.collected(plan.iteration), spent)
+
+
+def _await_host(store: ObjectStore, config: RunConfig, iteration: int, done: tuple[str, str], clock: Clock) -> None:
+    """Return when one of the objects `done` exists."""
+    sign, since_s = b"", clock.monotonic()
+    next_look_s = since_s
+    while not any(exists(store, key) for key in done):
+        failure = phase_failure(store, iteration)
+        if failure is not None:
+            raise PhaseFailed(f"iteration {iteration} could not be trained: {failure}")
+        now_s = clock.monotonic()
+        if now_s >= next_look_s:
+            next_look_s = now_s + HOST_LOOK_INTERVAL_S
+            seen = _sign_of_host(config)
+            if seen != sign:
+                sign, since_s = seen, now_s
+        if now_s - since_s > config.trainer.group_timeout_s:
+            raise NoHost(
+                f"iteration {iteration} waits for a host: none of the fleet {config.trainer.fleet} that could train "
+                f"this run has shown a sign of life for {config.trainer.group_timeout_s:.0f} s; start one by: gleaner "
+                f"fleet host {config.trainer.fleet}"
+            )
+        clock.sleep(config.trainer.poll_interval_s)
+
+
+def _sign_of_host(config: RunConfig) -> bytes:
+    """The heartbeat of the host that has the run's seat; b"" if there is none, or if the fleet cannot be read now."""
+    try:
+        fleet = connect(config.trainer.fleet or "")
+        seat = newest_seat(fleet, fleet_layout.run_id(config.run.url))
+        return b"" if seat is None else fleet.get(fleet_layout.alive(seat.host))
+    except (ObjectMissing, StorageError):
+        return b""

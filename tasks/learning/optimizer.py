@@ -5,7 +5,7 @@ gradient. The optimizer keeps the moments and the number of steps taken.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -144,6 +144,11 @@ class PolicyOptimizer:
             exp_avg={name: state["exp_avg"] for name, state in states.items()},
             exp_avg_sq={name: state["exp_avg_sq"] for name, state in states.items()},
         )
+
+    def state_tensors(self) -> Iterator[Tensor]:
+        """Every tensor of the optimizer's own state."""
+        for state in self._adamw.state.values():
+            yield from state.values()
 
     def restore(self, steps: int, moments: Moments) -> None:
         """Continue after `steps` steps with `moments`: whole tensors, of which each rank takes its part.

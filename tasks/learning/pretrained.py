@@ -4,6 +4,7 @@ Only safetensors are read, because unpickling a file can run any code.
 """
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,19 @@ def read_tensors(directory: Path) -> dict[str, TensorBlock]:
                 raise _twice(name, directory)
             tensors[name] = TensorBlock(entry["dtype"], tuple(entry["shape"]), bytes(entry["data"]))
     return tensors
+
+
+def count_parameters(directory: Path) -> int:
+    """The number of values in a model directory's tensors, from the files' headers; raises ModelError."""
+    count = 0
+    for file in weight_files(directory):
+        try:
+            with safe_open(file, framework="np") as tensors:
+                names = list(tensors.keys())
+                count += sum(math.prod(tensors.get_slice(name).get_shape()) for name in names)
+        except (SafetensorError, OSError) as error:
+            raise _not_whole(file, error) from None
+    return count
 
 
 def _not_whole(file: Path, error: Exception) -> ModelError:

@@ -100,13 +100,18 @@ class FollowedBatches(Batches):
     """Yields micro-batches as a collector records them."""
 
     def __init__(
-        self, store: ObjectStore, plan: PlanRecord, clock: Clock, poll_interval_s: float, check: Callable[[], None]
+        self,
+        store: ObjectStore,
+        plan: PlanRecord,
+        clock: Clock,
+        poll_interval_s: float,
+        waits: Callable[[bool], None],
     ) -> None:
-        """check: called before each look for a missing micro-batch; may raise to end the wait."""
+        """waits: called with True before each pause, and with False when a micro-batch was found; may raise."""
         super().__init__(store, plan)
         self._clock = clock
         self._poll_interval_s = poll_interval_s
-        self._check = check
+        self._waits = waits
         self._waited_s = 0.0
 
     @property
@@ -118,9 +123,10 @@ class FollowedBatches(Batches):
         while True:
             with suppress(ObjectMissing):
                 batch = self.read(number)
+                self._waits(False)
                 self._waited_s += self._clock.monotonic() - began_s
                 return batch
-            self._check()
+            self._waits(True)
             self._clock.sleep(self._poll_interval_s)
 
 

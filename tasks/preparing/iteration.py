@@ -45,6 +45,7 @@ from tasks.planning.offer import GroupLengths
 from tasks.preparing.checks import check_held_out, check_settings, draw, model_directory
 from tasks.preparing.needed_state import check_needed_state
 from tasks.prompts.loading import load_prompts
+from tasks.sharing.fleet import check_admitted
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +66,7 @@ def prepare(
     pools = pools or tuple(config.pools.rollout_pools)
     check_settings(config)
     config.algorithm.estimator.check()
+    check_admitted(config)
     store = connect(config.run.url)
     is_new = not holds_run(store)
     prompts = load_prompts(config.data, check_rows=is_new)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from storage import layout, records
 from storage.fleet_records import AdmittedRun, DueRecord
+from storage.phase_failure import phase_failure
 from storage.run import exists, holds_run, next_iteration
 from storage.store import CorruptObject, ObjectMissing, ObjectStore
 
@@ -35,6 +36,8 @@ class RunView:
     def due(self) -> int | None:
         """The iteration whose phase is due; None if none is, or if the run does not exist yet.
 
+        A phase that has failed for good is due again when another execution advances the run.
+
         Raises what `connect` and the store raise.
         """
         if self._store is None:
@@ -50,6 +53,8 @@ class RunView:
             elif exists(store, layout.report(self._iteration)):
                 # The weights are gone again: this view is old.
                 self._iteration = max(self._iteration + 1, next_iteration(store))
+            elif phase_failure(store, self._iteration) is not None:
+                return None
             else:
                 return self._iteration
         return None

@@ -1,0 +1,17 @@
+"""The host task: trains the phases of several runs in turns, on one reserved machine."""
+
+from flytekit import task
+
+from resources.pools import PoolConfig, pod_template
+from tasks.sharing.serving import serve
+
+DEFAULT_POOL = PoolConfig()
+
+
+@task(interruptible=False, retries=DEFAULT_POOL.retries, pod_template=pod_template(DEFAULT_POOL))
+def host(fleet: str, slot: int, hours: float, memory_gib: float, usd_per_hour: float) -> str:
+    """Serve a fleet for so many hours, then end at a phase boundary; returns the incarnation of the host.
+
+    slot: only tells apart the elements of a map.
+    """
+    return serve(fleet, hours=hours, memory_gib=memory_gib, usd_per_hour=usd_per_hour)

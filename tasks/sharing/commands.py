@@ -1,0 +1,111 @@
+"""The commands `gleaner fleet ...`: make a fleet, admit runs to it, look at it, and serve it."""
+
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from storage.clock import SystemClock
+from tasks.configuration.run_config import load
+from tasks.preparing.checks import model_directory
+from tasks.sharing.fleet import admit as admit_run
+from tasks.sharing.fleet import create_fleet
+from tasks.sharing.fleet import leave as leave_fleet
+from tasks.sharing.fleet_view import FleetView, look_at_fleet
+from tasks.sharing.host import HostSettings
+from tasks.sharing.serving import serve
+
+GIB = 1 << 30
+
+
+@click.group()
+def fleet() -> None:
+    """Let several runs share one trainer: a fleet's hosts train their phases in turns.
+
+    FLEET_URL is a directory of its own, or s3://bucket/prefix.
+    """
+
+
+@fleet.command(short_help="Make a fleet.")
+@click.argument("fleet_url")
+@click.option(
+    "--runs", "prefixes", multiple=True, required=True, help="Runs below this url may be admitted; repeatable."
+)
+@click.option(
+    "--host-ttl-s", type=float, default=60.0, show_default=True, help="A host silent for so long loses its seats."
+)
+@click.option(
+    "--slowdown-max", type=float, default=1.1, show_default=True, help="How many times as long a cycle may take."
+)
+def init(fleet_url: str, prefixes: tuple[str, ...], host_ttl_s: float, slowdown_max: float) -> None:
+    """Make a fleet at FLEET_URL, to which runs below the given urls may be admitted."""
+    create_fleet(fleet_url, prefixes, host_ttl_s, slowdown_max, SystemClock())
+    click.echo(f"{fleet_url} is a fleet now; admit runs by: gleaner fleet admit CONFIG")
+
+
+@fleet.command(short_help="Admit a run to its fleet.")
+@click.argument("config", type=click.Path(path_type=Path))
+@click.option(
+    "--share", type=float, default=1.0, show_default=True, help="The weight of its waiting against the others'."
+)
+@click.option("--phase-s", type=float, help="Expected seconds of a train phase. Default: the median of its reports.")
+@click.option("--cycle-s", type=float, help="Expected seconds of an iteration alone. Default: that of its reports.")
+def admit(config: Path, share: float, phase_s: float | None, cycle_s: float | None) -> None:
+    """Admit the run of a configuration file to the fleet that it names (trainer.fleet)."""
+    settings = load(config)
+    run = admit_run(settings, model_directory(settings), share, phase_s, cycle_s, SystemClock())
+    click.echo(
+        f"{run.run_url} is admitted as {run.id}: a phase of {run.phase_s:.1f} s in {run.cycle_s:.1f} s, "
+        f"{run.state_bytes / GIB:.2f} GiB of host memory"
+    )
+
+
+@fleet.command(short_help="Take a run out of its fleet for good.")
+@click.argument("fleet_url")
+@click.argument("run_url")
+@click.option("--reason", default="it was told to leave", show_default=True, help="For those who look at the fleet.")
+def leave(fleet_url: str, run_url: str, reason: str) -> None:
+    """Take a run out of a fleet for good: no host trains it any more."""
+    leave_fleet(fleet_url, run_url, reason, SystemClock())
+    click.echo(f"{run_url} has left {fleet_url}")
+
+
+@fleet.command(short_help="Show a fleet's runs and hosts.")
+@click.argument("fleet_url")
+def status(fleet_url: str) -> None:
+    """Show the runs of a fleet with their hosts, and what each host has spent its time on."""
+    view = look_at_fleet(fleet_url)
+    console = Console(width=120)
+    for each in (_runs(view), _hosts(view)):
+        console.print(each)
+
+
+@fleet.command(short_help="Serve a fleet from this machine.")
+@click.argument("fleet_url")
+@click.option("--memory-gib", type=float, required=True, help="Host memory for the states of runs.")
+@click.option("--hours", type=float, help="End at the first phase boundary after so many hours. Default: at SIGTERM.")
+@click.option("--usd-per-hour", type=float, help="What this machine costs.")
+@click.option("--poll-interval-s", type=float, default=1.0, show_default=True, help="Between two looks at what is due.")
+def host(
+    fleet_url: str, memory_gib: float, hours: float | None, usd_per_hour: float | None, poll_interval_s: float
+) -> None:
+    """Train the phases of the fleet's runs in turns, on this machine, until SIGTERM."""
+    how = HostSettings(hours=hours, poll_interval_s=poll_interval_s)
+    serve(fleet_url, memory_gib=memory_gib, usd_per_hour=usd_per_hour, settings=how)
+
+
+def _runs(view: FleetView) -> Table:
+    grid = Table("run", "url", "host", "load", "GiB", title=f"runs of {view.url}")
+    for run in view.runs:
+        host_name = "left" if run.left else run.host or "waits for a host"
+        grid.add_row(run.id, run.run_url, host_name, f"{run.load:.2f}", f"{run.state_bytes / GIB:.2f}")
+    return grid
+
+
+def _hosts(view: FleetView) -> Table:
+    grid = Table("host", "machine", "state", *view.kinds, title="hosts, and seconds by what they were spent on")
+    for each in view.hosts:
+        spent = [f"{each.spent_s[kind]:.0f}" for kind in view.kinds]
+        grid.add_row(each.incarnation[:12], each.machine, each.state, *spent)
+    return grid

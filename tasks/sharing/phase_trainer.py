@@ -1,0 +1,200 @@
+"""Training the phases of one run in one process, which keeps the run's state between them.
+
+What is learned is what `tasks.learning.advance` learns: the same batches, the same step, the same objects, each created
+once. Two things differ: the collector records the batches, never this process; and a state that equals the checkpoint
+in the store is used again instead of being read again.
+"""
+
+import logging
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from resources.freed_memory import give_back
+from storage import layout, model_files, prompt_table, records
+from storage.clock import Clock
+from storage.digests import digest_of
+from storage.metered import MeteredStore
+from storage.records import PlanRecord
+from storage.run import connect_to_run, exists, read_config, read_plan
+from storage.store import ObjectMissing, ObjectStore, StorageError
+from storage.weights.versions import pull_version
+from tasks.configuration.run_config import RunConfig, dump, parse
+from tasks.learning.advance import request_metrics, take_step
+from tasks.learning.generation import free_device
+from tasks.learning.learner import Learner
+from tasks.learning.parking import move_learner, state_bytes
+from tasks.learning.publication import AnotherWasFirstError, Blocks, publish, published_blocks, save_and_publish
+from tasks.learning.recorded_batches import FollowedBatches
+from tasks.learning.restoring import restore_learner
+from tasks.learning.totals import check_staleness
+from tasks.sharing.residents import is_usable
+from tasks.sharing.workers import WorkerPhase, WorkerState
+
+log = logging.getLogger(__name__)
+HOST_MEMORY = torch.device("cpu")
+
+
+class NoLongerDue(Exception):  # noqa: N818 - reads as what happened
+    """The iteration was concluded while this process waited for its batches."""
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """A learner in host memory that equals a stored state.
+
+    digest: see `state_digest`. config: the configuration it was made with. rng_state: of torch's CPU generator.
+    """
+
+    learner: Learner
+    digest: str
+    config: RunConfig
+    rng_state: torch.Tensor
+
+
+def state_digest(store: ObjectStore, version: int) -> str:
+    """What identifies the stored state from which iteration `version` trains: a digest of its manifests.
+
+    Another trainer may have stored the critic of a version whose policy this process has stored, so both count. Raises
+    ObjectMissing if the state is not stored.
+    """
+    if version == 0:
+        return digest_of(store.get(layout.manifest(layout.weights(0))))
+    body = store.get(layout.manifest(layout.checkpoint(version)))
+    try:
+        critic = store.get(layout.manifest(layout.critic_checkpoint(version)))
+    except ObjectMissing:
+        critic = b""
+    return digest_of(body + critic)
+
+
+class PhaseTrainer:
+    """Trains phases of one run, one at a time. Not thread-safe; its process trains no other run.
+
+    A checkpoint holds the state of torch's generator, which a process has once: two runs in one process would store
+    each other's.
+    """
+
+    def __init__(self, run_url: str, clock: Clock, tell: Callable[[WorkerState], None]) -> None:
+        """tell: called whenever what this process does changes."""
+        self._store = MeteredStore(connect_to_run(run_url))
+        self._clock = clock
+        self._tell = tell
+        self._iteration: int | None = None
+        self._phase: WorkerPhase = "parked"
+        self._kept: _Kept | None = None
+
+    def train(self, iteration: int) -> None:
+        """Train the phase of an iteration, unless its weights are published, and publish them.
+
+        Afterwards the device is free, and the state is in host memory if it is as good as the stored one. Raises what
+        `tasks.learning.advance` raises; the state is dropped then.
+        """
+        self._iteration = iteration
+        self._says("restoring")
+        kept, self._kept = self._kept, None
+        try:
+            if not self._is_over(iteration):
+                self._kept = self._train(iteration, kept)
+            elif kept is not None and self._is_next(kept, iteration + 1):
+                self._kept = kept
+        except (NoLongerDue, StorageError) as error:
+            # What is missing then was deleted because no process needs it any more.
+            if not isinstance(error, NoLongerDue) and not exists(self._store, layout.report(iteration)):
+                raise
+            log.info("iteration %d is concluded; nothing of this phase is used", iteration)
+        finally:
+            del kept
+            give_back()
+        self._says("parked")
+
+    def _train(self, iteration: int, kept: _Kept | None) -> _Kept | None:
+        store, clock = self._store, self._clock
+        plan = read_plan(store, iteration)
+        config = parse(read_config(store, plan), f"the configuration of iteration {iteration}")
+        check_staleness(plan, config.algorithm.max_staleness)
+        with tempfile.TemporaryDirectory(prefix="gleaner-model-") as folder:
+            model = Path(folder)
+            model_files.download(store, model)
+            if exists(store, layout.manifest(layout.checkpoint(iteration + 1))):
+                self._publish_stored(config, iteration + 1, model)
+                return None
+            learner, is_warm = self._state(config, iteration, model, kept)
+        began_s = clock.wall()
+        base = published_blocks(store, learner.policy, learner.ranks, lasting=True)
+        batches = FollowedBatches(store, plan, clock, config.trainer.poll_interval_s, self._waits)
+        prompts = prompt_table.read_prompts(store, plan)
+        self._says("training")
+        record = take_step(store, plan, config, prompts, learner, batches, clock, began_s)
+        measured = request_metrics(store.requests, learner.ranks) | {"sharing/warm": float(is_warm)}
+        records.commit(store, layout.training(iteration), replace(record, metrics=record.metrics | measured))
+        return self._park_and_publish(plan, config, learner, base)
+
+    def _state(self, config: RunConfig, version: int, model: Path, kept: _Kept | None) -> tuple[Learner, bool]:
+        """A learner at this version on the device, and whether it is the one that was kept."""
+        if kept is not None and self._is_next(kept, version) and dump(kept.config) == dump(config):
+            torch.set_rng_state(kept.rng_state)
+            move_learner(kept.learner, kept.learner.ranks.device)
+            return kept.learner, True
+        return restore_learner(self._store, version, config, model, self._clock), False
+
+    def _is_next(self, kept: _Kept, version: int) -> bool:
+        """Whether the kept state is the stored one of this version."""
+        try:
+            return is_usable(kept.digest, state_digest(self._store, version))
+        except ObjectMissing:
+            return False
+
+    def _park_and_publish(self, plan: PlanRecord, config: RunConfig, learner: Learner, base: Blocks) -> _Kept | None:
+        """Free the device, then make the step durable from host memory.
+
+        Returns None if another trainer has stored the checkpoint first. If that has not published its weights, the
+        phase is still due, and the next attempt at it publishes them.
+        """
+        self._says("parking")
+        rng_state = torch.get_rng_state()
+        move_learner(learner, HOST_MEMORY)
+        free_device(learner.ranks.device)
+        self._says("publishing")
+        version, interval = plan.iteration + 1, config.trainer.weights_full_interval
+        try:
+            save_and_publish(self._store, version, learner, base, interval, self._clock)
+        except AnotherWasFirstError:
+            log.info("another trainer has stored version %d first; this state is dropped", version)
+            return None
+        log.info("published weight version %d", version)
+        return _Kept(learner, state_digest(self._store, version), config, rng_state)
+
+    def _publish_stored(self, config: RunConfig, version: int, model: Path) -> None:
+        """Publish the weights of a version whose checkpoint is stored, as after a kill between the two."""
+        learner = restore_learner(self._store, version, config, model, self._clock)
+        base = pull_version(self._store, version - 1, None, self._clock)[1]
+        publish(self._store, version, learner, base, config.trainer.weights_full_interval, self._clock)
+        log.info("published weight version %d", version)
+
+    def _is_over(self, iteration: int) -> bool:
+        """Whether the phase needs no training any more; the weights of a committed iteration may be deleted."""
+        keys = (layout.manifest(layout.weights(iteration + 1)), layout.report(iteration))
+        return any(exists(self._store, key) for key in keys)
+
+    def _waits(self, waiting: bool) -> None:
+        if waiting and exists(self._store, layout.report(self._iteration or 0)):
+            raise NoLongerDue
+        self._says("waiting" if waiting else "training")
+
+    def _says(self, phase: WorkerPhase) -> None:
+        if phase == self._phase:
+            return
+        self._phase = phase
+        kept = self._kept
+        self._tell(
+            WorkerState(
+                phase=phase,
+                iteration=self._iteration,
+                digest=None if kept is None else kept.digest,
+                bytes_held=0 if kept is None else state_bytes(kept.learner),
+            )
+        )

@@ -1,0 +1,30 @@
+"""The train task of a run whose phases a fleet's host trains: it records the groups, and waits for the weights."""
+
+from flytekit import task
+from flytekit.exceptions.user import FlyteRecoverableException
+
+from resources.ending import ends_on_notice
+from resources.pools import ControlPoolConfig, task_settings
+from storage.clock import SystemClock
+from storage.store import StoreUnavailable
+from tasks.configuration.references import PlanReference, TrainOutcome
+
+DEFAULT_POOL = ControlPoolConfig()
+
+
+@task(**task_settings(DEFAULT_POOL))
+def train_shared(plan: PlanReference) -> TrainOutcome:
+    """Follow the rollout, grade and record its groups, and return when a host has published the next weight version."""
+    return trained_by_host(plan)
+
+
+@ends_on_notice()
+def trained_by_host(plan: PlanReference) -> TrainOutcome:
+    """The body of the task; raises FlyteRecoverableException if another attempt may help, and ends at SIGTERM."""
+    from tasks.learning.collecting import NoHost, collect_and_wait  # noqa: PLC0415 - when the task runs
+
+    try:
+        record = collect_and_wait(plan.run_url, plan.iteration, plan.execution, SystemClock())
+    except (StoreUnavailable, NoHost) as error:
+        raise FlyteRecoverableException(str(error)) from error
+    return TrainOutcome(plan=plan, weight_version=record.weight_version, reward=record.metrics["reward"])
