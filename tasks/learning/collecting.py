@@ -33,6 +33,7 @@ from tasks.sampling.session.crew_watch import CrewWatch
 
 log = logging.getLogger(__name__)
 HOST_LOOK_INTERVAL_S = 10.0
+LOOKS_PER_TIMEOUT = 10
 
 
 class PhaseFailed(RuntimeError):  # noqa: N818 - reads as what happened
@@ -137,7 +138,7 @@ def _await_host(store: ObjectStore, config: RunConfig, iteration: int, done: tup
             raise PhaseFailed(f"iteration {iteration} could not be trained: {failure}")
         now_s = clock.monotonic()
         if now_s >= next_look_s:
-            next_look_s = now_s + HOST_LOOK_INTERVAL_S
+            next_look_s = now_s + min(HOST_LOOK_INTERVAL_S, config.trainer.group_timeout_s / LOOKS_PER_TIMEOUT)
             seen = _sign_of_host(config)
             if seen != sign:
                 sign, since_s = seen, now_s

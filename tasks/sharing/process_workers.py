@@ -1,43 +1,51 @@
-"""The workers of a host as processes of this machine, one for each run that has trained here."""
+"""The workers of a host as processes of this machine, one for each run that has trained here.
+
+They are forked from one process that has imported torch, so a cold worker reads its checkpoint at once.
+"""
 
 import json
+import logging
 import os
-import subprocess
-import sys
+import signal
+import socket
+import tempfile
 import threading
+from contextlib import suppress
 from dataclasses import replace
-from typing import IO, Self
+from pathlib import Path
+from typing import Self
 
 from pydantic import TypeAdapter
 
 from storage.fleet_records import AdmittedRun
+from tasks.local_starter import running_starter
 from tasks.sharing.workers import WorkerState
 
+log = logging.getLogger(__name__)
 STATES = TypeAdapter(WorkerState)
-END_TIME_LIMIT_S = 30.0
+PROGRAM = Path(__file__).with_name("worker_process.py")
+IMPORTS = ("tasks.sharing.phase_trainer", "transformers.modeling_utils")
+END_TIME_LIMIT_S = 60.0
 
 
 class _Worker:
-    """One worker process; its state is kept up to date by a thread."""
+    """One worker process. Threads keep its state up to date, and hand it orders once it has connected."""
 
     def __init__(self, run: AdmittedRun) -> None:
         self._lock = threading.Lock()
         self._state = WorkerState()
-        self._process = subprocess.Popen(  # noqa: S603 - our own program
-            [sys.executable, "-m", "tasks.sharing.worker_process", run.run_url],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=dict(os.environ),
-        )
-        assert self._process.stdin is not None, "a pipe was asked for"
-        assert self._process.stdout is not None, "a pipe was asked for"
-        self._orders: IO[bytes] = self._process.stdin
-        self._reader = threading.Thread(target=self._read, args=(self._process.stdout,), daemon=True)
-        self._reader.start()
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
+        self._connection: socket.socket | None = None
+        self._orders: list[bytes] = []
+        self._folder = tempfile.TemporaryDirectory(prefix="gleaner-worker-")
+        self._listener = socket.socket(socket.AF_UNIX)
+        address = str(Path(self._folder.name) / "socket")
+        self._listener.bind(address)
+        self._listener.listen(1)
+        command = [str(PROGRAM), run.run_url, address]
+        self._process = running_starter(os.environ).start(command, os.environ, IMPORTS)
+        self._threads = [threading.Thread(target=each, daemon=True) for each in (self._read, self._attend_end)]
+        for thread in self._threads:
+            thread.start()
 
     @property
     def state(self) -> WorkerState:
@@ -47,34 +55,52 @@ class _Worker:
     def begin(self, iteration: int) -> None:
         with self._lock:
             self._state = WorkerState(phase="restoring", iteration=iteration)
-        try:
-            self._orders.write(json.dumps({"iteration": iteration}).encode() + b"\n")
-            self._orders.flush()
-        except OSError:
-            # It has ended; the thread that reads from it says so.
-            return
+            self._orders.append(json.dumps({"iteration": iteration}).encode() + b"\n")
+            self._send()
 
     def end(self) -> None:
-        """End the process and wait for it: the device and the memory are free then."""
-        self._process.kill()
-        self._process.wait(END_TIME_LIMIT_S)
-        self._reader.join(END_TIME_LIMIT_S)
-        self._orders.close()
+        """Kill the process and wait for its end: the device and its memory are free then."""
+        self._process.send_signal(signal.SIGKILL)
+        with suppress(TimeoutError):
+            self._process.wait(END_TIME_LIMIT_S)
+        for thread in self._threads:
+            thread.join(END_TIME_LIMIT_S)
+        self._folder.cleanup()
 
-    def _read(self, answers: IO[bytes]) -> None:
-        with answers:
-            for line in answers:
-                # A line that was cut off is the last one.
-                if line.endswith(b"\n"):
-                    with self._lock:
-                        self._state = STATES.validate_json(line)
+    def _send(self) -> None:
+        """Hand over the orders, if the process has connected; called with the lock."""
+        if self._connection is not None:
+            # If it has ended, the thread that attends its end says so.
+            with suppress(OSError):
+                self._connection.sendall(b"".join(self._orders))
+            self._orders.clear()
+
+    def _read(self) -> None:
+        # The listener is closed when the process has ended.
+        with suppress(OSError):
+            connection, _ = self._listener.accept()
+            with connection, connection.makefile("rb") as answers:
+                with self._lock:
+                    self._connection = connection
+                    self._send()
+                for line in answers:
+                    # A line that was cut off is the last one.
+                    if line.endswith(b"\n"):
+                        with self._lock:
+                            self._state = STATES.validate_json(line)
+                with self._lock:
+                    self._connection = None
+
+    def _attend_end(self) -> None:
         code = self._process.wait()
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._threads[0].join()
         with self._lock:
-            if self._state.phase != "failed":
-                reason = f"its process ended with {code}"
-                self._state = WorkerState(phase="failed", iteration=self._state.iteration, message=reason)
-            else:
-                self._state = replace(self._state, bytes_held=0, digest=None)
+            failed = replace(self._state, phase="failed", digest=None, bytes_held=0)
+            reason = f"its process ended with {code}"
+            self._state = failed if self._state.phase == "failed" else replace(failed, message=reason)
 
 
 class ProcessWorkers:
@@ -91,11 +117,10 @@ class ProcessWorkers:
             self.evict(run_id)
 
     def begin(self, run: AdmittedRun, iteration: int) -> None:
-        """Wake the run's worker, or start one; raises OSError if the machine cannot start a process."""
-        worker = self._workers.get(run.id)
-        if worker is not None and worker.state.phase == "failed":
+        """Wake the run's worker; start one if there is none, or if it has ended."""
+        if self.state(run.id).phase == "failed":
             self.evict(run.id)
-            worker = None
+        worker = self._workers.get(run.id)
         if worker is None:
             worker = self._workers[run.id] = _Worker(run)
         worker.begin(iteration)
@@ -111,8 +136,3 @@ class ProcessWorkers:
 
     def kill(self, run_id: str) -> None:
         self.evict(run_id)
-
-    def pid(self, run_id: str) -> int | None:
-        """The process of the run's worker; None if there is none."""
-        worker = self._workers.get(run_id)
-        return None if worker is None else worker.pid

@@ -1,18 +1,17 @@
-"""The worker process of one run: `python -m tasks.sharing.worker_process RUN_URL`, driven by `process_workers`.
+"""The worker process of one run: `python tasks/sharing/worker_process.py RUN_URL SOCKET`, driven by `process_workers`.
 
-It reads one JSON line for each phase to train, and writes one whenever what it does changes. It ends when its input
+It reads one JSON line for each phase to train, and writes one whenever what it does changes. It ends when its host
 ends. A phase that fails ends the process, so the next attempt begins cold.
 """
 
 import json
 import logging
-import os
+import socket
 import sys
 from contextlib import suppress
 from dataclasses import asdict
-from typing import BinaryIO
+from typing import IO
 
-from resources.process import end_with
 from storage.clock import SystemClock
 from storage.connect import connect
 from storage.phase_failure import fail_phase
@@ -22,17 +21,16 @@ from tasks.sharing.workers import WorkerState
 log = logging.getLogger(__name__)
 
 
-def main(run_url: str) -> None:
-    """Serve until standard input ends."""
-    end_with(os.getppid())
-    # What a library prints must not be taken for an answer.
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
+def main(run_url: str, address: str) -> None:
+    """Serve the host that listens at the socket `address` until it closes the connection."""
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {run_url} %(levelname)s %(message)s")
-    _serve(run_url, sys.stdin.buffer, answers)
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(address)
+        with connection.makefile("rb") as orders, connection.makefile("wb") as answers:
+            _serve(run_url, orders, answers)
 
 
-def _serve(run_url: str, orders: BinaryIO, answers: BinaryIO) -> None:
+def _serve(run_url: str, orders: IO[bytes], answers: IO[bytes]) -> None:
     from tasks.sharing.phase_trainer import PhaseTrainer  # noqa: PLC0415 - imports torch
 
     def tell(state: WorkerState) -> None:
@@ -57,4 +55,6 @@ def _serve(run_url: str, orders: BinaryIO, answers: BinaryIO) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    # This file's folder holds modules of a package, none of which is to be imported by a name of its own.
+    del sys.path[0]
+    main(*sys.argv[1:])

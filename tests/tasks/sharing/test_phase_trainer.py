@@ -1,0 +1,198 @@
+"""Phases that one process trains for a run, with the state kept between them, end with the bits of the train task."""
+
+import threading
+from dataclasses import replace
+
+import pytest
+
+from storage import layout, records
+from storage.clock import SystemClock
+from storage.records import TrainingRecord
+from storage.run import exists
+from storage.weights import tensor_sets
+from tasks.learning.collecting import collect_and_wait
+from tasks.sharing.fleet import admit, create_fleet
+from tasks.sharing.phase_trainer import PhaseTrainer
+from tests.dying_store import DiesAtWrite, Killed
+from tests.small_run import (
+    EXECUTION,
+    commit_iteration,
+    config,
+    everything,
+    learned,
+    memory_store,
+    model_directory,
+    plan_iteration,
+    roll_out,
+    train_iteration,
+)
+
+FLEET, URL, OWN = "memory://fleet", "memory://shared-run", "memory://own"
+ITERATIONS = 3
+ALGORITHMS = {
+    "grpo": {},
+    "whole batch": {"algorithm": {"old_logprobs": "trainer", "num_mini_batches": 2}},
+    "ppo with a reference": {"algorithm": {"advantage_estimator": "gae", "kl_coef": 0.1}},
+    "adapter": {"lora": {"rank": 2}},
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return model_directory(tmp_path_factory.mktemp("model"))
+
+
+def shared_config(model, **sections):
+    """The configuration of a run at URL that is admitted to FLEET."""
+    memory_store("fleet")
+    create_fleet(FLEET, ["memory:"], 60.0, 1.1, SystemClock())
+    trainer = {"placement": "shared", "fleet": FLEET, **sections.pop("trainer", {})}
+    settings = config(URL, model, trainer=trainer, **sections)
+    admit(settings, model, 1.0, 1.0, 5.0, SystemClock())
+    return settings
+
+
+class Collector(threading.Thread):
+    """The run's train task, which records and waits while a host trains."""
+
+    def __init__(self, iteration):
+        super().__init__()
+        self.iteration = iteration
+        self.record = self.error = None
+
+    def run(self):
+        try:
+            self.record = collect_and_wait(URL, self.iteration, EXECUTION, SystemClock())
+        except Exception as error:  # noqa: BLE001 - asserted by the test
+            self.error = error
+
+
+def train_on(trainer, iteration):
+    collector = Collector(iteration)
+    collector.start()
+    trainer.train(iteration)
+    collector.join(60)
+    assert not collector.is_alive()
+    assert collector.error is None
+    return collector.record
+
+
+def states(store):
+    """The tensors of all checkpoints and weights by their digests."""
+    found = {}
+    for key in store.list(layout.CHECKPOINTS) + store.list(layout.WEIGHTS):
+        if key.endswith("/manifest.json"):
+            found[key] = tensor_sets.read_manifest(store, key.removesuffix("manifest.json")).tensors
+    return found
+
+
+@pytest.fixture(params=ALGORITHMS)
+def sections(request):
+    return {**ALGORITHMS[request.param], "retention": {"keep_weights": 9, "keep_checkpoints": 9}}
+
+
+@pytest.mark.slow
+def test_all_iterations_end_with_the_bits_of_the_train_task(model, sections):
+    own, shared = memory_store("own"), memory_store("shared-run")
+    settings = {OWN: config(OWN, model, **sections), URL: shared_config(model, **sections)}
+    said = []
+    trainer = None
+    for iteration in range(ITERATIONS):
+        for url, each in settings.items():
+            plan_iteration(each)
+            roll_out(url, iteration)
+        expected = train_iteration(OWN, iteration)
+        trainer = trainer or PhaseTrainer(URL, SystemClock(), said.append)
+        record = train_on(trainer, iteration)
+        assert record.metrics.pop("sharing/warm") == float(iteration > 0)
+        assert learned(record.metrics) == learned(expected.metrics)
+        for url in settings:
+            commit_iteration(url, iteration)
+    assert states(shared) == states(own)
+    assert len(states(own)) >= 2 * ITERATIONS + 1
+    assert said[-1].phase == "parked"
+    assert said[-1].bytes_held > 0
+    on_device = [state.phase for state in said if state.iteration == 1]
+    assert on_device[0] == "restoring"
+    assert on_device[-3:] == ["parking", "publishing", "parked"]
+
+
+@pytest.mark.slow
+def test_a_state_that_another_trainer_has_left_behind_is_not_used(model):
+    store = memory_store("shared-run")
+    settings = shared_config(model)
+    trainer = PhaseTrainer(begun(settings), SystemClock(), lambda _: None)
+    train_on(trainer, 0)
+    commit_iteration(URL, 0)
+    before = everything(store)
+    plan_iteration(settings)
+    roll_out(URL, 1)
+    other = memory_store("shared-run", DiesAtWrite("shared-run", everything(store), 1 << 30))
+    # Another host's checkpoint, with another state of the generator.
+    key = layout.manifest(layout.checkpoint(1))
+    found = tensor_sets.read_manifest(other, layout.checkpoint(1))
+    other.delete(key)
+    state = found.metadata["trainer_state"] | {
+        "optimizer_steps": found.metadata["trainer_state"]["optimizer_steps"] + 1
+    }
+    tensor_sets.write_manifest(other, layout.checkpoint(1), [found], {"trainer_state": state})
+    assert everything(other)[key] != before[key]
+    again = PhaseTrainer(URL, SystemClock(), lambda _: None)
+    record = train_on(again, 1)
+    assert record.metrics["sharing/warm"] == 0.0
+
+
+def begun(settings):
+    plan_iteration(settings)
+    roll_out(URL, 0)
+    return URL
+
+
+@pytest.mark.slow
+def test_killed_at_any_write_the_next_worker_ends_with_the_same_bits(model):
+    memory_store("shared-run")
+    settings = shared_config(model)
+    plan_iteration(settings)
+    roll_out(URL, 0)
+    at = everything(memory_store_of("shared-run"))
+    undisturbed = memory_store("shared-run", DiesAtWrite("shared-run", at, 1 << 30))
+    train_on(PhaseTrainer(URL, SystemClock(), lambda _: None), 0)
+    recorded = {key: body for key, body in everything(undisturbed).items() if not is_of_phase(key)}
+    expected = states(undisturbed)
+    written = len(everything(undisturbed)) - len(recorded)
+    for writes in range(written):
+        store = memory_store("shared-run", DiesAtWrite("shared-run", recorded, writes))
+        with pytest.raises(Killed):
+            PhaseTrainer(URL, SystemClock(), lambda _: None).train(0)
+        store.left = 1 << 30
+        trainer = PhaseTrainer(URL, SystemClock(), lambda _: None)
+        trainer.train(0)
+        assert states(store) == expected
+        assert records.read(store, TrainingRecord, layout.training(0)).weight_version == 1
+
+
+def memory_store_of(name):
+    from storage.connect import connect  # noqa: PLC0415
+
+    return connect(f"memory://{name}")
+
+
+def is_of_phase(key):
+    """Whether the worker has written it."""
+    return key.startswith((layout.checkpoint(1), layout.weights(1))) or key == layout.training(0)
+
+
+@pytest.mark.slow
+def test_a_published_phase_is_not_trained_again(model):
+    store = memory_store("shared-run")
+    settings = shared_config(model)
+    plan_iteration(settings)
+    roll_out(URL, 0)
+    trainer = PhaseTrainer(URL, SystemClock(), lambda _: None)
+    train_on(trainer, 0)
+    before = everything(store)
+    trainer.train(0)
+    PhaseTrainer(URL, SystemClock(), lambda _: None).train(0)
+    assert everything(store) == before
+    assert exists(store, layout.due(0))
+    assert replace(config(URL, model)).run.url == URL
