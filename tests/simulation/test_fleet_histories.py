@@ -10,6 +10,8 @@ from simulation.simulated_fleet_history import FleetHistory, draw_fleet_history
 from storage import liveness, records
 from tasks.sharing import billing, due_phase, residents, seating
 
+pytestmark = pytest.mark.slow
+
 DEFAULT_SEEDS = range(400)
 
 
