@@ -290,6 +290,18 @@ def test_a_run_that_leaves_while_it_trains_ends_its_phase_first(stage):
     assert stage.store_of(A).get(layout.manifest(layout.weights(1)))
 
 
+def test_a_run_that_leaves_while_its_phase_hangs_is_killed_and_its_worker_ended(stage):
+    """In history 313 a host died of this."""
+    stage.admit(A, B)
+    stage.workers.hang.add(A.id)
+    stage.due(A, 0, at_s=10)
+    stage.due(B, 0, at_s=12)
+    left = LeftRecord(id=A.id, reason="done", left_at_s=0.0)
+    stage.clock.at(14, lambda: records.put(stage.fleet, fleet_layout.left(A.id), left))
+    assert stage.play(120, overtime_s_min=30.0, overtime=1.0) == [("a", 0), ("b", 0)]
+    assert (stage.workers.killed, stage.workers.evicted[0]) == ([A.id], A.id)
+
+
 def test_where_memory_is_short_the_state_that_was_needed_least_recently_is_dropped(stage):
     stage.admit(A, B, C)
     for number, run in enumerate((A, B, C)):
