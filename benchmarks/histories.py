@@ -11,19 +11,13 @@ machine generates when no other member does. Three in ten go on over two or thre
 planner, publication, conclusion and sweeps. `--seed K --trace` shows one history event by event.
 """
 
-import argparse
-import logging
-import time
 from collections import Counter
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
 
+from benchmarks.many_seeds import play, run_command, show, tally
 from benchmarks.reporting import Target, finish
 from simulation.judge import live_and_judge
 from simulation.simulated_history import draw_history
-
-CHUNK = 25
 
 
 @dataclass(frozen=True)
@@ -41,11 +35,7 @@ class Verdict:
 
 def run_seeds(seeds: range) -> list[Verdict]:
     """Simulate and check the histories of these seeds, in this process."""
-    logging.disable(logging.WARNING)  # faults are intended here
-    try:
-        return [_verdict(seed) for seed in seeds]
-    finally:
-        logging.disable(logging.NOTSET)
+    return play(_verdict, seeds)
 
 
 def _verdict(seed: int) -> Verdict:
@@ -61,34 +51,16 @@ def _verdict(seed: int) -> Verdict:
     )
 
 
-def run_parallel(seeds: range, processes: int) -> list[Verdict]:
-    """Do the same in several processes; the result does not depend on their number."""
-    chunks = [seeds[start : start + CHUNK] for start in range(0, len(seeds), CHUNK)]
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        return [verdict for verdicts in pool.map(run_seeds, chunks) for verdict in verdicts]
-
-
 def trace(seed: int) -> bool:
     """Print the history of a seed; returns whether every rule held."""
-    logging.disable(logging.WARNING)
-    outcome = live_and_judge(draw_history(seed))
-    for at_s, who, what in outcome.ledger.events:
-        print(f"{at_s:10.3f}  {who:22}  {what}")
-    print(f"seed {seed}: {len(outcome.broken)} rules broken; {dict(outcome.counts)}")
-    return not outcome.broken
+    (outcome,) = play(lambda each: live_and_judge(draw_history(each)), [seed])
+    return show(seed, outcome.ledger.events, outcome.broken, outcome.counts)
 
 
-def report(verdicts: list[Verdict], wall_s: float, processes: int, *, as_json: bool) -> None:
+def report(verdicts: list[Verdict], wall_s: float, processes: int, as_json: bool) -> None:
     """Print the counts of events, and targets for those that must never happen."""
-    counts: Counter[str] = Counter()
-    broken: Counter[str] = Counter()
-    for verdict in verdicts:
-        counts.update(verdict.counts)
-        broken.update({rule.split(":", 1)[0] for rule in verdict.broken})
+    counts, broken = tally(verdicts, "histories")
     failed = [verdict for verdict in verdicts if verdict.broken]
-    for verdict in failed:
-        print(f"seed {verdict.seed}: {verdict.broken[0]}")
-        print(f"  replay: python -m benchmarks.histories --seed {verdict.seed} --trace")
     histories = len(verdicts)
     targets = [
         Target(f"histories with something {rule}", broken[rule], "== 0") for rule in ("lost", "doubled", "changed")
@@ -123,22 +95,5 @@ def report(verdicts: list[Verdict], wall_s: float, processes: int, *, as_json: b
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=400, help="how many histories")
-    parser.add_argument("--first", type=int, default=0, help="the first seed")
-    parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--seed", type=int, help="only this one, in this process")
-    parser.add_argument("--trace", action="store_true", help="with --seed: print every event")
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
-    if options.seed is not None and options.trace:
-        raise SystemExit(0 if trace(options.seed) else 1)
-    first, seeds = (options.first, options.seeds) if options.seed is None else (options.seed, 1)
-    began_s = time.monotonic()
-    verdicts = run_parallel(range(first, first + seeds), options.processes)
-    report(verdicts, time.monotonic() - began_s, options.processes, as_json=options.json)
-
-
 if __name__ == "__main__":
-    main()
+    run_command(__doc__, run_seeds, trace, report)

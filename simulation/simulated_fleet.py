@@ -42,6 +42,7 @@ class SimulatedFleet:
         self._lines = Lines(history, self._timeline, self.ledger)
         self._fleet = FleetRecord(run_prefixes=(ROOT,), host_ttl_s=history.host_ttl_s, created_at_s=0.0)
         self._hosts: dict[int, tuple[Machine, SimulatedWorkers]] = {}
+        self._runs: dict[int, Machine] = {}
         self._lives = 0
         self._told: set[str] = set()
         self._gates: dict[int, list[FaultyStore]] = {}
@@ -54,6 +55,8 @@ class SimulatedFleet:
         for number, run in enumerate(self.history.runs):
             self.ledger.runs[fleet_layout.run_id(self._url(number))] = run_folder(number)
             self._start_run(number, run)
+            if run.leaves_at_s is not None:
+                self._timeline.at(run.leaves_at_s, partial(self._leave, number))
         for slot, host in enumerate(self.history.hosts):
             self._timeline.at(host.arrives_at_s, partial(self._start_host, slot, host))
         for strike in self.history.strikes:
@@ -125,15 +128,13 @@ class SimulatedFleet:
             if error is not None:
                 self._timeline.after(RUN_BACK_S, partial(self._start_run, number, run))
 
-        process = self._start(run_folder(number), partial(self._play, number, run), ended)
-        if run.leaves_at_s is not None:
-            self._timeline.at(run.leaves_at_s, partial(self._leave, number, process))
+        self._runs[number] = self._start(run_folder(number), partial(self._play, number, run), ended)
 
-    def _leave(self, number: int, process: Machine) -> None:
+    def _leave(self, number: int) -> None:
         if number in self.unfinished:
             self.left.add(number)
             self.unfinished.discard(number)
-            process.kill()
+            self._runs[number].kill()
 
     def _play(self, number: int, run: DrawnRun, process: Machine, store: ObjectStore) -> None:
         """The life of a run, without its members and its training. Started again, it goes on where it was."""
@@ -172,7 +173,7 @@ class SimulatedFleet:
         def main(process: Machine, store: ObjectStore) -> None:
             life.clock_began_s = process.clock.monotonic()
             stores = partial(self._run_store, process, store)
-            workers = SimulatedWorkers(self.history, self._timeline, self.ledger, process, stores)
+            workers = SimulatedWorkers(self.history, self._timeline, self.ledger, process, stores, drawn.memory_bytes)
             self._hosts[slot] = process, workers
             me = HostRecord(
                 incarnation=name,

@@ -104,7 +104,7 @@ def draw_fleet_history(seed: int) -> FleetHistory:
         calm_at_s=calm_at_s,
         host_ttl_s=ttl_s,
         poll_interval_s=rng.uniform(2, 5),
-        look_interval_s=rng.uniform(5, 15),
+        look_interval_s=rng.choice((rng.uniform(1, 4), rng.uniform(5, 15))),
         overtime_s_min=rng.uniform(60, 120),
         hangs=0.0 if quiet else rng.choice((0.0, 0.0, 0.05)),
     )

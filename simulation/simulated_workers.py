@@ -24,7 +24,8 @@ from storage.weights.tensor_sets import read_manifest
 from tasks.sharing import residents
 from tasks.sharing.workers import WorkerState
 
-HANG_S = 10_000.0
+# Longer than any phase may take before it is killed.
+HANG_S = 500.0
 TRIES = 4
 Result = TypeVar("Result")
 
@@ -39,7 +40,10 @@ class _Worker:
 
 
 class SimulatedWorkers:
-    """PhaseWorkers in virtual time. connect: the store of a run by its url, for a process of this host by name."""
+    """PhaseWorkers in virtual time. connect: the store of a run by its url, for a process of this host by name.
+
+    memory_bytes: what the states of all workers that are not at work may take.
+    """
 
     def __init__(
         self,
@@ -48,12 +52,14 @@ class SimulatedWorkers:
         ledger: LedgerOfFleet,
         host: Machine,
         connect: Callable[[str, str], ObjectStore],
+        memory_bytes: int,
     ) -> None:
         self._history = history
         self._timeline = timeline
         self._ledger = ledger
         self._host = host
         self._connect = connect
+        self._memory_bytes = memory_bytes
         self._workers: dict[str, _Worker] = {}
         self._begun = 0
 
@@ -61,6 +67,7 @@ class SimulatedWorkers:
         self._ledger.note_begun(self._host.name, run.id, iteration)
         worker = self._workers.setdefault(run.id, _Worker(WorkerState()))
         worker.state = replace(worker.state, phase="restoring", iteration=iteration)
+        self._check_memory(run)
         self._begun += 1
         name = f"{self._host.name}/{self._begun}"
         process = Process(
@@ -92,6 +99,12 @@ class SimulatedWorkers:
         busy = sorted(run for run, worker in self._workers.items() if worker.state.is_busy)
         if busy:
             self.kill(rng.choice(busy))
+
+    def _check_memory(self, run: AdmittedRun) -> None:
+        others = [worker.state for name, worker in self._workers.items() if name != run.id]
+        idle_bytes = sum(state.bytes_held for state in others if not state.is_busy)
+        if idle_bytes and sum(state.bytes_held for state in others) + run.state_bytes > self._memory_bytes:
+            self._ledger.breaks(f"memory: {self._host.name} keeps {idle_bytes} bytes of parked states beside {run.id}")
 
     def _end(self, run_id: str) -> None:
         """End a worker's process; a request that is on its way may still arrive."""

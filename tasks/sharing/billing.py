@@ -30,10 +30,10 @@ def bill(spent: Sequence[SpentRecord], lived_s: float, shares: Mapping[str, floa
             if entry.began_s != ended_s or entry.ended_s <= entry.began_s:
                 raise ValueError(f"host {record.host}: an entry from {entry.began_s} to {entry.ended_s} at {ended_s}")
             ended_s = entry.ended_s
-            for run, part in _payers(entry.run, seated, shares):
+            for run, part in payers(entry.run, seated, shares):
                 parts.setdefault(run, {}).setdefault(entry.kind, []).append(part * entry.seconds)
     if lived_s > ended_s:
-        for run, part in _payers(None, seated, shares):
+        for run, part in payers(None, seated, shares):
             parts.setdefault(run, {}).setdefault("idle", []).append(part * (lived_s - ended_s))
     return {run: {kind: math.fsum(each) for kind, each in kinds.items()} for run, kinds in parts.items()}
 
@@ -43,7 +43,7 @@ def total_s(billed: Bill) -> float:
     return math.fsum(seconds for kinds in billed.values() for seconds in kinds.values())
 
 
-def _payers(run: str | None, seated: Sequence[str], shares: Mapping[str, float]) -> list[tuple[str | None, float]]:
+def payers(run: str | None, seated: Sequence[str], shares: Mapping[str, float]) -> list[tuple[str | None, float]]:
     """Who pays for time of this run, or for idle time, and which part each."""
     if run is not None:
         return [(run, 1.0)]

@@ -204,10 +204,15 @@ class Host:
     def _drop_unseated(self) -> None:
         """End the workers of runs that are no longer seated here, each when its phase is over."""
         for run in self._served.keys() - self._seating.seated.keys():
-            if not self._workers.state(run).is_busy:
+            if not self._is_under_way(run):
                 log.info("run %s is no longer seated here", run)
                 self._workers.evict(run)
                 del self._served[run]
+
+    def _is_under_way(self, run: str) -> bool:
+        """Whether a phase of the run has the device, or is published."""
+        trains = self._trains is not None and self._trains[0] == run
+        return trains or self._served[run].publishes_since_s is not None
 
     # The runs.
 
@@ -215,8 +220,7 @@ class Host:
         """Look at every seated run of which no phase is known to be due, and none is under way."""
         for run in self._seating.seated:
             served = self._served[run]
-            under_way = served.publishes_since_s is not None or (self._trains is not None and self._trains[0] == run)
-            if served.due is None and not under_way and self._now_s() >= served.paused_until_s:
+            if served.due is None and not self._is_under_way(run) and self._now_s() >= served.paused_until_s:
                 self._beat_if_due()
                 iteration = self._due_of(served)
                 if iteration is not None:

@@ -276,7 +276,7 @@ def test_a_trainer_that_filters_or_closes_wrongly_is_found(monkeypatch, name, bu
 def test_a_failing_seed_says_how_to_replay_it(capsys):
     failed = histories.Verdict(17, ("lost: responses [3] are in no batch",), Counter({"responses": 4}), 600.0, 0.2)
     fine = histories.Verdict(18, (), Counter({"responses": 4}), 600.0, 0.3)
-    histories.report([failed, fine], 1.0, 2, as_json=True)
+    histories.report([failed, fine], 1.0, 2, True)
     out = capsys.readouterr().out
     assert "seed 17: lost: responses [3] are in no batch" in out
     assert "python -m benchmarks.histories --seed 17 --trace" in out

@@ -1,0 +1,26 @@
+"""Records of a fleet for tests."""
+
+from typing import Any
+
+from storage import fleet_layout
+from storage.fleet_records import AdmittedRun, FleetRecord, HostBeat, HostRecord
+
+TTL_S = 30.0
+FLEET = FleetRecord(run_prefixes=("memory://runs",), host_ttl_s=TTL_S, created_at_s=0.0)
+
+
+def a_run(name: str, **fields: Any) -> AdmittedRun:
+    """A run at memory://runs/<name>; a third of a trainer's time unless `fields` say otherwise."""
+    url = f"memory://runs/{name}"
+    usual = {"phase_s": 10.0, "cycle_s": 30.0, "state_bytes": 1, "admitted_at_s": 0.0}
+    return AdmittedRun(id=fleet_layout.run_id(url), run_url=url, **usual | fields)
+
+
+def a_host(name: str, memory_bytes: int = 100) -> HostRecord:
+    return HostRecord(
+        incarnation=name, machine="a-machine", memory_bytes=memory_bytes, usd_per_hour=None, began_at_s=0.0
+    )
+
+
+def a_beat(name: str, sequence: int, state: Any = "idle") -> HostBeat:
+    return HostBeat(incarnation=name, sequence=sequence, resident=None, iteration=None, lived_s=0.0, state=state)

@@ -1,0 +1,107 @@
+"""Simulated histories of fleets: none breaks a rule, each is a function of its seed, and bugs put in are found."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from simulation.judge_fleet import live_and_judge_fleet
+from simulation.simulated_fleet_history import FleetHistory, draw_fleet_history
+from storage import liveness, records
+from tasks.sharing import billing, due_phase, residents, seating
+
+pytestmark = pytest.mark.slow
+
+DEFAULT_SEEDS = range(400)
+
+
+def drawn(wanted: Callable[[FleetHistory], bool] = lambda _: True) -> Iterator[FleetHistory]:
+    return (history for history in map(draw_fleet_history, DEFAULT_SEEDS) if wanted(history))
+
+
+def is_found(rule: str, wanted: Callable[[FleetHistory], bool] = lambda _: True) -> bool:
+    """Whether one of the default histories that have what is wanted breaks the rule."""
+    return any(
+        found.split(":", 1)[0] == rule for history in drawn(wanted) for found in live_and_judge_fleet(history).broken
+    )
+
+
+def shares_a_fleet(history):
+    """Whether several hosts are there from the beginning."""
+    return sum(host.arrives_at_s < 30 for host in history.hosts) > 1
+
+
+def strikes(*kinds):
+    return lambda history: shares_a_fleet(history) and {strike.kind for strike in history.strikes} & set(kinds)
+
+
+@pytest.fixture(scope="module")
+def outcomes():
+    return [live_and_judge_fleet(draw_fleet_history(seed)) for seed in range(40)]
+
+
+def test_no_history_breaks_a_rule(outcomes):
+    assert {seed: outcome.broken for seed, outcome in enumerate(outcomes) if outcome.broken} == {}
+
+
+def test_the_histories_are_eventful(outcomes):
+    """A simulator in which nothing goes wrong shows nothing."""
+    counts = sum((outcome.counts for outcome in outcomes), Counter())
+    for kind in ("kill", "freeze", "suspend", "clock", "heartbeat", "outage", "denied", "worker", "run denied", "told"):
+        assert counts[f"strike: {kind}"] > 0, kind
+    for fault in ("throttled", "request_lost", "request_late", "answer_lost", "answer_retried", "denied"):
+        assert counts[f"fault: {fault}"] > 5, fault
+    for what in ("seats taken over", "resident states used"):
+        assert counts[what] > 20, what
+    assert counts["repeats"] > 0
+    assert 0.1 < max(outcome.requests_to_bound for outcome in outcomes) < 1
+
+
+def test_a_history_is_a_function_of_its_seed():
+    one, other = (live_and_judge_fleet(draw_fleet_history(3)) for _ in range(2))
+    assert one.events == other.events != []
+
+
+class WallClock:
+    """A bug: silence by the time of day."""
+
+    def __init__(self, clock):
+        self.monotonic = clock.wall
+
+
+def test_a_ttl_by_the_wall_clock_is_found(monkeypatch):
+    def by_wall_clock(store, kind, key, clock, **others):
+        return liveness.Heartbeats(store, kind, key, WallClock(clock), **others)
+
+    monkeypatch.setattr(seating, "Heartbeats", by_wall_clock)
+    assert is_found("hasty", strikes("clock"))
+
+
+def test_a_resident_state_that_is_used_without_comparing_digests_is_found(monkeypatch):
+    monkeypatch.setattr(residents, "is_usable", lambda digest, _: digest is not None)
+    assert is_found("resident", strikes("freeze", "suspend", "outage"))
+
+
+def test_a_seat_that_is_overwritten_is_found(monkeypatch):
+    commit = records.commit
+
+    def overwrite(store, key, record):
+        return (records.put(store, key, record) or True) if "/seats/" in key else commit(store, key, record)
+
+    monkeypatch.setattr(records, "commit", overwrite)
+    assert is_found("doubled")
+
+
+def test_a_phase_that_begins_before_it_is_due_is_found(monkeypatch):
+    monkeypatch.setattr(due_phase, "is_due", lambda *_: True)
+    assert is_found("early")
+
+
+def test_idle_time_that_is_billed_twice_is_found(monkeypatch):
+    payers = billing.payers
+
+    def whole_to_each(run, seated, shares):
+        return [(each, 1.0) for each, _ in payers(run, seated, shares)]
+
+    monkeypatch.setattr(billing, "payers", whole_to_each)
+    assert is_found("bill", lambda history: len(history.runs) > 1)

@@ -1,0 +1,63 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.sharing.placement import Room, load, place
+from tests.fleet_records import a_run
+
+NAMES = st.sampled_from([f"run-{number}" for number in range(12)])
+RUNS = st.lists(
+    st.builds(a_run, NAMES, phase_s=st.floats(1, 100), cycle_s=st.floats(100, 1000), state_bytes=st.integers(0, 12)),
+    max_size=6,
+    unique_by=lambda run: run.id,
+)
+MEMORIES = st.dictionaries(st.sampled_from("abcd"), st.integers(0, 20), max_size=4)
+
+
+def rooms(memories, seated=()):
+    """A room for each host; the seated runs are dealt in turn."""
+    names = sorted(memories)
+    return [
+        Room(host=name, memory_bytes=memories[name], seated=tuple(seated[number :: len(names)]))
+        for number, name in enumerate(names)
+    ]
+
+
+def test_a_run_goes_where_the_least_load_is_expected():
+    busy, idle = Room(host="a", memory_bytes=9, seated=(a_run("x"),)), Room(host="b", memory_bytes=9)
+    assert place([a_run("y")], [busy, idle]) == {a_run("y").id: "b"}
+
+
+def test_several_free_seats_are_spread_by_load():
+    heavy, light, lighter = a_run("h", phase_s=20.0), a_run("l", phase_s=9.0), a_run("m", phase_s=8.0)
+    placed = place([lighter, light, heavy], rooms({"a": 9, "b": 9}))
+    assert placed == {heavy.id: "a", light.id: "b", lighter.id: "b"}
+
+
+def test_memory_that_holds_all_states_comes_before_load():
+    crowded, busy = Room(host="a", memory_bytes=9, seated=(a_run("x", state_bytes=5, phase_s=1.0),)), a_run("y")
+    roomy = Room(host="b", memory_bytes=20, seated=(busy,))
+    run = a_run("z", state_bytes=6)
+    assert place([run], [crowded, roomy]) == {run.id: "b"}
+    assert place([run], [crowded]) == {run.id: "a"}
+    assert place([a_run("z", state_bytes=30)], [crowded, roomy]) == {}
+
+
+@given(free=RUNS, memories=MEMORIES)
+def test_every_host_computes_the_same_from_the_same_records(free, memories):
+    found = place(free, rooms(memories))
+    assert place(list(reversed(free)), list(reversed(rooms(memories)))) == found
+
+
+@given(free=RUNS, memories=MEMORIES)
+def test_a_run_is_placed_exactly_if_some_host_can_hold_it(free, memories):
+    placed = place(free, rooms(memories))
+    assert {run.id for run in free if run.state_bytes <= max(memories.values(), default=-1)} == placed.keys()
+    assert all(memories[placed[run.id]] >= run.state_bytes for run in free if run.id in placed)
+
+
+@given(free=RUNS, hosts=st.integers(1, 4))
+def test_loads_differ_by_no_more_than_one_run_where_memory_is_ample(free, hosts):
+    ample = rooms({"abcd"[number]: 1000 for number in range(hosts)})
+    placed = place(free, ample)
+    loads = [load(run for run in free if placed[run.id] == room.host) for room in ample]
+    assert max(loads) - min(loads) <= max((run.load for run in free), default=0.0) + 1e-9
