@@ -27,7 +27,7 @@ from flytekit.core.type_engine import TypeEngine
 from flytekit.models.core.workflow import NodeMetadata
 from flytekit.models.literals import LiteralMap
 
-from tasks.local_starter import StartedProcess, running_starter
+from resources.local_starter import StartedProcess, running_starter
 
 log = logging.getLogger(__name__)
 

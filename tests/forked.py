@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from tasks.local_starter import running_starter
+from resources.local_starter import running_starter
 from tasks.rollout import IMPORTS
 from tests.processes import ROOT
 

@@ -7,7 +7,7 @@ from flytekit.exceptions.user import FlyteUserRuntimeException
 
 from resources.pools import ControlPoolConfig, overrides, task_settings
 from tasks.configuration.run_config import parse
-from tasks.host import host
+from tasks.fleet_host import fleet_host
 from tasks.local_map import crew_map
 
 
@@ -26,7 +26,7 @@ def hosts(config: dict, count: int = 1, hours: float = 8.0, memory_gib: float = 
         raise FlyteUserRuntimeException(ValueError("trainer.fleet: value null; allowed here: the url of a fleet"))
     pool = settings.pools.train
     serving = functools.partial(
-        host, fleet=settings.trainer.fleet, hours=hours, memory_gib=memory_gib, usd_per_hour=pool.price_usd_per_h
+        fleet_host, fleet=settings.trainer.fleet, hours=hours, memory_gib=memory_gib, usd_per_hour=pool.price_usd_per_h
     )
     serving_all = crew_map(serving, title="hosts")
     served: list[str] = serving_all(slot=list(range(count))).with_overrides(**overrides(pool))

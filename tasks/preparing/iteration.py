@@ -45,13 +45,19 @@ from tasks.planning.offer import GroupLengths
 from tasks.preparing.checks import check_held_out, check_settings, draw, model_directory
 from tasks.preparing.needed_state import check_needed_state
 from tasks.prompts.loading import load_prompts
-from tasks.sharing.fleet import check_admitted
+from tasks.sharing.fleet_admission import check_admitted
 
 log = logging.getLogger(__name__)
 
 
 class WeightsTooOld(LookupError):  # noqa: N818 - reads as what happened
     """No allowed weight version is published yet; another attempt may find one."""
+
+
+def _check_before_anything(config: RunConfig) -> None:
+    check_settings(config)
+    config.algorithm.estimator.check()
+    check_admitted(config)
 
 
 def prepare(
@@ -64,9 +70,7 @@ def prepare(
     error would abort it although most of it is paid for: that one is returned again, without slots.
     """
     pools = pools or tuple(config.pools.rollout_pools)
-    check_settings(config)
-    config.algorithm.estimator.check()
-    check_admitted(config)
+    _check_before_anything(config)
     store = connect(config.run.url)
     is_new = not holds_run(store)
     prompts = load_prompts(config.data, check_rows=is_new)

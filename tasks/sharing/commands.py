@@ -7,11 +7,11 @@ from rich.console import Console
 from rich.table import Table
 
 from storage.clock import SystemClock
+from storage.paths import expanded
 from tasks.configuration.run_config import load
-from tasks.preparing.checks import model_directory
-from tasks.sharing.fleet import admit as admit_run
-from tasks.sharing.fleet import create_fleet
-from tasks.sharing.fleet import leave as leave_fleet
+from tasks.sharing.fleet_admission import admit as admit_run
+from tasks.sharing.fleet_admission import create_fleet
+from tasks.sharing.fleet_admission import leave as leave_fleet
 from tasks.sharing.fleet_view import FleetView, look_at_fleet
 from tasks.sharing.host import HostSettings
 from tasks.sharing.serving import serve
@@ -54,7 +54,7 @@ def init(fleet_url: str, prefixes: tuple[str, ...], host_ttl_s: float, slowdown_
 def admit(config: Path, share: float, phase_s: float | None, cycle_s: float | None) -> None:
     """Admit the run of a configuration file to the fleet that it names (trainer.fleet)."""
     settings = load(config)
-    run = admit_run(settings, model_directory(settings), share, phase_s, cycle_s, SystemClock())
+    run = admit_run(settings, expanded(settings.policy.path), share, phase_s, cycle_s, SystemClock())
     click.echo(
         f"{run.run_url} is admitted as {run.id}: a phase of {run.phase_s:.1f} s in {run.cycle_s:.1f} s, "
         f"{run.state_bytes / GIB:.2f} GiB of host memory"

@@ -9,7 +9,7 @@ from storage.fleet_records import AdmittedRun, HostBeat, HostRecord, SpentKind, 
 from storage.run import exists
 from storage.seats import newest_seat
 from storage.store import CorruptObject, ObjectMissing, ObjectStore
-from tasks.sharing.fleet import open_fleet
+from tasks.sharing.fleet_admission import open_fleet
 
 
 @dataclass(frozen=True)

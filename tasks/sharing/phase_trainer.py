@@ -11,8 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-
 from resources.freed_memory import give_back
 from storage import layout, model_files, prompt_table, records
 from storage.clock import Clock
@@ -24,9 +22,8 @@ from storage.store import ObjectMissing, ObjectStore, StorageError
 from storage.weights.versions import pull_version
 from tasks.configuration.run_config import RunConfig, dump, parse
 from tasks.learning.advance import request_metrics, take_step
-from tasks.learning.generation import free_device
 from tasks.learning.learner import Learner
-from tasks.learning.parking import move_learner, state_bytes
+from tasks.learning.parking import Parked, park, unpark
 from tasks.learning.publication import AnotherWasFirstError, Blocks, publish, published_blocks, save_and_publish
 from tasks.learning.recorded_batches import FollowedBatches
 from tasks.learning.restoring import restore_learner
@@ -35,7 +32,6 @@ from tasks.sharing.residents import is_usable
 from tasks.sharing.workers import WorkerPhase, WorkerState
 
 log = logging.getLogger(__name__)
-HOST_MEMORY = torch.device("cpu")
 
 
 class NoLongerDue(Exception):  # noqa: N818 - reads as what happened
@@ -44,15 +40,11 @@ class NoLongerDue(Exception):  # noqa: N818 - reads as what happened
 
 @dataclass(frozen=True)
 class _Kept:
-    """A learner in host memory that equals a stored state.
+    """A learner that equals a stored state. digest: see `state_digest`. config: what the learner was made with."""
 
-    digest: see `state_digest`. config: the configuration it was made with. rng_state: of torch's CPU generator.
-    """
-
-    learner: Learner
+    parked: Parked
     digest: str
     config: RunConfig
-    rng_state: torch.Tensor
 
 
 def state_digest(store: ObjectStore, version: int) -> str:
@@ -136,9 +128,7 @@ class PhaseTrainer:
     def _state(self, config: RunConfig, version: int, model: Path, kept: _Kept | None) -> tuple[Learner, bool]:
         """A learner at this version on the device, and whether it is the one that was kept."""
         if kept is not None and self._is_next(kept, version) and dump(kept.config) == dump(config):
-            torch.set_rng_state(kept.rng_state)
-            move_learner(kept.learner, kept.learner.ranks.device)
-            return kept.learner, True
+            return unpark(kept.parked), True
         return restore_learner(self._store, version, config, model, self._clock), False
 
     def _is_next(self, kept: _Kept, version: int) -> bool:
@@ -155,9 +145,7 @@ class PhaseTrainer:
         phase is still due, and the next attempt at it publishes them.
         """
         self._says("parking")
-        rng_state = torch.get_rng_state()
-        move_learner(learner, HOST_MEMORY)
-        free_device(learner.ranks.device)
+        parked = park(learner)
         self._says("publishing")
         version, interval = plan.iteration + 1, config.trainer.weights_full_interval
         try:
@@ -166,7 +154,7 @@ class PhaseTrainer:
             log.info("another trainer has stored version %d first; this state is dropped", version)
             return None
         log.info("published weight version %d", version)
-        return _Kept(learner, state_digest(self._store, version), config, rng_state)
+        return _Kept(parked, state_digest(self._store, version), config)
 
     def _publish_stored(self, config: RunConfig, version: int, model: Path) -> None:
         """Publish the weights of a version whose checkpoint is stored, as after a kill between the two."""
@@ -195,6 +183,6 @@ class PhaseTrainer:
                 phase=phase,
                 iteration=self._iteration,
                 digest=None if kept is None else kept.digest,
-                bytes_held=0 if kept is None else state_bytes(kept.learner),
+                bytes_held=0 if kept is None else kept.parked.num_bytes,
             )
         )

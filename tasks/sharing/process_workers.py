@@ -17,8 +17,8 @@ from typing import Self
 
 from pydantic import TypeAdapter
 
+from resources.local_starter import running_starter
 from storage.fleet_records import AdmittedRun
-from tasks.local_starter import running_starter
 from tasks.sharing.workers import WorkerState
 
 log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from resources.notice import PreemptionNotice
 from storage.clock import SystemClock
 from storage.fleet_records import HostRecord
 from storage.records import nonce
-from tasks.sharing.fleet import open_fleet
+from tasks.sharing.fleet_admission import open_fleet
 from tasks.sharing.host import Host, HostSettings
 from tasks.sharing.process_workers import ProcessWorkers
 

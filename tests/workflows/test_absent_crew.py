@@ -6,12 +6,12 @@ import time
 import pytest
 
 from examples.compare import undisturbed_equals
+from resources.local_starter import running_starter
 from storage import layout, records
 from storage.connect import connect
 from storage.crew_records import failures
 from storage.records import SettingsRecord
 from storage.run import read_plan, reports
-from tasks.local_starter import running_starter
 from tests.whole_runs import ROOT, config_file, train_here
 
 pytestmark = pytest.mark.slow

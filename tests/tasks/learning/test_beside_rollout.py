@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from resources.local_starter import StartedProcess, running_starter
 from storage import layout, records
 from storage.connect import connect
 from storage.records import AliveRecord, BatchRecord
-from tasks.local_starter import StartedProcess, running_starter
 from tasks.rollout import IMPORTS
 from tests.small_run import commit_iteration, config, model_directory, plan_iteration, train_iteration
 

@@ -1,5 +1,6 @@
 """A host with real worker processes trains two runs in turns; kills of workers and of the host change no bit."""
 
+import itertools
 import os
 import signal
 import threading
@@ -8,6 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from resources.local_starter import running_starter
 from resources.process import descendants
 from storage import fleet_layout, layout, records
 from storage.clock import SystemClock
@@ -15,8 +17,7 @@ from storage.connect import connect
 from storage.fleet_records import AdmittedRun, HostRecord, SpentRecord
 from storage.weights import tensor_sets
 from tasks.learning.collecting import PhaseFailed, collect_and_wait
-from tasks.local_starter import running_starter
-from tasks.sharing.fleet import admit, create_fleet, open_fleet
+from tasks.sharing.fleet_admission import admit, create_fleet, open_fleet
 from tasks.sharing.fleet_view import look_at_fleet
 from tasks.sharing.host import Host, HostSettings
 from tasks.sharing.process_workers import ProcessWorkers
@@ -156,7 +157,7 @@ def test_two_runs_on_one_host_learn_what_each_learns_alone_though_workers_and_th
     spent = entries(fleet, "first")
     assert {entry.kind for entry in spent} >= {"switch", "train", "idle"}
     assert spent[0].began_s == 0
-    assert all(left.ended_s == right.began_s for left, right in zip(spent, spent[1:], strict=False))
+    assert all(left.ended_s == right.began_s for left, right in itertools.pairwise(spent))
     view = look_at_fleet(fleet)
     assert [(run.host, run.left) for run in view.runs] == [("second", False)] * 2
     assert {each.incarnation: each.state for each in view.hosts} == {"first": "gone", "second": "gone"}

@@ -29,7 +29,7 @@ from resources.process import end_with
 
 # The folder in which it begins says nothing about what it may import, as with any script.
 _PROGRAM = (
-    "import sys; sys.path[:] = filter(None, sys.path); from tasks.local_starter import main; main(int(sys.argv[1]))"
+    "import sys; sys.path[:] = filter(None, sys.path); from resources.local_starter import main; main(int(sys.argv[1]))"
 )
 # Without the first two, OpenBLAS and Arrow's jemalloc start threads as soon as they are imported. With the third, a
 # library that looks for a GPU while it is imported does not initialise CUDA, which no fork could use then.

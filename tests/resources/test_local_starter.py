@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from resources.local_starter import Starter, running_starter
 from resources.process import descendants
-from tasks.local_starter import Starter, running_starter
 from tasks.rollout import IMPORTS
 from tests.processes import ROOT, are_gone, wait_until
 

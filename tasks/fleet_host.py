@@ -9,7 +9,7 @@ DEFAULT_POOL = PoolConfig()
 
 
 @task(interruptible=False, retries=DEFAULT_POOL.retries, pod_template=pod_template(DEFAULT_POOL))
-def host(fleet: str, slot: int, hours: float, memory_gib: float, usd_per_hour: float) -> str:  # noqa: ARG001 - the map needs an input that differs
+def fleet_host(fleet: str, slot: int, hours: float, memory_gib: float, usd_per_hour: float) -> str:  # noqa: ARG001 - the map needs an input that differs
     """Serve a fleet for so many hours, then end at a phase boundary; returns the incarnation of the host.
 
     slot: only tells apart the elements of a map.
