@@ -16,7 +16,7 @@ from storage.connect import connect
 from storage.fleet_records import AdmittedRun, FleetRecord, HostBeat, HostRecord
 from storage.store import ObjectStore
 from tasks.sharing.due_phase import OpenStore, RunView
-from tasks.sharing.order import DueRun, next_run
+from tasks.sharing.phase_order import DueRun, next_run
 from tasks.sharing.residents import Resident, make_room
 from tasks.sharing.seating import Seating
 from tasks.sharing.spending import KINDS, Spending
