@@ -6,6 +6,7 @@ that its phase is due, waits for the next weights, and commits; it meets faults 
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from simulation.ledger_of_fleet import HostLife, LedgerOfFleet, run_folder
@@ -46,7 +47,7 @@ class SimulatedFleet:
         self._lives = 0
         self._told: set[str] = set()
         self._gates: dict[int, list[FaultyStore]] = {}
-        self._denied: set[int] = set()
+        self._away: dict[int, FaultRates] = {}
         self.unfinished = set(range(len(history.runs)))
         self.left: set[int] = set()
 
@@ -216,10 +217,10 @@ class SimulatedFleet:
         )
 
     def _run_store(self, process: Machine, of_host: ObjectStore, url: str, name: str) -> ObjectStore:
-        """A run's store for a host, or for its worker of this name; it is denied while the run is."""
+        """A run's store for a host, or for its worker of this name; it cannot be reached while the run cannot."""
         number = int(url.removeprefix(f"{ROOT}/run"))
         below = self._lines.connect(process, name) if name else of_host
-        rates = FaultRates(denied=float(number in self._denied))
+        rates = self._away.get(number, FaultRates())
         gate = FaultyStore(NestedStore(below, run_folder(number)), rates, random.Random(name), process.clock)
         self._gates.setdefault(number, []).append(gate)
         return gate
@@ -233,18 +234,22 @@ class SimulatedFleet:
             self._lines.disturb(in_outage(self.history.weather), "outage", strike.duration_s)
         elif strike.kind == "denied":
             self._lines.disturb(in_refusal(self.history.weather, denied=True), "denied", strike.duration_s)
-        elif strike.kind == "run denied":
+        elif strike.kind == "run away":
             number = self._rng.randrange(len(self.history.runs))
-            self._deny(number, denied=True)
-            self._timeline.after(strike.duration_s, partial(self._deny, number, denied=False))
+            lost = self._rng.random() < 0.5
+            away = in_outage(self.history.weather) if lost else FaultRates(denied=1.0)
+            self._reach(number, replace(away, latency_s=0.0))
+            self._timeline.after(strike.duration_s, partial(self._reach, number, FaultRates()))
         elif living:
             self._strike_host(*self._rng.choice(living), strike)
 
-    def _deny(self, number: int, *, denied: bool) -> None:
-        self.ledger.tell("weather", f"{run_folder(number)} is {'denied' if denied else 'there again'}")
-        (self._denied.add if denied else self._denied.discard)(number)
+    def _reach(self, number: int, rates: FaultRates) -> None:
+        """Let hosts and workers reach a run with these faults from now on."""
+        away = "is denied" if rates.denied else "does not answer" if rates.request_lost else "is there again"
+        self.ledger.tell("weather", f"{run_folder(number)} {away}")
+        self._away[number] = rates
         for gate in self._gates.get(number, ()):
-            gate.rates = FaultRates(denied=float(denied))
+            gate.rates = rates
 
     def _strike_host(self, process: Machine, workers: SimulatedWorkers, strike: FleetStrike) -> None:
         self.ledger.tell(process.name, f"suffers {strike.kind}, {strike.duration_s:.1f} s")

@@ -8,11 +8,11 @@ from simulation.simulated_weather import draw_weather, in_calm
 from storage.faults import FaultRates
 
 FleetStrikeKind = Literal[
-    "kill", "freeze", "suspend", "clock", "heartbeat", "outage", "denied", "worker", "run denied", "told"
+    "kill", "freeze", "suspend", "clock", "heartbeat", "outage", "denied", "worker", "run away", "told"
 ]
 KINDS: tuple[FleetStrikeKind, ...] = (
     *("kill", "kill", "freeze", "freeze", "suspend", "worker", "worker"),
-    *("clock", "heartbeat", "outage", "denied", "run denied", "told"),
+    *("clock", "heartbeat", "outage", "denied", "run away", "told"),
 )
 
 

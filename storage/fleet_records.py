@@ -17,8 +17,8 @@ class FleetRecord:
     """fleet.json: what all hosts of a fleet agree on.
 
     run_prefixes: a run is admitted if its url lies below one of them. host_ttl_s: a host that was silent for so long,
-    on the observer's monotonic clock, has lost its seats. slowdown_max: no run's cycle is to take more than so many
-    times what it takes alone.
+    on the observer's monotonic clock, has lost its seats; choose several times what one request may take.
+    slowdown_max: no run's cycle is to take more than so many times what it takes alone.
     """
 
     KIND: ClassVar[str] = "fleet"

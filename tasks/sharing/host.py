@@ -16,7 +16,7 @@ from storage.connect import connect
 from storage.fleet_records import AdmittedRun, FleetRecord, HostBeat, HostRecord
 from storage.store import ObjectStore
 from tasks.sharing.due_phase import OpenStore, RunView
-from tasks.sharing.order import DueRun, next_run
+from tasks.sharing.phase_order import DueRun, next_run
 from tasks.sharing.residents import Resident, make_room
 from tasks.sharing.seating import Seating
 from tasks.sharing.spending import KINDS, Spending
@@ -203,7 +203,7 @@ class Host:
 
     def _drop_unseated(self) -> None:
         """End the workers of runs that are no longer seated here, each when its phase is over."""
-        for run in self._served.keys() - self._seating.seated.keys():
+        for run in [run for run in self._served if run not in self._seating.seated]:
             if not self._is_under_way(run):
                 log.info("run %s is no longer seated here", run)
                 self._workers.evict(run)

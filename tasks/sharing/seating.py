@@ -12,7 +12,7 @@ from storage.liveness import Heartbeats, Sign
 from storage.run import exists
 from storage.seats import read_seat, take_seat
 from storage.store import CorruptObject, ObjectStore
-from tasks.sharing.placement import Room, place
+from tasks.sharing.seat_placement import Room, place
 
 log = logging.getLogger(__name__)
 # A host that was silent for so many times the TTL is not looked at again until it takes a seat.

@@ -8,7 +8,7 @@ from storage.store import StorageError
 
 log = logging.getLogger(__name__)
 # What a store, a url or the objects of a run can do to a reader; an error of the program is none of these.
-EXPECTED: tuple[type[Exception], ...] = (StorageError, OSError, ValueError, LookupError)
+EXPECTED: tuple[type[Exception], ...] = (StorageError, OSError, ValueError)
 
 
 class Troubles:

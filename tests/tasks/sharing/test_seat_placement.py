@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.sharing.placement import Room, load, place
+from tasks.sharing.seat_placement import Room, load, place
 from tests.fleet_records import a_run
 
 NAMES = st.sampled_from([f"run-{number}" for number in range(12)])

@@ -3,7 +3,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.sharing.order import DueRun, next_run
+from tasks.sharing.phase_order import DueRun, next_run
 
 
 def due(name: str, waited_s: float, expected_s: float, wait_s_max: float = math.inf, share: float = 1.0) -> DueRun:
