@@ -62,8 +62,8 @@ CONFINED = {
 # Libraries that take long to import, and the modules that can be imported without waiting for them.
 HEAVY = {"torch", "triton", "transformers", "datasets", "vllm", "s3fs", "math_verify", "flytekit"} | TRACKERS
 LIGHT = re.compile(
-    r"storage\.(?!s3$)[\w.]+|resources\.(?!pod_template$)\w+|tasks\.(configuration|planning|prompts|reporting|sharing)\.\w+"
-    r"|tasks\.sampling\.engines\.(choose|vllm_names|vllm_settings)"
+    r"storage\.(?!s3$)[\w.]+|resources\.(?!pod_template$)\w+|tasks\.(configuration|planning|prompts|reporting)\.\w+"
+    r"|tasks\.sharing\.(?!phase_trainer$)\w+|tasks\.sampling\.engines\.(choose|vllm_names|vllm_settings)"
 )
 # What containers import waits for Flyte and nothing else that is heavy. The plugin of train_elastic imports torch.
 FLYTE_ENTRIES = re.compile(r"workflows(\.\w+)?|tasks\.(?!train_elastic$)\w+")

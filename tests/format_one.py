@@ -29,6 +29,7 @@ from storage.fleet_records import (
 from storage.forecast_records import ForecastInput, ForecastRecord, SetupForecast, Spread
 from storage.length_tables import LengthTable, empty_table, encode_lengths
 from storage.memory import MemoryStore, NestedStore
+from storage.phase_failure import PhaseFailureRecord
 from storage.planning_records import DecisionRecord, LengthsRecord, PoolObservation, SeedingRecord
 from storage.prompt_table import PromptRow, encode_prompts
 from storage.records import (
@@ -292,6 +293,7 @@ def of_the_trainer() -> dict[str, records.AnyRecord]:
         layout.collected(0): CollectedRecord(iteration=0, seconds=1.5, puts=3, gets=40),
         layout.due(0): DueRecord(iteration=0, groups=1),
         layout.closed(0): ClosedRecord(iteration=0, reason="enough is trained", **NONCE),
+        layout.phase_failure(0): PhaseFailureRecord(iteration=0, execution="e1", message="not finite"),
         layout.nonfinite(0): NonFiniteRecord(
             iteration=0, quantity="loss", responses=(0,), batches=(0,), weight_version=0, message="a loss is infinite"
         ),

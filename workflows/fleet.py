@@ -12,7 +12,7 @@ from tasks.local_map import crew_map
 
 
 @dynamic(**task_settings(ControlPoolConfig()))
-def hosts(config: dict, count: int = 1, hours: float = 8.0, memory_gib: float = 64.0) -> list[str]:  # type: ignore[type-arg]
+def hosts(config: dict, count: int = 1, hours: float = 8.0, memory_gib: float = 64.0) -> list[str | None]:  # type: ignore[type-arg]
     """Serve the fleet of a run's configuration with `count` hosts; each ends at the first phase boundary after `hours`.
 
     Args:
@@ -29,5 +29,5 @@ def hosts(config: dict, count: int = 1, hours: float = 8.0, memory_gib: float = 
         fleet_host, fleet=settings.trainer.fleet, hours=hours, memory_gib=memory_gib, usd_per_hour=pool.price_usd_per_h
     )
     serving_all = crew_map(serving, title="hosts")
-    served: list[str] = serving_all(slot=list(range(count))).with_overrides(**overrides(pool))
+    served: list[str | None] = serving_all(slot=list(range(count))).with_overrides(**overrides(pool))
     return served

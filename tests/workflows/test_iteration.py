@@ -77,20 +77,24 @@ def unrolled(count, config=CONFIG):
 
 def job(count, config=CONFIG):
     """What the dynamic task hands to the cluster, as its container would work it out."""
+    return dispatched(iterations, config=config, count=count)
+
+
+def dispatched(dynamic_task, **inputs):
+    """What a dynamic task hands to the cluster, as its container would work it out."""
     context = FlyteContextManager.current_context()
-    inputs = {"config": config, "count": count}
     with FlyteContextManager.with_context(
         context.with_serialization_settings(SETTINGS).with_execution_state(
             context.execution_state.with_params(mode=ExecutionState.Mode.TASK_EXECUTION)
         )
     ) as inside:
-        iterations._wf = None  # a process of the cluster unrolls it once
-        kinds = iterations.python_interface.inputs
+        dynamic_task._wf = None  # a process of the cluster unrolls it once
+        kinds = dynamic_task.python_interface.inputs
         literals = {
             name: TypeEngine.to_literal(inside, value, kinds[name], TypeEngine.to_literal_type(kinds[name]))
             for name, value in inputs.items()
         }
-        return iterations.dispatch_execute(inside, LiteralMap(literals))
+        return dynamic_task.dispatch_execute(inside, LiteralMap(literals))
 
 
 CPU, GPU, MEMORY = (tasks_pb2.Resources.ResourceName.Value(name) for name in ("CPU", "GPU", "MEMORY"))

@@ -20,6 +20,7 @@ from workflows.iteration import rollout_nodes
 PLAIN, STALE = CONFIG, CONFIG | {"algorithm": {"max_staleness": 1}}
 RANKS = CONFIG | {"trainer": {"nnodes": 2, "nproc_per_node": 4}}
 POD = CONFIG | {"trainer": {"placement": "pod"}}
+SHARED = CONFIG | {"trainer": {"placement": "shared", "fleet": "s3://bucket/fleet"}}
 SHAPES = {
     "plain": PLAIN,
     "one step off": STALE,
@@ -30,6 +31,7 @@ SHAPES = {
     "several ranks": RANKS,
     "trained in pods": POD,
     "trained in pods one step off": POD | {"algorithm": {"max_staleness": 1}},
+    "trained by a host": SHARED,
 }
 # Of a node's id, what carries the run on, and what else may be on its way.
 SPINE = ("plan", "train", "conclude")
@@ -148,6 +150,14 @@ def test_in_pods_groups_are_collected_on_the_control_pool_before_reserved_machin
     of_collector = nodes["i1-collect"].task_node.overrides.resources.requests
     of_conclusion = nodes["i1-conclude"].task_node.overrides.resources.requests
     assert [(each.name, each.value) for each in of_collector] == [(each.name, each.value) for each in of_conclusion]
+
+
+def test_where_a_host_trains_the_run_asks_for_no_reserved_machine():
+    nodes = {node.id: node for node in idl(unrolled(2, SHARED))}
+    of_train, of_conclusion = (
+        nodes[name].task_node.overrides.resources.requests for name in ("i1-train", "i1-conclude")
+    )
+    assert [(each.name, each.value) for each in of_train] == [(each.name, each.value) for each in of_conclusion]
 
 
 def test_one_step_off_the_next_plan_comes_before_this_iteration_is_trained():

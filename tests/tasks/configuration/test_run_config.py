@@ -66,6 +66,7 @@ def test_what_is_wrong_is_named_with_its_path_and_what_is_allowed(path, value, m
 
 
 POD = {"placement": "pod"}
+SHARED = {"placement": "shared", "fleet": "s3://bucket/fleet"}
 
 
 @pytest.mark.parametrize(
@@ -81,10 +82,24 @@ POD = {"placement": "pod"}
             {"trainer": POD, "rewards": [{"function": "reward_model", "model": "/models/rm"}]},
             "rewards.0.model: given; allowed with",
         ),
-        ({"trainer": {"placement": "shared"}}, "trainer.placement: \"shared\" given; input should be 'own' or 'pod'"),
+        (
+            {"trainer": {"placement": "shared"}},
+            "trainer.fleet: value None; allowed with trainer.placement 'shared': the url of a fleet",
+        ),
+        (
+            {"trainer": POD | {"fleet": "s3://bucket/fleet"}},
+            "trainer.fleet: value 's3://bucket/fleet'; allowed with trainer.placement 'pod': null",
+        ),
+        ({"trainer": SHARED, "planning": {"seeding": "auto"}}, "allowed with trainer.placement 'shared': off"),
+        (
+            {"trainer": SHARED, "rewards": [{"function": "reward_model", "model": "/models/rm"}]},
+            "rewards.0.model: given; allowed with trainer.placement 'shared'",
+        ),
+        ({"trainer": SHARED | {"nnodes": 2}}, "trainer.nnodes: value 2; allowed with trainer.placement 'shared': 1"),
+        ({"trainer": SHARED | {"nproc_per_node": 8}}, "trainer.nproc_per_node: value 8; allowed with"),
     ],
 )
-def test_what_a_train_phase_in_a_pod_cannot_have_is_refused(sections, message):
+def test_what_a_train_phase_apart_from_the_rollout_cannot_have_is_refused(sections, message):
     with pytest.raises(ConfigError) as caught:
         parse(MINIMAL | sections)
     assert any(message in problem for problem in caught.value.problems), caught.value.problems
