@@ -191,7 +191,7 @@ class Host:
             if not self._announced:
                 records.commit(self._store, fleet_layout.host(self._me.incarnation), self._me)
                 self._announced = True
-            self._seating.look(takes=True)
+            self._seating.look()
         finally:
             seated = self._seating.seated
             if seated.keys() != before.keys():

@@ -47,8 +47,8 @@ class Seating:
         seat = self._seats[run]
         return seat.host == self._me.incarnation and not exists(self._store, fleet_layout.seat(run, seat.epoch + 1))
 
-    def look(self, *, takes: bool) -> None:
-        """Read what is new in the fleet, and take the free seats that are this host's, if `takes`.
+    def look(self) -> None:
+        """Read what is new in the fleet, and take the free seats that placement gives this host.
 
         It costs two LISTs, one GET for each new record, and one for each other host. Raises the errors of the store;
         what is corrupt is logged and left out.
@@ -56,8 +56,7 @@ class Seating:
         self._read_runs(self._store.list(fleet_layout.RUNS))
         self._read_hosts(self._store.list(fleet_layout.HOSTS))
         self._look_at_hosts()
-        if takes:
-            self._take_seats()
+        self._take_seats()
 
     def _read_runs(self, keys: Iterable[str]) -> None:
         newest: dict[str, int] = {}

@@ -11,7 +11,7 @@ import pytest
 from simulation.judge_fleet import live_and_judge_fleet
 from simulation.simulated_fleet_history import FleetHistory, draw_fleet_history
 from storage import liveness, records
-from tasks.sharing import billing, due_phase, residents, seating
+from tasks.sharing import billing, due_phase, host, residents, seating
 
 pytestmark = pytest.mark.slow
 
@@ -117,3 +117,17 @@ def test_idle_time_that_is_billed_twice_is_found(monkeypatch):
 
     monkeypatch.setattr(billing, "payers", whole_to_each)
     assert is_found("bill", lambda history: len(history.runs) > 1)
+
+
+def test_states_that_are_never_dropped_are_found(monkeypatch):
+    monkeypatch.setattr(host, "make_room", lambda *_, **__: ())
+    assert is_found("memory")
+
+
+def test_a_host_that_never_takes_the_seats_of_the_dead_is_found(monkeypatch):
+    def by_its_word(sign, _ttl_s):
+        return sign.record is not None and sign.record.state == "gone"
+
+    monkeypatch.setattr(liveness.Sign, "lost", by_its_word)
+    monkeypatch.setattr(seating, "FORGOTTEN_TTLS", 1e9)
+    assert is_found("livelock", lambda history: any(strike.kind == "kill" for strike in history.strikes))

@@ -44,7 +44,7 @@ def seating(store, clock, name="me"):
 def test_a_lone_host_takes_every_vacant_seat(store, clock):
     admit(store, A, B)
     mine = seating(store, clock)
-    mine.look(takes=True)
+    mine.look()
     assert mine.seated.keys() == {A.id, B.id}
     assert mine.is_mine(A.id)
     assert newest_seat(store, A.id).host == "me"
@@ -54,7 +54,7 @@ def test_two_hosts_divide_the_seats_and_keep_them(store, clock):
     admit(store, A, B)
     one, other = seating(store, clock, "one"), seating(store, clock, "other")
     for each in (one, other, one, other):
-        each.look(takes=True)
+        each.look()
     assert len(one.seated) == len(other.seated) == 1
     assert one.seated.keys() | other.seated.keys() == {A.id, B.id}
     assert {newest_seat(store, run).epoch for run in (A.id, B.id)} == {1}
@@ -65,14 +65,14 @@ def test_the_seat_of_a_silent_host_is_taken_after_its_ttl_on_ones_own_clock(stor
     announce(store, "other")
     take_seat(store, A.id, 0, "other")
     mine = seating(store, clock)
-    mine.look(takes=True)
+    mine.look()
     for sequence in range(1, 5):
         clock.advance(TTL_S - 1)
         announce(store, "other", sequence)
-        mine.look(takes=True)
+        mine.look()
     assert mine.seated == {}
     clock.advance(TTL_S)
-    mine.look(takes=True)
+    mine.look()
     assert (newest_seat(store, A.id).host, newest_seat(store, A.id).epoch) == ("me", 2)
 
 
@@ -83,13 +83,13 @@ def test_a_heartbeat_that_cannot_be_read_is_a_sign_of_life_and_no_more(store, cl
     take_seat(store, A.id, 0, "other")
     mine = seating(store, clock)
     for _ in range(2):
-        mine.look(takes=True)
+        mine.look()
         clock.advance(TTL_S - 1)
         store.put(fleet_layout.alive("other"), garbage)
-    mine.look(takes=True)
+    mine.look()
     assert mine.seated == {}
     clock.advance(TTL_S)
-    mine.look(takes=True)
+    mine.look()
     assert mine.seated.keys() == {A.id}
 
 
@@ -98,31 +98,31 @@ def test_a_host_that_is_gone_has_lost_its_seats_at_once_and_one_that_leaves_keep
     announce(store, "other", state="leaving")
     take_seat(store, A.id, 0, "other")
     mine = seating(store, clock)
-    mine.look(takes=True)
+    mine.look()
     assert mine.seated.keys() == {B.id}
     announce(store, "other", 1, state="gone")
-    mine.look(takes=True)
+    mine.look()
     assert mine.seated.keys() == {A.id, B.id}
 
 
 def test_a_seat_that_was_taken_over_is_no_longer_mine(store, clock):
     admit(store, A)
     mine = seating(store, clock)
-    mine.look(takes=True)
+    mine.look()
     announce(store, "other")
     take_seat(store, A.id, 1, "other")
     assert not mine.is_mine(A.id)
     assert mine.seated.keys() == {A.id}
-    mine.look(takes=True)
+    mine.look()
     assert mine.seated == {}
 
 
 def test_a_run_that_has_left_has_no_seat(store, clock):
     admit(store, A, B)
     mine = seating(store, clock)
-    mine.look(takes=True)
+    mine.look()
     records.put(store, fleet_layout.left(A.id), LeftRecord(id=A.id, reason="done", left_at_s=0.0))
-    mine.look(takes=True)
+    mine.look()
     assert mine.seated.keys() == {B.id}
 
 
@@ -136,7 +136,7 @@ def test_what_is_corrupt_or_not_allowed_is_left_out_and_said_once(store, clock, 
     mine = seating(store, clock)
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            mine.look(takes=True)
+            mine.look()
     assert mine.seated.keys() == {A.id}
     assert len([each for each in caplog.records if "left out" in each.message]) == 3
 
@@ -145,7 +145,7 @@ def test_a_seat_that_cannot_be_read_is_not_taken(store, clock):
     admit(store, A, B)
     store.put(fleet_layout.seat(A.id, 1), b"garbage")
     mine = seating(store, clock)
-    mine.look(takes=True)
+    mine.look()
     assert mine.seated.keys() == {B.id}
     assert store.list(fleet_layout.seats(A.id)) == [fleet_layout.seat(A.id, 1)]
 
@@ -154,25 +154,25 @@ def test_a_state_that_no_host_holds_waits_for_one_that_does(store, clock):
     large = a_run("a", state_bytes=500)
     admit(store, large)
     small = seating(store, clock, "small")
-    small.look(takes=True)
+    small.look()
     assert small.seated == {}
     announce(store, "large", memory_bytes=1000)
     roomy = Seating(store, FLEET, a_host("large", 1000), clock)
-    roomy.look(takes=True)
+    roomy.look()
     assert roomy.seated.keys() == {large.id}
 
 
 def test_a_host_that_was_forgotten_counts_again_when_it_takes_a_seat(store, clock):
-    admit(store, A)
     announce(store, "other")
     mine = seating(store, clock)
-    mine.look(takes=False)
+    mine.look()
     clock.advance(20 * TTL_S)
-    mine.look(takes=False)
+    mine.look()
     take_seat(store, A.id, 0, "other")
     announce(store, "other", 1)
-    mine.look(takes=True)
+    admit(store, A)
+    mine.look()
     assert mine.seated == {}
     clock.advance(TTL_S)
-    mine.look(takes=True)
+    mine.look()
     assert mine.seated.keys() == {A.id}
