@@ -13,11 +13,16 @@ from storage import layout, records
 from storage.envelope import unwrap, wrap
 from storage.store import CorruptObject
 from storage.weights.manifest import Manifest
-from tests.format_one import objects, of_the_crew, of_the_run, of_the_trainer
+from tests.format_one import objects, of_the_crew, of_the_fleet, of_the_run, of_the_trainer
 
-RECORDS = of_the_run() | of_the_crew() | of_the_trainer()
+RECORDS = of_the_run() | of_the_crew() | of_the_trainer() | of_the_fleet()
 TYPES = {record.KIND: type(record) for record in RECORDS.values()} | {Manifest.KIND: Manifest}
-STORED = {key: data for key, data in objects().items() if not key.startswith(layout.MODEL) and key.endswith(".json")}
+# A fleet is a store of its own.
+STORED = {
+    key.removeprefix("fleet/"): data
+    for key, data in objects().items()
+    if not key.startswith(layout.MODEL) and key.endswith(".json")
+}
 BY_KIND = {json.loads(data)["kind"]: key for key, data in STORED.items()}
 
 
