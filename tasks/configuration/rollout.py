@@ -52,7 +52,8 @@ class RolloutConfig:
 
     Attributes:
         engine: "auto" takes vLLM if it is installed and finds a GPU, else our own engine in PyTorch; "scripted" has
-            no model and is for tests.
+            no model and is for tests and demonstrations.
+        scripted_step_s: how long the scripted engine sleeps at each step, as an engine would compute.
         dtype: the dtype of the engine's weights, activations and cache; float32 on a CPU makes resumed responses
             identical.
         device: "auto" takes CUDA if there is a CUDA device.
@@ -72,6 +73,7 @@ class RolloutConfig:
 
     __pydantic_config__ = STRICT
     engine: Literal["auto", "torch", "vllm", "scripted"] = "auto"
+    scripted_step_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     max_responses_in_flight: Annotated[int, Field(ge=1)] = 64

@@ -53,6 +53,7 @@ OPERATIONAL = {
         "weight_cache_dir",
         "weight_cache_bytes_max",
         "engine_restarts_max",
+        "scripted_step_s",
         "device",
     },
     "rollout.vllm": {

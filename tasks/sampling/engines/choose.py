@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from resources.model_config import ModelConfigError, model_fields, whole_number
+from storage.clock import SystemClock
 from tasks.configuration.rollout import RolloutConfig
 from tasks.sampling.engines.engine import Engine, EngineError
 from tasks.sampling.engines.vllm_names import installed_version
@@ -17,7 +18,12 @@ def build_engine(config: RolloutConfig, model_dir: Path, vocab_size: int) -> Eng
     if config.engine == "scripted":
         from tasks.sampling.engines.scripted_engine import ScriptedEngine  # noqa: PLC0415 - keeps torch out of other paths
 
-        return ScriptedEngine(vocab_size=vocab_size, max_responses_in_flight=config.max_responses_in_flight)
+        return ScriptedEngine(
+            vocab_size=vocab_size,
+            max_responses_in_flight=config.max_responses_in_flight,
+            clock=SystemClock() if config.scripted_step_s else None,
+            step_time_s=lambda _: config.scripted_step_s,
+        )
     if config.engine not in ("auto", "torch", "vllm"):
         raise EngineError(f"rollout.engine: {config.engine!r} is not known; allowed: auto, torch, vllm, scripted")
     chosen, reason = best_engine(config) if config.engine == "auto" else (config.engine, "as configured")
