@@ -29,7 +29,6 @@ from examples.warm_start import build_model, build_tokenizer
 from storage.connect import connect
 from storage.run import read_plan, reports
 from storage.weights.tensor_sets import TensorEntry, read_manifest
-from tasks.sharing.fleet_view import look_at_fleet
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNS = ("red", "green", "blue")
@@ -132,19 +131,20 @@ def run_arm(folder: Path, model: Path, iterations: int, *, shared: bool) -> Arm:
     with ended(hosts):
         train(configs, folder, iterations)
     urls = {name: str(runs / name) for name in RUNS}
-    lasted_s = {name: lasting_s(url) for name, url in urls.items()}
-    held_s = sum(sum(host.spent_s.values()) for host in look_at_fleet(str(fleet)).hosts) if shared else 0.0
+    lasting = {name: lasting_s(url) for name, url in urls.items()}
+    # One trainer is held from the first plan of any run to the last report of any.
+    held_s = max(end for _, end in lasting.values()) - min(begin for begin, _ in lasting.values())
     return Arm(
-        held_s=held_s if shared else sum(lasted_s.values()),
-        cycle_s={name: seconds / iterations for name, seconds in lasted_s.items()},
+        held_s=held_s if shared else sum(end - begin for begin, end in lasting.values()),
+        cycle_s={name: (end - begin) / iterations for name, (begin, end) in lasting.items()},
         states={name: states(url) for name, url in urls.items()},
     )
 
 
-def lasting_s(url: str) -> float:
-    """Seconds from the first plan of a run to its last report."""
+def lasting_s(url: str) -> tuple[float, float]:
+    """When the first plan of a run was made and its last report, in Unix seconds."""
     store = connect(url)
-    return reports(store)[-1].created_at_s - read_plan(store, 0).created_at_s
+    return read_plan(store, 0).created_at_s, reports(store)[-1].created_at_s
 
 
 def states(url: str) -> dict[str, dict[str, TensorEntry]]:
