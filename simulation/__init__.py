@@ -12,4 +12,8 @@ between them. Judges: judge.py, judge_absence.py and judge_promises.py read what
 that reads it in production; judge_run.py looks at weights, reports and what the sweeps have left. ledger.py notes every
 request in true order and the rules that it breaks; ledger_of_run.py has those of deletion; undisturbed.py says what the
 responses would have been. `python -m benchmarks.histories` plays seeds by the hundred.
+
+Fleets have histories of their own (`python -m benchmarks.sharing_histories`): simulated_fleet_history.py draws them,
+simulated_fleet.py plays production's hosts with the workers of simulated_workers.py, ledger_of_fleet.py notes what
+happens, and judge_fleet.py judges it.
 """

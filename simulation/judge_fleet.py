@@ -5,10 +5,11 @@ lifetimes of hosts that the ledger measured.
 """
 
 import itertools
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 
-from simulation.ledger_of_fleet import FASTEST_CLOCK, FLEET, HostLife, LedgerOfFleet
+from simulation import virtual_time
+from simulation.ledger_of_fleet import FASTEST_CLOCK, FLEET, SLOWEST_CLOCK, HostLife, LedgerOfFleet
 from simulation.simulated_fleet import SimulatedFleet
 from simulation.simulated_fleet_history import FleetHistory
 from storage import fleet_layout, layout, records
@@ -19,6 +20,8 @@ from tasks.sharing.billing import bill, total_s
 from tasks.sharing.host import BEATS_PER_TTL
 
 ROUNDING_S = 1e-9
+# How long the requests take that a host makes between two looks at its device, if the store is well.
+NOTICED_S = 15.0
 # Requests of a host beside those that follow from its intervals: its beginning and end, and repeated ones.
 REQUESTS_AT_LEAST, REQUESTS_PER_PHASE, REPEATED = 60, 20, 1.5
 
@@ -44,6 +47,7 @@ def live_and_judge_fleet(history: FleetHistory) -> FleetOutcome:
     _check_published(fleet)
     repeats, faults = _check_repeats(fleet)
     _check_bills(ledger)
+    _check_payers(ledger, history)
     counts = ledger.counts
     counts.update({"phases": ledger.computed.total(), "hosts": len(ledger.hosts), "repeats": repeats})
     return FleetOutcome(
@@ -127,6 +131,29 @@ def _check_bills(ledger: LedgerOfFleet) -> None:
             ledger.breaks(f"bill: {billed_s} s of {name} are billed, which lived {lived_s} s")
         if life.clock_ended_s is not None and lived_s > life.clock_ended_s - life.clock_began_s:
             ledger.breaks(f"bill: {lived_s} s of {name} are billed, which lived less")
+
+
+def _check_payers(ledger: LedgerOfFleet, history: FleetHistory) -> None:
+    """Check that each run pays for the time in which it had the device, where nothing went wrong.
+
+    A host looks at the device once in a poll interval, after the requests that it makes in between.
+    """
+    if history.strikes or history.crashes or history.hangs or history.weather != history.calm:
+        return
+    store = NestedStore(ledger.store, FLEET.removesuffix("/"))
+    for name, life in ledger.hosts.items():
+        if life.clock_ended_s is None or life.ended_s is None:
+            continue
+        rate = (life.clock_ended_s - life.clock_began_s) / (life.ended_s - life.began_s)
+        spent = [records.read(store, SpentRecord, key) for key in store.list(fleet_layout.spent_by(name))]
+        billed_s: defaultdict[str, float] = defaultdict(float)
+        for entry in (entry for record in spent for entry in record.entries):
+            billed_s[entry.run or ""] += entry.seconds / rate
+        late_s = life.phases * (history.poll_interval_s / SLOWEST_CLOCK + NOTICED_S)
+        for run, device_s in life.device_s.items():
+            if not device_s - virtual_time.ROUNDING_S <= billed_s[run] <= device_s + late_s:
+                ledger.breaks(f"bill: {run} pays for {billed_s[run]} s of {name}, and had its device for {device_s} s")
+            ledger.counts["bills compared with the device"] += 1
 
 
 def _check_requests(ledger: LedgerOfFleet, history: FleetHistory) -> float:

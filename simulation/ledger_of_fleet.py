@@ -27,9 +27,9 @@ def run_folder(number: int) -> str:
 class HostLife:
     """An incarnation of a host: true times, and its monotonic clock at its beginning and its end.
 
-    device: which run has its device now. phases: how many phases it began. calls: its requests. beats: true times at
-    which its heartbeat changed. last_beat: its last own one. said_gone: whether that was written. ended_s: None if it
-    lives.
+    device: which run has its device now, since device_since_s. device_s: how long each run had it before. phases: how
+    many phases it began. calls: its requests. beats: true times at which its heartbeat changed. last_beat: its last own
+    one. said_gone: whether that was written. ended_s: None if it lives.
     """
 
     began_s: float
@@ -37,6 +37,8 @@ class HostLife:
     ended_s: float | None = None
     clock_ended_s: float | None = None
     device: str | None = None
+    device_since_s: float = 0.0
+    device_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     phases: int = 0
     calls: int = 0
     beats: list[float] = field(default_factory=list)
@@ -103,7 +105,7 @@ class LedgerOfFleet:
             self.breaks(f"doubled: {host} begins {run} while {life.device} has its device")
         if not self.exists(run, layout.due(iteration)):
             self.breaks(f"early: {host} begins iteration {iteration} of {self.runs[run]}, which is not due")
-        life.device = run
+        life.device, life.device_since_s = run, self.now()
 
     def note_trained(self, run: str, iteration: int) -> None:
         """Note that a phase begins to be computed."""
@@ -111,8 +113,10 @@ class LedgerOfFleet:
 
     def note_freed(self, host: str, run: str) -> None:
         """Note that a run's worker no longer has the device."""
-        if self.hosts[host].device == run:
-            self.hosts[host].device = None
+        life = self.hosts[host]
+        if life.device == run:
+            life.device_s[run] += self.now() - life.device_since_s
+            life.device = None
 
     def note_resident(self, host: str, run: str, digest: str | None, stored: str) -> None:
         """Check a resident state that is used in place of a checkpoint."""

@@ -11,7 +11,7 @@ import pytest
 from simulation.judge_fleet import live_and_judge_fleet
 from simulation.simulated_fleet_history import FleetHistory, draw_fleet_history
 from storage import liveness, records
-from tasks.sharing import billing, due_phase, host, residents, seating
+from tasks.sharing import billing, due_phase, host, residents, seating, spending
 
 pytestmark = pytest.mark.slow
 
@@ -117,6 +117,17 @@ def test_idle_time_that_is_billed_twice_is_found(monkeypatch):
 
     monkeypatch.setattr(billing, "payers", whole_to_each)
     assert is_found("bill", lambda history: len(history.runs) > 1)
+
+
+def test_a_run_that_pays_for_idle_time_is_found(monkeypatch):
+    note = spending.Spending.note
+
+    def never_idle(self, kind, run, iteration, now_s):
+        if kind != "idle":
+            note(self, kind, run, iteration, now_s)
+
+    monkeypatch.setattr(spending.Spending, "note", never_idle)
+    assert is_found("bill", lambda history: history.weather == history.calm and not history.strikes)
 
 
 def test_states_that_are_never_dropped_are_found(monkeypatch):

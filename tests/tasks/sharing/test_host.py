@@ -9,6 +9,7 @@ import pytest
 from storage import fleet_layout, layout, records
 from storage.clock import ManualClock
 from storage.fleet_records import DueRecord, HostBeat, LeftRecord, SpentRecord
+from storage.local import LocalStore
 from storage.memory import MemoryStore, NestedStore
 from storage.records import RunRecord
 from storage.seats import newest_seat, take_seat
@@ -94,8 +95,8 @@ class ScriptedWorkers:
 class Stage:
     """A fleet with one production host, and what its runs do at which second."""
 
-    def __init__(self):
-        self.clock, self.true = EventfulClock(), MemoryStore("true")
+    def __init__(self, true):
+        self.clock, self.true = EventfulClock(), true
         self.fleet = NestedStore(self.true, "fleet")
         self.refused = {}
         self.workers = ScriptedWorkers(self.clock, self.store_of)
@@ -152,7 +153,7 @@ class Stage:
 
 @pytest.fixture
 def stage():
-    return Stage()
+    return Stage(MemoryStore("true"))
 
 
 def test_a_phase_is_trained_when_it_is_due_and_the_next_while_it_publishes(stage):
@@ -165,6 +166,14 @@ def test_a_phase_is_trained_when_it_is_due_and_the_next_while_it_publishes(stage
     assert 20 <= times[0] <= 22
     assert times[1] - times[0] <= SWITCH_S + TRAIN_S + PARK_S + 1
     assert 60 <= times[2] <= 62
+
+
+def test_a_fleet_and_its_runs_may_lie_in_a_directory(tmp_path):
+    stage = Stage(LocalStore(tmp_path))
+    stage.admit(A)
+    stage.due(A, 0, at_s=5)
+    assert stage.play(10) == [("a", 0)]
+    assert stage.beat.state == "gone"
 
 
 def test_a_host_that_has_ended_says_so_and_has_billed_every_second(stage):
