@@ -1,0 +1,136 @@
+"""`gleaner fleet ...`: what it writes, what it refuses in one line, and what it shows."""
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from gleaner import main
+from storage import fleet_layout, records
+from storage.clock import ManualClock
+from storage.connect import connect
+from storage.fleet_records import AdmittedRun, FleetRecord
+from tasks.configuration.run_config import parse
+from tasks.preparing.iteration import prepare
+from tasks.sharing.fleet_admission import expected_state_bytes
+from tests.small_run import EXECUTION, document
+
+
+@pytest.fixture
+def gleaner():
+    """gleaner(*arguments) -> (exit code, all output)"""
+
+    def run(*arguments):
+        done = CliRunner().invoke(main, [str(each) for each in arguments], standalone_mode=True)
+        return done.exit_code, done.output
+
+    return run
+
+
+@pytest.fixture
+def fleet(tmp_path, gleaner):
+    url = tmp_path / "fleet"
+    assert gleaner("fleet", "init", url, "--runs", tmp_path / "runs")[0] == 0
+    return url
+
+
+@pytest.fixture
+def config_file(tmp_path, fleet, model):
+    def write(name="a", **sections):
+        trainer = {"placement": "shared", "fleet": str(fleet)} | sections.pop("trainer", {})
+        file = tmp_path / f"{name}.yaml"
+        file.write_text(yaml.safe_dump(document(str(tmp_path / "runs" / name), model, trainer=trainer, **sections)))
+        return file
+
+    return write
+
+
+PROFILE = ("--phase-s", 60, "--cycle-s", 300)
+
+
+def test_a_fleet_is_made_once_and_its_rules_stay(tmp_path, fleet, gleaner):
+    code, output = gleaner("fleet", "init", fleet, "--runs", tmp_path / "others")
+    assert (code, output) == (1, f"gleaner: {fleet} holds a fleet already; nothing was changed\n")
+    rules = records.read(connect(str(fleet)), FleetRecord, fleet_layout.FLEET)
+    assert rules.run_prefixes == (str(tmp_path / "runs"),)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [("--host-ttl-s", 0, "host_ttl_s: value 0.0; allowed"), ("--slowdown-max", 1, "slowdown_max: value 1.0; allowed")],
+)
+def test_rules_that_cannot_be_are_refused(tmp_path, gleaner, option, value, said):
+    code, output = gleaner("fleet", "init", tmp_path / "new", "--runs", tmp_path, option, value)
+    assert code == 1
+    assert said in output
+    assert not (tmp_path / "new" / "fleet.json").exists()
+
+
+def test_a_run_is_admitted_once_shown_and_let_go_for_good(tmp_path, fleet, gleaner, config_file, model):
+    file = config_file()
+    code, output = gleaner("fleet", "admit", file, *PROFILE)
+    assert code == 0, output
+    url = str(tmp_path / "runs" / "a")
+    run = records.read(connect(str(fleet)), AdmittedRun, fleet_layout.admitted(fleet_layout.run_id(url)))
+    assert (run.run_url, run.phase_s, run.cycle_s, run.load) == (url, 60.0, 300.0, 0.2)
+    assert f"is admitted as {run.id}" in output
+    assert gleaner("fleet", "admit", file, "--phase-s", 1, "--cycle-s", 2)[1] == output
+    code, output = gleaner("fleet", "status", fleet)
+    assert code == 0
+    assert run.id in output
+    assert "waits for a host" in output
+    assert gleaner("fleet", "leave", fleet, url)[0] == 0
+    code, output = gleaner("fleet", "admit", file, *PROFILE)
+    assert code == 1
+    assert "has left the fleet" in output
+    assert "left" in gleaner("fleet", "status", fleet)[1]
+
+
+@pytest.mark.parametrize(
+    ("sections", "options", "said"),
+    [
+        (
+            {"trainer": {"placement": "own", "fleet": None}},
+            PROFILE,
+            "trainer.placement: value 'own'; allowed",
+        ),
+        ({"run": {"url": "/elsewhere"}}, PROFILE, "run.url: value '/elsewhere'; allowed in this fleet: below "),
+        ({}, ("--phase-s", 60), "--cycle-s: value missing; allowed: seconds above 0"),
+        ({}, ("--phase-s", -1, "--cycle-s", 9), "phase_s: value -1.0; allowed: finite and above 0"),
+        ({}, (*PROFILE, "--share", 0), "share: value 0.0; allowed: finite and above 0"),
+        ({"trainer": {"fleet": "/no/fleet"}}, PROFILE, "/no/fleet holds no fleet; make one by: gleaner fleet init"),
+    ],
+)
+def test_what_cannot_be_admitted_is_refused_in_one_line(fleet, gleaner, config_file, sections, options, said):
+    code, output = gleaner("fleet", "admit", config_file(**sections), *options)
+    assert code == 1
+    assert said in output
+    assert output.count("\n") == 1
+    assert connect(str(fleet)).list(fleet_layout.RUNS) == []
+
+
+def test_a_run_that_its_fleet_has_not_admitted_is_not_planned(tmp_path, config_file, fleet, gleaner):
+    file = config_file()
+    config = parse(yaml.safe_load(file.read_text()))
+    with pytest.raises(LookupError, match=r"which has not admitted .* admit it by: gleaner fleet admit CONFIG"):
+        prepare(config, EXECUTION, ManualClock())
+    assert not (tmp_path / "runs").exists()
+    assert gleaner("fleet", "admit", file, *PROFILE)[0] == 0
+    assert prepare(config, EXECUTION, ManualClock())[0].iteration == 0
+
+
+def test_commands_on_no_fleet_say_so(tmp_path, gleaner):
+    for arguments in (("status", tmp_path), ("leave", tmp_path, "x"), ("host", tmp_path, "--memory-gib", 1)):
+        code, output = gleaner("fleet", *arguments)
+        assert (code, output.count("\n")) == (1, 1)
+        assert "holds no fleet" in output
+
+
+def test_the_state_that_a_run_needs_in_memory_is_estimated(model, config_file):
+    def estimated(**sections):
+        return expected_state_bytes(parse(yaml.safe_load(config_file(**sections).read_text())), model)
+
+    plain = estimated()
+    assert plain > 0
+    assert estimated(algorithm={"kl_coef": 0.1}) * 3 == plain * 4
+    assert estimated(algorithm={"advantage_estimator": "gae"}) == plain * 2
+    assert estimated(lora={"rank": 2}) * 3 == plain
