@@ -6,7 +6,6 @@ repeats bit by bit.
 """
 
 import functools
-import os
 from typing import Any
 
 import torch
@@ -14,20 +13,16 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F  # noqa: N812 - torch's own custom
 
+from tasks.sampling.engines.compiled_products import bound_compiled_products
+
 # Below this, a product takes less time than oneDNN's dispatch.
 FLOPS_MIN = 1 << 21
-# oneDNN keeps compiled code for each shape that it has met, 1024 by default. Lengths differ in every iteration, so the
-# memory of a process would grow for hours; a pass over a model needs a few dozen at a time.
-PRIMITIVES_KEPT = 128
 
 
 @functools.cache
 def _onednn_linear() -> Any:
-    """The linear operator of oneDNN, or None if the processor or torch lacks it.
-
-    oneDNN reads the size of its cache when it is first used.
-    """
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(PRIMITIVES_KEPT))
+    """The linear operator of oneDNN, or None if the processor or torch lacks it."""
+    bound_compiled_products()
     available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     if not available or not torch.backends.cpu.get_cpu_capability().startswith("AVX512"):
         return None

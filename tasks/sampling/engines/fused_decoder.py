@@ -14,6 +14,7 @@ import torch.nn.functional as F  # noqa: N812 - its customary name
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from tasks.sampling.engines.compiled_products import bound_compiled_products
 from tasks.sampling.engines.kv_cache import KeyValueCache, Window
 from tasks.sampling.engines.tied_names import tied_names
 
@@ -180,6 +181,7 @@ class FusedDecoder:
 
 
 def _has_onednn() -> bool:
+    bound_compiled_products()
     return bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]  # torch leaves it unannotated
 
 

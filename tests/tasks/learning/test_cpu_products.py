@@ -7,12 +7,12 @@ from torch import nn
 
 from tasks.learning.cpu_products import (
     FLOPS_MIN,
-    PRIMITIVES_KEPT,
     CpuLinear,
     suits_onednn,
     times_transposed,
     use_cpu_products,
 )
+from tasks.sampling.engines.compiled_products import PRODUCTS_KEPT
 
 
 def matrices(*shapes, dtype=torch.float32):
@@ -83,13 +83,21 @@ def test_autocast_computes_in_half_precision_and_frozen_weights_get_no_gradient(
     torch.testing.assert_close(inputs.grad, layer.weight.sum(dim=0).expand_as(inputs), rtol=1e-5, atol=1e-5)
 
 
+IN_TRAINING = "from tasks.learning.cpu_products import suits_onednn; suits_onednn(torch.zeros(1))"
+IN_ENGINES = (
+    "from tasks.sampling.engines.torch_engine import TorchEngine; "
+    "TorchEngine(sys.argv[1], device='cpu', max_responses_in_flight=1, context_length=8)"
+)
+
+
+@pytest.mark.parametrize("first", [IN_TRAINING, IN_ENGINES], ids=["training", "engine"])
 @pytest.mark.parametrize("given", [None, "7"])
-def test_code_compiled_for_shapes_is_kept_in_bounds_unless_somebody_sets_another(given, monkeypatch):
+def test_code_compiled_for_shapes_is_kept_in_bounds_unless_somebody_sets_another(given, first, model, monkeypatch):
+    """Whichever of both comes first in a process."""
     name = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
     monkeypatch.delenv(name, raising=False)
     if given is not None:
         monkeypatch.setenv(name, given)
-    script = "import os, torch; from tasks.learning.cpu_products import suits_onednn; suits_onednn(torch.zeros(1)); "
-    script += f"print(os.environ[{name!r}])"
-    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert shown.stdout.strip() == (given or str(PRIMITIVES_KEPT))
+    script = f"import os, sys, torch; {first}; print(os.environ[{name!r}])"
+    shown = subprocess.run([sys.executable, "-c", script, str(model[0])], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == (given or str(PRODUCTS_KEPT))
