@@ -346,6 +346,7 @@ def test_plan_refuses_what_is_damaged_by_its_name(full_store, model, part):
     refused(CorruptObject, key, config(URL, model))
 
 
+@pytest.mark.slow
 def test_a_damaged_batch_is_not_replayed(full_store):
     train_iteration(URL, 0)
     for key in full_store.list(layout.weights(1)) + full_store.list(layout.checkpoint(1)):

@@ -308,6 +308,7 @@ def report(model: Path, algorithm: str) -> ReportRecord:
     return conclude_iteration(connect(reference.run_url), 0, {"rollout": 1.0, "train": 1.0}, clock)
 
 
+@pytest.mark.slow
 def test_every_metric_of_a_report_is_documented_and_no_other(model: Path) -> None:
     documented = re.findall(r"^\| `([\w/<>]+)` \|", (GUIDE / "metrics.md").read_text(encoding="utf-8"), re.MULTILINE)
     found = {name for algorithm in ALGORITHMS for name in report(model, algorithm).metrics}

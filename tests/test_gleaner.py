@@ -261,6 +261,7 @@ def test_an_unreadable_configuration_is_one_line(tmp_path):
         (["check", "$(printf '\\377')"], "", 1, "gleaner: "),
     ],
 )
+@pytest.mark.slow
 def test_no_output_is_no_traceback(tmp_path, arguments, redirection, code, stderr):
     store = connect(str(tmp_path / "run"))
     begin(store)

@@ -95,6 +95,7 @@ def test_the_schema_has_all_sections():
 
 @settings(max_examples=part_of_examples(0.5), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
+@pytest.mark.slow
 def test_plan_accepts_what_check_accepts(model, data):
     """A few values at a time are drawn, so that many of the configurations are accepted."""
     whole = document("memory://check", model)

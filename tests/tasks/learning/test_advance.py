@@ -169,6 +169,7 @@ def test_published_weights_are_not_made_again(undisturbed):
     assert store.written == []
 
 
+@pytest.mark.slow
 def test_a_checkpoint_without_weights_is_published_without_training_again(rolled_out, undisturbed):
     """Neither journal nor batches nor prompts are there any more, so nothing can have been trained on."""
     kept = {key: body for key, body in everything(undisturbed).items() if "weights/00000001" not in key}

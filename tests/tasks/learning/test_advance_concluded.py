@@ -28,6 +28,7 @@ class ConcludedMeanwhile(MemoryStore):
         return super().get(key, start, end)
 
 
+@pytest.mark.slow
 def test_a_trainer_that_wakes_after_the_conclusion_says_so(tmp_path):
     before = memory_store("advance")
     plan_iteration(config(URL, model_directory(tmp_path)))

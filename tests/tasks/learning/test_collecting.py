@@ -98,6 +98,7 @@ def test_training_on_what_was_recorded_before_gives_the_same_bits(model, share, 
     assert tensors(divided) == tensors(undivided)
 
 
+@pytest.mark.slow
 def test_it_ends_when_the_share_is_recorded_and_the_trainer_records_the_rest(model):
     trainer = {"placement": "pod", "phase_start_share": 0.5, "micro_batch_tokens_max": 1}
     store = a_run(model, trainer=trainer)

@@ -92,6 +92,7 @@ IN_ENGINES = (
 
 @pytest.mark.parametrize("first", [IN_TRAINING, IN_ENGINES], ids=["training", "engine"])
 @pytest.mark.parametrize("given", [None, "7"])
+@pytest.mark.slow
 def test_code_compiled_for_shapes_is_kept_in_bounds_unless_somebody_sets_another(given, first, model, monkeypatch):
     """Whichever of both comes first in a process."""
     name = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"

@@ -118,6 +118,7 @@ class Calls(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.slow
 def test_gae_of_long_responses_needs_a_tenth_of_the_calls_of_the_recursion():
     rewards, values = torch.zeros(2, 16, 32_768, dtype=torch.float64)
     mask = torch.ones(16, 32_768, dtype=torch.bool)

@@ -33,6 +33,7 @@ def test_a_run_that_is_not_there(settings):
     )
 
 
+@pytest.mark.slow
 def test_a_configuration_without_the_section(store, model):
     refused(store, ValueError, "^evaluation: value null; allowed here: a section", config(URL, model))
 

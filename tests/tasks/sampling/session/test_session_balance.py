@@ -226,6 +226,7 @@ def test_a_slow_look_does_not_keep_a_notice_from_being_heeded():
     assert len(heeded) < 6000, "the notice was heeded only after the look had ended"
 
 
+@pytest.mark.slow
 def test_closed_while_it_decodes_it_leaves_no_thread_behind():
     store = MemoryStore()
     get, asked = store.get, []
