@@ -1,5 +1,6 @@
 """Whatever `gleaner check` accepts, `plan` accepts: configurations are drawn from the configuration's own schema."""
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
