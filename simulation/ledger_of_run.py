@@ -50,10 +50,16 @@ class LedgerOfRun:
         return self.iterations[number] if number is not None and number < len(self.iterations) else self.common
 
     def beats_between(self, since_s: float, until_s: float) -> bool:
-        """Whether the execution or a member of it gave a sign of life between these true times."""
+        """Whether the execution or a member gave a sign of life between these true times.
+
+        A zombie of an iteration that was concluded before is no member any more, and its heartbeats are not looked at.
+        """
         beats = list(self.common.lease_beats_s)
-        for ledger in self.iterations:
+        for number, ledger in enumerate(self.iterations):
             beats += ledger.lease_beats_s
+            concluded_s = ledger.created_at_s.get(layout.report(number))
+            if concluded_s is not None and ledger.zero_s + concluded_s < since_s:
+                continue
             beats += [ledger.zero_s + beat.at_s for told in ledger.beats.values() for beat in told]
         return any(since_s < at_s < until_s for at_s in beats)
 

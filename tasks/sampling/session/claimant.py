@@ -48,6 +48,8 @@ class Claimant:
         self._incarnation = incarnation
         self._slot = slot
         self._claim_ttl_s = claim_ttl_s
+        self._clock = clock
+        self._looked_s = clock.monotonic()
         self._reader = JournalReader(store, plan, parallel_reads)
         self._liveness = Liveness(store, plan.iteration, clock, parallel_reads)
         self._rng = random.Random(incarnation)
@@ -126,6 +128,7 @@ class Claimant:
             name for name in book.incarnations if name != self._incarnation and not self._is_settled(name, holdings)
         ]
         chosen = looked_at(names, self._rng)
+        self._looked_s = self._clock.monotonic()
         signs = self._liveness.look(chosen)
         holders = {name: self._holder(name, sign, holdings.get(name, ())) for name, sign in signs.items()}
         seen = [sign.record for name, sign in signs.items() if sign.record and not holders[name].lost]
@@ -226,6 +229,9 @@ class Claimant:
             if transfer.cause in (Cause.OVERFULL, Cause.LATE):
                 candidates = self._with_what_is_left(candidates)
             responses = choose(transfer.cause, transfer.count, candidates)
+            if self._clock.monotonic() - self._looked_s > self._claim_ttl_s:
+                # A request took so long that a holder that looked dead may have come back. The next look will tell.
+                return Taken((), 0)
         by_unit: dict[int, list[int]] = {}
         for response in responses:
             by_unit.setdefault(self._unit[response], []).append(response)

@@ -124,6 +124,41 @@ def test_who_is_silent_for_the_ttl_is_succeeded_from_where_its_journal_ends():
     assert reader.assemble(0).finish == Finish.STOP
 
 
+class SlowJournal(MemoryStore):
+    """Its next read of a journal takes `slow_s` on the clock."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__()
+        self.clock, self.slow_s = clock, 0.0
+
+    def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+        if key.startswith(layout.journal(0)):
+            self.clock.advance(self.slow_s)
+            self.slow_s = 0.0
+        return super().get(key, start, end)
+
+
+@pytest.mark.parametrize(("slow_s", "taken"), [(0.9 * TTL_S, [1, 4, 5]), (1.1 * TTL_S, [])])
+def test_what_a_look_showed_long_ago_is_no_reason_to_take(slow_s, taken):
+    """While a request hangs, a holder that was suspended may have come back."""
+    clock = ManualClock()
+    store = SlowJournal(clock)
+    suspended = Incarnation(store, PLAN, 0, "00000-suspended")
+    suspended.write(0, [1, 2, 3])
+    suspended.write(1, [4, 5], Finish.RUNNING)
+    say(store, "00000-suspended", unfinished=3, running=3)
+    me = a_claimant(store, clock=clock)
+    me.take_own_slot()
+    mine = me.owned()
+    assert not nothing_left(me, mine)
+    clock.advance(TTL_S)
+    store.slow_s = slow_s
+    assert numbers(seek(me, IDLE, mine)) == taken
+    say(store, "00000-suspended", number=2, unfinished=3, running=3)
+    if not taken:
+        assert numbers(seek(me, IDLE, mine)) == []
+
+
 def test_a_beat_that_goes_on_keeps_what_is_held():
     store, clock = MemoryStore(), ManualClock()
     Incarnation(store, PLAN, 0, "00000-slow").write(0, [1], Finish.RUNNING)
