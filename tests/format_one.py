@@ -339,6 +339,7 @@ def of_the_fleet() -> dict[str, records.AnyRecord]:
             state_bytes=1 << 30,
             admitted_at_s=2.0,
             share=2.0,
+            rollouts_ahead=1,
             **NONCE,
         ),
         fleet_layout.left(run): LeftRecord(id=run, reason="it has ended", left_at_s=9.0, **NONCE),
