@@ -9,8 +9,8 @@ from rich.table import Table
 from storage.clock import SystemClock
 from storage.paths import expanded
 from tasks.configuration.run_config import load
+from tasks.sharing.fleet_admission import Profile, create_fleet, host_name
 from tasks.sharing.fleet_admission import admit as admit_run
-from tasks.sharing.fleet_admission import create_fleet
 from tasks.sharing.fleet_admission import leave as leave_fleet
 from tasks.sharing.fleet_view import FleetView, look_at_fleet
 from tasks.sharing.host import HostSettings
@@ -51,14 +51,37 @@ def init(fleet_url: str, prefixes: tuple[str, ...], host_ttl_s: float, slowdown_
 )
 @click.option("--phase-s", type=float, help="Expected seconds of a train phase. Default: the median of its reports.")
 @click.option("--cycle-s", type=float, help="Expected seconds of an iteration alone. Default: that of its reports.")
-def admit(config: Path, share: float, phase_s: float | None, cycle_s: float | None) -> None:
-    """Admit the run of a configuration file to the fleet that it names (trainer.fleet)."""
+@click.option(
+    "--switch-s", type=click.FloatRange(min=0), help="Seconds to change the resident. Default: as the hosts measured."
+)
+@click.option("--dry-run", is_flag=True, help="Predict, and write nothing.")
+def admit(
+    config: Path,
+    share: float,
+    phase_s: float | None,
+    cycle_s: float | None,
+    switch_s: float | None,
+    *,
+    dry_run: bool,
+) -> None:
+    """Admit the run of a configuration file to the fleet that it names (trainer.fleet).
+
+    A simulation of each living host predicts how much longer the cycles of its runs would take. If some run would
+    exceed the fleet's --slowdown-max wherever the new one trains, it is refused. Telling a host that has died from one
+    that lives takes up to the fleet's --host-ttl-s.
+    """
     settings = load(config)
-    run = admit_run(settings, expanded(settings.policy.path), share, phase_s, cycle_s, SystemClock())
+    profile = Profile(share=share, phase_s=phase_s, cycle_s=cycle_s, switch_s=switch_s)
+    admission = admit_run(settings, expanded(settings.policy.path), profile, SystemClock(), dry_run=dry_run)
+    run = admission.run
     click.echo(
-        f"{run.run_url} is admitted as {run.id}: a phase of {run.phase_s:.1f} s in {run.cycle_s:.1f} s, "
-        f"{run.state_bytes / GIB:.2f} GiB of host memory"
+        f"{run.run_url} {'can be' if dry_run else 'is'} admitted as {run.id}: a phase of {run.phase_s:.1f} s in "
+        f"{run.cycle_s:.1f} s, {run.state_bytes / GIB:.2f} GiB of host memory"
     )
+    for best in admission.choices[:1]:
+        click.echo(f"Predicted on {host_name(admission, best)}, times as long as alone:")
+        for name, slowdown in best.slowdowns.items():
+            click.echo(f"  {slowdown:.3f}  {admission.names[name]}")
 
 
 @fleet.command(short_help="Take a run out of its fleet for good.")

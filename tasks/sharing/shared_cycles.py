@@ -1,8 +1,8 @@
 """Several runs on one host in virtual time: how much longer their cycles take than alone. Pure.
 
-A run generates responses, then its phase is due, waits for the trainer, and is trained. The trainer trains one phase at
-a time in the order of production (`phase_order`), and needs a switch time when another run becomes the resident. What is
-left out: storage, grading, states that do not fit in host memory, and faults.
+A run generates responses, then its phase is due, waits for the trainer, and is trained. The trainer trains one phase
+at a time in the order of production (`phase_order`), and needs a switch time when another run becomes the resident.
+Storage, grading, states that do not fit in host memory, and faults are left out.
 """
 
 import math

@@ -85,6 +85,54 @@ def test_a_run_is_admitted_once_shown_and_let_go_for_good(tmp_path, fleet, glean
     assert "left" in gleaner("fleet", "status", fleet)[1]
 
 
+def test_a_run_that_would_make_another_too_slow_is_refused_in_one_line_and_nothing_is_written(
+    tmp_path, fleet, gleaner, config_file
+):
+    assert gleaner("fleet", "admit", config_file("a"), *PROFILE)[0] == 0
+    before = connect(str(fleet)).list("")
+    code, output = gleaner("fleet", "admit", config_file("b"), "--phase-s", 250, "--cycle-s", 300)
+    assert (code, output.count("\n")) == (1, 1)
+    assert output.startswith(f"gleaner: {tmp_path}/runs/b is not admitted: on the best host, a host that could come")
+    assert f"{tmp_path}/runs/a 1." in output
+    assert "allowed in this fleet: 1.1 times" in output
+    assert connect(str(fleet)).list("") == before
+
+
+def test_a_dry_run_predicts_the_same_and_writes_nothing(tmp_path, fleet, gleaner, config_file):
+    assert gleaner("fleet", "admit", config_file("a"), "--phase-s", 10, "--cycle-s", 300)[0] == 0
+    before = connect(str(fleet)).list("")
+    arguments = ("fleet", "admit", config_file("b"), "--phase-s", 10, "--cycle-s", 200, "--switch-s", 1)
+    code, tried = gleaner(*arguments, "--dry-run")
+    assert code == 0, tried
+    assert connect(str(fleet)).list("") == before
+    assert "can be admitted" in tried
+    assert gleaner(*arguments)[1] == tried.replace("can be admitted", "is admitted")
+    assert len(connect(str(fleet)).list("")) == len(before) + 1
+    predicted = {line.split()[1]: float(line.split()[0]) for line in tried.splitlines() if line.startswith("  ")}
+    assert predicted.keys() == {f"{tmp_path}/runs/a", f"{tmp_path}/runs/b"}
+    assert all(1.0 <= slowdown < 1.1 for slowdown in predicted.values())
+
+
+def test_another_teams_runs_are_called_by_their_ids(tmp_path, gleaner, config_file):
+    both = tmp_path / "both"
+    assert gleaner("fleet", "init", both, "--runs", tmp_path / "runs", "--runs", tmp_path / "theirs")[0] == 0
+    trainer = {"fleet": str(both)}
+    theirs = str(tmp_path / "theirs" / "x")
+    assert gleaner("fleet", "admit", config_file("x", trainer=trainer, run={"url": theirs}), *PROFILE)[0] == 0
+    file = config_file("a", trainer=trainer)
+    for options in (("--phase-s", 10, "--cycle-s", 900), ("--phase-s", 250, "--cycle-s", 300)):
+        output = gleaner("fleet", "admit", file, *options, "--dry-run")[1]
+        assert theirs not in output
+        assert fleet_layout.run_id(theirs) in output
+
+
+def test_a_run_one_step_off_is_admitted_as_such(tmp_path, fleet, gleaner, config_file):
+    assert gleaner("fleet", "admit", config_file("a", algorithm={"max_staleness": 2}), *PROFILE)[0] == 0
+    url = str(tmp_path / "runs" / "a")
+    run = records.read(connect(str(fleet)), AdmittedRun, fleet_layout.admitted(fleet_layout.run_id(url)))
+    assert run.rollouts_ahead == 1
+
+
 @pytest.mark.parametrize(
     ("sections", "options", "said"),
     [

@@ -48,8 +48,7 @@ def like_runs(count, *, train_share=0.2, cycle_s=600.0, ahead=0):
 def complaints(runs, conditions, got):
     """What is wrong with a simulation without variation, found from its entries and the records of the runs alone."""
     by_id = {run.id: run for run in runs}
-    began = {run.run: run.began_s for run in got.runs}
-    rolled = dict(began)
+    rolled = {run.run: run.began_s for run in got.runs}
     ended = {run: [] for run in by_id}
     resident, free_s, switched = None, 0.0, None
     for entry in got.entries:
@@ -76,11 +75,15 @@ def complaints(runs, conditions, got):
             yield f"{switched} does not last {conditions.switch_s}"
         resident, switched = run.id, None
         done.append(entry.ended_s)
-    for run in got.runs:
-        alone_s = len(ended[run.run]) * by_id[run.run].cycle_s
-        alone_s += by_id[run.run].phase_s if by_id[run.run].rollouts_ahead else 0.0
-        if not math.isclose(run.slowdown, (ended[run.run][-1] - began[run.run]) / alone_s, rel_tol=1e-9):
-            yield f"slowdown {run.slowdown} of {run.run}"
+    yield from wrong_slowdowns(by_id, ended, got)
+
+
+def wrong_slowdowns(by_id, ended, got):
+    for found in got.runs:
+        run = by_id[found.run]
+        alone_s = len(ended[run.id]) * run.cycle_s + (run.phase_s if run.rollouts_ahead else 0.0)
+        if not math.isclose(found.slowdown, (ended[run.id][-1] - found.began_s) / alone_s, rel_tol=1e-9):
+            yield f"slowdown {found.slowdown} of {run.id}"
 
 
 @given(profiles=PROFILES, switch_s=st.floats(0.1, 60.0), seed=st.integers(0, 99))
