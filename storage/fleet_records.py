@@ -55,6 +55,7 @@ class AdmittedRun:
     id: `fleet_layout.run_id(run_url)`. share: the weight of its waiting. phase_s: the expected seconds of a phase.
     cycle_s: the expected seconds from one phase to the next if the run had a trainer of its own. rollouts_ahead: how
     many iterations its rollout runs ahead of training. state_bytes: the size of its resident state in host memory.
+    rollout_gpus, trainer_gpus: of all its pools for rollout, and of the trainer that it would have; 0: none.
     """
 
     KIND: ClassVar[str] = "admitted run"
@@ -67,15 +68,17 @@ class AdmittedRun:
     admitted_at_s: float
     share: float = 1.0
     rollouts_ahead: int = 0
+    rollout_gpus: int = 0
+    trainer_gpus: int = 0
     nonce: str = field(default_factory=nonce)
 
     def __post_init__(self) -> None:
         _check_above("phase_s", self.phase_s, 0)
         _check_above("cycle_s", self.cycle_s, 0)
         _check_above("share", self.share, 0)
-        for name, value in (("state_bytes", self.state_bytes), ("rollouts_ahead", self.rollouts_ahead)):
-            if value < 0:
-                raise ValueError(f"{name}: value {value}; allowed: 0 or more")
+        for name in ("state_bytes", "rollouts_ahead", "rollout_gpus", "trainer_gpus"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}: value {getattr(self, name)}; allowed: 0 or more")
 
     @property
     def load(self) -> float:

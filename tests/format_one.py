@@ -340,6 +340,8 @@ def of_the_fleet() -> dict[str, records.AnyRecord]:
             admitted_at_s=2.0,
             share=2.0,
             rollouts_ahead=1,
+            rollout_gpus=8,
+            trainer_gpus=4,
             **NONCE,
         ),
         fleet_layout.left(run): LeftRecord(id=run, reason="it has ended", left_at_s=9.0, **NONCE),

@@ -9,8 +9,8 @@ from tasks.sharing.seat_placement import Room
 from tasks.sharing.shared_cycles import Conditions, share_trainer
 
 # Together they keep the worst slowdown within 0.03 of a long simulation (python -m benchmarks.sharing_admission).
-SEEDS = range(8)
-ITERATIONS = 60
+SEEDS = range(6)
+ITERATIONS = 250
 # How fast a state leaves the device or comes back, where no host has measured it. A processor under load copied 2.5 GB
 # in a second; the bus of a GPU is faster, so that this errs towards refusing.
 COPIED_BYTES_PER_S = 2.5e9

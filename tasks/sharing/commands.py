@@ -1,5 +1,6 @@
 """The commands `gleaner fleet ...`: make a fleet, admit runs to it, look at it, and serve it."""
 
+import json
 from pathlib import Path
 
 import click
@@ -12,6 +13,8 @@ from tasks.configuration.run_config import load
 from tasks.sharing.fleet_admission import Profile, create_fleet, host_name
 from tasks.sharing.fleet_admission import admit as admit_run
 from tasks.sharing.fleet_admission import leave as leave_fleet
+from tasks.sharing.fleet_ledger import FleetReport
+from tasks.sharing.fleet_report import account_for, as_document
 from tasks.sharing.fleet_view import FleetView, look_at_fleet
 from tasks.sharing.host import HostSettings
 from tasks.sharing.serving import serve
@@ -104,6 +107,25 @@ def status(fleet_url: str) -> None:
         console.print(each)
 
 
+@fleet.command(short_help="Show what runs paid and saved.")
+@click.argument("fleet_url")
+@click.option("--as", "reader_url", metavar="RUN_URL", help="A run of yours: those below its prefix are named by url.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def report(fleet_url: str, reader_url: str | None, *, as_json: bool) -> None:
+    """Show the most that sharing can save, each run's part of the hosts' hours and dollars, and each host's bill.
+
+    "alone" is what the run would have used with a trainer of its own, which it holds for all its cycles.
+    """
+    found = account_for(fleet_url, reader_url)
+    if as_json:
+        click.echo(json.dumps(as_document(found)))
+        return
+    console = Console(width=120)
+    console.print(found.verdict)
+    for each in (_accounts(found), _bills(found)):
+        console.print(each)
+
+
 @fleet.command(short_help="Serve a fleet from this machine.")
 @click.argument("fleet_url")
 @click.option("--memory-gib", type=float, required=True, help="Host memory for the states of runs.")
@@ -132,3 +154,28 @@ def _hosts(view: FleetView) -> Table:
         spent = [f"{each.spent_s[kind]:.0f}" for kind in view.kinds]
         grid.add_row(each.incarnation[:12], each.machine, each.state, *spent)
     return grid
+
+
+def _accounts(found: FleetReport) -> Table:
+    grid = Table("run", "host hours", "$", "alone, hours", "iterations", "slowdown", "warm", title="runs")
+    for run in found.runs:
+        warm = "" if run.warm is None else f"{run.warm} of {run.phases}"
+        iterations = "unknown" if run.iterations is None else str(run.iterations)
+        figures = (_figure(run.usd, 2), _figure(run.isolated_hours, 3), iterations, _figure(run.slowdown, 3), warm)
+        grid.add_row(run.name, _figure(run.hours, 3), *figures)
+    return grid
+
+
+def _bills(found: FleetReport) -> Table:
+    grid = Table("host", "machine", "paid by", "hours", "$", title="hosts")
+    names = found.names
+    for host in found.hosts:
+        for run, hours in host.run_hours.items():
+            place = (host.incarnation[:12], host.machine)
+            grid.add_row(*place, names[run], _figure(hours, 3), _figure(host.usd_of(run), 2))
+        grid.add_row("", "", "all", _figure(host.hours, 3), _figure(host.usd, 2), end_section=True)
+    return grid
+
+
+def _figure(value: float | None, digits: int) -> str:
+    return "unknown" if value is None else f"{value:.{digits}f}"

@@ -1,5 +1,6 @@
 """The rules of a fleet, and which runs are admitted to it."""
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from storage.store import ConflictingRecord, ObjectMissing, ObjectStore
 from tasks.configuration.run_config import RunConfig
 from tasks.learning.pretrained import count_parameters
 from tasks.sharing.admission_forecast import Choice, choices
+from tasks.sharing.fleet_ledger import measured_cycle_s
 from tasks.sharing.fleet_rooms import look_at_rooms
 
 FLOAT32_BYTES = 4
@@ -131,6 +133,7 @@ def _admitted_run(store: ObjectStore, run_id: str) -> AdmittedRun:
 
 def _new_run(config: RunConfig, model: Path, profile: Profile, clock: Clock) -> AdmittedRun:
     phase_s, cycle_s = _times(config, profile.phase_s, profile.cycle_s)
+    pools = config.pools
     return AdmittedRun(
         id=fleet_layout.run_id(config.run.url),
         run_url=config.run.url,
@@ -139,6 +142,8 @@ def _new_run(config: RunConfig, model: Path, profile: Profile, clock: Clock) -> 
         state_bytes=expected_state_bytes(config, model),
         share=profile.share,
         rollouts_ahead=int(config.algorithm.max_staleness > 0),
+        rollout_gpus=sum(pool.count * pool.gpus for pool in (pools.rollout, *pools.more_rollout.values())),
+        trainer_gpus=pools.train.gpus,
         admitted_at_s=clock.wall(),
     )
 
@@ -187,13 +192,12 @@ def _times(config: RunConfig, phase_s: float | None, cycle_s: float | None) -> t
     """The expected seconds of a phase and of a cycle."""
     store = connect(config.run.url)
     found = reports(store) if holds_run(store) else []
-    if found:
-        middle = sorted(found, key=lambda report: report.metrics["timing_s/iteration"])[len(found) // 2].metrics
-        phase_s = middle["timing_s/compute"] if phase_s is None else phase_s
-        cycle_s = middle["timing_s/iteration"] if cycle_s is None else cycle_s
+    if found and phase_s is None:
+        phase_s = statistics.median(report.metrics["timing_s/compute"] for report in found)
+    cycle_s = measured_cycle_s(found) if cycle_s is None else cycle_s
     if phase_s is None or cycle_s is None:
         missing = "--phase-s" if phase_s is None else "--cycle-s"
-        raise ValueError(f"{missing}: value missing; allowed: seconds above 0, because the run has no iteration yet")
+        raise ValueError(f"{missing}: value missing; allowed: seconds above 0, because the run has too few iterations")
     return phase_s, cycle_s
 
 

@@ -173,7 +173,7 @@ def share_trainer(runs: Sequence[AdmittedRun], given: Conditions, *, iterations:
     return SharedTrainer(runs=tuple(by_id[run.id].result() for run in runs), entries=tuple(entries))
 
 
-def saving_bound(runs: int, rollout_gpus: float, trainer_gpus: float) -> float:
+def saving_bound(runs: float, rollout_gpus: float, trainer_gpus: float) -> float:
     """The most of all GPU-hours that `runs` like runs can save, with so many GPUs each for rollout and one trainer.
 
     Isolated they hold k (R + T) GPUs, shared at least k R + T; the difference over the former is (k-1)T / (k(R+T)).

@@ -1,5 +1,7 @@
 """`gleaner fleet ...`: what it writes, what it refuses in one line, and what it shows."""
 
+import json
+
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -8,7 +10,7 @@ from gleaner import main
 from storage import fleet_layout, records
 from storage.clock import ManualClock
 from storage.connect import connect
-from storage.fleet_records import AdmittedRun, FleetRecord
+from storage.fleet_records import AdmittedRun, FleetRecord, HostRecord, SpentEntry, SpentRecord
 from tasks.configuration.run_config import parse
 from tasks.preparing.iteration import prepare
 from tasks.sharing.fleet_admission import expected_state_bytes
@@ -167,7 +169,12 @@ def test_a_run_that_its_fleet_has_not_admitted_is_not_planned(tmp_path, config_f
 
 
 def test_commands_on_no_fleet_say_so(tmp_path, gleaner):
-    for arguments in (("status", tmp_path), ("leave", tmp_path, "x"), ("host", tmp_path, "--memory-gib", 1)):
+    for arguments in (
+        ("status", tmp_path),
+        ("report", tmp_path),
+        ("leave", tmp_path, "x"),
+        ("host", tmp_path, "--memory-gib", 1),
+    ):
         code, output = gleaner("fleet", *arguments)
         assert (code, output.count("\n")) == (1, 1)
         assert "holds no fleet" in output
@@ -182,3 +189,47 @@ def test_the_state_that_a_run_needs_in_memory_is_estimated(model, config_file):
     assert estimated(algorithm={"kl_coef": 0.1}) * 3 == plain * 4
     assert estimated(algorithm={"advantage_estimator": "gae"}) == plain * 2
     assert estimated(lora={"rank": 2}) * 3 == plain
+
+
+GPUS = {"pools": {"rollout": {"count": 2, "gpus": 2}, "train": {"gpus": 4}}}
+
+
+def test_a_report_shows_the_bound_first_and_then_who_paid_what(tmp_path, fleet, gleaner, config_file):
+    for name in ("a", "b"):
+        assert gleaner("fleet", "admit", config_file(name, **GPUS), *PROFILE, "--switch-s", 0)[0] == 0
+    store = connect(str(fleet))
+    host = HostRecord(incarnation="0" * 32, machine="gpu-1", memory_bytes=1, usd_per_hour=3.0, began_at_s=0.0)
+    records.put(store, fleet_layout.host(host.incarnation), host)
+    urls = [str(tmp_path / "runs" / name) for name in ("a", "b")]
+    ids = [fleet_layout.run_id(url) for url in urls]
+    trained = SpentEntry(kind="train", run=ids[0], iteration=0, began_s=0.0, ended_s=5400.0)
+    spent = SpentRecord(host=host.incarnation, sequence=0, entries=(trained,), seated=tuple(sorted(ids)))
+    records.put(store, fleet_layout.spent(host.incarnation, 0), spent)
+    code, output = gleaner("fleet", "report", fleet)
+    assert code == 0, output
+    assert output.startswith("Sharing saves at most 25.0 % of all GPU-hours.")
+    assert "gpu-1" in output
+    code, output = gleaner("fleet", "report", fleet, "--json")
+    found = json.loads(output)
+    assert {run["name"]: (run["hours"], run["usd"]) for run in found["runs"]} == {
+        urls[0]: (1.5, 4.5),
+        urls[1]: (0.0, 0.0),
+    }
+    assert found["hosts"][0]["paid_by"] == [{"name": urls[0], "hours": 1.5, "usd": 4.5}]
+    assert found["bound"] == 0.25
+    assert {(run["iterations"], run["slowdown"]) for run in found["runs"]} == {(0, None)}
+
+
+def test_a_report_calls_other_teams_runs_by_id(tmp_path, gleaner, config_file):
+    both = tmp_path / "both"
+    gleaner("fleet", "init", both, "--runs", tmp_path / "runs", "--runs", tmp_path / "theirs")
+    urls = [str(tmp_path / "runs" / "a"), str(tmp_path / "theirs" / "x")]
+    for name, url in zip("ax", urls, strict=True):
+        file = config_file(name, trainer={"fleet": str(both)}, run={"url": url})
+        assert gleaner("fleet", "admit", file, "--phase-s", 10, "--cycle-s", 900)[0] == 0
+    output = gleaner("fleet", "report", both, "--json")[1]
+    assert not any(url in output for url in urls)
+    output = gleaner("fleet", "report", both, "--json", "--as", urls[0])[1]
+    assert urls[0] in output
+    assert urls[1] not in output
+    assert fleet_layout.run_id(urls[1]) in output
