@@ -197,7 +197,7 @@ def _times(config: RunConfig, phase_s: float | None, cycle_s: float | None) -> t
     cycle_s = measured_cycle_s(found) if cycle_s is None else cycle_s
     if phase_s is None or cycle_s is None:
         missing = "--phase-s" if phase_s is None else "--cycle-s"
-        raise ValueError(f"{missing}: value missing; allowed: seconds above 0, because the run has too few iterations")
+        raise ValueError(f"{missing}: value missing; allowed: seconds above 0, because the run has no iteration yet")
     return phase_s, cycle_s
 
 

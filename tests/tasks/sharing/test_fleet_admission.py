@@ -2,8 +2,10 @@
 
 import pytest
 
-from storage import fleet_layout, records
+from storage import fleet_layout, layout, records
+from storage.connect import connect
 from storage.fleet_records import FleetRecord
+from storage.records import ReportRecord, RunRecord
 from tasks.sharing.fleet_admission import Profile, admit, host_name
 from tests.fleet_records import TTL_S, BeatingClock, a_beat, a_host
 from tests.small_run import config, memory_store
@@ -43,3 +45,31 @@ def test_a_state_that_no_host_can_hold_is_refused(store, settings, model):
     with pytest.raises(ValueError, match=r"run is not admitted: no host's memory holds \d+ bytes beside"):
         admit(settings, model, PROFILE, BeatingClock(store, {"small": "idle"}))
     assert store.list(fleet_layout.RUNS) == []
+
+
+def test_what_is_not_given_is_the_median_of_the_runs_reports(store, settings, model):
+    memory_store("admitted")
+    run = connect(URL)
+    records.put(
+        run,
+        layout.RUN,
+        RunRecord(config={}, digest="0" * 64, vocab_size=9, model_files={}, created_at_s=0.0),
+    )
+    for iteration, created_at_s in enumerate((100.0, 300.0, 510.0)):
+        report = ReportRecord(
+            iteration=iteration,
+            weight_version=iteration + 1,
+            next_prompt=0,
+            metrics={"timing_s/iteration": 390.0, "timing_s/compute": 20.0 + iteration},
+            rewards=(),
+            lengths=(),
+            lives=(),
+            train_started_at_s=0.0,
+            train_ended_at_s=0.0,
+            created_at_s=created_at_s,
+        )
+        records.put(run, layout.report(iteration), report)
+    admitted = admit(settings, model, Profile(), BeatingClock(store, {})).run
+    assert (admitted.phase_s, admitted.cycle_s) == (21.0, 205.0)
+    given = admit(settings, model, Profile(phase_s=5.0), BeatingClock(store, {}), dry_run=True).run
+    assert given == admitted
