@@ -103,13 +103,7 @@ LIFE = SlotLife(
     bytes_read=500,
 )
 POOL = PoolObservation(
-    pool="rollout",
-    members=1.0,
-    members_at_end=1,
-    machine_s=9.75,
-    losses=1,
-    start_s=1.5,
-    step_s=((1, 0.01),),
+    pool="rollout", members=1.0, members_at_end=1, machine_s=9.75, losses=1, start_s=1.5, step_s=((1, 0.01),)
 )
 PROMPTS = [
     PromptRow("a", (1, 2, 3), "1+1=", {"answer": "2"}),
