@@ -35,8 +35,17 @@ class FleetRecord:
 
     def allows(self, run_url: str) -> bool:
         """Whether a run with this url may be admitted: it lies below one of the prefixes, and no part of it is ".."."""
-        below = any(f"{run_url}/".startswith(f"{prefix.rstrip('/')}/") for prefix in self.run_prefixes)
-        return below and ".." not in run_url.split("/")
+        return bool(self._prefixes_of(run_url)) and ".." not in run_url.split("/")
+
+    def name_for(self, reader_url: str, run: "AdmittedRun") -> str:
+        """How a run is called before those whose urls lie where `reader_url` does: by its url below the same prefix.
+
+        A run below other prefixes is another team's, and is called by its id.
+        """
+        return run.run_url if self._prefixes_of(reader_url) & self._prefixes_of(run.run_url) else run.id
+
+    def _prefixes_of(self, run_url: str) -> set[str]:
+        return {prefix for prefix in self.run_prefixes if f"{run_url}/".startswith(f"{prefix.rstrip('/')}/")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +53,9 @@ class AdmittedRun:
     """run.json of a run in a fleet.
 
     id: `fleet_layout.run_id(run_url)`. share: the weight of its waiting. phase_s: the expected seconds of a phase.
-    cycle_s: the expected seconds from one phase to the next if the run had a trainer of its own. state_bytes: the size
-    of its resident state in host memory.
+    cycle_s: the expected seconds from one phase to the next if the run had a trainer of its own. rollouts_ahead: how
+    many iterations its rollout runs ahead of training. state_bytes: the size of its resident state in host memory.
+    rollout_gpus, trainer_gpus: of all its pools for rollout, and of the trainer that it would have; 0: none.
     """
 
     KIND: ClassVar[str] = "admitted run"
@@ -57,14 +67,18 @@ class AdmittedRun:
     state_bytes: int
     admitted_at_s: float
     share: float = 1.0
+    rollouts_ahead: int = 0
+    rollout_gpus: int = 0
+    trainer_gpus: int = 0
     nonce: str = field(default_factory=nonce)
 
     def __post_init__(self) -> None:
         _check_above("phase_s", self.phase_s, 0)
         _check_above("cycle_s", self.cycle_s, 0)
         _check_above("share", self.share, 0)
-        if self.state_bytes < 0:
-            raise ValueError(f"state_bytes: value {self.state_bytes}; allowed: 0 or more")
+        for name in ("state_bytes", "rollouts_ahead", "rollout_gpus", "trainer_gpus"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}: value {getattr(self, name)}; allowed: 0 or more")
 
     @property
     def load(self) -> float:

@@ -1,9 +1,12 @@
 """Records of a fleet for tests."""
 
+from collections.abc import Mapping
 from typing import Any
 
-from storage import fleet_layout
+from storage import fleet_layout, records
+from storage.clock import ManualClock
 from storage.fleet_records import AdmittedRun, FleetRecord, HostBeat, HostRecord
+from storage.store import ObjectStore
 
 TTL_S = 30.0
 FLEET = FleetRecord(run_prefixes=("memory://runs",), host_ttl_s=TTL_S, created_at_s=0.0)
@@ -24,3 +27,17 @@ def a_host(name: str, memory_bytes: int = 100) -> HostRecord:
 
 def a_beat(name: str, sequence: int, state: Any = "idle") -> HostBeat:
     return HostBeat(incarnation=name, sequence=sequence, resident=None, iteration=None, lived_s=0.0, state=state)
+
+
+class BeatingClock(ManualClock):
+    """Hosts beat while a process sleeps by this clock: each of `beating` in its state."""
+
+    def __init__(self, store: ObjectStore, beating: Mapping[str, str]) -> None:
+        super().__init__(1000.0)
+        self.store, self.beating, self.beats = store, beating, 1
+
+    def sleep(self, duration_s: float) -> None:
+        super().sleep(duration_s)
+        self.beats += 1
+        for name, state in self.beating.items():
+            records.put(self.store, fleet_layout.alive(name), a_beat(name, self.beats, state))

@@ -103,13 +103,7 @@ LIFE = SlotLife(
     bytes_read=500,
 )
 POOL = PoolObservation(
-    pool="rollout",
-    members=1.0,
-    members_at_end=1,
-    machine_s=9.75,
-    losses=1,
-    start_s=1.5,
-    step_s=((1, 0.01),),
+    pool="rollout", members=1.0, members_at_end=1, machine_s=9.75, losses=1, start_s=1.5, step_s=((1, 0.01),)
 )
 PROMPTS = [
     PromptRow("a", (1, 2, 3), "1+1=", {"answer": "2"}),
@@ -339,6 +333,9 @@ def of_the_fleet() -> dict[str, records.AnyRecord]:
             state_bytes=1 << 30,
             admitted_at_s=2.0,
             share=2.0,
+            rollouts_ahead=1,
+            rollout_gpus=8,
+            trainer_gpus=4,
             **NONCE,
         ),
         fleet_layout.left(run): LeftRecord(id=run, reason="it has ended", left_at_s=9.0, **NONCE),

@@ -1,11 +1,12 @@
-"""The published results of RLBoost, StreamRL and RLHFless beside those of the simulator with the production planner.
+"""The published results of RLBoost, StreamRL, RLHFless and PlexRL beside those of production's planner and order.
 
     python -m benchmarks.seeds [--json] [--full] [--seeds N] [--paper NAME] [--traces DIR]
 
 Every setting is a file in scenarios/, with the source of each parameter. At most two knobs of a paper are
 fitted, each on one named figure. All other figures are predictions, and those outside the common bound
 (benchmarks/seeds/findings.py) are reported as missed. Two settings of our own follow: all mechanisms together, and an
-outage of all spot machines. PlexRL is not included, because it shares a trainer between jobs.
+outage of all spot machines. PlexRL is different: its settings are in plexrl.py, because they are about a trainer and
+not about members, and its knobs were chosen with all its figures in sight, so that none of them is a prediction.
 """
 
 import argparse
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.reporting import finish
-from benchmarks.seeds import outage, rlboost, rlhfless, streamrl, together
+from benchmarks.seeds import outage, plexrl, rlboost, rlhfless, streamrl, together
 from benchmarks.seeds.arms import Arm, Outcomes, run_all
 from benchmarks.seeds.findings import RATIO_OFF_MAX, SHARE_OFF_MAX, Finding
 from resources.spot_trace import PROCESSES
@@ -40,6 +41,8 @@ PAPERS = {
         knobs=streamrl.KNOBS,
     ),
     rlhfless.PAPER: Paper(arms=lambda _: rlhfless.arms(), findings=rlhfless.findings, knobs=rlhfless.KNOBS),
+    # Its simulator is another, and has no arms.
+    plexrl.PAPER: Paper(arms=lambda _: {}, findings=lambda _, seeds: plexrl.findings(seeds), knobs=plexrl.KNOBS),
     # It also runs RLBoost's arms, to compare with them.
     together.PAPER: Paper(
         arms=lambda traces: together.compared(traces) | together.arms(traces),

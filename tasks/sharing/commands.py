@@ -1,5 +1,6 @@
 """The commands `gleaner fleet ...`: make a fleet, admit runs to it, look at it, and serve it."""
 
+import json
 from pathlib import Path
 
 import click
@@ -9,9 +10,11 @@ from rich.table import Table
 from storage.clock import SystemClock
 from storage.paths import expanded
 from tasks.configuration.run_config import load
+from tasks.sharing.fleet_admission import Profile, create_fleet, host_name
 from tasks.sharing.fleet_admission import admit as admit_run
-from tasks.sharing.fleet_admission import create_fleet
 from tasks.sharing.fleet_admission import leave as leave_fleet
+from tasks.sharing.fleet_ledger import FleetReport
+from tasks.sharing.fleet_report import account_for, as_document
 from tasks.sharing.fleet_view import FleetView, look_at_fleet
 from tasks.sharing.host import HostSettings
 from tasks.sharing.serving import serve
@@ -51,14 +54,37 @@ def init(fleet_url: str, prefixes: tuple[str, ...], host_ttl_s: float, slowdown_
 )
 @click.option("--phase-s", type=float, help="Expected seconds of a train phase. Default: the median of its reports.")
 @click.option("--cycle-s", type=float, help="Expected seconds of an iteration alone. Default: that of its reports.")
-def admit(config: Path, share: float, phase_s: float | None, cycle_s: float | None) -> None:
-    """Admit the run of a configuration file to the fleet that it names (trainer.fleet)."""
+@click.option(
+    "--switch-s", type=click.FloatRange(min=0), help="Seconds to change the resident. Default: as the hosts measured."
+)
+@click.option("--dry-run", is_flag=True, help="Predict, and write nothing.")
+def admit(
+    config: Path,
+    share: float,
+    phase_s: float | None,
+    cycle_s: float | None,
+    switch_s: float | None,
+    *,
+    dry_run: bool,
+) -> None:
+    """Admit the run of a configuration file to the fleet that it names (trainer.fleet).
+
+    A simulation of each living host predicts how much longer the cycles of its runs would take. If some run would
+    exceed the fleet's --slowdown-max wherever the new one trains, it is refused. Telling a host that has died from one
+    that lives takes up to the fleet's --host-ttl-s.
+    """
     settings = load(config)
-    run = admit_run(settings, expanded(settings.policy.path), share, phase_s, cycle_s, SystemClock())
+    profile = Profile(share=share, phase_s=phase_s, cycle_s=cycle_s, switch_s=switch_s)
+    admission = admit_run(settings, expanded(settings.policy.path), profile, SystemClock(), dry_run=dry_run)
+    run = admission.run
     click.echo(
-        f"{run.run_url} is admitted as {run.id}: a phase of {run.phase_s:.1f} s in {run.cycle_s:.1f} s, "
-        f"{run.state_bytes / GIB:.2f} GiB of host memory"
+        f"{run.run_url} {'can be' if dry_run else 'is'} admitted as {run.id}: a phase of {run.phase_s:.1f} s in "
+        f"{run.cycle_s:.1f} s, {run.state_bytes / GIB:.2f} GiB of host memory"
     )
+    for best in admission.choices[:1]:
+        click.echo(f"Predicted on {host_name(admission, best)}, times as long as alone:")
+        for name, slowdown in best.slowdowns.items():
+            click.echo(f"  {slowdown:.3f}  {admission.names[name]}")
 
 
 @fleet.command(short_help="Take a run out of its fleet for good.")
@@ -78,6 +104,25 @@ def status(fleet_url: str) -> None:
     view = look_at_fleet(fleet_url)
     console = Console(width=120)
     for each in (_runs(view), _hosts(view)):
+        console.print(each)
+
+
+@fleet.command(short_help="Show what runs paid and saved.")
+@click.argument("fleet_url")
+@click.option("--as", "reader_url", metavar="RUN_URL", help="A run of yours: those below its prefix are named by url.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def report(fleet_url: str, reader_url: str | None, *, as_json: bool) -> None:
+    """Show the most that sharing can save, each run's part of the hosts' hours and dollars, and each host's bill.
+
+    "alone" is what the run would have used with a trainer of its own, which it holds for all its cycles.
+    """
+    found = account_for(fleet_url, reader_url)
+    if as_json:
+        click.echo(json.dumps(as_document(found)))
+        return
+    console = Console(width=120)
+    console.print(found.verdict)
+    for each in (_accounts(found), _bills(found)):
         console.print(each)
 
 
@@ -109,3 +154,28 @@ def _hosts(view: FleetView) -> Table:
         spent = [f"{each.spent_s[kind]:.0f}" for kind in view.kinds]
         grid.add_row(each.incarnation[:12], each.machine, each.state, *spent)
     return grid
+
+
+def _accounts(found: FleetReport) -> Table:
+    grid = Table("run", "host hours", "$", "alone, hours", "iterations", "slowdown", "warm", title="runs")
+    for run in found.runs:
+        warm = "" if run.warm is None else f"{run.warm} of {run.phases}"
+        iterations = "unknown" if run.iterations is None else str(run.iterations)
+        figures = (_figure(run.usd, 2), _figure(run.isolated_hours, 3), iterations, _figure(run.slowdown, 3), warm)
+        grid.add_row(run.name, _figure(run.hours, 3), *figures)
+    return grid
+
+
+def _bills(found: FleetReport) -> Table:
+    grid = Table("host", "machine", "paid by", "hours", "$", title="hosts")
+    names = found.names
+    for host in found.hosts:
+        for run, hours in host.run_hours.items():
+            place = (host.incarnation[:12], host.machine)
+            grid.add_row(*place, names[run], _figure(hours, 3), _figure(host.usd_of(run), 2))
+        grid.add_row("", "", "all", _figure(host.hours, 3), _figure(host.usd, 2), end_section=True)
+    return grid
+
+
+def _figure(value: float | None, digits: int) -> str:
+    return "unknown" if value is None else f"{value:.{digits}f}"

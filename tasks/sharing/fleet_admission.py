@@ -1,6 +1,8 @@
 """The rules of a fleet, and which runs are admitted to it."""
 
-from collections.abc import Sequence
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from storage import fleet_layout, records
@@ -11,6 +13,9 @@ from storage.run import exists, holds_run, reports
 from storage.store import ConflictingRecord, ObjectMissing, ObjectStore
 from tasks.configuration.run_config import RunConfig
 from tasks.learning.pretrained import count_parameters
+from tasks.sharing.admission_forecast import Choice, choices
+from tasks.sharing.fleet_ledger import measured_cycle_s
+from tasks.sharing.fleet_rooms import look_at_rooms
 
 FLOAT32_BYTES = 4
 # Parameters and two moments.
@@ -39,13 +44,41 @@ def open_fleet(url: str) -> tuple[ObjectStore, FleetRecord]:
         raise LookupError(f"{store.url} holds no fleet; make one by: gleaner fleet init {url} --runs PREFIX") from None
 
 
-def admit(
-    config: RunConfig, model: Path, share: float, phase_s: float | None, cycle_s: float | None, clock: Clock
-) -> AdmittedRun:
-    """Admit a run to the fleet that its configuration names, and return its record.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """What a run's operator says of it.
 
-    What is not given is the median of the run's reports. Raises ValueError for a run that the fleet does not allow or
-    of which nothing is known, LookupError if there is no fleet, and ConflictingRecord if the run has left.
+    share: the weight of its waiting. phase_s, cycle_s: as in AdmittedRun; None: the median of the run's reports.
+    switch_s: seconds of a switch; None: as the fleet's hosts measured, or as the size of states suggests.
+    """
+
+    share: float = 1.0
+    phase_s: float | None = None
+    cycle_s: float | None = None
+    switch_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """A run that its fleet admits, and the choices for it, the one with the least worst slowdown first.
+
+    The choices are empty only for a run that was admitted before. names: of runs, by id. machines: names of hosts, by
+    incarnation.
+    """
+
+    run: AdmittedRun
+    choices: Sequence[Choice]
+    names: Mapping[str, str]
+    machines: Mapping[str, str]
+
+
+def admit(config: RunConfig, model: Path, profile: Profile, clock: Clock, *, dry_run: bool = False) -> Admission:
+    """Admit a run to the fleet that its configuration names, unless some run would become too slow on every host.
+
+    A run that is admitted already keeps its record, and only the prediction is made again. With `dry_run` nothing is
+    written. Two runs that are admitted at the same moment are not seen by each other. Raises ValueError for a run that
+    the fleet does not allow, of which nothing is known, or with which a run would exceed the fleet's `slowdown_max`;
+    LookupError if there is no fleet, and ConflictingRecord if the run has left.
     """
     if config.trainer.fleet is None:
         placement = config.trainer.placement
@@ -56,19 +89,63 @@ def admit(
     run_id = fleet_layout.run_id(config.run.url)
     if exists(store, fleet_layout.left(run_id)):
         raise ConflictingRecord(f"{config.run.url} has left the fleet {store.url} for good; give the run another url")
-    phase_s, cycle_s = _profile(config, phase_s, cycle_s)
-    mine = AdmittedRun(
-        id=run_id,
+    is_new = not exists(store, fleet_layout.admitted(run_id))
+    run = _new_run(config, model, profile, clock) if is_new else _admitted_run(store, run_id)
+    seen = look_at_rooms(store, fleet, clock, without=run_id)
+    switch_s = seen.switch_s if profile.switch_s is None else profile.switch_s
+    found = choices(run, seen.rooms_for(run), fleet.slowdown_max, switch_s)
+    names = {each.id: fleet.name_for(run.run_url, each) for each in (run, *seen.runs.values())}
+    admission = Admission(run=run, choices=found, names=names, machines=seen.machines)
+    if is_new:
+        _check_choices(fleet, admission)
+        if not dry_run and not records.commit(store, fleet_layout.admitted(run_id), run):
+            return replace(admission, run=_admitted_run(store, run_id))
+    return admission
+
+
+def _check_choices(fleet: FleetRecord, admission: Admission) -> None:
+    """Raise ValueError unless some choice slows no run down by more than the fleet allows."""
+    run = admission.run
+    if not admission.choices:
+        raise ValueError(
+            f"{run.run_url} is not admitted: no host's memory holds {run.state_bytes} bytes beside the states of its "
+            "runs; start another host"
+        )
+    best = admission.choices[0]
+    beyond = best.beyond(fleet.slowdown_max)
+    if beyond:
+        slow = ", ".join(f"{admission.names[each]} {best.slowdowns[each]:.2f} times" for each in beyond)
+        raise ValueError(
+            f"{run.run_url} is not admitted: on the best host, {host_name(admission, best)}, cycles would take longer "
+            f"than alone: {slow}; allowed in this fleet: {fleet.slowdown_max:g} times; start another host, which takes "
+            "a run alone"
+        )
+
+
+def host_name(admission: Admission, choice: Choice) -> str:
+    """A host as people know it: the machine, and the beginning of the incarnation."""
+    return f"{admission.machines[choice.host]} ({choice.host[:12]})" if choice.host else "a host that could come"
+
+
+def _admitted_run(store: ObjectStore, run_id: str) -> AdmittedRun:
+    return records.read(store, AdmittedRun, fleet_layout.admitted(run_id))
+
+
+def _new_run(config: RunConfig, model: Path, profile: Profile, clock: Clock) -> AdmittedRun:
+    phase_s, cycle_s = _times(config, profile.phase_s, profile.cycle_s)
+    pools = config.pools
+    return AdmittedRun(
+        id=fleet_layout.run_id(config.run.url),
         run_url=config.run.url,
         phase_s=phase_s,
         cycle_s=cycle_s,
         state_bytes=expected_state_bytes(config, model),
-        share=share,
+        share=profile.share,
+        rollouts_ahead=int(config.algorithm.max_staleness > 0),
+        rollout_gpus=sum(pool.count * pool.gpus for pool in (pools.rollout, *pools.more_rollout.values())),
+        trainer_gpus=pools.train.gpus,
         admitted_at_s=clock.wall(),
     )
-    if records.commit(store, fleet_layout.admitted(run_id), mine):
-        return mine
-    return records.read(store, AdmittedRun, fleet_layout.admitted(run_id))
 
 
 def leave(url: str, run_url: str, reason: str, clock: Clock) -> None:
@@ -111,14 +188,13 @@ def expected_state_bytes(config: RunConfig, model: Path) -> int:
     return tensors * parameters * FLOAT32_BYTES
 
 
-def _profile(config: RunConfig, phase_s: float | None, cycle_s: float | None) -> tuple[float, float]:
+def _times(config: RunConfig, phase_s: float | None, cycle_s: float | None) -> tuple[float, float]:
     """The expected seconds of a phase and of a cycle."""
     store = connect(config.run.url)
     found = reports(store) if holds_run(store) else []
-    if found:
-        middle = sorted(found, key=lambda report: report.metrics["timing_s/iteration"])[len(found) // 2].metrics
-        phase_s = middle["timing_s/compute"] if phase_s is None else phase_s
-        cycle_s = middle["timing_s/iteration"] if cycle_s is None else cycle_s
+    if found and phase_s is None:
+        phase_s = statistics.median(report.metrics["timing_s/compute"] for report in found)
+    cycle_s = measured_cycle_s(found) if cycle_s is None else cycle_s
     if phase_s is None or cycle_s is None:
         missing = "--phase-s" if phase_s is None else "--cycle-s"
         raise ValueError(f"{missing}: value missing; allowed: seconds above 0, because the run has no iteration yet")

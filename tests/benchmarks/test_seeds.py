@@ -309,7 +309,7 @@ def test_the_command_refuses_what_it_cannot_use(capsys, tmp_path):
     for arguments, complaint in (
         (["--seeds", "0"], "--seeds, --workers: value 0, 2"),
         (["--traces", str(tmp_path)], "allowed: a folder with p3-trace.csv"),
-        (["--paper", "PlexRL"], "invalid choice"),
+        (["--paper", "Unknown"], "invalid choice"),
     ):
         with pytest.raises(SystemExit):
             seeds.main(arguments)

@@ -1,5 +1,7 @@
 """`gleaner fleet ...`: what it writes, what it refuses in one line, and what it shows."""
 
+import json
+
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -8,7 +10,7 @@ from gleaner import main
 from storage import fleet_layout, records
 from storage.clock import ManualClock
 from storage.connect import connect
-from storage.fleet_records import AdmittedRun, FleetRecord
+from storage.fleet_records import AdmittedRun, FleetRecord, HostRecord, SpentEntry, SpentRecord
 from tasks.configuration.run_config import parse
 from tasks.preparing.iteration import prepare
 from tasks.sharing.fleet_admission import expected_state_bytes
@@ -85,6 +87,54 @@ def test_a_run_is_admitted_once_shown_and_let_go_for_good(tmp_path, fleet, glean
     assert "left" in gleaner("fleet", "status", fleet)[1]
 
 
+def test_a_run_that_would_make_another_too_slow_is_refused_in_one_line_and_nothing_is_written(
+    tmp_path, fleet, gleaner, config_file
+):
+    assert gleaner("fleet", "admit", config_file("a"), *PROFILE)[0] == 0
+    before = connect(str(fleet)).list("")
+    code, output = gleaner("fleet", "admit", config_file("b"), "--phase-s", 250, "--cycle-s", 300)
+    assert (code, output.count("\n")) == (1, 1)
+    assert output.startswith(f"gleaner: {tmp_path}/runs/b is not admitted: on the best host, a host that could come")
+    assert f"{tmp_path}/runs/a 1." in output
+    assert "allowed in this fleet: 1.1 times" in output
+    assert connect(str(fleet)).list("") == before
+
+
+def test_a_dry_run_predicts_the_same_and_writes_nothing(tmp_path, fleet, gleaner, config_file):
+    assert gleaner("fleet", "admit", config_file("a"), "--phase-s", 10, "--cycle-s", 300)[0] == 0
+    before = connect(str(fleet)).list("")
+    arguments = ("fleet", "admit", config_file("b"), "--phase-s", 10, "--cycle-s", 200, "--switch-s", 1)
+    code, tried = gleaner(*arguments, "--dry-run")
+    assert code == 0, tried
+    assert connect(str(fleet)).list("") == before
+    assert "can be admitted" in tried
+    assert gleaner(*arguments)[1] == tried.replace("can be admitted", "is admitted")
+    assert len(connect(str(fleet)).list("")) == len(before) + 1
+    predicted = {line.split()[1]: float(line.split()[0]) for line in tried.splitlines() if line.startswith("  ")}
+    assert predicted.keys() == {f"{tmp_path}/runs/a", f"{tmp_path}/runs/b"}
+    assert all(1.0 <= slowdown < 1.1 for slowdown in predicted.values())
+
+
+def test_another_teams_runs_are_called_by_their_ids(tmp_path, gleaner, config_file):
+    both = tmp_path / "both"
+    assert gleaner("fleet", "init", both, "--runs", tmp_path / "runs", "--runs", tmp_path / "theirs")[0] == 0
+    trainer = {"fleet": str(both)}
+    theirs = str(tmp_path / "theirs" / "x")
+    assert gleaner("fleet", "admit", config_file("x", trainer=trainer, run={"url": theirs}), *PROFILE)[0] == 0
+    file = config_file("a", trainer=trainer)
+    for options in (("--phase-s", 10, "--cycle-s", 900), ("--phase-s", 250, "--cycle-s", 300)):
+        output = gleaner("fleet", "admit", file, *options, "--dry-run")[1]
+        assert theirs not in output
+        assert fleet_layout.run_id(theirs) in output
+
+
+def test_a_run_one_step_off_is_admitted_as_such(tmp_path, fleet, gleaner, config_file):
+    assert gleaner("fleet", "admit", config_file("a", algorithm={"max_staleness": 2}), *PROFILE)[0] == 0
+    url = str(tmp_path / "runs" / "a")
+    run = records.read(connect(str(fleet)), AdmittedRun, fleet_layout.admitted(fleet_layout.run_id(url)))
+    assert run.rollouts_ahead == 1
+
+
 @pytest.mark.parametrize(
     ("sections", "options", "said"),
     [
@@ -119,7 +169,12 @@ def test_a_run_that_its_fleet_has_not_admitted_is_not_planned(tmp_path, config_f
 
 
 def test_commands_on_no_fleet_say_so(tmp_path, gleaner):
-    for arguments in (("status", tmp_path), ("leave", tmp_path, "x"), ("host", tmp_path, "--memory-gib", 1)):
+    for arguments in (
+        ("status", tmp_path),
+        ("report", tmp_path),
+        ("leave", tmp_path, "x"),
+        ("host", tmp_path, "--memory-gib", 1),
+    ):
         code, output = gleaner("fleet", *arguments)
         assert (code, output.count("\n")) == (1, 1)
         assert "holds no fleet" in output
@@ -134,3 +189,47 @@ def test_the_state_that_a_run_needs_in_memory_is_estimated(model, config_file):
     assert estimated(algorithm={"kl_coef": 0.1}) * 3 == plain * 4
     assert estimated(algorithm={"advantage_estimator": "gae"}) == plain * 2
     assert estimated(lora={"rank": 2}) * 3 == plain
+
+
+GPUS = {"pools": {"rollout": {"count": 2, "gpus": 2}, "train": {"gpus": 4}}}
+
+
+def test_a_report_shows_the_bound_first_and_then_who_paid_what(tmp_path, fleet, gleaner, config_file):
+    for name in ("a", "b"):
+        assert gleaner("fleet", "admit", config_file(name, **GPUS), *PROFILE, "--switch-s", 0)[0] == 0
+    store = connect(str(fleet))
+    host = HostRecord(incarnation="0" * 32, machine="gpu-1", memory_bytes=1, usd_per_hour=3.0, began_at_s=0.0)
+    records.put(store, fleet_layout.host(host.incarnation), host)
+    urls = [str(tmp_path / "runs" / name) for name in ("a", "b")]
+    ids = [fleet_layout.run_id(url) for url in urls]
+    trained = SpentEntry(kind="train", run=ids[0], iteration=0, began_s=0.0, ended_s=5400.0)
+    spent = SpentRecord(host=host.incarnation, sequence=0, entries=(trained,), seated=tuple(sorted(ids)))
+    records.put(store, fleet_layout.spent(host.incarnation, 0), spent)
+    code, output = gleaner("fleet", "report", fleet)
+    assert code == 0, output
+    assert output.startswith("Sharing saves at most 25.0 % of all GPU-hours.")
+    assert "gpu-1" in output
+    code, output = gleaner("fleet", "report", fleet, "--json")
+    found = json.loads(output)
+    assert {run["name"]: (run["hours"], run["usd"]) for run in found["runs"]} == {
+        urls[0]: (1.5, 4.5),
+        urls[1]: (0.0, 0.0),
+    }
+    assert found["hosts"][0]["paid_by"] == [{"name": urls[0], "hours": 1.5, "usd": 4.5}]
+    assert found["bound"] == 0.25
+    assert {(run["iterations"], run["slowdown"]) for run in found["runs"]} == {(0, None)}
+
+
+def test_a_report_calls_other_teams_runs_by_id(tmp_path, gleaner, config_file):
+    both = tmp_path / "both"
+    gleaner("fleet", "init", both, "--runs", tmp_path / "runs", "--runs", tmp_path / "theirs")
+    urls = [str(tmp_path / "runs" / "a"), str(tmp_path / "theirs" / "x")]
+    for name, url in zip("ax", urls, strict=True):
+        file = config_file(name, trainer={"fleet": str(both)}, run={"url": url})
+        assert gleaner("fleet", "admit", file, "--phase-s", 10, "--cycle-s", 900)[0] == 0
+    output = gleaner("fleet", "report", both, "--json")[1]
+    assert not any(url in output for url in urls)
+    output = gleaner("fleet", "report", both, "--json", "--as", urls[0])[1]
+    assert urls[0] in output
+    assert urls[1] not in output
+    assert fleet_layout.run_id(urls[1]) in output

@@ -11,7 +11,7 @@ from storage.records import TrainingRecord
 from storage.run import exists
 from storage.weights import tensor_sets
 from tasks.learning.collecting import collect_and_wait
-from tasks.sharing.fleet_admission import admit, create_fleet
+from tasks.sharing.fleet_admission import Profile, admit, create_fleet
 from tasks.sharing.phase_trainer import PhaseTrainer
 from tests.dying_store import DiesAtWrite, Killed
 from tests.small_run import (
@@ -48,7 +48,7 @@ def shared_config(model, **sections):
     create_fleet(FLEET, ["memory:"], 60.0, 1.1, SystemClock())
     trainer = {"placement": "shared", "fleet": FLEET, **sections.pop("trainer", {})}
     settings = config(URL, model, trainer=trainer, **sections)
-    admit(settings, model, 1.0, 1.0, 5.0, SystemClock())
+    admit(settings, model, Profile(phase_s=1.0, cycle_s=5.0), SystemClock())
     return settings
 
 

@@ -17,7 +17,7 @@ from storage.connect import connect
 from storage.fleet_records import AdmittedRun, HostRecord, SpentRecord
 from storage.weights import tensor_sets
 from tasks.learning.collecting import PhaseFailed, collect_and_wait
-from tasks.sharing.fleet_admission import admit, create_fleet, open_fleet
+from tasks.sharing.fleet_admission import Profile, admit, create_fleet, open_fleet
 from tasks.sharing.fleet_view import look_at_fleet
 from tasks.sharing.host import Host, HostSettings
 from tasks.sharing.process_workers import ProcessWorkers
@@ -79,7 +79,7 @@ def a_run(tmp_path, fleet, model, name, **sections):
     url = str(tmp_path / "runs" / name)
     trainer = {"placement": "shared", "fleet": fleet, "group_timeout_s": LIMIT_S}
     settings = config(url, model, trainer=trainer, **{**KEPT, **sections})
-    admit(settings, model, 1.0, 1.0, 10.0, SystemClock())
+    admit(settings, model, Profile(phase_s=1.0, cycle_s=10.0), SystemClock())
     return settings
 
 

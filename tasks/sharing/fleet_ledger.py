@@ -1,0 +1,166 @@
+"""What a fleet's runs used of its hosts, beside what each would have used with a trainer of its own.
+
+The hours and dollars are of hosts alone; what runs use for their rollouts is in their own reports. `billing` divides a
+host's seconds; here they become hours and dollars.
+"""
+
+import logging
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from storage import fleet_layout, records
+from storage.connect import connect
+from storage.fleet_records import AdmittedRun, HostBeat, HostRecord, SpentRecord
+from storage.records import ReportRecord
+from storage.run import holds_run, reports
+from storage.store import CorruptObject, ObjectMissing, ObjectStore, StorageError
+from tasks.sharing.billing import Bill, bill
+from tasks.sharing.shared_cycles import saving_bound
+
+log = logging.getLogger(__name__)
+SECONDS_PER_HOUR = 3600.0
+# Below this part of all GPU-hours, waiting for each other costs as much as sharing can save.
+BOUND_SMALL = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostAccount:
+    """A host's bill. hours, usd: of its life; usd None: its price is unknown. run_hours: by run id; None: no run's."""
+
+    incarnation: str
+    machine: str
+    is_gone: bool
+    usd_per_hour: float | None
+    run_hours: Mapping[str | None, float]
+
+    @property
+    def hours(self) -> float:
+        return math.fsum(self.run_hours.values())
+
+    @property
+    def usd(self) -> float | None:
+        return None if self.usd_per_hour is None else self.hours * self.usd_per_hour
+
+    def usd_of(self, run: str | None) -> float | None:
+        """What the run has to pay for this host."""
+        return None if self.usd_per_hour is None else self.run_hours.get(run, 0.0) * self.usd_per_hour
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunAccount:
+    """What a run used. None: it is unknown, as far as the run's reports are needed for it.
+
+    hours, usd: of hosts. isolated_hours: of a trainer of its own, held for all cycles of the published iterations.
+    slowdown: the median cycle over the profile's. warm: in how many of `phases` the state was still in host memory.
+    """
+
+    id: str
+    name: str
+    hours: float
+    usd: float | None
+    iterations: int | None
+    isolated_hours: float | None
+    slowdown: float | None
+    warm: int | None
+    phases: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetReport:
+    """bound: the most of all GPU-hours that sharing can save; None: no run has told its GPUs."""
+
+    url: str
+    bound: float | None
+    hosts: Sequence[HostAccount]
+    runs: Sequence[RunAccount]
+
+    @property
+    def names(self) -> dict[str | None, str]:
+        """What is called how in the report: runs by id, and the fleet, which pays while no run is seated."""
+        return {None: "the fleet"} | {run.id: run.name for run in self.runs}
+
+    @property
+    def verdict(self) -> str:
+        """What the bound means, in words."""
+        if self.bound is None:
+            return "The bound on what sharing saves is unknown, because no run has GPUs in its configuration."
+        most = f"at most {100 * self.bound:.1f} % of all GPU-hours"
+        return f"Do not share: it saves {most}." if self.bound < BOUND_SMALL else f"Sharing saves {most}."
+
+
+def measured_cycle_s(found: Sequence[ReportRecord]) -> float | None:
+    """The median seconds from one report to the next, or how long the only iteration took; None without any.
+
+    For a run one step off an iteration takes longer than a cycle, because two overlap.
+    """
+    moments = [report.created_at_s for report in found]
+    between_s = [later - sooner for sooner, later in pairwise(moments) if later > sooner]
+    if between_s:
+        return statistics.median(between_s)
+    return found[0].metrics["timing_s/iteration"] if found else None
+
+
+def host_account(
+    host: HostRecord, beat: HostBeat | None, spent: Sequence[SpentRecord], shares: Mapping[str, float]
+) -> HostAccount:
+    """Turn a host's records into its account; raises ValueError if they leave out a second or have one twice."""
+    billed: Bill = bill(spent, 0.0 if beat is None else beat.lived_s, shares)
+    return HostAccount(
+        incarnation=host.incarnation,
+        machine=host.machine,
+        is_gone=beat is not None and beat.state == "gone",
+        usd_per_hour=host.usd_per_hour,
+        run_hours={run: math.fsum(kinds.values()) / SECONDS_PER_HOUR for run, kinds in billed.items()},
+    )
+
+
+def run_account(
+    run: AdmittedRun, name: str, hosts: Iterable[HostAccount], found: Sequence[ReportRecord] | None
+) -> RunAccount:
+    """What one run used of these hosts. found: the reports of the run; None: they cannot be read."""
+    using = [host for host in hosts if run.id in host.run_hours]
+    usd = [part for host in using if (part := host.usd_of(run.id)) is not None]
+    cycle_s = None if not found or len(found) < 2 else measured_cycle_s(found)
+    warm = None if found is None else [each.metrics["sharing/warm"] for each in found if "sharing/warm" in each.metrics]
+    return RunAccount(
+        id=run.id,
+        name=name,
+        hours=math.fsum(host.run_hours[run.id] for host in using),
+        usd=math.fsum(usd) if len(usd) == len(using) else None,
+        iterations=None if found is None else len(found),
+        isolated_hours=None if found is None else len(found) * run.cycle_s / SECONDS_PER_HOUR,
+        slowdown=None if cycle_s is None else cycle_s / run.cycle_s,
+        warm=None if warm is None else round(sum(warm)),
+        phases=None if warm is None else len(warm),
+    )
+
+
+def bound_of(runs: Sequence[AdmittedRun], hosts: int) -> float | None:
+    """The bound for these runs as if they were alike, divided evenly among the hosts; None if no run has GPUs."""
+    if not any(run.trainer_gpus for run in runs):
+        return None
+    per_host = max(1.0, len(runs) / max(1, hosts))
+    rollout_gpus = statistics.fmean(run.rollout_gpus for run in runs)
+    return saving_bound(per_host, rollout_gpus, statistics.fmean(run.trainer_gpus for run in runs))
+
+
+def readable_reports(run: AdmittedRun) -> list[ReportRecord] | None:
+    """The reports of a run; None if its directory cannot be read, such as another team's."""
+    try:
+        store = connect(run.run_url)
+        return reports(store) if holds_run(store) else []
+    except (StorageError, OSError, ValueError) as error:
+        # The message could name what is not the reader's.
+        log.warning("run %s: its reports cannot be read: %s", run.id, type(error).__name__)
+        return None
+
+
+def last_beat(store: ObjectStore, incarnation: str) -> HostBeat | None:
+    """The last heartbeat of a host; None if there is none, or if it cannot be read."""
+    try:
+        return records.read(store, HostBeat, fleet_layout.alive(incarnation))
+    except (ObjectMissing, CorruptObject):
+        return None

@@ -1,0 +1,63 @@
+"""Reads a fleet and its runs' reports into one account."""
+
+from dataclasses import asdict
+from typing import Any
+
+from storage import fleet_layout, records
+from storage.fleet_records import AdmittedRun, HostRecord, SpentRecord
+from storage.run import exists
+from tasks.sharing.fleet_admission import open_fleet
+from tasks.sharing.fleet_ledger import (
+    FleetReport,
+    bound_of,
+    host_account,
+    last_beat,
+    readable_reports,
+    run_account,
+)
+
+
+def account_for(url: str, reader_url: str | None = None) -> FleetReport:
+    """Account for a fleet. Runs below the same prefix of the fleet as `reader_url` are called by their urls.
+
+    All others are called by their ids. Without `reader_url` all runs have their urls if the fleet has one prefix only,
+    and ids otherwise. Raises LookupError if there is no fleet, CorruptObject, ValueError for records of a host that
+    leave out a second, and what the store raises. A run whose directory cannot be read has unknown figures.
+    """
+    store, fleet = open_fleet(url)
+    if reader_url is None:
+        reader_url = fleet.run_prefixes[0] if len(fleet.run_prefixes) == 1 else ""
+    ids = sorted({key.removeprefix(fleet_layout.RUNS).partition("/")[0] for key in store.list(fleet_layout.RUNS)})
+    runs = [records.read(store, AdmittedRun, fleet_layout.admitted(each)) for each in ids]
+    shares = {run.id: run.share for run in runs}
+    hosts = []
+    for key in store.list(fleet_layout.HOSTS):
+        host = records.read(store, HostRecord, key)
+        spent = [records.read(store, SpentRecord, each) for each in store.list(fleet_layout.spent_by(host.incarnation))]
+        hosts.append(host_account(host, last_beat(store, host.incarnation), spent, shares))
+    present = [run for run in runs if not exists(store, fleet_layout.left(run.id))]
+    return FleetReport(
+        url=store.url,
+        bound=bound_of(present, sum(not host.is_gone for host in hosts)),
+        hosts=hosts,
+        runs=[run_account(run, fleet.name_for(reader_url, run), hosts, readable_reports(run)) for run in runs],
+    )
+
+
+def as_document(found: FleetReport) -> dict[str, Any]:
+    """The same as JSON has it; what no run pays is under "the fleet", and each run under its name."""
+    hosts = [
+        {
+            "incarnation": host.incarnation,
+            "machine": host.machine,
+            "hours": host.hours,
+            "usd": host.usd,
+            "paid_by": [
+                {"name": found.names[run], "hours": hours, "usd": host.usd_of(run)}
+                for run, hours in host.run_hours.items()
+            ],
+        }
+        for host in found.hosts
+    ]
+    runs = [asdict(run) for run in found.runs]
+    return {"fleet": found.url, "bound": found.bound, "verdict": found.verdict, "hosts": hosts, "runs": runs}

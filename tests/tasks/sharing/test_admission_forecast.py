@@ -1,0 +1,64 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tasks.sharing.admission_forecast import COPIED_BYTES_PER_S, Choice, choices, predict_slowdowns
+from tasks.sharing.seat_placement import Room
+from tasks.sharing.shared_cycles import Conditions
+from tests.fleet_records import a_run
+from tests.property_examples import part_of_examples
+
+SMALL, HALF = {"phase_s": 10.0, "cycle_s": 200.0}, {"phase_s": 100.0, "cycle_s": 200.0}
+
+
+def room(name, *seated, memory_bytes=100):
+    return Room(host=name, memory_bytes=memory_bytes, seated=seated)
+
+
+def test_the_host_that_slows_its_runs_down_least_is_first():
+    rooms = [room("busy", a_run("a", **HALF)), room("calm", a_run("b", **SMALL)), room("empty")]
+    found = choices(a_run("new", **SMALL), rooms, 1.1, 1.0)
+    assert [choice.host for choice in found] == ["empty", "calm", "busy"]
+    assert found[0].slowdowns == {a_run("new").id: pytest.approx(1.0)}
+    assert found[1].slowdowns.keys() == {a_run("b").id, a_run("new").id}
+    assert found[0].worst < found[1].worst < found[2].worst
+
+
+def test_a_host_whose_memory_does_not_hold_all_states_is_no_choice():
+    rooms = [room("full", a_run("a", state_bytes=60)), room("roomy", a_run("b", state_bytes=40))]
+    assert [choice.host for choice in choices(a_run("new", state_bytes=50), rooms, 1.1, 0.0)] == ["roomy"]
+
+
+def test_a_switch_that_was_not_measured_takes_as_long_as_the_largest_state():
+    size = int(10 * COPIED_BYTES_PER_S)
+    rooms = [room("h", a_run("a", state_bytes=size), memory_bytes=2 * size)]
+    [estimated] = choices(a_run("new"), rooms, 1.1, None)
+    [given_s] = choices(a_run("new"), rooms, 1.1, 20.0)
+    [measured] = choices(a_run("new"), rooms, 1.1, 0.1)
+    assert estimated == given_s
+    assert estimated.worst > measured.worst
+
+
+def test_those_that_would_be_too_slow_are_named_with_the_slowest_first():
+    choice = Choice(host="h", slowdowns={"a": 1.2, "b": 1.05, "c": 1.4, "d": 1.1})
+    assert choice.beyond(1.1) == ["c", "a"]
+    assert choice.beyond(1.4) == []
+
+
+@settings(max_examples=part_of_examples(0.2))
+@given(st.permutations(range(4)))
+def test_the_order_of_runs_does_not_change_a_prediction(order):
+    runs = [a_run(str(each), phase_s=10.0 * (each + 1), cycle_s=150.0) for each in range(4)]
+    given_s = Conditions(switch_s=2.0)
+    assert predict_slowdowns([runs[each] for each in order], given_s) == predict_slowdowns(runs, given_s)
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_more_runs_are_slower_in_the_mean(ahead):
+    means = []
+    for count in range(1, 6):
+        runs = [a_run(str(each), phase_s=30.0, cycle_s=150.0, rollouts_ahead=ahead) for each in range(count)]
+        means.append(sum(predict_slowdowns(runs, Conditions(switch_s=5.0)).values()) / count)
+    assert means == sorted(means)
+    assert means[0] == pytest.approx(1.0)
+    assert means[-1] > 1.05
