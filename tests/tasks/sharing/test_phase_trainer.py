@@ -46,7 +46,7 @@ def shared_config(model, **sections):
     """The configuration of a run at URL that is admitted to FLEET."""
     memory_store("fleet")
     create_fleet(FLEET, ["memory:"], 60.0, 1.1, SystemClock())
-    trainer = {"placement": "shared", "fleet": FLEET, **sections.pop("trainer", {})}
+    trainer = {"placement": "shared", "fleet": FLEET, "group_timeout_s": 600.0}
     settings = config(URL, model, trainer=trainer, **sections)
     admit(settings, model, Profile(phase_s=1.0, cycle_s=5.0), SystemClock())
     return settings
