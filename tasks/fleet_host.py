@@ -3,7 +3,6 @@
 from flytekit import task
 
 from resources.pools import PoolConfig, pod_template
-from tasks.sharing.serving import serve
 
 DEFAULT_POOL = PoolConfig()
 
@@ -14,4 +13,6 @@ def fleet_host(fleet: str, slot: int, hours: float, memory_gib: float, usd_per_h
 
     slot: only tells apart the elements of a map.
     """
+    from tasks.sharing.serving import serve  # noqa: PLC0415 - when the task runs
+
     return serve(fleet, hours=hours, memory_gib=memory_gib, usd_per_hour=usd_per_hour)

@@ -15,7 +15,8 @@ from tasks.sharing import billing, due_phase, host, residents, seating, spending
 
 pytestmark = pytest.mark.slow
 
-DEFAULT_SEEDS = range(400)
+# The rarest of the planted bugs shows in one of 300.
+DEFAULT_SEEDS = range(3000)
 DIGEST = (
     "import hashlib, logging; logging.disable(); from benchmarks.sharing_histories import *; "
     "outcomes = [live_and_judge_fleet(draw_fleet_history(seed)) for seed in range(20)]; "

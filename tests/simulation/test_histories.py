@@ -240,9 +240,9 @@ def close_before_the_last_is_recorded(batches, missing, recorded, errors):
     return kept, filtered
 
 
-def forget_what_an_earlier_life_recorded(batches, number, key):
-    known = exists(batches._store, key)
-    batch = RECORD(batches, number, key)
+def forget_what_an_earlier_life_recorded(batches, number):
+    known = exists(batches._store, layout.batch(batches._plan.iteration, number))
+    batch = RECORD(batches, number)
     batches._groups_trained -= len(batches._groups(batch.responses)) if known else 0
     return batch
 

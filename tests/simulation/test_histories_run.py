@@ -8,7 +8,7 @@ import pytest
 
 from simulation.judge import live_and_judge
 from simulation.simulated_history import draw_history
-from storage import retention, run
+from storage import layout, retention, run
 from storage.weights import versions
 from tasks.learning.recorded_batches import RecordedBatches
 from tasks.preparing import iteration
@@ -117,9 +117,9 @@ def test_a_restarted_trainer_that_forgets_what_it_had_trained_is_found(monkeypat
     """Its weights are those of the batches that it recorded itself."""
     batch = RecordedBatches._batch
 
-    def only_new(batches, number, key):
-        known = run.exists(batches._store, key)
-        found = batch(batches, number, key)
+    def only_new(batches, number):
+        known = run.exists(batches._store, layout.batch(batches._plan.iteration, number))
+        found = batch(batches, number)
         return replace(found, responses=()) if known else found
 
     monkeypatch.setattr(RecordedBatches, "_batch", only_new)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from simulation.simulated_history import Strike
-from storage import records
+from storage import layout, records
 from storage.records import BatchRecord
 from storage.store import ObjectMissing
 from tasks.learning.recorded_batches import RecordedBatches
@@ -94,7 +94,8 @@ def test_a_member_that_ignores_the_end_is_found(monkeypatch):
 
 
 def test_a_zombie_trainer_that_keeps_its_own_batch_is_found(monkeypatch):
-    def own(batches, number, key):
+    def own(batches, number):
+        key = layout.batch(batches._plan.iteration, number)
         with suppress(ObjectMissing):
             return records.read(batches._store, BatchRecord, key)
         batch = batches._new_batch(number, lambda: False)

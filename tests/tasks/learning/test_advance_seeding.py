@@ -303,9 +303,9 @@ def test_with_a_batch_recorded_already_the_learner_is_dropped_and_the_batch_repl
     seen = []
     record = RecordedBatches._batch
 
-    def noted(self, number, key):
-        seen.append((number, exists(store, key)))
-        return record(self, number, key)
+    def noted(self, number):
+        seen.append((number, exists(store, layout.batch(0, number))))
+        return record(self, number)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RecordedBatches, "_batch", noted)

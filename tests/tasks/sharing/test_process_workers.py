@@ -136,7 +136,7 @@ def test_two_runs_on_one_host_learn_what_each_learns_alone_though_workers_and_th
         waiting = [begin(each, iteration) for each in (a, b)]
         if kills:
             # A worker that is killed here has parked, trains, or publishes.
-            assert kill_workers() == 2
+            assert kill_workers() >= 2
             time.sleep(0.05)
             kill_workers()
         warm.append([wait().metrics["sharing/warm"] for wait in waiting])
