@@ -4,6 +4,9 @@ So the run's url is all that is needed to generate or to train. Only text and to
 or pickles of a model directory. run.json lists the files with their digests, and no other file is used.
 """
 
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from storage import layout
@@ -54,6 +57,15 @@ def download(store: ObjectStore, directory: Path) -> None:
             raise CorruptObject(key, f"its bytes do not have the digest that {layout.RUN} states")
     for name, body in bodies.items():
         (directory / name).write_bytes(body)
+
+
+@contextmanager
+def downloaded(store: ObjectStore) -> Iterator[Path]:
+    """The model files in a directory of their own, until the end of the block; raises what `download` does."""
+    with tempfile.TemporaryDirectory(prefix="gleaner-model-") as name:
+        directory = Path(name)
+        download(store, directory)
+        yield directory
 
 
 def _held(store: ObjectStore) -> list[str]:

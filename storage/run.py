@@ -172,6 +172,14 @@ def exists(store: ObjectStore, key: str) -> bool:
     return True
 
 
+def is_trained(store: ObjectStore, iteration: int) -> bool:
+    """Whether the iteration needs no training any more: its weights are published, or it is committed.
+
+    The report counts too, because a committed iteration's weights may have been deleted since.
+    """
+    return any(exists(store, key) for key in (layout.manifest(layout.weights(iteration + 1)), layout.report(iteration)))
+
+
 def acquire_lease(
     store: ObjectStore,
     holder: str,

@@ -4,9 +4,7 @@ What an earlier attempt finished is not done again: recorded batches, a written 
 """
 
 import logging
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from storage import layout, model_files, records
@@ -128,15 +126,14 @@ def _grade(
     rewards, prefix = rewards_of(config)
     # This machine may differ from the trainer's.
     grading = open_grader(run, rewards, "auto", prefix)
-    with tempfile.TemporaryDirectory(prefix="gleaner-model-") as folder, grading as grader:
-        model_files.download(run, Path(folder))
+    with model_files.downloaded(run) as folder, grading as grader:
         return list(
             RecordedBatches(
                 store,
                 plan,
                 prompts=prompts,
                 grader=grader,
-                decode=open_decoder(Path(folder)),
+                decode=open_decoder(folder),
                 follow=follow,
                 tokens_max=config.trainer.micro_batch_tokens_max,
                 clock=clock,

@@ -4,7 +4,6 @@ What an earlier attempt finished is not done again: published weights, a written
 """
 
 import logging
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
@@ -17,7 +16,7 @@ from storage.connect import connect
 from storage.metered import MeteredStore, Requests
 from storage.prompt_table import PromptRow
 from storage.records import PlanRecord, TrainingRecord
-from storage.run import connect_to_run, exists, read_config, read_plan
+from storage.run import connect_to_run, exists, is_trained, read_config, read_plan
 from storage.store import ObjectStore, StorageError
 from storage.weights.tensor_sets import read_manifest
 from storage.weights.versions import pull_version
@@ -63,12 +62,9 @@ def advance(run_url: str, iteration: int, execution: str, clock: Clock) -> Train
     with joined(training_device(config.trainer.device)) as ranks, ExitStack() as stack:
         if ranks.is_first:
             stack.enter_context(keep_lease(store, execution, config.run.lease_ttl_s, clock))
-        # The report counts too, because a committed iteration's weights may have been deleted since.
-        done = (layout.manifest(layout.weights(iteration + 1)), layout.report(iteration))
-        if not ranks.broadcast(ranks.is_first and any(exists(store, key) for key in done)):
+        if not ranks.broadcast(ranks.is_first and is_trained(store, iteration)):
             check_staleness(plan, config.algorithm.max_staleness)
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gleaner-model-")))
-            model_files.download(store, folder)
+            folder = stack.enter_context(model_files.downloaded(store))
             try:
                 _train_and_publish(store, plan, config, folder, execution, clock, started_at_s, ranks)
             except StorageError as error:
@@ -96,7 +92,6 @@ def _train_and_publish(
 ) -> None:
     # Iteration n trains weight version n, whichever version its tokens were sampled from.
     before, version = plan.iteration, plan.iteration + 1
-    full_interval = config.trainer.weights_full_interval
     if not ranks.broadcast(ranks.is_first and exists(store, layout.manifest(layout.checkpoint(version)))):
         generation = Generation(connect(store.url), plan, config, execution, clock, ranks)
         generation.begin()
@@ -123,16 +118,26 @@ def _train_and_publish(
         if ranks.is_first:
             records.commit(store, layout.training(plan.iteration), record)
         try:
-            save_and_publish(store, version, learner, base, full_interval, clock)
+            save_and_publish(store, version, learner, base, config.trainer.weights_full_interval, clock)
         except AnotherWasFirstError:
             # The device may be too small for two learners.
             del learner
         else:
             log.info("published weight version %d", version)
             return
+    publish_stored(store, version, config, model, clock, ranks)
+
+
+def publish_stored(
+    store: ObjectStore, version: int, config: RunConfig, model: Path, clock: Clock, ranks: Ranks | None = None
+) -> None:
+    """Publish the weights of a version whose checkpoint is stored, as after a kill between the two.
+
+    With several ranks, every rank calls it. ranks: None means this process alone.
+    """
     learner = restore_learner(store, version, config, model, clock, ranks)
-    published = pull_version(store, before, None, clock)[1] if ranks.is_first else {}
-    publish(store, version, learner, published, full_interval, clock)
+    base = pull_version(store, version - 1, None, clock)[1] if learner.ranks.is_first else {}
+    publish(store, version, learner, base, config.trainer.weights_full_interval, clock)
     log.info("published weight version %d", version)
 
 

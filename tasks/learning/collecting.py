@@ -7,10 +7,8 @@ everything, because a host never grades, and waits until a host has trained.
 """
 
 import logging
-import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 
 from storage import fleet_layout, layout, model_files, prompt_table, records
 from storage.clock import Clock
@@ -20,7 +18,7 @@ from storage.fleet_records import DueRecord
 from storage.metered import MeteredStore
 from storage.phase_failure import phase_failure
 from storage.records import PlanRecord, TrainingRecord
-from storage.run import connect_to_run, exists, read_config, read_plan
+from storage.run import connect_to_run, exists, is_trained, read_config, read_plan
 from storage.seats import newest_seat
 from storage.store import ObjectMissing, ObjectStore, StorageError
 from tasks.configuration.run_config import RunConfig, parse
@@ -64,8 +62,7 @@ def collect_and_wait(run_url: str, iteration: int, execution: str, clock: Clock)
     Raises what `collect` raises, PhaseFailed, and NoHost if no host lives for `trainer.group_timeout_s`.
     """
     store = MeteredStore(connect_to_run(run_url))
-    done = (layout.manifest(layout.weights(iteration + 1)), layout.report(iteration))
-    if not any(exists(store, key) for key in done):
+    if not is_trained(store, iteration):
         plan, config = _planned(store, iteration)
 
         def say_due(share: float) -> None:
@@ -74,7 +71,7 @@ def collect_and_wait(run_url: str, iteration: int, execution: str, clock: Clock)
 
         with keep_lease(store, execution, config.run.lease_ttl_s, clock):
             _record(store, plan, config, execution, clock, say_due)
-            _await_host(store, config, iteration, done, clock)
+            _await_host(store, config, iteration, clock)
     return records.read(store, TrainingRecord, layout.training(iteration))
 
 
@@ -98,8 +95,7 @@ def _record(
     began_s = clock.monotonic()
     watch = CrewWatch(store, plan, config.rollout, config.planning, clock, execution=execution)
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gleaner-model-")))
-        model_files.download(store, folder)
+        folder = stack.enter_context(model_files.downloaded(store))
         batches = RecordedBatches(
             store,
             plan,
@@ -128,11 +124,11 @@ def _record(
     records.commit(store, layout.collected(plan.iteration), spent)
 
 
-def _await_host(store: ObjectStore, config: RunConfig, iteration: int, done: tuple[str, str], clock: Clock) -> None:
-    """Return when one of the objects `done` exists."""
+def _await_host(store: ObjectStore, config: RunConfig, iteration: int, clock: Clock) -> None:
+    """Return when the iteration is trained."""
     sign, since_s = b"", clock.monotonic()
     next_look_s = since_s
-    while not any(exists(store, key) for key in done):
+    while not is_trained(store, iteration):
         failure = phase_failure(store, iteration)
         if failure is not None:
             raise PhaseFailed(f"iteration {iteration} could not be trained: {failure}")

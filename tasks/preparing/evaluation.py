@@ -1,9 +1,7 @@
 """The work of an evaluation's planning task: choose the weight version, and write a plan without training."""
 
 import logging
-import tempfile
 from collections.abc import Collection
-from pathlib import Path
 
 from resources.pools import ControlPoolConfig
 from storage import layout, model_files, prompt_table, records
@@ -121,10 +119,9 @@ def _write_plan(
     """
     evaluation = evaluation_of(config)
     prompts = load_held_out(evaluation, config.rewards, held)
-    with tempfile.TemporaryDirectory(prefix="gleaner-model-") as folder:
-        model_files.download(run, Path(folder))
-        rows = draw_held_out(evaluation, prompts, open_tokenizer(Path(folder)), config.rollout, Path(folder))
-        stop_ids = stop_token_ids(Path(folder))
+    with model_files.downloaded(run) as folder:
+        rows = draw_held_out(evaluation, prompts, open_tokenizer(folder), config.rollout, folder)
+        stop_ids = stop_token_ids(folder)
     body = prompt_table.encode_prompts(rows)
     prompts_key = layout.prompts(ITERATION, digest_of(body))
     if not commit(store, prompts_key, body):

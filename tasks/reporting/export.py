@@ -6,7 +6,6 @@ It reads what the run's directory holds, compacted or live, and writes only to t
 import json
 import logging
 import re
-import tempfile
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -91,9 +90,8 @@ def load_decoder(store: ObjectStore) -> Decode | None:
         log.warning("%s (none of %s is there)", notice, ", ".join(sorted(TOKENIZER_FILES)))
         return None
     try:
-        with tempfile.TemporaryDirectory(prefix="gleaner-model-") as name:
-            model_files.download(store, Path(name))
-            return open_decoder(Path(name))
+        with model_files.downloaded(store) as directory:
+            return open_decoder(directory)
     except CorruptObject:
         raise
     except Exception as error:  # noqa: BLE001 - the library that reads the files can raise anything

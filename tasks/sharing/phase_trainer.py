@@ -6,7 +6,6 @@ in the store is used again instead of being read again.
 """
 
 import logging
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,14 +16,13 @@ from storage.clock import Clock
 from storage.digests import digest_of
 from storage.metered import MeteredStore
 from storage.records import PlanRecord
-from storage.run import connect_to_run, exists, read_config, read_plan
+from storage.run import connect_to_run, exists, is_trained, read_config, read_plan
 from storage.store import ObjectMissing, ObjectStore, StorageError
-from storage.weights.versions import pull_version
 from tasks.configuration.run_config import RunConfig, dump, parse
-from tasks.learning.advance import request_metrics, take_step
+from tasks.learning.advance import publish_stored, request_metrics, take_step
 from tasks.learning.learner import Learner
 from tasks.learning.parking import Parked, park, unpark
-from tasks.learning.publication import AnotherWasFirstError, Blocks, publish, published_blocks, save_and_publish
+from tasks.learning.publication import AnotherWasFirstError, Blocks, published_blocks, save_and_publish
 from tasks.learning.recorded_batches import FollowedBatches
 from tasks.learning.restoring import restore_learner
 from tasks.learning.totals import check_staleness
@@ -89,7 +87,7 @@ class PhaseTrainer:
         self._says("restoring")
         kept, self._kept = self._kept, None
         try:
-            if not self._is_over(iteration):
+            if not is_trained(self._store, iteration):
                 self._kept = self._train(iteration, kept)
             elif kept is not None and self._is_next(kept, iteration + 1):
                 self._kept = kept
@@ -108,11 +106,9 @@ class PhaseTrainer:
         plan = read_plan(store, iteration)
         config = parse(read_config(store, plan), f"the configuration of iteration {iteration}")
         check_staleness(plan, config.algorithm.max_staleness)
-        with tempfile.TemporaryDirectory(prefix="gleaner-model-") as folder:
-            model = Path(folder)
-            model_files.download(store, model)
+        with model_files.downloaded(store) as model:
             if exists(store, layout.manifest(layout.checkpoint(iteration + 1))):
-                self._publish_stored(config, iteration + 1, model)
+                publish_stored(store, iteration + 1, config, model, clock)
                 return None
             learner, is_warm = self._state(config, iteration, model, kept)
         began_s = clock.wall()
@@ -155,18 +151,6 @@ class PhaseTrainer:
             return None
         log.info("published weight version %d", version)
         return _Kept(parked, state_digest(self._store, version), config)
-
-    def _publish_stored(self, config: RunConfig, version: int, model: Path) -> None:
-        """Publish the weights of a version whose checkpoint is stored, as after a kill between the two."""
-        learner = restore_learner(self._store, version, config, model, self._clock)
-        base = pull_version(self._store, version - 1, None, self._clock)[1]
-        publish(self._store, version, learner, base, config.trainer.weights_full_interval, self._clock)
-        log.info("published weight version %d", version)
-
-    def _is_over(self, iteration: int) -> bool:
-        """Whether the phase needs no training any more; the weights of a committed iteration may be deleted."""
-        keys = (layout.manifest(layout.weights(iteration + 1)), layout.report(iteration))
-        return any(exists(self._store, key) for key in keys)
 
     def _waits(self, waiting: bool) -> None:
         if waiting and exists(self._store, layout.report(self._iteration or 0)):

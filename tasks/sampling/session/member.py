@@ -4,7 +4,6 @@ import logging
 import os
 import re
 import socket
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -144,9 +143,8 @@ def weight_cache(config: RunConfig) -> WeightCache | None:
 @contextmanager
 def built_engine(store: ObjectStore, rollout: RolloutConfig, build: Build) -> Iterator[Engine]:
     """Build an engine for the run's model, without weights, and close it at the end."""
-    with tempfile.TemporaryDirectory(prefix="gleaner-model-") as folder:
-        model_files.download(store, Path(folder))
-        engine = build(rollout, Path(folder), read_run(store).vocab_size)
+    with model_files.downloaded(store) as folder:
+        engine = build(rollout, folder, read_run(store).vocab_size)
         try:
             yield engine
         finally:
