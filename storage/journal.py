@@ -4,6 +4,7 @@ A writer numbers its shards from 0 without gaps and has at most one in flight. A
 there is none: what it finds is exactly what was durable at that moment (docs/format.md algorithm J).
 """
 
+import sys
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -154,25 +155,40 @@ class ShardReader:
         It asks for the next number until that is missing: a GET costs a twelfth of a LIST. The number of parallel
         requests doubles with each round, so that a successor does not wait for hundreds of round trips.
         """
-        window = 1
-        while True:
+        self._fetch(incarnation)
+        return self.last_sequence(incarnation)
+
+    def advance_all(self, incarnations: Iterable[str]) -> None:
+        """Fetch the shards of all these incarnations that were not read yet."""
+        self._fetch_all(list(incarnations))
+
+    def advance_some(self, incarnations: Iterable[str], shards_max: int) -> bool:
+        """Fetch at most `shards_max` shards of these incarnations, and one of each; returns whether none is left."""
+        names = list(incarnations)
+        return self._fetch_all(names, max(1, shards_max // max(1, len(names))))
+
+    def _fetch_all(self, names: Sequence[str], shards_max: int = sys.maxsize) -> bool:
+        if len(names) <= 1 or self._parallel_reads == 1:
+            complete = [self._fetch(name, shards_max) for name in names]
+        else:
+            with ThreadPoolExecutor(min(self._parallel_reads, len(names))) as pool:
+                complete = list(pool.map(lambda name: self._fetch(name, shards_max), names))
+        return all(complete)
+
+    def _fetch(self, incarnation: str, shards_max: int = sys.maxsize) -> bool:
+        """Fetch shards up to the first gap, at most `shards_max`; returns whether it came to the gap."""
+        window, left = 1, shards_max
+        while left > 0:
+            window = min(window, self._parallel_reads, left)
             first = self._next.get(incarnation, 0)
             bodies = self._bodies(incarnation, range(first, first + window))
             for sequence, body in enumerate(bodies, first):
                 if body is None:
-                    return sequence - 1
+                    return True
                 self._keep(incarnation, sequence, body)
-            window = min(2 * window, self._parallel_reads)
-
-    def advance_all(self, incarnations: Iterable[str]) -> None:
-        """Fetch the shards of all these incarnations that were not read yet."""
-        names = list(incarnations)
-        if len(names) <= 1 or self._parallel_reads == 1:
-            for name in names:
-                self.advance(name)
-        else:
-            with ThreadPoolExecutor(min(self._parallel_reads, len(names))) as pool:
-                list(pool.map(self.advance, names))
+            left -= window
+            window *= 2
+        return False
 
     def _bodies(self, incarnation: str, sequences: range) -> list[bytes | None]:
         if len(sequences) == 1:

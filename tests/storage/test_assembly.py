@@ -295,6 +295,25 @@ def test_a_failed_flush_is_offered_again_under_the_same_number_with_nothing_lost
     assert [row.token_ids.tolist() for _, row in reader.rows("00000-a", 1, 0)] == [[1, 2], [3]]
 
 
+@pytest.mark.parametrize("parallel_reads", [1, 8])
+def test_long_journals_are_read_in_parts(parallel_reads):
+    store = MemoryStore()
+    for name, shards in (("00000-a", 20), ("00001-b", 3)):
+        writer = Writer(store, 0, name, 0)
+        for start in range(shards):
+            writer.append(0, 1, start, [start], [-1.0], Finish.RUNNING)
+            writer.flush()
+    reader = ShardReader(store, 0, parallel_reads)
+    names = ("00000-a", "00001-b")
+    parts = 0
+    while not reader.advance_some(names, 8):
+        parts += 1
+        assert reader.last_sequence("00000-a") == 4 * parts - 1
+        assert reader.last_sequence("00001-b") == 2
+    assert parts == 5
+    assert [row.start for _, row in reader.rows("00000-a", 1, 0)] == list(range(20))
+
+
 def test_tokens_that_could_not_be_encoded_come_before_later_ones(monkeypatch):
     store = MemoryStore()
     writer = Writer(store, 0, "00000-a", 0)

@@ -131,7 +131,10 @@ class ReadClaims:
 
 @dataclass(frozen=True, slots=True)
 class ReadOwnUnit:
-    """Result: whether the responses have ended that the slot is responsible for (Claimant.own_unit_ended)."""
+    """Result: whether the responses have ended that the slot is responsible for (Claimant.own_unit_ended).
+
+    None if journals were read in part: asked again, it reads on. So do LookAround and Take.
+    """
 
     cuts: bool
     has_cut: bool
@@ -139,7 +142,7 @@ class ReadOwnUnit:
 
 @dataclass(frozen=True, slots=True)
 class LookAround:
-    """Read heartbeats of other members. Result: Seen. The fields are those of Claimant.look."""
+    """Read heartbeats of other members. Result: Seen or None. The fields are those of Claimant.look."""
 
     known: Mapping[int, int]
     running: int
@@ -148,7 +151,7 @@ class LookAround:
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """Claim the responses of a transfer. Result: Taken."""
+    """Claim the responses of a transfer. Result: Taken or None."""
 
     transfer: Transfer
 

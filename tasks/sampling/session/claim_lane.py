@@ -4,8 +4,13 @@ A generator of actions, which is sent the result of each. What it finds is in th
 so the engine never waits for it.
 """
 
+from collections.abc import Callable, Generator
+from functools import partial
+from typing import Any
+
 from tasks.planning.rebalance import Turns
 from tasks.sampling.session.actions import (
+    Action,
     AskEnough,
     Beat,
     ClaimSlot,
@@ -92,24 +97,44 @@ class ClaimLane:
             yield ReadClaims()
             if not state.may_always_go:
                 # Other members may claim released responses before the next look.
-                state.own_ended = not state.holdings.released and (yield ReadOwnUnit(state.cuts, state.has_cut))
+                state.own_ended = not state.holdings.released and bool(
+                    (yield from self._read(lambda: ReadOwnUnit(state.cuts, state.has_cut)))
+                )
             if state.wants_work():
                 yield from self._seek()
             state.looks_answered = asked
         finally:
             state.is_looking = False
 
+    def _read(self, action: Callable[[], Action]) -> Generator[Action, Any, Any]:
+        """Perform an action that may read long journals in parts, and read the news between two parts.
+
+        So the member notices soon that others claim what it decodes. None if the iteration was closed meanwhile.
+        """
+        while not self._state.closed:
+            result = yield action()
+            if result is not None:
+                return result
+            yield from self._news()
+        return None
+
     def _seek(self) -> Steps:
         state = self._state
         seeker = state.seeker()
-        seen: Seen = yield LookAround(state.holdings.known(), seeker.running, state.released_count())
+        seen: Seen | None = yield from self._read(
+            lambda: LookAround(state.holdings.known(), seeker.running, state.released_count())
+        )
+        if seen is None:
+            return
         state.take(seen.stray)
         if seen.stray:
             return
         found = 0
         turns = Turns(seeker, seen.holders, seen.unclaimed)
         while transfer := turns.next():
-            taken: Taken = yield Take(transfer)
+            taken: Taken | None = yield from self._read(partial(Take, transfer))
+            if taken is None:
+                return
             state.take_more(taken)
             turns.took(transfer, len(taken.work))
             found += len(taken.work)

@@ -28,9 +28,16 @@ from tasks.sampling.session.actions import Seen, Taken, Work
 
 log = logging.getLogger(__name__)
 
+# How much of others' journals one call reads. Eight requests at once read it in about ten round trips.
+SHARDS_A_CALL = 64
+
 
 class Claimant:
-    """Claims for `incarnation` of `slot`; a slot number beyond the plan's stands for a member without an assignment."""
+    """Claims for `incarnation` of `slot`; a slot number beyond the plan's stands for a member without an assignment.
+
+    `look`, `own_unit_ended` and `take` may have to read long journals. They return None when they have read a part, and
+    go on when they are called again; in between the caller can read what concerns the responses that it holds.
+    """
 
     def __init__(
         self,
@@ -112,7 +119,7 @@ class Claimant:
         order = {response: place for place, response in enumerate(self._own_unit)}
         return self._work(sorted(held, key=lambda response: (order.get(response, len(order)), response)))
 
-    def look(self, known: Mapping[int, int], *, running: int, released: int) -> Seen:
+    def look(self, known: Mapping[int, int], *, running: int, released: int) -> Seen | None:
         """Read the heartbeats of members that may hold unfinished responses; call `refresh` before.
 
         known: the responses that the caller holds, has released or has ended, with the epoch of their claim. Held
@@ -130,6 +137,8 @@ class Claimant:
         chosen = looked_at(names, self._rng)
         self._looked_s = self._clock.monotonic()
         signs = self._liveness.look(chosen)
+        if not self._has_read([name for name, sign in signs.items() if holdings.get(name) and self._is_silent(sign)]):
+            return None
         holders = {name: self._holder(name, sign, holdings.get(name, ())) for name, sign in signs.items()}
         seen = [sign.record for name, sign in signs.items() if sign.record and not holders[name].lost]
         if released:
@@ -144,7 +153,7 @@ class Claimant:
         working = tuple(record for record in seen if record.state == "working" and self._is_crew(record.slot))
         return Seen(holders=holders, unclaimed=unclaimed, nothing_left=nothing_left, working=working)
 
-    def own_unit_ended(self, *, cuts: bool = False, has_cut: bool = False) -> bool:
+    def own_unit_ended(self, *, cuts: bool = False, has_cut: bool = False) -> bool | None:
         """Whether the responses that this slot is responsible for have ended, as far as other members hold them.
 
         A slot may leave once all responses it is responsible for have ended: its first assignment; those the trainer
@@ -163,7 +172,8 @@ class Claimant:
         others = {
             r: owner.incarnation for r, owner in owners.items() if owner and owner.incarnation != self._incarnation
         }
-        self._reader.shards.advance_all(sorted(set(others.values())))
+        if not self._has_read(sorted(set(others.values()))):
+            return None
         return None not in owners.values() and all(self._has_ended(response) for response in others)
 
     def _is_crew(self, slot: int) -> bool:
@@ -184,6 +194,14 @@ class Claimant:
         book = self._reader.book
         return any(book.incarnations[name] == self._slot for name in book.former_owners(response))
 
+    def _is_silent(self, sign: MemberSign) -> bool:
+        """Whether no heartbeat tells what a member has not finished, so that its journal must."""
+        return sign.record is None or sign.lost(self._claim_ttl_s)
+
+    def _has_read(self, incarnations: Sequence[str]) -> bool:
+        """Read on in journals; returns whether all that they hold is read."""
+        return self._reader.shards.advance_some(incarnations, SHARDS_A_CALL)
+
     def _is_settled(self, name: str, holdings: dict[str, list[int]]) -> bool:
         return self._settled.get(name) == len(holdings.get(name, ()))
 
@@ -196,9 +214,7 @@ class Claimant:
         unfinished = record.unfinished if record and current else len(held)
         if record and record.claims == claims and not held:
             unfinished = 0
-        if held and (lost or record is None):
-            # No heartbeat tells it, so the journal does.
-            self._reader.shards.advance(name)
+        if held and self._is_silent(sign):
             unfinished = sum(not self._has_ended(response) for response in held)
         if lost and not unfinished:
             self._settled[name] = len(held)
@@ -215,7 +231,7 @@ class Claimant:
             isolated=self._reader.book.incarnations[name] in self._isolated,
         )
 
-    def take(self, transfer: Transfer) -> Taken:
+    def take(self, transfer: Transfer) -> Taken | None:
         """Claim the transfer's responses, unit by unit; stop at the first unit that another member claimed earlier."""
         book, holder = self._reader.book, transfer.incarnation
         if holder is None:
@@ -224,7 +240,8 @@ class Claimant:
             start = self._rng.randrange(0, max(1, len(free)), self._plan.num_generations)
             responses = tuple([*free[start:], *free[:start]][: transfer.count])
         else:
-            self._reader.shards.advance(holder)
+            if not self._has_read([holder]):
+                return None
             candidates = self._candidates(holder)
             if transfer.cause in (Cause.OVERFULL, Cause.LATE):
                 candidates = self._with_what_is_left(candidates)

@@ -14,7 +14,7 @@ from storage.records import ClosedRecord
 from storage.shard import Finish
 from storage.store import StoreUnavailable
 from tasks.planning.rebalance import LOOKS_MAX, Seeker, Turns
-from tasks.sampling.session.claimant import Claimant
+from tasks.sampling.session.claimant import SHARDS_A_CALL, Claimant
 from tests.journals import Incarnation, a_plan, beat
 
 TTL_S = 30.0
@@ -157,6 +157,26 @@ def test_what_a_look_showed_long_ago_is_no_reason_to_take(slow_s, taken):
     say(store, "00000-suspended", number=2, unfinished=3, running=3)
     if not taken:
         assert numbers(seek(me, IDLE, mine)) == []
+
+
+def test_a_long_journal_is_read_in_parts_and_what_it_holds_is_taken_then():
+    clock = ManualClock()
+    store = MemoryStore()
+    gone = Incarnation(store, PLAN, 0, "00000-gone")
+    for token in range(2 * SHARDS_A_CALL + 1):
+        gone.write(0, [token], Finish.RUNNING)
+    say(store, "00000-gone", state="gone")
+    me = a_claimant(store, clock=clock)
+    me.take_own_slot()
+    me.refresh()
+    parts = 0
+    while (seen := me.look(me.owned(), running=0, released=0)) is None:
+        parts += 1
+    assert parts == 2
+    transfer = Turns(IDLE, seen.holders, seen.unclaimed).next()
+    gone.write(0, [7], Finish.RUNNING)  # a late flush does not begin the reading again
+    work = me.take(transfer).work
+    assert {item.response: len(item.prefix) for item in work}[0] == 2 * SHARDS_A_CALL + 2
 
 
 def test_a_beat_that_goes_on_keeps_what_is_held():
