@@ -135,7 +135,10 @@ class Batches(RecordedBatches):
 
 def _follow(history: History) -> FollowConfig:
     return FollowConfig(
-        in_plan_order=history.in_plan_order, timeout_s=FOR_EVER_S, poll_interval_s=history.poll_interval_s
+        in_plan_order=history.in_plan_order,
+        timeout_s=FOR_EVER_S,
+        poll_interval_s=history.poll_interval_s,
+        flush_interval_s=history.flush_interval_s,
     )
 
 

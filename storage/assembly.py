@@ -14,7 +14,7 @@ from storage import layout
 from storage.claims import ClaimBook
 from storage.journal import PARALLEL_READS, ShardReader
 from storage.records import PlanRecord, Span
-from storage.shard import Finish, Logprobs, Origin, TokenIds
+from storage.shard import Finish, Logprobs, Origin, Row, TokenIds
 from storage.store import CorruptObject, ObjectStore
 
 
@@ -33,9 +33,9 @@ class Assembled:
     weight_versions: npt.NDArray[np.uint32]
 
 
-def without_environments(key: str, response: int) -> CorruptObject:
-    """The refusal of a response that holds answers of an environment, or waits for one."""
-    return CorruptObject(key, f"response {response} has turns of an environment; this version has no environments")
+def with_environment(response: int) -> str:
+    """Why a response that holds answers of an environment, or waits for one, is refused."""
+    return f"response {response} has turns of an environment; this version has no environments"
 
 
 class JournalReader:
@@ -50,6 +50,19 @@ class JournalReader:
         """Read the claims and shards that are new."""
         self.book.refresh()
         self.shards.advance_all(self.book.incarnations)
+
+    def incarnations_to_read(self, responses: Sequence[int]) -> list[str]:
+        """The incarnations whose shards can still change these responses (docs/format.md algorithm R).
+
+        They are the incarnations that hold the responses, and those whose sealed shards were not all read yet. No
+        reader takes what other incarnations write.
+        """
+        names = self.book.holders(responses)
+        for response in self.book.handed_over(responses):
+            for span in self.book.sealed(response):
+                if span.last_sequence > self.shards.last_sequence(span.incarnation):
+                    names[span.incarnation] = None
+        return list(names)
 
     def assemble(self, response: int) -> Assembled:
         """The response along its chain of claims; raises CorruptObject for a gap, an overlap or a foreign version."""
@@ -82,16 +95,8 @@ class JournalReader:
             for sequence, row in self.shards.rows(span.incarnation, span.epoch, response):
                 if sequence > span.last_sequence:
                     break
-                key = layout.shard(self._plan.iteration, span.incarnation, sequence)
-                if row.origin is not Origin.POLICY or row.finish in (Finish.ACTING, Finish.FAILED):
-                    raise without_environments(key, response)
-                if finish.ends_response:
-                    raise CorruptObject(key, f"it extends response {response}, which had ended")
-                if row.start != length:
-                    raise CorruptObject(key, f"response {response} continues at {row.start}, expected {length}")
-                if row.weight_version != self._plan.weight_version:
-                    version = f"{row.weight_version}, the plan names {self._plan.weight_version}"
-                    raise CorruptObject(key, f"response {response} was sampled from weight version {version}")
+                if problem := self._problem(row, length, finish):
+                    raise CorruptObject(layout.shard(self._plan.iteration, span.incarnation, sequence), problem)
                 token_ids.append(row.token_ids)
                 logprobs.append(row.logprobs)
                 versions.append(np.full(len(row.token_ids), row.weight_version, dtype=np.uint32))
@@ -110,3 +115,16 @@ class JournalReader:
         assert len(assembled.token_ids) == len(assembled.logprobs) == length, f"response {response} is not whole"
         assert len(used) <= len(lineage), f"response {response} has spans that no claim gave it"
         return assembled
+
+    def _problem(self, row: Row, length: int, finish: Finish) -> str | None:
+        """Why a row cannot follow `length` tokens of its response, of which the last row said `finish`."""
+        if row.origin is not Origin.POLICY or row.finish in (Finish.ACTING, Finish.FAILED):
+            return with_environment(row.response)
+        if finish.ends_response:
+            return f"it extends response {row.response}, which had ended"
+        if row.start != length:
+            return f"response {row.response} continues at {row.start}, expected {length}"
+        if row.weight_version != self._plan.weight_version:
+            version = f"{row.weight_version}, the plan names {self._plan.weight_version}"
+            return f"response {row.response} was sampled from weight version {version}"
+        return None

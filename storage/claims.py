@@ -5,7 +5,7 @@ Applying the log in epoch order gives every response one owner and one lineage, 
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -56,6 +56,15 @@ class ClaimBook:
     def sealed(self, response: int) -> tuple[Span, ...]:
         """The frozen part of a response's lineage: the spans of its earlier owners."""
         return tuple(self._sealed.get(response, ()))
+
+    def holders(self, responses: Sequence[int]) -> dict[str, None]:
+        """The present owners of these responses, in the order met; the values are None."""
+        owners = self._owners
+        return dict.fromkeys(owners[response].incarnation for response in responses if response in owners)
+
+    def handed_over(self, responses: Sequence[int]) -> list[int]:
+        """Those of these responses that had an owner before the present one."""
+        return [response for response in responses if response in self._sealed]
 
     def held_by(self, incarnation: str) -> set[int]:
         """The responses that an incarnation owns now."""

@@ -7,7 +7,7 @@ know when, or whether, the journal may be deleted.
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from storage import layout, records
-from storage.assembly import Assembled, JournalReader, without_environments
+from storage.assembly import Assembled, JournalReader, with_environment
 from storage.prompt_table import read_prompts
 from storage.records import BatchRecord, GradedResponse, PlanRecord
 from storage.responses import Response, decode_responses, encode_responses
@@ -50,7 +50,7 @@ def read_responses(store: ObjectStore, iteration: int) -> list[Response]:
     rows = decode_responses(key, store.get(key))
     for row in rows:
         if len(row.origins) > 1 or row.events:
-            raise without_environments(key, row.response)
+            raise CorruptObject(key, with_environment(row.response))
     return rows
 
 

@@ -16,7 +16,8 @@ from storage import layout
 from storage.shard import Finish, Row, decode_shard, encode_shard
 from storage.store import ConflictingRecord, ObjectMissing, ObjectStore, commit
 
-PARALLEL_READS = 8
+# As many connections as a store keeps open (storage/s3.py).
+PARALLEL_READS = 32
 
 
 @dataclass(slots=True)

@@ -3,10 +3,11 @@
 This module knows bytes and rows, not whose turn it was, nor which rows count: the claims decide that.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +41,11 @@ class Origin(IntEnum):
 
     POLICY = 0
     OBSERVATION = 1  # an environment's answer: read by the policy, not sampled from it
+
+
+E = TypeVar("E", bound=IntEnum)
+_FINISHES = {int(finish): finish for finish in Finish}
+_ORIGINS = {int(origin): origin for origin in Origin}
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,29 +135,38 @@ def decode_shard(key: str, body: bytes) -> list[Row]:
 
 def _rows(key: str, batch: pa.RecordBatch) -> list[Row]:
     tokens, logprobs = batch.column("token_ids"), batch.column("logprobs")
-    token_bounds, logprob_bounds = tokens.offsets.to_numpy(), logprobs.offsets.to_numpy()
+    token_bounds, logprob_bounds = tokens.offsets.to_pylist(), logprobs.offsets.to_pylist()
     token_values = tokens.values.to_numpy(zero_copy_only=True)
     logprob_values = logprobs.values.to_numpy(zero_copy_only=True)
-    names = ("response", "epoch", "start", "weight_version", "finish", "origin", "event")
+    finishes, origins = _known(key, batch, "finish", _FINISHES), _known(key, batch, "origin", _ORIGINS)
+    names = ("response", "epoch", "start", "weight_version", "event")
     columns = [batch.column(name).to_pylist() for name in names]
-    rows = []
-    for index, (response, epoch, start, version, finish, origin, event) in enumerate(zip(*columns, strict=True)):
-        if finish not in Finish._value2member_map_:
-            raise CorruptObject(key, f"finish code {finish} of response {response} is not one of {list(Finish)}")
-        if origin not in Origin._value2member_map_:
-            raise CorruptObject(key, f"origin {origin} of response {response} is not one of {list(Origin)}")
-        row = Row(
+    rows = [
+        Row(
             response,
             epoch,
             start,
             token_values[token_bounds[index] : token_bounds[index + 1]],
             logprob_values[logprob_bounds[index] : logprob_bounds[index + 1]],
             version,
-            Finish(finish),
-            Origin(origin),
+            finishes[index],
+            origins[index],
             event,
         )
+        for index, (response, epoch, start, version, event) in enumerate(zip(*columns, strict=True))
+    ]
+    for row in rows:
         if lack := row.lack():
             raise CorruptObject(key, lack)
-        rows.append(row)
     return rows
+
+
+def _known(key: str, batch: pa.RecordBatch, column: str, members: Mapping[int, E]) -> list[E]:
+    """The members of an enumeration that a column's codes stand for."""
+    codes = batch.column(column).to_pylist()
+    unknown = next((index for index, code in enumerate(codes) if code not in members), None)
+    if unknown is not None:
+        response = batch.column("response")[unknown].as_py()
+        what = f"{column} {codes[unknown]} of response {response} is not one of {list(members.values())}"
+        raise CorruptObject(key, what)
+    return [members[code] for code in codes]

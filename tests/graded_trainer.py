@@ -8,6 +8,7 @@ from storage.prompt_table import PromptRow
 from storage.records import PlanRecord
 from storage.store import ObjectStore
 from tasks.configuration.algorithm import AlgorithmConfig
+from tasks.configuration.rollout import RolloutConfig
 from tasks.configuration.trainer import TrainerConfig
 from tasks.grading.grader import Grader
 from tasks.learning.follow import FollowConfig
@@ -36,7 +37,7 @@ def graded_trainer(
         prompts=prompts,
         grader=grader,
         decode=decode,
-        follow=FollowConfig.of(algorithm, trainer),
+        follow=FollowConfig.of(algorithm, RolloutConfig(), trainer),
         tokens_max=trainer.micro_batch_tokens_max,
         clock=clock,
     )

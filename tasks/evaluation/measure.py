@@ -121,7 +121,10 @@ def _grade(
     """
     watch = CrewWatch(store, plan, config.rollout, PlanningConfig(), clock, execution=execution, crew_ended=True)
     follow = FollowConfig(
-        in_plan_order=False, timeout_s=config.trainer.group_timeout_s, poll_interval_s=config.trainer.poll_interval_s
+        in_plan_order=False,
+        timeout_s=config.trainer.group_timeout_s,
+        poll_interval_s=config.trainer.poll_interval_s,
+        flush_interval_s=config.rollout.flush_interval_s,
     )
     rewards, prefix = rewards_of(config)
     # This machine may differ from the trainer's.

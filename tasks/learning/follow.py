@@ -4,14 +4,16 @@ It works the same while rollouts run and after they have ended.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from storage.assembly import Assembled, JournalReader
 from storage.clock import Clock
 from storage.records import PlanRecord
 from tasks.configuration.algorithm import AlgorithmConfig
+from tasks.configuration.rollout import RolloutConfig
 from tasks.configuration.trainer import TrainerConfig
+from tasks.learning.arrivals import Arrivals
 
 log = logging.getLogger(__name__)
 RESPONSES_SHOWN = 6
@@ -28,38 +30,25 @@ class RecordedElsewhereError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class FollowConfig:
-    """in_plan_order: whether to wait for the first pending group only, or for any. Times are in seconds."""
+    """in_plan_order: whether to wait for the first pending group only, or for any. Times are in seconds.
+
+    flush_interval_s: how often a member writes a shard.
+    """
 
     in_plan_order: bool
     timeout_s: float
     poll_interval_s: float
+    flush_interval_s: float
 
     @classmethod
-    def of(cls, algorithm: AlgorithmConfig, trainer: TrainerConfig) -> "FollowConfig":
+    def of(cls, algorithm: AlgorithmConfig, rollout: RolloutConfig, trainer: TrainerConfig) -> "FollowConfig":
         """How a run's training follows the journal."""
         return cls(
             in_plan_order=algorithm.micro_batch_order == "plan",
             timeout_s=trainer.group_timeout_s,
             poll_interval_s=trainer.poll_interval_s,
+            flush_interval_s=rollout.flush_interval_s,
         )
-
-
-def incarnations_to_read(reader: JournalReader, unfinished: Iterable[int]) -> list[str]:
-    """The incarnations whose shards can still change these responses (docs/format.md algorithm R).
-
-    They are the incarnations that hold the responses, and those whose sealed shards were not all read yet. No reader
-    takes what other incarnations write.
-    """
-    names: dict[str, None] = {}
-    for response in unfinished:
-        owner = reader.book.owner(response)
-        if owner is None:
-            continue
-        names[owner.incarnation] = None
-        for span in reader.book.sealed(response):
-            if span.last_sequence > reader.shards.last_sequence(span.incarnation):
-                names[span.incarnation] = None
-    return list(names)
 
 
 class GroupFollower:
@@ -79,7 +68,10 @@ class GroupFollower:
         self._plan = plan
         self._config = config
         self._clock = clock
+        self._arrivals = Arrivals(config.flush_interval_s, config.poll_interval_s)
         self._finished: dict[int, Assembled] = {}
+        self._unended = set(range(plan.num_responses))
+        self._left = [plan.num_generations] * plan.num_groups
         self._next_log_s = clock.monotonic() + LOG_INTERVAL_S
         self._waited_s = 0.0
 
@@ -102,8 +94,7 @@ class GroupFollower:
             group = next((group for group in candidates if self.is_finished(group)), None)
             if group is not None:
                 return group
-            self._reader.book.refresh()
-            self._reader.shards.advance_all(incarnations_to_read(self._reader, self._unfinished(pending)))
+            self._read(pending)
             progress, now_s = self._progress(), self._clock.monotonic()
             progressed = progress != seen
             if slept_at_s is not None:
@@ -126,7 +117,7 @@ class GroupFollower:
 
     def is_finished(self, group: int) -> bool:
         """Whether every response of the group has ended, as far as was read."""
-        return all(self._end(response) for response in self.responses_in(group))
+        return not self._left[group]
 
     def responses_in(self, group: int) -> range:
         """The response numbers of a group."""
@@ -142,18 +133,28 @@ class GroupFollower:
         for response in self.responses_in(group):
             self._finished.pop(response, None)
 
-    def _end(self, response: int) -> bool:
-        if response in self._finished:
-            return True
-        if response not in self._reader.shards.ended:
-            return False
-        assembled = self._reader.assemble(response)
-        if assembled.finish.ends_response:
-            self._finished[response] = assembled
-        return assembled.finish.ends_response
+    def _read(self, pending: Sequence[int]) -> None:
+        """Read new claims, and the shards that may have come; then find the responses that have ended."""
+        shards, now_s = self._reader.shards, self._clock.monotonic()
+        self._reader.book.refresh()
+        names = self._reader.incarnations_to_read(self._unfinished(pending))
+        whole, one = self._arrivals.due(names, now_s)
+        before = {name: shards.last_sequence(name) for name in (*whole, *one)}
+        shards.advance_all(whole)
+        shards.advance_some(one, len(one))
+        came = {name for name, last in before.items() if shards.last_sequence(name) > last}
+        self._arrivals.note(before.keys(), came, now_s)
+        # An end that no claim counts may stand in the journal; it is looked at again each time.
+        for response in shards.ended & self._unended:
+            assembled = self._reader.assemble(response)
+            if assembled.finish.ends_response:
+                self._finished[response] = assembled
+                self._unended.discard(response)
+                self._left[response // self._plan.num_generations] -= 1
 
     def _unfinished(self, groups: Sequence[int]) -> list[int]:
-        return [response for group in groups for response in self.responses_in(group) if not self._end(response)]
+        open_groups = (group for group in groups if self._left[group])
+        return [response for group in open_groups for response in self.responses_in(group) if response in self._unended]
 
     def _progress(self) -> int:
         shards = self._reader.shards

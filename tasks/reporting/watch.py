@@ -17,7 +17,6 @@ from storage.run import exists, holds_run, next_iteration, read_config, read_pla
 from storage.shard import Finish
 from storage.store import CorruptObject, ObjectMissing, ObjectStore, StoreUnavailable
 from tasks.configuration.rollout import RolloutConfig
-from tasks.learning.follow import incarnations_to_read
 from tasks.reporting.crew_view import UNREAD, Crew, Heartbeat, Phase, Progress, RunView, Totals
 
 
@@ -112,8 +111,8 @@ class OpenIteration:
         """Read what is new, and return the view."""
         self._read_batches()
         self._reader.book.refresh()
-        unfinished = (r for r in range(self._plan.num_responses) if self._known_end(r) is None)
-        self._reader.shards.advance_all(incarnations_to_read(self._reader, unfinished))
+        unfinished = [r for r in range(self._plan.num_responses) if self._known_end(r) is None]
+        self._reader.shards.advance_all(self._reader.incarnations_to_read(unfinished))
         progress = {response: self._progress(response) for response in range(self._plan.num_responses)}
         crew = Crew(self._plan, self._reader.book, progress)
         self._read_heartbeats(crew)

@@ -28,7 +28,7 @@ from tasks.sampling.session.actions import Seen, Taken, Work
 
 log = logging.getLogger(__name__)
 
-# How much of others' journals one call reads. Eight requests at once read it in about ten round trips.
+# How much of others' journals one call reads. With PARALLEL_READS it takes six round trips.
 SHARDS_A_CALL = 64
 
 

@@ -8,32 +8,21 @@ from hypothesis import strategies as st
 
 from storage.memory import MemoryStore
 from storage.store import StoreUnavailable
-from tasks.planning.rebalance import Holder
 from tasks.sampling.engines.engine import EngineDied, EngineError, FinishReason, TokenDelta
 from tasks.sampling.session.actions import (
     AbortResponses,
     Beat,
     Claims,
-    ClaimSlot,
     Decoded,
-    DecodeStep,
-    Done,
-    Failed,
     HandOver,
     Lane,
     LoadWeights,
-    LookAround,
     Noticed,
     ProbeClaims,
-    ReadClaims,
     ReadClosed,
-    ReadOwnUnit,
     Rest,
     RestartEngine,
-    Seen,
     StartResponses,
-    Take,
-    Taken,
     Wake,
     Work,
     WriteShard,
@@ -41,77 +30,10 @@ from tasks.sampling.session.actions import (
 from tasks.sampling.session.duties import FAILURES_MAX
 from tasks.sampling.session.flush_lane import begins_s
 from tasks.sampling.session.session import BESIDE
-from tasks.sampling.session.session_config import SessionConfig
 from tasks.sampling.session.session_outcome import Preempted
-from tasks.sampling.session.state import State
 from tasks.sampling.session.state_machine import StateMachine
-from tests.sessions import IN_FLIGHT, a_plan, a_session
-
-CONFIG = SessionConfig(
-    slot=0,
-    pool="rollout",
-    host="here",
-    pid=1,
-    flush_interval_s=2.0,
-    heartbeat_interval_s=4.0,
-    claim_ttl_s=12.0,
-    idle_timeout_s=30.0,
-    engine_restarts_max=1,
-)
-OWN = a_plan().responses_of(0)
-
-
-def a_state(incarnation, config):
-    return State(a_plan(), incarnation, config, engine_max=IN_FLIGHT, asks_enough=False, death=None, now_s=0.0)
-
-
-class Told:
-    """A state machine and the moment; `tell` gives it what came of a lane's action, and returns what follows."""
-
-    def __init__(self, config: SessionConfig = CONFIG) -> None:
-        self.machine = StateMachine(a_state("00000-a", config))
-        self.now_s = 0.0
-        self.woken = 0
-        self.state = self.machine.state
-
-    def tell(self, lane, result=None, claims=None):
-        return self._step(Done(lane=lane, now_s=self.now_s, result=result, claims=claims))
-
-    def fail(self, lane, error):
-        return self._step(Failed(lane=lane, now_s=self.now_s, error=error))
-
-    def _step(self, event):
-        """The actions but for those that wake the decode lane, which `woken` counts."""
-        actions = self.machine.step(event)
-        others = tuple(action for action in actions if action != Wake(Lane.DECODE))
-        self.woken += len(actions) - len(others)
-        return others
-
-    def claimed(self):
-        """The slot is claimed; the other lanes rest, and the decode lane was woken."""
-        assert isinstance(self.tell(Lane.DECODE)[0], Rest)
-        assert self.tell(Lane.FLUSH) == (Rest(2.0),)
-        assert self.tell(Lane.CLAIM) == (ReadClosed(),)
-        assert isinstance(self.tell(Lane.CLAIM, False)[0], Beat)
-        assert self.tell(Lane.CLAIM)[0] == ClaimSlot()
-        work = tuple(Work(response, 1, ()) for response in OWN)
-        assert self.tell(Lane.CLAIM, work, Claims(dict.fromkeys(OWN, 1), 1, 0)) == (Rest(4.0),)
-        assert self.woken
-        return self
-
-    def decoding(self):
-        """The engine has the weights and four responses."""
-        assert self.tell(Lane.DECODE) == (LoadWeights(),)
-        start, wake = self.tell(Lane.DECODE, True)
-        assert start == StartResponses(tuple((response, ()) for response in OWN[:IN_FLIGHT]))
-        assert wake == Wake(Lane.FLUSH)  # the others learn at once that it works
-        assert self.tell(Lane.DECODE) == (DecodeStep(),)
-        return self
-
-    def decoded(self, *tokens, finish=None):
-        """Each response in flight has got these tokens."""
-        deltas = [TokenDelta(r, tokens, (-1.0,) * len(tokens), finish) for r in sorted(self.state.holdings.in_flight)]
-        return self.tell(Lane.DECODE, Decoded(deltas, 1.0))
+from tests.sessions import IN_FLIGHT, a_session
+from tests.told_machine import CONFIG, OWN, Told, a_state
 
 
 def test_the_same_events_give_the_same_actions():
@@ -262,67 +184,6 @@ def test_a_store_that_is_out_is_tried_again_and_given_up_after_some_failures_of_
         while action and not isinstance(action[0], Rest):
             action = member.tell(Lane.FLUSH)
     assert isinstance(member.state.error, StoreUnavailable)
-
-
-def test_a_look_takes_from_each_source_once_and_holds_what_it_took_at_once():
-    member = Told()
-    member.tell(Lane.DECODE)
-    member.tell(Lane.CLAIM)
-    member.tell(Lane.CLAIM, False)
-    member.tell(Lane.CLAIM)
-    assert member.tell(Lane.CLAIM, ())[0] == ReadClaims()  # nothing to hold: it looks around
-    assert member.tell(Lane.CLAIM)[0] == ReadOwnUnit(cuts=False, has_cut=False)
-    assert member.tell(Lane.CLAIM, False)[0] == LookAround({}, 0, 0)
-    lost = {name: a_holder(name) for name in ("00001-x", "00001-y")}
-    first = member.tell(Lane.CLAIM, Seen(holders=lost))[0]
-    assert isinstance(first, Take)
-    taken = Taken((Work(9, 2, (1,)),), 1)
-    second = member.tell(Lane.CLAIM, taken, Claims({9: 2}, 1, 1))[0]
-    assert {first.transfer.incarnation, second.transfer.incarnation} == lost.keys()
-    assert list(member.state.holdings.held) == [9]
-    assert member.state.vitals().claims == 1
-    # An earlier claim came to light, which the next look will hand out.
-    rest = member.tell(Lane.CLAIM, Taken((Work(10, 3, ()),), 1), Claims({9: 2, 10: 3, 12: 4}, 3, 1))
-    assert isinstance(rest[0], Rest)
-    assert member.state.vitals().claims == 2
-
-
-def looking():
-    """A member that got nothing for its slot and has read the claims."""
-    member = Told()
-    member.tell(Lane.DECODE)
-    for result in (None, False, None, ()):
-        member.tell(Lane.CLAIM, result)
-    return member
-
-
-def test_the_news_are_read_between_the_parts_of_long_journals():
-    member = looking()
-    assert member.tell(Lane.CLAIM)[0] == ReadOwnUnit(cuts=False, has_cut=False)
-    for asked in (ReadOwnUnit, LookAround):
-        for _ in range(3):
-            assert isinstance(member.tell(Lane.CLAIM, None)[0], ProbeClaims)
-            assert member.tell(Lane.CLAIM)[0] == ReadClosed()
-            again = member.tell(Lane.CLAIM, False)[0]
-            assert isinstance(again, asked)
-        again = member.tell(Lane.CLAIM, False if asked is ReadOwnUnit else Seen())[0]
-    assert isinstance(again, Rest)
-
-
-def test_journals_are_not_read_to_the_end_when_the_iteration_is_closed_meanwhile():
-    member = looking()
-    member.tell(Lane.CLAIM)
-    member.tell(Lane.CLAIM, False)
-    member.tell(Lane.CLAIM, None)
-    assert member.tell(Lane.CLAIM)[0] == ReadClosed()
-    assert isinstance(member.tell(Lane.CLAIM, True)[0], Rest)
-
-
-def a_holder(name):
-    return Holder(
-        incarnation=name, lost=True, idle=False, unfinished=2, running=2, waiting=0, released=0, tokens_per_s=None,
-        plateau=0,
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

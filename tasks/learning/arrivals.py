@@ -1,0 +1,68 @@
+"""Arrivals: when the next shard of each journal is to be expected, so that few requests find nothing.
+
+A reader learns of a shard by asking for it. To ask a thousand members once a second is a thousand requests, of which
+four of five find nothing, because a member writes once in a flush interval. A small crew is asked at every look.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+ASKED_AT_EVERY_LOOK = 100
+# After so many shards that came as expected, one is asked for a look too early, and the journal is read to its end. So
+# a member that writes more often than expected is noticed.
+TRUSTED = 4
+
+
+@dataclass(slots=True)
+class _Expected:
+    """The moment from which the next shard is asked for; how many came as expected; whether one was missing then."""
+
+    at_s: float
+    trusted: int = 0
+    missed: bool = False
+
+
+class Arrivals:
+    """What a reader has learned of the moments at which members write."""
+
+    def __init__(self, flush_interval_s: float, poll_interval_s: float) -> None:
+        """poll_interval_s: the pause between two looks. All moments are on the reader's monotonic clock."""
+        self._flush_interval_s = flush_interval_s
+        self._poll_interval_s = poll_interval_s
+        self._expected: dict[str, _Expected] = {}
+
+    def due(self, incarnations: Sequence[str], now_s: float) -> tuple[list[str], list[str]]:
+        """The journals to read to their ends now, and those of which one shard is expected by now."""
+        if len(incarnations) <= ASKED_AT_EVERY_LOOK:
+            return list(incarnations), []
+        whole, one = [], []
+        for name in incarnations:
+            expected = self._expected.get(name)
+            if expected is None or self._may_be_several(expected, now_s):
+                whole.append(name)
+            elif now_s >= expected.at_s:
+                one.append(name)
+        return whole, one
+
+    def note(self, asked: Collection[str], came: Collection[str], now_s: float) -> None:
+        """Note whose shards were asked for at `now_s`, and whose came."""
+        for name in asked:
+            expected = self._expected.get(name)
+            if name not in came:
+                if expected is not None:
+                    expected.missed, expected.trusted = True, 0
+            elif expected is None or expected.missed or self._is_late(expected, now_s):
+                # It was written since the last look.
+                self._expected[name] = _Expected(now_s - self._poll_interval_s / 2 + self._flush_interval_s)
+            elif expected.trusted >= TRUSTED:
+                self._expected[name] = _Expected(now_s + self._flush_interval_s)
+            else:
+                expected.at_s += self._flush_interval_s
+                expected.trusted += 1
+
+    def _may_be_several(self, expected: _Expected, now_s: float) -> bool:
+        to_check = expected.trusted >= TRUSTED and now_s >= expected.at_s - self._poll_interval_s
+        return to_check or self._is_late(expected, now_s)
+
+    def _is_late(self, expected: _Expected, now_s: float) -> bool:
+        return now_s > expected.at_s + self._flush_interval_s
