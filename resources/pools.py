@@ -141,7 +141,7 @@ class PoolsConfig:
 
     @property
     def standing_slots(self) -> dict[str, list[int]]:
-        """The slots of a standing crew by pool, as a plan of fixed width numbers them: pool by pool, `count` of each."""
+        """The slots of a standing crew by pool, as a plan of fixed width numbers them: pool by pool."""
         first, slots = 0, {}
         for name, pool in self.rollout_pools.items():
             slots[name] = list(range(first, first + pool.count))
