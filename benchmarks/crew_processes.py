@@ -111,6 +111,10 @@ class LoggedEngine:
     def prefill_tokens(self) -> int:
         return self._engine.prefill_tokens
 
+    @property
+    def weight_version(self) -> int | None:
+        return self._engine.weight_version
+
     def load_weights(self, version: int, tensors: Mapping[str, TensorBlock]) -> None:
         self._engine.load_weights(version, tensors)
 

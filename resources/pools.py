@@ -139,6 +139,15 @@ class PoolsConfig:
         """The pools of the crew by name, `rollout` first."""
         return {"rollout": self.rollout, **self.more_rollout}
 
+    @property
+    def standing_slots(self) -> dict[str, list[int]]:
+        """The slots of a standing crew by pool, as a plan of fixed width numbers them: pool by pool."""
+        first, slots = 0, {}
+        for name, pool in self.rollout_pools.items():
+            slots[name] = list(range(first, first + pool.count))
+            first += pool.count
+        return slots
+
     def check_prices(self) -> None:
         """Raise LookupError or PricesError now rather than when the iteration is concluded."""
         for pool in (*self.rollout_pools.values(), self.train, self.control):

@@ -37,14 +37,14 @@ class HangingEngine(ScriptedEngine):
         ledger: is told under `name` what the engine returns, and when it hangs.
         holds: the weight version that it has from an earlier iteration, in which its process helped.
         """
-        speed = history.trainer_speed if member is None else history.speeds[member]
+        self._speed = history.trainer_speed if member is None else history.speeds[member]
         super().__init__(
             VOCABULARY,
             history.in_flight,
             context_length=CONTEXT,
             median_length=history.median_length,
             clock=clock,
-            step_time_s=lambda batch: speed.step_s(batch) + self._hang(),
+            step_time_s=lambda batch: self._speed.step_s(batch) + self._hang(),
         )
         self.hang_s = 0.0
         self._history = history
@@ -57,6 +57,11 @@ class HangingEngine(ScriptedEngine):
         self._positions: dict[int, int] = {}
         if holds is not None:
             super().load_weights(holds, {})
+
+    def enter(self, history: History, slot: int, dies: Callable[[float], bool], ledger: Ledger, name: str) -> None:
+        """Serve another iteration, in which the process is the incarnation `name` and fills a slot."""
+        self._history, self._member, self._dies, self._ledger, self._name = history, slot, dies, ledger, name
+        self._positions = {}
 
     def load_weights(self, version: int, tensors: Mapping[str, TensorBlock]) -> None:
         self._check_alive()

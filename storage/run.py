@@ -125,7 +125,7 @@ def read_plan(store: ObjectStore, iteration: int) -> PlanRecord:
 
 
 def plans_in_flight(store: ObjectStore) -> list[PlanRecord]:
-    """The plans of uncommitted iterations, in order: one as a rule, two if rollout runs ahead."""
+    """The plans of uncommitted iterations, in order: one as a rule, more if rollout runs ahead."""
     plans: list[PlanRecord] = []
     iteration = next_iteration(store)
     while True:
@@ -243,8 +243,9 @@ def _changes(store: ObjectStore, ttl_s: float, clock: Clock) -> bool:
 
 def _signs_of_life(store: ObjectStore) -> dict[str, bytes]:
     current = next_iteration(store)
-    # Rollout may run one iteration ahead of the committed ones.
-    alive = [key for iteration in (current, current + 1) for key in store.list(layout.alive_all(iteration))]
+    # Rollout may run ahead of the committed iterations.
+    ahead = len(plans_in_flight(store))
+    alive = [key for index in range(max(2, ahead)) for key in store.list(layout.alive_all(current + index))]
     # On one machine, training may wait for an evaluation.
     heartbeats, batches = signs_of_life(store)
     signs = dict.fromkeys(batches, b"")

@@ -5,6 +5,7 @@ child process that runs the container's command, in parallel and with attempts, 
 serialised for a cluster is Flyte's ordinary array node (docs/decisions/0003).
 """
 
+import atexit
 import functools
 import logging
 import os
@@ -12,7 +13,7 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -47,8 +48,10 @@ class CrewMapTask(ArrayNodeMapTask):  # type: ignore[misc]
     local_retries: attempts on one machine after the task's own failures; on a cluster the node's override counts.
     imports: modules that a local element needs soon, apart from its task's own; they are imported once for all.
     title: the node's name in the console, because flytekit gives a map's name override to its elements only.
+    stands: on one machine the elements run beside the nodes that follow, and end with this process at the latest.
     """
 
+    stands: bool
     local_retries: int
     imports: Sequence[str]
     title: str
@@ -61,6 +64,9 @@ class CrewMapTask(ArrayNodeMapTask):  # type: ignore[misc]
         sizes = [len(v) for k, v in kwargs.items() if isinstance(v, list) and k not in self.bound_inputs]
         if not sizes[0]:
             return []
+        if self.stands:
+            _standing.append(_StandingElements(self, kwargs, sizes[0]))
+            return [None] * sizes[0]
         with tempfile.TemporaryDirectory(prefix="gleaner-map-") as folder:
             local = _LocalElements(self, Path(folder), kwargs, sizes[0])
             return local.run()
@@ -106,7 +112,7 @@ class _LocalElements:
                 return [self._outcome(future) for future in futures]
             except BaseException:
                 threads.shutdown(wait=False, cancel_futures=True)
-                self._stop()
+                self.stop()
                 raise
 
     @contextmanager
@@ -128,6 +134,27 @@ class _LocalElements:
             yield
         finally:
             signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+
+    def run_beside(self, ended: Callable[[], None]) -> None:
+        """Run every element in daemon threads; `ended` is called when the last one has ended."""
+        places, left = threading.Semaphore(self._width), list(range(self._size))
+
+        def run(index: int) -> None:
+            try:
+                with places:
+                    self._element(index)
+            except Exception as error:  # noqa: BLE001 - one element must not end the others
+                log.warning("%s", error)
+            with self._lock:
+                left.remove(index)
+                is_last = not left
+            if is_last:
+                ended()
+
+        # Its end is arranged before that of the elements, so that these are ended, and waited for, first.
+        running_starter(self._environment)
+        for index in range(self._size):
+            threading.Thread(target=run, args=(index,), name=f"element {index}", daemon=True).start()
 
     def _outcome(self, future: "Future[Any]") -> Any:
         try:
@@ -191,7 +218,7 @@ class _LocalElements:
         name, kind = next(iter(self._task.python_function_task.python_interface.outputs.items()))
         return TypeEngine.to_python_value(FlyteContextManager.current_context(), literals.literals[name], kind)
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
         """End the running elements: first with SIGTERM, so that they flush, then with a kill."""
         with self._lock:
             self._stopping = True
@@ -203,6 +230,55 @@ class _LocalElements:
                 child.wait(STOP_TIME_LIMIT_S)
             except TimeoutError:
                 child.send_signal(signal.SIGKILL)
+
+
+class _StandingElements:
+    """The elements of a standing map while the following nodes run."""
+
+    def __init__(self, task: CrewMapTask, inputs: dict[str, Any], size: int) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="gleaner-map-")
+        self._lock = threading.Lock()
+        self._then: list[Callable[[], object]] = []
+        self._has_ended = False
+        self._elements = _LocalElements(task, Path(self._folder.name), inputs, size)
+        self._elements.run_beside(self._ended)
+        atexit.register(self._stop)
+
+    def after(self, then: Callable[[], object]) -> None:
+        """Call `then` when the last element has ended."""
+        with self._lock:
+            if not self._has_ended:
+                self._then.append(then)
+                return
+        then()
+
+    def _ended(self) -> None:
+        with self._lock:
+            self._has_ended = True
+        for then in self._then:
+            try:
+                then()
+            except Exception as error:  # noqa: BLE001 - no node waits for it
+                log.warning("after a standing map: %s", error)
+
+    def _stop(self) -> None:
+        if not self._has_ended:
+            self._elements.stop()
+        self._folder.cleanup()
+
+
+_standing: list[_StandingElements] = []
+
+
+def after_standing_map(then: Callable[[], object]) -> None:
+    """Call `then` when the standing map that this process began last has ended.
+
+    If there is none, as on a cluster, where a node behind a map begins when that has ended, it is called at once.
+    """
+    if _standing:
+        _standing[-1].after(then)
+    else:
+        then()
 
 
 def _read_error(path: Path) -> tuple[str, bool]:
@@ -219,6 +295,8 @@ def crew_map(
     local_retries: int | None = None,
     imports: Sequence[str] = (),
     title: str | None = None,
+    *,
+    stands: bool = False,
 ) -> CrewMapTask:
     """Map a task over the list given for its unbound input, with at most `concurrency` elements at a time (None: all).
 
@@ -227,5 +305,6 @@ def crew_map(
     mapped = CrewMapTask(target, concurrency=concurrency, min_success_ratio=0.0)
     mapped.local_retries = mapped.metadata.retries if local_retries is None else local_retries
     mapped.imports = imports
+    mapped.stands = stands
     mapped.title = mapped.name if title is None else title
     return mapped

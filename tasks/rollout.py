@@ -3,6 +3,8 @@
 import logging
 import os
 import socket
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from flytekit import task
 from flytekit.exceptions.user import FlyteRecoverableException
@@ -16,6 +18,9 @@ from storage.crew_records import note_failure
 from storage.run import exists
 from storage.store import StoreUnavailable
 from tasks.configuration.references import PlanReference, SlotOutcome
+
+if TYPE_CHECKING:
+    from tasks.sampling.session.session_outcome import SessionOutcome
 
 log = logging.getLogger(__name__)
 DEFAULT_POOL = PoolConfig(interruptible=True)
@@ -41,24 +46,33 @@ def rollout(slot: int, plan: PlanReference) -> SlotOutcome:
     and retries without using up `retries`. Any other failure is noted in the run; the trainer reports it if no process
     is left to generate.
     """
+    from tasks.sampling.session.member import generate_slot  # noqa: PLC0415 - when the task runs
+
+    def live(notice: Callable[[], bool]) -> "SessionOutcome":
+        clock = SystemClock()
+        return generate_slot(plan.run_url, plan.iteration, slot, notice, clock, execution=plan.execution)
+
+    return attempt(plan, slot, live)
+
+
+def attempt(
+    plan: PlanReference, slot: int, live: "Callable[[Callable[[], bool]], SessionOutcome]", iterations: int = 1
+) -> SlotOutcome:
+    """Live as a member until it leaves; what it must do when it is told to go, or fails, is in the task's docstring.
+
+    live: gets a function that says whether notice was given. iterations: how many the member works on, from the plan's
+    on.
+    """
     from tasks.sampling.engines.engine import EngineDied  # noqa: PLC0415 - when the task runs
-    from tasks.sampling.session.member import generate_slot  # noqa: PLC0415
     from tasks.sampling.session.session_outcome import Preempted  # noqa: PLC0415
 
     with PreemptionNotice() as notice:
         try:
-            outcome = generate_slot(
-                plan.run_url,
-                plan.iteration,
-                slot,
-                lambda: notice.given,
-                SystemClock(),
-                execution=plan.execution,
-            )
+            outcome = live(lambda: notice.given)
         except Preempted:
             os._exit(EXIT_CODE)
         except Exception as error:
-            note(plan, slot, error)
+            note(plan, slot, error, iterations)
             if isinstance(error, StoreUnavailable | EngineDied):
                 # The next attempt may meet a better store or, if an engine died, a better machine. Any other exception
                 # ends the slot, whatever `retries` says.
@@ -73,12 +87,14 @@ def rollout(slot: int, plan: PlanReference) -> SlotOutcome:
     )
 
 
-def note(plan: PlanReference, slot: int, error: Exception) -> None:
-    """Write into the run why this attempt failed, if the run can be reached and the iteration is not closed."""
+def note(plan: PlanReference, slot: int, error: Exception, iterations: int) -> None:
+    """Write why this attempt failed into its first iteration that is not closed, if that is planned."""
     try:
         store = connect(plan.run_url)
-        if exists(store, layout.plan(plan.iteration)) and not exists(store, layout.closed(plan.iteration)):
+        own = range(plan.iteration, plan.iteration + iterations)
+        open_ = next((number for number in own if not exists(store, layout.closed(number))), None)
+        if open_ is not None and exists(store, layout.plan(open_)):
             host = socket.gethostname()
-            note_failure(store, plan.iteration, plan.execution, slot, host, error, SystemClock())
+            note_failure(store, open_, plan.execution, slot, host, error, SystemClock())
     except Exception as unwritten:  # noqa: BLE001 - this error must not hide the one to report
         log.warning("slot %d: its failure could not be noted in the run: %s", slot, unwritten)

@@ -6,18 +6,30 @@ from flytekit.exceptions.user import FlyteRecoverableException
 from resources.pools import ControlPoolConfig, task_settings
 from storage.connect import connect
 from storage.crew_records import note_rollout_ended
+from storage.run import next_iteration
 from storage.store import StoreUnavailable
 from tasks.configuration.references import PlanReference
+from tasks.local_map import after_standing_map
 
 DEFAULT_POOL = ControlPoolConfig()
 
 
 @task(**task_settings(DEFAULT_POOL))
-def rollout_ended(plan: PlanReference, pool: str, slots: list[int]) -> bool:
-    """Write that none of `slots`, the plan's on `pool`, will be started again; returns whether there were any."""
+def rollout_ended(plan: PlanReference, pool: str, slots: list[int], iterations: int = 1) -> bool:
+    """Write that none of `slots`, the plan's on `pool`, will be started again; returns whether there were any.
+
+    iterations: for how many the map was, from the plan's on; those that are concluded need no note.
+    """
+
+    def note() -> None:
+        store = connect(plan.run_url)
+        first = plan.iteration if iterations == 1 else max(plan.iteration, next_iteration(store))
+        for number in range(first, plan.iteration + iterations):
+            note_rollout_ended(store, number, plan.execution, pool, slots)
+
     try:
         if slots:
-            note_rollout_ended(connect(plan.run_url), plan.iteration, plan.execution, pool, slots)
+            after_standing_map(note)
     except StoreUnavailable as error:
         raise FlyteRecoverableException(str(error)) from error
     return bool(slots)

@@ -1,4 +1,4 @@
-"""One RL iteration: plan -> train -> conclude, and maps of rollout slots beside it, for which nothing waits.
+"""One RL iteration: plan -> train -> conclude, and maps of the crew beside it, for which nothing waits.
 
 Flyte's compiler walks every path of a workflow, so the nodes that carry a run on form one path: each takes what it
 needs from the one before. A rollout map and the node that notes its end are leaves. A configuration is annotated
@@ -19,6 +19,7 @@ from tasks.local_map import crew_map
 from tasks.plan import plan
 from tasks.rollout import IMPORTS, rollout
 from tasks.rollout_ended import rollout_ended
+from tasks.stand import stand
 from tasks.train import train
 from tasks.train_shared import train_shared
 from workflows.node_names import NodeNames
@@ -50,6 +51,25 @@ def rollout_nodes(reference: Any, slots: Any, pools: PoolsConfig, names: NodeNam
         ended = rollout_ended(plan=reference, pool=name, slots=slots[index])
         ended = ended.with_overrides(**overrides(pools.control), **names.of(f"end-of-{what}"))
         crew >> ended
+
+
+def standing_nodes(reference: Any, pools: PoolsConfig, count: int) -> None:
+    """Wire a crew that stands for `count` iterations, of which `reference` is the first: a map for each pool."""
+    names = NodeNames.of_execution(count)
+    for name, slots in pools.standing_slots.items():
+        pool, what = pools.rollout_pools[name], "crew" if name == "rollout" else f"crew-{name}"
+        named = names.of(what)
+        crew_of_pool = crew_map(
+            functools.partial(stand, plan=reference, iterations=count),
+            concurrency=pool.concurrency or None,
+            local_retries=pool.retries,
+            imports=(*IMPORTS, "tasks.sampling.session.standing"),
+            title=named["name"],
+            stands=True,
+        )
+        crew = crew_of_pool(slot=slots).with_overrides(**overrides(pool), **named)
+        ended = rollout_ended(plan=reference, pool=name, slots=slots, iterations=count)
+        crew >> ended.with_overrides(**overrides(pools.control), **names.of(f"end-of-{what}"))
 
 
 def train_node(reference: Any, pools: PoolsConfig, trainer: TrainerConfig, names: NodeNames) -> Any:

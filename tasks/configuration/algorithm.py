@@ -76,8 +76,7 @@ class AlgorithmConfig:
         num_mini_batches: The number of optimizer steps among which an iteration's groups are divided.
         num_epochs: How often an iteration trains on its groups (TRL's num_iterations, verl's ppo_epochs).
         max_staleness: The most versions by which the weights that sampled a token may be older than the trainer's at
-            the beginning of the iteration. With 1 or more, the next iteration is rolled out while this one is trained
-            on, one iteration ahead: the staleness is then 1, and never more.
+            the beginning of the iteration. So many iterations are rolled out ahead of training.
         micro_batch_order: "plan" trains groups in the order of the plan (bit-reproducible), "arrival" as they finish.
     """
 

@@ -51,6 +51,8 @@ class RolloutConfig:
     """The engine of a member and how often the member writes to storage.
 
     Attributes:
+        crew: "iteration" starts members for each iteration; "standing" starts them once, and they work on all
+            iterations of an execution with a warm engine.
         engine: "auto" takes vLLM if it is installed and finds a GPU, else our own engine in PyTorch; "scripted" has
             no model and is for tests and demonstrations.
         scripted_step_s: how long the scripted engine sleeps at each step, as an engine would compute.
@@ -72,6 +74,7 @@ class RolloutConfig:
     """
 
     __pydantic_config__ = STRICT
+    crew: Literal["iteration", "standing"] = "iteration"
     engine: Literal["auto", "torch", "vllm", "scripted"] = "auto"
     scripted_step_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"

@@ -45,6 +45,7 @@ OPERATIONAL = {
     # What lies at the path is compared with what the run holds.
     "rewards": {*OPERATIONAL_OF_REWARD},
     "rollout": {
+        "crew",
         "max_responses_in_flight",
         "flush_interval_s",
         "heartbeat_interval_s",
@@ -159,6 +160,7 @@ class RunConfig:
             *_lengths_that_clash(self),
             *_groups_that_clash(self),
             *_machines_that_clash(self),
+            *_crews_that_clash(self),
             *_placements_that_clash(self),
         ]
         if problems_found:
@@ -224,6 +226,22 @@ def _machines_that_clash(config: RunConfig) -> Iterator[str]:
             "critic: given; allowed with algorithm.advantage_estimator "
             f"{config.algorithm.advantage_estimator!r}: nothing, because there is no critic"
         )
+
+
+def _crews_that_clash(config: RunConfig) -> Iterator[str]:
+    planning = config.planning
+    if config.rollout.crew == "iteration":
+        return
+    for field_name, value, allowed in (
+        ("width", planning.width, "fixed"),
+        ("objective", planning.objective, "makespan"),
+        ("usd_per_iteration_max", planning.usd_per_iteration_max, None),
+    ):
+        if value != allowed:
+            yield (
+                f"planning.{field_name}: value {value!r}; allowed with rollout.crew 'standing': "
+                f"{'null' if allowed is None else repr(allowed)}, because its machines stay until the last iteration"
+            )
 
 
 def _needs_all_groups(algorithm: AlgorithmConfig) -> bool:

@@ -128,7 +128,9 @@ def _measure(store: ObjectStore, iteration: int, rates: Rates, clock: Clock) -> 
         train_started_at_s=training.started_at_s,
         train_ended_at_s=training.ended_at_s,
         created_at_s=now,
-        pools=pool_observations(lives, heartbeats, (slot.pool for slot in plan.slots if slot.groups)),
+        pools=pool_observations(
+            lives, heartbeats, (slot.pool for slot in plan.slots if slot.groups), plan.created_at_s
+        ),
     )
 
 

@@ -59,15 +59,20 @@ def slots_not_come(store: ObjectStore, iteration: int, execution: str) -> dict[i
     """Maps iterations to their slots that the execution may still start although the iteration is concluded.
 
     iteration: the execution's last one, which is committed. A slot is left out if a process took part in it, or if the
-    map that it belongs to has ended.
+    map that it belongs to has ended. A standing member is one pod for all iterations, under the last one here.
     """
     found: dict[int, list[int]] = {}
-    while iteration >= 0 and _worked_on_by(store, iteration) == execution:
+    last, stands, never_came = iteration, False, None
+    while iteration >= 0 and (settings := _settings(store, iteration)) and settings.execution == execution:
+        stands = settings.config.get("rollout", {}).get("crew") == "standing"
         plan, came = read_plan(store, iteration), {life.slot for life in read_report(store, iteration).lives}
         missing = {place.slot for place in plan.crew_slots} - came - ended_slots(store, iteration, execution)
+        never_came = missing if never_came is None else never_came & missing
         if missing:
             found[iteration] = sorted(missing)
         iteration -= 1
+    if stands:
+        return {last: sorted(never_came)} if never_came else {}
     return found
 
 
@@ -83,8 +88,8 @@ def described(missing: Mapping[int, list[int]]) -> str:
     )
 
 
-def _worked_on_by(store: ObjectStore, iteration: int) -> str | None:
+def _settings(store: ObjectStore, iteration: int) -> SettingsRecord | None:
     try:
-        return records.read(store, SettingsRecord, layout.settings(iteration)).execution
+        return records.read(store, SettingsRecord, layout.settings(iteration))
     except ObjectMissing:
         return None

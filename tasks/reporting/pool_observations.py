@@ -3,6 +3,7 @@
 This module knows no store and no prices.
 """
 
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -17,12 +18,16 @@ Points = tuple[tuple[int, float], ...]
 
 
 def pool_observations(
-    lives: Sequence[SlotLife], heartbeats: Sequence[AliveRecord], planned: Iterable[str] = ()
+    lives: Sequence[SlotLife],
+    heartbeats: Sequence[AliveRecord],
+    planned: Iterable[str] = (),
+    planned_at_s: float = -math.inf,
 ) -> tuple[PoolObservation, ...]:
     """One observation per pool, by name: the pools of the lives, and those of `planned`, even if no member came.
 
     A machine that left because nothing was left counts as present until the end; one that was lost or given notice does
-    not. On the trainer's machine a handover is no loss, because training begins.
+    not. On the trainer's machine a handover is no loss, because training begins. A start is not counted from before the
+    plan, at planned_at_s, for which a standing member waited.
     """
     points: dict[str, list[Points]] = defaultdict(list)
     for told in heartbeats:
@@ -33,15 +38,20 @@ def pool_observations(
     worked = [life.working_at_s for life in lives if life.working_at_s is not None]
     ends = [life.ended_at_s for life in lives]
     window = (min(worked), max(ends)) if worked else None
-    return tuple(_observed(pool, of[pool], points[pool], window) for pool in sorted({*of, *planned}))
+    return tuple(_observed(pool, of[pool], points[pool], window, planned_at_s) for pool in sorted({*of, *planned}))
 
 
 def _observed(
-    pool: str, lives: Sequence[SlotLife], points: Sequence[Points], window: tuple[float, float] | None
+    pool: str,
+    lives: Sequence[SlotLife],
+    points: Sequence[Points],
+    window: tuple[float, float] | None,
+    planned_at_s: float,
 ) -> PoolObservation:
     last = {life.slot: life for life in sorted(lives, key=lambda life: life.started_at_s)}
     stays = {life.incarnation for life in last.values() if life.state == "gone"}
-    starts = [life.working_at_s - life.started_at_s for life in lives if life.working_at_s is not None]
+    worked = [(life.started_at_s, life.working_at_s) for life in lives if life.working_at_s is not None]
+    starts = [working_at_s - max(started_at_s, planned_at_s) for started_at_s, working_at_s in worked]
     given_back = ("lost",) if pool == TRAIN_POOL else ("lost", "left")
     return PoolObservation(
         pool=pool,

@@ -141,7 +141,7 @@ def _new_run(config: RunConfig, model: Path, profile: Profile, clock: Clock) -> 
         cycle_s=cycle_s,
         state_bytes=expected_state_bytes(config, model),
         share=profile.share,
-        rollouts_ahead=int(config.algorithm.max_staleness > 0),
+        rollouts_ahead=config.algorithm.max_staleness,
         rollout_gpus=sum(pool.count * pool.gpus for pool in (pools.rollout, *pools.more_rollout.values())),
         trainer_gpus=pools.train.gpus,
         admitted_at_s=clock.wall(),

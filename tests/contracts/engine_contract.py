@@ -246,7 +246,9 @@ class EngineContract:
 
     def test_new_weights_take_effect_and_old_ones_come_back(self, engine):
         old = run(engine, [request(0, ENDLESS)])
+        assert engine.weight_version == 0
         engine.load_weights(1, self.weights(1))
+        assert engine.weight_version == 1
         assert run(engine, [request(0, ENDLESS)])[0].token_ids != old[0].token_ids
         engine.load_weights(0, self.weights(0))
         assert_same(run(engine, [request(0, ENDLESS)]), old)
@@ -295,6 +297,7 @@ class EngineContract:
         before = engine.prefill_tokens
         engine.restart()
         assert engine.prefill_tokens >= before
+        assert engine.weight_version is None
         with pytest.raises(EngineError, match="load_weights"):
             engine.start(requests[:1])
         engine.load_weights(0, self.weights(0))

@@ -133,16 +133,19 @@ def test_heartbeats_of_the_crew_keep_the_lease_too():
         run.acquire_lease(store, "b", 60, CrewWorks())
 
 
-def test_a_crew_that_is_one_iteration_ahead_keeps_the_lease_too():
-    """Rollout 0 has ended and its trainer has no machine yet; rollout 1 is running."""
+@pytest.mark.parametrize("ahead", [1, 3])
+def test_a_crew_that_is_ahead_keeps_the_lease_too(ahead):
+    """Rollout 0 has ended and its trainer has no machine yet; a later rollout is running."""
     store = MemoryStore()
     run.acquire_lease(store, "a", 60, ManualClock())
+    for iteration in range(ahead + 1):
+        write_plan(store, iteration)
     store.put(layout.alive(0, "00000-x"), b"gone")
 
     class NextCrewWorks(ManualClock):
         def sleep(self, duration_s):
             super().sleep(duration_s)
-            store.put(layout.alive(1, "00000-y"), str(self.wall()).encode())
+            store.put(layout.alive(ahead, "00000-y"), str(self.wall()).encode())
 
     with pytest.raises(run.RunBusy):
         run.acquire_lease(store, "b", 60, NextCrewWorks())

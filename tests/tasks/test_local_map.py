@@ -11,8 +11,8 @@ from flytekit.configuration import ImageConfig, SerializationSettings
 from flytekit.tools.translator import get_serializable
 
 from resources.process import descendants
-from tasks.local_map import SYSTEM_RETRIES, crew_map
-from tests.map_tasks import element
+from tasks.local_map import SYSTEM_RETRIES, after_standing_map, crew_map
+from tests.map_tasks import element, lasts
 from tests.processes import are_gone, wait_until
 
 SETTINGS = SerializationSettings(ImageConfig.auto(img_name="x/y:1"), "p", "d", "v")
@@ -73,6 +73,49 @@ def test_elements_flush_and_end_with_the_process_that_maps_however_that_ends(tmp
     mapper.send_signal(word)
     mapper.communicate(timeout=300)
     assert mapper.returncode != 0
+    wait_until(lambda: are_gone(everything))
+    assert sorted(file.name for file in tmp_path.glob("flushed-*")) == ["flushed-1", "flushed-2"]
+
+
+@pytest.mark.slow
+def test_a_standing_map_runs_beside_what_follows_with_attempts_and_says_when_it_has_ended(tmp_path):
+    ended = []
+    mapped = crew_map(functools.partial(lasts, folder=str(tmp_path)), stands=True)
+    assert mapped(number=[5, 1]) == [None, None]
+    after_standing_map(lambda: ended.append(1))
+    wait_until(lambda: attempts(tmp_path, 5) == [0] and attempts(tmp_path, 1) == [0, 1])
+    assert not ended
+    (tmp_path / "end").touch()
+    wait_until(lambda: ended == [1])
+    after_standing_map(lambda: ended.append(2))
+    assert ended == [1, 2]
+
+
+STANDING_MAP = """
+import functools, sys, time
+from tasks.local_map import crew_map
+from tests.map_tasks import waits
+crew_map(functools.partial(waits, folder=sys.argv[1]), stands=True)(number=[1, 2])
+while not list(__import__("pathlib").Path(sys.argv[1]).glob("go-on")):
+    time.sleep(0.05)
+if len(sys.argv) > 2:
+    raise RuntimeError(sys.argv[2])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ends", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL, "by itself", "with an error"])
+def test_standing_elements_flush_and_end_with_the_process_however_that_ends(tmp_path, ends):
+    error = [ends] if ends == "with an error" else []
+    mapper = subprocess.Popen([sys.executable, "-c", STANDING_MAP, tmp_path, *error], stderr=subprocess.PIPE)
+    wait_until(lambda: len(list(tmp_path.glob("waits-*"))) == 2)
+    everything = descendants(mapper.pid)
+    if isinstance(ends, str):
+        (tmp_path / "go-on").touch()
+    else:
+        mapper.send_signal(ends)
+    mapper.communicate(timeout=300)
+    assert (mapper.returncode == 0) == (ends == "by itself")
     wait_until(lambda: are_gone(everything))
     assert sorted(file.name for file in tmp_path.glob("flushed-*")) == ["flushed-1", "flushed-2"]
 

@@ -3,6 +3,7 @@
 import pytest
 from flytekit.exceptions.user import FlyteRecoverableException
 
+from storage import layout
 from storage.crew_records import ended_slots
 from tasks.configuration.references import PlanReference
 from tasks.rollout_ended import rollout_ended
@@ -18,6 +19,15 @@ def test_it_notes_for_its_execution_that_slots_start_no_more():
     assert rollout_ended(plan=REFERENCE, pool="far", slots=[2])
     assert ended_slots(store, 4, REFERENCE.execution) == {0, 1, 2}
     assert ended_slots(store, 4, "another") == ended_slots(store, 3, REFERENCE.execution) == set()
+
+
+def test_for_a_standing_crew_it_notes_so_in_every_iteration_that_is_not_concluded():
+    store = memory_store("rollout-ended")
+    for iteration in range(6):
+        store.put(layout.report(iteration), b"committed")
+    assert rollout_ended(plan=REFERENCE, pool="rollout", slots=[0, 1], iterations=4)
+    noted = [iteration for iteration in range(12) if ended_slots(store, iteration, REFERENCE.execution)]
+    assert noted == [6, 7]
 
 
 def test_a_second_attempt_says_the_same_and_a_pool_without_slots_says_nothing():

@@ -11,6 +11,7 @@ from collections import defaultdict
 import pytest
 from flytekit.exceptions.user import FlyteUserRuntimeException
 
+from tasks.configuration.run_config import parse
 from tests.workflows.test_evaluation import EVALUATION
 from tests.workflows.test_iteration import CONFIG, TWO_POOLS, job, unrolled
 from workflows import compiled_size
@@ -18,6 +19,8 @@ from workflows.compiled_size import FLYTE_BYTES_MAX
 from workflows.iteration import rollout_nodes
 
 PLAIN, STALE = CONFIG, CONFIG | {"algorithm": {"max_staleness": 1}}
+STALER = CONFIG | {"algorithm": {"max_staleness": 3}}
+STANDING = {"rollout": {"crew": "standing"}}
 RANKS = CONFIG | {"trainer": {"nnodes": 2, "nproc_per_node": 4}}
 POD = CONFIG | {"trainer": {"placement": "pod"}}
 SHARED = CONFIG | {"trainer": {"placement": "shared", "fleet": "s3://bucket/fleet"}}
@@ -32,6 +35,9 @@ SHAPES = {
     "trained in pods": POD,
     "trained in pods one step off": POD | {"algorithm": {"max_staleness": 1}},
     "trained by a host": SHARED,
+    "three iterations ahead": STALER,
+    "a standing crew": CONFIG | STANDING,
+    "a standing crew in two pools, two iterations ahead": TWO_POOLS | STANDING | {"algorithm": {"max_staleness": 2}},
 }
 # Of a node's id, what carries the run on, and what else may be on its way.
 SPINE = ("plan", "train", "conclude")
@@ -88,8 +94,8 @@ def upstream_closure(nodes, of):
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_search_that_walks_every_path_takes_steps_in_proportion_to_the_iterations(shape):
-    steps = {count: walked_steps(edges(chain(shape, count))) for count in (2, 8, 20)}
-    per_iteration = [(steps[20] - steps[8]) / 12, (steps[8] - steps[2]) / 6]
+    steps = {count: walked_steps(edges(chain(shape, count))) for count in (5, 8, 20)}
+    per_iteration = [(steps[20] - steps[8]) / 12, (steps[8] - steps[5]) / 3]
     assert per_iteration[0] == pytest.approx(per_iteration[1])  # linear
     assert per_iteration[0] <= STEPS_PER_ITERATION_MAX
 
@@ -184,6 +190,47 @@ def test_one_step_off_the_next_plan_comes_before_this_iteration_is_trained():
     assert ahead == [0, 1, 1, 1]
 
 
+def test_several_iterations_ahead_the_path_begins_with_their_plans():
+    nodes = idl(unrolled(6, STALER))
+    upstream = {node.id: set(node.upstream_node_ids) for node in nodes}
+    assert upstream["i1-plan"] == set()
+    for number in (2, 3, 4):
+        assert upstream[f"i{number}-plan"] == {f"i{number - 1}-plan"}
+    for number in (5, 6):
+        assert upstream[f"i{number}-plan"] == {f"i{number - 4}-conclude"}
+    for number in (1, 2, 3):
+        assert upstream[f"i{number}-train"] == {f"i{number + 3}-plan"}
+    for number in (4, 5, 6):
+        assert upstream[f"i{number}-train"] == {f"i{number}-plan", f"i{number - 1}-conclude"}
+    ahead = {node.id: b.binding.scalar.primitive.integer for node in nodes for b in node.inputs if b.var == "ahead"}
+    assert list(ahead.values()) == [0, 1, 2, 3, 3, 3]
+    assert lasts(nodes) == [False] * 5 + [True]
+
+
+def test_fewer_iterations_than_may_run_ahead():
+    nodes = idl(unrolled(2, STALER))
+    upstream = {node.id: set(node.upstream_node_ids) for node in nodes}
+    assert upstream["i1-train"] == upstream["i2-rollout"] == {"i2-plan"}
+    assert upstream["i2-train"] == {"i2-plan", "i1-conclude"}
+
+
+@pytest.mark.parametrize("stale", [{}, {"algorithm": {"max_staleness": 2}}])
+def test_a_standing_crew_is_one_map_per_pool_beside_the_whole_chain(stale):
+    nodes = idl(unrolled(5, TWO_POOLS | STANDING | stale))
+    upstream = {node.id: set(node.upstream_node_ids) for node in nodes}
+    maps = {node.id: node for node in nodes if node.WhichOneof("target") == "array_node"}
+    pools = parse(TWO_POOLS | STANDING).pools
+    assert list(maps) == ["all-crew", "all-crew-far"]
+    for (name, node), slots in zip(maps.items(), pools.standing_slots.values(), strict=True):
+        assert upstream[name] == {"i1-plan"}
+        given = {binding.var: binding.binding for binding in node.inputs}
+        assert [each.scalar.primitive.integer for each in given["slot"].collection.bindings] == slots
+        assert given["iterations"].scalar.primitive.integer == 5
+        assert upstream[name.replace("all-", "all-end-of-")] == {"i1-plan", name}
+        assert node.metadata.name == f"iterations 1 to 5: {name.removeprefix('all-').replace('-', ' ')}"
+    assert not [name for name in upstream if name.endswith("rollout")]
+
+
 def lasts(nodes):
     conclusions = [node for node in nodes if node.id.endswith("-conclude")]
     last = [binding.binding for node in conclusions for binding in node.inputs if binding.var == "last"]
@@ -197,11 +244,11 @@ def test_nodes_are_told_apart_in_the_console_and_name_their_pods(shape):
     names = {node.id: node.metadata.name for node in nodes}
     assert len(set(names.values())) == len(names) == len(nodes)
     assert names["i2-train"] == "iteration 2 of 20: train"
-    assert names["i13-rollout"] == "iteration 13 of 20: rollout"
+    assert names.get("i13-rollout", "iteration 13 of 20: rollout") == "iteration 13 of 20: rollout"
     for node, name in names.items():
-        assert re.fullmatch(r"i\d+-[a-z0-9-]+", node)
+        assert re.fullmatch(r"(i\d+|all)-[a-z0-9-]+", node)
         assert len(node) <= 63
-        assert re.match(r"(iteration \d+|before iteration 1) of 20: ", name)
+        assert re.match(r"((iteration \d+|before iteration 1) of 20|iterations 1 to 20): ", name)
 
 
 def test_a_pool_with_a_long_name_has_nodes_whose_ids_are_short_enough():

@@ -81,6 +81,11 @@ class Engine(Protocol):
         """Prompt and prefix tokens computed so far, for responses whose first token was returned."""
         ...
 
+    @property
+    def weight_version(self) -> int | None:
+        """The version of the weights in place; None if there are none, as after a restart."""
+        ...
+
     def load_weights(self, version: int, tensors: Mapping[str, TensorBlock]) -> None:
         """Replace the weights in place and drop all caches computed with the old ones. No response may be in flight.
 

@@ -72,6 +72,10 @@ class ScriptedEngine:
     def prefill_tokens(self) -> int:
         return self._prefill_tokens
 
+    @property
+    def weight_version(self) -> int | None:
+        return self._version
+
     def load_weights(self, version: int, tensors: Mapping[str, TensorBlock]) -> None:  # noqa: ARG002 - no model
         check_idle(version, self._table.responses)
         self._version = version

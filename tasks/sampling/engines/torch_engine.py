@@ -85,6 +85,7 @@ class TorchEngine:
         self._table = SlotTable(max_responses_in_flight)
         self._cache: KeyValueCache | None = None
         self._batch: Batch | None = None
+        self._version: int | None = None
         self._prefill_tokens = 0
         self._name = f"torch {dtype} {self._device.type}"
         with _breakdowns():
@@ -108,11 +109,16 @@ class TorchEngine:
         """Prompt and prefix tokens computed so far, except each response's last one, which its first step feeds."""
         return self._prefill_tokens
 
+    @property
+    def weight_version(self) -> int | None:
+        return self._version
+
     @_breakdowns()
     @torch.inference_mode()
     def load_weights(self, version: int, tensors: Mapping[str, TensorBlock]) -> None:
         """See `Engine`. A tied parameter may be given by one name or several; the engine converts dtypes to its own."""
         check_idle(version, self._table.responses)
+        self._version = None
         given = torch_weights(version, tensors)
         if self._decoder is None:
             self._decoder = self._build()
@@ -125,6 +131,7 @@ class TorchEngine:
                 dtype=self._dtype,
                 device=self._device,
             )
+        self._version = version
 
     @_breakdowns()
     @torch.inference_mode()
@@ -191,7 +198,7 @@ class TorchEngine:
 
     def _forget(self) -> None:
         """Drop everything that takes memory; counters stay."""
-        self._decoder = self._cache = self._batch = None
+        self._decoder = self._cache = self._batch = self._version = None
         self._table = SlotTable(self._max_in_flight)
 
     def _draw(self, logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:

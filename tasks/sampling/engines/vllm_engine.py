@@ -128,6 +128,10 @@ class VllmEngine:
         """Prompt and prefix tokens that vLLM computed, not found in its cache, for responses that have a token."""
         return self._prefill_tokens
 
+    @property
+    def weight_version(self) -> int | None:
+        return self._version
+
     def load_weights(self, version: int, tensors: Mapping[str, TensorBlock]) -> None:
         """See `Engine`. A tied parameter may be given by one name or several; vLLM converts dtypes to its own."""
         core = self._alive()

@@ -166,7 +166,7 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class AskEnough:
-    """Result: whether a member with a time limit may leave once that has passed."""
+    """Result: whether a member may leave once its time limit has passed or, if it stands, when it holds nothing."""
 
 
 @dataclass(frozen=True, slots=True)

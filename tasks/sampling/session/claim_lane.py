@@ -70,7 +70,7 @@ class ClaimLane:
         state, now_s = self._state, self._state.now_s
         soon_s = now_s + state.wake_interval_s
         yield from self._duties.attempt("news", self._news())
-        if state.asks_enough and soon_s > state.next_watch_s:
+        if state.watch_due:
             state.next_watch_s = now_s + state.config.heartbeat_interval_s
             yield from self._duties.attempt("watch", self._watch())
         is_due = soon_s > state.next_look_s or state.looks_answered < state.looks_due

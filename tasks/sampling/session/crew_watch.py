@@ -27,6 +27,9 @@ NEVER_WROTE = (
 )
 
 
+LOST_EARLIER = "was killed in an earlier iteration, or "
+
+
 class LeftAlone(Exception):  # noqa: N818 - not an error: the trainer is to generate, as no other member does
     """No other member lives, so the trainer's machines are to generate."""
 
@@ -186,7 +189,7 @@ class CrewWatch:
         )
 
     def _describe(self, ended: set[int]) -> str:
-        told = self._errors()
+        told = self._errors_of_execution()
         lines = [f"slot {slot}: {told.get(slot) or self._fate(slot)}" for slot in sorted(self._slots & ended)]
         return (
             f"iteration {self._plan.iteration}: no process can generate the missing responses. Every slot of the crew "
@@ -198,12 +201,20 @@ class CrewWatch:
         """The last error of each slot that reported one."""
         return {found.slot: found.error for found in failures(self._store, self._plan.iteration, self._execution)}
 
+    def _errors_of_execution(self) -> dict[int, str]:
+        """As `_errors`; a standing member may have failed in an earlier iteration of its execution."""
+        told, earlier = self._errors(), self._plan.iteration
+        while self._rollout.crew == "standing" and earlier and not self._slots <= told.keys():
+            earlier -= 1
+            told = {found.slot: found.error for found in failures(self._store, earlier, self._execution)} | told
+        return told
+
     def _fate(self, slot: int) -> str:
         """What is known about the end of a slot that reported no error."""
         told = (sign.record for sign in self._signs.values())
         lives = [record for record in told if record is not None and record.slot == slot]
         if not lives:
-            return NEVER_WROTE
+            return f"{LOST_EARLIER}{NEVER_WROTE}" if self._rollout.crew == "standing" else NEVER_WROTE
         last = max(lives, key=lambda record: record.started_at_s)
         return "left by itself, or was told to go" if last.state == "gone" else f"was killed on {last.host}"
 

@@ -168,6 +168,8 @@ class Performer:
         return Claims(self._claimant.owned(), self._claimant.claims_made(), self._claimant.tokens_recovered)
 
     def _loaded(self) -> bool:
+        if self._engine.weight_version == self._plan.weight_version:
+            return True
         try:
             self._load(self._engine, self._heed)
         except WaitIsUseless:

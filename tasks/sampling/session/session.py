@@ -54,8 +54,8 @@ class Session:
         notice: whether the machine is wanted back; it is asked before every action of the decode lane.
         incarnation: a name that was never used before; by default a random one.
         engine_died: the engine must be restarted before it is used.
-        enough: once time_limit_s has passed, the session ends only when this returns True. The claim lane calls it once
-        per heartbeat interval, so it may read the store.
+        enough: once time_limit_s has passed, or when a standing member holds nothing, the session ends only when this
+        returns True. The claim lane calls it once per heartbeat interval, so it may read the store.
         """
         self.incarnation = incarnation or f"{config.slot:05d}-{uuid.uuid4().hex[:16]}"
         self.clock = clock

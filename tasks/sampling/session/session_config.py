@@ -15,6 +15,8 @@ class SessionConfig:
     usd_per_hour: the machine's price, if it differs from its pool's.
     time_limit_s: the member leaves after this long as if it had been given notice, but without an error (see also
         `enough` of Session); None: never. Such a member need not stay for its slot's responses; others finish them.
+    standing: when it holds nothing it leaves as soon as `enough` of Session returns True, and not before; meanwhile it
+        looks for work. Another iteration needs such a member, so it need not stay for its slot's responses.
     objective: with "gpu_seconds" it takes nothing from living members, and leaves as soon as no response is free.
     cut_share: when this share of its responses has ended, it hands the rest to members with room and leaves; None:
         never.
@@ -33,6 +35,7 @@ class SessionConfig:
     claim_ttl_s: float
     idle_timeout_s: float
     time_limit_s: float | None = None
+    standing: bool = False
     objective: Literal["makespan", "gpu_seconds"] = "makespan"
     cut_share: float | None = None
     engine_restarts_max: int = 0

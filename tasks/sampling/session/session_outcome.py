@@ -17,6 +17,16 @@ class SessionOutcome:
     responses_finished: int
     engine_died: bool = False
 
+    def __add__(self, other: "SessionOutcome") -> "SessionOutcome":
+        """Both together, of which `other` is the later one."""
+        return SessionOutcome(
+            incarnation=other.incarnation,
+            tokens_generated=self.tokens_generated + other.tokens_generated,
+            tokens_recovered=self.tokens_recovered + other.tokens_recovered,
+            responses_finished=self.responses_finished + other.responses_finished,
+            engine_died=other.engine_died,
+        )
+
     @classmethod
     def of_nothing(cls) -> "SessionOutcome":
         """The outcome of a process that found nothing to do and claimed nothing."""

@@ -24,8 +24,8 @@ class State:
     """An incarnation that has claimed nothing yet, at `now_s`.
 
     engine_max: the most responses that the engine decodes together. asks_enough: whether the member must ask, once its
-    time limit has passed, if it may leave. death: why the engine is dead, as text, because an exception would keep the
-    memory of its frames alive; None: it lives.
+    time limit has passed or when it stands and holds nothing, if it may leave. death: why the engine is dead, as text,
+    because an exception would keep the memory of its frames alive; None: it lives.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class State:
         self.noticed = self.leaving = False
         self.error: Exception | None = None
         self.helps_only = place is None
-        self.may_always_go = self.helps_only or config.time_limit_s is not None
+        self.may_always_go = self.helps_only or config.standing or config.time_limit_s is not None
         self.own_ended = self.may_always_go
         self._ends_s = math.inf if config.time_limit_s is None else now_s + config.time_limit_s
         self._idle_since_s: float | None = None
@@ -94,6 +94,12 @@ class State:
         self.looks_asked += 1
         self.next_flush_s = self.next_beat_s = self.next_look_s = self.now_s
         self.hastened.add(Lane.FLUSH)
+
+    @property
+    def watch_due(self) -> bool:
+        """Whether to ask now, or before the next wake-up, if the member may leave."""
+        is_asked = self.asks_enough and not (self.config.standing and self.holdings.held)
+        return is_asked and self.now_s + self.wake_interval_s > self.next_watch_s
 
     def see(self, claims: Claims) -> None:
         """Let go of what other members have claimed: new tokens for it do not count."""
@@ -195,17 +201,19 @@ class State:
             self._idle_since_s = None
             return False
         if self._idle_since_s is None:
-            self._idle_since_s = self.now_s
+            self._idle_since_s = self.next_watch_s = self.now_s
             self.hasten()
         return self._may_leave(self.now_s - self._idle_since_s)
 
     def _may_leave(self, idle_s: float) -> bool:
         """Whether a member that has held nothing for `idle_s` may leave."""
+        # A look has shown, after the last end, what other members have claimed; none that may bring work is under way.
+        looked = self.looks_answered == self.looks_asked and not self.is_looking and not self.holdings.released
+        if self.config.standing:
+            return looked and self.enough
         waits_s = 0.0 if self.config.objective == "gpu_seconds" else self.config.idle_timeout_s
         impatient = idle_s >= waits_s and self.own_ended
-        # A look has shown, after the last end, what other members have claimed; none that may bring work is under way.
-        looked = self.looks_answered == self.looks_asked and not self.is_looking
-        return looked and not self.holdings.released and (self.nothing_left or impatient)
+        return looked and (self.nothing_left or impatient)
 
     @property
     def is_useless(self) -> bool:

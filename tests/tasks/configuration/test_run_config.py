@@ -236,6 +236,17 @@ def test_the_overlong_buffer_is_within_the_length_of_responses():
             },
             r"rollout\.vllm\.tensor_parallel_size: value 2; allowed with planning\.seeding 'auto' and 2 processes",
         ),
+        *(
+            (
+                {"rollout": {"crew": "standing"}, "planning": planning},
+                rf"planning\.{field}: value {value}; allowed with rollout\.crew 'standing': {allowed}, because",
+            )
+            for planning, field, value, allowed in (
+                ({"width": "cost"}, "width", "'cost'", "'fixed'"),
+                ({"objective": "gpu_seconds", "cut_share": 0.8}, "objective", "'gpu_seconds'", "'makespan'"),
+                ({"usd_per_iteration_max": 2.5}, "usd_per_iteration_max", "2.5", "null"),
+            )
+        ),
     ],
 )
 def test_sections_that_do_not_go_together_are_refused(sections, message):

@@ -106,9 +106,10 @@ def life(slot):
     )
 
 
-def concluded(store, iteration, execution, *came):
+def concluded(store, iteration, execution, *came, crew="iteration"):
     records.put(store, layout.plan(iteration), replace(a_plan(), iteration=iteration))
-    records.put(store, layout.settings(iteration), SettingsRecord(config={}, execution=execution))
+    config = {"rollout": {"crew": crew}}
+    records.put(store, layout.settings(iteration), SettingsRecord(config=config, execution=execution))
     report = ReportRecord(
         iteration=iteration,
         weight_version=iteration + 1,
@@ -143,6 +144,14 @@ def test_a_map_that_has_ended_holds_nothing_open(store):
     note_rollout_ended(store, 2, EXECUTION, "rollout", [0, 1])
     note_rollout_ended(store, 1, "another", "rollout", [0, 1])
     assert slots_not_come(store, 3, EXECUTION) == {1: [1]}
+
+
+def test_a_standing_member_is_missing_only_if_it_came_in_no_iteration(store):
+    for iteration, came in ((1, [0]), (2, []), (3, [0])):
+        concluded(store, iteration, EXECUTION, *came, crew="standing")
+    assert slots_not_come(store, 3, EXECUTION) == {3: [1]}
+    concluded(store, 2, EXECUTION, 1, crew="standing")
+    assert slots_not_come(store, 3, EXECUTION) == {}
 
 
 def test_it_is_told_in_a_sentence_with_what_to_set():

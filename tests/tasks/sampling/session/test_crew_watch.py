@@ -1,6 +1,7 @@
 """Who is taken for living, and when the trainer is left alone or the crew is lost."""
 
 import logging
+import re
 from dataclasses import replace
 
 import pytest
@@ -13,7 +14,7 @@ from storage.records import JOINED_POOL, TRAIN_POOL, AliveRecord
 from storage.store import StoreDenied, StoreUnavailable
 from tasks.configuration.planning import PlanningConfig
 from tasks.configuration.rollout import RolloutConfig
-from tasks.sampling.session.crew_watch import CrewLost, CrewWatch, LeftAlone
+from tasks.sampling.session.crew_watch import NEVER_WROTE, CrewLost, CrewWatch, LeftAlone
 from tests.sessions import a_plan
 
 ROLLOUT = RolloutConfig(heartbeat_interval_s=5.0, claim_ttl_s=30.0)
@@ -237,6 +238,24 @@ def test_when_nobody_can_go_on_the_members_own_errors_are_told(store, clock):
 def test_of_a_slot_that_never_wrote_anything_that_is_said(store, clock):
     with pytest.raises(CrewLost, match=r"slot 1: wrote nothing into the run; the state of its pods"):
         look_twice(a_watch(store, clock, OFF, crew_ended=True), clock)
+
+
+def test_of_a_standing_member_an_error_in_an_earlier_iteration_is_told(store, clock):
+    note_failure(store, 2, EXECUTION, 0, "m", ValueError("an old one"), clock)
+    note_failure(store, 3, EXECUTION, 0, "m", ValueError("bad image"), clock)
+    for crew, told in (("standing", "slot 0: ValueError: bad image"), ("iteration", f"slot 0: {NEVER_WROTE}")):
+        watch = CrewWatch(
+            store,
+            replace(a_plan(), iteration=5),
+            replace(ROLLOUT, crew=crew),
+            OFF,
+            clock,
+            execution=EXECUTION,
+            parallel_reads=1,
+            crew_ended=True,
+        )
+        with pytest.raises(CrewLost, match=re.escape(told)):
+            look_twice(watch, clock)
 
 
 def test_the_last_failure_of_a_slot_is_the_one_that_is_told(store, clock):

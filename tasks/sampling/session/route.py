@@ -1,0 +1,69 @@
+"""Route: on which iteration of its execution a standing member works next (docs/decisions/0018).
+
+A member enters each iteration once, in ascending order, as soon as it has no work and the plan is there. While no
+further one is planned, it waits in the oldest iteration that is not closed: whatever is free there, every later
+iteration waits for.
+"""
+
+from contextlib import suppress
+
+from storage import layout, records
+from storage.records import PlanRecord, SettingsRecord
+from storage.run import exists, lease_holder, published_version, read_plan
+from storage.store import ObjectMissing, ObjectStore
+
+
+class Route:
+    """The iterations `first` to `last` of an execution, for one member. It reads the run and writes nothing."""
+
+    def __init__(self, store: ObjectStore, execution: str, first: int, last: int) -> None:
+        self._store = store
+        self._execution = execution
+        self._last = last
+        self._oldest = first
+        self._entered = first - 1
+
+    def next(self) -> PlanRecord | None:
+        """The plan of the iteration to work on now; None while none is open."""
+        self._pass_over_closed()
+        if self._entered < self._last and (plan := self._planned(self._entered + 1)) is not None:
+            return plan
+        return self._planned(self._oldest) if self._oldest <= self._entered else None
+
+    def enter(self, iteration: int) -> None:
+        """Note that the member works on an iteration."""
+        self._entered = max(self._entered, iteration)
+
+    def leads_away(self, iteration: int) -> bool:
+        """Whether a member that has no work in this iteration is to work on another one."""
+        following = self.next()
+        return following is not None and following.iteration != iteration
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the last iteration is closed, as far as `next` has seen."""
+        return self._oldest > self._last
+
+    def is_given_up(self) -> bool:
+        """Whether the execution advances the run no more: it has ended, or another one took its lease."""
+        return lease_holder(self._store) != self._execution
+
+    def newer_weights(self, held: int | None) -> int | None:
+        """The newest weight version that is published and newer than `held`; None if there is none.
+
+        The next plan names it, or an older one if iterations overlap.
+        """
+        return published_version(self._store, self._entered + 1, 0 if held is None else held + 1)
+
+    def _pass_over_closed(self) -> None:
+        while self._oldest <= self._last and exists(self._store, layout.closed(self._oldest)):
+            self._oldest += 1
+        self._entered = max(self._entered, self._oldest - 1)
+
+    def _planned(self, iteration: int) -> PlanRecord | None:
+        """The plan, if this execution works on it: another one has members of its own."""
+        with suppress(ObjectMissing):
+            plan = read_plan(self._store, iteration)
+            if records.read(self._store, SettingsRecord, layout.settings(iteration)).execution == self._execution:
+                return plan
+        return None

@@ -1,0 +1,219 @@
+"""A standing member: one process that works on all iterations of an execution, and keeps engine and weights warm.
+
+It fills the slot of its number in each plan. Between two iterations it stands by with the newest weights. Everything
+else is a member's session.
+"""
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from resources.pools import PoolsConfig
+from resources.process import started_at_s
+from storage import layout
+from storage.clock import Clock
+from storage.connect import connect
+from storage.metered import metered
+from storage.records import TRAIN_POOL, PlanRecord
+from storage.run import exists, read_plan
+from storage.store import CorruptObject, ObjectMissing, ObjectStore, StoreUnavailable
+from storage.weights.versions import pull_version
+from tasks.sampling.engines.choose import build_engine
+from tasks.sampling.engines.engine import Engine, EngineDied
+from tasks.sampling.session.duties import FAILURES_MAX
+from tasks.sampling.session.member import (
+    POLL_INTERVAL_S,
+    Build,
+    built_engine,
+    config_in_force,
+    helping_slot,
+    run_session,
+    session_config,
+    weight_cache,
+)
+from tasks.sampling.session.route import Route
+from tasks.sampling.session.session_outcome import Preempted, SessionOutcome
+
+log = logging.getLogger(__name__)
+LEASE_INTERVAL_S = 10.0
+
+
+# One session on a plan. It gets whether the engine is dead, and the function `enough` of Session.
+Work = Callable[[PlanRecord, bool, Callable[[], bool]], SessionOutcome]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Post:
+    """What a standing member is for: `slot` of every plan from iteration `first` on, `iterations` of them."""
+
+    run_url: str
+    execution: str
+    slot: int
+    first: int
+    iterations: int
+
+    @property
+    def last(self) -> int:
+        return self.first + self.iterations - 1
+
+
+def stand(post: Post, notice: Callable[[], bool], clock: Clock, build: Build = build_engine) -> SessionOutcome:
+    """Work on each iteration of the execution until the last one is closed; returns what all sessions did together.
+
+    Raises what `Standing.stand` does. Before that everything is flushed and free for other members, if the store works.
+    """
+    store = metered(connect(post.run_url))
+    config = config_in_force(store, read_plan(store, post.first))
+    with built_engine(store, config.rollout, build) as engine:
+        process = _Process(post, store, engine, notice, clock)
+        route = Route(store, post.execution, post.first, post.last)
+        return Standing(route, process.work, process.warm, notice, clock, f"slot {post.slot}").stand()
+
+
+def slot_in(store: ObjectStore, plan: PlanRecord, slot: int) -> int:
+    """The slot of this number, unless the plan has none or gives it to the trainer's machine; then a helper's number.
+
+    A plan that an earlier execution wrote may have another number of slots than this execution has members.
+    """
+    if slot < len(plan.slots) and plan.slots[slot].pool != TRAIN_POOL:
+        return slot
+    return helping_slot(store, plan)
+
+
+def pool_of(pools: PoolsConfig, slot: int) -> str:
+    """The pool on which the member of this slot runs."""
+    return next((name for name, slots in pools.standing_slots.items() if slot in slots), "rollout")
+
+
+class Standing:
+    """What a standing member does, by its route. The crash histories give it sessions and an engine in virtual time."""
+
+    def __init__(
+        self,
+        route: Route,
+        work: Work,
+        warm: Callable[[Route], bool],
+        notice: Callable[[], bool],
+        clock: Clock,
+        name: str,
+    ) -> None:
+        """warm: gives the engine newer weights, if there are any, and returns whether there were. name: for logs."""
+        self._route = route
+        self._work = work
+        self._warm = warm
+        self._notice = notice
+        self._clock = clock
+        self._name = name
+        self._engine_died = False
+        self._next_lease_s = clock.monotonic()
+
+    def stand(self) -> SessionOutcome:
+        """Live until nothing is left; returns what all sessions did together.
+
+        Raises Preempted after a notice, EngineDied when the engine cannot be kept alive on this machine, and
+        StoreUnavailable at the FAILURES_MAX-th failure in a row.
+        """
+        whole, failures = SessionOutcome.of_nothing(), 0
+        while not self._notice():
+            try:
+                plan = self._route.next()
+                if plan is not None:
+                    whole += self._worked(plan)
+                elif self._route.is_over or self._is_given_up():
+                    log.info("%s: nothing is left of the execution", self._name)
+                    return whole
+                else:
+                    self._stand_by()
+                failures = 0
+            except StoreUnavailable as error:
+                failures += 1
+                log.warning("%s: the store failed %d times: %s", self._name, failures, error)
+                if failures >= FAILURES_MAX:
+                    raise
+                self._clock.sleep(POLL_INTERVAL_S)
+        raise Preempted
+
+    def _worked(self, plan: PlanRecord) -> SessionOutcome:
+        """One session, which ends when the iteration is closed or when the route leads away and nothing is held."""
+        self._route.enter(plan.iteration)
+        outcome = self._work(plan, self._engine_died, lambda: self._route.leads_away(plan.iteration))
+        self._engine_died = outcome.engine_died
+        return outcome
+
+    def _stand_by(self) -> None:
+        """Load the weights that the next plan will probably name, or wait for a moment."""
+        try:
+            if self._engine_died or not self._warm(self._route):
+                self._clock.sleep(POLL_INTERVAL_S)
+        except EngineDied as error:
+            # The next session restarts it, as often as the configuration allows.
+            log.warning("%s: the engine died while it stood by: %s", self._name, error)
+            self._engine_died = True
+
+    def _is_given_up(self) -> bool:
+        """Ask for the lease at most once per LEASE_INTERVAL_S: it costs a LIST."""
+        now_s = self._clock.monotonic()
+        if now_s < self._next_lease_s:
+            return False
+        self._next_lease_s = now_s + LEASE_INTERVAL_S
+        return self._route.is_given_up()
+
+
+class _Process:
+    """This process: the run's store, the engine, and since when it is paid for."""
+
+    def __init__(
+        self, post: Post, store: ObjectStore, engine: Engine, notice: Callable[[], bool], clock: Clock
+    ) -> None:
+        self._post = post
+        self._store = store
+        self._engine = engine
+        self._notice = notice
+        self._clock = clock
+        self._paid_since_s = started_at_s()
+
+    def work(self, plan: PlanRecord, engine_died: bool, enough: Callable[[], bool]) -> SessionOutcome:
+        """One session on the plan."""
+        config = config_in_force(self._store, plan)
+        pool = pool_of(config.pools, self._post.slot)
+        settings = replace(
+            session_config(config, slot=slot_in(self._store, plan, self._post.slot), pool=pool),
+            started_at_s=self._paid_since_s,
+            standing=True,
+            # It is paid for whether or not it decodes, so it takes what it can.
+            idle_timeout_s=math.inf,
+        )
+        outcome = run_session(
+            self._store,
+            plan,
+            self._engine,
+            weight_cache(config),
+            settings,
+            self._notice,
+            self._clock,
+            engine_died=engine_died,
+            enough=enough,
+        )
+        self._paid_since_s = self._clock.wall()
+        return outcome
+
+    def warm(self, route: Route) -> bool:
+        """Give the engine the newest weights; returns whether there were any that it does not hold."""
+        version = route.newer_weights(self._engine.weight_version)
+        if version is None:
+            return False
+        plan = read_plan(self._store, max(self._post.first, version - 1))
+        cache = weight_cache(config_in_force(self._store, plan))
+        try:
+            _, tensors = pull_version(self._store, version, cache, self._clock, check=self._heed)
+            self._engine.load_weights(version, tensors)
+        except (ObjectMissing, CorruptObject):
+            # Retention deletes a version as soon as a newer one is committed.
+            if exists(self._store, layout.manifest(layout.weights(version))):
+                raise
+        return True
+
+    def _heed(self) -> None:
+        if self._notice():
+            raise Preempted
