@@ -104,7 +104,8 @@ def _check_published(run: LedgerOfRun, version: int, weights: Blocks) -> None:
 
 def _check_erased(run: LedgerOfRun, iteration: int) -> None:
     """Check that the last sweep has left nothing of a committed iteration that it is to delete."""
-    prefixes = (layout.journal(iteration), layout.alive_all(iteration), layout.claims(iteration))
+    folders = (layout.journal, layout.asks, layout.alive_all, layout.claims)
+    prefixes = [folder(iteration) for folder in folders]
     left = [key for prefix in prefixes for key in run.store.list(prefix)]
     if left:
         run.common.breaks(f"lost: the sweeps have left {left[:3]}")

@@ -10,7 +10,7 @@ from storage.memory import MemoryStore
 from storage.run import exists, next_iteration, plans_in_flight
 from storage.weights.versions import bases
 
-ERASED = ("journal", "alive", "claims")
+ERASED = ("journal", "asks", "alive", "claims")
 
 
 class LedgerOfRun:

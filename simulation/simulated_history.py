@@ -77,7 +77,6 @@ class History:
     stays_s: after how long a member leaves by itself; None: it does not. The member on the trainer's machine leaves
         when it has seeded.
     objective, cut_share: settings of the plan's own crew.
-    hand_over: the probability, at each check for a notice (once per decode step), of handing a response over.
     in_plan_order: whether the trainer takes groups in plan order; always if the plan says how many are wanted.
     micro_batch_tokens_max: the most padded tokens, prompts included, of a micro-batch.
     engine_dies: the probability per decode step, until the calm, that the engine dies in it.
@@ -107,7 +106,6 @@ class History:
     claim_ttl_s: float
     idle_timeout_s: float
     poll_interval_s: float
-    hand_over: float
     in_plan_order: bool
     micro_batch_tokens_max: int
     engine_dies: float
@@ -242,7 +240,6 @@ def _draw(seed: int, name: str, plan: PlanRecord | None, *, all_come: bool, ahea
         claim_ttl_s=ttl_s,
         idle_timeout_s=rng.choice((30.0, 60.0, 120.0)),
         poll_interval_s=rng.uniform(4, 8),
-        hand_over=rng.choice((0.0, 0.0, 0.005, 0.02)),
         in_plan_order=rng.random() < 0.5 or plan.groups_wanted is not None,
         micro_batch_tokens_max=of_filter.choice((1, 60, 120, 300)),
         engine_dies=rng.choice((0.0, 0.0, 0.005, 0.03)),

@@ -73,20 +73,13 @@ class Members:
         history = self._history
         rng = random.Random(f"member {history.seed} {process.name}")
 
-        def notice() -> bool:
-            # The session calls this between steps in its own thread, where it may also hand a response over.
-            if rng.random() < history.hand_over:
-                responses = range(history.plan.num_responses)
-                session.hand_over(rng.sample(responses, min(3, len(responses))))
-            return has_notice()
-
         store = self._store(process, process.name)
         enough = None
         if history.pool(member) == TRAIN_POOL and history.absence is not None:
             enough = new_watch(history, store, process.clock).lives
         engine = self.engines[member] = self._new_engine(process, process.name, member)
         config = self._session_config(process, member)
-        session = self._session(process, process.name, store, engine, config, rng, notice, enough)
+        session = self._session(process, process.name, store, engine, config, rng, has_notice, enough)
         try:
             session.run()
         except (ObjectMissing, CorruptObject):

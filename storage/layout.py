@@ -102,6 +102,16 @@ def journal(index: int) -> str:
     return f"{iteration(index)}journal/"
 
 
+def asks(index: int) -> str:
+    """Prefix of an iteration's asks."""
+    return f"{iteration(index)}asks/"
+
+
+def ask(index: int, incarnation: str, number: int) -> str:
+    """An ask: one of those to the incarnation that holds the responses."""
+    return f"{asks(index)}{incarnation}/{number:06d}.json"
+
+
 def alive(index: int, incarnation: str) -> str:
     """The heartbeat of an incarnation."""
     return f"{iteration(index)}alive/{incarnation}.json"

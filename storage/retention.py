@@ -150,7 +150,8 @@ def _sweep_iteration(store: ObjectStore, iteration: int, deletion: _Deletion, co
     was.
     """
     keys = store.list(layout.iteration(iteration))
-    prefixes = (layout.journal(iteration), layout.alive_all(iteration), layout.claims(iteration))
+    hints = (layout.asks(iteration), layout.alive_all(iteration))
+    prefixes = (layout.journal(iteration), *hints, layout.claims(iteration))
     phases = [[key for key in keys if key.startswith(prefix)] for prefix in prefixes]
     is_new = layout.responses(iteration) not in keys
     if not any(phases):

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from storage import canonical, fleet_layout, layout, records
+from storage.asks import AskRecord
 from storage.collected import CollectedRecord
 from storage.crew_records import FailureRecord, RolloutEndedRecord
 from storage.digests import digest_of
@@ -246,6 +247,7 @@ def of_the_crew() -> dict[str, records.AnyRecord]:
         layout.claim(0, 0, 2): ClaimRecord(
             unit=0, epoch=2, incarnation=SECOND, slot=0, responses=(0, 1), sealed={FIRST: 0}, **NONCE
         ),
+        layout.ask(0, FIRST, 0): AskRecord(asker=SECOND, responses=(1,), **NONCE),
         layout.alive(0, SECOND): AliveRecord(
             incarnation=SECOND,
             slot=0,

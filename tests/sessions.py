@@ -3,6 +3,7 @@
 import math
 import os
 
+from storage.asks import AskRecord, Asks
 from storage.assembly import JournalReader
 from storage.clock import ManualClock
 from storage.memory import MemoryStore
@@ -194,3 +195,8 @@ def undisturbed():
 
 
 EXPECTED = undisturbed()
+
+
+def ask_for(store, session, responses):
+    """Another member asks the session for responses."""
+    Asks(store, 0).write(session.incarnation, AskRecord(asker="00009-other", responses=tuple(responses)))

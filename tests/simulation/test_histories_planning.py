@@ -22,7 +22,7 @@ DRAWN = [draw_history(seed) for seed in range(60)]
 def undisturbed() -> Iterator[History]:
     """The default histories without faults, handing over, and absences."""
     histories = (draw_history(seed, all_come=True, iterations=1) for seed in DEFAULT_SEEDS)
-    return (replace(history.untroubled, hand_over=0.0) for history in histories)
+    return (history.untroubled for history in histories)
 
 
 def left_to_the_trainer() -> Iterator[History]:

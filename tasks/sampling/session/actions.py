@@ -158,10 +158,19 @@ class Take:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What a transfer brought, by how many new claims; nothing if another member came first."""
+    """What a transfer brought, by how many new claims; nothing if another member came first.
+
+    asked: how many responses their holder was asked for instead, now or by an earlier look.
+    """
 
     work: tuple[Work, ...] = ()
     claims: int = 0
+    asked: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ReadAsks:
+    """Result: the responses that this member was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +212,7 @@ Action = (
     | ReadOwnUnit
     | LookAround
     | Take
+    | ReadAsks
     | AskEnough
 )
 
@@ -251,15 +261,4 @@ class Noticed:
     now_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HandOver:
-    """Others are to have these responses, as in a cut; those that the member does not hold are ignored.
-
-    Only crash histories and tests tell a member so from outside.
-    """
-
-    now_s: float
-    responses: tuple[int, ...]
-
-
-Event = Done | Failed | Noticed | HandOver
+Event = Done | Failed | Noticed

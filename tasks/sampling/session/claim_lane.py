@@ -17,6 +17,7 @@ from tasks.sampling.session.actions import (
     Lane,
     LookAround,
     ProbeClaims,
+    ReadAsks,
     ReadClaims,
     ReadClosed,
     ReadOwnUnit,
@@ -79,10 +80,12 @@ class ClaimLane:
             yield from self._duties.attempt("look", self._look())
 
     def _news(self) -> Steps:
-        """Read others' claims on what this member held at its last flush, and whether the iteration is closed."""
+        """Read others' claims on what this member held at its last flush, whether the iteration is closed, and asks."""
         state = self._state
         yield ProbeClaims((*state.holdings.held, *state.released_journalled))
         state.closed = state.closed or (yield ReadClosed())
+        if state.holdings.in_flight:
+            state.asked_for.update((yield ReadAsks()))
 
     def _watch(self) -> Steps:
         self._state.enough = yield AskEnough()
@@ -136,6 +139,9 @@ class ClaimLane:
             if taken is None:
                 return
             state.take_more(taken)
-            turns.took(transfer, len(taken.work))
+            turns.took(transfer, len(taken.work) + taken.asked)
             found += len(taken.work)
+            if taken.asked:
+                # The answer comes sooner than the next look would.
+                state.next_look_s = state.now_s + state.wake_interval_s
         state.note_look(seen, found_work=bool(found))

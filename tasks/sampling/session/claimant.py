@@ -7,11 +7,12 @@ engine, and one thread uses it at a time.
 import logging
 import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from storage import layout
+from storage.asks import AskRecord, Asks
 from storage.assembly import JournalReader
 from storage.claims import take_over
 from storage.clock import Clock
@@ -28,8 +29,18 @@ from tasks.sampling.session.actions import Seen, Taken, Work
 
 log = logging.getLogger(__name__)
 
+# A holder answers an ask with its next flush. One that has not answered by so many looks is not waited for.
+LOOKS_TO_ANSWER = 2
 # How much of others' journals one call reads. With PARALLEL_READS it takes six round trips.
 SHARDS_A_CALL = 64
+
+
+@dataclass(slots=True)
+class _Asked:
+    """The responses that a holder was asked for, and how many looks ago."""
+
+    responses: tuple[int, ...]
+    looks: int = 0
 
 
 class Claimant:
@@ -66,6 +77,8 @@ class Claimant:
         self._trainers = {place.slot for place in plan.slots if place.pool == TRAIN_POOL}
         self._isolated = {place.slot for place in plan.slots if place.batch_max is not None}
         self._settled: dict[str, int] = {}
+        self._asks = Asks(store, plan.iteration)
+        self._asked: dict[str, _Asked] = {}
         self.tokens_recovered = 0
 
     def closed(self) -> bool:
@@ -95,6 +108,10 @@ class Claimant:
         units = sorted({self._unit[response] for response in responses})
         found = [self._reader.book.probe(unit) for unit in units]
         return any(found)
+
+    def asked_for(self) -> tuple[int, ...]:
+        """The responses that others have asked this incarnation for since the last call."""
+        return self._asks.read(self._incarnation)
 
     def take_own_slot(self) -> tuple[Work, ...]:
         """Claim at once what earlier incarnations of this slot hold, and the unclaimed responses of its own unit."""
@@ -141,6 +158,8 @@ class Claimant:
             return None
         holders = {name: self._holder(name, sign, holdings.get(name, ())) for name, sign in signs.items()}
         seen = [sign.record for name, sign in signs.items() if sign.record and not holders[name].lost]
+        for asked in self._asked.values():
+            asked.looks += 1
         if released:
             holders[self._incarnation] = _own_released(self._incarnation, released)
         nothing_left = (
@@ -232,23 +251,45 @@ class Claimant:
         )
 
     def take(self, transfer: Transfer) -> Taken | None:
-        """Claim the transfer's responses, unit by unit; stop at the first unit that another member claimed earlier."""
-        book, holder = self._reader.book, transfer.incarnation
+        """Claim the transfer's responses, unit by unit; stop at the first unit that another member claimed earlier.
+
+        The holder of running responses is asked for them first; they are claimed when it has released them, or when it
+        has not answered by the LOOKS_TO_ANSWER-th look.
+        """
+        holder = transfer.incarnation
         if holder is None:
-            free = book.unclaimed()
-            # Start at a random group, or members that come at the same time would race for the same claims.
-            start = self._rng.randrange(0, max(1, len(free)), self._plan.num_generations)
-            responses = tuple([*free[start:], *free[:start]][: transfer.count])
-        else:
-            if not self._has_read([holder]):
-                return None
-            candidates = self._candidates(holder)
-            if transfer.cause in (Cause.OVERFULL, Cause.LATE):
-                candidates = self._with_what_is_left(candidates)
-            responses = choose(transfer.cause, transfer.count, candidates)
-            if self._clock.monotonic() - self._looked_s > self._claim_ttl_s:
-                # A request took so long that a holder that looked dead may have come back. The next look will tell.
-                return Taken((), 0)
+            return self._claim_all(self._free(transfer.count), None, transfer.cause)
+        if not self._has_read([holder]):
+            return None
+        candidates = self._candidates(holder)
+        if transfer.cause in (Cause.OVERFULL, Cause.LATE):
+            asked = self._asked.get(holder)
+            if asked is None:
+                return self._ask(transfer, candidates)
+            if asked.looks < LOOKS_TO_ANSWER:
+                return Taken(asked=len(asked.responses))
+            candidates = [candidate for candidate in candidates if candidate.response in asked.responses]
+        self._asked.pop(holder, None)
+        if self._clock.monotonic() - self._looked_s > self._claim_ttl_s:
+            # A request took so long that a holder that looked dead may have come back. The next look will tell.
+            return Taken()
+        return self._claim_all(choose(transfer.cause, transfer.count, candidates), holder, transfer.cause)
+
+    def _ask(self, transfer: Transfer, candidates: Sequence[Candidate]) -> Taken:
+        """Ask the holder of running responses for those that suit best."""
+        responses = choose(transfer.cause, transfer.count, self._with_what_is_left(candidates))
+        if responses and transfer.incarnation is not None:
+            self._asks.write(transfer.incarnation, AskRecord(asker=self._incarnation, responses=responses))
+            self._asked[transfer.incarnation] = _Asked(responses)
+        return Taken(asked=len(responses))
+
+    def _free(self, count: int) -> tuple[int, ...]:
+        """Some unclaimed responses, from a random group on, or members that come together would race for the same."""
+        free = self._reader.book.unclaimed()
+        start = self._rng.randrange(0, max(1, len(free)), self._plan.num_generations)
+        return tuple([*free[start:], *free[:start]][:count])
+
+    def _claim_all(self, responses: Sequence[int], holder: str | None, cause: Cause) -> Taken:
         by_unit: dict[int, list[int]] = {}
         for response in responses:
             by_unit.setdefault(self._unit[response], []).append(response)
@@ -260,7 +301,7 @@ class Claimant:
             taken += found
             claims += 1
         if taken:
-            log.info("slot %d: took %d responses: %s", self._slot, len(taken), transfer.cause.value)
+            log.info("slot %d: took %d responses: %s", self._slot, len(taken), cause.value)
         return Taken(self._work(taken), claims)
 
     def _candidates(self, holder: str) -> list[Candidate]:

@@ -28,6 +28,7 @@ from tasks.sampling.session.actions import (
     LoadWeights,
     LookAround,
     ProbeClaims,
+    ReadAsks,
     ReadClaims,
     ReadClosed,
     ReadOwnUnit,
@@ -141,6 +142,8 @@ class Performer:
                 result = claimant.look(known, running=running, released=released)
             case Take(transfer):
                 result = claimant.take(transfer)
+            case ReadAsks():
+                result = claimant.asked_for()
             case AskEnough():
                 result = self._enough is None or self._enough()
             case _:

@@ -15,7 +15,7 @@ from storage.prompt_table import PromptRow
 from storage.records import PlanRecord
 from storage.store import ObjectStore
 from tasks.sampling.engines.engine import Engine
-from tasks.sampling.session.actions import Action, Done, Event, HandOver, Lane, Noticed, Rest, Wake
+from tasks.sampling.session.actions import Action, Done, Event, Lane, Noticed, Rest, Wake
 from tasks.sampling.session.performer import Load, Performer
 from tasks.sampling.session.session_config import SessionConfig
 from tasks.sampling.session.session_outcome import SessionOutcome
@@ -122,10 +122,6 @@ class Session:
         else:
             self._events[lane] = self._performer.perform(lane, action)
         return True
-
-    def hand_over(self, responses: Sequence[int]) -> None:
-        """Release these responses for others, once their tokens are journalled; those that are not held are ignored."""
-        self._tell(HandOver(now_s=self.clock.monotonic(), responses=tuple(responses)))
 
     def rest(self, lane: Lane, until_s: float) -> None:
         """Let the lane wait until this moment of the clock, or until `wake` is called, even if that was before."""

@@ -72,7 +72,8 @@ class State:
         # Responses that others are to have, from the decode lane's next turn on.
         self.asked_for: set[int] = set()
         self._wants_cut = False
-        self._cut_at_s: float | None = None
+        self.has_cut = False
+        self._handed_over_at_s = -math.inf
 
         # The duties of the flush lane and the claim lane; a lane in `hastened` goes on at once when it next would rest.
         self.wake_interval_s = min(config.flush_interval_s, config.heartbeat_interval_s)
@@ -157,10 +158,6 @@ class State:
         """Whether the member hands its last responses over and leaves, when other members have room."""
         return self.config.cut_share is not None
 
-    @property
-    def has_cut(self) -> bool:
-        return self._cut_at_s is not None
-
     def wants_work(self) -> bool:
         """Whether a look is to take responses, by what the member still holds and what its slot is responsible for."""
         holdings = self.holdings
@@ -233,24 +230,23 @@ class State:
     def cut(self) -> None:
         """Release everything held: other members have room for it, and this machine is no longer worth its price."""
         log.info("slot %d: handing over its last %d responses", self.config.slot, len(self.holdings.held))
+        self.has_cut = True
         self._release(list(self.holdings.held))
-        self._cut_at_s = self.now_s
-        self.hasten()
 
     def hand_over(self) -> None:
         """Release what was asked for, once its tokens are journalled."""
-        if self.asked_for:
-            self._release(self.asked_for)
-            self.asked_for = set()
+        asked_for, self.asked_for = self.asked_for, set()
+        if not self.holdings.held.keys().isdisjoint(asked_for):
+            self._release(asked_for)
 
     def _release(self, responses: Collection[int]) -> None:
         self.holdings.release([response for response in responses if response in self.holdings.held])
+        self._handed_over_at_s = self.now_s
+        self.hasten()
 
     def awaits_takers(self) -> bool:
-        """Whether other members still have time to take what was released in a cut."""
-        if self._cut_at_s is None or not self.holdings.released:
-            return False
-        return self.now_s - self._cut_at_s < self.config.claim_ttl_s
+        """Whether other members still have time to take what was released."""
+        return bool(self.holdings.released) and self.now_s - self._handed_over_at_s < self.config.claim_ttl_s
 
     def note_loaded(self) -> None:
         """Note that the engine has the weights."""

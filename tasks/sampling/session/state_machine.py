@@ -10,7 +10,6 @@ from tasks.sampling.session.actions import (
     Done,
     Event,
     Failed,
-    HandOver,
     Lane,
     Noticed,
     Rest,
@@ -47,8 +46,6 @@ class StateMachine:
         actions: tuple[Action, ...] = ()
         if isinstance(event, Noticed):
             state.noticed = True
-        elif isinstance(event, HandOver):
-            state.asked_for.update(event.responses)
             state.check()
         else:
             actions = self._advanced(event)

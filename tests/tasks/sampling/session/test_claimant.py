@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from storage import layout, records
+from storage.asks import AskRecord, Asks
 from storage.assembly import JournalReader
 from storage.clock import ManualClock
 from storage.memory import MemoryStore
@@ -14,7 +15,7 @@ from storage.records import ClosedRecord
 from storage.shard import Finish
 from storage.store import StoreUnavailable
 from tasks.planning.rebalance import LOOKS_MAX, Seeker, Turns
-from tasks.sampling.session.claimant import SHARDS_A_CALL, Claimant
+from tasks.sampling.session.claimant import LOOKS_TO_ANSWER, SHARDS_A_CALL, Claimant
 from tests.journals import Incarnation, a_plan, beat
 
 TTL_S = 30.0
@@ -234,7 +235,7 @@ def test_unstarted_work_of_the_living_is_halved_and_never_taken_back():
 
 
 @pytest.mark.parametrize(("expected", "taken"), [(None, [0, 1]), ((4.0, 4.0, 60.0, 4.0), [4, 5])])
-def test_of_what_runs_that_is_taken_of_which_most_is_expected_to_follow(expected, taken):
+def test_of_what_runs_that_is_asked_for_of_which_most_is_expected_to_follow(expected, taken):
     """Where nothing is expected, that with the shortest prefixes."""
     told = None if expected is None else LengthsRecord(predictor="history", expected=expected, high=(80.0,) * 4)
     plan = replace(PLAN, lengths=told)
@@ -245,8 +246,40 @@ def test_of_what_runs_that_is_taken_of_which_most_is_expected_to_follow(expected
     say(store, "00000-full", unfinished=4, running=4, plateau=2)
     me = a_claimant(store, plan=plan)
     me.take_own_slot()
+    for _ in range(LOOKS_TO_ANSWER):
+        assert seek(me, Seeker(room=8, running=0), me.owned()) == []
+    assert sorted(Asks(store, 0).read("00000-full")) == taken
+    # It has not answered.
     work = seek(me, Seeker(room=8, running=0), me.owned())
     assert sorted(numbers(work)) == taken
+
+
+def test_what_a_holder_releases_when_it_is_asked_is_taken_with_its_last_token():
+    store = MemoryStore()
+    full = Incarnation(store, PLAN, 0, "00000-full")
+    for response in (0, 1, 4, 5):
+        full.write(response, [1, 2], Finish.RUNNING)
+    say(store, "00000-full", unfinished=4, running=4, plateau=2)
+    me = a_claimant(store)
+    me.take_own_slot()
+    assert seek(me, IDLE, me.owned()) == []
+    asked = Asks(store, 0).read("00000-full")
+    for response in asked:
+        full.write(response, [3], Finish.RELEASED)
+    say(store, "00000-full", number=2, unfinished=4, running=2, released=2, plateau=2)
+    work = seek(me, IDLE, me.owned())
+    assert {item.response: item.prefix for item in work} == dict.fromkeys(asked, (1, 2, 3))
+
+
+def test_an_ask_of_another_form_is_passed_over():
+    store = MemoryStore()
+    asks = Asks(store, 0)
+    asks.write("00000-a", AskRecord(asker="00001-b", responses=(1,)))
+    store.put(layout.ask(0, "00000-a", 1), b"{}")
+    Asks(store, 0).write("00000-a", AskRecord(asker="00002-c", responses=(2, 3)))
+    reader = Asks(store, 0)
+    assert reader.read("00000-a") == (1, 2, 3)
+    assert reader.read("00000-a") == ()
 
 
 def test_two_that_seek_at_once_never_hold_the_same_response():

@@ -23,6 +23,7 @@ from tests.sessions import (
     Killed,
     a_plan,
     a_session,
+    ask_for,
     live,
     load,
     responses,
@@ -92,8 +93,8 @@ def test_what_is_handed_over_is_continued_by_whoever_comes_without_a_wait():
     while giver.clock.monotonic() < 6.0:
         giver.advance()
     given = sorted(giver.state.holdings.in_flight)[:2]
-    giver.hand_over(given)
-    giver.hand_over(given)
+    ask_for(store, giver, given)
+    ask_for(store, giver, given)
     while giver.clock.monotonic() < 9.0:  # a flush and a heartbeat, before the first look
         giver.advance()
     alive = records.read(store, AliveRecord, layout.alive(0, giver.incarnation))
@@ -112,7 +113,7 @@ def test_what_nobody_takes_it_takes_again_itself():
     giver.claim()
     while giver.clock.monotonic() < 6.0:
         giver.advance()
-    giver.hand_over(list(giver.state.holdings.held))
+    ask_for(store, giver, list(giver.state.holdings.held))
     live(giver)
     live(a_session(store, 1))
     assert responses(store) == EXPECTED

@@ -16,7 +16,7 @@ from storage.records import AliveRecord, ClosedRecord
 from tasks.sampling.engines.engine import EngineDied, EngineError, TokenDelta
 from tasks.sampling.session.session_outcome import Preempted
 from tests.property_examples import part_of_examples
-from tests.sessions import EXPECTED, IN_FLIGHT, SLOTS, DiesAfter, a_plan, a_session, live, responses
+from tests.sessions import EXPECTED, IN_FLIGHT, SLOTS, DiesAfter, a_plan, a_session, ask_for, live, responses
 
 RESTARTS_MAX = 3
 WHOLE = sum(len(EXPECTED[response][0]) for response in a_plan().responses_of(0))
@@ -267,9 +267,9 @@ def test_an_engine_that_dies_of_being_told_to_forget_is_restarted_like_any_other
     session.claim()
     while session.engine.calls.count("step") < 4:
         session.advance()
-    session.hand_over(sorted(session.state.holdings.in_flight)[:2])
-    session.advance()
-    assert session.engine.dead
+    ask_for(store, session, sorted(session.state.holdings.in_flight)[:2])
+    while not session.engine.dead:
+        session.advance()
     session.advance()
     assert not session.state.holdings.in_flight
     session.engine.abort_kills = False

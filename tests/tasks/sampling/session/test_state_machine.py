@@ -14,11 +14,11 @@ from tasks.sampling.session.actions import (
     Beat,
     Claims,
     Decoded,
-    HandOver,
     Lane,
     LoadWeights,
     Noticed,
     ProbeClaims,
+    ReadAsks,
     ReadClosed,
     Rest,
     RestartEngine,
@@ -70,7 +70,8 @@ def test_tokens_are_in_the_next_shard_and_only_in_that():
     assert (rest, wake) == (Rest(4.0), Wake(Lane.CLAIM))
     assert member.tell(Lane.CLAIM) == (ProbeClaims(OWN),)
     assert member.tell(Lane.CLAIM) == (ReadClosed(),)
-    assert member.tell(Lane.CLAIM, False) == (Rest(6.0),)  # it has no room for more
+    assert member.tell(Lane.CLAIM, False) == (ReadAsks(),)
+    assert member.tell(Lane.CLAIM, ()) == (Rest(6.0),)  # it has no room for more
 
 
 def test_what_another_member_has_claimed_is_aborted_and_its_tokens_are_ignored():
@@ -152,7 +153,10 @@ def test_a_lane_that_does_not_end_is_not_waited_for_without_end(lane):
 def test_what_is_handed_over_is_released_once_its_tokens_are_journalled():
     member = Told().claimed().decoding()
     member.decoded(5)
-    member.machine.step(HandOver(now_s=1.0, responses=(OWN[0], 99)))
+    assert isinstance(member.tell(Lane.CLAIM)[0], ProbeClaims)
+    assert member.tell(Lane.CLAIM) == (ReadClosed(),)
+    assert member.tell(Lane.CLAIM, False) == (ReadAsks(),)
+    assert isinstance(member.tell(Lane.CLAIM, (OWN[0], 99))[0], Rest)
     member.decoded(6)  # the tokens of the step that was under way count
     assert member.state.holdings.released == {OWN[0]: 1}
     assert member.state.vitals().released == 0
@@ -202,7 +206,7 @@ def test_a_broken_invariant_is_found_at_the_next_step(bug, what):
     member = Told().claimed().decoding()
     bug(member.state)
     with pytest.raises(AssertionError, match=what):
-        member.machine.step(HandOver(now_s=1.0, responses=()))
+        member.machine.step(Noticed(now_s=1.0))
 
 
 @given(st.floats(0, 1e6), st.floats(0.001, 100), st.floats(0, 1))
