@@ -81,13 +81,14 @@ class PoolConfig:
 class RolloutPoolConfig(PoolConfig):
     """A pool of the crew: two interruptible machines by default.
 
-    count_min: the fewest slots that an iteration may be planned with when the planner chooses the width.
+    count: 0 leaves the pool out of training's iterations. count_min: the fewest slots that an iteration may be planned
+        with when the planner chooses the width.
     egress_usd_per_gb: price of reading the run's store, if it is in another region or cloud.
     """
 
     __pydantic_config__ = STRICT
     interruptible: bool = True
-    count: Annotated[int, Field(ge=1, le=10_000)] = 2
+    count: Annotated[int, Field(ge=0, le=10_000)] = 2
     count_min: Annotated[int, Field(ge=0, le=10_000)] = 1
     egress_usd_per_gb: Annotated[float, Field(ge=0)] = 0.0
 
