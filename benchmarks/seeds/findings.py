@@ -42,8 +42,13 @@ class Finding:
 
     @property
     def no_effect(self) -> bool:
-        """Whether "no effect", a ratio of 1 or a share of 0, would be as near to what is published as is allowed."""
-        return self.published is not None and self._off(0.0 if self.share else 1.0, self.published) <= self.off_max
+        """Whether "no effect", a ratio of 1 or a share of 0, would be as near to what is published as is allowed.
+
+        A range that begins at 0 is of no ratio.
+        """
+        if not self.published:
+            return False
+        return self._off(0.0 if self.share else 1.0, self.published) <= self.off_max
 
     def _off(self, figure: float, published: float) -> float:
         nearest = min(max(figure, published), published if self.to is None else self.to)

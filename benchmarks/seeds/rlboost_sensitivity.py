@@ -6,11 +6,14 @@ from pathlib import Path
 from benchmarks.seeds.arms import Arm, Outcomes, colocated, with_pool, with_work
 from benchmarks.seeds.findings import Finding
 from benchmarks.seeds.rlboost import MODELS, PAPER, SEGMENT_S, fixed, on_trace
+from resources.accelerators import accelerator
 from resources.spot_trace import PROCESSES
+from tasks.forecasting.engine_estimate import Device, ModelSize, bandwidth_reached, step_points
 from tasks.forecasting.scenario import AvailabilityScenario, Scenario
 
 # Responses in flight that RLBoost's own figures did not choose.
 IN_FLIGHT = (64, 128)
+CONSTANTS = "step times with constants"
 HELD_BACK = "losses as in "
 BASE = "14B colocated"
 
@@ -55,6 +58,9 @@ def _underived(given: Scenario, traces: Path | None) -> dict[str, Arm]:
         changed = _in_flight(given, most)
         found[f"{most} in flight"] = Arm(scenario=fixed(changed, MODELS["14B"].instances), span_s=SEGMENT_S, settle=1)
         found[f"{most} in flight colocated"] = Arm(scenario=with_work(colocated(changed), iterations=6))
+    changed = _with_constants(given)
+    found[CONSTANTS] = Arm(scenario=fixed(changed, MODELS["14B"].instances), span_s=SEGMENT_S, settle=1)
+    found[f"{CONSTANTS} colocated"] = Arm(scenario=with_work(colocated(changed), iterations=6))
     held_back = {name: AvailabilityScenario(process=name) for name in PROCESSES if name != "aws-p3"}
     for path in sorted(traces.iterdir()) if traces is not None else ():
         if path.suffix in (".csv", ".json", ".txt") and path.name != "p3-trace.csv":
@@ -72,6 +78,15 @@ def _in_flight(given: Scenario, most: int) -> Scenario:
     step_s = (*given.pools[0].step_s, longer)
     trainer = replace(given.trainer, responses_max=most, step_s=step_s)
     return replace(with_pool(given, responses_max=most, step_s=step_s), trainer=trainer)
+
+
+def _with_constants(given: Scenario) -> Scenario:
+    """The scenario with the step times that a forecast estimates: Qwen3-14B on two H100s, contexts of 3,000 tokens."""
+    model = ModelSize(parameters=14.77e9, weight_bytes=2, kv_bytes_per_token=163_840, layers=40)
+    h100 = accelerator("H100-80GB")
+    device = Device(accelerator=h100, gpus=2, bandwidth_efficiency=bandwidth_reached(h100), mfu=0.4)
+    step_s = step_points(model, device, given.trainer.responses_max, 3000)
+    return replace(with_pool(given, step_s=step_s), trainer=replace(given.trainer, step_s=step_s))
 
 
 def _of_sensitivity(got: Outcomes) -> list[Finding]:
@@ -93,6 +108,7 @@ def _of_sensitivity(got: Outcomes) -> list[Finding]:
 
 def _of_underived(got: Outcomes) -> list[Finding]:
     compared = [(f"{most} in flight", f"{most} in flight colocated") for most in IN_FLIGHT]
+    compared.append((CONSTANTS, f"{CONSTANTS} colocated"))
     compared += [(arm, BASE) for arm in got.names(HELD_BACK)]
     return [
         Finding(
