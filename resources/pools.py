@@ -147,6 +147,11 @@ class PoolsConfig:
         request_prices()
 
 
+def pool_path(name: str) -> str:
+    """The path of a pool's section in the configuration."""
+    return f"pools.{name}" if name in RESERVED_NAMES else f"pools.more_rollout.{name}"
+
+
 def overrides(pool: PoolConfig) -> dict[str, Any]:
     """Arguments for a Flyte node's `with_overrides`: requests and limits together, so neither clamps the other."""
     from flytekit import Resources  # noqa: PLC0415 - flytekit costs a second; pure users of pools must not pay it

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from resources.pools import PoolConfig, PoolsConfig
+from resources.pools import PoolConfig, PoolsConfig, pool_path
 from tasks.configuration.forecast import ForecastConfig
 from tasks.configuration.planning import PlanningConfig
 from tasks.configuration.rollout import RolloutConfig
@@ -20,9 +20,8 @@ def pools_that_clash(
         generating["train"] = pools.train
     for name, pool in generating.items():
         if rollout.engine == "vllm" and 0 < pool.gpus < per_engine:
-            path = f"pools.{name}" if name in ("rollout", "train") else f"pools.more_rollout.{name}"
             yield (
-                f"{path}.gpus: value {pool.gpus}; allowed: 0, or at least rollout.vllm.tensor_parallel_size "
+                f"{pool_path(name)}.gpus: value {pool.gpus}; allowed: 0, or at least rollout.vllm.tensor_parallel_size "
                 f"({per_engine})"
             )
     for name in sorted(forecast.more_rollout.keys() - pools.more_rollout.keys()):

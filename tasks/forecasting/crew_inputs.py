@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from resources.pools import RolloutPoolConfig
+from resources.pools import RolloutPoolConfig, pool_path
 from resources.spot_trace import PROCESSES
 from storage.forecast_records import Setting
 from tasks.configuration.forecast import ForecastConfig
@@ -64,7 +64,7 @@ def _told(forecast: ForecastConfig, name: str) -> _Told:
 
 
 def _crew_pool(facts: KnownFacts, name: str, pool: RolloutPoolConfig) -> CrewPool:
-    path = "pools.rollout" if name == "rollout" else f"pools.more_rollout.{name}"
+    path = pool_path(name)
     told = _told(facts.config.forecast, name)
     configured = _scenario(facts, name, pool, told)
     per_engine = facts.gpus_per_engine

@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from resources.accelerators import accelerator
-from resources.pools import PoolConfig
+from resources.pools import PoolConfig, pool_path
 from resources.prices import UnknownMachine, machine_price
 from tasks.forecasting.engine_estimate import (
     Device,
@@ -43,7 +43,7 @@ def device(facts: KnownFacts, name: str, pool: PoolConfig, sheet: str | None, gp
     try:
         known = accelerator(found or "")
     except LookupError as error:
-        raise LookupError(f"pools.{name}: {error}; or forecast.accelerator_*, the most similar of them") from None
+        raise LookupError(f"{pool_path(name)}: {error}; or {_sheet_field(name)}, the most similar of them") from None
     reached = forecast.bandwidth_efficiency
     return Device(
         accelerator=known,
@@ -51,6 +51,13 @@ def device(facts: KnownFacts, name: str, pool: PoolConfig, sheet: str | None, gp
         bandwidth_efficiency=bandwidth_reached(known) if reached is None else reached,
         mfu=forecast.mfu,
     )
+
+
+def _sheet_field(name: str) -> str:
+    """The field of the forecast's section that names a pool's data sheet."""
+    if name in ("rollout", "train"):
+        return f"forecast.accelerator_{name}"
+    return f"forecast.more_rollout.{name}.accelerator"
 
 
 def engine_figures(
@@ -77,7 +84,7 @@ def engine_figures(
         source += f"{found.bandwidth_efficiency:.0%} of bandwidth, {found.mfu:.0%} of arithmetic, constants of a step"
     else:
         raise ValueError(
-            f"pools.{name}.gpus: value 0, and no step time is known; allowed: at least 1, forecast.step_s, or a "
+            f"{pool_path(name)}.gpus: value 0, and no step time is known; allowed: at least 1, forecast.step_s, or a "
             "run.url with a committed iteration"
         )
     curve = StepTime(points)
@@ -108,4 +115,4 @@ def _fit(facts: KnownFacts, name: str, found: Device) -> int:
             facts.sized(), found, facts.context, vllm.gpu_memory_utilization, vllm.kv_cache_memory_bytes
         )
     except ValueError as error:
-        raise ValueError(f"pools.{name}: {error}") from None
+        raise ValueError(f"{pool_path(name)}: {error}") from None

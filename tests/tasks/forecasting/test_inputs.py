@@ -261,6 +261,10 @@ def test_each_pool_has_its_own_link_losses_and_data_sheet():
     assert other.availability == AvailabilityScenario(path="far.csv")
     assert first.availability == near.availability == AvailabilityScenario(process="aws-p3", rate_factor=2.0)
     assert near.step_s < first.step_s
+    odd = {"far": {**far, "accelerator": "abacus"}}
+    message = r"pools\.more_rollout\.far: accelerator: value 'abacus'; .*; or forecast\.more_rollout\.far\.accelerator"
+    with pytest.raises(LookupError, match=message):
+        gather(config(pools={"more_rollout": odd}), UNPROBED)
     with pytest.raises(ConfigError, match=r"forecast\.more_rollout: 'away' given; allowed: far, near"):
         config(pools=pools, forecast={"more_rollout": {"away": {}}})
 
