@@ -102,7 +102,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--full", action="store_true", help=f"{SEEDS_FULL} seeds, for sensitivity as well")
     parser.add_argument("--seeds", type=int, help=f"instead of {SEEDS}, or {SEEDS_FULL} with --full")
     parser.add_argument("--paper", choices=PAPERS, action="append", help="only this one; may be given again")
-    parser.add_argument("--traces", type=Path, help="a folder with Bamboo's p3-trace.csv; else a process fitted to it")
+    parser.add_argument(
+        "--traces",
+        type=Path,
+        help="a folder with Bamboo's p3-trace.csv, instead of a process fitted to it; its other traces are held back",
+    )
     parser.add_argument("--workers", type=int, default=2, help="processes; 0: this one")
     given = parser.parse_args(arguments)
     seeds = given.seeds if given.seeds is not None else SEEDS_FULL if given.full else SEEDS
