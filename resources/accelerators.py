@@ -16,6 +16,7 @@ _TERA = 1e12
 class Accelerator:
     """One accelerator: bytes of memory, bytes per second to it, floating-point operations per second.
 
+    link_bytes_per_s: to the other accelerators of its machine, in one direction; data sheets give both together.
     name: as in the price table. also: the names that Flyte and users give it.
     """
 
@@ -24,12 +25,20 @@ class Accelerator:
     memory_bytes: float
     bandwidth_bytes_per_s: float
     flops: float
+    link_bytes_per_s: float
     source: str
     as_of: str
 
 
 def _sheet(
-    name: str, also: str, memory_gb: float, bandwidth_gb_per_s: float, tflops: float, source: str, as_of: str
+    name: str,
+    also: str,
+    memory_gb: float,
+    bandwidth_gb_per_s: float,
+    tflops: float,
+    link_gb_per_s: float,
+    source: str,
+    as_of: str,
 ) -> Accelerator:
     return Accelerator(
         name=name,
@@ -37,6 +46,7 @@ def _sheet(
         memory_bytes=memory_gb * _GB,
         bandwidth_bytes_per_s=bandwidth_gb_per_s * _GB,
         flops=tflops * _TERA,
+        link_bytes_per_s=link_gb_per_s * _GB,
         source=source,
         as_of=as_of,
     )
@@ -46,20 +56,21 @@ _H100 = "NVIDIA H100 Tensor Core GPU data sheet, SXM5 column; 1,979 TFLOPS there
 _H200 = "NVIDIA H200 Tensor Core GPU data sheet, SXM column; 1,979 TFLOPS there are with sparsity"
 _A100 = "NVIDIA A100 Tensor Core GPU data sheet, SXM columns"
 _A10G = "NVIDIA A10G product brief (AWS g5); 140 TFLOPS there are with sparsity"
+_L40S = "NVIDIA L40S data sheet; 733 TFLOPS there are with sparsity"
+_L4 = "NVIDIA L4 data sheet; 242 TFLOPS there are with sparsity"
 _CHINA = "no public NVIDIA data sheet was found; figures that resellers and reviews agree on"
 
+# NVLink, or PCIe Gen4 x16 where a GPU has none.
 ACCELERATORS: tuple[Accelerator, ...] = (
-    _sheet("H100-80GB", "h100 h100-sxm", 80, 3350, 989.4, _H100, "2023-03"),
-    _sheet("H200", "h200-141gb h200-sxm", 141, 4800, 989.4, _H200, "2024-11"),
-    _sheet("A100-80GB", "a100-80g a100-sxm4-80gb", 80, 2039, 312, _A100, "2021-06"),
-    _sheet("A100-40GB", "a100 tesla-a100 a100-sxm4-40gb", 40, 1555, 312, _A100, "2021-06"),
-    _sheet(
-        "L40S", "l40s-48gb", 48, 864, 362.05, "NVIDIA L40S data sheet; 733 TFLOPS there are with sparsity", "2023-10"
-    ),
-    _sheet("L4", "l4-24gb l4-vws", 24, 300, 121, "NVIDIA L4 data sheet; 242 TFLOPS there are with sparsity", "2023-03"),
-    _sheet("A10G", "a10g-24gb", 24, 600, 70, _A10G, "2021-11"),
-    _sheet("H20", "h20-96gb", 96, 4000, 148, _CHINA, "2024-01"),
-    _sheet("H800", "h800-80gb h800-sxm", 80, 3350, 989.4, _CHINA, "2023-03"),
+    _sheet("H100-80GB", "h100 h100-sxm", 80, 3350, 989.4, 450, _H100, "2023-03"),
+    _sheet("H200", "h200-141gb h200-sxm", 141, 4800, 989.4, 450, _H200, "2024-11"),
+    _sheet("A100-80GB", "a100-80g a100-sxm4-80gb", 80, 2039, 312, 300, _A100, "2021-06"),
+    _sheet("A100-40GB", "a100 tesla-a100 a100-sxm4-40gb", 40, 1555, 312, 300, _A100, "2021-06"),
+    _sheet("L40S", "l40s-48gb", 48, 864, 362.05, 32, _L40S, "2023-10"),
+    _sheet("L4", "l4-24gb l4-vws", 24, 300, 121, 32, _L4, "2023-03"),
+    _sheet("A10G", "a10g-24gb", 24, 600, 70, 32, _A10G, "2021-11"),
+    _sheet("H20", "h20-96gb", 96, 4000, 148, 450, _CHINA, "2024-01"),
+    _sheet("H800", "h800-80gb h800-sxm", 80, 3350, 989.4, 200, _CHINA, "2023-03"),
 )
 
 

@@ -81,13 +81,14 @@ class PoolConfig:
 class RolloutPoolConfig(PoolConfig):
     """A pool of the crew: two interruptible machines by default.
 
-    count_min: the fewest slots that an iteration may be planned with when the planner chooses the width.
+    count: 0 leaves the pool out of training's iterations. count_min: the fewest slots that an iteration may be planned
+        with when the planner chooses the width.
     egress_usd_per_gb: price of reading the run's store, if it is in another region or cloud.
     """
 
     __pydantic_config__ = STRICT
     interruptible: bool = True
-    count: Annotated[int, Field(ge=1, le=10_000)] = 2
+    count: Annotated[int, Field(ge=0, le=10_000)] = 2
     count_min: Annotated[int, Field(ge=0, le=10_000)] = 1
     egress_usd_per_gb: Annotated[float, Field(ge=0)] = 0.0
 
@@ -153,6 +154,11 @@ class PoolsConfig:
         for pool in (*self.rollout_pools.values(), self.train, self.control):
             _ = pool.price_usd_per_h
         request_prices()
+
+
+def pool_path(name: str) -> str:
+    """The path of a pool's section in the configuration."""
+    return f"pools.{name}" if name in RESERVED_NAMES else f"pools.more_rollout.{name}"
 
 
 def overrides(pool: PoolConfig) -> dict[str, Any]:

@@ -218,8 +218,9 @@ def read_trace(path: Path | str, seed: int = 0) -> SpotTrace:
 
     `.csv` is Bamboo's: lines `milliseconds,add|remove,node`. `.json` is SkyPilot's: `{"metadata": {"gap_seconds": g},
     "data": [n, ...]}`, n machines *available* at each tick (some readers take the opposite polarity, which turns losses
-    into launches). `.txt` is Bamboo's second format: lines `date, time, count`, which are not always in order of time.
-    Counts name no machine, so the lost one is drawn with `seed`.
+    into launches); what else it holds, such as prices, is not read. `.txt` is Bamboo's second format: lines `date,
+    time, count`. Its lines are in the order in which counts changed, and some repeat a count at times at which the next
+    line already has another; the later line holds. Counts name no machine, so the lost one is drawn with `seed`.
 
     Raises TraceError if the file cannot be read or is no such trace; it names the file, the line or tick, and the
     value.
@@ -246,7 +247,7 @@ class _Metadata:
 
 @dataclass(frozen=True)
 class _Counts:
-    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
+    __pydantic_config__ = ConfigDict(extra="ignore", strict=True)
     metadata: _Metadata
     data: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 
@@ -279,20 +280,22 @@ def _from_ticks(text: str, seed: int) -> SpotTrace:
 
 
 def _from_dated_counts(text: str, seed: int) -> SpotTrace:
-    timed = []
+    timed: list[tuple[float, int]] = []
     for number, line in enumerate(text.splitlines(), start=1):
         day, _, rest = line.partition(",")
         time, _, count = rest.partition(",")
         try:
             at = datetime.fromisoformat(f"{day.strip()} {time.strip()}+00:00")
-            timed.append((at.timestamp(), int(count)))
+            row = at.timestamp(), int(count)
         except ValueError:
-            at = None
-        if at is None or timed[-1][1] < 0:
+            row = 0.0, -1
+        if row[1] < 0:
             raise TraceError(f"line {number}: value {line[:80]!r}; allowed: date, time, count")
+        while timed and timed[-1][0] >= row[0]:
+            timed.pop()
+        timed.append(row)
     if len(timed) < 2:
         raise TraceError("it has less than two lines; allowed: lines date, time, count")
-    timed.sort(key=lambda one: one[0])
     began_s = timed[0][0]
     return _from_counts([(at_s - began_s, count) for at_s, count in timed], timed[-1][0] - began_s, seed)
 

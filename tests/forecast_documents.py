@@ -21,7 +21,7 @@ def document(url: str = "memory://nothing-to-probe", **sections: Any) -> dict[st
         "planning": {"seeding": "auto"},
         "forecast": {
             "iterations": 10,
-            "parameters_billions": 1.5,
+            "parameters_billions": 1.2,
             "kv_bytes_per_token": 28672,
             "response_median": 400,
             "seeds": 2,

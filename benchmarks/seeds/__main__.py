@@ -2,23 +2,25 @@
 
     python -m benchmarks.seeds [--json] [--full] [--seeds N] [--paper NAME] [--traces DIR]
 
-Every setting is a file in scenarios/, with the source of each parameter. At most two knobs of a paper are
-fitted, each on one named figure. All other figures are predictions, and those outside the common bound
-(benchmarks/seeds/findings.py) are reported as missed. Two settings of our own follow: all mechanisms together, and an
-outage of all spot machines. PlexRL is different: its settings are in plexrl.py, because they are about a trainer and
-not about members, and its knobs were chosen with all its figures in sight, so that none of them is a prediction.
+Every setting is a file in scenarios/, with the source of each parameter. The knobs of each paper are named with the
+figure that they were fitted on. All other figures are predictions, and those outside the common bound
+(benchmarks/seeds/findings.py) are reported as missed; a figure that follows from others, and one that "no effect" would
+meet, is marked. For every arm there is the share that it reaches of the work-conserving bound (work_bound.py). Two
+settings of our own follow: all mechanisms together, and an outage of all spot machines. PlexRL is different: its
+settings are in plexrl.py, because they are about a trainer and not about members, and its knobs were chosen with all
+its figures in sight, so that none of them is a prediction.
 """
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.reporting import finish
-from benchmarks.seeds import outage, plexrl, rlboost, rlhfless, streamrl, together
+from benchmarks.seeds import outage, plexrl, rlboost, rlboost_sensitivity, rlhfless, streamrl, together
 from benchmarks.seeds.arms import Arm, Outcomes, run_all
-from benchmarks.seeds.findings import RATIO_OFF_MAX, SHARE_OFF_MAX, Finding
+from benchmarks.seeds.findings import RATIO_OFF_MAX, SHARE_OFF_MAX, Finding, summary
 from resources.spot_trace import PROCESSES
 
 SEEDS, SEEDS_FULL = 3, 10
@@ -34,7 +36,11 @@ class Paper:
 
 
 PAPERS = {
-    rlboost.PAPER: Paper(arms=rlboost.arms, findings=lambda got, _: rlboost.findings(got), knobs=rlboost.KNOBS),
+    rlboost.PAPER: Paper(
+        arms=lambda traces: rlboost.arms(traces) | rlboost_sensitivity.arms(traces),
+        findings=lambda got, _: [*rlboost.findings(got), *rlboost_sensitivity.findings(got)],
+        knobs=rlboost.KNOBS,
+    ),
     streamrl.PAPER: Paper(
         arms=lambda _: streamrl.arms(),
         findings=lambda got, _: streamrl.findings(got),
@@ -67,6 +73,25 @@ def find(
     for paper, of_paper in arms.items():
         chosen = Outcomes({arm: got.of(run_once[f"{paper}/{arm}"]) for arm in of_paper})
         found += PAPERS[paper].findings(chosen, seeds)
+        found += bounds(paper, chosen, of_paper)
+    return found
+
+
+def bounds(paper: str, got: Outcomes, arms: Collection[str]) -> list[Finding]:
+    """The share of the work-conserving bound that each arm reaches, and the greatest of all, which may not exceed 1."""
+    found = [
+        Finding(
+            paper=paper,
+            what=f"{arm}: share of the work-conserving bound",
+            ours=got.median(arm, "reached"),
+            comment=got.stalled(arm) or f"at least {got.median(arm, 'bound_s'):.0f} s an iteration",
+        )
+        for arm in arms
+    ]
+    most = max((outcome.reached for arm in arms for outcome in got.of(arm)), default=None)
+    if most is not None:
+        what = "greatest share of the work-conserving bound, of all arms and seeds"
+        found.append(Finding(paper=paper, what=what, ours=most, most=1.0))
     return found
 
 
@@ -77,7 +102,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--full", action="store_true", help=f"{SEEDS_FULL} seeds, for sensitivity as well")
     parser.add_argument("--seeds", type=int, help=f"instead of {SEEDS}, or {SEEDS_FULL} with --full")
     parser.add_argument("--paper", choices=PAPERS, action="append", help="only this one; may be given again")
-    parser.add_argument("--traces", type=Path, help="a folder with Bamboo's p3-trace.csv; else a process fitted to it")
+    parser.add_argument(
+        "--traces",
+        type=Path,
+        help="a folder with Bamboo's p3-trace.csv, instead of a process fitted to it; its other traces are held back",
+    )
     parser.add_argument("--workers", type=int, default=2, help="processes; 0: this one")
     given = parser.parse_args(arguments)
     seeds = given.seeds if given.seeds is not None else SEEDS_FULL if given.full else SEEDS
@@ -93,8 +122,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         [finding.row() for finding in found],
         targets,
         as_json=given.json,
-        notes=_notes(papers, seeds, given.traces),
+        notes=_notes(papers, seeds, given.traces) | {"summary": summary(_of_papers(found))},
     )
+
+
+def _of_papers(found: Sequence[Finding]) -> list[Finding]:
+    """Those of papers of which every figure but those that are fitted is a prediction."""
+    return [one for one in found if one.paper != plexrl.PAPER]
 
 
 def _notes(papers: Sequence[str], seeds: int, traces: Path | None) -> dict[str, Any]:

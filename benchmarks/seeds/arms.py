@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.seeds.work_bound import WorkBound, work_bound
 from storage.records import TRAIN_POOL
 from tasks.forecasting.events import Stalled
 from tasks.forecasting.results import SimulatedRun
@@ -56,7 +57,9 @@ class Outcome:
     engine_s: the working time of members and the trainer's engines. members: the mean number with weights while
     responses were decoded. transfer_s: the time of weights to each planned member. crew_gpu_s: GPU-seconds of the
     pools' machines. trainer_gpu_s: GPU-seconds of the trainer's machines while they train. stalled: why the run could
-    not go on; its duration is then infinite, and it has no tokens.
+    not go on; its duration is then infinite, and it has no tokens. bound_s: the least seconds of an iteration that GPUs
+    as many as there were could have taken, and reached: that over the seconds that were taken, both over the whole run
+    (benchmarks.seeds.work_bound).
     """
 
     iterations: int
@@ -73,6 +76,8 @@ class Outcome:
     transfer_s: float
     crew_gpu_s: float
     trainer_gpu_s: float
+    bound_s: float
+    reached: float
     stalled: str = ""
 
     @property
@@ -104,6 +109,10 @@ class Outcomes:
         """The outcomes of an arm, one per seed in order."""
         return self._found[arm]
 
+    def names(self, prefix: str) -> Sequence[str]:
+        """The arms with this prefix."""
+        return [name for name in self._found if name.startswith(prefix)]
+
     def median(self, arm: str, figure: str) -> float:
         return statistics.median(_figure(outcome, figure) for outcome in self._found[arm])
 
@@ -119,8 +128,7 @@ class Outcomes:
 
     def best(self, figure: str, prefix: str, choose: Callable[..., str] = max) -> str:
         """The arm with the largest figure (or the one that `choose` picks) among those with this prefix."""
-        names = [name for name in self._found if name.startswith(prefix)]
-        return choose(names, key=lambda name: self.median(name, figure))
+        return choose(self.names(prefix), key=lambda name: self.median(name, figure))
 
     def kept_share(self, arm: str, other: str, undisturbed: str) -> float:
         """The share of `other`'s prolongation of the last iteration that `arm` saves; 0 if neither is prolonged."""
@@ -190,15 +198,15 @@ def run(arm: Arm, seed: int) -> Outcome:
         lived = simulate(given, seed=seed, span_s=arm.span_s)
     except Stalled as error:
         return _never_ended(str(error))
-    counted = lived.last(len(lived.iterations) - arm.settle)
     if arm.settle >= len(lived.iterations):
         raise ValueError(f"{given.name}: {len(lived.iterations)} iterations; allowed: more than settle ({arm.settle})")
-    return _outcome(given, counted)
+    counted = lived.last(len(lived.iterations) - arm.settle)
+    return _outcome(given, counted, work_bound(given, lived, seed))
 
 
 def _never_ended(reason: str) -> Outcome:
     figures = {field.name: math.inf for field in fields(Outcome)}
-    return Outcome(**(figures | {"iterations": 0, "tokens": 0.0, "members": 0.0, "stalled": reason}))  # type: ignore[arg-type]
+    return Outcome(**(figures | {"iterations": 0, "tokens": 0.0, "members": 0.0, "reached": 0.0, "stalled": reason}))  # type: ignore[arg-type]
 
 
 def _preempted(given: Scenario, loss: Preemption, seed: int) -> Scenario:
@@ -210,7 +218,7 @@ def _preempted(given: Scenario, loss: Preemption, seed: int) -> Scenario:
     return with_counts(given, counts if loss.back_s is None else [*counts, (at_s + loss.back_s, whole)])
 
 
-def _outcome(given: Scenario, lived: SimulatedRun) -> Outcome:
+def _outcome(given: Scenario, lived: SimulatedRun, bound: WorkBound) -> Outcome:
     each, count = lived.iterations, len(lived.iterations)
     engines = {pool.name: 1 for pool in given.pools} | {TRAIN_POOL: given.trainer.engines}
     busy_s = [
@@ -236,4 +244,6 @@ def _outcome(given: Scenario, lived: SimulatedRun) -> Outcome:
         transfer_s=transfer_s / max(1, asked),
         crew_gpu_s=sum(crew_gpu_s) / count,
         trainer_gpu_s=sum(one.seconds[TRAIN_POOL]["train"] for one in each) * given.trainer.gpus / count,
+        bound_s=bound.least_s / bound.iterations,
+        reached=bound.reached,
     )

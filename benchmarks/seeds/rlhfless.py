@@ -1,8 +1,8 @@
 """RLHFless (arXiv 2602.22718): arms and findings.
 
-The only knob, `lengths.sigma`, is fitted on the cost cut of 44.8 % (3B); all other figures are predictions. Costs are
-GPU-seconds as serverless functions are billed: the crew's machines from start to leaving, and the trainer's while they
-train.
+The knob `lengths.sigma` is fitted on the cost cut of 44.8 % (3B), and `lengths.rho` and `lengths.epoch_change_tokens`
+on how lengths change between epochs; all other figures are predictions. Costs are GPU-seconds as serverless functions
+are billed: the crew's machines from start to leaving, and the trainer's while they train.
 """
 
 import statistics
@@ -17,7 +17,11 @@ from tasks.forecasting.response_lengths import ResponseLengths
 from tasks.forecasting.scenario import Scenario
 
 PAPER = "RLHFless"
-KNOBS = {"lengths.sigma": "0.4, fitted on the cost cut of 44.8 %, 3B"}
+KNOBS = {
+    "lengths.sigma": "0.4, fitted on the cost cut of 44.8 %, 3B",
+    "lengths.rho": "0.98, fitted on lengths of which 0.7 change by 50 tokens at most between epochs",
+    "lengths.epoch_change_tokens": "45.0, fitted on lengths of which 0.9 change by 100 tokens at most between epochs",
+}
 MODELS = {"3B": "rlhfless_3b", "7B": "rlhfless_7b"}
 BASE = 3
 COLD_S = (30.0, 100.0, 300.0)

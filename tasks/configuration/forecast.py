@@ -1,6 +1,6 @@
 """The section `forecast`: the model's size, the expected lengths, the machines."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
@@ -10,6 +10,28 @@ _Above0 = Annotated[float, Field(gt=0)]
 _AtLeast0 = Annotated[float, Field(ge=0)]
 _Share = Annotated[float, Field(gt=0, le=1)]
 _Batch = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,5}$")]
+
+
+_LossProcess = Literal["aws-p3", "aws-v100-us-east-2b", "aws-v100-us-west-2a"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolForecast:
+    """What is different in a pool of pools.more_rollout: another kind of machine, another region.
+
+    Attributes:
+        accelerator, step_s: as accelerator_rollout and step_s of `ForecastConfig`, which are those of pools.rollout.
+        link_gbps, loss_process, trace_path, loss_rate_factor, start_s: None: as in `ForecastConfig`.
+    """
+
+    __pydantic_config__ = STRICT
+    accelerator: str | None = None
+    step_s: Annotated[dict[_Batch, _Above0], Field(min_length=1)] | None = None
+    link_gbps: _Above0 | None = None
+    loss_process: _LossProcess | None = None
+    trace_path: str | None = None
+    loss_rate_factor: _Above0 | None = None
+    start_s: _AtLeast0 | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,8 +46,11 @@ class ForecastConfig:
         accelerator_rollout, accelerator_train: data sheets to estimate from; None: what the pools and prices name.
         step_s: batch size to seconds of a decode step of a member of `rollout`, if measured; None: estimated.
         train_s_per_token: seconds per generated token, all machines of the trainer together; None: estimated.
-        bandwidth_efficiency: share of the memory bandwidth that decoding reaches.
+        bandwidth_efficiency: share of the memory bandwidth that decoding reaches; None: as published measurements say
+            of the accelerator.
         mfu: share of the peak arithmetic that training, prefill and large batches reach.
+        lengths_path, lengths_column: a file of response lengths, and the column or field that holds them, as in
+            tasks.forecasting.response_lengths; None: response_median and response_sigma.
         response_median, response_sigma: a log-normal distribution of response lengths in tokens; sigma is that of the
             natural logarithm.
         prompt_tokens: mean tokens of a prompt.
@@ -36,6 +61,7 @@ class ForecastConfig:
         start_s: seconds until a process can start on a new machine: provisioning and image.
         process_s: seconds in each iteration until a member asks for weights: pod and engine.
         link_gbps: download rate of a member's machine.
+        more_rollout: what is different in the pools of pools.more_rollout, by name.
         control_s: seconds between two iterations, for conclusion and plan.
         seeds: trace windows and draws of lengths for each setup. iterations_simulated: iterations simulated for each;
             the rest is scaled.
@@ -50,18 +76,28 @@ class ForecastConfig:
     accelerator_train: str | None = None
     step_s: Annotated[dict[_Batch, _Above0], Field(min_length=1)] | None = None
     train_s_per_token: _Above0 | None = None
-    bandwidth_efficiency: _Share = 0.6
+    bandwidth_efficiency: _Share | None = None
     mfu: _Share = 0.35
+    lengths_path: str | None = None
+    lengths_column: str | None = None
     response_median: _Above0 | None = None
     response_sigma: _AtLeast0 = 0.8
     prompt_tokens: Annotated[int, Field(ge=1)] = 256
     prompts_in_dataset: Annotated[int, Field(ge=1)] | None = None
-    loss_process: Literal["aws-p3", "aws-v100-us-east-2b", "aws-v100-us-west-2a"] = "aws-p3"
+    loss_process: _LossProcess = "aws-p3"
     trace_path: str | None = None
     loss_rate_factor: _Above0 = 1.0
     start_s: _AtLeast0 = 180.0
     process_s: _AtLeast0 = 60.0
     link_gbps: _Above0 = 10.0
+    more_rollout: dict[str, PoolForecast] = field(default_factory=dict)
     control_s: _AtLeast0 = 30.0
     seeds: Annotated[int, Field(ge=2, le=1000)] = 5
     iterations_simulated: Annotated[int, Field(ge=2, le=1000)] = 12
+
+    def __post_init__(self) -> None:
+        if (self.lengths_path is None) != (self.lengths_column is None):
+            raise ValueError(
+                f"lengths_column: value {self.lengths_column!r}; allowed with lengths_path {self.lengths_path!r}: "
+                f"{'null' if self.lengths_path is None else 'the name of a column'}"
+            )

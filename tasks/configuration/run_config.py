@@ -25,6 +25,7 @@ from tasks.configuration.forecast import ForecastConfig
 from tasks.configuration.lora import LoraConfig
 from tasks.configuration.optimizer import OptimizerConfig
 from tasks.configuration.planning import PlanningConfig
+from tasks.configuration.pool_clashes import pools_that_clash
 from tasks.configuration.problems import INTEGER_BITS_MAX, names, not_json, problems
 from tasks.configuration.rewards import OPERATIONAL as OPERATIONAL_OF_REWARD
 from tasks.configuration.rewards import RewardConfig, reward_names
@@ -161,6 +162,7 @@ class RunConfig:
             *_groups_that_clash(self),
             *_machines_that_clash(self),
             *_crews_that_clash(self),
+            *pools_that_clash(self.pools, self.rollout, self.planning, self.forecast),
             *_placements_that_clash(self),
         ]
         if problems_found:

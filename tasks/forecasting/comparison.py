@@ -4,17 +4,19 @@ An interval covers trace windows and draws of lengths only, not wrong inputs: if
 one, the true hours double, and no interval shows that.
 """
 
+import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from resources.prices import request_prices
 from resources.spot_trace import PROCESSES, TooFewPlacesError, read_trace
 from storage.forecast_records import ForecastRecord, Setting, SetupForecast, Spread
-from tasks.configuration.run_config import RunConfig
+from tasks.configuration.run_config import ConfigError, RunConfig, dump, parse
 from tasks.forecasting.events import Stalled
 from tasks.forecasting.inputs import gather
 from tasks.forecasting.probe import NoProbe, Probe
@@ -24,6 +26,7 @@ from tasks.forecasting.setups import Setup, setups
 from tasks.forecasting.simulate import simulate
 from tasks.forecasting.virtual_ledger import NO_MACHINE
 from tasks.planning.flush_interval import best_flush_interval_s, flush_usd
+from tasks.preparing.checks import check_settings
 
 LOW, HIGH = 0.1, 0.9
 SENSITIVITY = (0.3, 3.0)
@@ -69,10 +72,18 @@ def forecast(
     compared = setups(config, inputs)
     results = []
     for setup in compared:
+        refused = refusal(config, setup.settings)
+        if refused is not None:
+            results.append(SetupForecast(name=setup.name, settings=setup.settings, refused=refused))
+            continue
         tell(f"simulating {setup.name}")
         results.append(_simulated(setup, settings.iterations, settings.seeds))
     chosen, reason = recommend(results, config.planning.cost_weight, config.planning.usd_per_run_max)
     setup = next(setup for setup in compared if setup.name == chosen.name)
+    snippet = setup.settings | _flush_setting(setup.scenario, _iteration_s(chosen, settings.iterations))
+    refused = refusal(config, snippet)
+    if refused is not None:
+        raise RuntimeError(f"the recommended settings {snippet} are refused: {refused}")
     sensitivity = {}
     if any(pool.availability is not None for pool in setup.scenario.pools):
         for factor in SENSITIVITY:
@@ -89,9 +100,32 @@ def forecast(
         setups=tuple(results),
         recommended=chosen.name,
         reason=reason,
-        snippet=setup.settings | _flush_setting(setup.scenario, _iteration_s(chosen, settings.iterations)),
+        snippet=snippet,
         sensitivity=sensitivity,
     )
+
+
+def refusal(config: RunConfig, settings: Mapping[str, Setting]) -> str | None:
+    """Why `gleaner check` would refuse the configuration with these settings; None if it would not."""
+    try:
+        check_settings(parse(with_settings(dump(config), settings)))
+    except ConfigError as error:
+        return "; ".join(error.problems)
+    except (LookupError, ValueError) as error:
+        return str(error)
+    return None
+
+
+def with_settings(document: Mapping[str, Any], settings: Mapping[str, Setting]) -> dict[str, Any]:
+    """The document of a configuration with these settings, by path, laid over it."""
+    whole = copy.deepcopy(dict(document))
+    for path, value in settings.items():
+        *parents, name = path.split(".")
+        section = whole
+        for parent in parents:
+            section = section.setdefault(parent, {})
+        section[name] = value
+    return whole
 
 
 def recommend(

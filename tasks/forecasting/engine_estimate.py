@@ -1,33 +1,62 @@
-"""Estimates, by a roofline, of what an engine and a trainer take, from a model's size and a data sheet; no measurement.
+"""Estimates of what an engine and a trainer take, from a model's size and a data sheet; no measurement.
 
 A decode step reads the weights once and each response's cache once, and multiplies by every parameter for every
-response (Williams, Waterman and Patterson, "Roofline", CACM 52 (2009)). Training takes 6 operations per parameter and
-token, 8 if activations are computed twice (Kaplan et al., arXiv 2001.08361, section 2.1; Korthikanti et al., arXiv
-2205.05198). Peaks are multiplied by an efficiency that the user may set. A probe's figures replace all of this.
+response (Williams, Waterman and Patterson, "Roofline", CACM 52 (2009)). Besides, a step and each of its layers take a
+constant time, and with tensor parallelism the GPUs of an engine add up their parts twice in every layer (Shoeybi et
+al., arXiv 1909.08053, section 3). `python -m benchmarks.step_times` shows what the constants were fitted to. Training
+takes 6 operations per parameter and token, 8 if activations are computed twice (Kaplan et al., arXiv 2001.08361,
+section 2.1; Korthikanti et al., arXiv 2205.05198). Peaks are multiplied by an efficiency that the user may set. A
+probe's figures replace all of this.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from resources.accelerators import Accelerator
 
-# Caches are kept in bfloat16.
+# Caches and activations are bfloat16.
 CACHE_VALUE_BYTES = 2
+ACTIVATION_BYTES = 2
+# Seconds that a decode step and each of its layers take besides reading and multiplying: the scheduler, the sampler,
+# and kernels that are too short to fill a GPU. Of sums over GPUs: what each takes however little it sends.
+STEP_S = 1.5e-3
+LAYER_S = 30e-6
+SUM_S = 25e-6
+SUMS_PER_LAYER = 2
+# The share of the bandwidth on the data sheet that decoding reaches, and where another was measured.
+BANDWIDTH_REACHED = 0.76
+BANDWIDTH_REACHED_ON = {"H20": 0.44}
 Points = tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSize:
-    """parameters: their number. weight_bytes: per parameter. kv_bytes_per_token: keys and values of all layers."""
+    """parameters: their number; looked_up: those of them of which a token reads one row, an embedding that is not tied.
+
+    weight_bytes: per parameter. kv_bytes_per_token: keys and values of all layers.
+    """
 
     parameters: float
+    looked_up: float = 0.0
     weight_bytes: int
     kv_bytes_per_token: float
+    layers: int
 
     @property
     def bytes(self) -> float:
         return self.parameters * self.weight_bytes
+
+    @property
+    def multiplied(self) -> float:
+        """The parameters by which every token is multiplied."""
+        return self.parameters - self.looked_up
+
+    @property
+    def width(self) -> float:
+        """Values of a token between two layers, if a layer has 12 parameters for each pair of them."""
+        return math.sqrt(self.parameters / (12 * self.layers)) if self.layers else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +77,18 @@ class Device:
         return self.gpus * self.accelerator.flops * self.mfu
 
 
-def size_from_config(document: Mapping[str, Any]) -> tuple[float, float]:
-    """(parameters, cache bytes per token) of a dense decoder, from the fields of its config.json.
+def bandwidth_reached(accelerator: Accelerator) -> float:
+    """The share of its bandwidth that decoding reaches, by published measurements."""
+    return BANDWIDTH_REACHED_ON.get(accelerator.name, BANDWIDTH_REACHED)
+
+
+def assumed_layers(parameters: float) -> int:
+    """The layers of a dense model of this size, where nothing tells them: Qwen2.5's seven sizes within a factor 1.5."""
+    return max(1, round(30 * math.pow(parameters / 3e9, 0.3)))
+
+
+def size_from_config(document: Mapping[str, Any], weight_bytes: int) -> ModelSize:
+    """The size of a dense decoder, from the fields of its config.json.
 
     Counts embeddings, attention with grouped keys and values, and a gated feed-forward block; leaves out biases and
     norms, a thousandth. Raises ValueError, which names the missing field, and for mixtures of experts.
@@ -69,17 +108,34 @@ def size_from_config(document: Mapping[str, Any]) -> tuple[float, float]:
     kv_heads = int(document.get("num_key_value_heads") or heads)
     head = int(document.get("head_dim") or hidden // heads)
     attention = 2 * hidden * heads * head + 2 * hidden * kv_heads * head
-    embeddings = vocabulary * hidden * (1 if document.get("tie_word_embeddings") else 2)
-    parameters = embeddings + layers * (attention + 3 * hidden * inner)
-    return float(parameters), float(2 * layers * kv_heads * head * CACHE_VALUE_BYTES)
+    looked_up = 0 if document.get("tie_word_embeddings") else vocabulary * hidden
+    return ModelSize(
+        parameters=float(looked_up + vocabulary * hidden + layers * (attention + 3 * hidden * inner)),
+        looked_up=float(looked_up),
+        weight_bytes=weight_bytes,
+        kv_bytes_per_token=float(2 * layers * kv_heads * head * CACHE_VALUE_BYTES),
+        layers=layers,
+    )
 
 
 def decode_step_s(model: ModelSize, device: Device, batch: int, context_tokens: float) -> float:
     """Seconds of a step that gives each of `batch` responses one token, at this mean context."""
-    weights_s = model.bytes / device.bytes_per_s
-    products_s = 2 * model.parameters * batch / device.flops
+    weights_s = model.multiplied * model.weight_bytes / device.bytes_per_s
+    products_s = 2 * model.multiplied * batch / device.flops
     cache_s = batch * context_tokens * model.kv_bytes_per_token / device.bytes_per_s
-    return max(weights_s, products_s) + cache_s
+    constant_s = STEP_S + model.layers * LAYER_S
+    if device.gpus > 1:
+        constant_s += model.layers * SUMS_PER_LAYER * SUM_S
+    return constant_s + max(weights_s, products_s) + cache_s + batch * sent_s_per_token(model, device)
+
+
+def sent_s_per_token(model: ModelSize, device: Device) -> float:
+    """Seconds in which the GPUs of an engine exchange one token's values, in all layers; 0 for one GPU.
+
+    A sum over n GPUs sends 2 (n - 1) / n of the values over each link (ring all-reduce).
+    """
+    sent = 2 * (device.gpus - 1) / device.gpus * model.width * ACTIVATION_BYTES
+    return model.layers * SUMS_PER_LAYER * sent / (device.accelerator.link_bytes_per_s * device.bandwidth_efficiency)
 
 
 def step_points(model: ModelSize, device: Device, responses_max: int, context_tokens: float) -> Points:
@@ -89,8 +145,8 @@ def step_points(model: ModelSize, device: Device, responses_max: int, context_to
 
 
 def prefill_tokens_per_s(model: ModelSize, device: Device) -> float:
-    """The rate of prefill, which is bound by arithmetic: 2 operations per parameter and token."""
-    return device.flops / (2 * model.parameters)
+    """The rate of prefill: 2 operations per parameter and token, and what the GPUs of an engine exchange."""
+    return 1 / (2 * model.multiplied / device.flops + sent_s_per_token(model, device))
 
 
 def responses_that_fit(

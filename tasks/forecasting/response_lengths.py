@@ -5,11 +5,13 @@ Every draw has its own key, so no policy's decision changes the work on which an
 
 import csv
 import math
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from resources.documents import parse_json
 from tasks.forecasting.scenario import LengthsScenario, ScenarioError, WorkScenario
 
 Floats = npt.NDArray[np.float64]
@@ -18,7 +20,7 @@ _ORDER, _PROMPTS, _SHIFTS, _SAMPLES = range(4)
 
 
 class ResponseLengths:
-    """The draws of one seed; raises ScenarioError if a file of quantiles cannot be used."""
+    """The draws of one seed; raises ScenarioError if a file of lengths cannot be used."""
 
     def __init__(self, work: WorkScenario, seed: int) -> None:
         self._work = work
@@ -87,17 +89,51 @@ def _quantiles(settings: LengthsScenario) -> tuple[Floats, Floats]:
 
 
 def _read_quantiles(path: str, column: str) -> Floats:
+    """The quantiles in a file, [points, 2].
+
+    A CSV file with a column `quantile` holds them. Any other CSV or JSONL file (`.jsonl`: an object a line) has one
+    response in each row, as Azure's and Mooncake's traces have; then the lengths are sorted.
+    """
     try:
-        with Path(path).open(encoding="utf-8", newline="") as file:
-            rows = csv.DictReader(file)
-            points = np.array([(float(row["quantile"]), float(row[column])) for row in rows])
-    except KeyError as error:
-        raise ScenarioError(f"{path}: no column {error}; allowed: a column of the file, besides 'quantile'") from None
-    except (OSError, UnicodeDecodeError, ValueError, TypeError) as error:
-        raise ScenarioError(f"{path}: cannot be read as quantiles: {error}") from None
-    if len(points) < 2 or (np.diff(points[:, 0]) <= 0).any() or (np.diff(points[:, 1]) < 0).any():
-        raise ScenarioError(f"{path}: column {column!r}: {len(points)} rows; allowed: at least 2, ascending")
-    return points
+        rows = _rows(Path(path))
+    except (OSError, UnicodeDecodeError, ValueError, csv.Error) as error:
+        raise ScenarioError(f"{path}: cannot be read: {error}") from None
+    if not rows:
+        raise ScenarioError(f"{path}: it has no rows; allowed: at least 2")
+    if column not in rows[0]:
+        names = ", ".join(map(str, rows[0]))
+        raise ScenarioError(f"{path}: no column {column!r}; allowed: {names}")
+    lengths = [_number(path, number, column, row.get(column)) for number, row in enumerate(rows, start=1)]
+    if "quantile" in rows[0]:
+        at = [_number(path, number, "quantile", row.get("quantile")) for number, row in enumerate(rows, start=1)]
+        points = np.array([at, lengths]).T
+        if len(points) < 2 or (np.diff(points[:, 0]) <= 0).any() or (np.diff(points[:, 1]) < 0).any():
+            raise ScenarioError(f"{path}: column {column!r}: {len(points)} rows; allowed: at least 2, ascending")
+        return points
+    if len(lengths) < 2:
+        raise ScenarioError(f"{path}: it has 1 row; allowed: at least 2")
+    return np.array([np.linspace(0, 1, len(lengths)), np.sort(lengths)]).T
+
+
+def _rows(path: Path) -> list[Mapping[str, object]]:
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        if path.suffix != ".jsonl":
+            return list(csv.DictReader(file))
+        found = [parse_json(line) for line in file if line.strip()]
+    rows: list[Mapping[str, object]] = [row for row in found if isinstance(row, dict)]
+    if len(rows) < len(found):
+        raise ValueError("a line is no object; allowed: a JSON object in each")
+    return rows
+
+
+def _number(path: str, row: int, column: str, value: object) -> float:
+    try:
+        found = float(str(value))
+    except ValueError:
+        found = math.nan
+    if not (math.isfinite(found) and found >= 0):
+        raise ScenarioError(f"{path}: row {row}: {column}: value {str(value)[:40]!r}; allowed: a number from 0 on")
+    return found
 
 
 def _normal_cdf(scores: Floats) -> Floats:

@@ -113,6 +113,7 @@ class TrainerScenario:
     usd_per_h, gpus: of all of them together.
     responses_max, step_s, prefill_tokens_per_s: of one of the engines.
     process_s: seconds until the engines are ready, in every iteration in which they generate; 0 if they persist.
+    load_s: seconds from the end of generating, or from its beginning, until it holds the model and can train.
     train_s_per_token: seconds per generated token. train_fixed_s: further seconds of a step: optimizer, publishing.
     control_s: from published weights to the next plan: conclusion and plan. No process is on any machine then.
     waits: whether its process waits while responses are generated; else it starts when all have ended, as when one
@@ -129,6 +130,7 @@ class TrainerScenario:
     step_s: Points
     prefill_tokens_per_s: _Above0
     process_s: _AtLeast0 = 0.0
+    load_s: _AtLeast0 = 0.0
     train_s_per_token: _AtLeast0
     train_fixed_s: _AtLeast0 = 0.0
     control_s: _AtLeast0 = 0.0
@@ -148,7 +150,8 @@ class TrainerScenario:
 class LengthsScenario:
     """Response lengths in tokens: quantiles, a file of them, or a log-normal distribution.
 
-    quantiles: (quantile, tokens), both ascending, linear in between. path, column: a CSV file with a column `quantile`.
+    quantiles: (quantile, tokens), both ascending, linear in between. path, column: a file of quantiles or of lengths,
+        and the column or field that holds them (tasks.forecasting.response_lengths).
     median, sigma: the log-normal distribution; sigma is that of the natural logarithm.
     cap: longer responses end there.
     rho: correlation of the normal scores of two responses to one prompt, in the same epoch or another.

@@ -1,13 +1,15 @@
-"""The setups to compare: the trainer's machines alone, the crew alone, both, the user's own, and a chosen width.
+"""The setups to compare: the user's own, the trainer's machines alone, each pool alone, both, and a chosen width.
 
 A setup is a set of the configuration's fields, and the scenario that follows from them.
 """
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from storage.forecast_records import Setting
 from tasks.configuration.planning import PlanningConfig
 from tasks.configuration.run_config import RunConfig
+from tasks.forecasting.crew_inputs import CrewPool
 from tasks.forecasting.inputs import ForecastInputs
 from tasks.forecasting.scenario import PoolScenario, Scenario
 
@@ -26,27 +28,11 @@ class Setup:
 
 
 def setups(config: RunConfig, inputs: ForecastInputs) -> tuple[Setup, ...]:
-    """The user's own setup first; the others have the configuration's first pool only, and duplicates are left out.
+    """The user's own setup first; duplicates are left out.
 
     Raises ValueError if the configuration's own setup is impossible.
     """
-    pool = inputs.pools[0]
-    widths = config.forecast.widths or tuple(sorted({max(1, pool.count // 2), pool.count, 2 * pool.count}))
-    can_seed = bool(inputs.trainer.engines)
-    found = [_configured(config, inputs)]
-    if can_seed:
-        found.append(_setup(RESERVED, _reserved_settings(), inputs, ()))
-    kind = "spot" if pool.interruptible else "crew"
-    found += [_of_width(f"{kind} only, {width}", width, "off", inputs) for width in widths]
-    if can_seed:
-        found += [_of_width(f"reserved + {kind}, {width}", width, "auto", inputs) for width in widths]
-    chosen: dict[str, Setting] = {
-        "pools.rollout.count": max(widths),
-        "pools.rollout.count_min": 0 if can_seed else 1,
-        "planning.width": "cost",
-        "planning.seeding": "auto" if can_seed else "off",
-    }
-    found.append(_setup(CHOSEN, chosen, inputs, (pool,)))
+    found = [_configured(config, inputs), *_alternatives(config, inputs)]
     unlike: list[Setup] = []
     for setup in found:
         alike = (replace(setup.scenario, name=other.scenario.name) for other in unlike)
@@ -57,43 +43,65 @@ def setups(config: RunConfig, inputs: ForecastInputs) -> tuple[Setup, ...]:
 
 def _configured(config: RunConfig, inputs: ForecastInputs) -> Setup:
     settings: dict[str, Setting] = {}
-    for name, pool in config.pools.rollout_pools.items():
-        path = f"pools.{name}" if name == "rollout" else f"pools.more_rollout.{name}"
-        settings |= {f"{path}.count": pool.count, f"{path}.count_min": getattr(pool, "count_min", 0)}
+    for pool in inputs.pools:
+        settings |= {f"{pool.path}.count": pool.configured.count, f"{pool.path}.count_min": pool.configured.count_min}
     settings |= {"planning.width": config.planning.width, "planning.seeding": config.planning.seeding}
-    return _setup(CONFIGURED, settings, inputs, inputs.pools)
+    return _setup(CONFIGURED, settings, inputs, [pool.configured for pool in inputs.pools])
 
 
-def _reserved_settings() -> dict[str, Setting]:
-    # A pool has at least one slot; the planner takes none if none is worth its price.
-    return {
-        "pools.rollout.count": 1,
-        "pools.rollout.count_min": 0,
-        "planning.width": "cost",
-        "planning.seeding": "auto",
-    }
+def _alternatives(config: RunConfig, inputs: ForecastInputs) -> Iterator[Setup]:
+    can_seed = bool(inputs.trainer.engines)
+    if can_seed:
+        yield _of_counts(RESERVED, {}, "auto", inputs)
+    widths = {pool.path: _widths(config, pool.configured) for pool in inputs.pools}
+    for seeding, form in (("off", "{} only, {}"), ("auto", "reserved + {}, {}"))[: 1 + can_seed]:
+        for pool in inputs.pools:
+            for width in widths[pool.path]:
+                yield _of_counts(form.format(_kind(pool, inputs), width), {pool.path: width}, seeding, inputs)
+    for factor, name in ((0.5, "half of every pool"), (2.0, "twice every pool"))[: 2 * (len(inputs.pools) > 1)]:
+        counts = {pool.path: max(1, round(pool.configured.count * factor)) for pool in inputs.pools}
+        yield _of_counts(name, counts, config.planning.seeding, inputs)
+    yield _chosen({path: max(of_pool) for path, of_pool in widths.items()}, inputs, can_seed=can_seed)
 
 
-def _of_width(name: str, width: int, seeding: str, inputs: ForecastInputs) -> Setup:
-    settings: dict[str, Setting] = {
-        "pools.rollout.count": width,
-        "pools.rollout.count_min": min(inputs.pools[0].count_min, width),
-        "planning.width": "fixed",
-        "planning.seeding": seeding,
-    }
-    return _setup(name, settings, inputs, inputs.pools[:1])
+def _widths(config: RunConfig, pool: PoolScenario) -> tuple[int, ...]:
+    count = max(1, pool.count)
+    return config.forecast.widths or tuple(sorted({max(1, count // 2), count, 2 * count}))
 
 
-def _setup(name: str, settings: dict[str, Setting], inputs: ForecastInputs, pools: tuple[PoolScenario, ...]) -> Setup:
-    """The setup whose settings replace those of the first pool and of planning."""
-    first = [
-        replace(
-            pool,
-            count=int(settings["pools.rollout.count"] or 0),
-            count_min=int(settings["pools.rollout.count_min"] or 0),
-        )
-        for pool in pools[:1]
-    ]
+def _kind(pool: CrewPool, inputs: ForecastInputs) -> str:
+    """A pool in the names of setups: by its name if there are several."""
+    if len(inputs.pools) > 1:
+        return pool.configured.name
+    return "spot" if pool.configured.interruptible else "crew"
+
+
+def _of_counts(name: str, counts: Mapping[str, int], seeding: str, inputs: ForecastInputs) -> Setup:
+    """A fixed number of members of some pools, by path, and none of the others."""
+    settings: dict[str, Setting] = {}
+    pools = []
+    for pool in inputs.pools:
+        count = counts.get(pool.path, 0)
+        least = min(pool.configured.count_min, count)
+        settings |= {f"{pool.path}.count": count, f"{pool.path}.count_min": least}
+        if count:
+            settings |= pool.trim
+            pools.append(replace(pool.trimmed, count=count, count_min=least))
+    return _setup(name, settings | {"planning.width": "fixed", "planning.seeding": seeding}, inputs, pools)
+
+
+def _chosen(most: Mapping[str, int], inputs: ForecastInputs, *, can_seed: bool) -> Setup:
+    settings: dict[str, Setting] = {}
+    pools = []
+    for number, pool in enumerate(inputs.pools):
+        least = 0 if can_seed or number else 1
+        settings |= {f"{pool.path}.count": most[pool.path], f"{pool.path}.count_min": least} | pool.trim
+        pools.append(replace(pool.trimmed, count=most[pool.path], count_min=least))
+    seeding = "auto" if can_seed else "off"
+    return _setup(CHOSEN, settings | {"planning.width": "cost", "planning.seeding": seeding}, inputs, pools)
+
+
+def _setup(name: str, settings: dict[str, Setting], inputs: ForecastInputs, pools: list[PoolScenario]) -> Setup:
     planning: PlanningConfig = replace(
         inputs.policy.planning,
         width=settings["planning.width"],  # type: ignore[arg-type]
@@ -101,7 +109,7 @@ def _setup(name: str, settings: dict[str, Setting], inputs: ForecastInputs, pool
     )
     scenario = Scenario(
         name=name,
-        pools=(*first, *pools[1:]),
+        pools=tuple(pools),
         trainer=inputs.trainer,
         work=inputs.work,
         policy=replace(inputs.policy, planning=planning),

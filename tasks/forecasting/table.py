@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from storage.forecast_records import ForecastRecord, Setting, SetupForecast, Spread
+from tasks.forecasting.comparison import with_settings
 from tasks.forecasting.realised import Comparison
 
 TEXT_WIDTH = 150
@@ -92,13 +93,7 @@ def comparison_text(comparison: Comparison, width: int = TEXT_WIDTH) -> str:
 
 def snippet_yaml(settings: Mapping[str, Setting]) -> str:
     """The fields by path as YAML for a configuration; `off` is quoted, because YAML reads a bare one as false."""
-    document: dict[str, object] = {}
-    for path, value in settings.items():
-        *parents, name = path.split(".")
-        section = document
-        for parent in parents:
-            section = section.setdefault(parent, {})  # type: ignore[assignment]
-        section[name] = value
+    document = with_settings({}, settings)
     text: str = yaml.safe_dump(document, sort_keys=False)
     return text
 

@@ -1,7 +1,7 @@
 """The trainer's machines: they may generate for a while, then train on complete groups as these end, then publish.
 
 If no crew member lives, they go on generating, or begin again by production's rule. What was trained by then is trained
-a second time, from the last checkpoint. Loading a model takes no time here.
+a second time, from the last checkpoint. Before they train they load the model.
 """
 
 from collections.abc import Callable, Sequence
@@ -70,8 +70,7 @@ class Training:
         self._crew, self._engine = crew, engine
         self.began_s = self._since_s = self._events.now_s
         if not slots or crew.ended_s is not None or seeding_s == 0:
-            self._phase = "waiting"
-            self._go_on()
+            self._load()
             return
         self._generate(slots)
         if seeding_s is not None:
@@ -150,7 +149,7 @@ class Training:
             self._watch()
 
     def _hand_over(self) -> None:
-        """Leave the rest to other members and train; first repeat what had been trained."""
+        """Leave the rest to other members, and train."""
         now_s = self._events.now_s
         duration_s = now_s - self._since_s
         self.seeding_s += duration_s
@@ -164,6 +163,19 @@ class Training:
         # Engines without a slot of the plan have idled.
         self._account.add("idle", duration_s * (1 - len(self._engines) / self._scenario.engines))
         self._since_s = now_s
+        self._load()
+
+    def _load(self) -> None:
+        """Load the model, then repeat what was trained before the machines generated again."""
+        self._phase = "loading"
+        if self._scenario.load_s:
+            self._events.after(self._scenario.load_s, self._loaded)
+        else:
+            self._loaded()
+
+    def _loaded(self) -> None:
+        self._account.add("process", self._events.now_s - self._since_s)
+        self._since_s = self._events.now_s
         if self._trained_tokens:
             self._phase = "training"
             self._events.after(self._trained_tokens * self._scenario.train_s_per_token, self._retrained)

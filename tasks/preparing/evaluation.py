@@ -135,7 +135,8 @@ def _write_plan(
     )
     records.commit(store, layout.RUN, mine)
     publish_models(run, evaluation.rewards or (), OWN_MODELS)
-    assignment = assign_groups(len(rows), config.pools.rollout.count)
+    # With pools.rollout.count 0, training's responses come from elsewhere; an evaluation has no other pool.
+    assignment = assign_groups(len(rows), max(1, config.pools.rollout.count))
     plan = PlanRecord(
         iteration=ITERATION,
         weight_version=version,

@@ -48,18 +48,19 @@ def test_skypilot_file_is_read_as_machines_available(tmp_path: Path):
     assert (trace.losses, trace.span_s) == (2, 1200.0)
 
 
-def test_dated_counts_are_read_in_order_of_time(tmp_path: Path):
-    lines = "2021-12-11, 23:59:30, 2\n2021-12-12, 00:01:30, 3\n2021-12-12, 00:00:00, 1\n"
-    (tmp_path / "t.txt").write_text(lines)
+def test_what_else_a_skypilot_file_holds_is_not_read(tmp_path: Path):
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps({"metadata": {"gap_seconds": 300}, "data": [1, 0], "prices": [0.9, 0.9]}))
+    assert read_trace(path).losses == 1
+
+
+def test_of_interleaved_counts_the_later_line_holds(tmp_path: Path):
+    # Each count stands for three minutes, although the next line has another after one; sorted, 4 machines were lost.
+    rows = ("00:00:00, 8", "00:01:00, 8", "00:02:00, 8", "00:01:00, 6", "00:02:00, 6", "00:03:00, 7")
+    (tmp_path / "t.txt").write_text("".join(f"2021-12-12, {row}\n" for row in rows))
     trace = read_trace(tmp_path / "t.txt")
-    assert [(event.time_s, event.up) for event in trace.events] == [
-        (0.0, True),
-        (0.0, True),
-        (30.0, False),
-        (120.0, True),
-        (120.0, True),
-    ]
-    assert (trace.span_s, trace.losses) == (120.0, 1)
+    assert [(event.time_s, event.up) for event in trace.events[8:]] == [(60.0, False), (60.0, False), (180.0, True)]
+    assert (trace.span_s, trace.losses) == (180.0, 2)
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,12 @@ def test_a_plan_is_an_iteration_without_training_below_the_run(store, settings):
 
 
 @pytest.mark.slow
+def test_where_training_takes_no_slot_of_the_pool_an_evaluation_takes_one(store, settings):
+    pools = replace(settings.pools, rollout=replace(settings.pools.rollout, count=0, count_min=0))
+    run_tasks(replace(settings, pools=pools, planning=replace(settings.planning, seeding="auto")))
+    assert len(evaluations(store)) == 1
+
+
 def test_an_evaluation_from_plan_to_record(store, settings):
     url = sampled(settings)
     before = {key: body for key, body in everything(store).items() if not key.startswith(layout.EVALUATIONS)}

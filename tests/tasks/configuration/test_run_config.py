@@ -229,6 +229,29 @@ def test_the_overlong_buffer_is_within_the_length_of_responses():
             r"trainer\.nproc_per_node: value 8; allowed: 1 to pools\.train\.gpus \(4\), one for each GPU",
         ),
         (
+            {"pools": {"rollout": {"count": 0, "count_min": 0}}},
+            r"pools\.rollout\.count: value 0; allowed with planning\.seeding 'off': at least 1 in one pool of the crew",
+        ),
+        (
+            {
+                "rollout": {"engine": "vllm", "vllm": {"tensor_parallel_size": 4}},
+                "pools": {"more_rollout": {"far": {"gpus": 2}}},
+            },
+            r"pools\.more_rollout\.far\.gpus: value 2; allowed: 0, or at least rollout\.vllm\.tensor_parallel_size",
+        ),
+        (
+            {
+                "rollout": {"engine": "vllm", "vllm": {"tensor_parallel_size": 4}},
+                "pools": {"train": {"gpus": 1}},
+                "planning": {"seeding": "auto"},
+            },
+            r"pools\.train\.gpus: value 1; allowed: 0, or at least",
+        ),
+        (
+            {"forecast": {"more_rollout": {"far": {}}}},
+            r"forecast\.more_rollout: 'far' given; allowed: none, because pools\.more_rollout has none",
+        ),
+        (
             {
                 "planning": {"seeding": "auto"},
                 "trainer": {"nproc_per_node": 2},

@@ -5,9 +5,11 @@ from typing import Any
 import pytest
 
 from resources.spot_trace import AWS_P3
-from tasks.configuration.run_config import RunConfig, parse
+from tasks.configuration.run_config import ConfigError, RunConfig, parse
 from tasks.forecasting.inputs import ForecastInputs, gather
 from tasks.forecasting.probe import NoProbe, PoolProbe, Probe
+from tasks.forecasting.scenario import AvailabilityScenario, PoolScenario
+from tasks.forecasting.trainer_inputs import state_bytes
 from tests.forecast_documents import document
 
 UNPROBED = NoProbe(reason="not asked")
@@ -35,6 +37,12 @@ def probe(**changes: Any) -> Probe:
     )
 
 
+def only_pool(inputs: ForecastInputs) -> PoolScenario:
+    """The crew's one pool, as configured."""
+    [pool] = inputs.pools
+    return pool.configured
+
+
 def sources(inputs: ForecastInputs) -> dict[str, str]:
     return {each.name: each.source for each in inputs.shown}
 
@@ -53,7 +61,7 @@ def test_without_a_probe_everything_says_that_it_is_configured_or_estimated():
 def test_what_was_measured_wins_over_what_is_configured():
     section = {"step_s": {1: 1.0}, "train_s_per_token": 1.0, "response_median": 5}
     inputs = gather(config(forecast=section), probe())
-    [pool] = inputs.pools
+    pool = only_pool(inputs)
     assert pool.step_s == inputs.trainer.step_s == ((1, 0.03), (8, 0.05))
     assert inputs.trainer.train_s_per_token == 0.002
     assert (inputs.trainer.train_fixed_s, inputs.trainer.control_s) == (4.0, 3.0)
@@ -61,7 +69,7 @@ def test_what_was_measured_wins_over_what_is_configured():
     # Six losses in four hours are 1.5 an hour; what is paid for until weights arrive is the process and their pull.
     assert pool.availability is not None
     assert pool.availability.rate_factor * AWS_P3.losses_per_node_h == pytest.approx(1.5)
-    assert pool.process_s == pytest.approx(45.0 - 0.02 * 3e9 * 8 / 10e9)
+    assert pool.process_s == pytest.approx(45.0 - 0.02 * 2.4e9 * 8 / 10e9)
     found = sources(inputs)
     measured = [name for name, source in found.items() if source == "measured in runs/a, iterations 0 to 2"]
     assert {"rollout: engine", "train: engine", "train: step", "response lengths", "rollout: losses"} <= {*measured}
@@ -69,7 +77,7 @@ def test_what_was_measured_wins_over_what_is_configured():
 
 def test_few_losses_are_no_rate():
     seldom = {"rollout": PoolProbe(step_s=((1, 0.03),), start_s=None, losses=2, machine_h=1.0)}
-    [pool] = gather(config(), probe(pools=seldom)).pools
+    pool = only_pool(gather(config(), probe(pools=seldom)))
     assert pool.availability is not None
     assert pool.availability.rate_factor == 1.0
     assert pool.process_s == config().forecast.process_s
@@ -78,14 +86,14 @@ def test_few_losses_are_no_rate():
 def test_what_is_configured_wins_over_data_sheets():
     section = {"step_s": {64: 0.02, 1: 0.01}, "train_s_per_token": 1e-4}
     inputs = gather(config(forecast=section), UNPROBED)
-    assert inputs.pools[0].step_s == ((1, 0.01), (64, 0.02))
+    assert only_pool(inputs).step_s == ((1, 0.01), (64, 0.02))
     assert inputs.trainer.train_s_per_token == 1e-4
     assert sources(inputs)["train: step"] == "configured (forecast.train_s_per_token)"
 
 
 def test_a_cpu_needs_a_probe_or_figures():
     pools = {"rollout": {"gpus": 0, "usd_per_hour": 1.0}, "train": {"gpus": 0, "usd_per_hour": 1.0}}
-    assert gather(config(pools=pools), probe()).pools[0].prefill_tokens_per_s == pytest.approx(8 / 0.05)
+    assert only_pool(gather(config(pools=pools), probe())).prefill_tokens_per_s == pytest.approx(8 / 0.05)
     with pytest.raises(ValueError, match=r"pools\.rollout\.gpus: value 0, and no step time is known; allowed: at l"):
         gather(config(pools=pools), UNPROBED)
     with pytest.raises(ValueError, match=r"pools\.train\.gpus: value 0, and no speed of training is known; allowed"):
@@ -120,14 +128,15 @@ def test_the_model_is_counted_where_its_config_is(tmp_path: Path):
 
 def test_a_trainer_that_cannot_hold_an_engine_does_not_generate():
     large = {
-        "parameters_billions": 70.0,
+        "parameters_billions": 12.0,
         "kv_bytes_per_token": 300_000.0,
         "accelerator_rollout": "h200",
-        "accelerator_train": "h100",
+        "accelerator_train": "l40s",
     }
-    vllm = {"engine": "vllm", "vllm": {"tensor_parallel_size": 2}}
-    pools = {"rollout": {"gpus": 2, "usd_per_hour": 3.0}, "train": {"machine": "g6.xlarge", "gpus": 1}}
-    inputs = gather(config(forecast=large, pools=pools, rollout=vllm, planning={"seeding": "off"}), UNPROBED)
+    pools = {"rollout": {"gpus": 1, "usd_per_hour": 3.0}, "train": {"machine": "g6.xlarge", "gpus": 8}}
+    given = {"trainer": {"nproc_per_node": 8}, "planning": {"seeding": "off"}}
+    vllm = {"engine": "vllm", "vllm": {"gpu_memory_utilization": 0.5}}
+    inputs = gather(config(forecast=large, pools=pools, rollout=vllm, **given), UNPROBED)
     assert inputs.trainer.engines == 0
     assert "do not fit" in sources(inputs)["train: engine"]
 
@@ -136,9 +145,10 @@ def test_an_accelerator_without_a_data_sheet_does_where_nothing_is_estimated_fro
     strange = {"machine": "g6.xlarge", "gpus": 1, "accelerator": "nvidia-b300"}
     pools = {"rollout": strange, "train": strange}
     inputs = gather(config(pools=pools), probe())
-    assert inputs.pools[0].step_s == inputs.trainer.step_s == ((1, 0.03), (8, 0.05))
+    assert only_pool(inputs).step_s == inputs.trainer.step_s == ((1, 0.03), (8, 0.05))
     configured = {"step_s": {1: 0.01, 8: 0.02}, "train_s_per_token": 1e-4}
-    [pool] = gather(config(pools=pools, forecast=configured, planning={"seeding": "off"}), UNPROBED).pools
+    unseeded = config(pools=pools, forecast=configured, planning={"seeding": "off"})
+    pool = only_pool(gather(unseeded, UNPROBED))
     assert pool.prefill_tokens_per_s == pytest.approx(8 / 0.02)
     with pytest.raises(
         LookupError, match=r"pools\.rollout: accelerator: value 'nvidia-b300'; .*forecast\.accelerator_"
@@ -146,14 +156,33 @@ def test_an_accelerator_without_a_data_sheet_does_where_nothing_is_estimated_fro
         gather(config(pools=pools), UNPROBED)
 
 
+def parallel(gpus: int, per_engine: int, engine: str = "vllm", **sections: Any) -> RunConfig:
+    """Slots of so many GPUs with engines of per_engine, and no seeding."""
+    rollout = {"engine": engine, "vllm": {"tensor_parallel_size": per_engine}}
+    pools = {"rollout": {"machine": "p5.48xlarge", "gpus": gpus}, **sections.pop("pools", {})}
+    return config(pools=pools, rollout=rollout, **{"planning": {"seeding": "off"}, **sections})
+
+
 def test_an_engine_has_the_gpus_of_tensor_parallelism_and_not_all_of_its_machine():
-    def step_s(gpus: int, parallel: int, engine: str = "vllm") -> float:
-        rollout = {"engine": engine, "vllm": {"tensor_parallel_size": parallel}}
-        pools = {"rollout": {"gpus": gpus, "usd_per_hour": 1.0}}
-        return gather(config(pools=pools, rollout=rollout), UNPROBED).pools[0].step_s[0][1]
+    def step_s(gpus: int, per_engine: int, engine: str = "vllm") -> float:
+        return only_pool(gather(parallel(gpus, per_engine, engine), UNPROBED)).step_s[0][1]
 
     assert step_s(8, 1) == step_s(1, 1) == step_s(8, 8, "torch")
-    assert step_s(8, 4) == pytest.approx(step_s(1, 1) / 4)
+    assert step_s(8, 4) == step_s(4, 4)
+    assert step_s(1, 1) / 4 < step_s(4, 4)
+
+
+def test_gpus_that_no_engine_uses_are_shown_and_left_out_of_what_is_compared():
+    inputs = gather(parallel(8, 4), UNPROBED)
+    [pool] = inputs.pools
+    shown = next(each.value for each in inputs.shown if each.name == "rollout: GPUs")
+    assert shown == "4 of a slot's 8 GPUs are paid for and unused; other setups have 4"
+    assert (pool.configured.gpus, pool.trimmed.gpus) == (8, 4)
+    assert pool.trimmed.usd_per_h == pytest.approx(pool.configured.usd_per_h / 2)
+    assert pool.trim == {"pools.rollout.gpus": 4}
+    [used] = gather(parallel(4, 4), UNPROBED).pools
+    assert used.trimmed == used.configured
+    assert not used.trim
 
 
 def test_a_trainer_computes_on_one_gpu_per_process():
@@ -165,14 +194,99 @@ def test_a_trainer_computes_on_one_gpu_per_process():
     assert (one.engines, four.engines) == (1, 4)
 
 
+def test_engines_of_several_gpus_do_not_multiply_the_trainers():
+    """Four processes with four GPUs are no four engines of four; the configuration refuses to seed with them."""
+    train = {"train": {"machine": "p5.48xlarge", "gpus": 8}}
+    several = gather(parallel(4, 4, pools=train, trainer={"nproc_per_node": 4}), UNPROBED)
+    assert several.trainer.engines == 0
+    reason = sources(several)["train: engine"]
+    assert reason == "rollout.vllm.tensor_parallel_size 4: each of the trainer's 4 processes has one GPU"
+    alone = gather(parallel(4, 4, pools=train), UNPROBED)
+    assert alone.trainer.engines == 1
+    assert sources(alone)["train: engine"].startswith("estimated: 4 x H100-80GB")
+    small = gather(parallel(4, 4), UNPROBED)
+    assert small.trainer.engines == 0
+    assert sources(small)["train: engine"].endswith("pools.train.gpus is 1")
+
+
+def test_a_trainer_that_cannot_hold_its_state_is_refused_with_what_would_fit():
+    large = {"parameters_billions": 72.7, "kv_bytes_per_token": 327_680}
+    pools = {"train": {"machine": "p5.48xlarge", "gpus": 8}}
+
+    def gathered(**sections: Any) -> ForecastInputs:
+        return gather(parallel(4, 4, forecast=large, pools=pools, **sections), UNPROBED)
+
+    with pytest.raises(
+        ValueError,
+        match=r"trainer\.nproc_per_node: 8 processes on H100-80GB would hold 1,163 GB of 640, 16 bytes per parameter; "
+        r"allowed: at least 17 processes .*, or the section lora with at least 5, for 291 GB",
+    ):
+        gathered(trainer={"nproc_per_node": 8})
+    assert gathered(trainer={"nproc_per_node": 8, "nnodes": 3}).trainer.gpus == 24
+    adapted = gathered(trainer={"nproc_per_node": 8}, lora={"rank": 8})
+    assert next(each.value for each in adapted.shown if each.name == "train: memory") == "291 GB of 640"
+    # What has run fits.
+    measured = parallel(4, 4, forecast=large, pools=pools, trainer={"nproc_per_node": 8})
+    assert gather(measured, probe()).trainer.gpus == 8
+
+
+def test_a_reference_and_a_critic_take_memory_too():
+    plain = state_bytes(config(), 1e9)
+    assert state_bytes(config(algorithm={"kl_coef": 0.1}), 1e9) == plain + 4e9
+    assert state_bytes(config(lora={"rank": 8}, algorithm={"kl_coef": 0.1}), 1e9) == 4e9
+    assert state_bytes(config(algorithm={"advantage_estimator": "gae"}), 1e9) == 2 * plain
+
+
+def test_a_trainer_reads_its_checkpoint_before_it_trains():
+    whole, adapters = (gather(config(**sections), UNPROBED).trainer.load_s for sections in ({}, {"lora": {"rank": 8}}))
+    assert whole == pytest.approx(12 * 1.2e9 * 8 / 100e9)
+    assert adapters == pytest.approx(2 * 1.2e9 * 8 / 100e9)
+    assert gather(config(), probe(in_turn=True)).trainer.load_s == 0
+
+
+def test_each_pool_has_its_own_link_losses_and_data_sheet():
+    far = {"machine": "p5.48xlarge", "gpus": 1, "count": 3}
+    section = {
+        "link_gbps": 10.0,
+        "loss_rate_factor": 2.0,
+        "more_rollout": {
+            "far": {"link_gbps": 1.0, "trace_path": "far.csv", "loss_rate_factor": 1.0, "start_s": 9.0},
+            "near": {"accelerator": "a100-80g"},
+        },
+    }
+    pools = {"more_rollout": {"far": far, "near": {**far, "machine": "g6.xlarge"}}}
+    first, other, near = (pool.configured for pool in gather(config(pools=pools, forecast=section), UNPROBED).pools)
+    assert (first.link_gbps, other.link_gbps, near.link_gbps) == (10.0, 1.0, 10.0)
+    assert (first.start_s, other.start_s, near.start_s) == (180.0, 9.0, 180.0)
+    assert other.availability == AvailabilityScenario(path="far.csv")
+    assert first.availability == near.availability == AvailabilityScenario(process="aws-p3", rate_factor=2.0)
+    assert near.step_s < first.step_s
+    odd = {"far": {**far, "accelerator": "abacus"}}
+    message = r"pools\.more_rollout\.far: accelerator: value 'abacus'; .*; or forecast\.more_rollout\.far\.accelerator"
+    with pytest.raises(LookupError, match=message):
+        gather(config(pools={"more_rollout": odd}), UNPROBED)
+    with pytest.raises(ConfigError, match=r"forecast\.more_rollout: 'away' given; allowed: far, near"):
+        config(pools=pools, forecast={"more_rollout": {"away": {}}})
+
+
+def test_lengths_come_from_a_file(tmp_path: Path):
+    (tmp_path / "lengths.csv").write_text("GeneratedTokens\n" + "7\n" * 9)
+    section = {"lengths_path": str(tmp_path / "lengths.csv"), "lengths_column": "GeneratedTokens"}
+    inputs = gather(config(forecast=section), UNPROBED)
+    assert sources(inputs)["response lengths"] == "configured (forecast.lengths_path, lengths_column)"
+    assert next(each.value for each in inputs.shown if each.name == "mean response") == "7 tokens"
+    with pytest.raises(ConfigError, match=r"lengths_column: value None; allowed with lengths_path 'x': the name of"):
+        config(forecast={"lengths_path": "x"})
+
+
 def test_memory_for_caches_is_what_vllm_is_told():
     def responses(**vllm: Any) -> int:
         rollout = {"max_responses_in_flight": 100_000, "vllm": vllm}
-        return gather(config(rollout=rollout), UNPROBED).pools[0].responses_max
+        return only_pool(gather(config(rollout=rollout), UNPROBED)).responses_max
 
     assert responses(gpu_memory_utilization=0.5) < responses() / 1.5
     assert responses(kv_cache_memory_bytes=1 << 30) < responses(kv_cache_memory_bytes=2 << 30) < responses()
-    with pytest.raises(ValueError, match=r"pools\.rollout: 1 x L4 of an engine: 3 GB of weights .* in 10% of 24 GB"):
+    with pytest.raises(ValueError, match=r"pools\.rollout: 1 x L4 of an engine: 2 GB of weights .* in 10% of 24 GB"):
         responses(gpu_memory_utilization=0.1)
 
 
@@ -186,17 +300,17 @@ def test_requests_cost_what_the_price_file_says(tmp_path: Path, monkeypatch: pyt
 
 def test_one_machine_that_runs_all_in_turn_is_not_started_and_does_not_wait():
     inputs = gather(config(), probe(in_turn=True))
-    assert (inputs.pools[0].start_s, inputs.trainer.waits) == (0.0, False)
+    assert (only_pool(inputs).start_s, inputs.trainer.waits) == (0.0, False)
     assert next(each.value for each in inputs.shown if each.name == "rollout: start").startswith("no machine, ")
     inputs = gather(config(), probe())
-    assert (inputs.pools[0].start_s, inputs.trainer.waits) == (config().forecast.start_s, True)
+    assert (only_pool(inputs).start_s, inputs.trainer.waits) == (config().forecast.start_s, True)
 
 
 def test_of_adapters_no_checkpoint_of_the_whole_model_is_written():
     whole, adapters = (
         gather(config(**sections), UNPROBED).trainer.train_fixed_s for sections in ({}, {"lora": {"rank": 8}})
     )
-    assert whole - adapters == pytest.approx(12 * 1.5e9 * 8 / 100e9)
+    assert whole - adapters == pytest.approx(12 * 1.2e9 * 8 / 100e9)
 
 
 def test_the_planner_is_told_how_the_trainer_takes_groups():

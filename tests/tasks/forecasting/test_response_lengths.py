@@ -1,3 +1,4 @@
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -40,6 +41,35 @@ def test_quantiles_inline_and_from_a_file_are_the_same(tmp_path):
     (tmp_path / "q.csv").write_text("quantile,a\n0.5,3\n0.1,4\n")
     with pytest.raises(ScenarioError, match="2 rows; allowed: at least 2, ascending"):
         drawn(LengthsScenario(path=str(tmp_path / "q.csv"), column="a", cap=9))
+
+
+def test_lengths_are_read_as_traces_publish_them(tmp_path):
+    azure, mooncake = tmp_path / "azure.csv", tmp_path / "mooncake.jsonl"
+    azure.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(f"t,9,{n}\n" for n in (30, 10, 20)))
+    lines = [{"timestamp": 0, "input_length": 9, "output_length": n, "hash_ids": [1]} for n in (30, 10, 20)]
+    mooncake.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    inline = drawn(LengthsScenario(quantiles=((0.0, 10.0), (0.5, 20.0), (1.0, 30.0)), cap=99)).lengths(0)
+    for path, column in ((azure, "GeneratedTokens"), (mooncake, "output_length")):
+        assert (drawn(LengthsScenario(path=str(path), column=column, cap=99)).lengths(0) == inline).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.csv", "TIMESTAMP,GeneratedTokens\nt,1\nt,2\n", "no column 'tokens'; allowed: TIMESTAMP, GeneratedTokens"),
+        ("a.csv", "tokens\n1\nmany\n", "row 2: tokens: value 'many'; allowed: a number from 0 on"),
+        ("a.csv", "tokens\n1\n", "it has 1 row; allowed: at least 2"),
+        ("a.csv", "", "it has no rows; allowed: at least 2"),
+        ("a.jsonl", '{"output_length": 1}\n', "no column 'tokens'; allowed: output_length"),
+        ("a.jsonl", '{"tokens": 1}\n{"tokens": -1}\n', "row 2: tokens: value '-1'"),
+        ("a.jsonl", '{"tokens": 1}\n[]\n', "a line is no object; allowed: a JSON object in each"),
+        ("a.jsonl", "{\n", "cannot be read"),
+    ],
+)
+def test_what_is_wrong_with_a_file_of_lengths_is_named(tmp_path, name, text, message):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ScenarioError, match=message):
+        drawn(LengthsScenario(path=str(tmp_path / name), column="tokens", cap=9))
 
 
 def test_lengths_drift_with_the_iterations():

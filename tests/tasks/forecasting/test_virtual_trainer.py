@@ -179,3 +179,24 @@ def test_an_outage_costs_an_order_more_without(engines, one_step_off):
     assert max(each.seeding_s for each in seeded.iterations) > AFTER_S
     assert seeded.duration_s < 1.3 * alone.duration_s + TTL_S + AFTER_S + START_S
     assert unseeded.duration_s > 10_800.0 > 10 * seeded.duration_s
+
+
+def test_machines_that_have_generated_load_the_model_before_they_train():
+    def alone(load_s: float) -> SimulatedIteration:
+        seeding = PlanningConfig(seeding="auto")
+        trainer = a_trainer(engines=1, process_s=START_S, load_s=load_s)
+        return lived(a_scenario(trainer=trainer, lengths=all_alike(200), groups=1, planning=seeding))
+
+    quick, slow = alone(0.0), alone(7.0)
+    assert slow.duration_s - quick.duration_s == pytest.approx(7.0)
+    assert slow.seconds[TRAIN_POOL]["process"] - quick.seconds[TRAIN_POOL]["process"] == pytest.approx(7.0)
+    assert slow.wait_train_s == pytest.approx(quick.wait_train_s)
+
+
+def test_machines_that_wait_load_the_model_meanwhile():
+    def beside(load_s: float) -> float:
+        scenario = a_scenario(a_pool(1), trainer=a_trainer(load_s=load_s), lengths=all_alike(200), groups=4)
+        return lived(scenario).duration_s
+
+    assert beside(1.0) == pytest.approx(beside(0.0))
+    assert beside(500.0) > beside(0.0) + 400.0

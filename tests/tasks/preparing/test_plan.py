@@ -139,6 +139,15 @@ def test_slots_without_a_group_are_not_started(store, model):
     assert len(read_plan(store, 0).slots) == 9
 
 
+def test_a_pool_with_no_members_is_left_out_and_the_trainers_machines_generate_all(store, model):
+    alone = {"pools": {"rollout": {"count": 0, "count_min": 0}}, "planning": {"seeding": "auto"}}
+    reference, slots = prepare(config(URL, model, **alone), "e1", ManualClock())
+    assert slots == [[]]
+    planned = read_plan(store, reference.iteration).slots
+    assert {slot.pool for slot in planned} == {"train"}
+    assert sum(len(slot.groups) for slot in planned) > 0
+
+
 def test_where_the_workflow_has_machines_of_one_pool_only_all_slots_are_on_it(store, model):
     settings = config(URL, model, pools={"more_rollout": {"far": {"count": 1}}})
     _, slots = prepare(settings, "e1", ManualClock())

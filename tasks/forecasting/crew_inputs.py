@@ -1,0 +1,135 @@
+"""The pools of the crew, as configured, and as they would be if no slot had GPUs that no engine uses."""
+
+from dataclasses import dataclass, replace
+
+from resources.pools import RolloutPoolConfig, pool_path
+from resources.spot_trace import PROCESSES
+from storage.forecast_records import Setting
+from tasks.configuration.forecast import ForecastConfig
+from tasks.forecasting.engine_inputs import engine_figures
+from tasks.forecasting.known_facts import KnownFacts
+from tasks.forecasting.probe import PoolProbe
+from tasks.forecasting.scenario import AvailabilityScenario, PoolScenario
+
+# Fewer losses say little about a rate.
+LOSSES_MIN = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrewPool:
+    """A pool of the crew. path: of its section in the configuration.
+
+    trimmed: the same pool without the GPUs that no engine uses, as the setups that are compared have it; trim: the
+    settings that make it.
+    """
+
+    path: str
+    configured: PoolScenario
+    trimmed: PoolScenario
+    trim: dict[str, Setting]
+
+
+def crew_pools(facts: KnownFacts) -> tuple[CrewPool, ...]:
+    """The pools in the configuration's order; raises as engine_figures."""
+    return tuple(_crew_pool(facts, name, pool) for name, pool in facts.config.pools.rollout_pools.items())
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Told:
+    """What the section `forecast` says of one pool."""
+
+    accelerator: str | None
+    step_s: dict[str, float] | None
+    link_gbps: float
+    loss_process: str
+    trace_path: str | None
+    loss_rate_factor: float
+    start_s: float
+
+
+def _told(forecast: ForecastConfig, name: str) -> _Told:
+    """Of `rollout` in the section's own fields; of another pool in its entry of more_rollout, and else in these.
+
+    Another pool may have machines of another kind, so the first pool's data sheet and step times are not theirs.
+    """
+    fields = ("link_gbps", "loss_process", "trace_path", "loss_rate_factor", "start_s")
+    told = {field: getattr(forecast, field) for field in fields}
+    if name == "rollout":
+        return _Told(accelerator=forecast.accelerator_rollout, step_s=forecast.step_s, **told)
+    own = forecast.more_rollout.get(name)
+    given = {} if own is None else {field: value for field, value in vars(own).items() if value is not None}
+    if "loss_process" in given and "trace_path" not in given:
+        given["trace_path"] = None
+    return _Told(**{"accelerator": None, "step_s": None, **told, **given})
+
+
+def _crew_pool(facts: KnownFacts, name: str, pool: RolloutPoolConfig) -> CrewPool:
+    path = pool_path(name)
+    told = _told(facts.config.forecast, name)
+    configured = _scenario(facts, name, pool, told)
+    per_engine = facts.gpus_per_engine
+    if pool.gpus <= per_engine:
+        return CrewPool(path=path, configured=configured, trimmed=configured, trim={})
+    unused = f"{pool.gpus - per_engine} of a slot's {pool.gpus} GPUs are paid for and unused"
+    source = f"{path}.gpus {pool.gpus}, and a member is one engine, of {per_engine}"
+    if pool.usd_per_hour is not None:
+        facts.show(f"{name}: GPUs", unused, f"{source}; usd_per_hour is of the whole slot")
+        return CrewPool(path=path, configured=configured, trimmed=configured, trim={})
+    facts.show(f"{name}: GPUs", f"{unused}; other setups have {per_engine}", source)
+    fewer = replace(pool, gpus=per_engine)
+    trimmed = replace(configured, gpus=float(per_engine), usd_per_h=fewer.price_usd_per_h)
+    return CrewPool(path=path, configured=configured, trimmed=trimmed, trim={f"{path}.gpus": per_engine})
+
+
+def _scenario(facts: KnownFacts, name: str, pool: RolloutPoolConfig, told: _Told) -> PoolScenario:
+    figures = engine_figures(facts, name, pool, told.accelerator, told.step_s)
+    probed = None if facts.probe is None else facts.probe.pools.get(name)
+    price = "configured (usd_per_hour)" if pool.usd_per_hour is not None else f"price table, {pool.machine}"
+    facts.show(f"{name}: price", f"{pool.price_usd_per_h:.2f} $/h of a slot", price)
+    return PoolScenario(
+        name=name,
+        interruptible=pool.interruptible,
+        count=pool.count,
+        count_min=pool.count_min,
+        usd_per_h=pool.price_usd_per_h,
+        gpus=pool.gpus,
+        responses_max=figures.responses_max,
+        step_s=figures.step_s,
+        prefill_tokens_per_s=figures.prefill_tokens_per_s,
+        start_s=0.0 if facts.in_turn else told.start_s,
+        process_s=_process_s(facts, name, told, probed),
+        link_gbps=told.link_gbps,
+        egress_usd_per_gb=pool.egress_usd_per_gb,
+        availability=_availability(facts, name, told, probed) if pool.interruptible else None,
+    )
+
+
+def _process_s(facts: KnownFacts, name: str, told: _Told, probed: PoolProbe | None) -> float:
+    forecast = facts.config.forecast
+    link = f"{told.link_gbps:g} Gbit/s"
+    if probed is None or probed.start_s is None or facts.probe is None:
+        words = f"machine {told.start_s:g} s, process {forecast.process_s:g} s, weights at {link}"
+        facts.show(f"{name}: start", words, "configured (start_s, process_s, link_gbps)")
+        return forecast.process_s
+    machine = "no machine" if facts.in_turn else f"machine {told.start_s:g} s (configured)"
+    words = f"{machine}, process until weights are in place {probed.start_s:.1f} s"
+    facts.show(f"{name}: start", words, facts.probe.source)
+    pull_s = facts.weights[1] * 8 / 1e9 / told.link_gbps
+    return max(0.0, probed.start_s - pull_s)
+
+
+def _availability(facts: KnownFacts, name: str, told: _Told, probed: PoolProbe | None) -> AvailabilityScenario:
+    factor = told.loss_rate_factor
+    if told.trace_path is not None:
+        words = f"{told.trace_path}, {factor:g} times as fast"
+        facts.show(f"{name}: losses", words, "configured (trace_path)")
+        return AvailabilityScenario(path=told.trace_path, rate_factor=factor)
+    process = PROCESSES[told.loss_process]
+    if probed is not None and facts.probe is not None and probed.losses >= LOSSES_MIN:
+        per_h = probed.losses / probed.machine_h
+        words = f"{per_h:.2f} per machine hour ({probed.losses} in {probed.machine_h:.1f} h), as {process.name} loses"
+        facts.show(f"{name}: losses", words, facts.probe.source)
+        return AvailabilityScenario(process=process.name, rate_factor=per_h / process.losses_per_node_h)
+    words = f"{process.losses_per_node_h * factor:.2f} per machine hour, {process.name} x {factor:g}"
+    facts.show(f"{name}: losses", words, f"another kind of machine's: {process.source}")
+    return AvailabilityScenario(process=process.name, rate_factor=factor)

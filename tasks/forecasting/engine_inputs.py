@@ -1,0 +1,118 @@
+"""The engines of a pool and of the trainer: measured, configured, or estimated from a data sheet."""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+from resources.accelerators import accelerator
+from resources.pools import PoolConfig, pool_path
+from resources.prices import UnknownMachine, machine_price
+from tasks.forecasting.engine_estimate import (
+    Device,
+    Points,
+    bandwidth_reached,
+    prefill_tokens_per_s,
+    responses_that_fit,
+    step_points,
+)
+from tasks.forecasting.known_facts import KnownFacts
+from tasks.planning.step_time import StepTime
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineFigures:
+    """step_s: (responses, seconds of a decode step). responses_max: the most that are decoded together."""
+
+    step_s: Points
+    responses_max: int
+    prefill_tokens_per_s: float
+
+
+def device(facts: KnownFacts, name: str, pool: PoolConfig, sheet: str | None, gpus: int) -> Device | None:
+    """The GPUs that an engine or the trainer runs on; None without GPUs.
+
+    sheet: the accelerator that the forecast's section names. Raises LookupError for an accelerator without a data
+    sheet.
+    """
+    if not gpus:
+        return None
+    forecast, found = facts.config.forecast, sheet or pool.accelerator
+    if found is None:
+        with suppress(UnknownMachine):
+            found = machine_price(pool.machine).accelerator
+    try:
+        known = accelerator(found or "")
+    except LookupError as error:
+        raise LookupError(f"{pool_path(name)}: {error}; or {_sheet_field(name)}, the most similar of them") from None
+    reached = forecast.bandwidth_efficiency
+    return Device(
+        accelerator=known,
+        gpus=gpus,
+        bandwidth_efficiency=bandwidth_reached(known) if reached is None else reached,
+        mfu=forecast.mfu,
+    )
+
+
+def _sheet_field(name: str) -> str:
+    """The field of the forecast's section that names a pool's data sheet."""
+    if name in ("rollout", "train"):
+        return f"forecast.accelerator_{name}"
+    return f"forecast.more_rollout.{name}.accelerator"
+
+
+def engine_figures(
+    facts: KnownFacts, name: str, pool: PoolConfig, sheet: str | None, configured: Mapping[str, float] | None
+) -> EngineFigures:
+    """The figures of one engine of a pool, whatever else its machine has; configured: its step times by batch.
+
+    Raises ValueError and LookupError, which name the pool's field that is missing or does not fit.
+    """
+    limit = facts.config.rollout.max_responses_in_flight
+    probed = None if facts.probe is None else facts.probe.pools.get(name)
+    is_timed = configured is not None or (probed is not None and bool(probed.step_s))
+    found = _engine_device(facts, name, pool, sheet, is_timed=is_timed)
+    if found is not None and facts.size is not None:
+        limit = min(limit, _fit(facts, name, found))
+    if probed is not None and facts.probe is not None and probed.step_s:
+        points, source = probed.step_s, facts.probe.source
+    elif configured is not None:
+        points = tuple(sorted((int(batch), step_s) for batch, step_s in configured.items()))
+        source = "configured (step_s)"
+    elif found is not None:
+        points = step_points(facts.sized(), found, limit, facts.context)
+        source = f"estimated: {found.gpus} x {found.accelerator.name} ({found.accelerator.source}), "
+        source += f"{found.bandwidth_efficiency:.0%} of bandwidth, {found.mfu:.0%} of arithmetic, constants of a step"
+    else:
+        raise ValueError(
+            f"{pool_path(name)}.gpus: value 0, and no step time is known; allowed: at least 1, forecast.step_s, or a "
+            "run.url with a committed iteration"
+        )
+    curve = StepTime(points)
+    words = f"{curve.tokens_per_s(limit):.0f} tokens/s with {limit} responses, {1 / curve.step_s(1):.0f} with one"
+    facts.show(f"{name}: engine", words, source)
+    prefill = curve.tokens_per_s(limit)
+    if found is not None and facts.size is not None:
+        prefill = prefill_tokens_per_s(facts.size, found)
+    return EngineFigures(step_s=points, responses_max=limit, prefill_tokens_per_s=prefill)
+
+
+def _engine_device(
+    facts: KnownFacts, name: str, pool: PoolConfig, sheet: str | None, *, is_timed: bool
+) -> Device | None:
+    """None if the GPUs are unknown and not needed, because step times are known (is_timed)."""
+    try:
+        return device(facts, name, pool, sheet, facts.gpus_per_engine if pool.gpus else 0)
+    except LookupError:
+        if not is_timed:
+            raise
+        return None
+
+
+def _fit(facts: KnownFacts, name: str, found: Device) -> int:
+    vllm = facts.config.rollout.vllm
+    try:
+        return responses_that_fit(
+            facts.sized(), found, facts.context, vllm.gpu_memory_utilization, vllm.kv_cache_memory_bytes
+        )
+    except ValueError as error:
+        raise ValueError(f"{pool_path(name)}: {error}") from None

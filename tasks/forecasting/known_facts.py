@@ -1,0 +1,57 @@
+"""The facts from which the parts of a scenario are made: the configuration, what was measured, and the model's size."""
+
+from dataclasses import dataclass, field
+
+from storage.forecast_records import ForecastInput
+from tasks.configuration.run_config import RunConfig
+from tasks.forecasting.engine_estimate import ModelSize
+from tasks.forecasting.probe import Probe
+
+# A difference between versions as a share of a version's bytes, by learning rate (docs/guide/cost.md, Weights).
+DELTA_SHARES = ((2e-6, 0.02), (float("inf"), 0.1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownFacts:
+    """size: None if nothing tells it. mean: tokens of a response; context: tokens before a decoded one, on average.
+
+    shown: every figure in words, with its source, in the order in which they were found.
+    """
+
+    config: RunConfig
+    probe: Probe | None
+    size: ModelSize | None
+    mean: float
+    context: float
+    shown: list[ForecastInput] = field(default_factory=list)
+
+    def show(self, name: str, value: str, source: str) -> None:
+        """Add a figure to those that are shown."""
+        self.shown.append(ForecastInput(name=name, value=value, source=source))
+
+    def sized(self) -> ModelSize:
+        """The model's size; raises ValueError if nothing tells it."""
+        if self.size is None:
+            raise ValueError(
+                "forecast.parameters_billions: missing; allowed: the model's size in billions, or a policy.path with a "
+                "config.json on this machine"
+            )
+        return self.size
+
+    @property
+    def in_turn(self) -> bool:
+        """Whether one machine runs all tasks in turn, so that no machine has to be started."""
+        return self.probe is not None and self.probe.in_turn
+
+    @property
+    def gpus_per_engine(self) -> int:
+        """The GPUs over which an engine divides the model."""
+        rollout = self.config.rollout
+        return rollout.vllm.tensor_parallel_size if rollout.engine == "vllm" else 1
+
+    @property
+    def weights(self) -> tuple[float, float]:
+        """Bytes of a whole version, and of a difference between two versions."""
+        whole = 0.0 if self.size is None else self.size.bytes
+        rate = self.config.optimizer.learning_rate
+        return whole, whole * next(share for limit, share in DELTA_SHARES if rate <= limit)

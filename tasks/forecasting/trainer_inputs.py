@@ -1,0 +1,170 @@
+"""The trainer's machines: whether the model fits on them, how fast they train, and whether they can generate."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+from storage.records import TRAIN_POOL
+from tasks.configuration.lora import LoraConfig
+from tasks.configuration.run_config import RunConfig
+from tasks.forecasting.engine_estimate import train_s_per_token
+from tasks.forecasting.engine_inputs import EngineFigures, device, engine_figures
+from tasks.forecasting.known_facts import KnownFacts
+from tasks.forecasting.scenario import TrainerScenario
+from tasks.forecasting.training_work import flops_per_parameter
+
+# Parameters, gradients and two moments in float32, and parameters alone (tasks.learning.trained_model).
+TRAINED_BYTES, FROZEN_BYTES = 16, 4
+# Of a GPU's memory; activations need the rest at least.
+STATE_SHARE_MAX = 0.9
+CHECKPOINT_BYTES_PER_PARAMETER = 12
+# From all of the trainer's machines to the store, and back.
+TRAIN_LINK_GBPS = 100.0
+
+
+def trainer_scenario(facts: KnownFacts) -> TrainerScenario:
+    """The trainer of the configuration; raises ValueError and LookupError, which name the missing or wrong field."""
+    config, pool = facts.config, facts.config.pools.train
+    nodes, processes = config.trainer.nnodes, config.trainer.nnodes * config.trainer.nproc_per_node
+    engines, figures = _engines(facts)
+    usd_per_h = pool.price_usd_per_h * nodes
+    price = "configured (usd_per_hour)" if pool.usd_per_hour is not None else f"price table, {pool.machine}"
+    facts.show(f"{TRAIN_POOL}: price", f"{usd_per_h:.2f} $/h of {nodes} x {pool.machine}", price)
+    # One process of the trainer uses one GPU, however many its machine has.
+    gpus = processes if pool.gpus else 0
+    _check_memory(facts, gpus)
+    per_token = _train_s_per_token(facts, gpus)
+    publish_s, control_s = _between_s(facts)
+    return TrainerScenario(
+        engines=engines,
+        usd_per_h=usd_per_h,
+        gpus=float(nodes * pool.gpus),
+        responses_max=figures.responses_max,
+        step_s=figures.step_s,
+        prefill_tokens_per_s=figures.prefill_tokens_per_s,
+        process_s=config.forecast.process_s,
+        load_s=_load_s(facts),
+        train_s_per_token=per_token,
+        train_fixed_s=publish_s,
+        control_s=control_s,
+        waits=not facts.in_turn,
+        micro_batch_responses=config.run.num_generations,
+    )
+
+
+def state_bytes(config: RunConfig, parameters: float) -> float:
+    """The least that all ranks of the trainer hold together, without activations, in bytes.
+
+    A critic of the policy's size is trained as well; a KL term needs a frozen copy, unless the policy without its
+    adapters is that copy.
+    """
+    policy = FROZEN_BYTES if config.lora is not None else TRAINED_BYTES
+    reference = FROZEN_BYTES if config.algorithm.kl_coef > 0 and config.lora is None else 0
+    critic = TRAINED_BYTES if config.algorithm.estimator.needs_critic else 0
+    return parameters * (policy + reference + critic)
+
+
+def _engines(facts: KnownFacts) -> tuple[int, EngineFigures]:
+    """The number of engines that generate on the trainer's machines, and the figures of one; 0: none."""
+    reason = next(_reasons_against_engines(facts.config, facts.gpus_per_engine), "")
+    if not reason:
+        try:
+            sheet = facts.config.forecast.accelerator_train
+            figures = engine_figures(facts, TRAIN_POOL, facts.config.pools.train, sheet, None)
+            return facts.config.trainer.nnodes * facts.config.trainer.nproc_per_node, figures
+        except (ValueError, LookupError) as error:
+            reason = str(error)
+    # Only seeding depends on this; the scenario refuses a configuration that needs it.
+    facts.show(f"{TRAIN_POOL}: engine", "none: it does not generate", reason)
+    return 0, EngineFigures(step_s=((1, 1.0),), responses_max=1, prefill_tokens_per_s=1.0)
+
+
+def _reasons_against_engines(config: RunConfig, per_engine: int) -> Iterator[str]:
+    """What keeps the configuration from planning.seeding 'auto', as tasks.configuration.run_config refuses it."""
+    processes, gpus = config.trainer.nnodes * config.trainer.nproc_per_node, config.pools.train.gpus
+    if config.trainer.placement != "own":
+        yield f"trainer.placement {config.trainer.placement!r}: its machines are there for the train phase only"
+    if per_engine > 1 and processes > 1:
+        yield f"rollout.vllm.tensor_parallel_size {per_engine}: each of the trainer's {processes} processes has one GPU"
+    if 0 < gpus < per_engine:
+        yield f"rollout.vllm.tensor_parallel_size {per_engine}: pools.train.gpus is {gpus}"
+
+
+def _train_s_per_token(facts: KnownFacts, gpus: int) -> float:
+    forecast, pool = facts.config.forecast, facts.config.pools.train
+    if facts.probe is not None and facts.probe.train_s_per_token is not None:
+        found, source = facts.probe.train_s_per_token, facts.probe.source
+    elif forecast.train_s_per_token is not None:
+        found, source = forecast.train_s_per_token, "configured (forecast.train_s_per_token)"
+    else:
+        machine = device(facts, TRAIN_POOL, pool, forecast.accelerator_train, gpus)
+        if machine is None:
+            raise ValueError(
+                "pools.train.gpus: value 0, and no speed of training is known; allowed: at least 1, "
+                "forecast.train_s_per_token, or a run.url with a committed iteration"
+            )
+        operations = flops_per_parameter(facts.config)
+        # The prompt is trained on with every response.
+        per_generated = (forecast.prompt_tokens + facts.mean) / facts.mean
+        found = train_s_per_token(facts.sized(), machine, operations) * per_generated
+        source = f"estimated: {operations:g} operations per parameter and token, {machine.gpus} x "
+        source += f"{machine.accelerator.name} at {machine.mfu:.0%}"
+    facts.show(f"{TRAIN_POOL}: step", f"{1 / found:.0f} generated tokens/s", source)
+    return found
+
+
+def _check_memory(facts: KnownFacts, gpus: int) -> None:
+    """Raise ValueError if the trainer's state does not fit, with what would; what has run is not doubted."""
+    config = facts.config
+    if facts.size is None or (facts.probe is not None and facts.probe.train_s_per_token is not None):
+        return
+    try:
+        machine = device(facts, TRAIN_POOL, config.pools.train, config.forecast.accelerator_train, gpus)
+    except LookupError:
+        machine = None
+    if machine is None:
+        return
+    parameters, each = facts.size.parameters, machine.accelerator.memory_bytes * STATE_SHARE_MAX
+    needed = state_bytes(config, parameters)
+    words = f"{needed / 1e9:,.0f} GB of {gpus * machine.accelerator.memory_bytes / 1e9:,.0f}"
+    each_words = f"{needed / parameters:g} bytes per parameter"
+    if needed <= gpus * each:
+        facts.show(f"{TRAIN_POOL}: memory", words, f"{each_words}, without activations, over {gpus} processes")
+        return
+    allowed = f"at least {math.ceil(needed / each)} processes (trainer.nnodes x nproc_per_node)"
+    if config.lora is None:
+        fewest = state_bytes(replace(config, lora=LoraConfig()), parameters)
+        allowed += f", or the section lora with at least {math.ceil(fewest / each)}, for {fewest / 1e9:,.0f} GB"
+    raise ValueError(
+        f"trainer.nproc_per_node: {gpus} processes on {machine.accelerator.name} would hold {words}, {each_words}; "
+        f"allowed: {allowed}"
+    )
+
+
+def _between_s(facts: KnownFacts) -> tuple[float, float]:
+    """Seconds between two iterations: to publish the weights, and to conclude and plan."""
+    if facts.probe is not None and facts.probe.train_fixed_s is not None:
+        publish_s, control_s = facts.probe.train_fixed_s, facts.probe.control_s
+        facts.show("between iterations", f"{publish_s + control_s:.1f} s", facts.probe.source)
+        return publish_s, control_s
+    control_s = facts.config.forecast.control_s
+    publish_s = (facts.weights[0] + _checkpoint_bytes(facts)) * 8 / 1e9 / TRAIN_LINK_GBPS
+    source = f"estimated: checkpoint and weights at {TRAIN_LINK_GBPS:g} Gbit/s, and forecast.control_s"
+    facts.show("between iterations", f"{publish_s + control_s:.0f} s", source)
+    return publish_s, control_s
+
+
+def _load_s(facts: KnownFacts) -> float:
+    """Seconds until a trainer's process that has generated, or that is new, can train: it reads its checkpoint."""
+    if facts.in_turn or not facts.config.pools.train.gpus:
+        return 0.0
+    load_s = max(_checkpoint_bytes(facts), facts.weights[0]) * 8 / 1e9 / TRAIN_LINK_GBPS
+    source = f"estimated: its checkpoint at {TRAIN_LINK_GBPS:g} Gbit/s"
+    facts.show(f"{TRAIN_POOL}: load", f"{load_s:.0f} s from generating to training", source)
+    return load_s
+
+
+def _checkpoint_bytes(facts: KnownFacts) -> float:
+    """Adapters' checkpoints are small, and count as nothing."""
+    trains_all = facts.size is not None and facts.config.lora is None
+    return CHECKPOINT_BYTES_PER_PARAMETER * facts.sized().parameters if trains_all else 0.0
