@@ -137,9 +137,8 @@ class Outliner:
         rollout_s = float(ended_s[-1])
         size = sum(counts)
         train_s = request.training_s or 0.0
-        seeded_s = 0.0
-        if seeding is not None:
-            seeded_s = rollout_s if seeding.seeding_s is None else min(seeding.seeding_s, rollout_s)
+        # Training begins when the trainer's engines have stopped.
+        seeded_s = min(rollout_s, max((part.end_s for part in parts if not part.is_crew), default=0.0))
         if request.overlaps:
             lasting_s = max(rollout_s, seeded_s + train_s + request.control_s)
         else:

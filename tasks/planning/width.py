@@ -27,7 +27,7 @@ from tasks.planning.stage_balance import BalanceStep, balance_step
 # Widths that are outlined before the search continues from the best of them, and the most that are outlined in all.
 OUTLINES, OUTLINES_MAX = 32, 64
 # The crew of the last iteration stays unless another one's score is better by this share.
-CLEARLY = 0.08
+CLEARLY = 0.05
 FREE_USD = 1e-9
 Counts = tuple[int, ...]
 

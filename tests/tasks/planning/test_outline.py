@@ -98,6 +98,14 @@ def test_the_trainers_engines_generate_until_training_begins():
     assert stays.rollout_s == outlined(request, 0, seeding=COLOCATED).rollout_s
 
 
+def test_engines_that_wait_for_a_member_to_hand_over_to_train_later():
+    request = a_request(
+        an_offer(machine_start_s=3000.0, there=0), lengths=NO_SPREAD, reserved=RESERVED, train_s=10.0, overlaps=True
+    )
+    found = outlined(request, 2, seeding=SeedingRecord(seeding_s=1.0, members=2))
+    assert found.iteration_s == pytest.approx(found.rollout_s + 10.0)
+
+
 def test_training_waits_for_the_engines_and_its_order():
     lengths = some_lengths(32)
     plain = a_request(an_offer(), lengths=lengths, reserved=RESERVED, train_s=60.0)
