@@ -214,7 +214,7 @@ def step_waits(report: ReportRecord, engines: int = 1) -> StepWaits | None:
 def _training(config: RunConfig) -> Literal["as_ended", "in_order", "at_end"]:
     if not config.algorithm.streams:
         return "at_end"
-    return "in_order" if config.algorithm.micro_batch_order == "plan" else "as_ended"
+    return "in_order" if config.in_plan_order else "as_ended"
 
 
 def _train_s(recent: Sequence[ReportRecord]) -> float | None:

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from storage.assembly import Assembled, JournalReader
 from storage.clock import Clock
 from storage.records import PlanRecord
-from tasks.configuration.algorithm import AlgorithmConfig
-from tasks.configuration.trainer import TrainerConfig
+from tasks.configuration.run_config import RunConfig
 
 log = logging.getLogger(__name__)
 RESPONSES_SHOWN = 6
@@ -35,12 +34,12 @@ class FollowConfig:
     poll_interval_s: float
 
     @classmethod
-    def of(cls, algorithm: AlgorithmConfig, trainer: TrainerConfig) -> "FollowConfig":
+    def of(cls, config: RunConfig) -> "FollowConfig":
         """How a run's training follows the journal."""
         return cls(
-            in_plan_order=algorithm.micro_batch_order == "plan",
-            timeout_s=trainer.group_timeout_s,
-            poll_interval_s=trainer.poll_interval_s,
+            in_plan_order=config.in_plan_order,
+            timeout_s=config.trainer.group_timeout_s,
+            poll_interval_s=config.trainer.poll_interval_s,
         )
 
 
