@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from storage.planning_records import SeedingRecord
 from storage.records import TRAIN_POOL
+from tasks.planning.dealing import MANY_RESPONSES
 from tasks.planning.dispatch import Assignment, Member, dispatch
 from tasks.planning.division import assign_groups
 from tasks.planning.locality import longest_nearest
@@ -149,9 +150,10 @@ def _members(request: PlanningRequest, offer: CrewOffer, count: int) -> tuple[Me
 def _all_begin(assignments: tuple[Assignment, ...], size: int) -> tuple[Assignment, ...]:
     """Give each of the first `size` members at least one group, so that its machine is started for this iteration."""
     found = list(assignments)
-    for place in range(size):
-        richest = max(range(len(found)), key=lambda other: len(found[other].groups))
-        if not found[place].groups and len(found[richest].groups) > 1:
+    idle = [place for place in range(size) if not found[place].groups]
+    richest_first = sorted(range(len(found)), key=lambda place: -len(found[place].groups)) if idle else []
+    for place, richest in zip(idle, richest_first, strict=False):
+        if len(found[richest].groups) > 1:
             *kept, given = found[richest].groups
             found[richest] = replace(found[richest], groups=tuple(kept))
             found[place] = replace(found[place], groups=(given,), ends_s=found[richest].ends_s)
@@ -194,7 +196,10 @@ def _dealt(request: PlanningRequest, members: tuple[Member, ...]) -> tuple[Assig
     by_length = _dispatched(request, members, request.lengths)
     if request.settings.objective == "gpu_seconds" or not request.training_s:
         return by_length
-    dealings = [by_length, _dealt_alike(request, members)]
+    dealings = [by_length]
+    # Among unlike members that is a dispatch of its own, which takes long for many responses.
+    if len(set(members)) == 1 or request.responses.size <= MANY_RESPONSES:
+        dealings.append(_dealt_alike(request, members))
     if not request.keep_order:
         reordered = [_short_early(request, members, by_length, share) for share in LONG_SHARES]
         dealings += [dealt for dealt in reordered if dealt != by_length]

@@ -21,6 +21,8 @@ from tasks.planning.makespan import Lengths, Member, ends_s
 
 TAIL_SHARES = (0.02, 0.05, 0.1, 0.2, 0.4)
 FILL_ROUNDS = 4
+# Of more responses than this, fewer shares and rounds are tried: each takes long, and they differ little.
+MANY_RESPONSES, TAIL_SHARES_OF_MANY, FILL_ROUNDS_OF_MANY = 1 << 14, (0.05, 0.2), 2
 EXCHANGES = 16
 BISECTIONS = 24
 CAP_SHARES = (1.0, 0.98, 0.95, 0.9, 0.8)
@@ -159,7 +161,8 @@ def tail_apart(work: Work, members: Sequence[Member]) -> Iterator[Dealing]:
     ranked = _by_speed(members)
     batch_max = max(member.responses_max for member in members)
     step_s = np.mean([member.step_time.table(batch_max) for member in members], axis=0)
-    tails = {max(1, math.ceil(share * len(work.order))) for share in TAIL_SHARES}
+    shares = TAIL_SHARES if work.responses <= MANY_RESPONSES else TAIL_SHARES_OF_MANY
+    tails = {max(1, math.ceil(share * len(work.order))) for share in shares}
     for tail in sorted(tails - {len(work.order)}):
         apart = Work(work.lengths, work.order[:tail], work.keep_order)
         rest = Work(work.lengths, work.order[tail:], work.keep_order)
@@ -188,7 +191,7 @@ def balanced_ranges(work: Work, members: Sequence[Member]) -> Iterator[Dealing]:
     If step times rise linearly, nothing ends earlier, except for what whole groups leave over.
     """
     filler = _Filler(work, members, _by_speed(members))
-    for _ in range(FILL_ROUNDS):
+    for _ in range(FILL_ROUNDS if work.responses <= MANY_RESPONSES else FILL_ROUNDS_OF_MANY):
         dealt = filler.fill(filler.least_s())
         yield dealt
         filler.correct(dealt)

@@ -174,7 +174,9 @@ class _Dealer:
         The best dealing for exactly the expected lengths often suffers most from other lengths.
         """
         promising = [dealt for dealt in others if dealt.makespan_s < plain.makespan_s]
-        promising = sorted(promising, key=lambda dealt: dealt.makespan_s)[:PROMISING_MAX]
+        # Of many responses few dealings are timed, as few lengths are drawn.
+        most = PROMISING_MAX if len(self.drawn) > DRAWS_MIN else 1
+        promising = sorted(promising, key=lambda dealt: dealt.makespan_s)[:most]
         if not promising:
             return plain
         means = [mean_makespan_s(self.drawn, dealt.groups, members) for dealt in promising]

@@ -32,6 +32,8 @@ HORIZON = 16
 POINTS = 96
 # Responses that stand for all when more wait than are decoded together.
 WAITING_TIMED = 512
+# Groups of which it is known when they have ended.
+GROUPS_TIMED = 512
 # How often lengths are drawn, so that their order statistics are means: fewer times for many responses.
 DRAWS_MIN, DRAWS_MAX, DRAWN_RESPONSES = 1, 16, 1 << 13
 _SECONDS_PER_HOUR = 3600.0
@@ -231,7 +233,9 @@ class Outliner:
             until = np.take_along_axis(longest, order, axis=1)
             tokens = np.take_along_axis(tokens, order, axis=1)
         left = np.cumsum(tokens[:, ::-1], axis=1)[:, ::-1] / tokens.sum(axis=1, keepdims=True)
-        return until.mean(axis=0), left.mean(axis=0)
+        # Of many groups an even selection stands for all.
+        chosen = np.unique(np.linspace(0, len(until[0]) - 1, GROUPS_TIMED).astype(int))
+        return until.mean(axis=0)[chosen], left.mean(axis=0)[chosen]
 
     def _trained_s(self, begun_s: float, ended_s: Floats, tokens: Floats, train_s: float) -> float:
         if self._request.training == "at_end" or not train_s:
