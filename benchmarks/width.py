@@ -12,7 +12,7 @@ import math
 import resource
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -24,7 +24,6 @@ from storage.memory import MemoryStore
 from storage.metered import MeteredStore
 from storage.records import ClaimRecord, PlanRecord, SamplingParams, SlotPlan
 from storage.shard import Finish, Row, encode_shard
-from tasks.configuration.algorithm import AlgorithmConfig
 from tasks.configuration.rollout import RolloutConfig
 from tasks.configuration.trainer import TrainerConfig
 from tasks.learning.follow import FollowConfig, GroupFollower
@@ -227,7 +226,12 @@ def follow(width: int) -> Followed:
         if clock.monotonic() >= ends:
             raise Ended
 
-    config = replace(FollowConfig.of(AlgorithmConfig(), RolloutConfig(), trainer), in_plan_order=False)
+    config = FollowConfig(
+        in_plan_order=False,
+        timeout_s=trainer.group_timeout_s,
+        poll_interval_s=trainer.poll_interval_s,
+        flush_interval_s=interval_s,
+    )
     follower = GroupFollower(JournalReader(clock.asked, clock.plan), clock.plan, config, clock, watch)
     pending, groups = list(range(clock.plan.num_groups)), 0
     before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

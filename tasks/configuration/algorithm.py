@@ -78,6 +78,7 @@ class AlgorithmConfig:
         max_staleness: The most versions by which the weights that sampled a token may be older than the trainer's at
             the beginning of the iteration. So many iterations are rolled out ahead of training.
         micro_batch_order: "plan" trains groups in the order of the plan (bit-reproducible), "arrival" as they finish.
+            "auto" is "plan" where training can be reproduced to the last bit, and with filter_groups; else "arrival".
     """
 
     __pydantic_config__ = STRICT
@@ -108,7 +109,7 @@ class AlgorithmConfig:
     num_mini_batches: Annotated[int, Field(ge=1)] = 1
     num_epochs: Annotated[int, Field(ge=1)] = 1
     max_staleness: Annotated[int, Field(ge=0, le=8)] = 0
-    micro_batch_order: Literal["plan", "arrival"] = "plan"
+    micro_batch_order: Literal["auto", "plan", "arrival"] = "auto"
 
     @model_validator(mode="before")
     @classmethod
@@ -129,6 +130,17 @@ class AlgorithmConfig:
     def streams(self) -> bool:
         """Whether gradients can be accumulated while other responses are still being generated."""
         return self.num_mini_batches * self.num_epochs == 1 and not self.needs_whole_batch
+
+    def in_plan_order(self, *, exact_engine: bool) -> bool:
+        """Whether groups are trained in the order of the plan.
+
+        exact_engine: whether responses come from our own engine in float32, and training computes in it, too. Then
+        nothing depends on which member decoded what, unless the update reads the sampler's log-probs.
+        """
+        if self.micro_batch_order != "auto":
+            return self.micro_batch_order == "plan"
+        unread = self.importance_sampling == "none" or (self.importance_sampling == "auto" and not self.max_staleness)
+        return self.filter_groups or (exact_engine and self.old_logprobs == "trainer" and unread)
 
     def __post_init__(self) -> None:
         problems = [*_impossible(self), *_without_effect(self)]
@@ -151,8 +163,8 @@ def _impossible(config: AlgorithmConfig) -> Iterator[str]:
         )
     if config.filter_groups and config.micro_batch_order == "arrival":
         yield (
-            "micro_batch_order: value 'arrival'; allowed with filter_groups: 'plan', because taking the groups that "
-            "are finished first would favour short responses"
+            "micro_batch_order: value 'arrival'; allowed with filter_groups: 'auto' or 'plan', because taking the "
+            "groups that are finished first would favour short responses"
         )
     if config.filter_groups and config.max_staleness:
         yield (

@@ -8,6 +8,8 @@ from pydantic import ConfigDict, Field
 STRICT = ConfigDict(extra="forbid", strict=True)
 
 HEARTBEATS_PER_TTL_MIN = 3
+# Engines of ours, which compute as the trainer does; "auto" may turn out to be another.
+OUR_ENGINES = ("torch", "scripted")
 
 
 @dataclass(frozen=True, kw_only=True)

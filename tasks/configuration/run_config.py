@@ -29,7 +29,7 @@ from tasks.configuration.pool_clashes import pools_that_clash
 from tasks.configuration.problems import INTEGER_BITS_MAX, names, not_json, problems
 from tasks.configuration.rewards import OPERATIONAL as OPERATIONAL_OF_REWARD
 from tasks.configuration.rewards import RewardConfig, reward_names
-from tasks.configuration.rollout import RolloutConfig
+from tasks.configuration.rollout import OUR_ENGINES, RolloutConfig
 from tasks.configuration.sampling import SamplingConfig
 from tasks.configuration.tracking import TrackingConfig
 from tasks.configuration.trainer import TrainerConfig
@@ -167,6 +167,13 @@ class RunConfig:
         ]
         if problems_found:
             raise ValueError("; ".join(problems_found))
+
+    @property
+    def in_plan_order(self) -> bool:
+        """Whether groups are trained in the order of the plan; a restarted trainer finds the same answer."""
+        is_float32 = {self.rollout.dtype, self.trainer.dtype} == {"float32"}
+        exact = is_float32 and self.rollout.engine in OUR_ENGINES
+        return self.algorithm.in_plan_order(exact_engine=exact)
 
     @property
     def phase_start_share(self) -> float:

@@ -138,7 +138,7 @@ def _policy(facts: KnownFacts) -> Policy:
     return Policy(
         planning=config.planning,
         streaming=config.algorithm.streams,
-        in_order=config.algorithm.micro_batch_order == "plan",
+        in_order=config.in_plan_order,
         keep_order=config.algorithm.filter_groups,
         one_step_off=config.algorithm.max_staleness > 0,
         predictor="history" if recurs else "none",

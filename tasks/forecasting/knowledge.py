@@ -11,6 +11,7 @@ from tasks.forecasting.results import SimulatedIteration
 from tasks.forecasting.scenario import PoolScenario, Scenario
 from tasks.history.planning_inputs import REPORTS_READ
 from tasks.planning.offer import CrewOffer, GroupLengths, ReservedOffer, StepWaits
+from tasks.planning.prediction_error import Realised, realised
 from tasks.planning.request import PlanningRequest
 
 SECONDS_PER_HOUR = 3600.0
@@ -37,7 +38,9 @@ class Knowledge:
         self._recent: deque[_Concluded] = deque(maxlen=REPORTS_READ)
         self._usd = 0.0
 
-    def request(self, lengths: GroupLengths, available: Mapping[str, int | None]) -> PlanningRequest:
+    def request(
+        self, lengths: GroupLengths, available: Mapping[str, int | None], there: Mapping[str, int]
+    ) -> PlanningRequest:
         """The request for the next iteration; available: machines by pool, if there are fewer than were asked for."""
         scenario, last = self._scenario, self._recent[-1] if self._recent else None
         trainer, policy = scenario.trainer, scenario.policy
@@ -54,15 +57,18 @@ class Knowledge:
         return PlanningRequest(
             num_generations=scenario.work.num_generations,
             lengths=lengths,
-            offers=tuple(self._offer(pool, available[pool.name]) for pool in scenario.pools),
+            offers=tuple(self._offer(pool, available[pool.name], there[pool.name]) for pool in scenario.pools),
             settings=policy.planning,
             reserved=reserved if trainer.engines else None,
             waits=last.waits if last else None,
             seeding=seeding,
-            width=tuple(last.iteration.planned.items()) if last else (),
+            width=tuple(last.iteration.planned_crew.items()) if last else (),
             keep_order=policy.keep_order,
             training="at_end" if not policy.streaming else "in_order" if policy.in_order else "as_ended",
             train_s=statistics.median(each.waits.train_s for each in self._recent) if last else None,
+            past=self._past(),
+            control_s=last.iteration.control_s if last else 0.0,
+            overlaps=policy.one_step_off,
             spent_usd=self._usd,
             usd_no_machine=last.iteration.usd_no_machine if last else 0.0,
             length_max=float(scenario.work.lengths.cap),
@@ -73,7 +79,14 @@ class Knowledge:
         self._recent.append(_Concluded(iteration=iteration, waits=waits, seeding=seeding))
         self._usd += iteration.usd_total
 
-    def _offer(self, pool: PoolScenario, available: int | None) -> CrewOffer:
+    def _past(self) -> tuple[Realised, ...]:
+        found = (
+            realised(each.iteration.decisions, each.iteration.planned_crew, each.seeding, each.iteration.duration_s)
+            for each in reversed(self._recent)
+        )
+        return tuple(each for each in found if each is not None)
+
+    def _offer(self, pool: PoolScenario, available: int | None, there: int) -> CrewOffer:
         """The offer of a pool. Its start is from process to weights, as in reports, without the machine's own start."""
         losses = sum(each.iteration.losses[pool.name] for each in self._recent)
         process_s = sum(each.iteration.process_s(pool.name) for each in self._recent)
@@ -85,6 +98,9 @@ class Knowledge:
             responses_max=pool.responses_max,
             step_time=pool.step_time,
             start_s=pool.process_s + self._pull_s(pool),
+            machine_start_s=pool.start_s,
+            kept=pool.kept,
+            there=there,
             losses_per_h=losses / (process_s / SECONDS_PER_HOUR) if process_s else 0.0,
             available=available,
         )

@@ -65,6 +65,11 @@ class Stock:
         """How many machines there were when slots last waited for more; None: as many as were wanted."""
         return self._available
 
+    @property
+    def ready(self) -> int:
+        """How many machines are paid for and have started."""
+        return sum(machine.ready for machine in self.machines.values())
+
     def settle(self, account: Account | None = None) -> None:
         """Book all time until now; later time goes to `account`, if one is given."""
         for machine in self.machines.values():

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from storage.planning_records import DecisionRecord
+from storage.records import TRAIN_POOL
 from tasks.forecasting.virtual_ledger import NO_MACHINE, WITHOUT_PROCESS
 
 
@@ -14,7 +15,8 @@ class SimulatedIteration:
     up.
     rollout_s: from the plan to the end of the last response. train_s: computing and publishing, without waiting;
     retrain_s: the part of it that was trained before the trainer's machines generated again. wait_train_s,
-    wait_remote_s: as in tasks.planning.offer.StepWaits. seeding_s: time in which the trainer's machines generated.
+    wait_remote_s: as in tasks.planning.offer.StepWaits. control_s: from published weights to the next plan.
+    seeding_s: time in which the trainer's machines generated.
     members: by pool, the mean number with weights while responses were decoded; planned: the number that the plan asked
     for.
     tokens: of responses, as trained; tokens_regenerated: tokens decoded for nothing, besides. moved: responses that
@@ -30,6 +32,7 @@ class SimulatedIteration:
     retrain_s: float = 0.0
     wait_train_s: float
     wait_remote_s: float
+    control_s: float = 0.0
     seeding_s: float
     members: dict[str, float]
     planned: dict[str, int]
@@ -44,6 +47,11 @@ class SimulatedIteration:
     usd: dict[str, dict[str, float]]
     gpu_s: float
     decisions: tuple[DecisionRecord, ...]
+
+    @property
+    def planned_crew(self) -> dict[str, int]:
+        """The number that the plan asked for, by pool of the crew."""
+        return {pool: count for pool, count in self.planned.items() if pool != TRAIN_POOL}
 
     @property
     def usd_total(self) -> float:

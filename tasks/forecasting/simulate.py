@@ -120,8 +120,9 @@ class _Simulation:
         prompts, lengths = self._lengths.prompts(number), self._lengths.lengths(number)
         expected = self._expectations.expected(number, prompts, lengths)
         try:
-            there = {name: stock.available for name, stock in self._stocks.items()}
-            plan = plan_iteration(self._knowledge.request(expected, there))
+            available = {name: stock.available for name, stock in self._stocks.items()}
+            there = {name: stock.ready for name, stock in self._stocks.items()}
+            plan = plan_iteration(self._knowledge.request(expected, available, there))
         except BudgetExceeded as error:
             self._stopped = str(error)
             self._go_on()
@@ -254,6 +255,7 @@ class _Simulation:
             retrain_s=training.retrain_s,
             wait_train_s=waits.wait_train_s,
             wait_remote_s=waits.wait_remote_s,
+            control_s=now_s - training.ended_s,
             seeding_s=training.seeding_s,
             members={name: mean_members(accounts[name].lives, first_s, ended_s) for name in self._stocks},
             planned=iteration.planned,

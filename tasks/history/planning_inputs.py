@@ -16,6 +16,7 @@ from storage.store import ObjectMissing, ObjectStore
 from tasks.configuration.run_config import RunConfig
 from tasks.history.spent import spent_usd
 from tasks.planning.offer import CrewOffer, GroupLengths, ReservedOffer, StepWaits
+from tasks.planning.prediction_error import ITERATION, Realised, realised
 from tasks.planning.request import PlanningRequest
 from tasks.planning.step_time import NOMINAL, StepTime
 
@@ -35,7 +36,8 @@ def planning_request(store: ObjectStore, config: RunConfig, iteration: int, leng
     """
     recent = recent_reports(store, iteration)
     last = recent[0] if recent else None
-    written = None if last is None else read_plan(store, last.iteration)
+    plans = [read_plan(store, report.iteration) for report in recent]
+    written = plans[0] if plans else None
     return PlanningRequest(
         num_generations=config.run.num_generations,
         lengths=lengths,
@@ -49,6 +51,9 @@ def planning_request(store: ObjectStore, config: RunConfig, iteration: int, leng
         width=() if written is None else _width(written),
         train_s=_train_s(recent),
         training=_training(config),
+        past=_past(recent, plans),
+        control_s=0.0 if last is None else max(0.0, last.created_at_s - last.train_ended_at_s),
+        overlaps=config.algorithm.max_staleness > 0,
         spent_usd=_spent_usd(store, iteration, last),
         usd_no_machine=0.0 if last is None else sum(last.metrics.get(name, 0.0) for name in NO_MACHINE),
         length_max=float(config.sampling.max_completion_length),
@@ -86,6 +91,8 @@ def crew_offers(
                 responses_max=config.rollout.max_responses_in_flight,
                 step_time=observed_step_time(observed),
                 start_s=_start_s(observed),
+                machine_start_s=_machine_start_s(name, recent),
+                there=_there(name, recent),
                 losses_per_h=sum(seen.losses for seen in observed) / machine_h if machine_h else 0.0,
                 available=_available(name, recent, asked.get(name, 0)),
             )
@@ -112,6 +119,42 @@ def _available(pool: str, recent: Sequence[ReportRecord], asked: int) -> int | N
     """Machines at the end of the last iteration, if they were fewer than planned; else None."""
     at_end = [seen.members_at_end for seen in recent[0].pools if seen.pool == pool] if recent else []
     return at_end[0] if at_end and at_end[0] < asked else None
+
+
+def _there(pool: str, recent: Sequence[ReportRecord]) -> int | None:
+    """Machines at the end of the last iteration; None if it says nothing of the pool."""
+    at_end = [seen.members_at_end for seen in recent[0].pools if seen.pool == pool] if recent else []
+    return at_end[0] if at_end else None
+
+
+def _machine_start_s(pool: str, recent: Sequence[ReportRecord]) -> float:
+    """How much later processes began in the iteration in which they began last than in the one in which first.
+
+    Nothing reports when a machine was asked for. But an iteration whose machines had to be started begins later after
+    its plan than one that found them there.
+    """
+    waited_s = []
+    for report in recent:
+        first: dict[int, float] = {}
+        for life in report.lives:
+            if life.pool == pool:
+                first[life.slot] = min(life.started_at_s, first.get(life.slot, life.started_at_s))
+        if first and ITERATION in report.metrics:
+            written_at_s = report.created_at_s - report.metrics[ITERATION]
+            waited_s.append(statistics.median(first.values()) - written_at_s)
+    return max(waited_s) - min(waited_s) if waited_s else 0.0
+
+
+def _past(recent: Sequence[ReportRecord], plans: Sequence[PlanRecord]) -> tuple[Realised, ...]:
+    """How the last iterations went beside what was expected of them, the newest first."""
+    found = []
+    for report, plan, before in zip(recent, plans, (*recent[1:], None), strict=False):
+        lasted_s = report.metrics.get(ITERATION, 0.0)
+        if before is not None:
+            # If iterations overlap, each lasts from the end of the one before.
+            lasted_s = min(lasted_s, report.created_at_s - before.created_at_s)
+        found.append(realised(plan.decisions, dict(_width(plan)), plan.seeding, lasted_s))
+    return tuple(each for each in found if each is not None)
 
 
 def _start_s(observed: Sequence[PoolObservation]) -> float:
@@ -171,7 +214,7 @@ def step_waits(report: ReportRecord, engines: int = 1) -> StepWaits | None:
 def _training(config: RunConfig) -> Literal["as_ended", "in_order", "at_end"]:
     if not config.algorithm.streams:
         return "at_end"
-    return "in_order" if config.algorithm.micro_batch_order == "plan" else "as_ended"
+    return "in_order" if config.in_plan_order else "as_ended"
 
 
 def _train_s(recent: Sequence[ReportRecord]) -> float | None:

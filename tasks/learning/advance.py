@@ -167,7 +167,7 @@ def _step(
                 prompts=prompts,
                 grader=stack.enter_context(open_grader(store, config.rewards, config.trainer.device)),
                 decode=open_decoder(model),
-                follow=FollowConfig.of(config.algorithm, config.rollout, config.trainer),
+                follow=FollowConfig.of(config),
                 tokens_max=config.trainer.micro_batch_tokens_max,
                 clock=clock,
                 watch=watch.check,

@@ -102,7 +102,7 @@ def _record(
             prompts=prompt_table.read_prompts(store, plan),
             grader=stack.enter_context(open_grader(store, config.rewards, config.trainer.device)),
             decode=open_decoder(folder),
-            follow=FollowConfig.of(config.algorithm, config.rollout, config.trainer),
+            follow=FollowConfig.of(config),
             tokens_max=config.trainer.micro_batch_tokens_max,
             clock=clock,
             watch=watch.check,

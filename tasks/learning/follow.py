@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from storage.assembly import Assembled, JournalReader
 from storage.clock import Clock
 from storage.records import PlanRecord
-from tasks.configuration.algorithm import AlgorithmConfig
-from tasks.configuration.rollout import RolloutConfig
-from tasks.configuration.trainer import TrainerConfig
+from tasks.configuration.run_config import RunConfig
 from tasks.learning.arrivals import Arrivals
 
 log = logging.getLogger(__name__)
@@ -41,13 +39,13 @@ class FollowConfig:
     flush_interval_s: float
 
     @classmethod
-    def of(cls, algorithm: AlgorithmConfig, rollout: RolloutConfig, trainer: TrainerConfig) -> "FollowConfig":
+    def of(cls, config: RunConfig) -> "FollowConfig":
         """How a run's training follows the journal."""
         return cls(
-            in_plan_order=algorithm.micro_batch_order == "plan",
-            timeout_s=trainer.group_timeout_s,
-            poll_interval_s=trainer.poll_interval_s,
-            flush_interval_s=rollout.flush_interval_s,
+            in_plan_order=config.in_plan_order,
+            timeout_s=config.trainer.group_timeout_s,
+            poll_interval_s=config.trainer.poll_interval_s,
+            flush_interval_s=config.rollout.flush_interval_s,
         )
 
 

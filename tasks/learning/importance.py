@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tasks.configuration.algorithm import AlgorithmConfig
-from tasks.configuration.rollout import RolloutConfig
+from tasks.configuration.rollout import OUR_ENGINES, RolloutConfig
 from tasks.configuration.trainer import TrainerConfig
 
 ImportanceMode = Literal["token", "sequence-mask"]
@@ -85,7 +85,7 @@ def same_engine(rollout: RolloutConfig, trainer: TrainerConfig, published_dtypes
         published_dtypes: The dtypes of the run's first weights, as manifests name them ("F32").
     """
     is_exact = {rollout.dtype, trainer.dtype} == {"float32"} and set(published_dtypes) <= {"F32"}
-    return rollout.engine in ("torch", "scripted") and is_exact
+    return rollout.engine in OUR_ENGINES and is_exact
 
 
 def importance_mode(algorithm: AlgorithmConfig, *, same_engine: bool) -> ImportanceMode | None:

@@ -1,9 +1,4 @@
-"""A crew that could be asked for: its members, what each would do, how long it would take and what it would cost.
-
-Width compares such crews, and the chosen one becomes the plan. A member is paid for from the request until its own work
-has ended and it leaves: its start counts, and so do its expected losses. The trainer's machines are paid for as long as
-the iteration lasts, so a longer iteration costs more of them.
-"""
+"""The crew of a plan: its members, and the groups that each begins with; how long it takes says the outline."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,19 +7,18 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
-from resources.prices import dollars
 from storage.planning_records import SeedingRecord
 from storage.records import TRAIN_POOL
+from tasks.planning.dealing import MANY_RESPONSES
 from tasks.planning.dispatch import Assignment, Member, dispatch
 from tasks.planning.division import assign_groups
-from tasks.planning.locality import decode_s, longest_nearest
+from tasks.planning.locality import longest_nearest
 from tasks.planning.makespan import ends_s, group_ends_s, long_then_short, streamed_s
 from tasks.planning.offer import CrewOffer, GroupLengths, ReservedOffer
 from tasks.planning.request import PlanningRequest
 from tasks.planning.seeding import next_seeding, work_engine_s
 from tasks.planning.step_time import NOMINAL, StepTime
 
-_SECONDS_PER_HOUR = 3600.0
 # These shares of a member's groups begin first, as its longest, when its short ones should end early.
 LONG_SHARES = (0.1, 0.3)
 
@@ -33,77 +27,40 @@ LONG_SHARES = (0.1, 0.3)
 class Crew:
     """counts: members of each offer, in order. members: these, then the trainer's engines if they generate.
 
-    assignments: one per member. rollout_s: until the last response has ended; iteration_s: until training has ended,
-    too, as far as its time is known. machines_s: of all the crew's members; usd_rollout: their dollars. usd_iteration:
-    with the trainer's machines, if their price is known.
+    assignments: one per member. dealt_s: until the last response has ended if no member took work from another.
     """
 
     counts: tuple[int, ...]
     members: tuple[Member, ...]
     assignments: tuple[Assignment, ...]
     seeding: SeedingRecord | None
-    rollout_s: float
-    iteration_s: float
-    machines_s: float
-    usd_rollout: float
-    usd_iteration: float
+    dealt_s: float
 
     @property
     def size(self) -> int:
         return sum(self.counts)
 
 
-def planned_crew(request: PlanningRequest, counts: tuple[int, ...]) -> Crew:
-    """The crew with these members of each offer, the seeding that suits it, and the groups dealt to it.
+def planned_crew(request: PlanningRequest, counts: tuple[int, ...], seeding: SeedingRecord | None) -> Crew:
+    """The crew with these members of each offer and this seeding, and the groups dealt to it.
 
-    Its seconds and dollars are meaningful if `request.measured`.
+    Its seconds are meaningful if `request.measured`.
     """
     size = sum(counts)
     offers = [offer for offer, count in zip(request.offers, counts, strict=True) for _ in range(count)]
-    seeding = planned_seeding(request, counts)
-    crew = [(_member(request, offer),) * count for offer, count in zip(request.offers, counts, strict=True)]
+    crew = [_members(request, offer, count) for offer, count in zip(request.offers, counts, strict=True)]
     members = tuple(chain.from_iterable(crew))
     if seeding is not None and seeding.seeding_s != 0 and request.reserved is not None:
-        members += (_engine(request, request.reserved, seeding.seeding_s),) * request.reserved.engines
+        stop_s = engines_stop_s(seeding, [member.start_s for member in members])
+        members += (_engine(request, request.reserved, stop_s),) * request.reserved.engines
     assignments = _dealt(request, members)
-    if _knows_lengths(request) and request.settings.dispatch == "auto":
+    if request.knows_lengths and request.settings.dispatch == "auto":
         losses = [offer.losses_per_h for offer in offers] + [0.0] * (len(members) - size)
         same_price = request.settings.objective == "gpu_seconds"
         assignments = longest_nearest(members, assignments, losses, same_price=same_price)
-    paid_s = [assignment.ends_s if assignment.groups else 0.0 for assignment in assignments]
-    for index, offer in enumerate(offers):
-        paid_s[index] += _rework_s(request, offer, members[index], assignments[index])
-    usd_rollout = sum(dollars(s, offer.usd_per_h) for s, offer in zip(paid_s, offers, strict=False))
-    rollout_s = max(paid_s)
-    lasting_s = iteration_s(request, rollout_s, seeding)
-    if request.training_s:
-        lasting_s = max(lasting_s, trained_s(request, members, assignments))
-    return Crew(
-        counts=counts,
-        members=members,
-        assignments=assignments,
-        seeding=seeding,
-        rollout_s=rollout_s,
-        iteration_s=lasting_s,
-        machines_s=sum(paid_s[:size]),
-        usd_rollout=usd_rollout,
-        usd_iteration=usd_rollout + usd_beside(request, lasting_s),
-    )
-
-
-def iteration_s(request: PlanningRequest, rollout_s: float, seeding: SeedingRecord | None) -> float:
-    """Seconds of an iteration until everything is generated and trained; training goes on while members generate."""
-    before_s = 0.0
-    if seeding is not None:
-        before_s = rollout_s if seeding.seeding_s is None else min(seeding.seeding_s, rollout_s)
-    return max(rollout_s, before_s + (request.training_s or 0.0))
-
-
-def usd_beside(request: PlanningRequest, lasting_s: float) -> float:
-    """Dollars of an iteration of this duration beside its crew: the trainer's machines, and costs without a machine."""
-    if request.reserved is None:
-        return request.usd_no_machine
-    return request.usd_no_machine + dollars(lasting_s, request.reserved.usd_per_h)
+    dealt_s = max(assignment.ends_s for assignment in assignments)
+    assignments = _all_begin(assignments, size)
+    return Crew(counts=counts, members=members, assignments=assignments, seeding=seeding, dealt_s=dealt_s)
 
 
 def measured_work_s(request: PlanningRequest) -> float | None:
@@ -134,11 +91,6 @@ def members_rate(request: PlanningRequest) -> float:
     return sum(rate * count for rate, count in rates) / max(1, sum(count for _, count in rates))
 
 
-def slowest_rate(request: PlanningRequest) -> float:
-    """Tokens per second of a member of the slowest pool; 0 if there is no pool."""
-    return min((_rate(request, offer) for offer in request.offers if offer.count_max), default=0.0)
-
-
 def _rate(request: PlanningRequest, offer: CrewOffer | ReservedOffer) -> float:
     """Tokens per second at the batch that each member gets if all members are asked for."""
     everybody = sum(other.count_max for other in request.offers)
@@ -147,18 +99,19 @@ def _rate(request: PlanningRequest, offer: CrewOffer | ReservedOffer) -> float:
     return step_time(request, offer).tokens_per_s(min(offer.responses_max, -(-responses // max(1, everybody))))
 
 
-def planned_seeding(request: PlanningRequest, counts: tuple[int, ...]) -> SeedingRecord | None:
-    """How long the trainer's machines generate beside these members, as far as they are expected to come.
+def seedings(request: PlanningRequest, counts: tuple[int, ...]) -> tuple[SeedingRecord | None, ...]:
+    """What the trainer's machines may do beside these members, as far as they are expected to come.
 
-    None if they do not generate.
+    They may generate as long as the controller says, or until nothing is left, or not at all; if no member is expected,
+    they must. (None,) if they never generate.
     """
     if request.reserved is None or (request.settings.seeding == "off" and any(counts)):
-        return None
+        return (None,)
     offers = request.offers
     there = [offer.expected(count) for offer, count in zip(offers, counts, strict=True)]
     size = sum(there)
     reach = sum(offer.start_s * count for offer, count in zip(offers, there, strict=True))
-    return next_seeding(
+    controlled = next_seeding(
         request.seeding,
         request.waits,
         members=size,
@@ -168,16 +121,53 @@ def planned_seeding(request: PlanningRequest, counts: tuple[int, ...]) -> Seedin
         settings=request.settings,
         engine_start_s=request.reserved.start_s,
     )
+    # The first time nothing is known that would tell them apart.
+    if not size or not request.measured or request.waits is None:
+        return (controlled,)
+    return tuple({s: replace(controlled, seeding_s=s) for s in (controlled.seeding_s, 0.0, None)}.values())
 
 
-def _member(request: PlanningRequest, offer: CrewOffer) -> Member:
-    return Member(
+def ready(offer: CrewOffer, count: int) -> int:
+    """How many of the members asked for are expected to need no new machine."""
+    if not offer.kept:
+        return 0 if offer.machine_start_s else offer.expected(count)
+    return offer.expected(count) if offer.there is None else min(offer.expected(count), offer.there)
+
+
+def _members(request: PlanningRequest, offer: CrewOffer, count: int) -> tuple[Member, ...]:
+    at_once = Member(
         pool=offer.pool,
         step_time=step_time(request, offer),
         responses_max=offer.responses_max,
         start_s=offer.start_s,
         usd_per_h=offer.usd_per_h,
     )
+    later = replace(at_once, start_s=offer.start_s + offer.machine_start_s)
+    there = ready(offer, count)
+    return (at_once,) * there + (later,) * (count - there)
+
+
+def _all_begin(assignments: tuple[Assignment, ...], size: int) -> tuple[Assignment, ...]:
+    """Give each of the first `size` members at least one group, so that its machine is started for this iteration."""
+    found = list(assignments)
+    idle = [place for place in range(size) if not found[place].groups]
+    richest_first = sorted(range(len(found)), key=lambda place: -len(found[place].groups)) if idle else []
+    for place, richest in zip(idle, richest_first, strict=False):
+        if len(found[richest].groups) > 1:
+            *kept, given = found[richest].groups
+            found[richest] = replace(found[richest], groups=tuple(kept))
+            found[place] = replace(found[place], groups=(given,), ends_s=found[richest].ends_s)
+    return tuple(found)
+
+
+def engines_stop_s(seeding: SeedingRecord, starts_s: Sequence[float]) -> float | None:
+    """When the trainer's engines stop generating; None if nothing is left then.
+
+    starts_s: of the crew's members. While none of them lives, the engines cannot hand over (tasks/learning).
+    """
+    if seeding.seeding_s is None or not starts_s:
+        return None
+    return max(seeding.seeding_s, min(starts_s))
 
 
 def _engine(request: PlanningRequest, reserved: ReservedOffer, window_s: float | None) -> Member:
@@ -199,18 +189,17 @@ def step_time(request: PlanningRequest, offer: CrewOffer | ReservedOffer) -> Ste
     return next((curve for curve in curves if curve is not NOMINAL), NOMINAL)
 
 
-def _knows_lengths(request: PlanningRequest) -> bool:
-    return request.lengths.predictor != "none"
-
-
 def _dealt(request: PlanningRequest, members: tuple[Member, ...]) -> tuple[Assignment, ...]:
     """Groups dealt by length and speed, or as if all were alike if that is asked for or lets training end sooner."""
-    if request.settings.dispatch == "in_turn" or not _knows_lengths(request):
+    if request.settings.dispatch == "in_turn" or not request.knows_lengths:
         return _dealt_alike(request, members)
     by_length = _dispatched(request, members, request.lengths)
     if request.settings.objective == "gpu_seconds" or not request.training_s:
         return by_length
-    dealings = [by_length, _dealt_alike(request, members)]
+    dealings = [by_length]
+    # Among unlike members that is a dispatch of its own, which takes long for many responses.
+    if len(set(members)) == 1 or request.responses.size <= MANY_RESPONSES:
+        dealings.append(_dealt_alike(request, members))
     if not request.keep_order:
         reordered = [_short_early(request, members, by_length, share) for share in LONG_SHARES]
         dealings += [dealt for dealt in reordered if dealt != by_length]
@@ -273,21 +262,3 @@ def trained_s(request: PlanningRequest, members: Sequence[Member], assignments: 
         return float(ended_s.max()) + train_s
     order = np.argsort(groups) if request.training == "in_order" else None
     return streamed_s(ended_s, tokens, train_s, order)
-
-
-def _rework_s(request: PlanningRequest, offer: CrewOffer, member: Member, assignment: Assignment) -> float:
-    if not offer.losses_per_h or not assignment.groups:
-        return 0.0
-    running = min(assignment.batch_max or member.responses_max, len(assignment.groups) * request.num_generations)
-    length = float(np.mean(request.lengths.expected[list(assignment.groups)]))
-    reprefill_s = running * (length / 2) / member.step_time.tokens_per_s(member.responses_max)
-    return rework_s(offer, decode_s(member, assignment), reprefill_s)
-
-
-def rework_s(offer: CrewOffer, decode_s: float, reprefill_s: float) -> float:
-    """Seconds that losses are expected to cost one member: each costs a start, and the running prefixes once more.
-
-    A prefix counts as half a response of mean length, prefilled as fast as a full batch decodes; real engines are
-    faster.
-    """
-    return offer.losses_per_h * decode_s / _SECONDS_PER_HOUR * (offer.start_s + reprefill_s)

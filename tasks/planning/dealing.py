@@ -1,7 +1,8 @@
 """Ways to deal groups that are sorted by expected length; the caller chooses among them by their exact times.
 
-They are: longest first (LPT); the longest apart, on members of their own (StreamRL, arXiv 2504.15930, Algorithm 2);
-contiguous ranges (RLHFless, arXiv 2602.22718, section 4.3), either even or as much as each member ends in a given time.
+They are: longest first (LPT), by rates or by exact times; the longest apart, on members of their own (StreamRL, arXiv
+2504.15930, Algorithm 2); contiguous ranges (RLHFless, arXiv 2602.22718, section 4.3), either even or as much as each
+member ends in a given time.
 """
 
 import heapq
@@ -10,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, combinations, pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,9 @@ from tasks.planning.makespan import Lengths, Member, ends_s
 
 TAIL_SHARES = (0.02, 0.05, 0.1, 0.2, 0.4)
 FILL_ROUNDS = 4
+# Of more responses than this, fewer shares and rounds are tried: each takes long, and they differ little.
+MANY_RESPONSES, TAIL_SHARES_OF_MANY, FILL_ROUNDS_OF_MANY = 1 << 14, (0.05, 0.2), 2
+EXCHANGES = 16
 BISECTIONS = 24
 CAP_SHARES = (1.0, 0.98, 0.95, 0.9, 0.8)
 
@@ -99,6 +103,56 @@ def _longest_first(work: Work, members: Sequence[Member]) -> list[list[int]]:
     return dealt
 
 
+def exactly_longest_first(work: Work, members: Sequence[Member]) -> Dealing:
+    """Each next group goes to the member that would have decoded it and what it has first, by exact times (LPT)."""
+    dealt: list[list[int]] = [[] for _ in members]
+    ends = [0.0] * len(members)
+    for group in work.order:
+        soonest_s, chosen = math.inf, 0
+        # With more, a member only ends later: whoever ends later already is not asked.
+        for place in sorted(range(len(members)), key=ends.__getitem__):
+            if ends[place] >= soonest_s:
+                break
+            with_it_s = _end_s(work, members[place], [*dealt[place], group])
+            if with_it_s < soonest_s:
+                soonest_s, chosen = with_it_s, place
+        dealt[chosen].append(group)
+        ends[chosen] = soonest_s
+    return work.timed(dealt, members)
+
+
+def exchanged(work: Work, members: Sequence[Member], dealing: Dealing) -> Dealing:
+    """The dealing after exchanges between the member that ends last and another, while both then end sooner.
+
+    The last member gives up to two groups for up to one; at most EXCHANGES times.
+    """
+    dealt, ends = [list(groups) for groups in dealing.groups], list(dealing.ends_s)
+    for _ in range(EXCHANGES):
+        if not _exchange(work, members, dealt, ends):
+            break
+    return work.timed(dealt, members)
+
+
+def _exchange(work: Work, members: Sequence[Member], dealt: list[list[int]], ends: list[float]) -> bool:
+    """Exchange once, in `dealt` and `ends`; False if nothing helps."""
+    last = max(range(len(ends)), key=ends.__getitem__)
+    for given in chain(combinations(dealt[last], 1), combinations(dealt[last], 2)):
+        others = [group for group in dealt[last] if group not in given]
+        for place in (place for place in range(len(members)) if place != last):
+            for taken in (None, *dealt[place]):
+                mine = others if taken is None else [*others, taken]
+                theirs = [*given, *(group for group in dealt[place] if group != taken)]
+                mine_s = _end_s(work, members[last], mine)
+                if mine_s < ends[last] and (theirs_s := _end_s(work, members[place], theirs)) < ends[last]:
+                    dealt[last], dealt[place], ends[last], ends[place] = mine, theirs, mine_s, theirs_s
+                    return True
+    return False
+
+
+def _end_s(work: Work, member: Member, groups: Sequence[int]) -> float:
+    return ends_s(work.lengths, [work.begun(groups)], [member])[0]
+
+
 def tail_apart(work: Work, members: Sequence[Member]) -> Iterator[Dealing]:
     """For several shares: this share of the groups, the longest, on members of their own; longest first on both sides.
 
@@ -107,7 +161,8 @@ def tail_apart(work: Work, members: Sequence[Member]) -> Iterator[Dealing]:
     ranked = _by_speed(members)
     batch_max = max(member.responses_max for member in members)
     step_s = np.mean([member.step_time.table(batch_max) for member in members], axis=0)
-    tails = {max(1, math.ceil(share * len(work.order))) for share in TAIL_SHARES}
+    shares = TAIL_SHARES if work.responses <= MANY_RESPONSES else TAIL_SHARES_OF_MANY
+    tails = {max(1, math.ceil(share * len(work.order))) for share in shares}
     for tail in sorted(tails - {len(work.order)}):
         apart = Work(work.lengths, work.order[:tail], work.keep_order)
         rest = Work(work.lengths, work.order[tail:], work.keep_order)
@@ -136,7 +191,7 @@ def balanced_ranges(work: Work, members: Sequence[Member]) -> Iterator[Dealing]:
     If step times rise linearly, nothing ends earlier, except for what whole groups leave over.
     """
     filler = _Filler(work, members, _by_speed(members))
-    for _ in range(FILL_ROUNDS):
+    for _ in range(FILL_ROUNDS if work.responses <= MANY_RESPONSES else FILL_ROUNDS_OF_MANY):
         dealt = filler.fill(filler.least_s())
         yield dealt
         filler.correct(dealt)

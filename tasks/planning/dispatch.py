@@ -21,6 +21,8 @@ from tasks.planning.dealing import (
     Work,
     balanced_ranges,
     even_ranges,
+    exactly_longest_first,
+    exchanged,
     full_ranges,
     in_turn,
     longest_first,
@@ -46,6 +48,8 @@ GAIN_MIN = 0.03
 # How often lengths are drawn: fewer times for many responses, whose sums vary less.
 DRAWS_MIN, DRAWS_MAX, DRAWN_RESPONSES = 2, 16, 1 << 12
 PROMISING_MAX = 4
+# Up to so many groups are dealt by exact times, too.
+EXACT_GROUPS_MAX = 32
 # Costs within this count as equal.
 EQUAL = 1.01
 # A member that is busy for this share of its window gets no group that it would have to hand on.
@@ -150,11 +154,19 @@ class _Dealer:
             return evenly
         if self.objective == "gpu_seconds" and not alike:
             return _cheapest(work, members, evenly)
-        plain = min(evenly, longest_first(work, members), key=lambda dealt: dealt.makespan_s)
+        plain = min(self._plain(work, members, evenly, alike=alike), key=lambda dealt: dealt.makespan_s)
         if alike:
             soonest = min(balanced_ranges(work, members), key=lambda dealt: dealt.makespan_s)
             return soonest if soonest.makespan_s < (1 - GAIN_MIN) * plain.makespan_s else plain
         return self._soonest(members, plain, [*balanced_ranges(work, members), *tail_apart(work, members)])
+
+    def _plain(self, work: Work, members: Sequence[Member], evenly: Dealing, *, alike: bool) -> list[Dealing]:
+        plain = [evenly, longest_first(work, members)]
+        if len(work.order) <= EXACT_GROUPS_MAX and not alike:
+            # Of many groups each adds little, so that rates are as good as exact times.
+            plain.append(exactly_longest_first(work, members))
+            plain += [exchanged(work, members, dealt) for dealt in plain]
+        return plain
 
     def _soonest(self, members: Sequence[Member], plain: Dealing, others: Sequence[Dealing]) -> Dealing:
         """The dealing with the earliest mean end over random lengths; `plain` unless another one gains enough.
@@ -162,7 +174,9 @@ class _Dealer:
         The best dealing for exactly the expected lengths often suffers most from other lengths.
         """
         promising = [dealt for dealt in others if dealt.makespan_s < plain.makespan_s]
-        promising = sorted(promising, key=lambda dealt: dealt.makespan_s)[:PROMISING_MAX]
+        # Of many responses few dealings are timed, as few lengths are drawn.
+        most = PROMISING_MAX if len(self.drawn) > DRAWS_MIN else 1
+        promising = sorted(promising, key=lambda dealt: dealt.makespan_s)[:most]
         if not promising:
             return plain
         means = [mean_makespan_s(self.drawn, dealt.groups, members) for dealt in promising]

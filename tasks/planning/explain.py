@@ -9,6 +9,8 @@ from tasks.planning.crew import Crew, engines_in_members, measured_work_s
 from tasks.planning.division import assign_groups
 from tasks.planning.locality import decode_s
 from tasks.planning.makespan import lower_bound_s
+from tasks.planning.outline import Outline
+from tasks.planning.prediction_error import CORRECTION, ITERATION
 from tasks.planning.request import PlanningRequest
 from tasks.planning.seeding import closed_form_s, is_initial, members_needed
 from tasks.planning.width import WidthChoice, allowed_usd, describe
@@ -24,8 +26,8 @@ def explain(request: PlanningRequest, choice: WidthChoice) -> tuple[DecisionReco
         _lengths(request),
         _width(request, choice),
         _balance(request, choice),
-        _seeding(request, choice.crew),
-        _dispatch(request, choice.crew),
+        _seeding(request, choice),
+        _dispatch(request, choice),
         _locality(choice.crew),
     )
     return tuple(decision for decision in found if decision is not None)
@@ -50,11 +52,12 @@ def _lengths(request: PlanningRequest) -> DecisionRecord:
 def _width(request: PlanningRequest, choice: WidthChoice) -> DecisionRecord:
     settings, crew = request.settings, choice.crew
     inputs = {"usd_allowed": allowed_usd(request)[1], "cost_weight": settings.cost_weight}
-    inputs |= {"members_needed": float(choice.members_cap or 0), "train_s": request.training_s or 0.0}
+    inputs |= {"train_s": request.training_s or 0.0}
     inputs |= {f"{offer.pool}/usd_per_h": offer.usd_per_h for offer in request.offers}
     inputs |= {f"{offer.pool}/losses_per_h": offer.losses_per_h for offer in request.offers}
     inputs |= {f"{offer.pool}/start_s": offer.start_s for offer in request.offers}
-    unknown = {"usd_allowed": float("inf"), "members_needed": 0.0, "train_s": 0.0}
+    inputs |= {CORRECTION: choice.outline.correction}
+    unknown = {"usd_allowed": float("inf"), "train_s": 0.0, CORRECTION: 1.0}
     if settings.width != "cost":
         inputs.pop("cost_weight")
     return DecisionRecord(
@@ -66,16 +69,16 @@ def _width(request: PlanningRequest, choice: WidthChoice) -> DecisionRecord:
             describe(request, other.counts): _figures(request, other) | {"score": score}
             for other, score in choice.considered[:ALTERNATIVES_MAX]
         },
-        predicted=_figures(request, crew) if request.measured else {},
+        predicted=_figures(request, choice.outline) if request.measured else {},
     )
 
 
-def _figures(request: PlanningRequest, crew: Crew) -> Figures:
+def _figures(request: PlanningRequest, one: Outline) -> Figures:
     """The predicted figures of a crew; the iteration's dollars only if the trainer's price is known."""
-    figures = {ROLLOUT: crew.rollout_s}
-    if crew.size:
-        figures |= {"timing_s/rollout_machines": crew.machines_s, "cost/usd_rollout": crew.usd_rollout}
-    return figures if request.reserved is None else figures | {"cost/usd_iter": crew.usd_iteration}
+    figures = {ROLLOUT: one.rollout_s, ITERATION: one.iteration_s}
+    if sum(one.counts):
+        figures |= {"timing_s/rollout_machines": one.machines_s, "cost/usd_rollout": one.usd_rollout}
+    return figures if request.reserved is None else figures | {"cost/usd_iter": one.usd_iteration}
 
 
 def _balance(request: PlanningRequest, choice: WidthChoice) -> DecisionRecord | None:
@@ -89,7 +92,8 @@ def _balance(request: PlanningRequest, choice: WidthChoice) -> DecisionRecord | 
     )
 
 
-def _seeding(request: PlanningRequest, crew: Crew) -> DecisionRecord | None:
+def _seeding(request: PlanningRequest, choice: WidthChoice) -> DecisionRecord | None:
+    crew = choice.crew
     seeding, reserved = crew.seeding, request.reserved
     if seeding is None or reserved is None:
         return None
@@ -108,26 +112,36 @@ def _seeding(request: PlanningRequest, crew: Crew) -> DecisionRecord | None:
             to_do_s = work_s + engines * reserved.start_s
             ideal_s = closed_form_s(to_do_s, train_s, start_s, engines, seeding.members, 0.0)
             alternatives = {"both sides end together": {"seeding/seconds": ideal_s}}
+    alternatives |= {_so_long(way.seeding): {ITERATION: way.iteration_s} for way in choice.ways[1:] and choice.ways}
     seconds = seeding.seeding_s
-    if seconds is None:
+    # The first way is what the controller says.
+    differs = len(choice.ways) > 1 and seeding != choice.ways[0].seeding
+    if differs:
+        reason = f"the iteration is expected to end sooner than with {_so_long(choice.ways[0].seeding)}"
+    elif seconds is None:
         absent = "no member of the crew is expected to be there"
-        chosen, reason = "until nothing is left", absent if crew.size else "all is left to the trainer's machines"
+        reason = absent if crew.size else "all is left to the trainer's machines"
     elif seconds > 0:
-        chosen, reason = f"{seconds:.1f} s", _why_so_long(request, seeding, knows_work=needed is not None)
+        reason = _why_so_long(request, seeding, knows_work=needed is not None)
     elif needed is not None and seeding.members >= needed:
-        chosen, reason = "none", "the members alone generate for no longer than training takes"
+        reason = "the members alone generate for no longer than training takes"
     else:
-        chosen, reason = "none", "the engines would hardly have begun by then"
+        reason = "the engines would hardly have begun by then"
     if request.measured:
-        seconds = crew.rollout_s if seconds is None else min(seconds, crew.rollout_s)
+        seconds = choice.outline.rollout_s if seconds is None else min(seconds, choice.outline.rollout_s)
     return DecisionRecord(
         name="seeding",
-        chosen=chosen,
+        chosen=_so_long(seeding),
         reason=reason,
         inputs=inputs,
         alternatives=alternatives,
         predicted={} if seconds is None else {"seeding/seconds": seconds},
     )
+
+
+def _so_long(seeding: SeedingRecord | None) -> str:
+    seconds = 0.0 if seeding is None else seeding.seeding_s
+    return "until nothing is left" if seconds is None else f"{seconds:.1f} s" if seconds else "none"
 
 
 def _why_so_long(request: PlanningRequest, seeding: SeedingRecord, *, knows_work: bool) -> str:
@@ -146,7 +160,8 @@ def _why_so_long(request: PlanningRequest, seeding: SeedingRecord, *, knows_work
     return f"the {'trainer' if longer else 'crew'} waited for longer than the {'crew' if longer else 'trainer'}"
 
 
-def _dispatch(request: PlanningRequest, crew: Crew) -> DecisionRecord:
+def _dispatch(request: PlanningRequest, choice: WidthChoice) -> DecisionRecord:
+    crew = choice.crew
     dealt_in_turn = assign_groups(len(request.lengths), len(crew.members))
     in_turn = tuple(assignment.groups for assignment in crew.assignments) == dealt_in_turn
     isolated = sum(a.batch_max is not None for a in crew.assignments)
@@ -161,7 +176,7 @@ def _dispatch(request: PlanningRequest, crew: Crew) -> DecisionRecord:
     alternatives = {}
     if request.measured:
         bound_s = lower_bound_s(request.responses, crew.members)
-        alternatives = {"chosen": {ROLLOUT: crew.rollout_s}, "no dealing is faster than": {ROLLOUT: bound_s}}
+        alternatives = {"chosen": {ROLLOUT: crew.dealt_s}, "no dealing is faster than": {ROLLOUT: bound_s}}
     return DecisionRecord(
         name="dispatch",
         chosen="in turn" if in_turn else f"by {by}; {isolated} members with a smaller batch",
@@ -172,7 +187,7 @@ def _dispatch(request: PlanningRequest, crew: Crew) -> DecisionRecord:
             "isolated": float(isolated),
         },
         alternatives=alternatives,
-        predicted={ROLLOUT: crew.rollout_s} if request.measured else {},
+        predicted={ROLLOUT: choice.outline.rollout_s} if request.measured else {},
     )
 
 

@@ -104,12 +104,12 @@ def member_time_s(lengths: Sequence[float] | Lengths, step_time: StepTime, respo
 def _times_s(tokens: Lengths, step_time: StepTime, responses_max: int) -> Lengths:
     """Seconds for each row of [draws, responses], as in `member_time_s`."""
     if tokens.shape[1] > responses_max:
-        tokens = np.array([_slots(row, responses_max) for row in tokens.tolist()])
+        tokens = np.array([slot_totals(row, responses_max) for row in tokens.tolist()])
     # Sum by parts: L_j (tau(j) - tau(j - 1)).
     return np.asarray(np.sort(tokens, axis=1)[:, ::-1] @ step_time.rises(tokens.shape[1]))
 
 
-def _slots(tokens: list[float], slots_max: int) -> list[float]:
+def slot_totals(tokens: list[float], slots_max: int) -> list[float]:
     """The tokens that each slot decodes, if a free slot takes the next response."""
     slots = tokens[:slots_max]
     heapq.heapify(slots)
@@ -178,7 +178,7 @@ def group_ends_s(lengths: Lengths, groups: Sequence[int], member: Member, batch_
     # A response ends when its slot has decoded this many tokens: its own and those before it.
     ends, totals = tokens, np.sort(tokens)
     if len(tokens) > slots:
-        ends, totals = _in_slots(tokens, slots)
+        ends, totals = _inslot_totals(tokens, slots)
     # Between two ends, all remaining responses decode together.
     steps = np.diff(totals, prepend=0.0) * member.step_time.table(len(totals))[:0:-1]
     at_s = np.interp(ends, np.concatenate([[0.0], totals]), np.concatenate([[0.0], np.cumsum(steps)]))
@@ -204,7 +204,7 @@ def streamed_s(ends_s: Seconds, tokens: Seconds, train_s: float, order: npt.NDAr
     return float((ends_s[order] + left_s).max())
 
 
-def _in_slots(tokens: Seconds, slots: int) -> tuple[Seconds, Seconds]:
+def _inslot_totals(tokens: Seconds, slots: int) -> tuple[Seconds, Seconds]:
     """Where each response ends in its slot, and all slots' totals, ascending; a free slot takes the next response."""
     heap = [0.0] * slots
     ends = np.empty_like(tokens)

@@ -1,157 +1,286 @@
-"""The result of a width in outline: fast enough to compare many widths before groups are dealt for a few.
+"""What an iteration with a given crew is expected to take and to cost, before a group is dealt.
 
-Every pool is assumed to work at its rate from its start to a common end. One of its members gets its share of the
-responses and is timed exactly. Dealing the groups (tasks/planning/crew.py) takes a hundred times as long.
+Members move work among themselves until none is idle (tasks/planning/rebalance.py). So all running responses are
+assumed to be spread evenly over the members that are there, and to advance together: while `a` responses run on `m`
+members, each gets a token every tau(a / m) seconds. This is TailSieve's identity (tasks/planning/makespan.py) for a
+crew whose size changes, because members start at different times and the trainer's engines stop when training begins.
+With the objective "gpu_seconds" members keep what they were dealt and leave, so batches stay full instead.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
 from resources.prices import dollars
 from storage.planning_records import SeedingRecord
-from tasks.planning.crew import iteration_s, planned_seeding, rework_s, step_time, usd_beside
-from tasks.planning.makespan import member_time_s
-from tasks.planning.offer import CrewOffer
+from tasks.planning.crew import engines_stop_s, ready, step_time
+from tasks.planning.makespan import drawn_lengths, slot_totals
+from tasks.planning.offer import CrewOffer, ReservedOffer
 from tasks.planning.request import PlanningRequest
 from tasks.planning.step_time import StepTime
 
-# How many ranges of similar lengths are timed, to stand for all, when every member gets one range.
-RANGES = 3
-# Of a member with more full batches than this, this many are timed; the rest is assumed to decode at its full rate.
-BATCHES_TIMED = 8
-# Fewer members, with this many times the responses each, are assumed if that ends hardly later (by this factor).
-FULLER, LATER = 4, 1.05
+Floats = npt.NDArray[np.float64]
+Counts = tuple[int, ...]
+
+# The start of a new machine is shared by this many iterations: the chosen crew usually stays for some time.
+HORIZON = 16
+# Numbers of running responses at which the pace is computed; between them it is linear.
+POINTS = 96
+# Responses that stand for all when more wait than are decoded together.
+WAITING_TIMED = 512
+# Groups of which it is known when they have ended.
+GROUPS_TIMED = 512
+# How often lengths are drawn, so that their order statistics are means: fewer times for many responses.
+DRAWS_MIN, DRAWS_MAX, DRAWN_RESPONSES = 1, 16, 1 << 13
+_SECONDS_PER_HOUR = 3600.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outline:
-    """An estimate of what a Crew with these counts would say."""
+    """An iteration's expected seconds and dollars with these counts of members and this seeding.
 
-    counts: tuple[int, ...]
+    rollout_s: from the plan until the last response has ended. iteration_s: until the next plan; usd_iteration: its
+    dollars. machines_s, usd_rollout: of all the crew's members. lasting_s, lasting_usd: the mean of the next HORIZON
+    iterations with this crew, in which a new machine starts once. correction: the factor in all of these seconds.
+    """
+
+    counts: Counts
+    seeding: SeedingRecord | None
+    correction: float
+    rollout_s: float
     iteration_s: float
+    machines_s: float
+    usd_rollout: float
     usd_iteration: float
+    lasting_s: float
+    lasting_usd: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Part:
-    """Members that are alike, with their rate in tokens per second; offer: None for the trainer's engines."""
+    """Members that are alike and decode from start_s to end_s; count: how many are expected to be there."""
 
-    offer: CrewOffer | None
-    count: int
+    count: float
     step_time: StepTime
     responses_max: int
     start_s: float
-    rate: float
+    end_s: float
+    is_crew: bool
 
 
-def outline(request: PlanningRequest, counts: tuple[int, ...], lengths: npt.NDArray[np.float64]) -> Outline:
-    """The outline for these members of each offer; lengths: of all responses, descending.
+class Outliner:
+    """Outlines crews for one request; what does not depend on the crew is computed once."""
 
-    The longest responses are assumed to go to the members that end them first. So the rollout ends when these members
-    have ended, when the longest response has ended alone, and when all tokens are decoded.
-    """
-    seeding = planned_seeding(request, counts)
-    parts, tokens = _parts(request, counts, lengths, seeding)
-    alone_s = min(part.start_s + float(lengths[0]) * part.step_time.step_s(1) for part in parts)
-    end_s = _common_end_s(tokens, parts)
-    shares = [part.rate * max(0.0, end_s - part.start_s) / float(lengths.sum()) for part in parts]
-    ends = [_ends_s(request, part, lengths, share) for part, share in zip(parts, shares, strict=True)]
-    latest_s = min((latest for latest, _ in ends if latest), default=0.0)
-    rollout_s = max(alone_s, end_s if len(parts) > 1 else 0.0, latest_s)
-    usd = 0.0
-    for part, (_, paid_s) in zip(parts, ends, strict=True):
-        if part.offer is not None:
-            usd += dollars(part.count * min(paid_s, rollout_s), part.offer.usd_per_h)
-    lasting_s = iteration_s(request, rollout_s, seeding)
-    return Outline(counts=counts, iteration_s=lasting_s, usd_iteration=usd + usd_beside(request, lasting_s))
+    def __init__(self, request: PlanningRequest) -> None:
+        self._request = request
+        self._totals: dict[int, tuple[Floats, Floats]] = {}
 
+    def outline(self, counts: Counts, seeding: SeedingRecord | None, correction: float = 1.0) -> Outline:
+        """The outline of a crew. correction: how many times as long as expected such iterations last."""
+        offers, before = self._request.offers, dict(self._request.width)
+        there = tuple(ready(offer, count) for offer, count in zip(offers, counts, strict=True))
+        rollout_s, work_s, first_s = (correction * each for each in self._times_s(counts, seeding, there))
+        settled_s = first_s
+        starts_s = [
+            offer.machine_start_s
+            for offer, count, now in zip(offers, counts, there, strict=True)
+            # What was asked for before is on its way.
+            if offer.kept and offer.expected(count) > max(now, before.get(offer.pool, 0))
+        ]
+        settled = tuple(
+            offer.expected(count) if offer.kept else now
+            for offer, count, now in zip(offers, counts, there, strict=True)
+        )
+        if there != settled:
+            settled_s = correction * self._times_s(counts, seeding, settled)[2]
+            if starts_s:
+                share = min(1.0, max(1.0, max(starts_s) / first_s) / HORIZON)
+                settled_s += share * max(0.0, first_s - settled_s)
+        machines_s, usd_rollout = self._paid(counts, work_s, first_s)
+        _, usd_lasting = self._paid(counts, work_s, settled_s)
+        return Outline(
+            counts=counts,
+            seeding=seeding,
+            correction=correction,
+            rollout_s=rollout_s,
+            iteration_s=first_s,
+            machines_s=machines_s,
+            usd_rollout=usd_rollout,
+            usd_iteration=usd_rollout + self._usd_beside(first_s),
+            lasting_s=settled_s,
+            lasting_usd=usd_lasting + self._usd_beside(settled_s),
+        )
 
-def _parts(
-    request: PlanningRequest,
-    counts: tuple[int, ...],
-    lengths: npt.NDArray[np.float64],
-    seeding: SeedingRecord | None,
-) -> tuple[list[_Part], float]:
-    """The parts that work, and the tokens left to them after a time-limited seeding."""
-    size, tokens, reserved = sum(counts), float(lengths.sum()), request.reserved
-    parts = [
-        _part(offer, count, step_time(request, offer), offer.responses_max, offer.start_s, len(lengths) / size)
-        for offer, count in zip(request.offers, counts, strict=True)
-        if count
-    ]
-    if seeding is not None and reserved is not None:
-        batch = len(lengths) / (reserved.engines + size)
-        curve = step_time(request, reserved)
-        trainer = _part(None, reserved.engines, curve, reserved.responses_max, reserved.start_s, batch)
-        if seeding.seeding_s is None:
-            parts.append(trainer)
+    def _usd_beside(self, lasting_s: float) -> float:
+        reserved = self._request.reserved
+        trainer = 0.0 if reserved is None else dollars(lasting_s, reserved.usd_per_h)
+        return self._request.usd_no_machine + trainer
+
+    def _paid(self, counts: Counts, work_s: float, lasting_s: float) -> tuple[float, float]:
+        """Machine seconds of the crew, and their dollars: of a kept machine from plan to plan, else while it works."""
+        machines_s = usd = 0.0
+        for offer, count in zip(self._request.offers, counts, strict=True):
+            each_s = lasting_s if offer.kept else offer.machine_start_s + offer.start_s + work_s
+            machines_s += offer.expected(count) * each_s
+            usd += dollars(offer.expected(count) * each_s, offer.usd_per_h)
+        return machines_s, usd
+
+    def _times_s(self, counts: Counts, seeding: SeedingRecord | None, there: Counts) -> tuple[float, float, float]:
+        """(until the last response has ended, the mean member's decoding, until the next plan), seconds."""
+        request = self._request
+        parts = self._parts(counts, seeding, there)
+        slots = round(sum(part.count * part.responses_max for part in parts))
+        tokens, active = self._work_on(max(1, slots))
+        ended_s, busy = self._ended_s(parts, tokens, active)
+        rollout_s = float(ended_s[-1])
+        size = sum(counts)
+        train_s = request.training_s or 0.0
+        # Training begins when the trainer's engines have stopped.
+        seeded_s = min(rollout_s, max((part.end_s for part in parts if not part.is_crew), default=0.0))
+        if request.overlaps:
+            lasting_s = max(rollout_s, seeded_s + train_s + request.control_s)
         else:
-            generating_s = max(0.0, seeding.seeding_s - reserved.start_s)
-            tokens = max(0.0, tokens - trainer.rate * trainer.count * generating_s)
-    return parts, tokens
+            begun_s = min(part.start_s for part in parts)
+            trained_s = self._trained_s(begun_s, ended_s, tokens, train_s)
+            lasting_s = max(trained_s, seeded_s + train_s) + request.control_s
+        return rollout_s, busy / size if size else 0.0, lasting_s
+
+    def _parts(self, counts: Counts, seeding: SeedingRecord | None, there: Counts) -> list[_Part]:
+        """Who decodes; there: how many members of each offer need no new machine."""
+        request, reserved = self._request, self._request.reserved
+        parts = []
+        for offer, count, now in zip(request.offers, counts, there, strict=True):
+            # A lost machine is replaced by one that starts anew; meanwhile the others do its work.
+            absent = offer.losses_per_h * (offer.start_s + offer.machine_start_s) / _SECONDS_PER_HOUR
+            for members, new_s in ((now, 0.0), (offer.expected(count) - now, offer.machine_start_s)):
+                if members > 0:
+                    parts.append(self._part(offer, members / (1 + absent), offer.start_s + new_s))
+        if not parts and (seeding is None or seeding.seeding_s == 0):
+            # None is expected to come, although some are asked for, and no other can do it: as if they came.
+            parts = [
+                self._part(offer, count, offer.start_s + offer.machine_start_s)
+                for offer, count in zip(request.offers, counts, strict=True)
+                if count
+            ]
+        if reserved is not None and seeding is not None and seeding.seeding_s != 0:
+            stop_s = engines_stop_s(seeding, [part.start_s for part in parts])
+            end_s = float("inf") if stop_s is None else stop_s
+            parts.append(self._part(reserved, reserved.engines, reserved.start_s, end_s))
+        return parts
+
+    def _part(
+        self, offer: CrewOffer | ReservedOffer, count: float, start_s: float, end_s: float = float("inf")
+    ) -> _Part:
+        return _Part(
+            count=count,
+            step_time=step_time(self._request, offer),
+            responses_max=offer.responses_max,
+            start_s=start_s,
+            end_s=end_s,
+            is_crew=isinstance(offer, CrewOffer),
+        )
+
+    @cached_property
+    def _drawn(self) -> Floats:
+        """[draws, groups, num_generations] expected lengths."""
+        request = self._request
+        responses = len(request.lengths) * request.num_generations
+        draws = min(DRAWS_MAX, max(DRAWS_MIN, DRAWN_RESPONSES // responses))
+        return drawn_lengths(request.lengths, request.num_generations, request.length_max, draws)
+
+    @cached_property
+    def _sorted(self) -> Floats:
+        """The expected lengths of all responses, ascending: means of order statistics over the draws."""
+        ordered: Floats = np.sort(self._drawn.reshape(len(self._drawn), -1), axis=1).mean(axis=0)
+        return ordered
+
+    def _work_on(self, slots: int) -> tuple[Floats, Floats]:
+        """(tokens, active): when each running response has this many tokens, so many still run; tokens ascending.
+
+        A free slot takes the next response if more wait than there are slots; then `tokens` are those of a slot.
+        """
+        ordered = self._sorted
+        responses = len(ordered)
+        slots = min(slots, responses)
+        if slots not in self._totals:
+            each = 1.0
+            if slots < responses:
+                timed = ordered[:: -(-responses // WAITING_TIMED)]
+                kept = max(1, round(slots * len(timed) / responses))
+                each = slots / kept
+                scale = float(ordered.sum() / timed.sum()) * kept / slots
+                # Without knowledge the longest do not come first.
+                queue = timed[::-1] if self._request.knows_lengths else np.random.default_rng(0).permutation(timed)
+                ordered = np.sort(slot_totals(queue.tolist(), kept)) * scale
+            count = len(ordered)
+            # Densest among the longest, which decide when the last one ends.
+            ranks = np.unique(np.rint(np.geomspace(1, count, POINTS)).astype(int))[::-1]
+            self._totals[slots] = ordered[count - ranks], ranks * each
+        return self._totals[slots]
+
+    @cached_property
+    def _groups(self) -> tuple[Floats, Floats]:
+        """(longest response of each group, share of training that is left before it is trained), as training goes."""
+        longest, tokens = self._drawn.max(axis=2), self._drawn.sum(axis=2)
+        if self._request.training == "in_order":
+            until = np.maximum.accumulate(longest, axis=1)
+        else:
+            order = np.argsort(longest, axis=1)
+            until = np.take_along_axis(longest, order, axis=1)
+            tokens = np.take_along_axis(tokens, order, axis=1)
+        left = np.cumsum(tokens[:, ::-1], axis=1)[:, ::-1] / tokens.sum(axis=1, keepdims=True)
+        # Of many groups an even selection stands for all.
+        chosen = np.unique(np.linspace(0, len(until[0]) - 1, GROUPS_TIMED).astype(int))
+        return until.mean(axis=0)[chosen], left.mean(axis=0)[chosen]
+
+    def _trained_s(self, begun_s: float, ended_s: Floats, tokens: Floats, train_s: float) -> float:
+        if self._request.training == "at_end" or not train_s:
+            return float(ended_s[-1]) + train_s
+        until, left = self._groups
+        # If slots take several responses one after another, later groups also wait for their turn.
+        until = until + np.linspace(0.0, max(0.0, tokens[-1] - until[-1]), len(until))
+        at_s = np.interp(until, np.append(0.0, tokens), np.append(begun_s, ended_s))
+        return float((at_s + train_s * left).max())
+
+    def _ended_s(self, parts: Sequence[_Part], tokens: Floats, active: Floats) -> tuple[Floats, float]:
+        """([points] when each running response has that many tokens, member-seconds of the crew's decoding)."""
+        ended_s, done, busy = np.zeros(len(tokens)), 0.0, 0.0
+        for phase, (begin_s, end_s) in _phases(parts):
+            pace, at_work = self._pace(phase, active)
+            steps_s = np.diff(np.maximum(tokens, done), prepend=done) * pace
+            along_s = np.cumsum(steps_s)
+            left_s = end_s - begin_s
+            here = (tokens > done) & (along_s <= left_s)
+            ended_s[here] = begin_s + along_s[here]
+            busy += float(np.diff(np.minimum(along_s, left_s), prepend=0.0) @ at_work)
+            if along_s[-1] <= left_s:
+                break
+            done = float(np.interp(left_s, np.append(0.0, along_s), np.append(done, np.maximum(tokens, done))))
+        return ended_s, busy
+
+    def _pace(self, parts: Sequence[_Part], active: Floats) -> tuple[Floats, Floats]:
+        """([points] seconds per token of each of `active` running responses, [points] the crew's members at work)."""
+        members = sum(part.count for part in parts)
+        crew = sum(part.count for part in parts if part.is_crew)
+        leaves = self._request.settings.objective == "gpu_seconds"
+        share = active / active[0] if leaves else np.ones_like(active)
+        per_member = active / (members * share)
+        rate = np.zeros_like(active)
+        for part in parts:
+            batch = np.minimum(per_member, part.responses_max)
+            table = part.step_time.table(part.responses_max)
+            rate += part.count * share * batch / np.interp(np.maximum(1.0, batch), np.arange(len(table)), table)
+        return active / rate, crew * share
 
 
-def _part(
-    offer: CrewOffer | None, count: int, curve: StepTime, responses_max: int, start_s: float, batch: float
-) -> _Part:
-    return _Part(
-        offer=offer,
-        count=count,
-        step_time=curve,
-        responses_max=responses_max,
-        start_s=start_s,
-        rate=curve.tokens_per_s(max(1, min(responses_max, round(batch)))),
-    )
-
-
-def _common_end_s(tokens: float, parts: Sequence[_Part]) -> float:
-    """When all parts together have decoded the tokens; a part that would start after that does nothing."""
-    rate = started = end_s = 0.0
-    for part in sorted(parts, key=lambda part: part.start_s):
-        if rate and end_s <= part.start_s:
-            break
-        rate += part.count * part.rate
-        started += part.count * part.rate * part.start_s
-        end_s = (tokens + started) / rate
-    return end_s
-
-
-def _ends_s(
-    request: PlanningRequest, part: _Part, lengths: npt.NDArray[np.float64], share: float
-) -> tuple[float, float]:
-    """When the last member of a part ends, and the mean paid time; share: each member's share of the tokens."""
-    count = min(len(lengths), round(share * len(lengths)))
-    if not count:
-        return 0.0, 0.0
-    if request.settings.objective == "makespan":
-        sample = lengths[((np.arange(count) + 0.5) * len(lengths) / count).astype(int)]
-        return (_end_s(part, sample, float(lengths.mean())),) * 2
-    latest_s, paid_s = _range_ends_s(part, lengths, count)
-    fuller = min(len(lengths), FULLER * count)
-    if part.count >= FULLER and fuller > count:
-        fuller_s, fewer_paid_s = _range_ends_s(part, lengths, fuller)
-        if fuller_s <= LATER * latest_s:
-            paid_s = min(paid_s, fewer_paid_s * count / fuller)
-    return latest_s, paid_s
-
-
-def _range_ends_s(part: _Part, lengths: npt.NDArray[np.float64], count: int) -> tuple[float, float]:
-    """The last and the mean end of members that each get similar lengths."""
-    mean = float(lengths.mean())
-    firsts = np.linspace(0, len(lengths) - count, RANGES).astype(int)
-    ends = [_end_s(part, lengths[first : first + count], mean) for first in firsts]
-    return max(ends), sum(ends) / len(ends)
-
-
-def _end_s(part: _Part, sample: npt.NDArray[np.float64], mean_length: float) -> float:
-    timed = sample[:: max(1, len(sample) // (BATCHES_TIMED * part.responses_max))]
-    decode_s = member_time_s(timed, part.step_time, part.responses_max)
-    decode_s += float(sample.sum() - timed.sum()) / part.step_time.tokens_per_s(part.responses_max)
-    if part.offer is None or not part.offer.losses_per_h:
-        return part.start_s + decode_s
-    running = min(len(sample), part.responses_max)
-    reprefill_s = running * (mean_length / 2) / part.step_time.tokens_per_s(part.responses_max)
-    return part.start_s + decode_s + rework_s(part.offer, decode_s, reprefill_s)
+def _phases(parts: Sequence[_Part]) -> Iterator[tuple[list[_Part], tuple[float, float]]]:
+    """The parts that decode together, and from when to when."""
+    times = sorted({time for part in parts for time in (part.start_s, part.end_s)})
+    for begin_s, end_s in pairwise(times):
+        there = [part for part in parts if part.start_s <= begin_s and part.end_s >= end_s]
+        if there:
+            yield there, (begin_s, end_s)

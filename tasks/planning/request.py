@@ -12,6 +12,7 @@ from storage.planning_records import SeedingRecord
 from tasks.configuration.planning import PlanningConfig
 from tasks.planning.makespan import response_lengths
 from tasks.planning.offer import CrewOffer, GroupLengths, ReservedOffer, StepWaits
+from tasks.planning.prediction_error import Realised
 from tasks.planning.step_time import NOMINAL
 
 
@@ -24,6 +25,8 @@ class PlanningRequest:
     width: of the last concluded iteration; width is the number of members by pool. train_s: seconds of a training step
     without waiting; None: unknown. training: whether it takes groups as they end, in the order of their numbers, or all
     at the end.
+    past: how the last iterations went beside what was expected, the newest first. control_s: seconds between published
+    weights and the next plan. overlaps: whether the next iteration is generated while this one is trained.
     spent_usd: the run's cost so far. usd_no_machine: an iteration's costs beside its machines (requests, egress, the
     control plane), as in the last one. length_max: the limit of a response's length in tokens.
     """
@@ -39,6 +42,9 @@ class PlanningRequest:
     width: tuple[tuple[str, int], ...] = ()
     train_s: float | None = None
     training: Literal["as_ended", "in_order", "at_end"] = "as_ended"
+    past: tuple[Realised, ...] = ()
+    control_s: float = 0.0
+    overlaps: bool = False
     spent_usd: float = 0.0
     usd_no_machine: float = 0.0
     length_max: float = math.inf
@@ -50,6 +56,11 @@ class PlanningRequest:
         if not offered and self.reserved is not None:
             return self.reserved.step_time is not NOMINAL
         return all(offer.measured for offer in offered)
+
+    @property
+    def knows_lengths(self) -> bool:
+        """Whether anything tells the groups apart."""
+        return self.lengths.predictor != "none"
 
     @cached_property
     def responses(self) -> npt.NDArray[np.float64]:

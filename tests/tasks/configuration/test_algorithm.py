@@ -106,7 +106,7 @@ def test_a_falling_schedule_needs_total_steps_after_the_warm_up(schedule):
         ({"clip_ratio_c": 3.0, "policy_loss": "cispo"}, "clip_ratio_c: value 3.0; allowed with policy_loss 'cispo'"),
         (
             {"filter_groups": True, "micro_batch_order": "arrival"},
-            "micro_batch_order: value 'arrival'; allowed with filter_groups: 'plan', because taking the groups that",
+            "micro_batch_order: value 'arrival'; allowed with filter_groups: 'auto' or 'plan', because taking the",
         ),
         ({"filter_groups_reward": "math"}, "filter_groups_reward: value 'math'; allowed without filter_groups: null"),
         ({"filter_groups_budget": 3.0}, "filter_groups_budget: value 3.0; allowed without filter_groups: 2.0, because"),

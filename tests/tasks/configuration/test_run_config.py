@@ -105,6 +105,38 @@ def test_what_a_train_phase_apart_from_the_rollout_cannot_have_is_refused(sectio
     assert any(message in problem for problem in caught.value.problems), caught.value.problems
 
 
+OURS = {"rollout": {"engine": "torch"}}
+
+
+@pytest.mark.parametrize(
+    ("sections", "expected"),
+    [
+        (OURS, True),
+        ({"rollout": {"engine": "scripted"}}, True),
+        # It may turn out to be vLLM, and a restarted trainer must find the same answer.
+        ({"rollout": {"engine": "auto"}}, False),
+        ({"rollout": {"engine": "vllm"}}, False),
+        ({"rollout": {"engine": "torch", "dtype": "bfloat16"}}, False),
+        (OURS | {"trainer": {"dtype": "bfloat16"}}, False),
+        (OURS | {"algorithm": {"old_logprobs": "sampler"}}, False),
+        (OURS | {"algorithm": {"importance_sampling": "token"}}, False),
+        (OURS | {"algorithm": {"max_staleness": 1}}, False),
+        (OURS | {"algorithm": {"max_staleness": 1, "importance_sampling": "none"}}, True),
+        ({"rollout": {"engine": "vllm"}, "algorithm": {"filter_groups": True}}, True),
+        ({"rollout": {"engine": "vllm"}, "algorithm": {"micro_batch_order": "plan"}}, True),
+        (OURS | {"algorithm": {"micro_batch_order": "arrival"}}, False),
+    ],
+)
+def test_groups_are_trained_in_the_order_of_the_plan_where_that_makes_equal_bits(sections, expected):
+    config = parse(MINIMAL | sections)
+    assert config.in_plan_order is expected
+    # What is stored says "auto", and whoever reads it finds the same answer.
+    assert parse(dump(config)).in_plan_order is expected
+    assert dump(config)["algorithm"]["micro_batch_order"] == sections.get("algorithm", {}).get(
+        "micro_batch_order", "auto"
+    )
+
+
 def test_a_train_phase_begins_late_and_where_the_whole_batch_is_needed_at_its_end():
     assert parse(MINIMAL | {"trainer": POD}).phase_start_share == 0.9
     assert parse(MINIMAL | {"trainer": POD, "algorithm": {"preset": "ppo"}}).phase_start_share == 1.0

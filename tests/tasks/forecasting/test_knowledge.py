@@ -1,8 +1,11 @@
 """What a simulated planner is told is what tasks.history.planning_inputs would tell a real one."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from storage.planning_records import DecisionRecord
 from storage.records import TRAIN_POOL
 from tasks.forecasting.knowledge import Knowledge
 from tasks.forecasting.results import SimulatedIteration
@@ -16,7 +19,7 @@ LENGTHS = GroupLengths("none", np.full(8, 100.0), np.full(8, 200.0))
 
 
 def told(knowledge: Knowledge) -> PlanningRequest:
-    return knowledge.request(LENGTHS, {"rollout": None})
+    return knowledge.request(LENGTHS, {"rollout": None}, {"rollout": 1})
 
 
 def concluded(iteration: int, losses: int, train_s: float) -> tuple[SimulatedIteration, StepWaits]:
@@ -51,11 +54,30 @@ def concluded(iteration: int, losses: int, train_s: float) -> tuple[SimulatedIte
     return result, waits
 
 
-def test_a_start_is_that_of_a_process_with_one_pull_and_never_that_of_a_machine():
+def test_the_start_of_a_process_with_one_pull_and_that_of_a_machine_are_known_apart():
     scenario = a_scenario(a_pool(2, start_s=500.0, process_s=3.0, kept=False))
     [offer] = told(Knowledge(scenario)).offers
     # A gigabyte over 8 Gbit/s.
     assert offer.start_s == pytest.approx(3.0 + 1.0)
+    assert (offer.machine_start_s, offer.kept, offer.there) == (500.0, False, 1)
+
+
+def test_what_was_expected_is_told_beside_what_came_the_newest_first():
+    knowledge = Knowledge(a_scenario(a_pool(2)))
+    for iteration, expected_s in enumerate((80.0, 50.0)):
+        result, waits = concluded(iteration, losses=0, train_s=10.0)
+        width = DecisionRecord(
+            name="width",
+            chosen="rollout 2",
+            reason="",
+            inputs={"train_s": 10.0},
+            predicted={"timing_s/iteration": expected_s},
+        )
+        knowledge.learn(replace(result, decisions=(width,), control_s=4.0), waits, None)
+    request = told(knowledge)
+    assert [seen.expected_s for seen in request.past] == [50.0, 80.0]
+    assert {(seen.width["rollout"], seen.seeded, seen.lasted_s) for seen in request.past} == {(2, False, 100.0)}
+    assert request.control_s == 4.0
 
 
 def test_how_training_takes_groups_is_known():

@@ -125,6 +125,40 @@ def test_the_trainers_machines_are_offered_where_they_may_generate():
     assert planning_request(store, config, 1, LENGTHS).reserved.step_time.points == ((1, 0.01),)
 
 
+def test_a_machine_that_was_started_came_later_after_its_plan():
+    """Processes begin 10 s after the plan, and 200 s in the iteration for which machines had to be started."""
+    reports = []
+    for iteration, late_s in enumerate((200.0, 10.0, 12.0)):
+        lives = tuple(a_life(slot, 1000.0 + late_s, 1300.0, 1400.0) for slot in range(3))
+        report = replace(a_report(iteration), lives=lives, created_at_s=1500.0, train_ended_at_s=1480.0)
+        reports.append(replace(report, metrics=report.metrics | {"timing_s/iteration": 500.0}))
+    near, far = planning_request(a_run(reports), a_config(), 3, LENGTHS).offers
+    assert (near.machine_start_s, near.there, near.kept) == (190.0, 2, True)
+    assert (far.machine_start_s, far.there) == (0.0, None)
+
+
+def test_what_was_expected_of_the_last_iterations_is_told_beside_what_came():
+    store = a_run([])
+    for iteration, expected_s in enumerate((100.0, 80.0)):
+        width = DecisionRecord(
+            name="width",
+            chosen="",
+            reason="",
+            inputs={"train_s": 5.0, "correction": 2.0},
+            predicted={"timing_s/iteration": expected_s},
+        )
+        plan = replace(a_plan(4, 3, iteration=iteration, decisions=(width,)), slots=SLOTS)
+        records.put(store, layout.plan(iteration), plan)
+        report = a_report(iteration)
+        timed = replace(report, metrics=report.metrics | {"timing_s/iteration": 70.0}, created_at_s=100.0 * iteration)
+        records.put(store, layout.report(iteration), replace(timed, train_ended_at_s=100.0 * iteration - 7.0))
+    request = planning_request(store, a_config(), 2, LENGTHS)
+    assert [(seen.expected_s, seen.lasted_s) for seen in request.past] == [(40.0, 70.0), (50.0, 70.0)]
+    assert (request.control_s, request.overlaps) == (7.0, False)
+    ahead = a_config(algorithm={"max_staleness": 1})
+    assert planning_request(store, ahead, 2, LENGTHS).overlaps
+
+
 def test_dynamic_sampling_keeps_the_order():
     config = a_config(algorithm={"filter_groups": True})
     assert planning_request(MemoryStore(), config, 0, LENGTHS).keep_order
@@ -183,7 +217,8 @@ def test_however_long_the_run_few_reports_are_read():
     before = store.requests
     assert [report.iteration for report in recent_reports(store, 60)] == list(range(59, 59 - REPORTS_READ, -1))
     planning_request(store, a_config(), 60, LENGTHS)
-    assert store.requests.gets - before.gets <= 2 * REPORTS_READ + 2
+    # Each report's twice, and each plan's once.
+    assert store.requests.gets - before.gets <= 3 * REPORTS_READ + 2
     assert store.requests.puts == before.puts
 
 

@@ -34,7 +34,12 @@ def test_a_plain_iteration_says_that_nothing_is_known():
 
 def test_measured_crews_are_predicted_under_the_reports_names():
     found = decisions(a_request(an_offer(), settings={"width": "cost"}))
-    assert set(found["width"].predicted) == {"timing_s/rollout", "timing_s/rollout_machines", "cost/usd_rollout"}
+    assert set(found["width"].predicted) == {
+        "timing_s/rollout",
+        "timing_s/iteration",
+        "timing_s/rollout_machines",
+        "cost/usd_rollout",
+    }
     assert found["dispatch"].predicted == {"timing_s/rollout": found["width"].predicted["timing_s/rollout"]}
     with_trainer = decisions(a_request(an_offer(), reserved=RESERVED, settings={"width": "cost"}))
     assert "cost/usd_iter" in with_trainer["width"].predicted
@@ -62,47 +67,63 @@ def test_balance_says_both_times_and_what_a_member_saves():
     assert "longer than training" in found.reason
 
 
+PAST = {"reserved": RESERVED, "settings": {"seeding": "auto"}, "train_s": 100.0}
+
+
 def test_seeding_says_who_waited_and_what_the_closed_form_says():
-    past = {"reserved": RESERVED, "settings": {"seeding": "auto"}, "train_s": 100.0}
     before = SeedingRecord(seeding_s=60.0, members=4)
     last = waits(wait_train_s=30.0, rollout_s=200.0)
-    plan = decisions(a_request(an_offer(), **past, seeding=before, waits=last))
-    found = plan["seeding"]
+    found = decisions(a_request(an_offer(), **PAST, groups=400, seeding=before, waits=last))["seeding"]
     assert found.chosen == "70.0 s"
-    # There is less work than that.
-    assert found.predicted == {"seeding/seconds": plan["width"].predicted["timing_s/rollout"]}
-    longer = decisions(a_request(an_offer(), **past, groups=400, seeding=before, waits=last))["seeding"]
-    assert longer.predicted == {"seeding/seconds": 70.0}
+    assert found.predicted == {"seeding/seconds": 70.0}
     assert found.reason == "the trainer waited for longer than the crew"
-    assert found.alternatives == {"both sides end together": {"seeding/seconds": (920.0 - 4 * 70.0) / 6}}
-    first = decisions(a_request(an_offer(), **past))["seeding"]
+    assert found.alternatives["both sides end together"] == {"seeding/seconds": (920.0 - 4 * 70.0) / 6}
+    first = decisions(a_request(an_offer(), **PAST))["seeding"]
     assert (first.chosen, first.reason) == ("150.0 s", "the first time, so as configured")
-    plenty = decisions(a_request(an_offer(), **past, seeding=before, waits=waits(rollout_s=50.0)))["seeding"]
-    assert plenty.chosen == "none"
-    alone = decisions(a_request(**past))["seeding"]
+    plenty = decisions(a_request(an_offer(), **PAST, seeding=before, waits=waits(rollout_s=50.0)))["seeding"]
+    assert (plenty.chosen, plenty.reason[:17]) == ("none", "the members alone")
+    alone = decisions(a_request(**PAST))["seeding"]
     assert alone.chosen == "until nothing is left"
-    moved = decisions(a_request(an_offer(count_max=3), **past, seeding=before, waits=last))["seeding"]
+    moved = decisions(a_request(an_offer(count_max=3), **PAST, groups=1000, seeding=before, waits=last))["seeding"]
     assert moved.reason == "the time that the last iteration's work needs"
     known = SeedingRecord(seeding_s=60.0, members=4, memory={"3": 80.0})
-    back = decisions(a_request(an_offer(count_max=3), **past, seeding=known, waits=last))["seeding"]
+    back = decisions(a_request(an_offer(count_max=3), **PAST, groups=400, seeding=known, waits=last))["seeding"]
     assert (back.chosen, back.reason) == ("80.0 s", "the time that suited 3 members before")
 
 
+def test_seeding_is_left_out_where_the_iteration_is_expected_to_end_sooner_without():
+    """16 groups are 10 s of work, and whatever the trainer's engines do, training can only begin after it."""
+    before = SeedingRecord(seeding_s=60.0, members=4)
+    last = waits(wait_train_s=30.0, rollout_s=200.0)
+    found = decisions(a_request(an_offer(), **PAST, seeding=before, waits=last))["seeding"]
+    assert found.chosen == "none"
+    assert found.reason == "the iteration is expected to end sooner than with 70.0 s"
+    seconds = {name: figures.get("timing_s/iteration") for name, figures in found.alternatives.items()}
+    assert set(seconds) == {"both sides end together", "70.0 s", "none", "until nothing is left"}
+    assert seconds["none"] < min(seconds["70.0 s"], seconds["until nothing is left"])
+
+
+def test_seeding_goes_on_where_handing_over_would_cost_more():
+    before = SeedingRecord(seeding_s=60.0, members=1)
+    last = waits(wait_train_s=30.0, rollout_s=200.0, members=1.0, members_at_end=1)
+    request = a_request(an_offer(count_max=1), **PAST | {"train_s": 1.0}, groups=400, seeding=before, waits=last)
+    assert decisions(request)["seeding"].chosen == "until nothing is left"
+
+
 def test_seeding_says_what_it_went_by():
-    past = {"reserved": RESERVED, "settings": {"seeding": "auto"}, "train_s": 100.0}
     last = waits(wait_train_s=30.0, rollout_s=200.0)
     initial = SeedingRecord(seeding_s=150.0, members=4)
-    second = decisions(a_request(an_offer(), **past, seeding=initial, waits=last))["seeding"]
+    second = decisions(a_request(an_offer(), **PAST, groups=1600, seeding=initial, waits=last))["seeding"]
     assert second.reason == "the time that the last iteration's work needs"
     colocated = SeedingRecord(seeding_s=None, members=0)
-    after = decisions(a_request(an_offer(), **past, seeding=colocated, waits=last))["seeding"]
+    after = decisions(a_request(an_offer(), **PAST, groups=1600, seeding=colocated, waits=last))["seeding"]
     assert (after.chosen, after.reason[:13]) == ("150.0 s", "as configured")
-    untold = decisions(a_request(an_offer(), **past, seeding=replace(initial, seeding_s=9.0)))["seeding"]
+    untold = decisions(a_request(an_offer(), **PAST, seeding=replace(initial, seeding_s=9.0)))["seeding"]
     assert (untold.chosen, untold.reason) == ("9.0 s", "as before, because the waits are unknown")
-    slow = {**past, "reserved": replace(RESERVED, start_s=80.0)}
+    slow = {**PAST, "reserved": replace(RESERVED, start_s=80.0)}
     hardly = decisions(a_request(an_offer(), **slow, seeding=replace(initial, seeding_s=9.0), waits=last))["seeding"]
     assert (hardly.chosen, hardly.reason) == ("none", "the engines would hardly have begun by then")
-    nobody = decisions(a_request(an_offer(available=0), **past))["seeding"]
+    nobody = decisions(a_request(an_offer(available=0), **PAST))["seeding"]
     assert nobody.reason == "no member of the crew is expected to be there"
 
 

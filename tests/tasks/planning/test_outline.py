@@ -1,55 +1,152 @@
-"""Outlines need only be near: they say which widths are worth dealing groups to."""
+"""Outlines: sums by hand where members are alike, and what each of them leaves out or counts."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from tasks.planning.crew import planned_crew
-from tasks.planning.offer import ReservedOffer
-from tasks.planning.outline import Outline, outline
+from storage.planning_records import SeedingRecord
+from tasks.planning.makespan import member_time_s
+from tasks.planning.offer import GroupLengths, ReservedOffer
+from tasks.planning.outline import HORIZON, Outline, Outliner
 from tasks.planning.request import PlanningRequest
-from tests.planning_requests import CURVE, a_request, alike_lengths, an_offer, some_lengths, waits
+from tests.planning_requests import CURVE, a_request, alike_lengths, an_offer, some_lengths
+
+RESERVED = ReservedOffer(engines=2, usd_per_h=16.0, responses_max=64, step_time=CURVE)
+NO_SPREAD = GroupLengths("none", np.full(32, 400.0), np.full(32, 400.0))
+COLOCATED = SeedingRecord(seeding_s=None, members=0)
 
 
-def outlined(request: PlanningRequest, counts: tuple[int, ...]) -> Outline:
-    return outline(request, counts, np.sort(request.responses, axis=None)[::-1])
+def outlined(request: PlanningRequest, *counts: int, seeding: SeedingRecord | None = None) -> Outline:
+    return Outliner(request).outline(counts, seeding)
 
 
-@pytest.mark.parametrize("counts", [(1, 0), (4, 0), (0, 3), (2, 2)])
-def test_of_groups_alike_it_is_nearly_exact(counts):
-    offers = an_offer(), an_offer("spot", step_time=CURVE.scaled(1.1), usd_per_h=1.0, losses_per_h=1.0)
-    request = a_request(*offers, groups=64, lengths=alike_lengths(64))
-    guessed, dealt = outlined(request, counts), planned_crew(request, counts)
-    assert guessed.iteration_s == pytest.approx(dealt.iteration_s, rel=0.15)
-    assert guessed.usd_iteration == pytest.approx(dealt.usd_iteration, rel=0.15)
+def test_of_responses_alike_it_is_exact():
+    """128 responses on two members of 64."""
+    found = outlined(a_request(an_offer(), lengths=NO_SPREAD), 2)
+    assert found.rollout_s == pytest.approx(30.0 + member_time_s([400.0] * 64, CURVE, 64))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("objective", ["makespan", "gpu_seconds"])
-def test_of_long_tails_it_is_near_in_time_and_in_dollars(objective):
-    found = []
-    for seed in range(4):
-        offers = an_offer(count_max=32), an_offer("spot", count_max=8, step_time=CURVE.scaled(1.5), usd_per_h=1.0)
-        request = a_request(*offers, lengths=some_lengths(64, seed=seed), settings={"objective": objective})
-        for counts in ((1, 0), (2, 0), (4, 0), (8, 0), (32, 0), (0, 4), (4, 4)):
-            guessed, dealt = outlined(request, counts), planned_crew(request, counts)
-            found.append((guessed.iteration_s / dealt.iteration_s, guessed.usd_iteration / dealt.usd_iteration))
-    wrong = np.abs(np.log(found))
-    assert np.median(wrong) < 0.25
-    assert np.max(wrong) < 1.2
+def test_responses_that_wait_for_their_turn_take_as_long_as_a_member_takes():
+    request = a_request(an_offer(responses_max=16), lengths=some_lengths(32))
+    decode_s = outlined(request, 1).rollout_s - 30.0
+    expected_s = member_time_s(np.sort(request.responses, axis=None)[::-1], CURVE, 16)
+    assert decode_s == pytest.approx(expected_s, rel=0.1)
 
 
-def test_the_trainers_engines_shorten_it_and_do_it_alone():
-    reserved = ReservedOffer(engines=2, usd_per_h=16.0, responses_max=64, step_time=CURVE)
-    offer = an_offer(count_max=2)
-    alone = a_request(offer, lengths=alike_lengths(64), waits=waits(train_s=0.0))
+def test_whoever_comes_later_helps_from_then_on():
+    alone_s = outlined(a_request(an_offer(start_s=0.0), lengths=NO_SPREAD), 1).rollout_s
+    both_s = outlined(a_request(an_offer(start_s=0.0), lengths=NO_SPREAD), 2).rollout_s
+    offers = an_offer(start_s=0.0), an_offer("late", start_s=both_s / 2)
+    late_s = outlined(a_request(*offers, lengths=NO_SPREAD), 1, 1).rollout_s
+    assert both_s < late_s < alone_s
+    too_late = an_offer(start_s=0.0), an_offer("late", start_s=2 * alone_s)
+    assert outlined(a_request(*too_late, lengths=NO_SPREAD), 1, 1).rollout_s == pytest.approx(alone_s)
+
+
+def test_a_new_machine_starts_first_and_one_that_is_there_does_not():
+    request = a_request(an_offer(machine_start_s=1000.0), lengths=NO_SPREAD)
+    there = replace(request, offers=(an_offer(machine_start_s=1000.0, there=4),))
+    none_there = replace(request, offers=(an_offer(machine_start_s=1000.0, there=0),))
+    settled = outlined(there, 2)
+    started = outlined(none_there, 2)
+    assert outlined(request, 2) == settled
+    assert started.iteration_s == pytest.approx(settled.iteration_s + 1000.0)
+    assert settled.lasting_s == settled.iteration_s
+    # Its start is shared by the iterations for which the crew is expected to stay.
+    shared_s = settled.lasting_s + 1000.0 / HORIZON
+    assert started.lasting_s == pytest.approx(shared_s)
+    asked = replace(none_there, width=(("rollout", 2),))
+    assert outlined(asked, 2).lasting_s == settled.lasting_s
+
+
+def test_a_start_longer_than_an_iteration_counts_for_as_many_as_it_lasts():
     helped = a_request(
-        offer,
-        lengths=alike_lengths(64),
-        reserved=reserved,
-        settings={"seeding": "auto", "seeding_s_initial": 8.0},
-        waits=waits(train_s=0.0),
+        an_offer(count_max=8, machine_start_s=3000.0, there=0), lengths=NO_SPREAD, reserved=RESERVED, train_s=1.0
     )
-    assert outlined(helped, (2,)).iteration_s < outlined(alone, (2,)).iteration_s
-    colocated = outlined(helped, (0,))
-    assert colocated.iteration_s == pytest.approx(planned_crew(helped, (0,)).iteration_s, rel=0.3)
-    assert colocated.usd_iteration == pytest.approx(colocated.iteration_s * 16 / 3600)
+    alone_s = outlined(helped, 0, seeding=COLOCATED).lasting_s
+    with_members = outlined(helped, 8, seeding=replace(COLOCATED, members=8))
+    assert with_members.iteration_s == pytest.approx(alone_s)
+    assert with_members.lasting_s == pytest.approx(alone_s)
+
+
+def test_kept_machines_are_paid_for_from_plan_to_plan_and_others_while_they_work():
+    kept = a_request(an_offer(), lengths=NO_SPREAD, train_s=500.0, control_s=40.0)
+    released = replace(kept, offers=(an_offer(kept=False, machine_start_s=10.0),))
+    found = outlined(kept, 2)
+    assert found.iteration_s > 540.0
+    assert found.usd_rollout == found.usd_iteration == pytest.approx(2 * 2.0 * found.iteration_s / 3600)
+    other = outlined(released, 2)
+    assert other.rollout_s == pytest.approx(found.rollout_s + 10.0)
+    assert other.usd_rollout == pytest.approx(2 * 2.0 * other.rollout_s / 3600)
+
+
+def test_the_trainers_machines_are_paid_for_from_plan_to_plan():
+    request = a_request(an_offer(usd_per_h=0.0), lengths=NO_SPREAD, reserved=RESERVED, train_s=50.0, usd_no_machine=0.5)
+    found = outlined(request, 2)
+    assert found.usd_iteration == pytest.approx(0.5 + 16 * found.iteration_s / 3600)
+
+
+def test_the_trainers_engines_generate_until_training_begins():
+    request = a_request(an_offer(start_s=0.0), lengths=NO_SPREAD, reserved=RESERVED, train_s=0.0)
+    alone, helped = outlined(request, 2), outlined(request, 2, seeding=SeedingRecord(seeding_s=3.0, members=2))
+    always = outlined(request, 2, seeding=SeedingRecord(seeding_s=None, members=2))
+    assert alone.rollout_s > helped.rollout_s > always.rollout_s
+    # For as long as nothing else is there, they cannot stop.
+    none = replace(request, offers=(an_offer(start_s=0.0, available=0),))
+    stays = outlined(none, 2, seeding=SeedingRecord(seeding_s=3.0, members=0))
+    assert stays.rollout_s == outlined(request, 0, seeding=COLOCATED).rollout_s
+
+
+def test_engines_that_wait_for_a_member_to_hand_over_to_train_later():
+    request = a_request(
+        an_offer(machine_start_s=3000.0, there=0), lengths=NO_SPREAD, reserved=RESERVED, train_s=10.0, overlaps=True
+    )
+    found = outlined(request, 2, seeding=SeedingRecord(seeding_s=1.0, members=2))
+    assert found.iteration_s == pytest.approx(found.rollout_s + 10.0)
+
+
+def test_training_waits_for_the_engines_and_its_order():
+    lengths = some_lengths(32)
+    plain = a_request(an_offer(), lengths=lengths, reserved=RESERVED, train_s=60.0)
+    seeded = outlined(plain, 4, seeding=SeedingRecord(seeding_s=500.0, members=4))
+    assert seeded.iteration_s >= seeded.rollout_s + 60.0
+    found = {way: outlined(replace(plain, training=way), 4).iteration_s for way in ("as_ended", "in_order", "at_end")}
+    assert found["as_ended"] < found["in_order"] < found["at_end"]
+    assert found["at_end"] == pytest.approx(outlined(plain, 4).rollout_s + 60.0)
+
+
+def test_iterations_that_overlap_take_the_longer_of_both():
+    request = a_request(an_offer(), lengths=NO_SPREAD, train_s=900.0, control_s=20.0, overlaps=True)
+    assert outlined(request, 2).iteration_s == pytest.approx(920.0)
+    short = replace(request, train_s=1.0)
+    assert outlined(short, 2).iteration_s == outlined(short, 2).rollout_s
+
+
+def test_losses_take_a_share_of_the_members():
+    calm, shaky = (
+        a_request(an_offer(losses_per_h=rate, machine_start_s=570.0), lengths=NO_SPREAD) for rate in (0.0, 3.0)
+    )
+    # 600 s of absence 3 times an hour: half of a member for every one that works.
+    assert outlined(shaky, 3).rollout_s == pytest.approx(outlined(calm, 2).rollout_s)
+
+
+def test_members_that_leave_are_paid_for_less():
+    request = a_request(an_offer(kept=False), lengths=some_lengths(64))
+    leaving = replace(request, settings=replace(request.settings, objective="gpu_seconds"))
+    assert outlined(leaving, 4).machines_s < 0.8 * outlined(request, 4).machines_s
+    assert outlined(leaving, 4).rollout_s > outlined(request, 4).rollout_s
+
+
+def test_a_correction_is_a_factor_of_time_and_dollars():
+    request = a_request(an_offer(), lengths=NO_SPREAD)
+    plain, longer = (Outliner(request).outline((2,), None, factor) for factor in (1.0, 1.5))
+    assert longer.iteration_s == pytest.approx(1.5 * plain.iteration_s)
+    assert longer.usd_iteration == pytest.approx(1.5 * plain.usd_iteration)
+
+
+def test_groups_alike_have_the_longest_response_of_so_many():
+    """The more responses there are, the longer is the longest of them."""
+    few, many = (a_request(an_offer(responses_max=4096), lengths=alike_lengths(groups)) for groups in (2, 256))
+    slow = [outlined(request, 4).rollout_s for request in (few, many)]
+    assert slow[1] > 1.5 * slow[0]

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.planning_records import SeedingRecord
-from tasks.planning.crew import planned_crew
 from tasks.planning.offer import ReservedOffer
+from tasks.planning.outline import Outliner
+from tasks.planning.prediction_error import Realised
 from tasks.planning.request import BudgetExceeded
 from tasks.planning.step_time import NOMINAL
-from tasks.planning.width import choose_width
+from tasks.planning.width import CLEARLY, choose_width
 from tests.planning_requests import CURVE, a_request, an_offer, some_lengths, waits
 from tests.property_examples import part_of_examples
 
@@ -31,34 +31,66 @@ def test_fixed_is_all_there_are():
     assert choice.crew.counts == (3, 2)
 
 
+def every(count, **changes):
+    """Seconds and dollars of each number of members."""
+    request = a_request(an_offer(count_max=count), **changes)
+    outlines = [Outliner(request).outline((n,), None) for n in range(1, count + 1)]
+    return (np.array([getattr(one, name) for one in outlines]) for name in ("lasting_s", "lasting_usd"))
+
+
 @pytest.mark.parametrize("cost_weight", [0.0, 0.3, 0.7, 1.0])
 def test_the_choice_is_the_argmin_of_what_is_weighed(cost_weight):
     lengths = some_lengths(12, sigma=0.3)
-    every = [planned_crew(a_request(an_offer(count_max=8), lengths=lengths), (n,)) for n in range(1, 9)]
-    time, usd = (np.array([getattr(crew, name) for crew in every]) for name in ("rollout_s", "usd_iteration"))
-    scores = time ** (1 - cost_weight) * usd**cost_weight
+    seconds, usd = every(8, lengths=lengths)
+    scores = seconds ** (1 - cost_weight) * usd**cost_weight
     choice = weighed(cost_weight, lengths=lengths)
     assert sorted(score for _, score in choice.considered) == pytest.approx(sorted(scores / scores.min()))
     assert choice.considered[0][1] == 1.0
     assert scores[choice.crew.size - 1] == pytest.approx(scores.min())
 
 
-def test_of_many_groups_the_choice_is_near_the_argmin():
-    every = [planned_crew(a_request(an_offer(count_max=12), lengths=EVEN), (n,)) for n in range(1, 13)]
-    time, usd = (np.array([getattr(crew, name) for crew in every]) for name in ("rollout_s", "usd_iteration"))
-    scores = time**0.7 * usd**0.3
-    choice = weighed(0.3, an_offer(count_max=12), lengths=EVEN)
-    assert len(choice.considered) < 12
-    assert scores[choice.crew.size - 1] < 1.05 * scores.min()
+def test_of_many_widths_the_choice_is_near_the_argmin():
+    seconds, usd = every(200, lengths=EVEN)
+    scores = seconds**0.7 * usd**0.3
+    choice = weighed(0.3, an_offer(count_max=200), lengths=EVEN)
+    assert len(choice.considered) < 100
+    assert scores[choice.crew.size - 1] < 1.01 * scores.min()
 
 
 @pytest.mark.parametrize("groups", [6, 64])
 def test_more_weight_of_dollars_never_costs_more(groups):
-    chosen = [weighed(weight, lengths=some_lengths(groups, sigma=0.3)).crew for weight in (0.0, 0.3, 0.7, 1.0)]
-    dollars = [crew.usd_iteration for crew in chosen]
-    seconds = [crew.rollout_s for crew in chosen]
+    chosen = [weighed(weight, lengths=some_lengths(groups, sigma=0.3)).outline for weight in (0.0, 0.3, 0.7, 1.0)]
+    dollars = [one.usd_iteration for one in chosen]
+    seconds = [one.iteration_s for one in chosen]
     assert dollars == sorted(dollars, reverse=True)
     assert seconds == sorted(seconds)
+
+
+@pytest.mark.parametrize(("better", "stays"), [(0.5, True), (2.0, False)])
+def test_the_last_iterations_crew_stays_unless_another_is_clearly_better(better, stays):
+    seconds, _ = every(8, lengths=EVEN)
+    last = an_offer(count_max=8)
+    # By how much the best would have to be better, or twice that.
+    free = weighed(0.0, last).crew.size
+    near = next(n for n in range(8, 0, -1) if seconds[n - 1] > seconds.min() * (1 + better * CLEARLY / (1 - CLEARLY)))
+    choice = weighed(0.0, last, width=(("rollout", near),))
+    if stays and seconds[near - 1] * (1 - CLEARLY) <= seconds.min():
+        assert choice.crew.size == near
+        assert choice.reason == "as before; no other is clearly better"
+    else:
+        assert choice.crew.size == free
+
+
+def test_a_crew_that_took_longer_than_expected_is_left():
+    """As fast as expected, more members are best; they took three times as long, and one alone did not."""
+    offer = an_offer(count_max=3, responses_max=8)
+    best = weighed(0.3, offer)
+    assert best.crew.size > 1
+    slow = Realised(width={"rollout": best.crew.size}, seeded=False, expected_s=100.0, lasted_s=300.0)
+    fine = [Realised(width={"rollout": n}, seeded=False, expected_s=100.0, lasted_s=100.0) for n in (1, 2, 3)]
+    past = (slow, *(seen for seen in fine if seen.width != slow.width))
+    other = weighed(0.3, offer, past=past, width=(("rollout", best.crew.size),))
+    assert other.crew.size != best.crew.size
 
 
 def test_a_dearer_pool_loses_its_members_to_a_cheaper_one():
@@ -70,26 +102,15 @@ def test_a_dearer_pool_loses_its_members_to_a_cheaper_one():
     assert chosen(0.5)[0] < chosen(8.0)[0]
 
 
-def test_cold_starts_take_members_away():
-    """Of dollars alone, where waiting costs 16 an hour and a member 2: many, unless each is paid for its start."""
+def test_machine_starts_take_members_away():
+    """By time alone: a start is worth it only if it is short beside the iterations that it serves."""
 
-    def size(start_s: float) -> int:
-        return weighed(1.0, an_offer(count_max=8, start_s=start_s), reserved=RESERVED, train_s=1.0).crew.size
+    def size(machine_start_s: float) -> int:
+        past = {"settings": {"seeding": "auto"}, "reserved": RESERVED, "train_s": 1.0, "waits": waits(members=0.0)}
+        offer = an_offer(count_min=0, count_max=8, usd_per_h=0.5, start_s=0.0, machine_start_s=machine_start_s, there=0)
+        return weighed(0.5, offer, **past).crew.size
 
-    assert size(0.0) > size(30.0) > size(600.0)
-
-
-def test_more_than_training_can_use_are_not_asked_for():
-    past = {"waits": waits(rollout_s=100.0, members=5.0), "train_s": 200.0}
-    choice = weighed(0.0, **past)
-    assert choice.members_cap == 3
-    assert choice.crew.size <= 3
-    assert "more than 3 members would only wait" in choice.reason
-    seeded = SeedingRecord(seeding_s=100.0, members=5)
-    more = weighed(0.0, **past, reserved=replace(RESERVED, engines=4), seeding=seeded)
-    assert more.members_cap == 5
-    # What must be there is, whatever training can use.
-    assert weighed(0.0, an_offer(count_min=5, count_max=8), **past).crew.size == 5
+    assert size(0.0) > size(30.0) > size(3000.0) == 0
 
 
 def test_what_nobody_measured_is_not_weighed():
@@ -101,8 +122,8 @@ def test_what_nobody_measured_is_not_weighed():
 
 def test_a_budget_takes_what_it_allows_of_the_widths():
     free = weighed(0.0)
-    least = weighed(1.0).crew.usd_iteration
-    budget = (free.crew.usd_iteration + least) / 2
+    least = weighed(1.0).outline.usd_iteration
+    budget = (free.outline.usd_iteration + least) / 2
     for request in (
         a_request(an_offer(count_max=8), lengths=EVEN, settings={"usd_per_iteration_max": budget}),
         a_request(an_offer(count_max=8), lengths=EVEN, settings={"usd_per_run_max": 5 + budget}, spent_usd=5.0),
@@ -114,14 +135,14 @@ def test_a_budget_takes_what_it_allows_of_the_widths():
             width=(("rollout", 8),),
         ),
     ):
-        assert choose_width(request).crew.usd_iteration <= budget
+        assert choose_width(request).outline.usd_iteration <= budget
 
 
 def test_a_budget_that_nothing_meets_is_refused_by_name():
     tight = a_request(an_offer(count_max=8), lengths=EVEN, settings=COST | {"usd_per_iteration_max": 1e-3})
     with pytest.raises(BudgetExceeded, match=r"^usd_per_iteration_max: 0\.001 given, and an iteration takes at least"):
         choose_width(tight)
-    least = weighed(1.0).crew.usd_iteration
+    least = weighed(1.0).outline.usd_iteration
     spent = replace(tight, settings=replace(tight.settings, usd_per_iteration_max=None, usd_per_run_max=5.0))
     message = rf"^usd_per_run_max: 5 given, 5 of it spent, .* \(rollout \d\); allowed: at least {5 + least:.6g}$"
     with pytest.raises(BudgetExceeded, match=message):
@@ -134,14 +155,14 @@ def test_the_least_that_is_named_is_enough():
         choose_width(tight)
     enough = float(str(refused.value).rpartition(" ")[2]) * (1 + 1e-5)
     chosen = choose_width(replace(tight, settings=replace(tight.settings, usd_per_iteration_max=enough)))
-    assert chosen.crew.usd_iteration <= enough
+    assert chosen.outline.usd_iteration <= enough
 
 
 def test_the_trainers_machines_make_a_longer_iteration_dearer():
     """With 16 dollars an hour waiting, waiting less is cheaper, too."""
     alone = weighed(1.0)
     waiting = weighed(1.0, reserved=RESERVED, train_s=1.0)
-    assert waiting.crew.rollout_s < alone.crew.rollout_s
+    assert waiting.outline.rollout_s < alone.outline.rollout_s
 
 
 def test_no_member_at_all_is_a_choice_where_the_trainer_may_do_it_alone():
@@ -154,7 +175,7 @@ def test_no_member_at_all_is_a_choice_where_the_trainer_may_do_it_alone():
 def balanced(before: int | None, rollout_s: float, train_s: float = 100.0, **offer):
     return choose_width(
         a_request(
-            an_offer(**{"count_max": 8} | offer),
+            an_offer(**{"count_max": 8, "responses_max": 8, "start_s": 0.0} | offer),
             lengths=EVEN,
             settings={"width": "balance"},
             width=() if before is None else (("rollout", before),),
@@ -201,11 +222,3 @@ def test_of_very_many_pools_some_are_tried():
     chosen = weighed(0.8, *offers).crew
     assert chosen.counts[0] >= 1
     assert sum(chosen.counts[6:]) == 0
-
-
-def test_the_cap_lets_slow_members_do_the_work_of_fewer_fast_ones():
-    """2 fast members took 300 s of 200 in training: 3 of them would do, or 9 that are three times as slow."""
-    offers = an_offer(count_min=0), an_offer("spot", count_min=0, count_max=12, step_time=CURVE.scaled(3.0))
-    past = {"waits": waits(rollout_s=300.0, members=2.0), "width": (("rollout", 2),), "train_s": 200.0}
-    assert weighed(0.5, *offers, **past).members_cap == 9
-    assert weighed(0.5, offers[0], **past).members_cap == 3

@@ -1,0 +1,197 @@
+"""`width: cost` against the best static crew in hindsight, in simulated runs of settings that a seed draws.
+
+    python -m benchmarks.width_choice [--json] [--settings N] [--first N] [--processes N]
+
+A setting draws the model, lengths, machines, prices, starts of machines and processes, losses, and how dollars are
+weighed; every parameter and its values stand in `drawn`. Its run is simulated with `width: cost`, and again with each
+fixed number of members, with and without seeding. The best of these static crews is known in hindsight only, and their
+machines come and go by the same trace. All have the same lengths. Compared is seconds^(1 - w) x dollars^w of the whole
+run, its first iterations included, in which nothing is known yet.
+"""
+
+import argparse
+import math
+import multiprocessing
+import random
+import statistics
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+from benchmarks.reporting import Target, finish
+from resources.accelerators import accelerator
+from tasks.configuration.planning import PlanningConfig
+from tasks.forecasting.engine_estimate import Device, ModelSize, prefill_tokens_per_s, step_points
+from tasks.forecasting.events import Stalled
+from tasks.forecasting.results import SimulatedRun
+from tasks.forecasting.scenario import (
+    AvailabilityScenario,
+    LengthsScenario,
+    Policy,
+    PoolScenario,
+    Scenario,
+    TrainerScenario,
+    WorkScenario,
+)
+from tasks.forecasting.simulate import simulate
+
+ITERATIONS = 16
+WITHIN = 1.03
+# Parameters, and bytes of cache per token: Qwen3-1.7B, Qwen2.5-7B, Qwen3-14B.
+MODELS = ((1.72e9, 114_688.0), (7.62e9, 57_344.0), (14.77e9, 163_840.0))
+GPU = accelerator("H100-80GB")
+RESERVED_USD_PER_H = 6.88
+# Operations per parameter and trained token, with gradient checkpointing.
+TRAIN_OPERATIONS = 8.0
+BANDWIDTH_EFFICIENCY, MFU = 0.6, 0.35
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """A setting's run. ratio: its seconds^(1 - w) x dollars^w over that of the best static crew.
+
+    best: that crew, as (members, seeding). widths: the members that each iteration asked for.
+    """
+
+    setting: int
+    ratio: float
+    best: tuple[int, str]
+    widths: tuple[int, ...]
+
+
+def drawn(setting: int) -> Scenario:
+    """The setting of this number; the same for the same number."""
+    rng = random.Random(setting)
+    parameters, cache = rng.choice(MODELS)
+    # Without layers a step has no fixed cost.
+    size = ModelSize(parameters=parameters, weight_bytes=2, kv_bytes_per_token=cache, layers=0)
+    device = Device(accelerator=GPU, gpus=1, bandwidth_efficiency=BANDWIDTH_EFFICIENCY, mfu=MFU)
+    median = rng.choice((500.0, 1500.0, 4000.0))
+    limit = rng.choice((32, 64, 128, 256))
+    engine: dict[str, Any] = {
+        "responses_max": limit,
+        "step_s": step_points(size, device, limit, 1.3 * median),
+        "prefill_tokens_per_s": prefill_tokens_per_s(size, device),
+    }
+    groups, generations, engines = rng.choice((8, 16, 32)), rng.choice((8, 16)), rng.choice((1, 2, 4, 8))
+    loses = AvailabilityScenario(process="aws-p3", rate_factor=rng.choice((0.3, 1.0, 3.0)))
+    pool = PoolScenario(
+        count=rng.choice((2, 4, 6)),
+        usd_per_h=rng.choice((0.5, 1.82, 4.0, 10.0)),
+        start_s=rng.choice((0.0, 60.0, 180.0, 600.0, 1800.0)),
+        process_s=rng.choice((10.0, 60.0, 120.0)),
+        link_gbps=rng.choice((10.0, 25.0)),
+        availability=rng.choice((loses, None)),
+        **engine,
+    )
+    trained_per_s = engines * GPU.flops * MFU / (TRAIN_OPERATIONS * parameters)
+    trainer = TrainerScenario(
+        engines=engines,
+        usd_per_h=RESERVED_USD_PER_H * engines,
+        gpus=engines,
+        process_s=rng.choice((10.0, 60.0, 120.0)),
+        # Longer than the estimate by this factor.
+        train_s_per_token=rng.choice((0.5, 1.0, 3.0)) / trained_per_s,
+        train_fixed_s=rng.choice((2.0, 15.0)),
+        control_s=rng.choice((5.0, 30.0)),
+        micro_batch_responses=generations,
+        **engine,
+    )
+    policy = Policy(
+        planning=PlanningConfig(width="cost", seeding="auto", cost_weight=rng.choice((0.0, 0.3, 0.5, 0.7))),
+        in_order=rng.random() < 0.3,
+        one_step_off=rng.random() < 0.2,
+        predictor=rng.choice(("none", "none", "history")),
+        weights_bytes=size.bytes,
+        weights_delta_bytes=0.02 * size.bytes,
+    )
+    work = WorkScenario(
+        num_prompts_per_step=groups,
+        num_generations=generations,
+        prompt_tokens=200,
+        prompts_in_dataset=3 * groups,
+        lengths=LengthsScenario(
+            median=median,
+            sigma=rng.choice((0.5, 0.8, 1.1)),
+            cap=round(median * rng.choice((4, 12))),
+            rho=rng.choice((0.2, 0.5, 0.8)),
+        ),
+        iterations=ITERATIONS,
+    )
+    return Scenario(name=f"setting {setting}", pools=(pool,), trainer=trainer, work=work, policy=policy)
+
+
+def static_crews(given: Scenario) -> dict[tuple[int, str], Scenario]:
+    """The scenario with each fixed number of members, by (members, seeding)."""
+    pool, found = given.pools[0], {}
+    for count in range(pool.count + 1):
+        for seeding in ("auto", "off") if count else ("auto",):
+            planning = replace(given.policy.planning, width="fixed", seeding=seeding)
+            pools = (replace(pool, count=count),) if count else ()
+            found[count, seeding] = replace(given, pools=pools, policy=replace(given.policy, planning=planning))
+    return found
+
+
+def weighed(run: SimulatedRun, cost_weight: float) -> float:
+    """What is minimised, of the whole run."""
+    return float(run.duration_s ** (1 - cost_weight) * run.usd**cost_weight)
+
+
+def outcome(setting: int) -> Outcome:
+    """The setting's run with `width: cost` beside all static crews."""
+    given = drawn(setting)
+    weight = given.policy.planning.cost_weight
+    chosen = simulate(given, seed=setting)
+    static = {}
+    for crew, scenario in static_crews(given).items():
+        try:
+            static[crew] = weighed(simulate(scenario, seed=setting), weight)
+        except Stalled:
+            static[crew] = math.inf
+    best = min(static, key=lambda crew: static[crew])
+    return Outcome(
+        setting=setting,
+        ratio=weighed(chosen, weight) / static[best],
+        best=best,
+        widths=tuple(each.planned.get("rollout", 0) for each in chosen.iterations),
+    )
+
+
+def targets(outcomes: list[Outcome]) -> list[Target]:
+    """The property is that no setting exceeds WITHIN; the median and 95th percentile say how far it is from that."""
+    ratios = sorted(found.ratio for found in outcomes)
+    within = sum(ratio <= WITHIN for ratio in ratios) / len(ratios)
+    return [
+        Target("ratio_median", statistics.median(ratios), f"<= {WITHIN}"),
+        Target("ratio_p95", ratios[math.ceil(0.95 * len(ratios)) - 1], f"<= {WITHIN}"),
+        Target("ratio_worst", ratios[-1], f"<= {WITHIN}"),
+        Target("share_within_3_percent", within, ">= 1"),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--settings", type=int, default=200)
+    parser.add_argument("--first", type=int, default=0, help="number of the first setting")
+    parser.add_argument("--processes", type=int, default=2)
+    options = parser.parse_args()
+    numbers = range(options.first, options.first + options.settings)
+    with ProcessPoolExecutor(options.processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+        outcomes = list(pool.map(outcome, numbers))
+    worst = sorted(outcomes, key=lambda found: -found.ratio)[:20]
+    rows = [
+        {
+            "setting": found.setting,
+            "ratio": found.ratio,
+            "best static crew": f"{found.best[0]}, seeding {found.best[1]}",
+            "members asked for": " ".join(map(str, found.widths)),
+        }
+        for found in worst
+    ]
+    notes = {"settings": str(numbers), "iterations": ITERATIONS, "shown": "the 20 worst settings"}
+    finish("width_choice", rows, targets(outcomes), as_json=options.json, notes=notes)
+
+
+if __name__ == "__main__":
+    main()
