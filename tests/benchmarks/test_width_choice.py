@@ -1,0 +1,44 @@
+"""The judge of width: it takes the property from ratios, and sees that a planner without machine starts is worse."""
+
+import pytest
+
+from benchmarks.width_choice import ITERATIONS, Outcome, drawn, outcome, static_crews, targets
+from tasks.planning import crew, outline
+
+# Settings in which members would be worth their price, but not the half hour until a machine has started.
+SLOW_STARTS = (0,)
+
+
+def found(*ratios: float) -> list[Outcome]:
+    return [Outcome(setting=k, ratio=ratio, best=(0, "auto"), widths=()) for k, ratio in enumerate(ratios)]
+
+
+def test_the_property_is_about_every_setting():
+    assert all(target.met for target in targets(found(*[1.0] * 99, 1.03)))
+    one_worse = {target.name: target.met for target in targets(found(*[1.0] * 99, 1.04))}
+    assert one_worse == {
+        "ratio_median": True,
+        "ratio_p95": True,
+        "ratio_worst": False,
+        "share_within_3_percent": False,
+    }
+
+
+def test_a_setting_is_its_number_and_its_static_crews_are_all_that_may_be_asked_for():
+    assert drawn(3) == drawn(3) != drawn(4)
+    crews = static_crews(drawn(3))
+    count = drawn(3).pools[0].count
+    assert set(crews) == {(0, "auto"), *((n, way) for n in range(1, count + 1) for way in ("auto", "off"))}
+    assert {len(scenario.pools) for scenario in crews.values()} == {0, 1}
+
+
+@pytest.mark.slow
+def test_it_says_that_a_planner_without_machine_starts_is_worse(monkeypatch):
+    """With the bug put in, every machine counts as if it were there."""
+    right = [outcome(setting) for setting in SLOW_STARTS]
+    assert all(len(one.widths) == ITERATIONS for one in right)
+    for module in (crew, outline):
+        monkeypatch.setattr(module, "ready", lambda offer, count: offer.expected(count))
+    wrong = [outcome(setting) for setting in SLOW_STARTS]
+    assert max(one.ratio for one in wrong) > max(one.ratio for one in right)
+    assert not {target.name: target.met for target in targets(wrong)}["ratio_worst"]
