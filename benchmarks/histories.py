@@ -8,7 +8,8 @@ in memory and a virtual clock (simulation/simulated_run.py). In a third of the h
 filtered, and the iteration closes when enough others are recorded. In some, members have small batches, cut, or run on
 the trainer's machine for a while. In half of them, slots come too late, never, or die for good, and the trainer's
 machine generates when no other member does. Three in ten go on over two or three iterations, with production's
-planner, publication, conclusion and sweeps. `--seed K --trace` shows one history event by event.
+planner, publication, conclusion and sweeps; in four of ten of these the crew stands. `--seed K --trace` shows one
+history event by event.
 """
 
 from collections import Counter

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Protocol
 
 from simulation.ledger import Ledger
 from simulation.simulated_absence import Outage, Pods
@@ -77,6 +78,14 @@ def merged(outcomes: Sequence[Outcome]) -> Outcome:
     )
 
 
+class Standing(Protocol):
+    """What an iteration needs of members that work on other iterations, too; by number, none of them a slot's."""
+
+    processes: dict[int, Machine]
+
+    def note_stop(self, process: Machine, duration_s: float, /) -> None: ...
+
+
 class SimulatedCrew:
     """Members, the trainer and an observer of one iteration of a history, which begins now."""
 
@@ -87,11 +96,14 @@ class SimulatedCrew:
         rng: random.Random,
         begin: Callable[[Timeline], Ledger],
         trained: Callable[[], None] | None = None,
+        standing: "Standing | None" = None,
     ) -> None:
         """begin: gives the ledger of the iteration.
 
         trained: is called when a life of the trainer has published; None: the trainer only closes the iteration.
+        standing: the members of the crew, if they are not the iteration's own; others may join them.
         """
+        self._standing = standing
         self.history = history
         self._rng = rng
         self.truth = undisturbed(history)
@@ -99,20 +111,22 @@ class SimulatedCrew:
         self._ledger = begin(self._timeline)
         self._trained = trained
         self.is_trained = False
-        self._lines = Lines(history, self._timeline, self._ledger)
-        self._cast = Cast()
+        self.lines = Lines(history, self._timeline, self._ledger)
+        self.cast = Cast()
         self._starts_pending = 0
         self._trainers = 0
         self._counts: Counter[str] = Counter()
         self._pods = Pods(history.absence, [place.slot for place in history.plan.slots if place.pool != TRAIN_POOL])
         self._is_map_noted = self._are_latecomers_due = False
-        self._lives = Members(history, self._ledger, self._counts, lambda: self._timeline.now_s, self._lines.connect)
+        self.lives = Members(history, self._ledger, self._counts, lambda: self._timeline.now_s, self.lines.connect)
 
     def begin(self) -> None:
         """Schedule everything that was drawn; the trainer comes by itself."""
         self._timeline.allow(self._limit_s, TURNS_MAX)
+        if self._standing is not None:
+            self.cast.members.update(self._standing.processes)
         for member, arrival_s in enumerate(self.history.arrivals_s):
-            if self._pods.comes(member):
+            if self._pods.comes(member) and (self._standing is None or not self.history.is_crew(member)):
                 self._schedule_member(member, arrival_s)
         for outage in self.history.absence.outages if self.history.absence else ():
             self._timeline.at(outage.at_s, partial(self._black_out, outage))
@@ -122,10 +136,11 @@ class SimulatedCrew:
             self._ledger,
             self._counts,
             self._rng,
-            self._lines,
-            self._cast,
-            engines=self._lives.engines,
+            self.lines,
+            self.cast,
+            engines=self.lives.engines,
             start_trainer=self._start_trainer,
+            note_stop=self.lines.note_stop if self._standing is None else self._standing.note_stop,
         )
         strikes.schedule()
         if self._trained is not None:
@@ -139,13 +154,18 @@ class SimulatedCrew:
 
     def outcome(self) -> Outcome:
         """The course of the iteration, when no event is left, zombies included."""
-        self._counts.update(self._lines.faults())
+        self._counts.update(self.lines.faults())
         return Outcome(self.history, self._ledger, self.truth, self._counts, self._timeline.now_s)
 
     @property
     def iteration(self) -> int:
         """Its number."""
         return self.history.plan.iteration
+
+    @property
+    def refuses(self) -> bool:
+        """Whether the store has refused requests for a while."""
+        return self._ledger.refuses
 
     @property
     def _limit_s(self) -> float:
@@ -178,9 +198,9 @@ class SimulatedCrew:
         lasts_s = self._pods.start(member)
         self._counts["joins" if self._joins(member) else "starts"] += 1
         name = f"{member:05d}-{self._rng.getrandbits(64):016x}"
-        process = self._cast.members[member] = self._start(
+        process = self.cast.members[member] = self._start(
             name,
-            lambda process: self._lives.live(process, member, lambda: process.name in self._cast.noticed),
+            lambda process: self.lives.live(process, member, lambda: process.name in self.cast.noticed),
             lambda process, error: self._lost(process, member, error),
         )
         if lasts_s is not None:
@@ -203,7 +223,7 @@ class SimulatedCrew:
 
     def _starts_after_s(self) -> float:
         """How long a process takes to start again; one that a store refuses is started when that is over."""
-        refused_s = max(0.0, self._lines.refused_until_s - self._timeline.now_s)
+        refused_s = max(0.0, self.lines.refused_until_s - self._timeline.now_s)
         return refused_s + self._rng.uniform(*self.history.cold_start_s)
 
     def _comes_again(self, member: int, error: BaseException) -> bool:
@@ -220,7 +240,7 @@ class SimulatedCrew:
         self._ledger.note_fault()
         self._ledger.tell(FLYTE, f"has no machines, {outage.duration_s:.1f} s")
         self._pods.none_until(self._timeline.now_s + outage.duration_s)
-        for member, process in sorted(self._cast.members.items()):
+        for member, process in sorted(self.cast.members.items()):
             if not self._is_trainers(member):
                 process.kill()
         self._note_end_of_map()
@@ -242,9 +262,9 @@ class SimulatedCrew:
 
         If the trainer's machine generates, no other member is needed; a later check verifies that it does.
         """
-        if self.history.absence is not None:
+        if self.history.absence is not None or self._standing is not None:
             return
-        if self._ledger.is_closed or self._starts_pending or self._cast.living():
+        if self._ledger.is_closed or self._starts_pending or self.cast.living():
             return
         if self._is_finished():
             return
@@ -273,10 +293,10 @@ class SimulatedCrew:
         if not self._is_done:
             self._trainers += 1
             of = f"{TRAINER}{self.iteration or ''}"
-            self._cast.trainer = self._start(f"{of}-{self._trainers}", self._train, self._trainer_ended)
+            self.cast.trainer = self._start(f"{of}-{self._trainers}", self._train, self._trainer_ended)
 
     def _train(self, process: Machine) -> None:
-        store = self._lines.connect(process, process.name)
+        store = self.lines.connect(process, process.name)
         rng = random.Random(f"helping {self.history.seed} {process.name}")
         trainer = SimulatedTrainer(
             self.history,
@@ -284,7 +304,7 @@ class SimulatedCrew:
             process,
             self._ledger,
             self.truth,
-            generate=lambda: self._lives.help_out(process, store, rng),
+            generate=lambda: self.lives.help_out(process, store, rng),
         )
         if self._trained is None:
             trainer.train()
@@ -305,7 +325,7 @@ class SimulatedCrew:
             self._trained()
 
     def _observe(self, process: Machine) -> None:
-        store = self._lines.connect_calmly(process, f"line {self.history.seed}")
+        store = self.lines.connect_calmly(process, f"line {self.history.seed}")
         observe(self.history, store, process, self._ledger, self.truth)
 
     def _start(
@@ -325,7 +345,7 @@ class SimulatedCrew:
         for thread in process.threads:
             self._timeline.after(0.0, thread.kill)
         self._ledger.tell(process.name, f"ends: {how}{f' {error}' if error is not None else ''}")
-        crashed_at = self._lines.crashed_at(process)
+        crashed_at = self.lines.crashed_at(process)
         if isinstance(error, Crashed) and crashed_at is not None:
             moment, call = crashed_at
             verb, key = call.split(" ", 1)

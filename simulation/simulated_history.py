@@ -24,6 +24,7 @@ SLOWEST_CLOCK = 0.85
 TRAINING_S_MAX = 5.0
 ITERATIONS = (1,) * 7 + (2, 2, 3)
 AHEAD = 0.3
+STANDS = 0.4
 Kind = Literal[
     "kill",
     "notice",
@@ -85,6 +86,7 @@ class History:
     iterations: how many the history has, of which `plan` is the first, or a later one. With only one, it ends when that
         one is closed; else each of them is trained, published, concluded and swept.
     ahead: whether each iteration is planned, and rolled out, while the one before it is trained.
+    stands: whether the crew stands, so that its members work on all iterations.
     """
 
     seed: int
@@ -113,6 +115,7 @@ class History:
     trainer_speed: Speed
     iterations: int
     ahead: bool
+    stands: bool = False
 
     def pool(self, member: int) -> str:
         """The pool of a member."""
@@ -179,17 +182,22 @@ def draw_history(seed: int, *, all_come: bool = False, iterations: int | None = 
     drawn = of_run.choice(ITERATIONS)
     number = drawn if iterations is None else iterations
     ahead = number > 1 and of_run.random() < AHEAD
+    stands = number > 1 and random.Random(f"stands {seed}").random() < STANDS
     # A trainer that is not there yet cannot generate when members do not come.
-    history = _draw(seed, f"{seed}", None, all_come=all_come or ahead, ahead=ahead)
-    return replace(history, iterations=number)
+    history = _draw(seed, f"{seed}", None, all_come=all_come or ahead or stands, ahead=ahead)
+    return _standing(replace(history, iterations=number, stands=stands))
 
 
 def draw_next(history: History, plan: PlanRecord) -> History:
     """What happens in a later iteration of a history, whose plan is known by then."""
     name, all_come = f"{history.seed}/{plan.iteration}", history.absence is None
-    return replace(
-        _draw(history.seed, name, plan, all_come=all_come, ahead=history.ahead), iterations=history.iterations
-    )
+    drawn = _draw(history.seed, name, plan, all_come=all_come, ahead=history.ahead)
+    return _standing(replace(drawn, iterations=history.iterations, stands=history.stands))
+
+
+def _standing(history: History) -> History:
+    """The same history with the settings that a standing crew allows, if it has one."""
+    return replace(history, objective="makespan", cut_share=None) if history.stands else history
 
 
 def _draw(seed: int, name: str, plan: PlanRecord | None, *, all_come: bool, ahead: bool) -> History:

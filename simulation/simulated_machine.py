@@ -12,6 +12,7 @@ from storage.shard import Row, decode_shard, encode_shard
 from storage.weights.tensor_sets import TensorBlock
 from tasks.sampling.engines.engine import EngineDied, EngineError, GenerationRequest, TokenDelta
 from tasks.sampling.engines.scripted_engine import ScriptedEngine
+from tasks.sampling.engines.slot_table import SlotTable
 
 RESTART_FAILS = 0.2
 
@@ -59,9 +60,14 @@ class HangingEngine(ScriptedEngine):
             super().load_weights(holds, {})
 
     def enter(self, history: History, slot: int, dies: Callable[[float], bool], ledger: Ledger, name: str) -> None:
-        """Serve another iteration, in which the process is the incarnation `name` and fills a slot."""
+        """Serve another iteration, in which the process is the incarnation `name` and fills a slot.
+
+        The weights stay; everything else is as that iteration's history draws it.
+        """
         self._history, self._member, self._dies, self._ledger, self._name = history, slot, dies, ledger, name
-        self._positions = {}
+        self._speed = history.speeds[slot % len(history.speeds)]
+        self._median_length, self._max_in_flight = history.median_length, history.in_flight
+        self._table, self._positions = SlotTable(history.in_flight), {}
 
     def load_weights(self, version: int, tensors: Mapping[str, TensorBlock]) -> None:
         self._check_alive()

@@ -120,6 +120,40 @@ class Members:
         self._ledger.tell(process.name, f"has generated {outcome.tokens_generated} tokens as {name}")
         return outcome
 
+    def stand_in(
+        self,
+        process: Machine,
+        number: int,
+        slot: int,
+        engine: HangingEngine,
+        rng: random.Random,
+        notice: Callable[[], bool],
+        enough: Callable[[], bool],
+        *,
+        engine_died: bool,
+    ) -> SessionOutcome:
+        """One session of a standing member, which is `number` among the iteration's processes, in a slot."""
+        name = f"{slot:05d}-{rng.getrandbits(64):016x}"
+        self._counts["sessions of standing members"] += 1
+        self._ledger.tell(process.name, f"works as {name}")
+        store = self._store(process, name)
+        engine.enter(self._history, slot, self._dying(name), self._ledger, name)
+        self.engines[number] = engine
+        config = self._session_config(process, slot, stands=True)
+        session = self._session(process, name, store, engine, config, rng, notice, enough, engine_died=engine_died)
+        others = len(process.threads)
+        try:
+            session.run()
+        except (ObjectMissing, CorruptObject):
+            if not exists(store, layout.closed(self._history.plan.iteration)):
+                raise
+        except BaseException as error:
+            self._ledger.ends[name] = self._now_s(), type(error).__name__
+            raise
+        self._ledger.ends[name] = self._now_s(), "done"
+        self._check_threads(process.threads[others:], name)
+        return session.outcome()
+
     def _session(
         self,
         process: Machine,
@@ -130,6 +164,8 @@ class Members:
         rng: random.Random,
         notice: Callable[[], bool],
         enough: Callable[[], bool] | None,
+        *,
+        engine_died: bool = False,
     ) -> SimulatedSession:
         history = self._history
 
@@ -154,9 +190,17 @@ class Members:
             notice=notice,
             incarnation=name,
             enough=enough,
+            engine_died=engine_died,
         )
 
     def _new_engine(self, process: Machine, name: str, member: int | None) -> HangingEngine:
+        version = self._history.plan.weight_version
+        joins = member is not None and self._history.pool(member) == JOINED_POOL
+        holds = version - 1 if joins and version else None
+        return HangingEngine(self._history, member, process.clock, self._dying(name), self._ledger, name, holds)
+
+    def _dying(self, name: str) -> Callable[[float], bool]:
+        """Whether the engine of this incarnation dies now, with a probability."""
         rng = random.Random(f"engine {self._history.seed} {name}")
 
         def dies(probability: float) -> bool:
@@ -167,26 +211,29 @@ class Members:
             self._ledger.note_fault()
             return True
 
-        version = self._history.plan.weight_version
-        joins = member is not None and self._history.pool(member) == JOINED_POOL
-        holds = version - 1 if joins and version else None
-        return HangingEngine(self._history, member, process.clock, dies, self._ledger, name, holds)
+        return dies
 
-    def _session_config(self, process: Machine, slot: int, *, helps_out: bool = False) -> SessionConfig:
-        """helps_out: it is the trainer's machine, whose slot number another member may have too."""
+    def _session_config(
+        self, process: Machine, slot: int, *, helps_out: bool = False, stands: bool = False
+    ) -> SessionConfig:
+        """helps_out: it is the trainer's machine, whose slot number another member may have too. stands: it stands."""
         history = self._history
-        in_crew = not helps_out and history.is_crew(slot)
+        if helps_out or stands:
+            pool, in_crew, time_limit_s = TRAIN_POOL if helps_out else "rollout", False, 0.0 if helps_out else None
+        else:
+            pool, in_crew, time_limit_s = history.pool(slot), history.is_crew(slot), history.stays_s[slot]
         return SessionConfig(
             slot=slot,
-            pool=TRAIN_POOL if helps_out else history.pool(slot),
+            pool=pool,
+            standing=stands,
             host="simulated",
             pid=1,
             started_at_s=process.clock.wall(),
             flush_interval_s=history.flush_interval_s,
             heartbeat_interval_s=history.heartbeat_interval_s,
             claim_ttl_s=history.claim_ttl_s,
-            idle_timeout_s=math.inf if helps_out else history.idle_timeout_s,
-            time_limit_s=0.0 if helps_out else history.stays_s[slot],
+            idle_timeout_s=math.inf if helps_out or stands else history.idle_timeout_s,
+            time_limit_s=time_limit_s,
             objective=history.objective if in_crew else "makespan",
             cut_share=history.cut_share if in_crew else None,
             engine_restarts_max=2,

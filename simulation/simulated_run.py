@@ -20,6 +20,7 @@ from simulation.simulated_lines import Lines, started
 from simulation.simulated_member import EXECUTION
 from simulation.simulated_path import LEASE_TTL_S, conclude, config_of, plan_next, swept_by, takes_lease
 from simulation.simulated_session import Machine
+from simulation.simulated_standing import StandingCrew
 from simulation.virtual_time import Timeline
 from storage.compaction import read_responses
 from storage.records import PlanRecord
@@ -53,11 +54,15 @@ class SimulatedRun:
         self._of_path = random.Random(f"path {history.seed}")
         self._crews: list[SimulatedCrew] = []
         self._counts: Counter[str] = Counter()
+        self._standing: StandingCrew | None = None
         self._has_path = history.iterations > 1
         self.ledger = LedgerOfRun(self._timeline)
         self._config = config_of(history) if self._has_path else None
         self._calm = replace(history, weather=history.calm)
         self._done: set[str] = set()
+        if self._config is not None and history.stands:
+            size = max(len(history.plan.slots), self._config.pools.rollout.count)
+            self._standing = StandingCrew(history, size, self._timeline, self.ledger, self._crews, self._counts)
 
     def run(self) -> list[Outcome]:
         """Run until no event is left, zombies included; returns the course of each iteration, at least one."""
@@ -77,9 +82,11 @@ class SimulatedRun:
         return outcomes
 
     def _begin(self, history: History, trained: Callable[[], None] | None) -> None:
-        crew = SimulatedCrew(history, self._timeline, self._rng, self.ledger.begin, trained)
+        crew = SimulatedCrew(history, self._timeline, self._rng, self.ledger.begin, trained, self._standing)
         self._crews.append(crew)
         crew.begin()
+        if self._standing is not None and len(self._crews) == 1:
+            self._standing.begin()
 
     # The path.
 

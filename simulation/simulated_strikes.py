@@ -40,7 +40,10 @@ class Cast:
 
 
 class Strikes:
-    """Applies the strikes of a history. engines: of the members; start_trainer: starts a further life of it."""
+    """Applies the strikes of a history. engines: of the members; start_trainer: starts a further life of it.
+
+    note_stop: is told that a process stands still from now on, and how long.
+    """
 
     def __init__(
         self,
@@ -54,6 +57,7 @@ class Strikes:
         *,
         engines: Mapping[int, HangingEngine],
         start_trainer: Callable[[], None],
+        note_stop: Callable[[Machine, float], None],
     ) -> None:
         self._history = history
         self._timeline = timeline
@@ -64,6 +68,7 @@ class Strikes:
         self._cast = cast
         self._engines = engines
         self._start_trainer = start_trainer
+        self._note_stop = note_stop
 
     def schedule(self) -> None:
         """Schedule all strikes, and the calm after them."""
@@ -89,7 +94,7 @@ class Strikes:
         duration_s = rng.uniform(*ZOMBIE_S)
         self._counts["frozen until after the end"] += 1
         self._ledger.tell(process.name, f"is frozen for {duration_s:.1f} s")
-        self._lines.note_stop(process, duration_s)
+        self._note_stop(process, duration_s)
         process.freeze(duration_s)
 
     def _schedule(self, strike: Strike) -> None:
@@ -127,7 +132,7 @@ class Strikes:
             if member in self._engines:
                 self._engines[member].hang_s = strike.duration_s
         else:
-            self._lines.note_stop(process, strike.duration_s)
+            self._note_stop(process, strike.duration_s)
             process.freeze(strike.duration_s)
             if strike.kind == "suspend":
                 process.clock.stop(strike.duration_s)
@@ -148,7 +153,7 @@ class Strikes:
         if strike.kind == "trainer kill":
             process.kill()
         else:  # its successor works by the time it goes on
-            self._lines.note_stop(process, strike.duration_s)
+            self._note_stop(process, strike.duration_s)
             process.freeze(strike.duration_s)
             self._timeline.after(0.7 * strike.duration_s, self._start_trainer)
 

@@ -1,0 +1,62 @@
+"""Simulated crews that stand: they are lived through, and bugs put into how members go on are found."""
+
+from collections import Counter
+from itertools import islice
+
+import pytest
+
+from simulation.judge import live_and_judge
+from simulation.simulated_history import draw_history
+from tasks.sampling.session.performer import Performer
+from tasks.sampling.session.route import Route
+from tests.judged_histories import DEFAULT_SEEDS, drawn, is_found
+
+pytestmark = pytest.mark.slow
+
+
+def standing(*, ahead=None):
+    """The default histories of standing crews, of two and of three iterations."""
+    for iterations in (3, 2):
+        yield from drawn(lambda history: history.stands and ahead in (None, history.ahead), iterations=iterations)
+
+
+def test_standing_crews_are_drawn():
+    histories = [draw_history(seed) for seed in DEFAULT_SEEDS]
+    stand = [history for history in histories if history.stands]
+    assert len(stand) > 30
+    assert sum(history.ahead for history in stand) > 5
+    assert min(history.iterations for history in stand) == 2
+    assert all(history.absence is None and history.objective == "makespan" for history in stand)
+
+
+def test_standing_crews_are_lived_through_and_are_eventful():
+    outcomes = [live_and_judge(history) for history in islice(standing(), 8)]
+    counts = sum((outcome.counts for outcome in outcomes), Counter())
+    assert [outcome.broken for outcome in outcomes] == [[]] * 8
+    for what in (
+        "standing: done",
+        "standing: Crashed",
+        "standing: Preempted",
+        "standing members followed while frozen",
+        "weights loaded while standing by",
+    ):
+        assert counts[what] > 0, what
+    # Each goes from iteration to iteration.
+    assert counts["sessions of standing members"] > counts["standing members started"]
+
+
+def test_a_member_that_goes_on_with_the_weights_of_the_iteration_before_is_found(monkeypatch):
+    loaded = Performer._loaded
+    monkeypatch.setattr(Performer, "_loaded", lambda one: one._engine.weight_version is not None or loaded(one))
+    assert is_found(standing(), changed=1)
+
+
+def test_a_member_that_does_not_come_back_for_what_a_lost_one_held_is_found(monkeypatch):
+    following = Route.next
+
+    def only_forward(route):
+        plan = following(route)
+        return None if plan is None or plan.iteration <= route._entered else plan
+
+    monkeypatch.setattr(Route, "next", only_forward)
+    assert is_found(standing(), livelock=1)
