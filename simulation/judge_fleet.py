@@ -10,11 +10,13 @@ from dataclasses import dataclass
 
 from simulation import virtual_time
 from simulation.ledger_of_fleet import FASTEST_CLOCK, FLEET, SLOWEST_CLOCK, HostLife, LedgerOfFleet
+from simulation.one_thread import threads_in_turn
 from simulation.simulated_fleet import SimulatedFleet
 from simulation.simulated_fleet_history import FleetHistory
 from storage import fleet_layout, layout, records
 from storage.fleet_records import HostBeat, SpentRecord
 from storage.memory import NestedStore
+from storage.run import exists
 from storage.weights.tensor_sets import read_manifest
 from tasks.sharing.billing import bill, total_s
 from tasks.sharing.host import BEATS_PER_TTL
@@ -42,12 +44,14 @@ class FleetOutcome:
 def live_and_judge_fleet(history: FleetHistory) -> FleetOutcome:
     """Simulate the history of a fleet and check it."""
     fleet = SimulatedFleet(history)
-    ledger = fleet.run()
+    with threads_in_turn():
+        ledger = fleet.run()
     _check_ends(fleet)
     _check_published(fleet)
     repeats, faults = _check_repeats(fleet)
     _check_bills(ledger)
     _check_payers(ledger, history)
+    _check_restored(ledger, history)
     counts = ledger.counts
     counts.update({"phases": ledger.computed.total(), "hosts": len(ledger.hosts), "repeats": repeats})
     return FleetOutcome(
@@ -81,7 +85,7 @@ def _check_published(fleet: SimulatedFleet) -> None:
         manifests = {
             version: read_manifest(store, layout.checkpoint(version))
             for version in range(fleet.history.runs[number].iterations + 1)
-            if store.list(layout.checkpoint(version))
+            if exists(store, layout.manifest(layout.checkpoint(version)))
         }
         for version, manifest in manifests.items():
             before = manifests.get(version - 1)
@@ -138,7 +142,7 @@ def _check_payers(ledger: LedgerOfFleet, history: FleetHistory) -> None:
 
     A host looks at the device once in a poll interval, after the requests that it makes in between.
     """
-    if history.strikes or history.crashes or history.hangs or history.weather != history.calm:
+    if not _is_undisturbed(history):
         return
     store = NestedStore(ledger.store, FLEET.removesuffix("/"))
     for name, life in ledger.hosts.items():
@@ -156,10 +160,28 @@ def _check_payers(ledger: LedgerOfFleet, history: FleetHistory) -> None:
             ledger.counts["bills compared with the device"] += 1
 
 
+def _is_undisturbed(history: FleetHistory) -> bool:
+    return not history.strikes and not history.crashes and not history.hangs and history.weather == history.calm
+
+
+def _check_restored(ledger: LedgerOfFleet, history: FleetHistory) -> None:
+    """Check that hosts record how each state was restored, once, where nothing went wrong."""
+    if not _is_undisturbed(history):
+        return
+    store = NestedStore(ledger.store, FLEET.removesuffix("/"))
+    for name, life in ledger.hosts.items():
+        spent = [records.read(store, SpentRecord, key) for key in store.list(fleet_layout.spent_by(name))]
+        said = Counter((each.run, each.iteration, each.tier, each.ahead) for one in spent for each in one.restored)
+        if life.clock_ended_s is not None and said != life.restored:
+            ledger.breaks(f"tiers: {name} records {dict(said)}, and its workers restored {dict(life.restored)}")
+        ledger.counts["records of tiers compared"] += 1
+
+
 def _check_requests(ledger: LedgerOfFleet, history: FleetHistory) -> float:
     """Check that the requests of each host are bounded by its lifetime; returns the largest part of a bound."""
     runs, hosts = len(ledger.runs), len(ledger.hosts)
-    per_s = runs / history.poll_interval_s + (3 + hosts) / history.look_interval_s + BEATS_PER_TTL / history.host_ttl_s
+    looks = 3 + hosts + runs
+    per_s = runs / history.poll_interval_s + looks / history.look_interval_s + BEATS_PER_TTL / history.host_ttl_s
     largest = 0.0
     for name, life in ledger.hosts.items():
         lived_s = (ledger.now() if life.ended_s is None else life.ended_s) - life.began_s

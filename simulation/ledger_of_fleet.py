@@ -10,8 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from storage import fleet_layout, layout
+from storage.fleet_records import Tier
 from storage.memory import MemoryStore
 from storage.run import exists
+from tasks.sharing.workers import Restored
 
 FLEET = "fleet/"
 # The fastest clock of a process runs so many times as fast as true time, the slowest so many.
@@ -28,7 +30,8 @@ class HostLife:
     """An incarnation of a host: true times, and its monotonic clock at its beginning and its end.
 
     device: which run has its device now, since device_since_s. device_s: how long each run had it before. phases: how
-    many phases it began. calls: its requests. beats: true times at which its heartbeat changed. last_beat: its last own
+    many phases it began. restored: how its workers restored states, by run, iteration, tier, and whether ahead. calls:
+    its requests. beats: true times at which its heartbeat changed. last_beat: its last own
     one. said_gone: whether that was written. ended_s: None if it lives.
     """
 
@@ -40,6 +43,7 @@ class HostLife:
     device_since_s: float = 0.0
     device_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     phases: int = 0
+    restored: Counter[tuple[str, int, Tier, bool]] = field(default_factory=Counter)
     calls: int = 0
     beats: list[float] = field(default_factory=list)
     last_beat: bytes | None = None
@@ -123,6 +127,16 @@ class LedgerOfFleet:
         self.counts["resident states used"] += 1
         if digest != stored:
             self.breaks(f"resident: {host} goes on from {digest} with {self.runs[run]}, whose checkpoint is {stored}")
+
+    def note_restored(self, host: str, run: str, iteration: int, how: Restored) -> None:
+        """Note that a run's worker has got its state."""
+        self.hosts[host].restored[run, iteration, how.tier, how.ahead] += 1
+        self.counts[f"states from the {how.tier}{', ahead' if how.ahead else ''}"] += 1
+
+    def note_read(self, host: str, run: str, key: str, body: bytes) -> None:
+        """Check a part of a state that was read, from the store or from a copy; `body` ends what is stored."""
+        if not self.store.get(f"{self.runs[run]}/{key}").endswith(body):
+            self.breaks(f"copy: {host} goes on from other bytes than {key} of {self.runs[run]} has")
 
     # What reaches the store.
 

@@ -151,6 +151,7 @@ class SimulatedFleet:
         sweeps = rng.random() < 0.5
         for n in range(run.iterations):
             rollout_s = run.rollout_s * rng.uniform(0.5, 1.5)
+            _at_last(process, partial(store.create, layout.plan(n), b"planned"))
             if not _at_last(process, partial(exists, store, layout.due(n))):
                 clock.sleep(rollout_s)
                 _at_last(process, partial(records.commit, store, layout.due(n), DueRecord(iteration=n, groups=1)))
@@ -174,12 +175,15 @@ class SimulatedFleet:
         def main(process: Machine, store: ObjectStore) -> None:
             life.clock_began_s = process.clock.monotonic()
             stores = partial(self._run_store, process, store)
-            workers = SimulatedWorkers(self.history, self._timeline, self.ledger, process, stores, drawn.memory_bytes)
+            workers = SimulatedWorkers(
+                self.history, self._timeline, self.ledger, process, stores, drawn.memory_bytes, drawn.disk_bytes
+            )
             self._hosts[slot] = process, workers
             me = HostRecord(
                 incarnation=name,
                 machine=f"machine{slot}",
                 memory_bytes=drawn.memory_bytes,
+                disk_bytes=drawn.disk_bytes,
                 usd_per_hour=None,
                 began_at_s=process.clock.wall(),
             )
@@ -257,6 +261,8 @@ class SimulatedFleet:
             process.kill()
         elif strike.kind == "worker":
             workers.strike(self._rng)
+        elif strike.kind == "disk":
+            workers.damage(self._rng)
         elif strike.kind == "told":
             self._told.add(process.name)
         elif strike.kind == "clock":

@@ -22,6 +22,7 @@ from storage.fleet_records import (
     HostBeat,
     HostRecord,
     LeftRecord,
+    RestoredState,
     SeatRecord,
     SpentEntry,
     SpentRecord,
@@ -341,7 +342,13 @@ def of_the_fleet() -> dict[str, records.AnyRecord]:
         fleet_layout.left(run): LeftRecord(id=run, reason="it has ended", left_at_s=9.0, **NONCE),
         fleet_layout.seat(run, 1): SeatRecord(run=run, epoch=1, host=HOST, **NONCE),
         fleet_layout.host(HOST): HostRecord(
-            incarnation=HOST, machine="a-machine", memory_bytes=1 << 36, usd_per_hour=24.5, began_at_s=1.5, **NONCE
+            incarnation=HOST,
+            machine="a-machine",
+            memory_bytes=1 << 36,
+            disk_bytes=1 << 38,
+            usd_per_hour=24.5,
+            began_at_s=1.5,
+            **NONCE,
         ),
         fleet_layout.alive(HOST): HostBeat(
             incarnation=HOST, sequence=3, resident=run, iteration=0, lived_s=30.25, state="training"
@@ -351,6 +358,9 @@ def of_the_fleet() -> dict[str, records.AnyRecord]:
             sequence=0,
             entries=(entry, replace(entry, kind="train", run=run, iteration=0, began_s=4.5, ended_s=30.0)),
             seated=(run,),
+            restored=(
+                RestoredState(run=run, iteration=0, tier="local disk", ahead=True, seconds=2.5, num_bytes=1 << 30),
+            ),
         ),
     }
 

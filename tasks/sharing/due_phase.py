@@ -32,6 +32,17 @@ class RunView:
         self._open_store = open_store
         self._store: ObjectStore | None = None
         self._iteration: int | None = None
+        self._planned: int | None = None
+
+    @property
+    def planned(self) -> int | None:
+        """The iteration that is trained next, if it is planned, as of the last look: its state can be read ahead."""
+        return self._planned if self._planned == self._iteration else None
+
+    def look_for_plan(self) -> None:
+        """Look whether the iteration that is trained next is planned, with at most one request."""
+        if self._store is not None and self._iteration is not None and self.planned is None:
+            self._planned = self._iteration if exists(self._store, layout.plan(self._iteration)) else None
 
     def due(self) -> int | None:
         """The iteration whose phase is due; None if none is, or if the run does not exist yet.

@@ -17,7 +17,9 @@ from storage.connect import connect
 from storage.fleet_records import AdmittedRun, HostRecord, SpentRecord
 from storage.weights import tensor_sets
 from tasks.learning.collecting import PhaseFailed, collect_and_wait
-from tasks.sharing.fleet_admission import Profile, admit, create_fleet, open_fleet
+from tasks.sharing.fleet_admission import Profile, admit, create_fleet, expected_state_bytes, open_fleet
+from tasks.sharing.fleet_ledger import tier_accounts
+from tasks.sharing.fleet_report import account_for
 from tasks.sharing.fleet_view import look_at_fleet
 from tasks.sharing.host import Host, HostSettings
 from tasks.sharing.process_workers import ProcessWorkers
@@ -60,12 +62,19 @@ def fleet(tmp_path):
 
 
 @contextmanager
-def serving(fleet, name):
+def serving(fleet, name, memory_bytes=1 << 30, disk=None):
     """A host in a thread, until the end of the block."""
     store, rules = open_fleet(fleet)
-    me = HostRecord(incarnation=name, machine="here", memory_bytes=1 << 30, usd_per_hour=1.0, began_at_s=0.0)
+    me = HostRecord(
+        incarnation=name,
+        machine="here",
+        memory_bytes=memory_bytes,
+        disk_bytes=0 if disk is None else 1 << 30,
+        usd_per_hour=1.0,
+        began_at_s=0.0,
+    )
     told = threading.Event()
-    with ProcessWorkers() as workers:
+    with ProcessWorkers(disk) as workers:
         host = Host(store, rules, me, SETTINGS, workers, SystemClock(), is_told_to_end=told.is_set)
         ended = in_thread(host.run)
         try:
@@ -116,10 +125,9 @@ def kill_workers():
     return len(workers)
 
 
-def entries(fleet, host):
+def spent_by(fleet, host):
     store = connect(fleet)
-    found = [records.read(store, SpentRecord, key) for key in store.list(fleet_layout.spent_by(host))]
-    return [entry for record in found for entry in record.entries]
+    return [records.read(store, SpentRecord, key) for key in store.list(fleet_layout.spent_by(host))]
 
 
 OTHER = {"algorithm": {"kl_coef": 0.1}}
@@ -150,17 +158,39 @@ def test_two_runs_on_one_host_learn_what_each_learns_alone_though_workers_and_th
     # The first host is gone with its workers; the second takes its seats.
     with serving(fleet, "second"):
         go_through(3)
-    assert warm[:2] == [[0.0, 0.0], [1.0, 1.0]]
-    assert warm[3] == [0.0, 0.0]
+    assert warm[1] == [1.0, 1.0]
     assert states(a.run.url) == alone(tmp_path, model, "a", iterations)
     assert states(b.run.url) == alone(tmp_path, model, "b", iterations, **OTHER)
-    spent = entries(fleet, "first")
+    spent = [entry for record in spent_by(fleet, "first") for entry in record.entries]
     assert {entry.kind for entry in spent} >= {"switch", "train", "idle"}
     assert spent[0].began_s == 0
     assert all(left.ended_s == right.began_s for left, right in itertools.pairwise(spent))
     view = look_at_fleet(fleet)
     assert [(run.host, run.left) for run in view.runs] == [("second", False)] * 2
     assert {each.incarnation: each.state for each in view.hosts} == {"first": "gone", "second": "gone"}
+
+
+def test_states_that_memory_does_not_hold_at_once_come_from_the_disk_with_the_same_bits(tmp_path, fleet, model):
+    runs = {name: a_run(tmp_path, fleet, model, name) for name in ("a", "b")}
+    one_bytes = expected_state_bytes(runs["a"], model)
+    disk = tmp_path / "disk"
+    with serving(fleet, "host", memory_bytes=one_bytes, disk=disk):
+        for iteration in range(3):
+            for waits in [begin(each, iteration) for each in runs.values()]:
+                waits()
+            for each in runs.values():
+                commit_iteration(each.run.url, iteration)
+        assert {folder.name for folder in disk.iterdir()} <= {
+            fleet_layout.run_id(each.run.url) for each in runs.values()
+        }
+    assert not any(disk.iterdir())
+    restored = [each for record in spent_by(fleet, "host") for each in record.restored]
+    assert sum(each.tier == "local disk" for each in restored) >= 2
+    assert all(each.num_bytes > 0 and each.seconds > 0 for each in restored)
+    [account] = account_for(fleet).hosts
+    assert sum(each.phases for each in tier_accounts(account.restored)) == 6
+    for name, each in runs.items():
+        assert states(each.run.url) == alone(tmp_path, model, name, 3)
 
 
 def test_a_phase_in_which_every_attempt_would_fail_ends_the_run_by_name_and_no_other(tmp_path, fleet, model):
@@ -194,14 +224,14 @@ def test_a_run_that_does_not_exist_fails_and_is_told(tmp_path):
     )
     with ProcessWorkers() as workers:
         assert workers.state(run.id).phase == "absent"
-        workers.begin(run, 0)
+        workers.begin(run, 0, onto_disk=False)
         until = time.monotonic() + LIMIT_S
         while workers.state(run.id).phase != "failed":
             assert workers.state(run.id).has_device
             assert time.monotonic() < until
             time.sleep(0.02)
         assert "holds no run" in workers.state(run.id).message
-        workers.begin(run, 0)
+        workers.begin(run, 0, onto_disk=False)
         assert workers.state(run.id).phase == "restoring"
         workers.kill(run.id)
         assert workers.state(run.id).phase == "absent"
