@@ -150,14 +150,17 @@ def _check_payers(ledger: LedgerOfFleet, history: FleetHistory) -> None:
             continue
         rate = (life.clock_ended_s - life.clock_began_s) / (life.ended_s - life.began_s)
         spent = [records.read(store, SpentRecord, key) for key in store.list(fleet_layout.spent_by(name))]
-        billed_s: defaultdict[str, float] = defaultdict(float)
+        billed_s: defaultdict[tuple[str, bool], float] = defaultdict(float)
         for entry in (entry for record in spent for entry in record.entries):
-            billed_s[entry.run or ""] += entry.seconds / rate
-        late_s = life.phases * (history.poll_interval_s / SLOWEST_CLOCK + NOTICED_S)
-        for run, device_s in life.device_s.items():
-            if not device_s - virtual_time.ROUNDING_S <= billed_s[run] <= device_s + late_s:
-                ledger.breaks(f"bill: {run} pays for {billed_s[run]} s of {name}, and had its device for {device_s} s")
-            ledger.counts["bills compared with the device"] += 1
+            billed_s[entry.run or "", entry.kind == "backfill"] += entry.seconds / rate
+        noticed_s = history.poll_interval_s / SLOWEST_CLOCK + NOTICED_S
+        for had_s, helped, times in ((life.device_s, False, life.phases), (life.helped_s, True, life.helps)):
+            for run, device_s in had_s.items():
+                paid_s = billed_s[run, helped]
+                if not device_s - virtual_time.ROUNDING_S <= paid_s <= device_s + times * noticed_s:
+                    what = "a member" if helped else "it"
+                    ledger.breaks(f"bill: {run} pays for {paid_s} s of {name}, and {what} had its device {device_s} s")
+                ledger.counts[f"bills compared with the device{' of members' if helped else ''}"] += 1
 
 
 def _is_undisturbed(history: FleetHistory) -> bool:
@@ -181,7 +184,14 @@ def _check_requests(ledger: LedgerOfFleet, history: FleetHistory) -> float:
     """Check that the requests of each host are bounded by its lifetime; returns the largest part of a bound."""
     runs, hosts = len(ledger.runs), len(ledger.hosts)
     looks = 3 + hosts + runs
-    per_s = runs / history.poll_interval_s + looks / history.look_interval_s + BEATS_PER_TTL / history.host_ttl_s
+    # Before a member is started, a host looks at most so often what is unfinished.
+    quiet_s = min((host.backfill_s for host in history.hosts if host.backfill_s is not None), default=float("inf"))
+    per_s = (
+        runs / history.poll_interval_s
+        + looks / history.look_interval_s
+        + runs / quiet_s
+        + BEATS_PER_TTL / history.host_ttl_s
+    )
     largest = 0.0
     for name, life in ledger.hosts.items():
         lived_s = (ledger.now() if life.ended_s is None else life.ended_s) - life.began_s

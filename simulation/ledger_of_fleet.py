@@ -16,6 +16,7 @@ from storage.run import exists
 from tasks.sharing.workers import Restored
 
 FLEET = "fleet/"
+MEMBER = "a member"
 # The fastest clock of a process runs so many times as fast as true time, the slowest so many.
 FASTEST_CLOCK, SLOWEST_CLOCK = 1.15, 0.85
 
@@ -29,10 +30,11 @@ def run_folder(number: int) -> str:
 class HostLife:
     """An incarnation of a host: true times, and its monotonic clock at its beginning and its end.
 
-    device: which run has its device now, since device_since_s. device_s: how long each run had it before. phases: how
-    many phases it began. restored: how its workers restored states, by run, iteration, tier, and whether ahead. calls:
-    its requests. beats: true times at which its heartbeat changed. last_beat: its last own
-    one. said_gone: whether that was written. ended_s: None if it lives.
+    device: which run has its device now, or a member, since device_since_s. device_s: how long each run had it before.
+    helped_s: how long a member had it for each run; helps: how often. phases: how many phases it began. restored: how
+    its workers restored states, by run, iteration, tier, and whether ahead. calls: its requests. beats: true times at
+    which its heartbeat changed. last_beat: its last own one. said_gone: whether that was written. ended_s: None if it
+    lives.
     """
 
     began_s: float
@@ -42,6 +44,8 @@ class HostLife:
     device: str | None = None
     device_since_s: float = 0.0
     device_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    helped_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    helps: int = 0
     phases: int = 0
     restored: Counter[tuple[str, int, Tier, bool]] = field(default_factory=Counter)
     calls: int = 0
@@ -120,6 +124,23 @@ class LedgerOfFleet:
         life = self.hosts[host]
         if life.device == run:
             life.device_s[run] += self.now() - life.device_since_s
+            life.device = None
+
+    def note_helped(self, host: str, run: str) -> None:
+        """Check a member that a host starts now to generate for a run."""
+        life = self.hosts[host]
+        life.helps += 1
+        self.counts["members started"] += 1
+        self.tell(host, f"lets a member generate for {self.runs[run]}")
+        if life.device is not None:
+            self.breaks(f"doubled: {host} lets a member generate while {life.device} has its device")
+        life.device, life.device_since_s = MEMBER, self.now()
+
+    def note_left(self, host: str, run: str) -> None:
+        """Note that the member for a run no longer has the device."""
+        life = self.hosts[host]
+        if life.device == MEMBER:
+            life.helped_s[run] += self.now() - life.device_since_s
             life.device = None
 
     def note_resident(self, host: str, run: str, digest: str | None, stored: str) -> None:

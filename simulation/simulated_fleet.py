@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 
 from simulation.ledger_of_fleet import HostLife, LedgerOfFleet, run_folder
+from simulation.simulated_backfill import SimulatedBackfill
 from simulation.simulated_fleet_history import DrawnHost, DrawnRun, FleetHistory, FleetStrike
 from simulation.simulated_lines import Lines, started
 from simulation.simulated_session import Machine
@@ -24,7 +25,8 @@ from storage.records import RunRecord
 from storage.run import exists
 from storage.store import ObjectStore, StoreDenied, StoreUnavailable
 from storage.weights.manifest import Manifest
-from tasks.sharing.host import Host, HostSettings
+from tasks.sharing.host import Host
+from tasks.sharing.host_settings import HostSettings
 
 TURNS_MAX = 400_000
 ROOT = "memory://simulated"
@@ -178,6 +180,8 @@ class SimulatedFleet:
             workers = SimulatedWorkers(
                 self.history, self._timeline, self.ledger, process, stores, drawn.memory_bytes, drawn.disk_bytes
             )
+            rng = random.Random(f"member {name} {self.history.seed}")
+            urls = {self._url(number): run for number, run in enumerate(self.ledger.runs)}
             self._hosts[slot] = process, workers
             me = HostRecord(
                 incarnation=name,
@@ -194,7 +198,9 @@ class SimulatedFleet:
                 self._settings(drawn),
                 workers,
                 process.clock,
+                member=SimulatedBackfill(self._timeline, self.ledger, name, rng, urls),
                 open_store=lambda url: stores(url, ""),
+                unfinished=lambda run, iteration: float(exists(run, layout.plan(iteration))),
                 is_told_to_end=lambda: not self.unfinished or name in self._told,
             )
             host.run()
@@ -218,6 +224,7 @@ class SimulatedFleet:
             spent_interval_s=60.0,
             hours=None if drawn.stays_s is None else drawn.stays_s / HOUR_S,
             overtime_s_min=self.history.overtime_s_min,
+            backfill_s=drawn.backfill_s,
         )
 
     def _run_store(self, process: Machine, of_host: ObjectStore, url: str, name: str) -> ObjectStore:

@@ -44,13 +44,17 @@ class DrawnRun:
 
 @dataclass(frozen=True, kw_only=True)
 class DrawnHost:
-    """A machine of the fleet. stays_s: how long each incarnation serves; None: until the end. back_s: to the next."""
+    """A machine of the fleet. stays_s: how long each incarnation serves; None: until the end. back_s: to the next.
+
+    backfill_s: a member generates on it while no phase is expected for so long; None: none does.
+    """
 
     arrives_at_s: float
     memory_bytes: int
     disk_bytes: int
     stays_s: float | None
     back_s: float
+    backfill_s: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,4 +135,5 @@ def _draw_host(rng: random.Random, number: int) -> DrawnHost:
         disk_bytes=rng.choice((0, rng.randint(3, 12), rng.randint(6, 20))),
         stays_s=rng.uniform(120, 400) if rng.random() < 0.2 else None,
         back_s=rng.uniform(5, 60),
+        backfill_s=rng.choice((None, rng.uniform(2, 20), rng.uniform(2, 20))),
     )

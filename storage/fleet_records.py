@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 
 from storage.records import STRICT, nonce
 
-SpentKind = Literal["switch", "wait", "train", "park", "idle"]
+SpentKind = Literal["switch", "wait", "train", "park", "backfill", "idle"]
 Tier = Literal["host memory", "local disk", "object store"]
 
 
@@ -163,7 +163,8 @@ class SpentEntry:
     """A stretch of a host's time, from began_s to ended_s: seconds since it began, on its monotonic clock.
 
     kind: "switch" from the order to begin until the run trains or waits for groups; "park" while its state leaves the
-    device; "idle" if no run has the device. run, iteration: whose phase it is; None if idle.
+    device; "backfill" while a member generates for a run; "idle" if no run has the device. run, iteration: whose phase
+    it is; None if idle; a member helps no single iteration.
     """
 
     __pydantic_config__ = STRICT

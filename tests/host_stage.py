@@ -8,7 +8,8 @@ from storage.clock import ManualClock
 from storage.fleet_records import DueRecord, HostBeat, SpentRecord
 from storage.memory import NestedStore
 from storage.records import RunRecord
-from tasks.sharing.host import Host, HostSettings
+from tasks.sharing.host import Host
+from tasks.sharing.host_settings import HostSettings
 from tasks.sharing.workers import Restored, WorkerState
 from tests.fleet_records import FLEET, a_host, a_run
 
@@ -142,7 +143,7 @@ class Stage:
     def plan(self, run, iteration, at_s=0.0):
         self.clock.at(at_s, lambda: self.store_of(run).put(layout.plan(iteration), b"planned"))
 
-    def play(self, until_s, memory_bytes=100, disk_bytes=0, fleet=None, **settings):
+    def play(self, until_s, memory_bytes=100, disk_bytes=0, fleet=None, member=None, unfinished=None, **settings):
         def tell():
             self.told = True
 
@@ -154,7 +155,9 @@ class Stage:
             HostSettings(poll_interval_s=1.0, look_interval_s=5.0, **settings),
             self.workers,
             self.clock,
+            member=member,
             open_store=self.open,
+            unfinished=unfinished or (lambda *_: 0.0),
             is_told_to_end=lambda: self.told,
         )
         host.run()

@@ -18,6 +18,7 @@ def hosts(
     hours: float = 8.0,
     memory_gib: float = 64.0,
     disk_gib: float = 0.0,
+    backfill_s: float = 0.0,
 ) -> list[str | None]:
     """Serve the fleet of a run's configuration with `count` hosts; each ends at the first phase boundary after `hours`.
 
@@ -27,6 +28,7 @@ def hosts(
         hours: how long they serve
         memory_gib: each machine's host memory for the states of runs
         disk_gib: each machine's local disk for copies of states that do not fit in host memory; 0: none
+        backfill_s: while no phase is expected for so many seconds, a host generates responses for a run; 0: never
     """
     settings = parse(config)
     if settings.trainer.fleet is None:
@@ -38,6 +40,7 @@ def hosts(
         hours=hours,
         memory_gib=memory_gib,
         disk_gib=disk_gib,
+        backfill_s=backfill_s,
         usd_per_hour=pool.price_usd_per_h,
     )
     serving_all = crew_map(serving, title="hosts")

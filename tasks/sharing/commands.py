@@ -16,7 +16,7 @@ from tasks.sharing.fleet_admission import leave as leave_fleet
 from tasks.sharing.fleet_ledger import FleetReport, tier_accounts
 from tasks.sharing.fleet_report import account_for, as_document
 from tasks.sharing.fleet_view import FleetView, look_at_fleet
-from tasks.sharing.host import HostSettings
+from tasks.sharing.host_settings import HostSettings
 from tasks.sharing.serving import serve
 
 GIB = 1 << 30
@@ -137,6 +137,11 @@ def report(fleet_url: str, reader_url: str | None, *, as_json: bool) -> None:
     help="Local disk below TMPDIR for copies of states that do not fit in host memory.",
 )
 @click.option("--hours", type=float, help="End at the first phase boundary after so many hours. Default: at SIGTERM.")
+@click.option(
+    "--backfill-s",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Generate responses for a run while no phase is expected for so many seconds. Default: never.",
+)
 @click.option("--usd-per-hour", type=float, help="What this machine costs.")
 @click.option("--poll-interval-s", type=float, default=1.0, show_default=True, help="Between two looks at what is due.")
 def host(
@@ -144,11 +149,12 @@ def host(
     memory_gib: float,
     disk_gib: float,
     hours: float | None,
+    backfill_s: float | None,
     usd_per_hour: float | None,
     poll_interval_s: float,
 ) -> None:
     """Train the phases of the fleet's runs in turns, on this machine, until SIGTERM."""
-    how = HostSettings(hours=hours, poll_interval_s=poll_interval_s)
+    how = HostSettings(hours=hours, poll_interval_s=poll_interval_s, backfill_s=backfill_s)
     serve(fleet_url, memory_gib=memory_gib, disk_gib=disk_gib, usd_per_hour=usd_per_hour, settings=how)
 
 

@@ -44,6 +44,12 @@ class RunView:
         if self._store is not None and self._iteration is not None and self.planned is None:
             self._planned = self._iteration if exists(self._store, layout.plan(self._iteration)) else None
 
+    def unfinished(self, count: Callable[[ObjectStore, int], float]) -> float:
+        """What `count` finds in the run's store for the iteration that is trained next; 0 if none is known."""
+        if self._store is None or self._iteration is None:
+            return 0.0
+        return count(self._store, self._iteration)
+
     def due(self) -> int | None:
         """The iteration whose phase is due; None if none is, or if the run does not exist yet.
 

@@ -15,42 +15,23 @@ from storage.clock import Clock
 from storage.connect import connect
 from storage.fleet_records import AdmittedRun, FleetRecord, HostBeat, HostRecord
 from storage.store import ObjectStore
+from tasks.sharing.backfill import Backfill
 from tasks.sharing.due_phase import OpenStore, RunView
+from tasks.sharing.host_settings import HostSettings
 from tasks.sharing.near_states import NearStates, Need
 from tasks.sharing.phase_order import DueRun, next_run
 from tasks.sharing.residents import expected_s
 from tasks.sharing.seating import Seating
 from tasks.sharing.spending import KINDS, Spending
 from tasks.sharing.troubles import Troubles
-from tasks.sharing.workers import PhaseWorkers, Restored, WorkerState
+from tasks.sharing.unfinished import unfinished_tokens
+from tasks.sharing.workers import BackfillMember, PhaseWorkers, Restored, WorkerState
 
 log = logging.getLogger(__name__)
 BEATS_PER_TTL = 6
 # After a failed phase the run is left alone for a poll interval, then twice that, and so on up to this.
 PAUSE_S_MAX = 120.0
 SECONDS_PER_HOUR = 3600.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class HostSettings:
-    """How a host goes about it; seconds on its own clock.
-
-    poll_interval_s: between two looks at what is due. look_interval_s: between two looks at the fleet.
-    spent_interval_s: between two records of what was spent. hours: it ends at the first phase boundary after so many;
-    None: it does not. overtime: a phase may hold the device for so many times its expectation, and at least for
-    overtime_s_min; then it is killed. The same holds for its publication.
-    """
-
-    poll_interval_s: float = 1.0
-    look_interval_s: float = 10.0
-    spent_interval_s: float = 60.0
-    hours: float | None = None
-    overtime: float = 5.0
-    overtime_s_min: float = 120.0
-
-    def limit_s(self, run: AdmittedRun) -> float:
-        """The longest time that a phase of the run may take."""
-        return max(self.overtime_s_min, self.overtime * run.phase_s)
 
 
 @dataclass(slots=True)
@@ -85,10 +66,16 @@ class Host:
         workers: PhaseWorkers,
         clock: Clock,
         *,
+        member: BackfillMember | None = None,
         open_store: OpenStore = connect,
+        unfinished: Callable[[ObjectStore, int], float] = unfinished_tokens,
         is_told_to_end: Callable[[], bool] = lambda: False,
     ) -> None:
-        """store: of the fleet. open_store: connects to a run's. is_told_to_end: whether to end at a phase boundary."""
+        """store: of the fleet. open_store: connects to a run's. is_told_to_end: whether to end at a phase boundary.
+
+        member: generates while the device is idle, if the settings say so. unfinished: the tokens that an iteration in
+        a run's store still needs.
+        """
         self._store = store
         self._fleet = fleet
         self._me = me
@@ -101,6 +88,8 @@ class Host:
         self._troubles = Troubles()
         self._seating = Seating(store, fleet, me, clock)
         self._spending = Spending(me.incarnation)
+        self._unfinished = unfinished
+        self._backfill = Backfill(member, settings.backfill_s, settings.notice_s)
         self._near = NearStates(workers, me.memory_bytes, me.disk_bytes)
         self._served: dict[str, _Served] = {}
         self._trains: tuple[str, int] | None = None
@@ -124,6 +113,7 @@ class Host:
     def _step(self) -> bool:
         """Do what is to be done now; returns whether the host may end."""
         self._attend_device()
+        self._attend_backfill()
         self._attend_others()
         self._drop_unseated()
         self._beat_if_due()
@@ -132,13 +122,14 @@ class Host:
         if self._is_told_to_end() or (self._settings.hours is not None and lived_hours >= self._settings.hours):
             self._leaving = True
         if self._leaving:
-            return not any(self._workers.state(run).is_busy for run in self._served)
+            self._backfill.leave(self._now_s())
+            return self._backfill.run is None and not any(self._workers.state(run).is_busy for run in self._served)
         if self._now_s() >= self._next_look_s:
             with self._troubles.of("looking at the fleet"):
                 self._look()
         self._look_for_due()
         if self._trains is None:
-            self._begin_next()
+            self._use_device()
         self._prefetch()
         return False
 
@@ -252,6 +243,33 @@ class Host:
         served.paused_until_s = self._now_s() + served.pause_s
 
     # The device.
+
+    def _use_device(self) -> None:
+        """Begin a phase, if one is due, when no member has the device any more; else let a member generate."""
+        if any(self._served[run].due is not None for run in self._seating.seated):
+            self._backfill.leave(self._now_s())
+            if self._backfill.run is None:
+                self._begin_next()
+            return
+        needs = [each for each in self._needs() if each.run.id in self._seating.seated]
+        if self._backfill.may_begin(needs, self._now_s()):
+            found = {}
+            for each in needs:
+                with self._troubles.of(f"what is unfinished of run {each.run.run_url}"):
+                    found[each.run.id] = self._served[each.run.id].view.unfinished(self._unfinished)
+            self._backfill.begin(needs, found, self._now_s())
+            if self._backfill.run is not None:
+                self._spending.note("backfill", self._backfill.run, None, self._now_s())
+
+    def _attend_backfill(self) -> None:
+        run = self._backfill.run
+        if run is None:
+            return
+        if run not in self._seating.seated:
+            self._backfill.leave(self._now_s())
+        self._backfill.attend(self._now_s())
+        if self._backfill.run is None:
+            self._spending.note("idle", None, None, self._now_s())
 
     def _begin_next(self) -> None:
         """Begin the phase that is next in order, if one is still due and its seat is still this host's.

@@ -10,7 +10,9 @@ from storage.clock import SystemClock
 from storage.fleet_records import HostRecord
 from storage.records import nonce
 from tasks.sharing.fleet_admission import open_fleet
-from tasks.sharing.host import Host, HostSettings
+from tasks.sharing.host import Host
+from tasks.sharing.host_settings import HostSettings
+from tasks.sharing.member_process import ProcessMember
 from tasks.sharing.process_workers import ProcessWorkers
 
 GIB = 1 << 30
@@ -21,11 +23,10 @@ def serve(
     *,
     memory_gib: float,
     disk_gib: float = 0.0,
-    hours: float | None = None,
     usd_per_hour: float | None = None,
     settings: HostSettings | None = None,
 ) -> str:
-    """Serve a fleet until SIGTERM comes or the hours are over; ends at a phase boundary.
+    """Serve a fleet until SIGTERM comes or the hours of the settings are over; ends at a phase boundary.
 
     memory_gib: room for resident states in host memory. disk_gib: room for copies of them in a folder of the host's own
     below TMPDIR; 0: it keeps none. Raises LookupError if there is no fleet, ValueError for a negative room.
@@ -40,9 +41,11 @@ def serve(
         usd_per_hour=usd_per_hour,
         began_at_s=clock.wall(),
     )
-    how = settings or HostSettings(hours=hours)
+    how = settings or HostSettings()
     with PreemptionNotice() as notice, ExitStack() as stack:
         disk = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gleaner-states-"))) if disk_gib else None
         workers = stack.enter_context(ProcessWorkers(disk))
-        Host(store, rules, me, how, workers, clock, is_told_to_end=lambda: notice.given).run()
+        member = ProcessMember()
+        stack.callback(member.kill)
+        Host(store, rules, me, how, workers, clock, member=member, is_told_to_end=lambda: notice.given).run()
     return me.incarnation

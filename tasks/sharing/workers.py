@@ -92,3 +92,24 @@ class PhaseWorkers(Protocol):
     def kill(self, run_id: str) -> None:
         """End the run's worker at once, whatever it does; its state is "failed" or "absent" from then on."""
         ...
+
+
+class BackfillMember(Protocol):
+    """A member that generates on the host's device, in a process of its own. Only the host's thread calls it."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its process has been started and has not ended."""
+        ...
+
+    def start(self, run_url: str) -> None:
+        """Let a member generate for a run; the host calls it only while nothing has the device."""
+        ...
+
+    def notice(self) -> None:
+        """Tell it to leave: it flushes what it has, and its process ends. Does not wait for that."""
+        ...
+
+    def kill(self) -> None:
+        """End it at once, and return when its process has ended."""
+        ...

@@ -13,7 +13,7 @@ from simulation.simulated_fleet_history import FleetHistory, draw_fleet_history
 from simulation.simulated_workers import SimulatedWorkers
 from storage import liveness, records
 from storage.weights import objects
-from tasks.sharing import billing, due_phase, near_states, residents, seating, spending
+from tasks.sharing import backfill, billing, due_phase, near_states, residents, seating, spending
 
 pytestmark = pytest.mark.slow
 
@@ -74,7 +74,7 @@ def test_the_histories_are_eventful(outcomes):
         assert counts[f"strike: {kind}"] > 0, kind
     for fault in ("throttled", "request_lost", "request_late", "answer_lost", "answer_retried", "denied"):
         assert counts[f"fault: {fault}"] > 5, fault
-    for what in ("seats taken over", "resident states used", "states from the object store, ahead"):
+    for what in ("members started", "seats taken over", "resident states used", "states from the object store, ahead"):
         assert counts[what] > 20, what
     for what in ("states from the local disk", "states from the local disk, ahead", "records of tiers compared"):
         assert counts[what] > 5, what
@@ -195,3 +195,25 @@ def test_a_host_that_never_takes_the_seats_of_the_dead_is_found(monkeypatch):
     monkeypatch.setattr(liveness.Sign, "lost", by_its_word)
     monkeypatch.setattr(seating, "FORGOTTEN_TTLS", 1e9)
     assert is_found("livelock", lambda history: any(strike.kind == "kill" for strike in history.strikes))
+
+
+def helps(history):
+    return any(host.backfill_s is not None for host in history.hosts)
+
+
+def test_a_phase_that_begins_before_the_member_has_left_is_found(monkeypatch):
+    def forget(self, _now_s):
+        self.run = None
+
+    monkeypatch.setattr(backfill.Backfill, "leave", forget)
+    assert is_found("doubled", helps)
+
+
+def test_a_member_that_is_not_billed_to_the_run_that_it_helps_is_found(monkeypatch):
+    note = spending.Spending.note
+
+    def idle_instead(self, kind, run, iteration, now_s):
+        note(self, "idle", None, None, now_s) if kind == "backfill" else note(self, kind, run, iteration, now_s)
+
+    monkeypatch.setattr(spending.Spending, "note", idle_instead)
+    assert is_found("bill", lambda history: helps(history) and not history.strikes)
