@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+from storage.package_version import VERSION
 from storage.records import STRICT, nonce
 
 SpentKind = Literal["switch", "wait", "train", "park", "backfill", "idle"]
@@ -119,7 +120,7 @@ class SeatRecord:
 class HostRecord:
     """An incarnation of a host. machine: its name, for people. memory_bytes: room for resident states.
 
-    disk_bytes: room for copies of them on its local disk; 0: it keeps none.
+    disk_bytes: room for copies of them on its local disk; 0: it keeps none. version: of the package that it runs.
     usd_per_hour: what the machine costs; None: unknown. began_at_s: by its wall clock, for people.
     """
 
@@ -131,6 +132,7 @@ class HostRecord:
     usd_per_hour: float | None
     began_at_s: float
     disk_bytes: int = 0
+    version: str = VERSION
     nonce: str = field(default_factory=nonce)
 
     def __post_init__(self) -> None:
@@ -215,12 +217,16 @@ class SpentRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class DueRecord:
-    """due.json: the iteration's phase may begin. groups: how many of its groups were recorded by then."""
+    """due.json: the iteration's phase may begin. groups: how many of its groups were recorded by then.
+
+    version: of the package that has recorded them; a host of another one does not train them.
+    """
 
     KIND: ClassVar[str] = "due"
     __pydantic_config__ = STRICT
     iteration: int
     groups: int
+    version: str = VERSION
 
 
 def _check_above(what: str, value: float, least: float) -> None:

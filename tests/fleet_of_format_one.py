@@ -50,6 +50,7 @@ def of_the_fleet() -> dict[str, records.AnyRecord]:
             disk_bytes=1 << 38,
             usd_per_hour=24.5,
             began_at_s=1.5,
+            version="0.1.0",
             **NONCE,
         ),
         fleet_layout.alive(HOST): HostBeat(

@@ -273,7 +273,7 @@ def of_the_trainer() -> dict[str, records.AnyRecord]:
             iteration=0, number=0, responses=GRADED, reward_errors=("style: none",), filtered=(), **NONCE
         ),
         layout.collected(0): CollectedRecord(iteration=0, seconds=1.5, puts=3, gets=40),
-        layout.due(0): DueRecord(iteration=0, groups=1),
+        layout.due(0): DueRecord(iteration=0, groups=1, version="0.1.0"),
         layout.closed(0): ClosedRecord(iteration=0, reason="enough is trained", **NONCE),
         layout.phase_failure(0): PhaseFailureRecord(iteration=0, execution="e1", message="not finite"),
         layout.nonfinite(0): NonFiniteRecord(

@@ -12,6 +12,7 @@ from simulation.judge_fleet import live_and_judge_fleet
 from simulation.simulated_fleet_history import FleetHistory, draw_fleet_history
 from simulation.simulated_workers import SimulatedWorkers
 from storage import liveness, records
+from storage.fleet_records import DueRecord
 from storage.weights import objects
 from tasks.sharing import backfill, billing, due_phase, near_states, residents, seating, spending
 
@@ -122,7 +123,7 @@ def test_a_seat_that_is_overwritten_is_found(monkeypatch):
 
 
 def test_a_phase_that_begins_before_it_is_due_is_found(monkeypatch):
-    monkeypatch.setattr(due_phase, "is_due", lambda *_: True)
+    monkeypatch.setattr(due_phase, "read_due", lambda _, iteration: DueRecord(iteration=iteration, groups=1))
     assert is_found("early")
 
 
