@@ -5,6 +5,7 @@ lifetimes of hosts that the ledger measured.
 """
 
 import itertools
+import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
@@ -13,11 +14,9 @@ from simulation.ledger_of_fleet import FASTEST_CLOCK, FLEET, SLOWEST_CLOCK, Host
 from simulation.one_thread import threads_in_turn
 from simulation.simulated_fleet import SimulatedFleet
 from simulation.simulated_fleet_history import FleetHistory
-from storage import fleet_layout, layout, records
+from storage import fleet_layout, records
 from storage.fleet_records import HostBeat, SpentRecord
 from storage.memory import NestedStore
-from storage.run import exists
-from storage.weights.tensor_sets import read_manifest
 from tasks.sharing.billing import bill, total_s
 from tasks.sharing.host import BEATS_PER_TTL
 
@@ -77,26 +76,23 @@ def _check_published(fleet: SimulatedFleet) -> None:
     """Check that every phase of a run that has not left was published once, and follows from the one before."""
     ledger = fleet.ledger
     for number, (run, folder) in enumerate(ledger.runs.items()):
-        store = NestedStore(ledger.store, folder)
         for iteration in range(fleet.history.runs[number].iterations):
             times = ledger.published[run, iteration]
             if times != 1 and (number not in fleet.left or times > 1):
                 ledger.breaks(f"lost: iteration {iteration} of {folder} was published {times} times")
-        manifests = {
-            version: read_manifest(store, layout.checkpoint(version))
-            for version in range(fleet.history.runs[number].iterations + 1)
-            if exists(store, layout.manifest(layout.checkpoint(version)))
-        }
-        for version, manifest in manifests.items():
-            before = manifests.get(version - 1)
-            if before is not None and manifest.metadata["from"] != before.digest:
-                ledger.breaks(f"changed: checkpoint {version} of {folder} does not follow from the one before")
+            if (run, iteration + 1) in ledger.checkpoints:
+                metadata, _ = ledger.checkpoints[run, iteration + 1]
+                if metadata["from"] != ledger.checkpoints[run, iteration][1]:
+                    ledger.breaks(
+                        f"changed: checkpoint {iteration + 1} of {folder} does not follow from the one before"
+                    )
 
 
 def _check_repeats(fleet: SimulatedFleet) -> tuple[int, int]:
     """Check that phases are computed again only after faults: (repeats, faults).
 
-    A fault is a process that died with a phase, a host that was silent for a TTL, or a run that left.
+    A fault is a process that died with a phase, a host that was silent for a TTL, or a run that left. A host that dies
+    or is silent may have several phases under way: one trains while others are published.
     """
     ledger = fleet.ledger
     silent_s = fleet.history.host_ttl_s / FASTEST_CLOCK
@@ -109,9 +105,14 @@ def _check_repeats(fleet: SimulatedFleet) -> tuple[int, int]:
 
 
 def _silences(life: HostLife, silent_s: float) -> int:
-    """How often a host was silent for so long while it lived."""
+    """How often a host was silent for so long while it lived; each counts for every phase that was under way then."""
     moments = [life.began_s, *life.beats, *([] if life.ended_s is None else [life.ended_s])]
-    return sum(after - before >= silent_s for before, after in itertools.pairwise(moments))
+    phases = [*life.ended, *((began_s, math.inf) for began_s in life.under_way.values())]
+    return sum(
+        max(1, sum(began_s < after and ended_s > before for began_s, ended_s in phases))
+        for before, after in itertools.pairwise(moments)
+        if after - before >= silent_s
+    )
 
 
 def _check_bills(ledger: LedgerOfFleet) -> None:

@@ -209,7 +209,7 @@ class SimulatedFleet:
         def ended(process: Machine, error: BaseException | None) -> None:
             life.ended_s, life.device = self._timeline.now_s, None
             if error is not None:
-                self.ledger.note_fault(f"host: {type(error).__name__}")
+                self.ledger.note_fault(f"host: {type(error).__name__}", max(1, len(life.under_way)))
             for thread in process.threads:
                 self._timeline.after(0.0, thread.kill)
             self._timeline.after(drawn.back_s, partial(self._start_host, slot, drawn))

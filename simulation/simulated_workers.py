@@ -147,6 +147,7 @@ class SimulatedWorkers:
         worker = self._workers.get(run_id)
         if worker is not None:
             worker.ended = True
+            self._ledger.note_over(self._host.name, run_id)
             self._ledger.note_freed(self._host.name, run_id)
             if worker.state.is_busy:
                 self._ledger.note_fault("worker ended")
@@ -157,6 +158,7 @@ class SimulatedWorkers:
         """A phase's process has ended by itself, by a fault, or with its host."""
         if worker.ended:
             return
+        self._ledger.note_over(self._host.name, run_id)
         self._ledger.note_freed(self._host.name, run_id)
         if error is not None and not self._host.dead:
             if worker.state.is_busy:

@@ -25,7 +25,7 @@ from tasks.sharing.seating import Seating
 from tasks.sharing.spending import KINDS, Spending
 from tasks.sharing.troubles import Troubles
 from tasks.sharing.unfinished import unfinished_tokens
-from tasks.sharing.workers import BackfillMember, PhaseWorkers, Restored, WorkerState
+from tasks.sharing.workers import BackfillMember, PhaseWorkers, WorkerState
 
 log = logging.getLogger(__name__)
 BEATS_PER_TTL = 6
@@ -39,8 +39,8 @@ class _Served:
     """A seated run, or one whose worker is still to be ended. Times are the host's.
 
     due: the iteration that is due, and since when. begun_s: when its last phase began. publishes_since_s,
-    prefetches_since_s: None if it does not. restored: what is recorded of how its state came. pause_s: how long it was
-    left alone after the last trouble; 0: there was none.
+    prefetches_since_s: None if it does not. pause_s: how long it was left alone after the last trouble; 0: there was
+    none.
     """
 
     run: AdmittedRun
@@ -49,7 +49,6 @@ class _Served:
     begun_s: float = 0.0
     publishes_since_s: float | None = None
     prefetches_since_s: float | None = None
-    restored: Restored | None = None
     pause_s: float = 0.0
     paused_until_s: float = 0.0
 
@@ -90,7 +89,7 @@ class Host:
         self._spending = Spending(me.incarnation)
         self._unfinished = unfinished
         self._backfill = Backfill(member, settings.backfill_s, settings.notice_s)
-        self._near = NearStates(workers, me.memory_bytes, me.disk_bytes)
+        self._near = NearStates(workers, me, self._spending.note_restored)
         self._served: dict[str, _Served] = {}
         self._trains: tuple[str, int] | None = None
         self._announced = False
@@ -115,6 +114,7 @@ class Host:
         self._attend_device()
         self._attend_backfill()
         self._attend_others()
+        self._near.note_restored(self._served)
         self._drop_unseated()
         self._beat_if_due()
         self._record_if_due()
@@ -362,9 +362,6 @@ class Host:
             state = self._workers.state(run)
             self._attend_publication(served, state)
             self._attend_prefetch(served, state)
-            if state.restored is not None and state.iteration is not None and state.restored != served.restored:
-                self._spending.note_restored(run, state.iteration, state.restored)
-            served.restored = state.restored
 
     def _attend_prefetch(self, served: _Served, state: WorkerState) -> None:
         if served.prefetches_since_s is None:

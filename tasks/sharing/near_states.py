@@ -1,12 +1,12 @@
 """Keeps the states of a host's runs near its device: decides by `residents`, and gives the orders to the workers."""
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from storage.fleet_records import AdmittedRun
+from storage.fleet_records import AdmittedRun, HostRecord
 from tasks.sharing.residents import Resident, choose_prefetch, has_room, make_room
-from tasks.sharing.workers import PhaseWorkers
+from tasks.sharing.workers import PhaseWorkers, Restored
 
 log = logging.getLogger(__name__)
 
@@ -25,10 +25,13 @@ class NearStates:
     A copy is written while a phase is published. So a state can leave host memory at once, by the end of its worker.
     """
 
-    def __init__(self, workers: PhaseWorkers, memory_bytes: int, disk_bytes: int) -> None:
+    def __init__(self, workers: PhaseWorkers, host: HostRecord, note: Callable[[str, int, Restored], None]) -> None:
+        """note: called once for each state that a worker has restored, with its run and iteration."""
         self._workers = workers
-        self._memory_bytes = memory_bytes
-        self._disk_bytes = disk_bytes
+        self._memory_bytes = host.memory_bytes
+        self._disk_bytes = host.disk_bytes
+        self._note = note
+        self._noted: dict[str, Restored | None] = {}
         self._copies: dict[str, int] = {}
         # For which iteration the state of a run was read ahead, or was to be.
         self._prefetched: dict[str, int] = {}
@@ -38,6 +41,7 @@ class NearStates:
 
         needs: of all runs that are seated on the host.
         """
+        self.note_restored(each.run.id for each in needs)
         others = [one for one in self._in_memory(needs) if one.run != run.id]
         self._leave_memory(make_room(others, run.state_bytes, self._memory_bytes), run)
         self._workers.begin(run, iteration, onto_disk=self._reserve_copy(run, needs))
@@ -47,6 +51,7 @@ class NearStates:
 
         ready: the iteration that is trained next, of each run of which it is known and planned.
         """
+        self.note_restored(each.run.id for each in needs)
         phases = {each.run.id: self._workers.state(each.run.id).phase for each in needs}
         if "prefetching" in phases.values():
             return
@@ -61,8 +66,17 @@ class NearStates:
             self._prefetched[run.id] = ready[run.id]
             self._workers.prefetch(run, ready[run.id])
 
+    def note_restored(self, runs: Iterable[str]) -> None:
+        """Note how the states of these runs were restored; a worker that gets an order, or is ended, forgets it."""
+        for run in runs:
+            state = self._workers.state(run)
+            if state.restored is not None and state.iteration is not None and state.restored != self._noted.get(run):
+                self._note(run, state.iteration, state.restored)
+            self._noted[run] = state.restored
+
     def drop(self, run: str) -> None:
         """End the run's worker, and drop its state everywhere on this machine."""
+        self.note_restored([run])
         self._workers.evict(run)
         self._drop_copy(run)
         self._prefetched.pop(run, None)
