@@ -15,16 +15,19 @@ log = logging.getLogger(__name__)
 PAUSE_S = 120.0
 
 
+def is_quiet(needs: Collection[Need], now_s: float, quiet_s: float) -> bool:
+    """Whether the state of no run is expected to be needed within `quiet_s`. Pure."""
+    return all(each.needed_s >= now_s + quiet_s for each in needs)
+
+
 def choose_backfill(
     needs: Collection[Need], unfinished: Mapping[str, float], now_s: float, quiet_s: float
 ) -> str | None:
     """The run for which a member is to generate now: the one with most unfinished tokens; ties are decided by id.
 
-    None: the state of some run is needed within `quiet_s`, or no run has unfinished tokens. Pure.
+    None: a phase is expected too soon, or no run has unfinished tokens. Pure.
     """
-    if any(each.needed_s < now_s + quiet_s for each in needs):
-        return None
-    helped = [run for run, tokens in unfinished.items() if tokens > 0]
+    helped = [run for run, tokens in unfinished.items() if tokens > 0] if is_quiet(needs, now_s, quiet_s) else []
     return min(helped, key=lambda run: (-unfinished[run], run), default=None)
 
 
@@ -43,7 +46,7 @@ class Backfill:
         """Whether a member is to generate if some run has unfinished tokens."""
         if self._member is None or self._quiet_s is None or self.run is not None or now_s < self._paused_until_s:
             return False
-        return choose_backfill(needs, {"any": 1.0}, now_s, self._quiet_s) is not None
+        return is_quiet(needs, now_s, self._quiet_s)
 
     def begin(self, needs: Collection[Need], unfinished: Mapping[str, float], now_s: float) -> None:
         """Start a member, if one is to generate."""
