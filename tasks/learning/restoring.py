@@ -33,7 +33,7 @@ class StoredState:
 
     def __init__(self, store: ObjectStore, version: int, clock: Clock, ranks: Ranks | None = None) -> None:
         self._store = store
-        self.version = version
+        self._version = version
         self._clock = clock
         self._ranks = ranks or Ranks()
         self._checkpoints: dict[str, Checkpoint] = {}
@@ -42,38 +42,39 @@ class StoredState:
     def read_ahead(self, config: RunConfig) -> None:
         """Read all that a learner of this configuration needs; it takes as much memory as `num_bytes` says then."""
         needs_critic = config.algorithm.estimator.needs_critic
-        for prefix in self._prefixes(needs_critic=needs_critic) if self.version else ():
+        critic = [layout.critic_checkpoint(self._version)] if needs_critic else []
+        for prefix in [layout.checkpoint(self._version), *critic] if self._version else []:
             self._checkpoints[prefix] = checkpoint.read(self._store, prefix, self._ranks)
-        has_reference = config.algorithm.kl_coef > 0
-        if not self.version or config.lora is not None or has_reference:
+        if not self._version or config.lora is not None or config.algorithm.kl_coef > 0:
             self._pretrained = self._pull_pretrained()
 
     @property
     def num_bytes(self) -> int:
         """The bytes of the tensors that were read ahead and not taken yet."""
-        kept = [each.values() for each in (self._pretrained or {},)]
+        kept = [(self._pretrained or {}).values()]
         for saved in self._checkpoints.values():
             kept += [saved.parameters.values(), saved.moments.exp_avg.values(), saved.moments.exp_avg_sq.values()]
         return sum(tensor.nbytes for tensors in kept for tensor in tensors)
 
     def policy(self) -> Checkpoint | None:
         """The checkpoint of the policy; None before the first. To be called once."""
-        return self._checkpoint(layout.checkpoint(self.version))
+        return self._checkpoint(layout.checkpoint(self._version))
 
     def critic(self) -> Checkpoint | None:
         """The checkpoint of the critic; None before the first. To be called once."""
-        return self._checkpoint(layout.critic_checkpoint(self.version))
+        return self._checkpoint(layout.critic_checkpoint(self._version))
 
     def pretrained(self) -> dict[str, torch.Tensor]:
         """The run's first weights."""
         return self._pull_pretrained() if self._pretrained is None else self._pretrained
 
-    def _prefixes(self, *, needs_critic: bool) -> list[str]:
-        critic = [layout.critic_checkpoint(self.version)] if needs_critic else []
-        return [layout.checkpoint(self.version), *critic]
+    def release(self) -> None:
+        """Drop what was read ahead: a learner has its own tensors."""
+        self._checkpoints.clear()
+        self._pretrained = None
 
     def _checkpoint(self, prefix: str) -> Checkpoint | None:
-        if not self.version:
+        if not self._version:
             return None
         # It is given away, so that its memory is free as soon as the learner has its own.
         return self._checkpoints.pop(prefix, None) or checkpoint.read(self._store, prefix, self._ranks)
@@ -112,7 +113,9 @@ def learner_of(state: StoredState, config: RunConfig, model: Path, ranks: Ranks 
     critic = None
     if config.algorithm.estimator.needs_critic:
         critic = _critic(state, config, model, ranks)
-    return Learner(policy, optimizer, _reference(state, policy, config, model, ranks), critic, ranks)
+    learner = Learner(policy, optimizer, _reference(state, policy, config, model, ranks), critic, ranks)
+    state.release()
+    return learner
 
 
 def _policy(state: StoredState, saved: Checkpoint | None, config: RunConfig, model: Path, ranks: Ranks) -> Policy:
