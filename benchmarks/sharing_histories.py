@@ -2,8 +2,9 @@
 
 Each seed is one simulated fleet: production's hosts with their seats, placement, order and bills, simulated runs and
 workers, a faulty store in memory and a virtual clock (simulation/simulated_fleet.py). Hosts die, freeze, are suspended,
-leave and come late; workers die and hang; wall clocks are off by hours; heartbeats become garbage; stores are denied,
-lose, delay and repeat requests; runs leave. `--seed K --trace` shows one history event by event.
+leave and come late; workers die and hang; copies on disks are damaged; wall clocks are off by hours; heartbeats become
+garbage; stores are denied, lose, delay and repeat requests; runs leave. `--seed K --trace` shows one history event by
+event.
 """
 
 from collections import Counter
@@ -22,7 +23,9 @@ RULES = {
     "early": "histories with a phase that began before it was due",
     "hasty": "histories with a seat taken from a host that was not silent for its TTL",
     "resident": "histories in which a resident state of another digest was used",
-    "memory": "histories with more resident states than memory",
+    "copy": "histories in which a damaged copy of a state was used",
+    "memory": "histories with more resident states than memory, or more copies than disk",
+    "tiers": "histories in which a host did not record from where a state came",
     "repeats": "histories with more phases computed again than faults",
     "bill": "histories with a second of a host that was not billed exactly once",
     "requests": "histories with more requests than a host's lifetime allows",

@@ -14,6 +14,6 @@ request in true order and the rules that it breaks; ledger_of_run.py has those o
 responses would have been. `python -m benchmarks.histories` plays seeds by the hundred.
 
 Fleets have histories of their own (`python -m benchmarks.sharing_histories`): simulated_fleet_history.py draws them,
-simulated_fleet.py plays production's hosts with the workers of simulated_workers.py, ledger_of_fleet.py notes what
-happens, and judge_fleet.py judges it.
+simulated_fleet.py plays production's hosts with the workers of simulated_workers.py and the members of
+simulated_backfill.py, ledger_of_fleet.py notes what happens, and judge_fleet.py judges it.
 """

@@ -5,17 +5,18 @@ lifetimes of hosts that the ledger measured.
 """
 
 import itertools
+import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 from simulation import virtual_time
 from simulation.ledger_of_fleet import FASTEST_CLOCK, FLEET, SLOWEST_CLOCK, HostLife, LedgerOfFleet
+from simulation.one_thread import threads_in_turn
 from simulation.simulated_fleet import SimulatedFleet
 from simulation.simulated_fleet_history import FleetHistory
-from storage import fleet_layout, layout, records
+from storage import fleet_layout, records
 from storage.fleet_records import HostBeat, SpentRecord
 from storage.memory import NestedStore
-from storage.weights.tensor_sets import read_manifest
 from tasks.sharing.billing import bill, total_s
 from tasks.sharing.host import BEATS_PER_TTL
 
@@ -42,12 +43,14 @@ class FleetOutcome:
 def live_and_judge_fleet(history: FleetHistory) -> FleetOutcome:
     """Simulate the history of a fleet and check it."""
     fleet = SimulatedFleet(history)
-    ledger = fleet.run()
+    with threads_in_turn():
+        ledger = fleet.run()
     _check_ends(fleet)
     _check_published(fleet)
     repeats, faults = _check_repeats(fleet)
     _check_bills(ledger)
     _check_payers(ledger, history)
+    _check_restored(ledger, history)
     counts = ledger.counts
     counts.update({"phases": ledger.computed.total(), "hosts": len(ledger.hosts), "repeats": repeats})
     return FleetOutcome(
@@ -73,26 +76,23 @@ def _check_published(fleet: SimulatedFleet) -> None:
     """Check that every phase of a run that has not left was published once, and follows from the one before."""
     ledger = fleet.ledger
     for number, (run, folder) in enumerate(ledger.runs.items()):
-        store = NestedStore(ledger.store, folder)
         for iteration in range(fleet.history.runs[number].iterations):
             times = ledger.published[run, iteration]
             if times != 1 and (number not in fleet.left or times > 1):
                 ledger.breaks(f"lost: iteration {iteration} of {folder} was published {times} times")
-        manifests = {
-            version: read_manifest(store, layout.checkpoint(version))
-            for version in range(fleet.history.runs[number].iterations + 1)
-            if store.list(layout.checkpoint(version))
-        }
-        for version, manifest in manifests.items():
-            before = manifests.get(version - 1)
-            if before is not None and manifest.metadata["from"] != before.digest:
-                ledger.breaks(f"changed: checkpoint {version} of {folder} does not follow from the one before")
+            if (run, iteration + 1) in ledger.checkpoints:
+                metadata, _ = ledger.checkpoints[run, iteration + 1]
+                if metadata["from"] != ledger.checkpoints[run, iteration][1]:
+                    ledger.breaks(
+                        f"changed: checkpoint {iteration + 1} of {folder} does not follow from the one before"
+                    )
 
 
 def _check_repeats(fleet: SimulatedFleet) -> tuple[int, int]:
     """Check that phases are computed again only after faults: (repeats, faults).
 
-    A fault is a process that died with a phase, a host that was silent for a TTL, or a run that left.
+    A fault is a process that died with a phase, a host that was silent for a TTL, or a run that left. A host that dies
+    or is silent may have several phases under way: one trains while others are published.
     """
     ledger = fleet.ledger
     silent_s = fleet.history.host_ttl_s / FASTEST_CLOCK
@@ -105,9 +105,14 @@ def _check_repeats(fleet: SimulatedFleet) -> tuple[int, int]:
 
 
 def _silences(life: HostLife, silent_s: float) -> int:
-    """How often a host was silent for so long while it lived."""
+    """How often a host was silent for so long while it lived; each counts for every phase that was under way then."""
     moments = [life.began_s, *life.beats, *([] if life.ended_s is None else [life.ended_s])]
-    return sum(after - before >= silent_s for before, after in itertools.pairwise(moments))
+    phases = [*life.ended, *((began_s, math.inf) for began_s in life.under_way.values())]
+    return sum(
+        max(1, sum(began_s < after and ended_s > before for began_s, ended_s in phases))
+        for before, after in itertools.pairwise(moments)
+        if after - before >= silent_s
+    )
 
 
 def _check_bills(ledger: LedgerOfFleet) -> None:
@@ -138,7 +143,7 @@ def _check_payers(ledger: LedgerOfFleet, history: FleetHistory) -> None:
 
     A host looks at the device once in a poll interval, after the requests that it makes in between.
     """
-    if history.strikes or history.crashes or history.hangs or history.weather != history.calm:
+    if not _is_undisturbed(history):
         return
     store = NestedStore(ledger.store, FLEET.removesuffix("/"))
     for name, life in ledger.hosts.items():
@@ -146,20 +151,48 @@ def _check_payers(ledger: LedgerOfFleet, history: FleetHistory) -> None:
             continue
         rate = (life.clock_ended_s - life.clock_began_s) / (life.ended_s - life.began_s)
         spent = [records.read(store, SpentRecord, key) for key in store.list(fleet_layout.spent_by(name))]
-        billed_s: defaultdict[str, float] = defaultdict(float)
+        billed_s: defaultdict[tuple[str, bool], float] = defaultdict(float)
         for entry in (entry for record in spent for entry in record.entries):
-            billed_s[entry.run or ""] += entry.seconds / rate
-        late_s = life.phases * (history.poll_interval_s / SLOWEST_CLOCK + NOTICED_S)
-        for run, device_s in life.device_s.items():
-            if not device_s - virtual_time.ROUNDING_S <= billed_s[run] <= device_s + late_s:
-                ledger.breaks(f"bill: {run} pays for {billed_s[run]} s of {name}, and had its device for {device_s} s")
-            ledger.counts["bills compared with the device"] += 1
+            billed_s[entry.run or "", entry.kind == "backfill"] += entry.seconds / rate
+        noticed_s = history.poll_interval_s / SLOWEST_CLOCK + NOTICED_S
+        for had_s, helped, times in ((life.device_s, False, life.phases), (life.helped_s, True, life.helps)):
+            for run, device_s in had_s.items():
+                paid_s = billed_s[run, helped]
+                if not device_s - virtual_time.ROUNDING_S <= paid_s <= device_s + times * noticed_s:
+                    what = "a member" if helped else "it"
+                    ledger.breaks(f"bill: {run} pays for {paid_s} s of {name}, and {what} had its device {device_s} s")
+                ledger.counts[f"bills compared with the device{' of members' if helped else ''}"] += 1
+
+
+def _is_undisturbed(history: FleetHistory) -> bool:
+    return not history.strikes and not history.crashes and not history.hangs and history.weather == history.calm
+
+
+def _check_restored(ledger: LedgerOfFleet, history: FleetHistory) -> None:
+    """Check that hosts record how each state was restored, once, where nothing went wrong."""
+    if not _is_undisturbed(history):
+        return
+    store = NestedStore(ledger.store, FLEET.removesuffix("/"))
+    for name, life in ledger.hosts.items():
+        spent = [records.read(store, SpentRecord, key) for key in store.list(fleet_layout.spent_by(name))]
+        said = Counter((each.run, each.iteration, each.tier, each.ahead) for one in spent for each in one.restored)
+        if life.clock_ended_s is not None and said != life.restored:
+            ledger.breaks(f"tiers: {name} records {dict(said)}, and its workers restored {dict(life.restored)}")
+        ledger.counts["records of tiers compared"] += 1
 
 
 def _check_requests(ledger: LedgerOfFleet, history: FleetHistory) -> float:
     """Check that the requests of each host are bounded by its lifetime; returns the largest part of a bound."""
     runs, hosts = len(ledger.runs), len(ledger.hosts)
-    per_s = runs / history.poll_interval_s + (3 + hosts) / history.look_interval_s + BEATS_PER_TTL / history.host_ttl_s
+    looks = 3 + hosts + runs
+    # Before a member is started, a host looks at most so often what is unfinished.
+    quiet_s = min((host.backfill_s for host in history.hosts if host.backfill_s is not None), default=float("inf"))
+    per_s = (
+        runs / history.poll_interval_s
+        + looks / history.look_interval_s
+        + runs / quiet_s
+        + BEATS_PER_TTL / history.host_ttl_s
+    )
     largest = 0.0
     for name, life in ledger.hosts.items():
         lived_s = (ledger.now() if life.ended_s is None else life.ended_s) - life.began_s

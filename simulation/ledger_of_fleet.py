@@ -8,12 +8,17 @@ import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
-from storage import fleet_layout, layout
+from storage import fleet_layout, layout, records
+from storage.fleet_records import Tier
 from storage.memory import MemoryStore
 from storage.run import exists
+from storage.weights.manifest import Manifest
+from tasks.sharing.workers import Restored
 
 FLEET = "fleet/"
+MEMBER = "a member"
 # The fastest clock of a process runs so many times as fast as true time, the slowest so many.
 FASTEST_CLOCK, SLOWEST_CLOCK = 1.15, 0.85
 
@@ -27,9 +32,12 @@ def run_folder(number: int) -> str:
 class HostLife:
     """An incarnation of a host: true times, and its monotonic clock at its beginning and its end.
 
-    device: which run has its device now, since device_since_s. device_s: how long each run had it before. phases: how
-    many phases it began. calls: its requests. beats: true times at which its heartbeat changed. last_beat: its last own
-    one. said_gone: whether that was written. ended_s: None if it lives.
+    device: which run has its device now, or a member, since device_since_s. device_s: how long each run had it before.
+    helped_s: how long a member had it for each run; helps: how often. phases: how many phases it began. under_way:
+    when each run's present phase began, until its worker has no more to do for it; ended: when others began and ended.
+    restored: how its workers restored states, by run, iteration, tier, and whether ahead. calls: its requests. beats:
+    true times at which its heartbeat changed. last_beat: its last own one. said_gone: whether that was written.
+    ended_s: None if it lives.
     """
 
     began_s: float
@@ -39,7 +47,12 @@ class HostLife:
     device: str | None = None
     device_since_s: float = 0.0
     device_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    helped_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    helps: int = 0
     phases: int = 0
+    under_way: dict[str, float] = field(default_factory=dict)
+    ended: list[tuple[float, float]] = field(default_factory=list)
+    restored: Counter[tuple[str, int, Tier, bool]] = field(default_factory=Counter)
     calls: int = 0
     beats: list[float] = field(default_factory=list)
     last_beat: bytes | None = None
@@ -62,6 +75,8 @@ class LedgerOfFleet:
         self.refuses = False
         self.computed: Counter[tuple[str, int]] = Counter()
         self.published: Counter[tuple[str, int]] = Counter()
+        # By run and version: the metadata and the digest of what was first stored.
+        self.checkpoints: dict[tuple[str, int], tuple[dict[str, Any], str]] = {}
         self.seats: defaultdict[str, list[str]] = defaultdict(list)
 
     def tell(self, who: str, what: str) -> None:
@@ -106,6 +121,13 @@ class LedgerOfFleet:
         if not self.exists(run, layout.due(iteration)):
             self.breaks(f"early: {host} begins iteration {iteration} of {self.runs[run]}, which is not due")
         life.device, life.device_since_s = run, self.now()
+        life.under_way[run] = self.now()
+
+    def note_over(self, host: str, run: str) -> None:
+        """Note that a run's worker has no more to do for its phase: it is published, or was given up."""
+        began_s = self.hosts[host].under_way.pop(run, None)
+        if began_s is not None:
+            self.hosts[host].ended.append((began_s, self.now()))
 
     def note_trained(self, run: str, iteration: int) -> None:
         """Note that a phase begins to be computed."""
@@ -118,11 +140,38 @@ class LedgerOfFleet:
             life.device_s[run] += self.now() - life.device_since_s
             life.device = None
 
+    def note_helped(self, host: str, run: str) -> None:
+        """Check a member that a host starts now to generate for a run."""
+        life = self.hosts[host]
+        life.helps += 1
+        self.counts["members started"] += 1
+        self.tell(host, f"lets a member generate for {self.runs[run]}")
+        if life.device is not None:
+            self.breaks(f"doubled: {host} lets a member generate while {life.device} has its device")
+        life.device, life.device_since_s = MEMBER, self.now()
+
+    def note_left(self, host: str, run: str) -> None:
+        """Note that the member for a run no longer has the device."""
+        life = self.hosts[host]
+        if life.device == MEMBER:
+            life.helped_s[run] += self.now() - life.device_since_s
+            life.device = None
+
     def note_resident(self, host: str, run: str, digest: str | None, stored: str) -> None:
         """Check a resident state that is used in place of a checkpoint."""
         self.counts["resident states used"] += 1
         if digest != stored:
             self.breaks(f"resident: {host} goes on from {digest} with {self.runs[run]}, whose checkpoint is {stored}")
+
+    def note_restored(self, host: str, run: str, iteration: int, how: Restored) -> None:
+        """Note that a run's worker has got its state."""
+        self.hosts[host].restored[run, iteration, how.tier, how.ahead] += 1
+        self.counts[f"states from the {how.tier}{', ahead' if how.ahead else ''}"] += 1
+
+    def note_read(self, host: str, run: str, key: str, body: bytes) -> None:
+        """Check a part of a state that was read, from the store or from a copy; `body` ends what is stored."""
+        if not self.store.get(f"{self.runs[run]}/{key}").endswith(body):
+            self.breaks(f"copy: {host} goes on from other bytes than {key} of {self.runs[run]} has")
 
     # What reaches the store.
 
@@ -139,10 +188,26 @@ class LedgerOfFleet:
         if seat is not None:
             self._check_seat(who, *seat)
         folder, _, rest = key.partition("/")
-        version = rest.removeprefix(layout.WEIGHTS).partition("/")[0]
-        if version.isdecimal() and rest == layout.manifest(layout.weights(int(version))) and int(version):
-            run = next(run for run, its in self.runs.items() if its == folder)
-            self.published[run, int(version) - 1] += 1
+        run = next((run for run, its in self.runs.items() if its == folder), None)
+        if run is not None:
+            self._note_version(run, rest, body)
+
+    def _note_version(self, run: str, key: str, body: bytes) -> None:
+        """Note a manifest of a run, unless the iteration was committed before.
+
+        A host that was frozen may store one again that the run has deleted since; it is of no use, and does no harm.
+        """
+        for prefix, folder in ((layout.WEIGHTS, layout.weights), (layout.CHECKPOINTS, layout.checkpoint)):
+            version = key.removeprefix(prefix).partition("/")[0]
+            if not version.isdecimal() or key != layout.manifest(folder(int(version))):
+                continue
+            if int(version) and self.exists(run, layout.report(int(version) - 1)):
+                self.counts["manifests stored again after a commit"] += 1
+            elif prefix == layout.CHECKPOINTS:
+                manifest = records.decode(Manifest, key, body)
+                self.checkpoints.setdefault((run, int(version)), (manifest.metadata, manifest.digest))
+            elif int(version):
+                self.published[run, int(version) - 1] += 1
 
     def _note_beat(self, who: str, host: str, body: bytes) -> None:
         life = self.hosts[host]

@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 
 from simulation.ledger_of_fleet import HostLife, LedgerOfFleet, run_folder
+from simulation.simulated_backfill import SimulatedBackfill
 from simulation.simulated_fleet_history import DrawnHost, DrawnRun, FleetHistory, FleetStrike
 from simulation.simulated_lines import Lines, started
 from simulation.simulated_session import Machine
@@ -24,7 +25,8 @@ from storage.records import RunRecord
 from storage.run import exists
 from storage.store import ObjectStore, StoreDenied, StoreUnavailable
 from storage.weights.manifest import Manifest
-from tasks.sharing.host import Host, HostSettings
+from tasks.sharing.host import Host
+from tasks.sharing.host_settings import HostSettings
 
 TURNS_MAX = 400_000
 ROOT = "memory://simulated"
@@ -151,6 +153,7 @@ class SimulatedFleet:
         sweeps = rng.random() < 0.5
         for n in range(run.iterations):
             rollout_s = run.rollout_s * rng.uniform(0.5, 1.5)
+            _at_last(process, partial(store.create, layout.plan(n), b"planned"))
             if not _at_last(process, partial(exists, store, layout.due(n))):
                 clock.sleep(rollout_s)
                 _at_last(process, partial(records.commit, store, layout.due(n), DueRecord(iteration=n, groups=1)))
@@ -174,12 +177,17 @@ class SimulatedFleet:
         def main(process: Machine, store: ObjectStore) -> None:
             life.clock_began_s = process.clock.monotonic()
             stores = partial(self._run_store, process, store)
-            workers = SimulatedWorkers(self.history, self._timeline, self.ledger, process, stores, drawn.memory_bytes)
+            workers = SimulatedWorkers(
+                self.history, self._timeline, self.ledger, process, stores, drawn.memory_bytes, drawn.disk_bytes
+            )
+            rng = random.Random(f"member {name} {self.history.seed}")
+            urls = {self._url(number): run for number, run in enumerate(self.ledger.runs)}
             self._hosts[slot] = process, workers
             me = HostRecord(
                 incarnation=name,
                 machine=f"machine{slot}",
                 memory_bytes=drawn.memory_bytes,
+                disk_bytes=drawn.disk_bytes,
                 usd_per_hour=None,
                 began_at_s=process.clock.wall(),
             )
@@ -190,7 +198,9 @@ class SimulatedFleet:
                 self._settings(drawn),
                 workers,
                 process.clock,
+                member=SimulatedBackfill(self._timeline, self.ledger, name, rng, urls),
                 open_store=lambda url: stores(url, ""),
+                unfinished=lambda run, iteration: float(exists(run, layout.plan(iteration))),
                 is_told_to_end=lambda: not self.unfinished or name in self._told,
             )
             host.run()
@@ -199,7 +209,7 @@ class SimulatedFleet:
         def ended(process: Machine, error: BaseException | None) -> None:
             life.ended_s, life.device = self._timeline.now_s, None
             if error is not None:
-                self.ledger.note_fault(f"host: {type(error).__name__}")
+                self.ledger.note_fault(f"host: {type(error).__name__}", max(1, len(life.under_way)))
             for thread in process.threads:
                 self._timeline.after(0.0, thread.kill)
             self._timeline.after(drawn.back_s, partial(self._start_host, slot, drawn))
@@ -214,6 +224,7 @@ class SimulatedFleet:
             spent_interval_s=60.0,
             hours=None if drawn.stays_s is None else drawn.stays_s / HOUR_S,
             overtime_s_min=self.history.overtime_s_min,
+            backfill_s=drawn.backfill_s,
         )
 
     def _run_store(self, process: Machine, of_host: ObjectStore, url: str, name: str) -> ObjectStore:
@@ -257,6 +268,8 @@ class SimulatedFleet:
             process.kill()
         elif strike.kind == "worker":
             workers.strike(self._rng)
+        elif strike.kind == "disk":
+            workers.damage(self._rng)
         elif strike.kind == "told":
             self._told.add(process.name)
         elif strike.kind == "clock":

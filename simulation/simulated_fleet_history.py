@@ -8,11 +8,11 @@ from simulation.simulated_weather import draw_weather, in_calm
 from storage.faults import FaultRates
 
 FleetStrikeKind = Literal[
-    "kill", "freeze", "suspend", "clock", "heartbeat", "outage", "denied", "worker", "run away", "told"
+    "kill", "freeze", "suspend", "clock", "heartbeat", "outage", "denied", "worker", "disk", "run away", "told"
 ]
 KINDS: tuple[FleetStrikeKind, ...] = (
     *("kill", "kill", "freeze", "freeze", "suspend", "worker", "worker"),
-    *("clock", "heartbeat", "outage", "denied", "run away", "told"),
+    *("disk", "clock", "heartbeat", "outage", "denied", "run away", "told"),
 )
 
 
@@ -44,12 +44,17 @@ class DrawnRun:
 
 @dataclass(frozen=True, kw_only=True)
 class DrawnHost:
-    """A machine of the fleet. stays_s: how long each incarnation serves; None: until the end. back_s: to the next."""
+    """A machine of the fleet. stays_s: how long each incarnation serves; None: until the end. back_s: to the next.
+
+    backfill_s: a member generates on it while no phase is expected for so long; None: none does.
+    """
 
     arrives_at_s: float
     memory_bytes: int
+    disk_bytes: int
     stays_s: float | None
     back_s: float
+    backfill_s: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +131,9 @@ def _draw_run(rng: random.Random) -> DrawnRun:
 def _draw_host(rng: random.Random, number: int) -> DrawnHost:
     return DrawnHost(
         arrives_at_s=rng.uniform(0, 20) if number == 0 or rng.random() < 0.6 else rng.uniform(0, 250),
-        memory_bytes=rng.randint(5, 12),
+        memory_bytes=rng.randint(5, 9),
+        disk_bytes=rng.choice((0, rng.randint(3, 12), rng.randint(6, 20))),
         stays_s=rng.uniform(120, 400) if rng.random() < 0.2 else None,
         back_s=rng.uniform(5, 60),
+        backfill_s=rng.choice((None, rng.uniform(2, 20), rng.uniform(2, 20))),
     )

@@ -1,7 +1,8 @@
-"""The workers of a simulated host: they restore, train, park and publish in drawn times, hang, and die.
+"""The workers of a simulated host: they restore, train, park and publish in drawn times, read ahead, hang, and die.
 
-A worker goes by production's rule of which resident state it may use. What it trains is a function of nothing but where
-it came from, so every computation of a phase has a digest of its own, as if its last bits differed.
+A worker goes by production's rule of which resident state it may use, and reads stored states through production's
+copies on a disk, which may be damaged. What it trains is a function of nothing but where it came from, so every
+computation of a phase has a digest of its own, as if its last bits differed.
 """
 
 import random
@@ -17,16 +18,19 @@ from storage import layout, records
 from storage.clock import Clock
 from storage.faults import Crashed
 from storage.fleet_records import AdmittedRun
+from storage.memory import MemoryStore
 from storage.run import exists
 from storage.store import ObjectStore, StorageError, StoreDenied, StoreUnavailable
-from storage.weights.manifest import Manifest
-from storage.weights.tensor_sets import read_manifest
+from storage.weights.manifest import Manifest, TensorBlock
+from storage.weights.tensor_sets import pull_some, read_manifest, write_object
 from tasks.sharing import residents
-from tasks.sharing.workers import WorkerState
+from tasks.sharing.disk_copies import StoreWithCopies
+from tasks.sharing.workers import Restored, WorkerState
 
 # Longer than any phase may take before it is killed.
 HANG_S = 500.0
 TRIES = 4
+TENSOR = "state"
 Result = TypeVar("Result")
 
 
@@ -42,7 +46,7 @@ class _Worker:
 class SimulatedWorkers:
     """PhaseWorkers in virtual time. connect: the store of a run by its url, for a process of this host by name.
 
-    memory_bytes: what the states of all workers that are not at work may take.
+    memory_bytes: what the states of all workers that are not at work may take. disk_bytes: what their copies may take.
     """
 
     def __init__(
@@ -53,6 +57,7 @@ class SimulatedWorkers:
         host: Machine,
         connect: Callable[[str, str], ObjectStore],
         memory_bytes: int,
+        disk_bytes: int,
     ) -> None:
         self._history = history
         self._timeline = timeline
@@ -60,21 +65,40 @@ class SimulatedWorkers:
         self._host = host
         self._connect = connect
         self._memory_bytes = memory_bytes
+        self._disk_bytes = disk_bytes
         self._workers: dict[str, _Worker] = {}
+        self._disks: dict[str, MemoryStore] = {}
+        self._copied: dict[str, int] = {}
         self._begun = 0
 
-    def begin(self, run: AdmittedRun, iteration: int) -> None:
+    def begin(self, run: AdmittedRun, iteration: int, *, onto_disk: bool) -> None:
+        if self.state(run.id).phase == "prefetching":
+            self._ledger.breaks(f"error: {self._host.name} begins {run.id}, which reads its state ahead")
         self._ledger.note_begun(self._host.name, run.id, iteration)
         worker = self._workers.setdefault(run.id, _Worker(WorkerState()))
-        worker.state = replace(worker.state, phase="restoring", iteration=iteration)
+        worker.state = replace(worker.state, phase="restoring", iteration=iteration, restored=None)
         self._check_memory(run)
+        if onto_disk:
+            self._copied[run.id] = run.state_bytes
+            if sum(self._copied.values()) > self._disk_bytes:
+                self._ledger.breaks(f"memory: {self._host.name} copies more onto its disk than that holds")
+        self._start(worker, run, lambda name: self._work(worker, run, iteration, name, onto_disk=onto_disk))
+
+    def prefetch(self, run: AdmittedRun, iteration: int) -> None:
+        worker = self._workers.setdefault(run.id, _Worker(WorkerState()))
+        worker.state = replace(worker.state, phase="prefetching", iteration=iteration, restored=None)
+        self._check_memory(run)
+        self._start(worker, run, lambda name: self._read_ahead(worker, run, iteration, name))
+
+    def drop_copy(self, run_id: str) -> None:
+        self._disks.pop(run_id, None)
+        self._copied.pop(run_id, None)
+
+    def _start(self, worker: _Worker, run: AdmittedRun, work: Callable[[str], None]) -> None:
         self._begun += 1
         name = f"{self._host.name}/{self._begun}"
         process = Process(
-            self._timeline,
-            name,
-            lambda _: self._work(worker, run, iteration, name),
-            lambda _, error: self._ended(worker, run.id, error),
+            self._timeline, name, lambda _: work(name), lambda _, error: self._ended(worker, run.id, error)
         )
         worker.process = process
         self._host.threads = [*(thread for thread in self._host.threads if not thread.dead), process]
@@ -100,6 +124,18 @@ class SimulatedWorkers:
         if busy:
             self.kill(rng.choice(busy))
 
+    def damage(self, rng: random.Random) -> None:
+        """Change, cut off or lose copies on the disk."""
+        for disk in self._disks.values():
+            for key in disk.list(""):
+                body, what = disk.get(key), rng.randrange(4)
+                if what == 0:
+                    disk.put(key, body[:-1] + bytes([body[-1] ^ 1]))
+                elif what == 1:
+                    disk.put(key, body[: len(body) // 2])
+                elif what == 2:
+                    disk.delete(key)
+
     def _check_memory(self, run: AdmittedRun) -> None:
         others = [worker.state for name, worker in self._workers.items() if name != run.id]
         idle_bytes = sum(state.bytes_held for state in others if not state.is_busy)
@@ -111,6 +147,7 @@ class SimulatedWorkers:
         worker = self._workers.get(run_id)
         if worker is not None:
             worker.ended = True
+            self._ledger.note_over(self._host.name, run_id)
             self._ledger.note_freed(self._host.name, run_id)
             if worker.state.is_busy:
                 self._ledger.note_fault("worker ended")
@@ -121,31 +158,39 @@ class SimulatedWorkers:
         """A phase's process has ended by itself, by a fault, or with its host."""
         if worker.ended:
             return
+        self._ledger.note_over(self._host.name, run_id)
         self._ledger.note_freed(self._host.name, run_id)
         if error is not None and not self._host.dead:
-            self._ledger.note_fault(f"worker: {type(error).__name__}")
+            if worker.state.is_busy:
+                self._ledger.note_fault(f"worker: {type(error).__name__}")
             worker.state = WorkerState(phase="failed", message=str(error))
             if not isinstance(error, StorageError | Crashed):
                 self._ledger.breaks(f"error: a worker of {self._host.name} ended with {error!r}")
 
-    def _work(self, worker: _Worker, run: AdmittedRun, iteration: int, name: str) -> None:
+    def _stores(self, run: AdmittedRun, name: str) -> StoreWithCopies:
+        return StoreWithCopies(self._connect(run.run_url, name), self._disks.setdefault(run.id, MemoryStore()))
+
+    def _work(self, worker: _Worker, run: AdmittedRun, iteration: int, name: str, *, onto_disk: bool) -> None:
         """One phase: a function of the checkpoint, or of the resident state that equals it."""
         history, clock = self._history, self._host.clock
         rng = random.Random(f"phase {name} {run.id} {iteration} {history.seed}")
-        store = self._connect(run.run_url, name)
+        store = self._stores(run, name)
         stored = patient(clock, lambda: read_manifest(store, layout.checkpoint(iteration)))
         if patient(clock, lambda: exists(store, layout.manifest(layout.checkpoint(iteration + 1)))):
             # The host that trained it died before it published the weights.
             self._publish(worker, run, store, iteration, None)
             return
-        digest = worker.state.digest
+        digest, began_s = worker.state.digest, clock.monotonic()
         if residents.is_usable(digest, stored.digest):
             self._ledger.note_resident(self._host.name, run.id, digest, stored.digest)
             clock.sleep(rng.uniform(0.1, 1.0))
+            took_s = clock.monotonic() - began_s
+            restored = Restored(tier="host memory", seconds=took_s, num_bytes=run.state_bytes, ahead=False)
         else:
             digest = stored.digest
-            clock.sleep(rng.uniform(1.0, 10.0))
-        worker.state = WorkerState(phase="waiting", iteration=iteration, bytes_held=run.state_bytes)
+            restored = self._read(run, iteration, store, stored, rng, ahead=False)
+        self._ledger.note_restored(self._host.name, run.id, iteration, restored)
+        worker.state = WorkerState(phase="waiting", iteration=iteration, bytes_held=run.state_bytes, restored=restored)
         clock.sleep(rng.uniform(0.0, 0.2) * run.phase_s)
         worker.state = replace(worker.state, phase="training")
         self._ledger.note_trained(run.id, iteration)
@@ -153,20 +198,76 @@ class SimulatedWorkers:
         clock.sleep(HANG_S if hangs else rng.uniform(0.7, 1.3) * run.phase_s)
         worker.state = replace(worker.state, phase="parking")
         clock.sleep(rng.uniform(0.2, 2.0))
-        mine = Manifest(tensors={}, objects={}, metadata={"version": iteration + 1, "from": digest, "by": name})
-        self._publish(worker, run, store, iteration, mine)
+        text = f"version {iteration + 1} from {digest} by {name}".encode()
+        if onto_disk:
+            store.copy_from_now(layout.checkpoint(iteration + 1))
+        self._publish(worker, run, store, iteration, (digest, TensorBlock("U8", (len(text),), text)))
+
+    def _read_ahead(self, worker: _Worker, run: AdmittedRun, iteration: int, name: str) -> None:
+        """Read a state into host memory; if that is not possible now, its phase will read it."""
+        rng, store = random.Random(f"ahead {name} {run.id} {iteration}"), self._stores(run, name)
+        state = WorkerState(phase="parked", iteration=iteration)
+        try:
+            stored = patient(self._host.clock, lambda: read_manifest(store, layout.checkpoint(iteration)))
+            restored = self._read(run, iteration, store, stored, rng, ahead=True)
+            self._ledger.note_restored(self._host.name, run.id, iteration, restored)
+            state = replace(state, digest=stored.digest, bytes_held=run.state_bytes, restored=restored)
+        except StorageError as error:
+            self._ledger.tell(name, f"reads nothing ahead: {error!r}")
+        worker.state = state
+
+    def _read(
+        self,
+        run: AdmittedRun,
+        iteration: int,
+        store: StoreWithCopies,
+        stored: Manifest,
+        rng: random.Random,
+        *,
+        ahead: bool,
+    ) -> Restored:
+        """Read a stored state, and check what was read."""
+        clock, prefix = self._host.clock, layout.checkpoint(iteration)
+        began_s = clock.monotonic()
+        blocks = patient(
+            clock, lambda: store.read_sound(lambda: pull_some(store, prefix, stored, list(stored.tensors)))
+        )
+        for name, block in blocks.items():
+            key = layout.tensor_object(prefix, stored.tensors[name].object)
+            self._ledger.note_read(self._host.name, run.id, key, bytes(block.data))
+        clock.sleep(rng.uniform(1.0, 10.0))
+        near = store.bytes_near > store.bytes_far
+        return Restored(
+            tier="local disk" if near else "object store",
+            seconds=clock.monotonic() - began_s,
+            num_bytes=run.state_bytes,
+            ahead=ahead,
+        )
 
     def _publish(
-        self, worker: _Worker, run: AdmittedRun, store: ObjectStore, iteration: int, mine: Manifest | None
+        self,
+        worker: _Worker,
+        run: AdmittedRun,
+        store: ObjectStore,
+        iteration: int,
+        made: tuple[str | None, TensorBlock] | None,
     ) -> None:
-        """Publish the checkpoint and the weights, each unless another host's is there."""
+        """Publish the checkpoint and the weights, each unless another host's is there.
+
+        made: the digest of the state that it was made from, and its content; None: it is published already.
+        """
+        folder, mine = layout.checkpoint(iteration + 1), None
+        if made is not None:
+            part = write_object(store, folder, {TENSOR: made[1]}, upload=False)
+            metadata = {"version": iteration + 1, "from": made[0]}
+            mine = Manifest(tensors=part.tensors, objects=part.objects, metadata=metadata)
         digest = None if mine is None else mine.digest
         worker.state = replace(worker.state, phase="publishing", digest=digest, bytes_held=run.state_bytes)
         self._ledger.note_freed(self._host.name, run.id)
         rng, clock = random.Random(f"publication {run.id} {iteration} {digest}"), self._host.clock
         clock.sleep(rng.uniform(0.5, 10.0))
-        folder = layout.checkpoint(iteration + 1)
-        if mine is not None:
+        if made is not None and mine is not None:
+            patient(clock, lambda: write_object(store, folder, {TENSOR: made[1]}))
             patient(clock, lambda: records.commit(store, layout.manifest(folder), mine))
         stored = patient(clock, lambda: read_manifest(store, folder))
         clock.sleep(rng.uniform(0.2, 3.0))

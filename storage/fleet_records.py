@@ -7,9 +7,11 @@ import math
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+from storage.package_version import VERSION
 from storage.records import STRICT, nonce
 
-SpentKind = Literal["switch", "wait", "train", "park", "idle"]
+SpentKind = Literal["switch", "wait", "train", "park", "backfill", "idle"]
+Tier = Literal["host memory", "local disk", "object store"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +120,7 @@ class SeatRecord:
 class HostRecord:
     """An incarnation of a host. machine: its name, for people. memory_bytes: room for resident states.
 
+    disk_bytes: room for copies of them on its local disk; 0: it keeps none. version: of the package that it runs.
     usd_per_hour: what the machine costs; None: unknown. began_at_s: by its wall clock, for people.
     """
 
@@ -128,11 +131,14 @@ class HostRecord:
     memory_bytes: int
     usd_per_hour: float | None
     began_at_s: float
+    disk_bytes: int = 0
+    version: str = VERSION
     nonce: str = field(default_factory=nonce)
 
     def __post_init__(self) -> None:
-        if self.memory_bytes < 0:
-            raise ValueError(f"memory_bytes: value {self.memory_bytes}; allowed: 0 or more")
+        for name in ("memory_bytes", "disk_bytes"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}: value {getattr(self, name)}; allowed: 0 or more")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +165,8 @@ class SpentEntry:
     """A stretch of a host's time, from began_s to ended_s: seconds since it began, on its monotonic clock.
 
     kind: "switch" from the order to begin until the run trains or waits for groups; "park" while its state leaves the
-    device; "idle" if no run has the device. run, iteration: whose phase it is; None if idle.
+    device; "backfill" while a member generates for a run; "idle" if no run has the device. run, iteration: whose phase
+    it is; None if idle; a member helps no single iteration.
     """
 
     __pydantic_config__ = STRICT
@@ -175,10 +182,28 @@ class SpentEntry:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RestoredState:
+    """A state that a host has restored for the phase of a run's iteration. tier: from where it came.
+
+    ahead: it was read into host memory ahead of its phase; else it came onto the device at the phase's beginning.
+    seconds: what that took, by the clock of the process that did it. num_bytes: of tensors.
+    """
+
+    __pydantic_config__ = STRICT
+    run: str
+    iteration: int
+    tier: Tier
+    ahead: bool
+    seconds: float
+    num_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class SpentRecord:
     """What a host spent since its last record. Each entry begins where the one before ends; the first begins at 0.
 
-    seated: the ids of the runs that were seated on it all that time; they share what it was idle.
+    seated: the ids of the runs that were seated on it all that time; they share what it was idle. restored: the states
+    that it has restored since the last record, in order.
     """
 
     KIND: ClassVar[str] = "spent"
@@ -187,16 +212,21 @@ class SpentRecord:
     sequence: int
     entries: tuple[SpentEntry, ...]
     seated: tuple[str, ...]
+    restored: tuple[RestoredState, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class DueRecord:
-    """due.json: the iteration's phase may begin. groups: how many of its groups were recorded by then."""
+    """due.json: the iteration's phase may begin. groups: how many of its groups were recorded by then.
+
+    version: of the package that has recorded them; a host of another one does not train them.
+    """
 
     KIND: ClassVar[str] = "due"
     __pydantic_config__ = STRICT
     iteration: int
     groups: int
+    version: str = VERSION
 
 
 def _check_above(what: str, value: float, least: float) -> None:

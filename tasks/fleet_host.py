@@ -8,11 +8,21 @@ DEFAULT_POOL = PoolConfig()
 
 
 @task(interruptible=False, retries=DEFAULT_POOL.retries, pod_template=pod_template(DEFAULT_POOL))
-def fleet_host(fleet: str, slot: int, hours: float, memory_gib: float, usd_per_hour: float) -> str:  # noqa: ARG001 - the map needs an input that differs
+def fleet_host(
+    fleet: str,
+    slot: int,  # noqa: ARG001 - the map needs an input that differs
+    hours: float,
+    memory_gib: float,
+    disk_gib: float,
+    backfill_s: float,
+    usd_per_hour: float,
+) -> str:
     """Serve a fleet for so many hours, then end at a phase boundary; returns the incarnation of the host.
 
-    slot: only tells apart the elements of a map.
+    slot: only tells apart the elements of a map. backfill_s: see `HostSettings`; 0: no member generates.
     """
+    from tasks.sharing.host_settings import HostSettings  # noqa: PLC0415 - when the task runs
     from tasks.sharing.serving import serve  # noqa: PLC0415 - when the task runs
 
-    return serve(fleet, hours=hours, memory_gib=memory_gib, usd_per_hour=usd_per_hour)
+    settings = HostSettings(hours=hours, backfill_s=backfill_s or None)
+    return serve(fleet, memory_gib=memory_gib, disk_gib=disk_gib, usd_per_hour=usd_per_hour, settings=settings)

@@ -10,23 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from storage import canonical, fleet_layout, layout, records
+from storage import canonical, layout, records
 from storage.asks import AskRecord
 from storage.collected import CollectedRecord
 from storage.crew_records import FailureRecord, RolloutEndedRecord
 from storage.digests import digest_of
 from storage.evaluation_records import EvaluatedPrompt, EvaluationRecord
-from storage.fleet_records import (
-    AdmittedRun,
-    DueRecord,
-    FleetRecord,
-    HostBeat,
-    HostRecord,
-    LeftRecord,
-    SeatRecord,
-    SpentEntry,
-    SpentRecord,
-)
+from storage.fleet_records import DueRecord
 from storage.forecast_records import ForecastInput, ForecastRecord, SetupForecast, Spread
 from storage.length_tables import LengthTable, empty_table, encode_lengths
 from storage.memory import MemoryStore, NestedStore
@@ -57,14 +47,12 @@ from storage.shard import Finish, Origin, Row, encode_shard
 from storage.store import ObjectStore
 from storage.weights.tensor_sets import TensorBlock, publish
 from storage.weights.versions import publish_version
+from tests.fleet_of_format_one import NONCE, of_the_fleet
 
 FOLDER = Path(__file__).parent / "data" / "format_1"
 FIRST, SECOND = "00000-6614ebe3071c4f04", "00000-a1c09d2f5b7e8833"
-HOST = "a1c09d2f5b7e8833"
-RUN_URL = "s3://bucket/run"
 EXECUTION = "here:a-machine:17"
 CONFIG: dict[str, Any] = {"run": {"seed": 7, "url": "s3://bucket/run"}, "lora": None, "sizes": [1, 2.5, True]}
-NONCE = {"nonce": "0123456789abcdef0123456789abcdef"}
 EXECUTION_DIGEST = digest_of(EXECUTION.encode())
 MODEL_FILES = {"config.json": b'{"model_type":"none"}', "tokenizer.json": b'{"a":0,"b":1}'}
 DIGESTS = {name: digest_of(body) for name, body in MODEL_FILES.items()}
@@ -287,7 +275,7 @@ def of_the_trainer() -> dict[str, records.AnyRecord]:
             iteration=0, number=0, responses=GRADED, reward_errors=("style: none",), filtered=(), **NONCE
         ),
         layout.collected(0): CollectedRecord(iteration=0, seconds=1.5, puts=3, gets=40),
-        layout.due(0): DueRecord(iteration=0, groups=1),
+        layout.due(0): DueRecord(iteration=0, groups=1, version="0.1.0"),
         layout.closed(0): ClosedRecord(iteration=0, reason="enough is trained", **NONCE),
         layout.phase_failure(0): PhaseFailureRecord(iteration=0, execution="e1", message="not finite"),
         layout.nonfinite(0): NonFiniteRecord(
@@ -315,44 +303,6 @@ def of_the_trainer() -> dict[str, records.AnyRecord]:
             created_at_s=14.0,
             pools=(POOL,),
             **NONCE,
-        ),
-    }
-
-
-def of_the_fleet() -> dict[str, records.AnyRecord]:
-    """The records of a fleet to which the run is admitted, by their keys below the fleet's root."""
-    run, entry = (
-        fleet_layout.run_id(RUN_URL),
-        SpentEntry(kind="idle", run=None, iteration=None, began_s=0.0, ended_s=4.5),
-    )
-    return {
-        fleet_layout.FLEET: FleetRecord(run_prefixes=("s3://bucket",), host_ttl_s=60.0, created_at_s=1.0, **NONCE),
-        fleet_layout.admitted(run): AdmittedRun(
-            id=run,
-            run_url=RUN_URL,
-            phase_s=60.0,
-            cycle_s=300.0,
-            state_bytes=1 << 30,
-            admitted_at_s=2.0,
-            share=2.0,
-            rollouts_ahead=1,
-            rollout_gpus=8,
-            trainer_gpus=4,
-            **NONCE,
-        ),
-        fleet_layout.left(run): LeftRecord(id=run, reason="it has ended", left_at_s=9.0, **NONCE),
-        fleet_layout.seat(run, 1): SeatRecord(run=run, epoch=1, host=HOST, **NONCE),
-        fleet_layout.host(HOST): HostRecord(
-            incarnation=HOST, machine="a-machine", memory_bytes=1 << 36, usd_per_hour=24.5, began_at_s=1.5, **NONCE
-        ),
-        fleet_layout.alive(HOST): HostBeat(
-            incarnation=HOST, sequence=3, resident=run, iteration=0, lived_s=30.25, state="training"
-        ),
-        fleet_layout.spent(HOST, 0): SpentRecord(
-            host=HOST,
-            sequence=0,
-            entries=(entry, replace(entry, kind="train", run=run, iteration=0, began_s=4.5, ended_s=30.0)),
-            seated=(run,),
         ),
     }
 

@@ -93,6 +93,18 @@ def _record(
     say_due: called once, when the phase is due, with the share of the groups that is recorded.
     """
     began_s = clock.monotonic()
+
+    def note_spent() -> None:
+        # Only the first record is kept. An attempt after the iteration is closed would have nothing to measure, so the
+        # record comes before.
+        spent = CollectedRecord(
+            iteration=plan.iteration,
+            seconds=clock.monotonic() - began_s,
+            puts=store.requests.puts,
+            gets=store.requests.gets,
+        )
+        records.commit(store, layout.collected(plan.iteration), spent)
+
     watch = CrewWatch(store, plan, config.rollout, config.planning, clock, execution=execution)
     with ExitStack() as stack:
         folder = stack.enter_context(model_files.downloaded(store))
@@ -106,6 +118,7 @@ def _record(
             tokens_max=config.trainer.micro_batch_tokens_max,
             clock=clock,
             watch=watch.check,
+            before_closing=note_spent,
         )
         is_due = False
         for _ in batches:
@@ -115,13 +128,8 @@ def _record(
                     break
                 say_due(batches.share_recorded)
     log.info("iteration %d: %.0f %% of the groups are recorded", plan.iteration, 100 * batches.share_recorded)
-    spent = CollectedRecord(
-        iteration=plan.iteration,
-        seconds=clock.monotonic() - began_s,
-        puts=store.requests.puts,
-        gets=store.requests.gets,
-    )
-    records.commit(store, layout.collected(plan.iteration), spent)
+    if batches.share_recorded < 1:
+        note_spent()
 
 
 def _await_host(store: ObjectStore, config: RunConfig, iteration: int, clock: Clock) -> None:

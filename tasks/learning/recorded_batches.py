@@ -145,9 +145,11 @@ class RecordedBatches(Batches):
         tokens_max: int,
         clock: Clock,
         watch: Callable[[bool], None] = lambda _: None,
+        before_closing: Callable[[], None] = lambda: None,
     ) -> None:
-        """watch: as in GroupFollower."""
+        """watch: as in GroupFollower. before_closing: called when all is recorded, before the iteration is closed."""
         super().__init__(store, plan)
+        self._before_closing = before_closing
         self._prompts = prompts
         self._grader = grader
         self._decode = decode
@@ -160,6 +162,7 @@ class RecordedBatches(Batches):
         return self._follower.waited_s
 
     def _complete(self) -> None:
+        self._before_closing()
         what = "as many groups as are wanted are" if self._pending else "every response is"
         closed = ClosedRecord(iteration=self._plan.iteration, reason=f"{what} in a recorded batch")
         records.commit(self._store, layout.closed(self._plan.iteration), closed)

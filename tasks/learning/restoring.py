@@ -7,7 +7,7 @@ import torch
 from storage import layout
 from storage.clock import Clock
 from storage.store import ObjectStore
-from storage.weights.tensor_sets import read_manifest
+from storage.weights.tensor_sets import TensorBlock, read_manifest
 from storage.weights.versions import pull_version
 from tasks.configuration.run_config import RunConfig
 from tasks.learning import checkpoint
@@ -25,6 +25,71 @@ from tasks.sampling.engines.weight_tensors import as_torch
 REFERENCE_VERSION = 0
 
 
+class StoredState:
+    """What is stored of a learner, as tensors in host memory: read when it is asked for, or ahead of that.
+
+    With several ranks each has one, and all must call the same methods.
+    """
+
+    def __init__(self, store: ObjectStore, version: int, clock: Clock, ranks: Ranks | None = None) -> None:
+        self._store = store
+        self._version = version
+        self._clock = clock
+        self._ranks = ranks or Ranks()
+        self._checkpoints: dict[str, Checkpoint] = {}
+        self._pretrained: dict[str, torch.Tensor] | None = None
+
+    def read_ahead(self, config: RunConfig) -> None:
+        """Read all that a learner of this configuration needs; it takes as much memory as `num_bytes` says then."""
+        needs_critic = config.algorithm.estimator.needs_critic
+        critic = [layout.critic_checkpoint(self._version)] if needs_critic else []
+        for prefix in [layout.checkpoint(self._version), *critic] if self._version else []:
+            self._checkpoints[prefix] = checkpoint.read(self._store, prefix, self._ranks)
+        if not self._version or config.lora is not None or config.algorithm.kl_coef > 0:
+            self._pretrained = self._pull_pretrained()
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of the tensors that were read ahead and not taken yet."""
+        kept = [(self._pretrained or {}).values()]
+        for saved in self._checkpoints.values():
+            kept += [saved.parameters.values(), saved.moments.exp_avg.values(), saved.moments.exp_avg_sq.values()]
+        return sum(tensor.nbytes for tensors in kept for tensor in tensors)
+
+    def policy(self) -> Checkpoint | None:
+        """The checkpoint of the policy; None before the first. To be called once."""
+        return self._checkpoint(layout.checkpoint(self._version))
+
+    def critic(self) -> Checkpoint | None:
+        """The checkpoint of the critic; None before the first. To be called once."""
+        return self._checkpoint(layout.critic_checkpoint(self._version))
+
+    def pretrained(self) -> dict[str, torch.Tensor]:
+        """The run's first weights."""
+        return self._pull_pretrained() if self._pretrained is None else self._pretrained
+
+    def release(self) -> None:
+        """Drop what was read ahead: a learner has its own tensors."""
+        self._checkpoints.clear()
+        self._pretrained = None
+
+    def _checkpoint(self, prefix: str) -> Checkpoint | None:
+        if not self._version:
+            return None
+        # It is given away, so that its memory is free as soon as the learner has its own.
+        return self._checkpoints.pop(prefix, None) or checkpoint.read(self._store, prefix, self._ranks)
+
+    def _pull_pretrained(self) -> dict[str, torch.Tensor]:
+        ranks = self._ranks
+        with ranks.failing_together():
+            entries = read_manifest(self._store, layout.weights(REFERENCE_VERSION)).tensors
+
+        def read(names: list[str]) -> dict[str, TensorBlock]:
+            return pull_version(self._store, REFERENCE_VERSION, None, self._clock, names=names)[1]
+
+        return {name: as_torch(block) for name, block in read_shared(ranks, entries, read).items()}
+
+
 def restore_learner(
     store: ObjectStore, version: int, config: RunConfig, model: Path, clock: Clock, ranks: Ranks | None = None
 ) -> Learner:
@@ -33,59 +98,50 @@ def restore_learner(
     Every rank gets its part; all ranks must call it.
     """
     ranks = ranks or Ranks(device=training_device(config.trainer.device))
-    saved = checkpoint.read(store, layout.checkpoint(version), ranks) if version else None
-    policy = _policy(store, saved, config, model, clock, ranks)
+    return learner_of(StoredState(store, version, clock, ranks), config, model, ranks)
+
+
+def learner_of(state: StoredState, config: RunConfig, model: Path, ranks: Ranks | None = None) -> Learner:
+    """The learner of a stored state, on the device of `ranks`; all of them must call it."""
+    ranks = ranks or Ranks(device=training_device(config.trainer.device))
+    saved = state.policy()
+    policy = _policy(state, saved, config, model, ranks)
     optimizer = PolicyOptimizer(policy.parameters(), config.optimizer)
     if saved:
         checkpoint.restore(saved, policy, optimizer)
     del saved  # This frees host memory for the critic's checkpoint, which is as large.
     critic = None
     if config.algorithm.estimator.needs_critic:
-        critic = _critic(store, version, config, model, clock, ranks)
-    return Learner(policy, optimizer, _reference(store, policy, config, model, clock, ranks), critic, ranks)
+        critic = _critic(state, config, model, ranks)
+    learner = Learner(policy, optimizer, _reference(state, policy, config, model, ranks), critic, ranks)
+    state.release()
+    return learner
 
 
-def _policy(
-    store: ObjectStore, saved: Checkpoint | None, config: RunConfig, model: Path, clock: Clock, ranks: Ranks
-) -> Policy:
+def _policy(state: StoredState, saved: Checkpoint | None, config: RunConfig, model: Path, ranks: Ranks) -> Policy:
     if config.lora is not None:
-        pretrained = _pull_tensors(store, REFERENCE_VERSION, clock, ranks)
-        return AdaptedPolicy(model, pretrained, config.trainer, config.lora, seed=config.run.seed, ranks=ranks)
+        seed = config.run.seed
+        return AdaptedPolicy(model, state.pretrained(), config.trainer, config.lora, seed=seed, ranks=ranks)
     # Without a checkpoint, the policy begins with the run's first weights.
-    tensors = saved.parameters if saved else _pull_tensors(store, REFERENCE_VERSION, clock, ranks)
+    tensors = saved.parameters if saved else state.pretrained()
     return Policy(model, tensors, config.trainer, ranks=ranks)
 
 
-def _reference(
-    store: ObjectStore, policy: Policy, config: RunConfig, model: Path, clock: Clock, ranks: Ranks
-) -> Scores | None:
+def _reference(state: StoredState, policy: Policy, config: RunConfig, model: Path, ranks: Ranks) -> Scores | None:
     if config.algorithm.kl_coef == 0:
         return None
     if isinstance(policy, AdaptedPolicy):
         return Pretrained(policy)
-    return Policy(
-        model, _pull_tensors(store, REFERENCE_VERSION, clock, ranks), config.trainer, trainable=False, ranks=ranks
-    )
+    return Policy(model, state.pretrained(), config.trainer, trainable=False, ranks=ranks)
 
 
-def _critic(
-    store: ObjectStore, version: int, config: RunConfig, model: Path, clock: Clock, ranks: Ranks
-) -> CriticLearner:
-    saved = checkpoint.read(store, layout.critic_checkpoint(version), ranks) if version else None
+def _critic(state: StoredState, config: RunConfig, model: Path, ranks: Ranks) -> CriticLearner:
+    saved = state.critic()
     if saved:
         critic = Critic(model, saved.parameters, config.trainer, ranks=ranks)
     else:
-        critic = Critic.of_policy(
-            model, _pull_tensors(store, REFERENCE_VERSION, clock, ranks), config.trainer, ranks=ranks
-        )
+        critic = Critic.of_policy(model, state.pretrained(), config.trainer, ranks=ranks)
     optimizer = PolicyOptimizer(critic.parameters(), config.critic.optimizer)
     if saved:
         checkpoint.restore(saved, critic, optimizer)
     return CriticLearner(critic, optimizer, config.critic.warmup_iterations)
-
-
-def _pull_tensors(store: ObjectStore, version: int, clock: Clock, ranks: Ranks) -> dict[str, torch.Tensor]:
-    with ranks.failing_together():
-        entries = read_manifest(store, layout.weights(version)).tensors
-    blocks = read_shared(ranks, entries, lambda names: pull_version(store, version, None, clock, names=names)[1])
-    return {name: as_torch(block) for name, block in blocks.items()}

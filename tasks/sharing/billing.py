@@ -1,7 +1,8 @@
 """Who pays for a host's seconds: pure. Every second of a host is billed once.
 
-The time of a phase, with the switch to it and the parking after it, is its run's. Idle time is divided by share among
-the runs that were seated on the host then; if none was, it stays with the fleet.
+The time of a phase, with the switch to it and the parking after it, is its run's, and so is that of a member that
+generates for a run. Idle time is divided by share among the runs that were seated on the host then; if none was, it
+stays with the fleet.
 """
 
 import math

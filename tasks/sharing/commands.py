@@ -13,10 +13,10 @@ from tasks.configuration.run_config import load
 from tasks.sharing.fleet_admission import Profile, create_fleet, host_name
 from tasks.sharing.fleet_admission import admit as admit_run
 from tasks.sharing.fleet_admission import leave as leave_fleet
-from tasks.sharing.fleet_ledger import FleetReport
+from tasks.sharing.fleet_ledger import FleetReport, tier_accounts
 from tasks.sharing.fleet_report import account_for, as_document
 from tasks.sharing.fleet_view import FleetView, look_at_fleet
-from tasks.sharing.host import HostSettings
+from tasks.sharing.host_settings import HostSettings
 from tasks.sharing.serving import serve
 
 GIB = 1 << 30
@@ -122,22 +122,40 @@ def report(fleet_url: str, reader_url: str | None, *, as_json: bool) -> None:
         return
     console = Console(width=120)
     console.print(found.verdict)
-    for each in (_accounts(found), _bills(found)):
+    for each in (_accounts(found), _bills(found), _tiers(found)):
         console.print(each)
 
 
 @fleet.command(short_help="Serve a fleet from this machine.")
 @click.argument("fleet_url")
 @click.option("--memory-gib", type=float, required=True, help="Host memory for the states of runs.")
+@click.option(
+    "--disk-gib",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    show_default=True,
+    help="Local disk below TMPDIR for copies of states that do not fit in host memory.",
+)
 @click.option("--hours", type=float, help="End at the first phase boundary after so many hours. Default: at SIGTERM.")
+@click.option(
+    "--backfill-s",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Generate responses for a run while no phase is expected for so many seconds. Default: never.",
+)
 @click.option("--usd-per-hour", type=float, help="What this machine costs.")
 @click.option("--poll-interval-s", type=float, default=1.0, show_default=True, help="Between two looks at what is due.")
 def host(
-    fleet_url: str, memory_gib: float, hours: float | None, usd_per_hour: float | None, poll_interval_s: float
+    fleet_url: str,
+    memory_gib: float,
+    disk_gib: float,
+    hours: float | None,
+    backfill_s: float | None,
+    usd_per_hour: float | None,
+    poll_interval_s: float,
 ) -> None:
     """Train the phases of the fleet's runs in turns, on this machine, until SIGTERM."""
-    how = HostSettings(hours=hours, poll_interval_s=poll_interval_s)
-    serve(fleet_url, memory_gib=memory_gib, usd_per_hour=usd_per_hour, settings=how)
+    how = HostSettings(hours=hours, poll_interval_s=poll_interval_s, backfill_s=backfill_s)
+    serve(fleet_url, memory_gib=memory_gib, disk_gib=disk_gib, usd_per_hour=usd_per_hour, settings=how)
 
 
 def _runs(view: FleetView) -> Table:
@@ -159,7 +177,7 @@ def _hosts(view: FleetView) -> Table:
 def _accounts(found: FleetReport) -> Table:
     grid = Table("run", "host hours", "$", "alone, hours", "iterations", "slowdown", "warm", title="runs")
     for run in found.runs:
-        warm = "" if run.warm is None else f"{run.warm} of {run.phases}"
+        warm = f"{run.warm} of {run.phases}"
         iterations = "unknown" if run.iterations is None else str(run.iterations)
         figures = (_figure(run.usd, 2), _figure(run.isolated_hours, 3), iterations, _figure(run.slowdown, 3), warm)
         grid.add_row(run.name, _figure(run.hours, 3), *figures)
@@ -174,6 +192,15 @@ def _bills(found: FleetReport) -> Table:
             place = (host.incarnation[:12], host.machine)
             grid.add_row(*place, names[run], _figure(hours, 3), _figure(host.usd_of(run), 2))
         grid.add_row("", "", "all", _figure(host.hours, 3), _figure(host.usd, 2), end_section=True)
+    return grid
+
+
+def _tiers(found: FleetReport) -> Table:
+    grid = Table("host", "machine", "states from", "phases", "ahead", "seconds", "GiB", title="states of runs")
+    for host in found.hosts:
+        for each in tier_accounts(host.restored):
+            place, counts = (host.incarnation[:12], host.machine), (str(each.phases), str(each.ahead))
+            grid.add_row(*place, each.tier, *counts, f"{each.seconds:.1f}", f"{each.num_bytes / GIB:.2f}")
     return grid
 
 

@@ -4,23 +4,29 @@ from collections.abc import Callable
 
 from storage import layout, records
 from storage.fleet_records import AdmittedRun, DueRecord
-from storage.phase_failure import phase_failure
+from storage.package_version import VERSION
+from storage.phase_failure import fail_phase, phase_failure
 from storage.run import exists, holds_run, next_iteration
 from storage.store import CorruptObject, ObjectMissing, ObjectStore
 
 OpenStore = Callable[[str], ObjectStore]
 
 
-def is_due(store: ObjectStore, iteration: int) -> bool:
-    """Whether the phase of an iteration may begin, as far as `due.json` says; raises CorruptObject."""
+def read_due(store: ObjectStore, iteration: int) -> DueRecord | None:
+    """The record that the phase of an iteration may begin; None if there is none yet. Raises CorruptObject."""
     key = layout.due(iteration)
     try:
         record = records.read(store, DueRecord, key)
     except ObjectMissing:
-        return False
+        return None
     if record.iteration != iteration:
         raise CorruptObject(key, f"it is of iteration {record.iteration}")
-    return True
+    return record
+
+
+def other_version(of_host: str, of_run: str) -> str:
+    """What is to be said of a host whose version is not that of a run."""
+    return f"has Gleaner {of_host}, the run {of_run}; allowed: the same; end the host and start one of {of_run}"
 
 
 class RunView:
@@ -32,11 +38,29 @@ class RunView:
         self._open_store = open_store
         self._store: ObjectStore | None = None
         self._iteration: int | None = None
+        self._planned: int | None = None
+
+    @property
+    def planned(self) -> int | None:
+        """The iteration that is trained next, if it is planned, as of the last look: its state can be read ahead."""
+        return self._planned if self._planned == self._iteration else None
+
+    def look_for_plan(self) -> None:
+        """Look whether the iteration that is trained next is planned, with at most one request."""
+        if self._store is not None and self._iteration is not None and self.planned is None:
+            self._planned = self._iteration if exists(self._store, layout.plan(self._iteration)) else None
+
+    def unfinished(self, count: Callable[[ObjectStore, int], float]) -> float:
+        """What `count` finds in the run's store for the iteration that is trained next; 0 if none is known."""
+        if self._store is None or self._iteration is None:
+            return 0.0
+        return count(self._store, self._iteration)
 
     def due(self) -> int | None:
         """The iteration whose phase is due; None if none is, or if the run does not exist yet.
 
-        A phase that has failed for good is due again when another execution advances the run.
+        A phase that has failed for good is due again when another execution advances the run. One that another version
+        of this package has recorded fails at once.
 
         Raises what `connect` and the store raise.
         """
@@ -47,13 +71,16 @@ class RunView:
             if not holds_run(store):
                 return None
             self._iteration = next_iteration(store)
-        while is_due(store, self._iteration):
+        while (record := read_due(store, self._iteration)) is not None:
             if exists(store, layout.manifest(layout.weights(self._iteration + 1))):
                 self._iteration += 1
             elif exists(store, layout.report(self._iteration)):
                 # The weights are gone again: this view is old.
                 self._iteration = max(self._iteration + 1, next_iteration(store))
             elif phase_failure(store, self._iteration) is not None:
+                return None
+            elif record.version != VERSION:
+                fail_phase(store, self._iteration, f"its host {other_version(VERSION, record.version)}")
                 return None
             else:
                 return self._iteration

@@ -8,13 +8,16 @@ from pathlib import Path
 from storage import fleet_layout, records
 from storage.clock import Clock
 from storage.connect import connect
-from storage.fleet_records import AdmittedRun, FleetRecord, LeftRecord
+from storage.fleet_records import AdmittedRun, FleetRecord, HostRecord, LeftRecord
+from storage.package_version import VERSION
 from storage.run import exists, holds_run, reports
+from storage.seats import newest_seat
 from storage.store import ConflictingRecord, ObjectMissing, ObjectStore
 from tasks.configuration.run_config import RunConfig
 from tasks.learning.pretrained import count_parameters
 from tasks.sharing.admission_forecast import Choice, choices
-from tasks.sharing.fleet_ledger import measured_cycle_s
+from tasks.sharing.due_phase import other_version
+from tasks.sharing.fleet_ledger import last_beat, measured_cycle_s
 from tasks.sharing.fleet_rooms import look_at_rooms
 
 FLOAT32_BYTES = 4
@@ -109,7 +112,7 @@ def _check_choices(fleet: FleetRecord, admission: Admission) -> None:
     if not admission.choices:
         raise ValueError(
             f"{run.run_url} is not admitted: no host's memory holds {run.state_bytes} bytes beside the states of its "
-            "runs; start another host"
+            "runs, nor does a disk with memory for two of them; start another host"
         )
     best = admission.choices[0]
     beyond = best.beyond(fleet.slowdown_max)
@@ -159,7 +162,11 @@ def leave(url: str, run_url: str, reason: str, clock: Clock) -> None:
 
 
 def check_admitted(config: RunConfig) -> None:
-    """Raise LookupError unless the fleet that the configuration names, if it names one, has admitted the run."""
+    """Check the run's place in the fleet that its configuration names, if it names one.
+
+    Raises LookupError unless the fleet has admitted the run, and ValueError if the host that has its seat is of another
+    version of this package.
+    """
     if config.trainer.fleet is None:
         return
     store, _ = open_fleet(config.trainer.fleet)
@@ -169,6 +176,18 @@ def check_admitted(config: RunConfig) -> None:
             f"trainer.fleet: value {config.trainer.fleet!r}, which has not admitted {config.run.url} or has let it "
             "go; admit it by: gleaner fleet admit CONFIG"
         )
+    seat = newest_seat(store, run_id)
+    host = None if seat is None else records.read(store, HostRecord, fleet_layout.host(seat.host))
+    if host is not None and host.version != VERSION and not _is_gone(store, host.incarnation):
+        raise ValueError(
+            f"trainer.fleet: value {config.trainer.fleet!r}, whose host {host.machine} ({host.incarnation[:12]}) "
+            f"{other_version(host.version, VERSION)}"
+        )
+
+
+def _is_gone(store: ObjectStore, incarnation: str) -> bool:
+    beat = last_beat(store, incarnation)
+    return beat is not None and beat.state == "gone"
 
 
 def expected_state_bytes(config: RunConfig, model: Path) -> int:

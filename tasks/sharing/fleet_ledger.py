@@ -7,13 +7,14 @@ host's seconds; here they become hours and dollars.
 import logging
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import get_args
 
 from storage import fleet_layout, records
 from storage.connect import connect
-from storage.fleet_records import AdmittedRun, HostBeat, HostRecord, SpentRecord
+from storage.fleet_records import AdmittedRun, HostBeat, HostRecord, RestoredState, SpentRecord, Tier
 from storage.records import ReportRecord
 from storage.run import holds_run, reports
 from storage.store import CorruptObject, ObjectMissing, ObjectStore, StorageError
@@ -28,13 +29,17 @@ BOUND_SMALL = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostAccount:
-    """A host's bill. hours, usd: of its life; usd None: its price is unknown. run_hours: by run id; None: no run's."""
+    """A host's bill. hours, usd: of its life; usd None: its price is unknown. run_hours: by run id; None: no run's.
+
+    restored: how it got the states of runs, in order.
+    """
 
     incarnation: str
     machine: str
     is_gone: bool
     usd_per_hour: float | None
     run_hours: Mapping[str | None, float]
+    restored: Sequence[RestoredState] = ()
 
     @property
     def hours(self) -> float:
@@ -50,11 +55,25 @@ class HostAccount:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TierAccount:
+    """The states that a host has read from a tier. seconds, num_bytes: of all together.
+
+    phases: for how many the state came from there onto the device. ahead: how many were read into host memory before.
+    """
+
+    tier: Tier
+    phases: int
+    ahead: int
+    seconds: float
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunAccount:
     """What a run used. None: it is unknown, as far as the run's reports are needed for it.
 
     hours, usd: of hosts. isolated_hours: of a trainer of its own, held for all cycles of the published iterations.
-    slowdown: the median cycle over the profile's. warm: in how many of `phases` the state was still in host memory.
+    slowdown: the median cycle over the profile's. warm: in how many of `phases` the state was in host memory.
     """
 
     id: str
@@ -64,8 +83,8 @@ class RunAccount:
     iterations: int | None
     isolated_hours: float | None
     slowdown: float | None
-    warm: int | None
-    phases: int | None
+    warm: int
+    phases: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,17 +133,37 @@ def host_account(
         is_gone=beat is not None and beat.state == "gone",
         usd_per_hour=host.usd_per_hour,
         run_hours={run: math.fsum(kinds.values()) / SECONDS_PER_HOUR for run, kinds in billed.items()},
+        restored=[each for record in spent for each in record.restored],
     )
 
 
+def tier_accounts(restored: Sequence[RestoredState]) -> list[TierAccount]:
+    """What was read from each tier, the nearest first; a tier from which nothing was read is left out."""
+    found = []
+    for tier in get_args(Tier):
+        here = [each for each in restored if each.tier == tier]
+        if here:
+            ahead = sum(each.ahead for each in here)
+            found.append(
+                TierAccount(
+                    tier=tier,
+                    phases=len(here) - ahead,
+                    ahead=ahead,
+                    seconds=math.fsum(each.seconds for each in here),
+                    num_bytes=sum(each.num_bytes for each in here),
+                )
+            )
+    return found
+
+
 def run_account(
-    run: AdmittedRun, name: str, hosts: Iterable[HostAccount], found: Sequence[ReportRecord] | None
+    run: AdmittedRun, name: str, hosts: Sequence[HostAccount], found: Sequence[ReportRecord] | None
 ) -> RunAccount:
     """What one run used of these hosts. found: the reports of the run; None: they cannot be read."""
     using = [host for host in hosts if run.id in host.run_hours]
     usd = [part for host in using if (part := host.usd_of(run.id)) is not None]
     cycle_s = None if not found or len(found) < 2 else measured_cycle_s(found)
-    warm = None if found is None else [each.metrics["sharing/warm"] for each in found if "sharing/warm" in each.metrics]
+    begun = [each for host in hosts for each in host.restored if each.run == run.id and not each.ahead]
     return RunAccount(
         id=run.id,
         name=name,
@@ -133,8 +172,8 @@ def run_account(
         iterations=None if found is None else len(found),
         isolated_hours=None if found is None else len(found) * run.cycle_s / SECONDS_PER_HOUR,
         slowdown=None if cycle_s is None else cycle_s / run.cycle_s,
-        warm=None if warm is None else round(sum(warm)),
-        phases=None if warm is None else len(warm),
+        warm=sum(each.tier == "host memory" for each in begun),
+        phases=len(begun),
     )
 
 

@@ -14,6 +14,7 @@ from tasks.sharing.fleet_ledger import (
     last_beat,
     readable_reports,
     run_account,
+    tier_accounts,
 )
 
 
@@ -56,6 +57,7 @@ def as_document(found: FleetReport) -> dict[str, Any]:
                 {"name": found.names[run], "hours": hours, "usd": host.usd_of(run)}
                 for run, hours in host.run_hours.items()
             ],
+            "tiers": [asdict(each) for each in tier_accounts(host.restored)],
         }
         for host in found.hosts
     ]

@@ -59,7 +59,10 @@ def look_at_rooms(store: ObjectStore, fleet: FleetRecord, clock: Clock, *, witho
     admitted = _readable(store, AdmittedRun, (fleet_layout.admitted(each) for each in present))
     runs = {run.id: run for run in admitted if run.id in present and fleet.allows(run.run_url)}
     hosts = _living(store, fleet, clock)
-    rooms = {host.incarnation: Room(host=host.incarnation, memory_bytes=host.memory_bytes) for host in hosts}
+    rooms = {
+        host.incarnation: Room(host=host.incarnation, memory_bytes=host.memory_bytes, disk_bytes=host.disk_bytes)
+        for host in hosts
+    }
     waiting = []
     for run in runs.values():
         seat = newest_seat(store, run.id)

@@ -15,13 +15,17 @@ from storage.clock import Clock
 from storage.connect import connect
 from storage.fleet_records import AdmittedRun, FleetRecord, HostBeat, HostRecord
 from storage.store import ObjectStore
+from tasks.sharing.backfill import Backfill
 from tasks.sharing.due_phase import OpenStore, RunView
+from tasks.sharing.host_settings import HostSettings
+from tasks.sharing.near_states import NearStates, Need
 from tasks.sharing.phase_order import DueRun, next_run
-from tasks.sharing.residents import Resident, make_room
+from tasks.sharing.residents import expected_s
 from tasks.sharing.seating import Seating
 from tasks.sharing.spending import KINDS, Spending
 from tasks.sharing.troubles import Troubles
-from tasks.sharing.workers import PhaseWorkers, WorkerState
+from tasks.sharing.unfinished import unfinished_tokens
+from tasks.sharing.workers import BackfillMember, PhaseWorkers, WorkerState
 
 log = logging.getLogger(__name__)
 BEATS_PER_TTL = 6
@@ -30,34 +34,13 @@ PAUSE_S_MAX = 120.0
 SECONDS_PER_HOUR = 3600.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class HostSettings:
-    """How a host goes about it; seconds on its own clock.
-
-    poll_interval_s: between two looks at what is due. look_interval_s: between two looks at the fleet.
-    spent_interval_s: between two records of what was spent. hours: it ends at the first phase boundary after so many;
-    None: it does not. overtime: a phase may hold the device for so many times its expectation, and at least for
-    overtime_s_min; then it is killed. The same holds for its publication.
-    """
-
-    poll_interval_s: float = 1.0
-    look_interval_s: float = 10.0
-    spent_interval_s: float = 60.0
-    hours: float | None = None
-    overtime: float = 5.0
-    overtime_s_min: float = 120.0
-
-    def limit_s(self, run: AdmittedRun) -> float:
-        """The longest time that a phase of the run may take."""
-        return max(self.overtime_s_min, self.overtime * run.phase_s)
-
-
 @dataclass(slots=True)
 class _Served:
     """A seated run, or one whose worker is still to be ended. Times are the host's.
 
-    due: the iteration that is due, and since when. begun_s: when its last phase began. publishes_since_s: None if it
-    does not publish. pause_s: how long it was left alone after the last trouble; 0: there was none.
+    due: the iteration that is due, and since when. begun_s: when its last phase began. publishes_since_s,
+    prefetches_since_s: None if it does not. pause_s: how long it was left alone after the last trouble; 0: there was
+    none.
     """
 
     run: AdmittedRun
@@ -65,6 +48,7 @@ class _Served:
     due: tuple[int, float] | None = None
     begun_s: float = 0.0
     publishes_since_s: float | None = None
+    prefetches_since_s: float | None = None
     pause_s: float = 0.0
     paused_until_s: float = 0.0
 
@@ -81,10 +65,16 @@ class Host:
         workers: PhaseWorkers,
         clock: Clock,
         *,
+        member: BackfillMember | None = None,
         open_store: OpenStore = connect,
+        unfinished: Callable[[ObjectStore, int], float] = unfinished_tokens,
         is_told_to_end: Callable[[], bool] = lambda: False,
     ) -> None:
-        """store: of the fleet. open_store: connects to a run's. is_told_to_end: whether to end at a phase boundary."""
+        """store: of the fleet. open_store: connects to a run's. is_told_to_end: whether to end at a phase boundary.
+
+        member: generates while the device is idle, if the settings say so. unfinished: the tokens that an iteration in
+        a run's store still needs.
+        """
         self._store = store
         self._fleet = fleet
         self._me = me
@@ -97,6 +87,9 @@ class Host:
         self._troubles = Troubles()
         self._seating = Seating(store, fleet, me, clock)
         self._spending = Spending(me.incarnation)
+        self._unfinished = unfinished
+        self._backfill = Backfill(member, settings.backfill_s, settings.notice_s)
+        self._near = NearStates(workers, me, self._spending.note_restored)
         self._served: dict[str, _Served] = {}
         self._trains: tuple[str, int] | None = None
         self._announced = False
@@ -119,7 +112,9 @@ class Host:
     def _step(self) -> bool:
         """Do what is to be done now; returns whether the host may end."""
         self._attend_device()
-        self._attend_publications()
+        self._attend_backfill()
+        self._attend_others()
+        self._near.note_restored(self._served)
         self._drop_unseated()
         self._beat_if_due()
         self._record_if_due()
@@ -127,19 +122,21 @@ class Host:
         if self._is_told_to_end() or (self._settings.hours is not None and lived_hours >= self._settings.hours):
             self._leaving = True
         if self._leaving:
-            return not any(self._workers.state(run).is_busy for run in self._served)
+            self._backfill.leave(self._now_s())
+            return self._backfill.run is None and not any(self._workers.state(run).is_busy for run in self._served)
         if self._now_s() >= self._next_look_s:
             with self._troubles.of("looking at the fleet"):
                 self._look()
         self._look_for_due()
         if self._trains is None:
-            self._begin_next()
+            self._use_device()
+        self._prefetch()
         return False
 
     def _end(self) -> None:
         """Drop all states, and write the last of what was spent and that the host is gone."""
         for run in self._served:
-            self._workers.evict(run)
+            self._near.drop(run)
         ended_s = self._now_s()
         self._spending.record(self._seating.seated, ended_s)
         while not self._spending.is_written and self._now_s() < ended_s + self._fleet.host_ttl_s:
@@ -200,13 +197,17 @@ class Host:
                 if run.id not in self._served:
                     log.info("run %s (%s) is seated here", run.id, run.run_url)
                     self._served[run.id] = _Served(run, RunView(run, self._open_store))
+        for name in self._seating.seated:
+            if not self._workers.state(name).bytes_held:
+                with self._troubles.of(f"the plans of run {self._served[name].run.run_url}"):
+                    self._served[name].view.look_for_plan()
 
     def _drop_unseated(self) -> None:
         """End the workers of runs that are no longer seated here, each when its phase is over."""
         for run in [run for run in self._served if run not in self._seating.seated]:
             if not self._is_under_way(run):
                 log.info("run %s is no longer seated here", run)
-                self._workers.evict(run)
+                self._near.drop(run)
                 del self._served[run]
 
     def _is_under_way(self, run: str) -> bool:
@@ -243,9 +244,43 @@ class Host:
 
     # The device.
 
+    def _use_device(self) -> None:
+        """Begin a phase, if one is due, when no member has the device any more; else let a member generate."""
+        if any(self._served[run].due is not None for run in self._seating.seated):
+            self._backfill.leave(self._now_s())
+            if self._backfill.run is None:
+                self._begin_next()
+            return
+        needs = [each for each in self._needs() if each.run.id in self._seating.seated]
+        if self._backfill.may_begin(needs, self._now_s()):
+            found = {}
+            for each in needs:
+                with self._troubles.of(f"what is unfinished of run {each.run.run_url}"):
+                    found[each.run.id] = self._served[each.run.id].view.unfinished(self._unfinished)
+            self._backfill.begin(needs, found, self._now_s())
+            if self._backfill.run is not None:
+                self._spending.note("backfill", self._backfill.run, None, self._now_s())
+
+    def _attend_backfill(self) -> None:
+        run = self._backfill.run
+        if run is None:
+            return
+        if run not in self._seating.seated:
+            self._backfill.leave(self._now_s())
+        self._backfill.attend(self._now_s())
+        if self._backfill.run is None:
+            self._spending.note("idle", None, None, self._now_s())
+
     def _begin_next(self) -> None:
-        """Begin the phase that is next in order, if one is still due and its seat is still this host's."""
-        waiting = {run: self._served[run] for run in self._seating.seated if self._served[run].due is not None}
+        """Begin the phase that is next in order, if one is still due and its seat is still this host's.
+
+        A run whose state is just being read into host memory comes after that.
+        """
+        waiting = {
+            run: self._served[run]
+            for run in self._seating.seated
+            if self._served[run].due is not None and self._served[run].prefetches_since_s is None
+        }
         while chosen := next_run([self._due_run(served) for served in waiting.values()]):
             served = waiting.pop(chosen.id)
             iteration = self._due_of(served)
@@ -277,20 +312,34 @@ class Host:
         return False
 
     def _begin(self, served: _Served, iteration: int) -> None:
-        run = served.run
-        others = {name: self._workers.state(name) for name in self._served if name != run.id}
-        residents = [
-            Resident(run=name, tier="host memory", num_bytes=state.bytes_held, needed_s=begun_s, busy=state.is_busy)
-            for name, state in others.items()
-            for begun_s in (self._served[name].begun_s,)
-        ]
-        for move in make_room(residents, run.state_bytes, memory_bytes=self._me.memory_bytes):
-            log.info("run %s leaves host memory for run %s", move.run, run.id)
-            self._workers.evict(move.run)
+        run, needs = served.run, self._needs()
         served.due, served.begun_s, self._trains = None, self._now_s(), (run.id, iteration)
         self._spending.note("switch", run.id, iteration, served.begun_s)
         with self._troubles.of(f"the worker of {run.run_url}"):
-            self._workers.begin(run, iteration)
+            self._near.begin(run, iteration, needs)
+
+    def _needs(self) -> list[Need]:
+        """When the state of each seated run is expected to be needed next; that of a due run since it is due."""
+        now_s = self._now_s()
+        return [
+            Need(run, served.due[1] if served.due is not None else expected_s(served.begun_s, run.cycle_s, now_s))
+            for served in self._served.values()
+            for run in (served.run,)
+        ]
+
+    def _prefetch(self) -> None:
+        """Let the state that is needed next be read into host memory, while another run has the device, or none."""
+        ready = {}
+        for name in self._seating.seated:
+            served = self._served[name]
+            iteration = served.due[0] if served.due is not None else served.view.planned
+            if iteration is not None and not self._is_under_way(name) and self._now_s() >= served.paused_until_s:
+                ready[name] = iteration
+        with self._troubles.of("reading a state ahead"):
+            self._near.prefetch(self._needs(), ready)
+        for name, served in self._served.items():
+            if served.prefetches_since_s is None and self._workers.state(name).phase == "prefetching":
+                served.prefetches_since_s = self._now_s()
 
     def _attend_device(self) -> None:
         """Look what the worker on the device does, and note that."""
@@ -307,9 +356,22 @@ class Host:
         served.publishes_since_s = now_s
         self._attend_publication(served, state)
 
-    def _attend_publications(self) -> None:
+    def _attend_others(self) -> None:
+        """Look how the workers get on that have not the device."""
         for run, served in self._served.items():
-            self._attend_publication(served, self._workers.state(run))
+            state = self._workers.state(run)
+            self._attend_publication(served, state)
+            self._attend_prefetch(served, state)
+
+    def _attend_prefetch(self, served: _Served, state: WorkerState) -> None:
+        if served.prefetches_since_s is None:
+            return
+        if state.phase == "prefetching":
+            self._end_overtime(served, served.prefetches_since_s, "reads its state ahead")
+            return
+        served.prefetches_since_s = None
+        if state.phase == "failed":
+            log.warning("run %s: its state could not be read ahead: %s", served.run.run_url, state.message)
 
     def _attend_publication(self, served: _Served, state: WorkerState) -> None:
         """Look whether a phase that has left the device is published."""

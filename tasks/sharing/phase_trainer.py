@@ -2,18 +2,21 @@
 
 What is learned is what `tasks.learning.advance` learns: the same batches, the same step, the same objects, each created
 once. Two things differ: the collector records the batches, never this process; and a state that equals the checkpoint
-in the store is used again instead of being read again.
+in the store is used again instead of being read again. It is in host memory, because it was parked there or read ahead,
+or on the local disk, as a copy of the checkpoint's objects.
 """
 
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from resources.freed_memory import give_back
 from storage import layout, model_files, prompt_table, records
 from storage.clock import Clock
 from storage.digests import digest_of
+from storage.fleet_records import Tier
 from storage.metered import MeteredStore
 from storage.records import PlanRecord
 from storage.run import connect_to_run, exists, is_trained, read_config, read_plan
@@ -24,12 +27,14 @@ from tasks.learning.learner import Learner
 from tasks.learning.parking import Parked, park, unpark
 from tasks.learning.publication import AnotherWasFirstError, Blocks, published_blocks, save_and_publish
 from tasks.learning.recorded_batches import FollowedBatches
-from tasks.learning.restoring import restore_learner
+from tasks.learning.restoring import REFERENCE_VERSION, StoredState, learner_of, restore_learner
 from tasks.learning.totals import check_staleness
+from tasks.sharing.disk_copies import StoreWithCopies
 from tasks.sharing.residents import is_usable
-from tasks.sharing.workers import WorkerPhase, WorkerState
+from tasks.sharing.workers import Restored, WorkerPhase, WorkerState
 
 log = logging.getLogger(__name__)
+Result = TypeVar("Result")
 
 
 class NoLongerDue(Exception):  # noqa: N818 - reads as what happened
@@ -38,9 +43,9 @@ class NoLongerDue(Exception):  # noqa: N818 - reads as what happened
 
 @dataclass(frozen=True)
 class _Kept:
-    """A learner that equals a stored state. digest: see `state_digest`. config: what the learner was made with."""
+    """A learner that equals a stored state, or its tensors. digest: see `state_digest`. config: of the learner."""
 
-    parked: Parked
+    state: Parked | StoredState
     digest: str
     config: RunConfig
 
@@ -68,27 +73,33 @@ class PhaseTrainer:
     each other's.
     """
 
-    def __init__(self, run_url: str, clock: Clock, tell: Callable[[WorkerState], None]) -> None:
-        """tell: called whenever what this process does changes."""
-        self._store = MeteredStore(connect_to_run(run_url))
+    def __init__(
+        self, run_url: str, clock: Clock, tell: Callable[[WorkerState], None], disk: ObjectStore | None = None
+    ) -> None:
+        """tell: called whenever what this process does changes. disk: for copies of this run's state; None: no disk."""
+        self._metered = MeteredStore(connect_to_run(run_url))
+        self._copies = None if disk is None else StoreWithCopies(self._metered, disk)
+        self._store: ObjectStore = self._metered if self._copies is None else self._copies
         self._clock = clock
         self._tell = tell
         self._iteration: int | None = None
         self._phase: WorkerPhase = "parked"
         self._kept: _Kept | None = None
+        self._restored: Restored | None = None
 
-    def train(self, iteration: int) -> None:
+    def train(self, iteration: int, *, onto_disk: bool = False) -> None:
         """Train the phase of an iteration, unless its weights are published, and publish them.
 
-        Afterwards the device is free, and the state is in host memory if it is as good as the stored one. Raises what
-        `tasks.learning.advance` raises; the state is dropped then.
+        Afterwards the device is free, and the state is in host memory if it is as good as the stored one; with
+        `onto_disk`, a copy of it is on the disk, too. Raises what `tasks.learning.advance` raises; the state is dropped
+        then.
         """
-        self._iteration = iteration
+        self._iteration, self._restored = iteration, None
         self._says("restoring")
         kept, self._kept = self._kept, None
         try:
             if not is_trained(self._store, iteration):
-                self._kept = self._train(iteration, kept)
+                self._kept = self._train(iteration, kept, onto_disk=onto_disk)
             elif kept is not None and self._is_next(kept, iteration + 1):
                 self._kept = kept
         except (NoLongerDue, StorageError) as error:
@@ -101,7 +112,28 @@ class PhaseTrainer:
             give_back()
         self._says("parked")
 
-    def _train(self, iteration: int, kept: _Kept | None) -> _Kept | None:
+    def prefetch(self, iteration: int) -> None:
+        """Read the state from which an iteration trains into host memory, unless it is there; the device stays free.
+
+        If it cannot be read now, that is logged, and the phase reads it.
+        """
+        self._iteration, self._restored = iteration, None
+        self._says("prefetching")
+        if self._kept is None or not self._is_next(self._kept, iteration):
+            self._kept = None
+            give_back()
+            try:
+                plan = read_plan(self._store, iteration)
+                config = parse(read_config(self._store, plan), f"the configuration of iteration {iteration}")
+                digest = state_digest(self._store, iteration)
+                state = StoredState(self._store, iteration, self._clock)
+                self._note_restored(lambda: state.read_ahead(config), ahead=True)
+                self._kept = _Kept(state, digest, config)
+            except (StorageError, ValueError) as error:
+                log.warning("the state of iteration %d was not read ahead: %s", iteration, error)
+        self._says("parked")
+
+    def _train(self, iteration: int, kept: _Kept | None, *, onto_disk: bool) -> _Kept | None:
         store, clock = self._store, self._clock
         plan = read_plan(store, iteration)
         config = parse(read_config(store, plan), f"the configuration of iteration {iteration}")
@@ -117,15 +149,36 @@ class PhaseTrainer:
         prompts = prompt_table.read_prompts(store, plan)
         self._says("training")
         record = take_step(store, plan, config, prompts, learner, batches, clock, began_s)
-        measured = request_metrics(store.requests, learner.ranks) | {"sharing/warm": float(is_warm)}
+        measured = request_metrics(self._metered.requests, learner.ranks) | {"sharing/warm": float(is_warm)}
         records.commit(store, layout.training(iteration), replace(record, metrics=record.metrics | measured))
-        return self._park_and_publish(plan, config, learner, base)
+        return self._park_and_publish(plan, config, learner, base, onto_disk=onto_disk)
 
     def _state(self, config: RunConfig, version: int, model: Path, kept: _Kept | None) -> tuple[Learner, bool]:
-        """A learner at this version on the device, and whether it is the one that was kept."""
-        if kept is not None and self._is_next(kept, version) and dump(kept.config) == dump(config):
-            return unpark(kept.parked), True
-        return restore_learner(self._store, version, config, model, self._clock), False
+        """A learner at this version on the device, and whether its state was in host memory."""
+        if kept is None or not self._is_next(kept, version) or dump(kept.config) != dump(config):
+            store, clock = self._store, self._clock
+            return self._note_restored(lambda: restore_learner(store, version, config, model, clock)), False
+        began_s, state, num_bytes = self._clock.monotonic(), kept.state, kept.state.num_bytes
+        learner = unpark(state) if isinstance(state, Parked) else learner_of(state, config, model)
+        took_s = self._clock.monotonic() - began_s
+        self._restored = Restored(tier="host memory", seconds=took_s, num_bytes=num_bytes, ahead=False)
+        return learner, True
+
+    def _note_restored(self, read: Callable[[], Result], *, ahead: bool = False) -> Result:
+        """What `read` returns, which reads a state that is not in memory; notes from where most of it came."""
+        began_s, (near, far) = self._clock.monotonic(), self._bytes_read()
+        found = read() if self._copies is None else self._copies.read_sound(read)
+        near, far = (now - before for now, before in zip(self._bytes_read(), (near, far), strict=True))
+        tier: Tier = "local disk" if near > far else "object store"
+        took_s = self._clock.monotonic() - began_s
+        self._restored = Restored(tier=tier, seconds=took_s, num_bytes=near + far, ahead=ahead)
+        return found
+
+    def _bytes_read(self) -> tuple[int, int]:
+        """The bytes that were read from the disk so far, and from the object store."""
+        if self._copies is None:
+            return 0, self._metered.requests.bytes_read
+        return self._copies.bytes_near, self._copies.bytes_far
 
     def _is_next(self, kept: _Kept, version: int) -> bool:
         """Whether the kept state is the stored one of this version."""
@@ -134,7 +187,9 @@ class PhaseTrainer:
         except ObjectMissing:
             return False
 
-    def _park_and_publish(self, plan: PlanRecord, config: RunConfig, learner: Learner, base: Blocks) -> _Kept | None:
+    def _park_and_publish(
+        self, plan: PlanRecord, config: RunConfig, learner: Learner, base: Blocks, *, onto_disk: bool
+    ) -> _Kept | None:
         """Free the device, then make the step durable from host memory.
 
         Returns None if another trainer has stored the checkpoint first. If that has not published its weights, the
@@ -144,6 +199,10 @@ class PhaseTrainer:
         parked = park(learner)
         self._says("publishing")
         version, interval = plan.iteration + 1, config.trainer.weights_full_interval
+        if onto_disk and self._copies is not None:
+            self._copies.copy_from_now(layout.checkpoint(version))
+            if config.lora is not None or config.algorithm.kl_coef > 0:
+                self._copies.copy_stored(layout.weights(REFERENCE_VERSION))
         try:
             save_and_publish(self._store, version, learner, base, interval, self._clock)
         except AnotherWasFirstError:
@@ -167,6 +226,7 @@ class PhaseTrainer:
                 phase=phase,
                 iteration=self._iteration,
                 digest=None if kept is None else kept.digest,
-                bytes_held=0 if kept is None else kept.parked.num_bytes,
+                bytes_held=0 if kept is None else kept.state.num_bytes,
+                restored=self._restored,
             )
         )

@@ -6,20 +6,22 @@ They are forked from one process that has imported torch, so a cold worker reads
 import json
 import logging
 import os
+import shutil
 import signal
 import socket
 import tempfile
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from pydantic import TypeAdapter
 
 from resources.local_starter import running_starter
 from storage.fleet_records import AdmittedRun
-from tasks.sharing.workers import WorkerState
+from tasks.sharing.workers import WorkerPhase, WorkerState
 
 log = logging.getLogger(__name__)
 STATES = TypeAdapter(WorkerState)
@@ -31,7 +33,7 @@ END_TIME_LIMIT_S = 60.0
 class _Worker:
     """One worker process. Threads keep its state up to date, and hand it orders once it has connected."""
 
-    def __init__(self, run: AdmittedRun) -> None:
+    def __init__(self, run: AdmittedRun, disk: Path | None) -> None:
         self._lock = threading.Lock()
         self._state = WorkerState()
         self._connection: socket.socket | None = None
@@ -41,7 +43,7 @@ class _Worker:
         address = str(Path(self._folder.name) / "socket")
         self._listener.bind(address)
         self._listener.listen(1)
-        command = [str(PROGRAM), run.run_url, address]
+        command = [str(PROGRAM), run.run_url, address, "" if disk is None else str(disk)]
         self._process = running_starter(os.environ).start(command, os.environ, IMPORTS)
         self._threads = [threading.Thread(target=each, daemon=True) for each in (self._read, self._attend_end)]
         for thread in self._threads:
@@ -52,10 +54,17 @@ class _Worker:
         with self._lock:
             return self._state
 
-    def begin(self, iteration: int) -> None:
+    def begin(self, iteration: int, *, onto_disk: bool) -> None:
+        self._order("restoring", {"do": "train", "iteration": iteration, "onto_disk": onto_disk})
+
+    def prefetch(self, iteration: int) -> None:
+        self._order("prefetching", {"do": "prefetch", "iteration": iteration})
+
+    def _order(self, phase: WorkerPhase, order: Mapping[str, Any]) -> None:
         with self._lock:
-            self._state = WorkerState(phase="restoring", iteration=iteration)
-            self._orders.append(json.dumps({"iteration": iteration}).encode() + b"\n")
+            # What it holds stays so until it says more.
+            self._state = replace(self._state, phase=phase, iteration=order["iteration"], restored=None)
+            self._orders.append(json.dumps(order).encode() + b"\n")
             self._send()
 
     def end(self) -> None:
@@ -104,9 +113,13 @@ class _Worker:
 
 
 class ProcessWorkers:
-    """See `tasks.sharing.workers.PhaseWorkers`. A context manager: at its end no worker is left."""
+    """See `tasks.sharing.workers.PhaseWorkers`. A context manager: at its end no worker is left.
 
-    def __init__(self) -> None:
+    disk: a folder for copies of states, with a folder for each run; None: there is no disk for them.
+    """
+
+    def __init__(self, disk: Path | None = None) -> None:
+        self._disk = disk
         self._workers: dict[str, _Worker] = {}
 
     def __enter__(self) -> Self:
@@ -116,14 +129,19 @@ class ProcessWorkers:
         for run_id in list(self._workers):
             self.evict(run_id)
 
-    def begin(self, run: AdmittedRun, iteration: int) -> None:
-        """Wake the run's worker; start one if there is none, or if it has ended."""
+    def begin(self, run: AdmittedRun, iteration: int, *, onto_disk: bool) -> None:
+        self._worker(run).begin(iteration, onto_disk=onto_disk)
+
+    def prefetch(self, run: AdmittedRun, iteration: int) -> None:
+        self._worker(run).prefetch(iteration)
+
+    def _worker(self, run: AdmittedRun) -> _Worker:
+        """The run's worker; a new one if there is none, or if it has ended."""
         if self.state(run.id).phase == "failed":
             self.evict(run.id)
-        worker = self._workers.get(run.id)
-        if worker is None:
-            worker = self._workers[run.id] = _Worker(run)
-        worker.begin(iteration)
+        if run.id not in self._workers:
+            self._workers[run.id] = _Worker(run, None if self._disk is None else self._disk / run.id)
+        return self._workers[run.id]
 
     def state(self, run_id: str) -> WorkerState:
         worker = self._workers.get(run_id)
@@ -133,6 +151,10 @@ class ProcessWorkers:
         worker = self._workers.pop(run_id, None)
         if worker is not None:
             worker.end()
+
+    def drop_copy(self, run_id: str) -> None:
+        if self._disk is not None:
+            shutil.rmtree(self._disk / run_id, ignore_errors=True)
 
     def kill(self, run_id: str) -> None:
         self.evict(run_id)

@@ -1,35 +1,27 @@
-"""The states of runs that are kept near a trainer, and where: pure.
+"""The states of runs that are kept near a trainer, and which of them have to go: pure.
 
 A resident state is a cache of a checkpoint: it equals the checkpoint whose digest it carries, so it may be dropped at
-any time and nothing is ever written back. The tiers are the device, host memory, the local disk, and the object store,
-which has every checkpoint anyway.
+any time and nothing is ever written back. It lies in host memory, as a copy on the local disk, or in both; the object
+store has every checkpoint anyway. What is dropped first is what is expected to be needed last (Belady, IBM Systems
+Journal 5(2), 1966): a host knows about how long each run's cycle takes.
 """
 
-from collections.abc import Collection
-from dataclasses import dataclass
-from typing import Literal
-
-Tier = Literal["device", "host memory", "local disk", "object store"]
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resident:
-    """A run's state. digest: of the manifest of the checkpoint that it equals. needed_s: when it was needed last."""
+    """A run's state in one tier. num_bytes: what it takes there, 0 if it is not there. state_bytes: what it would take.
+
+    needed_s: when it is expected to be needed next. busy: it is in use, being made or being published.
+    """
 
     run: str
-    tier: Tier
     num_bytes: int
+    state_bytes: int
     needed_s: float
-    digest: str | None = None
     busy: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Move:
-    """A state is moved to a lower tier; to the object store means that it is dropped."""
-
-    run: str
-    tier: Tier
 
 
 def is_usable(resident_digest: str | None, checkpoint_digest: str) -> bool:
@@ -41,27 +33,52 @@ def is_usable(resident_digest: str | None, checkpoint_digest: str) -> bool:
     return resident_digest is not None and resident_digest == checkpoint_digest
 
 
-def make_room(
-    residents: Collection[Resident], num_bytes: int, *, memory_bytes: int, disk_bytes: int = 0
-) -> tuple[Move, ...]:
-    """The moves after which host memory has room for `num_bytes` more: the least recently needed states go first.
+def expected_s(begun_s: float, cycle_s: float, now_s: float) -> float:
+    """When a run's next phase is expected, if the last one began at `begun_s`.
 
-    They go to the local disk. What does not fit there, again the least recently needed, goes to the object store. Busy
-    states stay; so there may be too little room even after all moves.
+    A run that is late is expected after as long again as it is late, so that one which has ended is forgotten.
     """
-    moved = _beyond([one for one in residents if one.tier == "host memory"], memory_bytes - num_bytes)
-    on_disk = [one for one in residents if one.tier == "local disk"]
-    dropped = {one.run for one in _beyond([*on_disk, *moved], disk_bytes)}
-    leaving = [one for one in on_disk if one.run in dropped] + moved
-    return tuple(Move(one.run, "object store" if one.run in dropped else "local disk") for one in leaving)
+    at_s = begun_s + cycle_s
+    return at_s if at_s >= now_s else now_s + (now_s - at_s)
 
 
-def _beyond(residents: Collection[Resident], capacity_bytes: int) -> list[Resident]:
-    """Those that have to go so that the others fit, the least recently needed first."""
-    excess = sum(one.num_bytes for one in residents) - capacity_bytes
-    going: list[Resident] = []
-    for one in sorted(residents, key=lambda one: (one.needed_s, one.run)):
+def make_room(residents: Collection[Resident], num_bytes: int, capacity_bytes: int) -> tuple[str, ...]:
+    """The runs whose states have to leave a tier so that it has room for `num_bytes` more, the last needed first.
+
+    Busy states stay; so there may be too little room even afterwards.
+    """
+    excess = sum(one.num_bytes for one in residents) + num_bytes - capacity_bytes
+    going = []
+    for one in sorted(residents, key=lambda one: (-one.needed_s, one.run)):
         if excess > 0 and not one.busy and one.num_bytes > 0:
-            going.append(one)
+            going.append(one.run)
             excess -= one.num_bytes
-    return going
+    return tuple(going)
+
+
+def has_room(residents: Collection[Resident], num_bytes: int, capacity_bytes: int) -> bool:
+    """Whether a tier holds `num_bytes` beside all these states, once those have left that `make_room` names."""
+    going = make_room(residents, num_bytes, capacity_bytes)
+    return sum(one.num_bytes for one in residents if one.run not in going) + num_bytes <= capacity_bytes
+
+
+def choose_prefetch(
+    residents: Collection[Resident], capacity_bytes: int, is_ready: Callable[[str], bool]
+) -> tuple[str, tuple[str, ...]] | None:
+    """The run whose state is to be read into host memory ahead of its phase, and the runs whose states leave for it.
+
+    That is the first run to be needed that is ready and not busy and has no state there. States that are needed before
+    it stay; if it does not fit beside them, nothing is read ahead. None: nothing is to be done.
+    """
+    for one in sorted(residents, key=lambda one: (one.needed_s, one.run)):
+        if one.num_bytes or one.busy or not is_ready(one.run):
+            continue
+        others = [
+            replace(other, busy=other.busy or other.needed_s <= one.needed_s)
+            for other in residents
+            if other.run != one.run
+        ]
+        if has_room(others, one.state_bytes, capacity_bytes):
+            return one.run, make_room(others, one.state_bytes, capacity_bytes)
+        return None
+    return None

@@ -15,7 +15,19 @@ class Room:
 
     host: str
     memory_bytes: int
+    disk_bytes: int = 0
     seated: tuple[AdmittedRun, ...] = ()
+
+    def holds(self, runs: Iterable[AdmittedRun]) -> bool:
+        """Whether every phase can find its state in memory.
+
+        That is if memory holds all states, or the disk does and memory the two largest: one trains while the next is
+        read ahead.
+        """
+        sizes = sorted(run.state_bytes for run in runs)
+        return sum(sizes) <= self.memory_bytes or (
+            sum(sizes) <= self.disk_bytes and sum(sizes[-2:]) <= self.memory_bytes
+        )
 
 
 def load(runs: Iterable[AdmittedRun]) -> float:

@@ -1,13 +1,18 @@
 """Serving a fleet: a host with worker processes of this machine, from its beginning to its end."""
 
 import socket
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
 
 from resources.notice import PreemptionNotice
 from storage.clock import SystemClock
 from storage.fleet_records import HostRecord
 from storage.records import nonce
 from tasks.sharing.fleet_admission import open_fleet
-from tasks.sharing.host import Host, HostSettings
+from tasks.sharing.host import Host
+from tasks.sharing.host_settings import HostSettings
+from tasks.sharing.member_process import ProcessMember
 from tasks.sharing.process_workers import ProcessWorkers
 
 GIB = 1 << 30
@@ -17,13 +22,14 @@ def serve(
     fleet: str,
     *,
     memory_gib: float,
-    hours: float | None = None,
+    disk_gib: float = 0.0,
     usd_per_hour: float | None = None,
     settings: HostSettings | None = None,
 ) -> str:
-    """Serve a fleet until SIGTERM comes or the hours are over; ends at a phase boundary.
+    """Serve a fleet until SIGTERM comes or the hours of the settings are over; ends at a phase boundary.
 
-    memory_gib: room for resident states in host memory. Raises LookupError if there is no fleet.
+    memory_gib: room for resident states in host memory. disk_gib: room for copies of them in a folder of the host's own
+    below TMPDIR; 0: it keeps none. Raises LookupError if there is no fleet, ValueError for a negative room.
     """
     clock = SystemClock()
     store, rules = open_fleet(fleet)
@@ -31,10 +37,15 @@ def serve(
         incarnation=nonce(),
         machine=socket.gethostname(),
         memory_bytes=round(memory_gib * GIB),
+        disk_bytes=round(disk_gib * GIB),
         usd_per_hour=usd_per_hour,
         began_at_s=clock.wall(),
     )
-    how = settings or HostSettings(hours=hours)
-    with PreemptionNotice() as notice, ProcessWorkers() as workers:
-        Host(store, rules, me, how, workers, clock, is_told_to_end=lambda: notice.given).run()
+    how = settings or HostSettings()
+    with PreemptionNotice() as notice, ExitStack() as stack:
+        disk = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gleaner-states-"))) if disk_gib else None
+        workers = stack.enter_context(ProcessWorkers(disk))
+        member = ProcessMember()
+        stack.callback(member.kill)
+        Host(store, rules, me, how, workers, clock, member=member, is_told_to_end=lambda: notice.given).run()
     return me.incarnation

@@ -2,16 +2,38 @@
 
 A run generates responses, then its phase is due, waits for the trainer, and is trained. The trainer trains one phase
 at a time in the order of production (`phase_order`), and needs a switch time when another run becomes the resident.
-Storage, grading, states that do not fit in host memory, and faults are left out.
+While it is idle, a member may generate there by the rule of production (`backfill`). Storage, grading, states that do
+not fit in host memory, and faults are left out.
 """
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from storage.fleet_records import AdmittedRun, SpentEntry, SpentKind
+from tasks.sharing.backfill import choose_backfill
+from tasks.sharing.near_states import Need
 from tasks.sharing.phase_order import DueRun, next_run
+from tasks.sharing.residents import expected_s
+
+# How often an idle trainer looks whether no phase is expected for long enough.
+LOOKS_PER_QUIET = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Helping:
+    """How a member generates on an idle trainer.
+
+    quiet_s: as backfill_s in HostSettings. start_s: until its engine decodes. notice_s: from the moment at which a
+    phase is due until it has left. divisible: the part of a rollout, its beginning, that more machines shorten; in the
+    rest its longest responses end, which no other machine can hasten.
+    """
+
+    quiet_s: float
+    start_s: float
+    notice_s: float = 5.0
+    divisible: float = 0.7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +43,7 @@ class Conditions:
     switch_s: seconds of the trainer when another run becomes the resident. slowdown_max: the fleet's, for the order.
     rollout_cv, phase_cv: coefficients of variation of the log-normal times. correlation: the part, from 0 to 1, of the
     variance of the n-th rollout that all runs have in common. together: all runs begin at once, and not at random
-    moments of a cycle.
+    moments of a cycle. helping: None: the trainer only trains; else runs need their GPUs.
     """
 
     switch_s: float
@@ -30,6 +52,7 @@ class Conditions:
     phase_cv: float = 0.1
     correlation: float = 0.0
     together: bool = False
+    helping: Helping | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +71,7 @@ class SharedRun:
 
     @property
     def slowdown(self) -> float:
-        """Its time on the shared trainer over its time alone; at least 1, because a wait never hastens a later end."""
+        """Its time on the shared trainer over its time alone; at least 1 unless a member helped: waits only delay."""
         return (self.ended_s - self.began_s) / self.alone_s
 
 
@@ -101,6 +124,7 @@ class _Simulated:
         self._cycle = _Cycle(run.rollouts_ahead, self.began_s)
         self._alone = _Cycle(run.rollouts_ahead, self.began_s)
         self.waited_s: list[float] = []
+        self.ordered_s = self.began_s
         self._draw()
 
     def _draw(self) -> None:
@@ -112,14 +136,36 @@ class _Simulated:
         rollout_s = generating_s * _factor(normal, given.rollout_cv)
         self.phase_s = run.phase_s * _factor(self._own.gauss(0.0, 1.0), given.phase_cv)
         self.due_s = self._cycle.due_s(rollout_s)
+        self._rollout_s = rollout_s
         self._alone.ended_s.append(self._alone.due_s(rollout_s) + self.phase_s)
         self.iteration = len(self._cycle.ended_s)
 
     def train(self, at_s: float, ended_s: float) -> None:
         """The phase that is due was ordered to begin at the one moment and ended at the other."""
+        self.ordered_s = at_s
         self.waited_s.append(at_s - self.due_s)
         self._cycle.ended_s.append(ended_s)
         self._draw()
+
+    def unfinished(self, now_s: float) -> float:
+        """What is still to be generated for its present rollout, in seconds of one GPU."""
+        return max(0.0, self._cycle.rolled_s - now_s) * self.run.rollout_gpus
+
+    def saved_s(self, from_s: float, to_s: float, divisible: float) -> float:
+        """By how much its rollout is shorter if the trainer's GPUs generate, too, in this time."""
+        speed = self.run.trainer_gpus / self.run.rollout_gpus
+        ends_s = self._cycle.rolled_s - (1.0 - divisible) * self._rollout_s
+        return max(0.0, min(to_s - from_s, (ends_s - from_s) / (1.0 + speed))) * speed
+
+    def help(self, saved_s: float) -> None:
+        """Its rollout ends so much sooner."""
+        self._cycle.rolled_s -= saved_s
+        ended_s = self._cycle.ended_s
+        self.due_s = max(self._cycle.rolled_s, ended_s[-1] if ended_s else -math.inf)
+
+    def need(self, now_s: float) -> Need:
+        """When the host expects its next phase."""
+        return Need(self.run, expected_s(self.ordered_s, self.run.cycle_s, now_s))
 
     def due(self, now_s: float) -> DueRun:
         return DueRun(
@@ -146,11 +192,13 @@ def share_trainer(runs: Sequence[AdmittedRun], given: Conditions, *, iterations:
 
     The result is a function of the arguments, and the order of the runs changes nothing but ties of like ids. It takes
     time in proportion to the iterations and to the longest cycle over the shortest. Raises ValueError if there is no
-    run, or if two have one id.
+    run, if two have one id, or if a member is to help a run whose GPUs for rollout are unknown.
     """
     by_id = {run.id: _Simulated(run, given, seed) for run in runs}
     if not runs or len(by_id) < len(runs):
         raise ValueError(f"runs: value {[run.id for run in runs]}; allowed: at least one, each id once")
+    if given.helping is not None and not all(run.rollout_gpus for run in runs):
+        raise ValueError("rollout_gpus: value 0; allowed where a member helps: 1 or more")
     now_s, resident = 0.0, None
     entries: list[SpentEntry] = []
 
@@ -161,7 +209,9 @@ def share_trainer(runs: Sequence[AdmittedRun], given: Conditions, *, iterations:
             now_s = until_s
 
     while any(len(each.waited_s) < iterations for each in by_id.values()):
-        spend("idle", min(each.due_s for each in by_id.values()))
+        while (due_s := min(each.due_s for each in by_id.values())) > now_s:
+            helped, until_s = _help(by_id, given.helping, now_s, due_s)
+            spend("idle" if helped is None else "backfill", until_s, helped)
         chosen = next_run([each.due(now_s) for each in by_id.values() if each.due_s <= now_s])
         assert chosen is not None, f"no phase is due at {now_s}"
         run, ordered_s = by_id[chosen.id], now_s
@@ -171,6 +221,22 @@ def share_trainer(runs: Sequence[AdmittedRun], given: Conditions, *, iterations:
         spend("train", now_s + run.phase_s, chosen.id, run.iteration)
         run.train(ordered_s, now_s)
     return SharedTrainer(runs=tuple(by_id[run.id].result() for run in runs), entries=tuple(entries))
+
+
+def _help(runs: Mapping[str, _Simulated], how: Helping | None, now_s: float, due_s: float) -> tuple[str | None, float]:
+    """What an idle trainer does: it helps this run, or none, until this moment, at which it may choose again."""
+    if how is None:
+        return None, due_s
+    needs = [each.need(now_s) for each in runs.values()]
+    chosen = choose_backfill(needs, {run: each.unfinished(now_s) for run, each in runs.items()}, now_s, how.quiet_s)
+    if chosen is None:
+        return None, min(due_s, now_s + how.quiet_s / LOOKS_PER_QUIET)
+    helped, from_s = runs[chosen], now_s + how.start_s
+    others_s = min((each.due_s for run, each in runs.items() if run != chosen), default=math.inf)
+    soonest_s = helped.due_s - helped.saved_s(from_s, helped.due_s, how.divisible)
+    until_s = min(others_s, max(soonest_s, now_s))
+    helped.help(helped.saved_s(from_s, until_s, how.divisible))
+    return chosen, until_s + how.notice_s
 
 
 def saving_bound(runs: float, rollout_gpus: float, trainer_gpus: float) -> float:

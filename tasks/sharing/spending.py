@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Iterable
 
 from storage import fleet_layout, records
-from storage.fleet_records import SpentEntry, SpentKind, SpentRecord
+from storage.fleet_records import RestoredState, SpentEntry, SpentKind, SpentRecord
 from storage.store import ObjectStore
-from tasks.sharing.workers import WorkerPhase
+from tasks.sharing.workers import Restored, WorkerPhase
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +31,7 @@ class Spending:
         self._phase: tuple[str | None, int | None] = (None, None)
         self._since_s = 0.0
         self._entries: list[SpentEntry] = []
+        self._restored: list[RestoredState] = []
         self._records = 0
         self._unwritten: deque[SpentRecord] = deque()
 
@@ -45,16 +46,33 @@ class Spending:
             self._close(now_s)
             self._kind, self._phase = kind, (run, iteration)
 
+    def note_restored(self, run: str, iteration: int, how: Restored) -> None:
+        """A worker has restored its run's state for this iteration."""
+        self._restored.append(
+            RestoredState(
+                run=run,
+                iteration=iteration,
+                tier=how.tier,
+                ahead=how.ahead,
+                seconds=how.seconds,
+                num_bytes=how.num_bytes,
+            )
+        )
+
     def record(self, seated: Iterable[str], now_s: float) -> None:
         """Make a record of all time until now, in which these runs were seated on the host."""
         self._close(now_s)
         if self._entries:
             record = SpentRecord(
-                host=self._host, sequence=self._records, entries=tuple(self._entries), seated=tuple(sorted(seated))
+                host=self._host,
+                sequence=self._records,
+                entries=tuple(self._entries),
+                seated=tuple(sorted(seated)),
+                restored=tuple(self._restored),
             )
             self._unwritten.append(record)
             self._records += 1
-            self._entries = []
+            self._entries, self._restored = [], []
 
     def write(self, store: ObjectStore) -> None:
         """Write the records in order; after an error of the store the next call offers the same bytes again."""

@@ -1,27 +1,41 @@
 """The interface of a host to what trains: one worker process for each run that is seated on it.
 
 The host decides which run has the device. A worker restores its run's state, trains one phase when it is told to, parks
-its state in host memory, frees the device, and publishes from host memory.
+its state in host memory, frees the device, and publishes from host memory. It may be told to read its state into host
+memory ahead of its phase (to prefetch it), which does not touch the device.
 """
 
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from storage.fleet_records import AdmittedRun
+from storage.fleet_records import AdmittedRun, Tier
 
-WorkerPhase = Literal["absent", "restoring", "waiting", "training", "parking", "publishing", "parked", "failed"]
+WorkerPhase = Literal[
+    "absent", "prefetching", "restoring", "waiting", "training", "parking", "publishing", "parked", "failed"
+]
 ON_DEVICE: frozenset[WorkerPhase] = frozenset({"restoring", "waiting", "training", "parking"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """How a worker got its state. tier: from where. ahead: into host memory, before its phase; else onto the device."""
+
+    tier: Tier
+    seconds: float
+    num_bytes: int
+    ahead: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerState:
     """What a worker does now.
 
-    phase: "absent" if there is no process; "restoring" from `begin` until its state is on the device; "waiting" for
-    groups that are not recorded yet; "parked" if its phase is published, or was refused because another host's is;
-    "failed" if its process ended, or gave up the phase. iteration: of its present or last phase. digest: of the
-    checkpoint that its resident state equals; None if it holds none. message: why it failed. bytes_held: of its
-    resident state.
+    phase: "absent" if there is no process; "prefetching" from `prefetch` until its state is in host memory;
+    "restoring" from `begin` until its state is on the device; "waiting" for groups that are not recorded yet; "parked"
+    if its phase is published, or was refused because another host's is, or if it has prefetched; "failed" if its
+    process ended, or gave up the phase. iteration: of its present or last phase. digest: of the checkpoint that its
+    resident state equals; None if it holds none. message: why it failed. bytes_held: of its resident state. restored:
+    how it got its state for what it was told last; None until it has it.
     """
 
     phase: WorkerPhase = "absent"
@@ -29,6 +43,7 @@ class WorkerState:
     digest: str | None = None
     message: str = ""
     bytes_held: int = 0
+    restored: Restored | None = None
 
     @property
     def has_device(self) -> bool:
@@ -43,10 +58,18 @@ class WorkerState:
 class PhaseWorkers(Protocol):
     """The workers of a host. Only the host's thread calls it. No call waits for a worker."""
 
-    def begin(self, run: AdmittedRun, iteration: int) -> None:
+    def begin(self, run: AdmittedRun, iteration: int, *, onto_disk: bool) -> None:
         """Wake the run's worker, or start it if there is none, and let it train this phase.
 
-        The host calls it only while no worker has the device. From then on the worker has it.
+        onto_disk: whether it is to leave a copy of its new state on the local disk while it publishes. The host calls
+        it only while no worker has the device, and this one does not prefetch. From then on the worker has the device.
+        """
+        ...
+
+    def prefetch(self, run: AdmittedRun, iteration: int) -> None:
+        """Let the run's worker, which has no work, read the state for this phase into host memory.
+
+        A worker that cannot read it is "parked" without a state, or "failed".
         """
         ...
 
@@ -55,13 +78,38 @@ class PhaseWorkers(Protocol):
         ...
 
     def evict(self, run_id: str) -> None:
-        """End the run's worker, if there is one, and drop its resident state.
+        """End the run's worker, if there is one, and drop its state in host memory; a copy on the disk stays.
 
         The host calls it when it has lost the run's seat, when the run has left, when memory is needed, and when the
         host ends; never while the worker has the device.
         """
         ...
 
+    def drop_copy(self, run_id: str) -> None:
+        """Remove the copy of the run's state on the local disk, if there is one."""
+        ...
+
     def kill(self, run_id: str) -> None:
         """End the run's worker at once, whatever it does; its state is "failed" or "absent" from then on."""
+        ...
+
+
+class BackfillMember(Protocol):
+    """A member that generates on the host's device, in a process of its own. Only the host's thread calls it."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its process has been started and has not ended."""
+        ...
+
+    def start(self, run_url: str) -> None:
+        """Let a member generate for a run; the host calls it only while nothing has the device."""
+        ...
+
+    def notice(self) -> None:
+        """Tell it to leave: it flushes what it has, and its process ends. Does not wait for that."""
+        ...
+
+    def kill(self) -> None:
+        """End it at once, and return when its process has ended."""
         ...

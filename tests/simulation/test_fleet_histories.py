@@ -10,8 +10,11 @@ import pytest
 
 from simulation.judge_fleet import live_and_judge_fleet
 from simulation.simulated_fleet_history import FleetHistory, draw_fleet_history
+from simulation.simulated_workers import SimulatedWorkers
 from storage import liveness, records
-from tasks.sharing import billing, due_phase, host, residents, seating, spending
+from storage.fleet_records import DueRecord
+from storage.weights import objects
+from tasks.sharing import backfill, billing, due_phase, near_states, residents, seating, spending
 
 pytestmark = pytest.mark.slow
 
@@ -56,12 +59,26 @@ def test_no_history_breaks_a_rule(outcomes):
 def test_the_histories_are_eventful(outcomes):
     """A simulator in which nothing goes wrong shows nothing."""
     counts = sum((outcome.counts for outcome in outcomes), Counter())
-    for kind in ("kill", "freeze", "suspend", "clock", "heartbeat", "outage", "denied", "worker", "run away", "told"):
+    for kind in (
+        "kill",
+        "freeze",
+        "suspend",
+        "clock",
+        "heartbeat",
+        "outage",
+        "denied",
+        "worker",
+        "disk",
+        "run away",
+        "told",
+    ):
         assert counts[f"strike: {kind}"] > 0, kind
     for fault in ("throttled", "request_lost", "request_late", "answer_lost", "answer_retried", "denied"):
         assert counts[f"fault: {fault}"] > 5, fault
-    for what in ("seats taken over", "resident states used"):
+    for what in ("members started", "seats taken over", "resident states used", "states from the object store, ahead"):
         assert counts[what] > 20, what
+    for what in ("states from the local disk", "states from the local disk, ahead", "records of tiers compared"):
+        assert counts[what] > 5, what
     assert counts["repeats"] > 0
     assert 0.1 < max(outcome.requests_to_bound for outcome in outcomes) < 1
 
@@ -106,7 +123,7 @@ def test_a_seat_that_is_overwritten_is_found(monkeypatch):
 
 
 def test_a_phase_that_begins_before_it_is_due_is_found(monkeypatch):
-    monkeypatch.setattr(due_phase, "is_due", lambda *_: True)
+    monkeypatch.setattr(due_phase, "read_due", lambda _, iteration: DueRecord(iteration=iteration, groups=1))
     assert is_found("early")
 
 
@@ -132,8 +149,44 @@ def test_a_run_that_pays_for_idle_time_is_found(monkeypatch):
 
 
 def test_states_that_are_never_dropped_are_found(monkeypatch):
-    monkeypatch.setattr(host, "make_room", lambda *_, **__: ())
+    monkeypatch.setattr(near_states, "make_room", lambda *_, **__: ())
     assert is_found("memory")
+
+
+class Trusting:
+    """A bug: bytes are not compared with their digests."""
+
+    class Anything(str):
+        __slots__ = ()
+
+        def __ne__(self, other):
+            return False
+
+        __hash__ = str.__hash__
+
+    def update(self, part):
+        pass
+
+    def hexdigest(self):
+        return self.Anything()
+
+
+def test_a_copy_on_the_disk_that_is_used_without_comparing_digests_is_found(monkeypatch):
+    monkeypatch.setattr(objects, "Hasher", Trusting)
+    assert is_found("copy", lambda history: any(strike.kind == "disk" for strike in history.strikes))
+
+
+def test_a_state_that_is_read_ahead_onto_the_device_is_found(monkeypatch):
+    def onto_the_device(self, run, iteration):
+        self.begin(run, iteration, onto_disk=False)
+
+    monkeypatch.setattr(SimulatedWorkers, "prefetch", onto_the_device)
+    assert is_found("doubled", lambda history: len(history.runs) > 1)
+
+
+def test_a_tier_that_is_not_recorded_is_found(monkeypatch):
+    monkeypatch.setattr(spending.Spending, "note_restored", lambda *_: None)
+    assert is_found("tiers", lambda history: history.weather == history.calm and not history.strikes)
 
 
 def test_a_host_that_never_takes_the_seats_of_the_dead_is_found(monkeypatch):
@@ -143,3 +196,25 @@ def test_a_host_that_never_takes_the_seats_of_the_dead_is_found(monkeypatch):
     monkeypatch.setattr(liveness.Sign, "lost", by_its_word)
     monkeypatch.setattr(seating, "FORGOTTEN_TTLS", 1e9)
     assert is_found("livelock", lambda history: any(strike.kind == "kill" for strike in history.strikes))
+
+
+def helps(history):
+    return any(host.backfill_s is not None for host in history.hosts)
+
+
+def test_a_phase_that_begins_before_the_member_has_left_is_found(monkeypatch):
+    def forget(self, _now_s):
+        self.run = None
+
+    monkeypatch.setattr(backfill.Backfill, "leave", forget)
+    assert is_found("doubled", helps)
+
+
+def test_a_member_that_is_not_billed_to_the_run_that_it_helps_is_found(monkeypatch):
+    note = spending.Spending.note
+
+    def idle_instead(self, kind, run, iteration, now_s):
+        note(self, "idle", None, None, now_s) if kind == "backfill" else note(self, kind, run, iteration, now_s)
+
+    monkeypatch.setattr(spending.Spending, "note", idle_instead)
+    assert is_found("bill", lambda history: helps(history) and not history.strikes)

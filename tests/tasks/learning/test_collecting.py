@@ -7,15 +7,17 @@ import torch
 from flytekit.exceptions.user import FlyteRecoverableException
 
 from storage import layout, records
-from storage.clock import SystemClock
+from storage.clock import ManualClock, SystemClock
 from storage.collected import collected
 from storage.records import BatchRecord
-from storage.run import exists
+from storage.run import exists, lease_holder
 from storage.weights import tensor_sets
 from tasks.collect import collect as collect_task
 from tasks.configuration.references import PlanReference
+from tasks.learning.advance import advance
 from tasks.learning.collecting import collect
 from tasks.learning.follow import GroupTimeout
+from tasks.preparing.iteration import prepare
 from tests.dying_store import DiesAtWrite, Killed
 from tests.small_run import (
     EXECUTION,
@@ -137,6 +139,31 @@ def test_a_collector_that_is_killed_anywhere_is_taken_up_by_the_next(model):
         collect_groups()
         assert batches(store) == expected
         assert exists(store, layout.closed(0))
+        spent = collected(store, 0)
+        # An attempt that records nothing reads all that is recorded.
+        assert spent.seconds > 0
+        assert spent.puts + spent.gets >= GROUPS
+
+
+@pytest.mark.slow
+def test_an_execution_that_takes_over_while_the_trainers_pod_is_queued_changes_no_byte(model):
+    """No process keeps the lease then (decision 16)."""
+    settings = {"trainer": {"placement": "pod", "phase_start_share": 1.0}}
+    begun = everything(a_run(model, **settings))
+    undisturbed = at_url(begun)
+    collect_groups()
+    train_iteration(URL, 0)
+    expected = tensors(undisturbed)
+    store = at_url(begun)
+    collect_groups()
+    prepare(config(URL, model, **settings), "another", ManualClock())
+    assert lease_holder(store) == "another"
+    collect(URL, 0, "another", SystemClock())
+    train_iteration(URL, 0)
+    after = everything(store)
+    advance(URL, 0, "another", SystemClock())
+    assert {key for key, body in everything(store).items() if after.get(key) != body} <= {layout.LEASE_BEAT}
+    assert tensors(store) == expected
 
 
 @pytest.mark.slow

@@ -3,6 +3,8 @@ import pytest
 from storage import layout, records
 from storage.fleet_records import DueRecord
 from storage.memory import MemoryStore
+from storage.package_version import VERSION
+from storage.phase_failure import phase_failure
 from storage.records import RunRecord
 from storage.store import CorruptObject
 from tasks.sharing.due_phase import RunView
@@ -100,3 +102,12 @@ def test_damaged_records_are_refused(store, view):
     records.put(store, layout.due(0), DueRecord(iteration=1, groups=1))
     with pytest.raises(CorruptObject, match="iteration 1"):
         view.due()
+
+
+def test_a_phase_that_another_version_has_recorded_fails_by_name_and_is_not_begun(store, view):
+    records.put(store, layout.RUN, RUN)
+    records.put(store, layout.due(0), DueRecord(iteration=0, groups=1, version="0.0.9"))
+    assert (view.due(), view.due()) == (None, None)
+    assert phase_failure(store, 0) == (
+        f"its host has Gleaner {VERSION}, the run 0.0.9; allowed: the same; end the host and start one of 0.0.9"
+    )

@@ -1,12 +1,16 @@
 """Admission beside living hosts, whose heartbeats change while the command watches."""
 
+from dataclasses import replace
+
 import pytest
 
 from storage import fleet_layout, layout, records
 from storage.connect import connect
 from storage.fleet_records import FleetRecord
+from storage.package_version import VERSION
 from storage.records import ReportRecord, RunRecord
-from tasks.sharing.fleet_admission import Profile, admit, host_name
+from storage.seats import take_seat
+from tasks.sharing.fleet_admission import Profile, admit, check_admitted, host_name
 from tests.fleet_records import TTL_S, BeatingClock, a_beat, a_host
 from tests.small_run import config, memory_store
 
@@ -73,3 +77,21 @@ def test_what_is_not_given_is_the_median_of_the_runs_reports(store, settings, mo
     assert (admitted.phase_s, admitted.cycle_s) == (21.0, 205.0)
     given = admit(settings, model, Profile(phase_s=5.0), BeatingClock(store, {}), dry_run=True).run
     assert given == admitted
+
+
+def test_a_run_whose_host_is_of_another_version_is_refused_by_name_until_that_host_has_ended(store, settings, model):
+    announce(store, "new", 1 << 40)
+    run = admit(settings, model, PROFILE, BeatingClock(store, {"new": "idle"})).run
+    check_admitted(settings)
+    records.put(store, fleet_layout.host("old"), replace(a_host("old"), version="0.0.9"))
+    records.put(store, fleet_layout.alive("old"), a_beat("old", 0))
+    assert take_seat(store, run.id, 0, "old")
+    said = (
+        rf"^trainer.fleet: value '{FLEET}', whose host a-machine \(old\) has Gleaner 0.0.9, the run {VERSION}; allowed"
+    )
+    with pytest.raises(ValueError, match=said):
+        check_admitted(settings)
+    records.put(store, fleet_layout.alive("old"), a_beat("old", 1, "gone"))
+    check_admitted(settings)
+    assert take_seat(store, run.id, 1, "new")
+    check_admitted(settings)

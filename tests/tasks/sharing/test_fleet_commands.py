@@ -10,7 +10,7 @@ from gleaner import main
 from storage import fleet_layout, records
 from storage.clock import ManualClock
 from storage.connect import connect
-from storage.fleet_records import AdmittedRun, FleetRecord, HostRecord, SpentEntry, SpentRecord
+from storage.fleet_records import AdmittedRun, FleetRecord, HostRecord, RestoredState, SpentEntry, SpentRecord
 from tasks.configuration.run_config import parse
 from tasks.preparing.iteration import prepare
 from tasks.sharing.fleet_admission import expected_state_bytes
@@ -180,6 +180,16 @@ def test_commands_on_no_fleet_say_so(tmp_path, gleaner):
         assert "holds no fleet" in output
 
 
+@pytest.mark.parametrize(
+    ("option", "value"), [("--disk-gib", -1), ("--backfill-s", 0), ("--backfill-s", -5), ("--disk-gib", "much")]
+)
+def test_a_host_refuses_options_that_cannot_be(fleet, gleaner, option, value):
+    code, output = gleaner("fleet", "host", fleet, "--memory-gib", 1, option, value)
+    assert code == 2
+    assert f"Invalid value for '{option}'" in output
+    assert not list((fleet / "hosts").glob("*"))
+
+
 def test_the_state_that_a_run_needs_in_memory_is_estimated(model, config_file):
     def estimated(**sections):
         return expected_state_bytes(parse(yaml.safe_load(config_file(**sections).read_text())), model)
@@ -203,10 +213,15 @@ def test_a_report_shows_the_bound_first_and_then_who_paid_what(tmp_path, fleet, 
     urls = [str(tmp_path / "runs" / name) for name in ("a", "b")]
     ids = [fleet_layout.run_id(url) for url in urls]
     trained = SpentEntry(kind="train", run=ids[0], iteration=0, began_s=0.0, ended_s=5400.0)
-    spent = SpentRecord(host=host.incarnation, sequence=0, entries=(trained,), seated=tuple(sorted(ids)))
+    read = RestoredState(run=ids[0], iteration=0, tier="local disk", ahead=True, seconds=12.5, num_bytes=3 << 29)
+    spent = SpentRecord(
+        host=host.incarnation, sequence=0, entries=(trained,), seated=tuple(sorted(ids)), restored=(read,)
+    )
     records.put(store, fleet_layout.spent(host.incarnation, 0), spent)
     code, output = gleaner("fleet", "report", fleet)
     assert code == 0, output
+    [line] = [line for line in output.splitlines() if "local disk" in line]
+    assert [word.strip() for word in line.split("│")[3:-1]] == ["local disk", "0", "1", "12.5", "1.50"]
     assert output.startswith("Sharing saves at most 25.0 % of all GPU-hours.")
     assert "gpu-1" in output
     code, output = gleaner("fleet", "report", fleet, "--json")
@@ -216,6 +231,9 @@ def test_a_report_shows_the_bound_first_and_then_who_paid_what(tmp_path, fleet, 
         urls[1]: (0.0, 0.0),
     }
     assert found["hosts"][0]["paid_by"] == [{"name": urls[0], "hours": 1.5, "usd": 4.5}]
+    assert found["hosts"][0]["tiers"] == [
+        {"tier": "local disk", "phases": 0, "ahead": 1, "seconds": 12.5, "num_bytes": 3 << 29}
+    ]
     assert found["bound"] == 0.25
     assert {(run["iterations"], run["slowdown"]) for run in found["runs"]} == {(0, None)}
 

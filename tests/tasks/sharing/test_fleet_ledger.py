@@ -7,8 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.fleet_records import HostRecord, SpentEntry, SpentRecord
-from tasks.sharing.fleet_ledger import FleetReport, bound_of, host_account, measured_cycle_s, run_account
+from storage.fleet_records import HostRecord, RestoredState, SpentEntry, SpentRecord
+from tasks.sharing.fleet_ledger import (
+    FleetReport,
+    TierAccount,
+    bound_of,
+    host_account,
+    measured_cycle_s,
+    run_account,
+    tier_accounts,
+)
 from tests.fleet_records import a_beat, a_run
 
 RUNS = {name: a_run(name, share=share, cycle_s=360.0) for name, share in (("a", 1.0), ("b", 3.0))}
@@ -21,7 +29,11 @@ def a_host(usd_per_hour=2.0, name="h"):
     return HostRecord(incarnation=name, machine="m", memory_bytes=1, usd_per_hour=usd_per_hour, began_at_s=0.0)
 
 
-def spent(stretches, seated=(A, B)):
+def restored(run, tier, ahead=False):
+    return RestoredState(run=run.id, iteration=1, tier=tier, ahead=ahead, seconds=1.5, num_bytes=10)
+
+
+def spent(stretches, seated=(A, B), states=()):
     entries, now_s = [], 0.0
     for name, seconds in stretches:
         run = None if name is None else RUNS[name].id
@@ -37,18 +49,12 @@ def spent(stretches, seated=(A, B)):
         )
         now_s = ended_s
     ids = tuple(sorted(run.id for run in seated))
-    return [SpentRecord(host="h", sequence=0, entries=tuple(entries), seated=ids)] if entries else []
+    record = SpentRecord(host="h", sequence=0, entries=tuple(entries), seated=ids, restored=tuple(states))
+    return [record] if entries else []
 
 
-def reports(*moments, warm=()):
-    padded = [*warm, *[None] * (len(moments) - len(warm))]
-    return [
-        SimpleNamespace(
-            created_at_s=moment,
-            metrics={"timing_s/iteration": 500.0} | ({} if hit is None else {"sharing/warm": hit}),
-        )
-        for moment, hit in zip(moments, padded, strict=True)
-    ]
+def reports(*moments):
+    return [SimpleNamespace(created_at_s=moment, metrics={"timing_s/iteration": 500.0}) for moment in moments]
 
 
 @given(many=st.lists(STRETCHES, min_size=1, max_size=4), usd_per_hour=st.floats(0.0, 100.0), seated=st.booleans())
@@ -70,20 +76,31 @@ def test_the_parts_of_all_runs_add_up_to_the_hosts_bills(many, usd_per_hour, sea
 
 def test_an_account_by_hand():
     """Of two hours a trains for one, and of the other, idle one b pays three quarters."""
-    host = host_account(a_host(), a_beat("h", 3, "gone"), spent([("a", 3600.0), (None, 3600.0)]), SHARES)
+    states = [
+        restored(A, "object store"),
+        restored(A, "local disk", ahead=True),
+        restored(A, "host memory"),
+        restored(B, "host memory"),
+    ]
+    host = host_account(a_host(), a_beat("h", 3, "gone"), spent([("a", 3600.0), (None, 3600.0)], states=states), SHARES)
     assert (host.hours, host.usd, host.is_gone) == (2.0, 4.0, True)
-    found = run_account(A, "a", [host], reports(0.0, 396.0, 792.0, 5000.0, warm=(0.0, 1.0, 1.0)))
+    found = run_account(A, "a", [host], reports(0.0, 396.0, 792.0, 5000.0))
     assert (found.hours, found.usd) == (1.25, 2.5)
     assert (found.iterations, found.isolated_hours) == (4, 0.4)
     assert found.slowdown == pytest.approx(1.1)
-    assert (found.warm, found.phases) == (2, 3)
+    assert (found.warm, found.phases) == (1, 2)
+    assert tier_accounts(host.restored) == [
+        TierAccount(tier="host memory", phases=2, ahead=0, seconds=3.0, num_bytes=20),
+        TierAccount(tier="local disk", phases=0, ahead=1, seconds=1.5, num_bytes=10),
+        TierAccount(tier="object store", phases=1, ahead=0, seconds=1.5, num_bytes=10),
+    ]
     assert run_account(B, "b", [host], []).hours == 0.75
 
 
 def test_what_is_not_known_is_said_to_be_so():
     unpriced = host_account(a_host(None), None, spent([("a", 3600.0)]), SHARES)
     found = run_account(A, "a", [unpriced], None)
-    assert (found.hours, found.usd, found.iterations, found.slowdown, found.warm) == (1.0, None, None, None, None)
+    assert (found.hours, found.usd, found.iterations, found.slowdown) == (1.0, None, None, None)
     assert run_account(B, "b", [unpriced], []).usd == 0.0
     assert run_account(A, "a", [], reports(7.0)).slowdown is None
 

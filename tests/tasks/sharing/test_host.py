@@ -1,154 +1,19 @@
-"""A host from its first heartbeat to its last: scripted workers, and a clock at which the test makes things happen."""
+"""A host from its first heartbeat to its last."""
 
-import heapq
 import itertools
 import logging
 
 import pytest
 
 from storage import fleet_layout, layout, records
-from storage.clock import ManualClock
-from storage.fleet_records import DueRecord, HostBeat, LeftRecord, SpentRecord
+from storage.fleet_records import LeftRecord
 from storage.local import LocalStore
 from storage.memory import MemoryStore, NestedStore
-from storage.records import RunRecord
 from storage.seats import newest_seat, take_seat
 from storage.store import StoreDenied, StoreUnavailable
 from tasks.sharing.billing import bill, total_s
-from tasks.sharing.host import Host, HostSettings
-from tasks.sharing.workers import WorkerState
-from tests.fleet_records import FLEET, TTL_S, a_beat, a_host, a_run
-
-A, B, C = (a_run(name, state_bytes=4) for name in "abc")
-RUN = RunRecord(config={}, digest="0" * 32, vocab_size=1, model_files={}, created_at_s=0.0)
-SWITCH_S, TRAIN_S, PARK_S, PUBLISH_S = 2.0, 10.0, 1.0, 5.0
-
-
-class EventfulClock(ManualClock):
-    """While it sleeps, what was scheduled happens."""
-
-    def __init__(self):
-        super().__init__(500.0)
-        self.agenda, self.numbers = [], itertools.count()
-
-    def at(self, when_s, action):
-        heapq.heappush(self.agenda, (500.0 + when_s, next(self.numbers), action))
-
-    def sleep(self, duration_s):
-        until_s = self.monotonic() + duration_s
-        while self.agenda and self.agenda[0][0] <= until_s:
-            at_s, _, action = heapq.heappop(self.agenda)
-            self.advance(max(0.0, at_s - self.monotonic()))
-            action()
-        self.advance(max(0.0, until_s - self.monotonic()))
-
-
-class ScriptedWorkers:
-    """Phases of fixed duration. hang: runs whose training does not end. fail: runs whose next training fails."""
-
-    def __init__(self, clock, store_of):
-        self.clock, self.store_of = clock, store_of
-        self.begun, self.evicted, self.killed = [], [], []
-        self.at, self.digests, self.hang, self.fail = {}, {}, set(), set()
-        self.failed = {}
-
-    def begin(self, run, iteration):
-        assert not any(self.state(name).has_device for name in self.at)
-        self.begun.append((run.run_url[-1], iteration, self.clock.monotonic() - 500.0))
-        self.at[run.id] = (self.clock.monotonic(), run, iteration)
-        self.failed.pop(run.id, None)
-
-    def state(self, run_id):
-        if run_id in self.failed:
-            return WorkerState(phase="failed", message=self.failed[run_id])
-        if run_id not in self.at:
-            return WorkerState()
-        since_s, run, iteration = self.at[run_id]
-        passed_s = self.clock.monotonic() - since_s
-        if run_id in self.fail and passed_s > SWITCH_S:
-            self.fail.discard(run_id)
-            del self.at[run_id]
-            self.failed[run_id] = "it broke"
-            return self.state(run_id)
-        train_s = 1e9 if run_id in self.hang else TRAIN_S
-        phases = (("restoring", SWITCH_S), ("training", train_s), ("parking", PARK_S), ("publishing", PUBLISH_S))
-        for phase, duration_s in phases:
-            if passed_s < duration_s:
-                held = run.state_bytes if phase == "publishing" else 0
-                return WorkerState(phase=phase, iteration=iteration, bytes_held=held)
-            passed_s -= duration_s
-        self.store_of(run).put(layout.manifest(layout.weights(iteration + 1)), b"m")
-        return WorkerState(phase="parked", iteration=iteration, bytes_held=run.state_bytes)
-
-    def evict(self, run_id):
-        assert not self.state(run_id).has_device
-        self.evicted.append(run_id)
-        self.at.pop(run_id, None)
-
-    def kill(self, run_id):
-        self.killed.append(run_id)
-        self.hang.discard(run_id)
-        self.at.pop(run_id, None)
-        self.failed[run_id] = "killed"
-
-
-class Stage:
-    """A fleet with one production host, and what its runs do at which second."""
-
-    def __init__(self, true):
-        self.clock, self.true = EventfulClock(), true
-        self.fleet = NestedStore(self.true, "fleet")
-        self.refused = {}
-        self.workers = ScriptedWorkers(self.clock, self.store_of)
-        self.told = False
-
-    def store_of(self, run):
-        return NestedStore(self.true, run.run_url[-1])
-
-    def open(self, url):
-        if url[-1] in self.refused:
-            raise self.refused[url[-1]]
-        return NestedStore(self.true, url[-1])
-
-    def admit(self, *runs, exist=True):
-        for run in runs:
-            records.put(self.fleet, fleet_layout.admitted(run.id), run)
-            if exist:
-                records.put(self.store_of(run), layout.RUN, RUN)
-
-    def due(self, run, iteration, at_s=0.0):
-        record = DueRecord(iteration=iteration, groups=1)
-        self.clock.at(at_s, lambda: records.put(self.store_of(run), layout.due(iteration), record))
-
-    def play(self, until_s, memory_bytes=100, fleet=None, **settings):
-        def tell():
-            self.told = True
-
-        self.clock.at(until_s, tell)
-        host = Host(
-            fleet or self.fleet,
-            FLEET,
-            a_host("me", memory_bytes),
-            HostSettings(poll_interval_s=1.0, look_interval_s=5.0, **settings),
-            self.workers,
-            self.clock,
-            open_store=self.open,
-            is_told_to_end=lambda: self.told,
-        )
-        host.run()
-        return self.begun
-
-    @property
-    def begun(self):
-        return [(run, iteration) for run, iteration, _ in self.workers.begun]
-
-    @property
-    def spent(self):
-        return [records.read(self.fleet, SpentRecord, key) for key in self.fleet.list(fleet_layout.spent_by("me"))]
-
-    @property
-    def beat(self):
-        return records.read(self.fleet, HostBeat, fleet_layout.alive("me"))
+from tests.fleet_records import TTL_S, a_beat
+from tests.host_stage import PARK_S, PUBLISH_S, RUN, SWITCH_S, TRAIN_S, A, B, Stage
 
 
 @pytest.fixture
@@ -309,15 +174,6 @@ def test_a_run_that_leaves_while_its_phase_hangs_is_killed_and_its_worker_ended(
     stage.clock.at(14, lambda: records.put(stage.fleet, fleet_layout.left(A.id), left))
     assert stage.play(120, overtime_s_min=30.0, overtime=1.0) == [("a", 0), ("b", 0)]
     assert (stage.workers.killed, stage.workers.evicted[0]) == ([A.id], A.id)
-
-
-def test_where_memory_is_short_the_state_that_was_needed_least_recently_is_dropped(stage):
-    stage.admit(A, B, C)
-    for number, run in enumerate((A, B, C)):
-        stage.due(run, 0, at_s=20 + 30 * number)
-    stage.play(115, memory_bytes=9)
-    assert stage.begun == [("a", 0), ("b", 0), ("c", 0)]
-    assert stage.workers.evicted[0] == A.id
 
 
 def test_while_it_trains_it_beats_far_more_often_than_the_ttl(stage):

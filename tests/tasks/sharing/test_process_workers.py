@@ -3,109 +3,31 @@
 import itertools
 import os
 import signal
-import threading
 import time
-from contextlib import contextmanager
 
 import pytest
 
 from resources.local_starter import running_starter
 from resources.process import descendants
-from storage import fleet_layout, layout, records
+from storage import fleet_layout, layout
 from storage.clock import SystemClock
 from storage.connect import connect
-from storage.fleet_records import AdmittedRun, HostRecord, SpentRecord
-from storage.weights import tensor_sets
+from storage.fleet_records import AdmittedRun
 from tasks.learning.collecting import PhaseFailed, collect_and_wait
-from tasks.sharing.fleet_admission import Profile, admit, create_fleet, open_fleet
+from tasks.sharing.fleet_admission import expected_state_bytes
+from tasks.sharing.fleet_ledger import tier_accounts
+from tasks.sharing.fleet_report import account_for
 from tasks.sharing.fleet_view import look_at_fleet
-from tasks.sharing.host import Host, HostSettings
 from tasks.sharing.process_workers import ProcessWorkers
-from tests.small_run import EXECUTION, commit_iteration, config, plan_iteration, roll_out, train_iteration
+from tests.served_fleet import LIMIT_S, a_shared_run, alone, begin, in_thread, make_fleet, serving, spent_by, states
+from tests.small_run import EXECUTION, commit_iteration, plan_iteration, roll_out
 
 pytestmark = pytest.mark.slow
-LIMIT_S = 600
-SETTINGS = HostSettings(poll_interval_s=0.02, look_interval_s=0.1, spent_interval_s=0.2)
-KEPT = {"retention": {"keep_weights": 9, "keep_checkpoints": 9}}
-
-
-def in_thread(work, *arguments):
-    """Start a thread; returns a function that waits for it and returns its result, or raises its error."""
-    outcome = []
-
-    def run():
-        try:
-            outcome.append((work(*arguments), None))
-        except Exception as error:  # noqa: BLE001 - raised again below
-            outcome.append((None, error))
-
-    thread = threading.Thread(target=run)
-    thread.start()
-
-    def result():
-        thread.join(LIMIT_S)
-        [(value, error)] = outcome
-        if error is not None:
-            raise error
-        return value
-
-    return result
 
 
 @pytest.fixture
 def fleet(tmp_path):
-    url = str(tmp_path / "fleet")
-    create_fleet(url, [str(tmp_path / "runs")], 5.0, 1.1, SystemClock())
-    return url
-
-
-@contextmanager
-def serving(fleet, name):
-    """A host in a thread, until the end of the block."""
-    store, rules = open_fleet(fleet)
-    me = HostRecord(incarnation=name, machine="here", memory_bytes=1 << 30, usd_per_hour=1.0, began_at_s=0.0)
-    told = threading.Event()
-    with ProcessWorkers() as workers:
-        host = Host(store, rules, me, SETTINGS, workers, SystemClock(), is_told_to_end=told.is_set)
-        ended = in_thread(host.run)
-        try:
-            yield workers
-        finally:
-            told.set()
-            ended()
-
-
-def a_run(tmp_path, fleet, model, name, **sections):
-    url = str(tmp_path / "runs" / name)
-    trainer = {"placement": "shared", "fleet": fleet, "group_timeout_s": LIMIT_S}
-    settings = config(url, model, trainer=trainer, **{**KEPT, **sections})
-    admit(settings, model, Profile(phase_s=1.0, cycle_s=10.0), SystemClock())
-    return settings
-
-
-def alone(tmp_path, model, name, iterations, **sections):
-    """The states of the same run with a trainer of its own."""
-    url = str(tmp_path / "alone" / name)
-    settings = config(url, model, **{**KEPT, **sections})
-    for iteration in range(iterations):
-        plan_iteration(settings)
-        roll_out(url, iteration)
-        train_iteration(url, iteration)
-        commit_iteration(url, iteration)
-    return states(url)
-
-
-def states(url):
-    store = connect(url)
-    prefixes = [key.removesuffix("manifest.json") for key in store.list("") if key.endswith("/manifest.json")]
-    return {prefix: tensor_sets.read_manifest(store, prefix).tensors for prefix in prefixes}
-
-
-def begin(settings, iteration):
-    """Roll an iteration out, and begin its train task."""
-    plan_iteration(settings, SystemClock())
-    roll_out(settings.run.url, iteration)
-    return in_thread(collect_and_wait, settings.run.url, iteration, EXECUTION, SystemClock())
+    return make_fleet(tmp_path)
 
 
 def kill_workers():
@@ -116,19 +38,13 @@ def kill_workers():
     return len(workers)
 
 
-def entries(fleet, host):
-    store = connect(fleet)
-    found = [records.read(store, SpentRecord, key) for key in store.list(fleet_layout.spent_by(host))]
-    return [entry for record in found for entry in record.entries]
-
-
 OTHER = {"algorithm": {"kl_coef": 0.1}}
 
 
 def test_two_runs_on_one_host_learn_what_each_learns_alone_though_workers_and_the_host_are_killed(
     tmp_path, fleet, model
 ):
-    a, b = a_run(tmp_path, fleet, model, "a"), a_run(tmp_path, fleet, model, "b", **OTHER)
+    a, b = a_shared_run(tmp_path, fleet, model, "a"), a_shared_run(tmp_path, fleet, model, "b", **OTHER)
     iterations = 4
     warm = []
 
@@ -150,11 +66,10 @@ def test_two_runs_on_one_host_learn_what_each_learns_alone_though_workers_and_th
     # The first host is gone with its workers; the second takes its seats.
     with serving(fleet, "second"):
         go_through(3)
-    assert warm[:2] == [[0.0, 0.0], [1.0, 1.0]]
-    assert warm[3] == [0.0, 0.0]
+    assert warm[1] == [1.0, 1.0]
     assert states(a.run.url) == alone(tmp_path, model, "a", iterations)
     assert states(b.run.url) == alone(tmp_path, model, "b", iterations, **OTHER)
-    spent = entries(fleet, "first")
+    spent = [entry for record in spent_by(fleet, "first") for entry in record.entries]
     assert {entry.kind for entry in spent} >= {"switch", "train", "idle"}
     assert spent[0].began_s == 0
     assert all(left.ended_s == right.began_s for left, right in itertools.pairwise(spent))
@@ -163,8 +78,31 @@ def test_two_runs_on_one_host_learn_what_each_learns_alone_though_workers_and_th
     assert {each.incarnation: each.state for each in view.hosts} == {"first": "gone", "second": "gone"}
 
 
+def test_states_that_memory_does_not_hold_at_once_come_from_the_disk_with_the_same_bits(tmp_path, fleet, model):
+    runs = {name: a_shared_run(tmp_path, fleet, model, name) for name in ("a", "b")}
+    one_bytes = expected_state_bytes(runs["a"], model)
+    disk = tmp_path / "disk"
+    with serving(fleet, "host", memory_bytes=one_bytes, disk=disk):
+        for iteration in range(3):
+            for waits in [begin(each, iteration) for each in runs.values()]:
+                waits()
+            for each in runs.values():
+                commit_iteration(each.run.url, iteration)
+        assert {folder.name for folder in disk.iterdir()} <= {
+            fleet_layout.run_id(each.run.url) for each in runs.values()
+        }
+    assert not any(disk.iterdir())
+    restored = [each for record in spent_by(fleet, "host") for each in record.restored]
+    assert sum(each.tier == "local disk" for each in restored) >= 2
+    assert all(each.num_bytes > 0 and each.seconds > 0 for each in restored)
+    [account] = account_for(fleet).hosts
+    assert sum(each.phases for each in tier_accounts(account.restored)) == 6
+    for name, each in runs.items():
+        assert states(each.run.url) == alone(tmp_path, model, name, 3)
+
+
 def test_a_phase_in_which_every_attempt_would_fail_ends_the_run_by_name_and_no_other(tmp_path, fleet, model):
-    a, b = a_run(tmp_path, fleet, model, "a"), a_run(tmp_path, fleet, model, "b")
+    a, b = a_shared_run(tmp_path, fleet, model, "a"), a_shared_run(tmp_path, fleet, model, "b")
     with serving(fleet, "host"):
         for each in (a, b):
             begin(each, 0)()
@@ -194,14 +132,14 @@ def test_a_run_that_does_not_exist_fails_and_is_told(tmp_path):
     )
     with ProcessWorkers() as workers:
         assert workers.state(run.id).phase == "absent"
-        workers.begin(run, 0)
+        workers.begin(run, 0, onto_disk=False)
         until = time.monotonic() + LIMIT_S
         while workers.state(run.id).phase != "failed":
             assert workers.state(run.id).has_device
             assert time.monotonic() < until
             time.sleep(0.02)
         assert "holds no run" in workers.state(run.id).message
-        workers.begin(run, 0)
+        workers.begin(run, 0, onto_disk=False)
         assert workers.state(run.id).phase == "restoring"
         workers.kill(run.id)
         assert workers.state(run.id).phase == "absent"

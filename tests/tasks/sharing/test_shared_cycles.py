@@ -1,6 +1,7 @@
 """The simulator of shared trainers against a judge that knows the rules, cases by hand, and the bound on any saving."""
 
 import importlib.util
+import itertools
 import math
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.sharing import shared_cycles
-from tasks.sharing.shared_cycles import Conditions, saving, saving_bound, share_trainer
+from tasks.sharing.shared_cycles import Conditions, Helping, saving, saving_bound, share_trainer
 from tests.fleet_records import a_run
 
 STEADY = Conditions(switch_s=2.0, rollout_cv=0.0, phase_cv=0.0)
@@ -97,7 +98,7 @@ PLANTED = {
     "trains two at once": ("now_s = until_s", "now_s = until_s - (10.0 if kind == 'train' else 0.0)"),
     "forgets the switch": ("now_s + given.switch_s", "now_s"),
     "switches without a change": ("if resident not in (None, chosen.id):", "if True:"),
-    "begins before a phase is due": ('spend("idle", min(', 'spend("idle", 0.5 * min('),
+    "begins before a phase is due": ("(due_s := min(", "(due_s := 0.5 * min("),
     "rolls out too far ahead": ("- 1 - self.ahead", "- 2 - self.ahead"),
     "takes the phase for a part of the rollout": ("run.cycle_s - run.phase_s)", "run.cycle_s)"),
 }
@@ -211,3 +212,22 @@ def test_the_bound_by_hand():
 def test_runs_are_needed_and_named_once(runs):
     with pytest.raises(ValueError, match="allowed: at least one, each id once"):
         share_trainer(runs, STEADY, iterations=1, seed=0)
+
+
+def test_a_member_fills_idle_time_and_the_time_stays_without_gaps():
+    runs = [a_run(name, cycle_s=600.0, phase_s=100.0, rollout_gpus=2, trainer_gpus=2) for name in "ab"]
+    helped = Conditions(switch_s=2.0, helping=Helping(quiet_s=60.0, start_s=20.0))
+    found = share_trainer(runs, helped, iterations=30, seed=1)
+    assert all(before.ended_s == after.began_s for before, after in itertools.pairwise(found.entries))
+    assert {"backfill", "train"} <= {entry.kind for entry in found.entries}
+    plain = share_trainer(runs, Conditions(switch_s=2.0), iterations=30, seed=1)
+    assert found.slowdown_mean < plain.slowdown_mean
+    assert found.part("idle") < plain.part("idle")
+    # Both generate with twice the machines for seven tenths of the time at best.
+    assert found.slowdown_mean > plain.slowdown_mean * (1 - 0.7 / 2)
+
+
+def test_a_member_needs_to_know_the_runs_gpus():
+    helped = Conditions(switch_s=0.0, helping=Helping(quiet_s=1, start_s=1))
+    with pytest.raises(ValueError, match=r"rollout_gpus: value 0; allowed where a member helps: 1 or more"):
+        share_trainer([a_run("a")], helped, iterations=1, seed=0)
