@@ -13,6 +13,7 @@ def fleet_host(fleet: str, slot: int, hours: float, memory_gib: float, usd_per_h
 
     slot: only tells apart the elements of a map.
     """
-    from tasks.sharing.serving import serve  # noqa: PLC0415 - when the task runs
+    from tasks.sharing.host import HostSettings  # noqa: PLC0415 - when the task runs
+    from tasks.sharing.serving import serve  # noqa: PLC0415
 
-    return serve(fleet, hours=hours, memory_gib=memory_gib, usd_per_hour=usd_per_hour)
+    return serve(fleet, memory_gib=memory_gib, usd_per_hour=usd_per_hour, settings=HostSettings(hours=hours))

@@ -10,16 +10,15 @@ from rich.table import Table
 from storage.clock import SystemClock
 from storage.paths import expanded
 from tasks.configuration.run_config import load
-from tasks.sharing.fleet_admission import Profile, create_fleet, host_name
+from tasks.sharing.fleet_admission import Profile, host_name
 from tasks.sharing.fleet_admission import admit as admit_run
-from tasks.sharing.fleet_admission import leave as leave_fleet
 from tasks.sharing.fleet_ledger import FleetReport
 from tasks.sharing.fleet_report import account_for, as_document
 from tasks.sharing.fleet_view import FleetView, look_at_fleet
 from tasks.sharing.host import HostSettings
-from tasks.sharing.serving import serve
-
-GIB = 1 << 30
+from tasks.sharing.membership import create_fleet
+from tasks.sharing.membership import leave as leave_fleet
+from tasks.sharing.serving import GIB, serve
 
 
 @click.group()

@@ -1,4 +1,4 @@
-"""The rules of a fleet, and which runs are admitted to it."""
+"""Admits runs to a fleet, where no run would become too slow."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -8,40 +8,20 @@ from pathlib import Path
 from storage import fleet_layout, records
 from storage.clock import Clock
 from storage.connect import connect
-from storage.fleet_records import AdmittedRun, FleetRecord, LeftRecord
+from storage.fleet_reading import has_left, read_run
+from storage.fleet_records import AdmittedRun, FleetRecord
 from storage.run import exists, holds_run, reports
-from storage.store import ConflictingRecord, ObjectMissing, ObjectStore
+from storage.store import ConflictingRecord
 from tasks.configuration.run_config import RunConfig
 from tasks.learning.pretrained import count_parameters
 from tasks.sharing.admission_forecast import Choice, choices
 from tasks.sharing.fleet_ledger import measured_cycle_s
 from tasks.sharing.fleet_rooms import look_at_rooms
+from tasks.sharing.membership import open_fleet
 
 FLOAT32_BYTES = 4
 # Parameters and two moments.
 TRAINED_TENSORS = 3
-
-
-def create_fleet(url: str, run_prefixes: Sequence[str], host_ttl_s: float, slowdown_max: float, clock: Clock) -> None:
-    """Create fleet.json; raises ConflictingRecord if the url holds a fleet with other rules, and ValueError."""
-    store = connect(url)
-    mine = FleetRecord(
-        run_prefixes=tuple(run_prefixes),
-        host_ttl_s=host_ttl_s,
-        slowdown_max=slowdown_max,
-        created_at_s=clock.wall(),
-    )
-    if not records.commit(store, fleet_layout.FLEET, mine):
-        raise ConflictingRecord(f"{store.url} holds a fleet already; nothing was changed")
-
-
-def open_fleet(url: str) -> tuple[ObjectStore, FleetRecord]:
-    """The store of a fleet that exists, and its rules; raises LookupError if there is none."""
-    store = connect(url)
-    try:
-        return store, records.read(store, FleetRecord, fleet_layout.FLEET)
-    except ObjectMissing:
-        raise LookupError(f"{store.url} holds no fleet; make one by: gleaner fleet init {url} --runs PREFIX") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,10 +67,10 @@ def admit(config: RunConfig, model: Path, profile: Profile, clock: Clock, *, dry
     if not fleet.allows(config.run.url):
         raise ValueError(f"run.url: value {config.run.url!r}; allowed in this fleet: below {_or(fleet.run_prefixes)}")
     run_id = fleet_layout.run_id(config.run.url)
-    if exists(store, fleet_layout.left(run_id)):
+    if has_left(store, run_id):
         raise ConflictingRecord(f"{config.run.url} has left the fleet {store.url} for good; give the run another url")
     is_new = not exists(store, fleet_layout.admitted(run_id))
-    run = _new_run(config, model, profile, clock) if is_new else _admitted_run(store, run_id)
+    run = _new_run(config, model, profile, clock) if is_new else read_run(store, run_id)
     seen = look_at_rooms(store, fleet, clock, without=run_id)
     switch_s = seen.switch_s if profile.switch_s is None else profile.switch_s
     found = choices(run, seen.rooms_for(run), fleet.slowdown_max, switch_s)
@@ -99,7 +79,7 @@ def admit(config: RunConfig, model: Path, profile: Profile, clock: Clock, *, dry
     if is_new:
         _check_choices(fleet, admission)
         if not dry_run and not records.commit(store, fleet_layout.admitted(run_id), run):
-            return replace(admission, run=_admitted_run(store, run_id))
+            return replace(admission, run=read_run(store, run_id))
     return admission
 
 
@@ -127,10 +107,6 @@ def host_name(admission: Admission, choice: Choice) -> str:
     return f"{admission.machines[choice.host]} ({choice.host[:12]})" if choice.host else "a host that could come"
 
 
-def _admitted_run(store: ObjectStore, run_id: str) -> AdmittedRun:
-    return records.read(store, AdmittedRun, fleet_layout.admitted(run_id))
-
-
 def _new_run(config: RunConfig, model: Path, profile: Profile, clock: Clock) -> AdmittedRun:
     phase_s, cycle_s = _times(config, profile.phase_s, profile.cycle_s)
     pools = config.pools
@@ -146,29 +122,6 @@ def _new_run(config: RunConfig, model: Path, profile: Profile, clock: Clock) -> 
         trainer_gpus=pools.train.gpus,
         admitted_at_s=clock.wall(),
     )
-
-
-def leave(url: str, run_url: str, reason: str, clock: Clock) -> None:
-    """Take a run out of a fleet for good; raises LookupError if it is not in there."""
-    store, _ = open_fleet(url)
-    run_id = fleet_layout.run_id(run_url)
-    if not exists(store, fleet_layout.admitted(run_id)):
-        raise LookupError(f"{store.url} has not admitted {run_url}")
-    left = LeftRecord(id=run_id, reason=reason, left_at_s=clock.wall())
-    records.commit(store, fleet_layout.left(run_id), left)
-
-
-def check_admitted(config: RunConfig) -> None:
-    """Raise LookupError unless the fleet that the configuration names, if it names one, has admitted the run."""
-    if config.trainer.fleet is None:
-        return
-    store, _ = open_fleet(config.trainer.fleet)
-    run_id = fleet_layout.run_id(config.run.url)
-    if not exists(store, fleet_layout.admitted(run_id)) or exists(store, fleet_layout.left(run_id)):
-        raise LookupError(
-            f"trainer.fleet: value {config.trainer.fleet!r}, which has not admitted {config.run.url} or has let it "
-            "go; admit it by: gleaner fleet admit CONFIG"
-        )
 
 
 def expected_state_bytes(config: RunConfig, model: Path) -> int:

@@ -11,12 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from storage import fleet_layout, records
 from storage.connect import connect
 from storage.fleet_records import AdmittedRun, HostBeat, HostRecord, SpentRecord
 from storage.records import ReportRecord
 from storage.run import holds_run, reports
-from storage.store import CorruptObject, ObjectMissing, ObjectStore, StorageError
+from storage.store import StorageError
 from tasks.sharing.billing import Bill, bill
 from tasks.sharing.shared_cycles import saving_bound
 
@@ -155,12 +154,4 @@ def readable_reports(run: AdmittedRun) -> list[ReportRecord] | None:
     except (StorageError, OSError, ValueError) as error:
         # The message could name what is not the reader's.
         log.warning("run %s: its reports cannot be read: %s", run.id, type(error).__name__)
-        return None
-
-
-def last_beat(store: ObjectStore, incarnation: str) -> HostBeat | None:
-    """The last heartbeat of a host; None if there is none, or if it cannot be read."""
-    try:
-        return records.read(store, HostBeat, fleet_layout.alive(incarnation))
-    except (ObjectMissing, CorruptObject):
         return None

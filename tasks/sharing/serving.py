@@ -6,8 +6,8 @@ from resources.notice import PreemptionNotice
 from storage.clock import SystemClock
 from storage.fleet_records import HostRecord
 from storage.records import nonce
-from tasks.sharing.fleet_admission import open_fleet
 from tasks.sharing.host import Host, HostSettings
+from tasks.sharing.membership import open_fleet
 from tasks.sharing.process_workers import ProcessWorkers
 
 GIB = 1 << 30
@@ -17,11 +17,10 @@ def serve(
     fleet: str,
     *,
     memory_gib: float,
-    hours: float | None = None,
-    usd_per_hour: float | None = None,
-    settings: HostSettings | None = None,
+    usd_per_hour: float | None,
+    settings: HostSettings,
 ) -> str:
-    """Serve a fleet until SIGTERM comes or the hours are over; ends at a phase boundary.
+    """Serve a fleet until SIGTERM comes or the hours of the settings are over; ends at a phase boundary.
 
     memory_gib: room for resident states in host memory. Raises LookupError if there is no fleet.
     """
@@ -34,7 +33,6 @@ def serve(
         usd_per_hour=usd_per_hour,
         began_at_s=clock.wall(),
     )
-    how = settings or HostSettings(hours=hours)
     with PreemptionNotice() as notice, ProcessWorkers() as workers:
-        Host(store, rules, me, how, workers, clock, is_told_to_end=lambda: notice.given).run()
+        Host(store, rules, me, settings, workers, clock, is_told_to_end=lambda: notice.given).run()
     return me.incarnation

@@ -7,8 +7,8 @@ from storage import fleet_layout
 from storage.clock import SystemClock
 from storage.connect import connect
 from tasks.fleet_host import fleet_host
-from tasks.sharing.fleet_admission import create_fleet
 from tasks.sharing.fleet_view import look_at_fleet
+from tasks.sharing.membership import create_fleet
 from tests.workflows.test_iteration import CONFIG, dispatched
 from workflows.fleet import hosts
 

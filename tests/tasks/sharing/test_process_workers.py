@@ -17,9 +17,10 @@ from storage.connect import connect
 from storage.fleet_records import AdmittedRun, HostRecord, SpentRecord
 from storage.weights import tensor_sets
 from tasks.learning.collecting import PhaseFailed, collect_and_wait
-from tasks.sharing.fleet_admission import Profile, admit, create_fleet, open_fleet
+from tasks.sharing.fleet_admission import Profile, admit
 from tasks.sharing.fleet_view import look_at_fleet
 from tasks.sharing.host import Host, HostSettings
+from tasks.sharing.membership import create_fleet, open_fleet
 from tasks.sharing.process_workers import ProcessWorkers
 from tests.small_run import EXECUTION, commit_iteration, config, plan_iteration, roll_out, train_iteration
 
