@@ -22,9 +22,11 @@ from storage.fleet_records import (
     HostBeat,
     HostRecord,
     LeftRecord,
+    Prediction,
     SeatRecord,
     SpentEntry,
     SpentRecord,
+    WaitingRun,
 )
 from storage.forecast_records import ForecastInput, ForecastRecord, SetupForecast, Spread
 from storage.length_tables import LengthTable, empty_table, encode_lengths
@@ -59,7 +61,7 @@ from storage.weights.versions import publish_version
 
 FOLDER = Path(__file__).parent / "data" / "format_1"
 FIRST, SECOND = "00000-6614ebe3071c4f04", "00000-a1c09d2f5b7e8833"
-HOST = "a1c09d2f5b7e8833"
+HOST, WAITING = "a1c09d2f5b7e8833", "5d20c7a94e1b6f08"
 RUN_URL = "s3://bucket/run"
 EXECUTION = "here:a-machine:17"
 CONFIG: dict[str, Any] = {"run": {"seed": 7, "url": "s3://bucket/run"}, "lora": None, "sizes": [1, 2.5, True]}
@@ -319,10 +321,8 @@ def of_the_trainer() -> dict[str, records.AnyRecord]:
 
 def of_the_fleet() -> dict[str, records.AnyRecord]:
     """The records of a fleet to which the run is admitted, by their keys below the fleet's root."""
-    run, entry = (
-        fleet_layout.run_id(RUN_URL),
-        SpentEntry(kind="idle", run=None, iteration=None, began_s=0.0, ended_s=4.5),
-    )
+    run = fleet_layout.run_id(RUN_URL)
+    entry = SpentEntry(kind="idle", run=None, iteration=None, began_s=0.0, ended_s=4.5)
     return {
         fleet_layout.FLEET: FleetRecord(run_prefixes=("s3://bucket",), host_ttl_s=60.0, created_at_s=1.0, **NONCE),
         fleet_layout.admitted(run): AdmittedRun(
@@ -336,6 +336,7 @@ def of_the_fleet() -> dict[str, records.AnyRecord]:
             rollouts_ahead=1,
             rollout_gpus=8,
             trainer_gpus=4,
+            predicted=Prediction(host=HOST, slowdowns={run: 1.0625}),
             **NONCE,
         ),
         fleet_layout.left(run): LeftRecord(id=run, reason="it has ended", left_at_s=9.0, **NONCE),
@@ -345,6 +346,9 @@ def of_the_fleet() -> dict[str, records.AnyRecord]:
         ),
         fleet_layout.alive(HOST): HostBeat(
             incarnation=HOST, sequence=3, resident=run, iteration=0, lived_s=30.25, state="training"
+        ),
+        fleet_layout.waiting(WAITING): WaitingRun(
+            incarnation=WAITING, sequence=2, run_url="s3://bucket/next", waited_s=20.5, state="waiting"
         ),
         fleet_layout.spent(HOST, 0): SpentRecord(
             host=HOST,
@@ -369,10 +373,7 @@ def write_run(store: ObjectStore) -> None:
         store.put(key, encode_shard(rows))
     store.put(layout.responses(0), encode_responses(responses()))
     store.put(layout.lengths(0), encode_lengths(length_table()))
-    tensors = {
-        "embed": TensorBlock("F32", (512,), EMBED),
-        "norm": TensorBlock("BF16", (2, 3), bytes(range(12))),
-    }
+    tensors = {"embed": TensorBlock("F32", (512,), EMBED), "norm": TensorBlock("BF16", (2, 3), bytes(range(12)))}
     publish(store, layout.weights(0), tensors, {"source": "a model"})
     changed = tensors | {"embed": TensorBlock("F32", (512,), EMBED_CHANGED)}
     publish_version(store, 1, changed, {"source": "train"}, base=tensors, full_interval=10)

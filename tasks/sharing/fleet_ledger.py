@@ -53,7 +53,8 @@ class RunAccount:
     """What a run used. None: it is unknown, as far as the run's reports are needed for it.
 
     hours, usd: of hosts. isolated_hours: of a trainer of its own, held for all cycles of the published iterations.
-    slowdown: the median cycle over the profile's. warm: in how many of `phases` the state was still in host memory.
+    slowdown: the median cycle over the profile's. predicted: what admission expected it to be. warm: in how many of
+    `phases` the state was still in host memory.
     """
 
     id: str
@@ -63,6 +64,7 @@ class RunAccount:
     iterations: int | None
     isolated_hours: float | None
     slowdown: float | None
+    predicted: float | None
     warm: int | None
     phases: int | None
 
@@ -116,8 +118,20 @@ def host_account(
     )
 
 
+def predicted_slowdowns(runs: Iterable[AdmittedRun]) -> dict[str, float]:
+    """What the last admission that concerned each run predicted for it, by run id."""
+    admissions = sorted(runs, key=lambda run: run.admitted_at_s)
+    return {
+        run: slowdown for each in admissions if each.predicted for run, slowdown in each.predicted.slowdowns.items()
+    }
+
+
 def run_account(
-    run: AdmittedRun, name: str, hosts: Iterable[HostAccount], found: Sequence[ReportRecord] | None
+    run: AdmittedRun,
+    name: str,
+    hosts: Iterable[HostAccount],
+    found: Sequence[ReportRecord] | None,
+    predicted: float | None = None,
 ) -> RunAccount:
     """What one run used of these hosts. found: the reports of the run; None: they cannot be read."""
     using = [host for host in hosts if run.id in host.run_hours]
@@ -132,6 +146,7 @@ def run_account(
         iterations=None if found is None else len(found),
         isolated_hours=None if found is None else len(found) * run.cycle_s / SECONDS_PER_HOUR,
         slowdown=None if cycle_s is None else cycle_s / run.cycle_s,
+        predicted=predicted,
         warm=None if warm is None else round(sum(warm)),
         phases=None if warm is None else len(warm),
     )

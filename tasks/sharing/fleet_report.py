@@ -4,7 +4,14 @@ from dataclasses import asdict
 from typing import Any
 
 from storage.fleet_reading import has_left, last_beat, read_hosts, read_run, read_spent, run_ids
-from tasks.sharing.fleet_ledger import FleetReport, bound_of, host_account, readable_reports, run_account
+from tasks.sharing.fleet_ledger import (
+    FleetReport,
+    bound_of,
+    host_account,
+    predicted_slowdowns,
+    readable_reports,
+    run_account,
+)
 from tasks.sharing.membership import open_fleet
 
 
@@ -24,12 +31,16 @@ def account_for(url: str, reader_url: str | None = None) -> FleetReport:
     for host in read_hosts(store):
         beat, spent = last_beat(store, host.incarnation), read_spent(store, host.incarnation)
         hosts.append(host_account(host, beat, spent, shares))
+    predicted = predicted_slowdowns(runs)
     present = [run for run in runs if not has_left(store, run.id)]
     return FleetReport(
         url=store.url,
         bound=bound_of(present, sum(not host.is_gone for host in hosts)),
         hosts=hosts,
-        runs=[run_account(run, fleet.name_for(reader_url, run), hosts, readable_reports(run)) for run in runs],
+        runs=[
+            run_account(run, fleet.name_for(reader_url, run), hosts, readable_reports(run), predicted.get(run.id))
+            for run in runs
+        ],
     )
 
 

@@ -1,7 +1,7 @@
 """Which runs are seated on the living hosts of a fleet, and how long these switch: read once, without taking part."""
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from storage import fleet_layout
@@ -37,7 +37,14 @@ class FleetRooms:
         return (Room(host="", memory_bytes=sum(run.state_bytes for run in (newcomer, *runs)), seated=runs),)
 
 
-def look_at_rooms(store: ObjectStore, fleet: FleetRecord, clock: Clock, *, without: str) -> FleetRooms:
+def look_at_rooms(
+    store: ObjectStore,
+    fleet: FleetRecord,
+    clock: Clock,
+    *,
+    without: str,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> FleetRooms:
     """Look at a fleet as if the run with the id `without` were not in it.
 
     It takes as long as `living_hosts`. Records that cannot be read are logged and left out. Raises the store's errors.
@@ -45,7 +52,7 @@ def look_at_rooms(store: ObjectStore, fleet: FleetRecord, clock: Clock, *, witho
     present = [each for each in run_ids(store) if each != without and not has_left(store, each)]
     admitted = readable(store, AdmittedRun, (fleet_layout.admitted(each) for each in present))
     runs = {run.id: run for run in admitted if run.id in present and fleet.allows(run.run_url)}
-    hosts = living_hosts(store, fleet, clock)
+    hosts = living_hosts(store, fleet, clock, meanwhile)
     rooms = {host.incarnation: Room(host=host.incarnation, memory_bytes=host.memory_bytes) for host in hosts}
     waiting = []
     for run in runs.values():

@@ -12,13 +12,22 @@ from storage.store import ConflictingRecord, ObjectMissing, ObjectStore
 from tasks.configuration.run_config import RunConfig
 
 
-def create_fleet(url: str, run_prefixes: Sequence[str], host_ttl_s: float, slowdown_max: float, clock: Clock) -> None:
+def create_fleet(
+    url: str,
+    run_prefixes: Sequence[str],
+    host_ttl_s: float,
+    slowdown_max: float,
+    clock: Clock,
+    *,
+    patience_s: float = 3600.0,
+) -> None:
     """Create fleet.json; raises ConflictingRecord if the url holds a fleet with other rules, and ValueError."""
     store = connect(url)
     mine = FleetRecord(
         run_prefixes=tuple(run_prefixes),
         host_ttl_s=host_ttl_s,
         slowdown_max=slowdown_max,
+        patience_s=patience_s,
         created_at_s=clock.wall(),
     )
     if not records.commit(store, fleet_layout.FLEET, mine):

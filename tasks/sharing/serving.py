@@ -4,13 +4,11 @@ import socket
 
 from resources.notice import PreemptionNotice
 from storage.clock import SystemClock
-from storage.fleet_records import HostRecord
+from storage.fleet_records import GIB, HostRecord
 from storage.records import nonce
 from tasks.sharing.host import Host, HostSettings
 from tasks.sharing.membership import open_fleet
 from tasks.sharing.process_workers import ProcessWorkers
-
-GIB = 1 << 30
 
 
 def serve(

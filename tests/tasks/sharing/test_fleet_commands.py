@@ -58,7 +58,11 @@ def test_a_fleet_is_made_once_and_its_rules_stay(tmp_path, fleet, gleaner):
 
 @pytest.mark.parametrize(
     ("option", "value", "said"),
-    [("--host-ttl-s", 0, "host_ttl_s: value 0.0; allowed"), ("--slowdown-max", 1, "slowdown_max: value 1.0; allowed")],
+    [
+        ("--host-ttl-s", 0, "host_ttl_s: value 0.0; allowed"),
+        ("--slowdown-max", 1, "slowdown_max: value 1.0; allowed"),
+        ("--patience-s", -1, "patience_s: value -1.0; allowed: 0 or more"),
+    ],
 )
 def test_rules_that_cannot_be_are_refused(tmp_path, gleaner, option, value, said):
     code, output = gleaner("fleet", "init", tmp_path / "new", "--runs", tmp_path, option, value)
@@ -147,6 +151,7 @@ def test_a_run_one_step_off_is_admitted_as_such(tmp_path, fleet, gleaner, config
         ({}, ("--phase-s", 60), "--cycle-s: value missing; allowed: seconds above 0"),
         ({}, ("--phase-s", -1, "--cycle-s", 9), "phase_s: value -1.0; allowed: finite and above 0"),
         ({}, (*PROFILE, "--share", 0), "share: value 0.0; allowed: finite and above 0"),
+        ({}, (*PROFILE, "--wait", "--dry-run"), "--wait: value given with --dry-run; allowed: one of them"),
         ({"trainer": {"fleet": "/no/fleet"}}, PROFILE, "/no/fleet holds no fleet; make one by: gleaner fleet init"),
     ],
 )
