@@ -53,6 +53,11 @@ TRAIN_LINK_GBPS = 100.0
 LOSSES_MIN = 3
 # A difference between versions as a share of a version's bytes, by learning rate (docs/guide/cost.md, Weights).
 DELTA_SHARES = ((2e-6, 0.02), (float("inf"), 0.1))
+# What says more about a trainer that the run has for a part of an iteration only.
+NOT_SIMULATED = {
+    "pod": "'pod' is not simulated; the run's reports tell how long machines were held",
+    "shared": "'shared' is not simulated; see gleaner fleet admit --dry-run, and later gleaner fleet report",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +102,9 @@ class _Gathering:
         pools = tuple(self._pool(name, pool) for name, pool in self._config.pools.rollout_pools.items())
         trainer = self._trainer()
         policy = self._policy()
+        placement = self._config.trainer.placement
+        if placement != "own":
+            self._show("train: placement", "own", NOT_SIMULATED[placement])
         return ForecastInputs(pools=pools, trainer=trainer, work=self._work, policy=policy, shown=tuple(self._shown))
 
     def _show(self, name: str, value: str, source: str) -> None:
