@@ -156,6 +156,8 @@ def _runs(view: FleetView) -> Table:
     for run in view.runs:
         host_name = "left" if run.left else run.host or "waits for a host"
         grid.add_row(run.id, run.run_url, host_name, f"{run.load:.2f}", f"{run.state_bytes / GIB:.2f}")
+    for each in view.waiting:
+        grid.add_row("", each.run_url, f"waits to be admitted, for {each.waited_s:.0f} s", "", "")
     return grid
 
 

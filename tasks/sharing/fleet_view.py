@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
-from storage.fleet_reading import has_left, last_beat, read_hosts, read_run, read_spent, run_ids
-from storage.fleet_records import HostRecord, SpentKind
+from storage import fleet_layout
+from storage.fleet_reading import has_left, last_beat, read_hosts, read_run, read_spent, readable, run_ids
+from storage.fleet_records import HostRecord, SpentKind, WaitingRun
 from storage.seats import newest_seat
 from storage.store import ObjectStore
 from tasks.sharing.membership import open_fleet
@@ -35,11 +36,12 @@ class HostInFleet:
 
 @dataclass(frozen=True)
 class FleetView:
-    """kinds: what a host's time is spent on, in order."""
+    """kinds: what a host's time is spent on, in order. waiting: runs that wait to be admitted, by last heartbeats."""
 
     url: str
     runs: Sequence[RunInFleet]
     hosts: Sequence[HostInFleet]
+    waiting: Sequence[WaitingRun]
     kinds: tuple[str, ...] = get_args(SpentKind)
 
 
@@ -47,7 +49,9 @@ def look_at_fleet(url: str) -> FleetView:
     """Read a whole fleet; raises LookupError if there is none, and CorruptObject."""
     store, _ = open_fleet(url)
     hosts = [_host(store, each) for each in read_hosts(store)]
-    return FleetView(store.url, [_run(store, each) for each in run_ids(store)], hosts)
+    heartbeats = readable(store, WaitingRun, store.list(fleet_layout.WAITING))
+    waiting = [each for each in heartbeats if each.state == "waiting"]
+    return FleetView(store.url, [_run(store, each) for each in run_ids(store)], hosts, waiting)
 
 
 def _run(store: ObjectStore, run_id: str) -> RunInFleet:

@@ -13,7 +13,9 @@ from storage.connect import connect
 from storage.fleet_records import AdmittedRun, FleetRecord, HostRecord, SpentEntry, SpentRecord
 from tasks.configuration.run_config import parse
 from tasks.preparing.iteration import prepare
+from tasks.sharing.admission_queue import Waiting
 from tasks.sharing.fleet_admission import expected_state_bytes
+from tasks.sharing.membership import open_fleet
 from tests.small_run import EXECUTION, document
 
 
@@ -161,6 +163,19 @@ def test_what_cannot_be_admitted_is_refused_in_one_line(fleet, gleaner, config_f
     assert said in output
     assert output.count("\n") == 1
     assert connect(str(fleet)).list(fleet_layout.RUNS) == []
+
+
+def test_runs_that_wait_to_be_admitted_are_shown_until_they_wait_no_longer(tmp_path, fleet, gleaner):
+    clock = ManualClock()
+    waiting = Waiting(*open_fleet(str(fleet)), "runs/w", clock)
+    waiting.beat_if_due()
+    clock.advance(50.0)
+    waiting.beat_if_due()
+    output = gleaner("fleet", "status", fleet)[1]
+    assert "runs/w" in output
+    assert "waits to be admitted, for 50 s" in output
+    waiting.end()
+    assert "runs/w" not in gleaner("fleet", "status", fleet)[1]
 
 
 def test_a_run_that_its_fleet_has_not_admitted_is_not_planned(tmp_path, config_file, fleet, gleaner):
