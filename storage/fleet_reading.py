@@ -66,10 +66,16 @@ def living_hosts(
 
 
 def waiting_runs(
-    store: ObjectStore, fleet: FleetRecord, clock: Clock, meanwhile: Callable[[], None] = lambda: None
+    store: ObjectStore,
+    fleet: FleetRecord,
+    clock: Clock,
+    meanwhile: Callable[[], None] = lambda: None,
+    *,
+    without: str = "",
 ) -> list[WaitingRun]:
-    """The last heartbeats of the processes that are seen to wait; as `living_hosts`."""
-    names = [key.removeprefix(fleet_layout.WAITING).removesuffix(".json") for key in store.list(fleet_layout.WAITING)]
+    """The last heartbeats of the processes that are seen to wait, but that of one incarnation; as `living_hosts`."""
+    names = {key.removeprefix(fleet_layout.WAITING).removesuffix(".json") for key in store.list(fleet_layout.WAITING)}
+    names.discard(without)
     heartbeats = Heartbeats(store, WaitingRun, fleet_layout.waiting, clock)
     found = _living(heartbeats, names, fleet, clock, meanwhile)
     return [record for _, record in sorted(found.items()) if record is not None]

@@ -137,14 +137,17 @@ def _check_queue(
     store: ObjectStore, fleet: FleetRecord, run: AdmittedRun, waiting: Waiting | None, clock: Clock
 ) -> None:
     """Raise MustWaitError if a run that this one may not pass waits."""
-    meanwhile = waiting.beat_if_due if waiting is not None else lambda: None
-    found = {each.run_url: each for each in waiting_runs(store, fleet, clock, meanwhile) if each.run_url != run.run_url}
-    waited_s = 0.0 if waiting is None else waiting.waited_s
-    url = may_not_pass(waited_s, {each: other.waited_s for each, other in found.items()}, fleet.patience_s)
+    if waiting is None:
+        waited_s, found = 0.0, waiting_runs(store, fleet, clock)
+    else:
+        waited_s = waiting.waited_s
+        found = waiting_runs(store, fleet, clock, waiting.beat_if_due, without=waiting.incarnation)
+    others_s = {each.run_url: each.waited_s for each in found if each.run_url != run.run_url}
+    url = may_not_pass(waited_s, others_s, fleet.patience_s)
     if url is not None:
         raise MustWaitError(
-            f"{run.run_url} is not admitted: {fleet.name_for_url(run.run_url, url)} has waited for "
-            f"{found[url].waited_s:.0f} s; allowed in this fleet: to pass it for {fleet.patience_s:g} s; wait by --wait"
+            f"{run.run_url} is not admitted: {fleet.name_for_url(run.run_url, url)} waits for longer than the fleet's "
+            f"patience_s, {fleet.patience_s:g} s, so no run that came later passes it; wait, too, by --wait"
         )
 
 
