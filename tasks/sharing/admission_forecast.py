@@ -14,6 +14,8 @@ from tasks.sharing.shared_cycles import Conditions, share_trainer
 SIMULATIONS, SIMULATIONS_MAX = 6, 60
 UNSURE_MAX = 0.01
 ITERATIONS = 250
+# The first iterations on an idle trainer wait less: those of overloaded hosts did until about the twentieth.
+SETTLED = 40
 # How fast a state leaves the device or comes back, where no host has measured it. A processor under load copied 2.5 GB
 # in a second; the bus of a GPU is faster, so that this errs towards refusing.
 COPIED_BYTES_PER_S = 2.5e9
@@ -59,7 +61,7 @@ def simulate_until_sure(
     step: int,
     unsure_max: float,
 ) -> list[list[float]]:
-    """The slowdowns of each run, in the order of the runs, in one simulation for each seed.
+    """The slowdowns of each run, in the order of the runs, in one simulation for each seed, once the host has settled.
 
     The seeds are used `step` at a time, until the standard error of the slowest run's mean is at most `unsure_max`, or
     no seed is left.
@@ -67,7 +69,7 @@ def simulate_until_sure(
     found: list[list[float]] = [[] for _ in runs]
     for first in range(0, len(seeds), step):
         for seed in seeds[first : first + step]:
-            simulated = share_trainer(runs, given, iterations=iterations, seed=seed)
+            simulated = share_trainer(runs, given, iterations=iterations, seed=seed, settled=SETTLED)
             for slowdowns, run in zip(found, simulated.runs, strict=True):
                 slowdowns.append(run.slowdown)
         slowest = max(found, key=statistics.fmean)

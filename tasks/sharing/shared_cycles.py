@@ -36,8 +36,8 @@ class Conditions:
 class SharedRun:
     """How a run fared. Times are seconds.
 
-    began_s, ended_s: when its first rollout began and its last phase ended. alone_s: how long the same rollouts and
-    phases take with a trainer of its own. waited_s: from due to the order to begin, for each phase.
+    began_s, ended_s: when its first rollout that counts began and its last phase ended. alone_s: how long the same
+    rollouts and phases take with a trainer of its own. waited_s: from due to the order to begin, for each phase.
     """
 
     run: str
@@ -48,7 +48,10 @@ class SharedRun:
 
     @property
     def slowdown(self) -> float:
-        """Its time on the shared trainer over its time alone; at least 1, because a wait never hastens a later end."""
+        """Its time on the shared trainer over its time alone.
+
+        At least 1 if all iterations count, because a wait never hastens a later end.
+        """
         return (self.ended_s - self.began_s) / self.alone_s
 
 
@@ -130,23 +133,27 @@ class _Simulated:
             share=self.run.share,
         )
 
-    def result(self) -> SharedRun:
+    def result(self, settled: int) -> SharedRun:
+        """How it fared after so many iterations."""
         done = len(self._cycle.ended_s)
         return SharedRun(
             run=self.run.id,
-            began_s=self.began_s,
+            began_s=self._cycle.ended_s[settled - 1] if settled else self.began_s,
             ended_s=self._cycle.ended_s[-1],
-            alone_s=self._alone.ended_s[done - 1] - self.began_s,
-            waited_s=tuple(self.waited_s),
+            alone_s=self._alone.ended_s[done - 1] - (self._alone.ended_s[settled - 1] if settled else self.began_s),
+            waited_s=tuple(self.waited_s[settled:]),
         )
 
 
-def share_trainer(runs: Sequence[AdmittedRun], given: Conditions, *, iterations: int, seed: int) -> SharedTrainer:
+def share_trainer(
+    runs: Sequence[AdmittedRun], given: Conditions, *, iterations: int, seed: int, settled: int = 0
+) -> SharedTrainer:
     """Simulate runs on one host until each has trained so many iterations; the others go on until then.
 
-    The result is a function of the arguments, and the order of the runs changes nothing but ties of like ids. It takes
-    time in proportion to the iterations and to the longest cycle over the shortest. Raises ValueError if there is no
-    run, or if two have one id.
+    settled: how many iterations of each run come before these and do not count in how it fared. At the beginning the
+    trainer is idle, so that phases wait less than they do later. The result is a function of the arguments, and the
+    order of the runs changes nothing but ties of like ids. It takes time in proportion to the iterations and to the
+    longest cycle over the shortest. Raises ValueError if there is no run, or if two have one id.
     """
     by_id = {run.id: _Simulated(run, given, seed) for run in runs}
     if not runs or len(by_id) < len(runs):
@@ -160,7 +167,7 @@ def share_trainer(runs: Sequence[AdmittedRun], given: Conditions, *, iterations:
             entries.append(SpentEntry(kind=kind, run=run, iteration=iteration, began_s=now_s, ended_s=until_s))
             now_s = until_s
 
-    while any(len(each.waited_s) < iterations for each in by_id.values()):
+    while any(len(each.waited_s) < settled + iterations for each in by_id.values()):
         spend("idle", min(each.due_s for each in by_id.values()))
         chosen = next_run([each.due(now_s) for each in by_id.values() if each.due_s <= now_s])
         assert chosen is not None, f"no phase is due at {now_s}"
@@ -170,7 +177,7 @@ def share_trainer(runs: Sequence[AdmittedRun], given: Conditions, *, iterations:
         resident = chosen.id
         spend("train", now_s + run.phase_s, chosen.id, run.iteration)
         run.train(ordered_s, now_s)
-    return SharedTrainer(runs=tuple(by_id[run.id].result() for run in runs), entries=tuple(entries))
+    return SharedTrainer(runs=tuple(by_id[run.id].result(settled) for run in runs), entries=tuple(entries))
 
 
 def saving_bound(runs: float, rollout_gpus: float, trainer_gpus: float) -> float:

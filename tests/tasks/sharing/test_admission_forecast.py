@@ -1,3 +1,4 @@
+import itertools
 from statistics import fmean, stdev
 
 import pytest
@@ -67,7 +68,8 @@ def test_more_runs_are_slower_in_the_mean(ahead):
     for count in range(1, 6):
         runs = [a_run(str(each), phase_s=30.0, cycle_s=150.0, rollouts_ahead=ahead) for each in range(count)]
         means.append(sum(predict_slowdowns(runs, Conditions(switch_s=5.0)).values()) / count)
-    assert means == sorted(means)
+    # Two runs one step off hide their waits, and may make up for those of before they settled.
+    assert all(later > sooner - 1e-3 for sooner, later in itertools.pairwise(means))
     assert means[0] == pytest.approx(1.0)
     assert means[-1] > 1.05
 
