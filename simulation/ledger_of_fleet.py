@@ -101,9 +101,9 @@ class LedgerOfFleet:
         """Count a request that failed or took long."""
         self.counts["troubles"] += 1
 
-    def view(self, who: str) -> "FleetView":
+    def view(self, who: str) -> "RecordedFleetStore":
         """The true store as one process reaches it."""
-        return FleetView(self, who)
+        return RecordedFleetStore(self, who)
 
     def exists(self, run: str, key: str) -> bool:
         """Whether a run really has an object."""
@@ -235,7 +235,7 @@ class LedgerOfFleet:
         return life.said_gone or longest_s >= self._host_ttl_s / FASTEST_CLOCK
 
 
-class FleetView:
+class RecordedFleetStore:
     """An ObjectStore that records every request of one process in the ledger."""
 
     def __init__(self, ledger: LedgerOfFleet, who: str) -> None:

@@ -11,6 +11,7 @@ FLEET = "fleet.json"
 RUNS = "runs/"
 HOSTS = "hosts/"
 ALIVE = "alive/"
+WAITING = "waiting/"
 RUN_ID_DIGITS = 16
 SEAT_PATTERN = re.compile(rf"{RUNS}([0-9a-f]{{{RUN_ID_DIGITS}}})/seats/(\d{{6,}})\.json")
 
@@ -54,6 +55,11 @@ def host(incarnation: str) -> str:
 def alive(incarnation: str) -> str:
     """The heartbeat of a host."""
     return f"{ALIVE}{incarnation}.json"
+
+
+def waiting(incarnation: str) -> str:
+    """The heartbeat of a process that waits until its run is admitted."""
+    return f"{WAITING}{incarnation}.json"
 
 
 def spent_by(incarnation: str) -> str:

@@ -4,12 +4,15 @@ Only `DueRecord` lies in a run's directory; all others lie below the fleet's roo
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+from storage import fleet_layout
 from storage.package_version import VERSION
 from storage.records import STRICT, nonce
 
+GIB = 1 << 30
 SpentKind = Literal["switch", "wait", "train", "park", "backfill", "idle"]
 Tier = Literal["host memory", "local disk", "object store"]
 
@@ -20,7 +23,8 @@ class FleetRecord:
 
     run_prefixes: a run is admitted if its url lies below one of them. host_ttl_s: a host that was silent for so long,
     on the observer's monotonic clock, has lost its seats; choose several times what one request may take.
-    slowdown_max: no run's cycle is to take more than so many times what it takes alone.
+    slowdown_max: no run's cycle is to take more than so many times what it takes alone. patience_s: runs that can be
+    admitted pass one that has to wait, until it has waited for so long.
     """
 
     KIND: ClassVar[str] = "fleet"
@@ -29,11 +33,14 @@ class FleetRecord:
     host_ttl_s: float
     created_at_s: float
     slowdown_max: float = 1.1
+    patience_s: float = 3600.0
     nonce: str = field(default_factory=nonce)
 
     def __post_init__(self) -> None:
         _check_above("host_ttl_s", self.host_ttl_s, 0)
         _check_above("slowdown_max", self.slowdown_max, 1)
+        if not self.patience_s >= 0:
+            raise ValueError(f"patience_s: value {self.patience_s}; allowed: 0 or more")
 
     def allows(self, run_url: str) -> bool:
         """Whether a run with this url may be admitted: it lies below one of the prefixes, and no part of it is ".."."""
@@ -44,10 +51,27 @@ class FleetRecord:
 
         A run below other prefixes is another team's, and is called by its id.
         """
-        return run.run_url if self._prefixes_of(reader_url) & self._prefixes_of(run.run_url) else run.id
+        return self.name_for_url(reader_url, run.run_url)
+
+    def name_for_url(self, reader_url: str, run_url: str) -> str:
+        """The same for a run that is not admitted yet."""
+        is_near = self._prefixes_of(reader_url) & self._prefixes_of(run_url)
+        return run_url if is_near else fleet_layout.run_id(run_url)
 
     def _prefixes_of(self, run_url: str) -> set[str]:
         return {prefix for prefix in self.run_prefixes if f"{run_url}/".startswith(f"{prefix.rstrip('/')}/")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """What admission expected: on which host the run trains, and how long the cycles of all runs there take then.
+
+    host: the incarnation; None: no host lived. slowdowns: times as long as alone, by run id.
+    """
+
+    __pydantic_config__ = STRICT
+    host: str | None
+    slowdowns: Mapping[str, float] = field(hash=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +81,8 @@ class AdmittedRun:
     id: `fleet_layout.run_id(run_url)`. share: the weight of its waiting. phase_s: the expected seconds of a phase.
     cycle_s: the expected seconds from one phase to the next if the run had a trainer of its own. rollouts_ahead: how
     many iterations its rollout runs ahead of training. state_bytes: the size of its resident state in host memory.
-    rollout_gpus, trainer_gpus: of all its pools for rollout, and of the trainer that it would have; 0: none.
+    rollout_gpus, trainer_gpus: of all its pools for rollout, and of the trainer that it would have; 0: none. predicted:
+    None before admission has simulated it.
     """
 
     KIND: ClassVar[str] = "admitted run"
@@ -72,6 +97,7 @@ class AdmittedRun:
     rollouts_ahead: int = 0
     rollout_gpus: int = 0
     trainer_gpus: int = 0
+    predicted: Prediction | None = None
     nonce: str = field(default_factory=nonce)
 
     def __post_init__(self) -> None:
@@ -158,6 +184,22 @@ class HostBeat:
     iteration: int | None
     lived_s: float
     state: Literal["idle", "training", "leaving", "gone"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WaitingRun:
+    """Heartbeat of a process that waits until its run can be admitted. incarnation: of that process.
+
+    waited_s: how long, on its monotonic clock. state "gone": it waits no longer.
+    """
+
+    KIND: ClassVar[str] = "waiting run"
+    __pydantic_config__ = STRICT
+    incarnation: str
+    sequence: int
+    run_url: str
+    waited_s: float
+    state: Literal["waiting", "gone"]
 
 
 @dataclass(frozen=True, kw_only=True)

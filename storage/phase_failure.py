@@ -27,7 +27,7 @@ class PhaseFailureRecord:
 
 def fail_phase(store: ObjectStore, iteration: int, message: str) -> None:
     """Record that the iteration's phase fails in the execution that advances the run now."""
-    failure = PhaseFailureRecord(iteration=iteration, execution=_execution(store, iteration) or "", message=message)
+    failure = PhaseFailureRecord(iteration=iteration, execution=_execution(store, iteration), message=message)
     records.put(store, layout.phase_failure(iteration), failure)
 
 
@@ -37,11 +37,12 @@ def phase_failure(store: ObjectStore, iteration: int) -> str | None:
         failure = records.read(store, PhaseFailureRecord, layout.phase_failure(iteration))
     except ObjectMissing:
         return None
-    return failure.message if failure.execution == (_execution(store, iteration) or "") else None
+    return failure.message if failure.execution == _execution(store, iteration) else None
 
 
-def _execution(store: ObjectStore, iteration: int) -> str | None:
+def _execution(store: ObjectStore, iteration: int) -> str:
+    """The execution that advances the run now; empty if none has begun the iteration."""
     try:
         return records.read(store, SettingsRecord, layout.settings(iteration)).execution
     except ObjectMissing:
-        return None
+        return ""

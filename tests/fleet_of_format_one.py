@@ -9,13 +9,15 @@ from storage.fleet_records import (
     HostBeat,
     HostRecord,
     LeftRecord,
+    Prediction,
     RestoredState,
     SeatRecord,
     SpentEntry,
     SpentRecord,
+    WaitingRun,
 )
 
-HOST = "a1c09d2f5b7e8833"
+HOST, WAITING = "a1c09d2f5b7e8833", "5d20c7a94e1b6f08"
 RUN_URL = "s3://bucket/run"
 NONCE = {"nonce": "0123456789abcdef0123456789abcdef"}
 
@@ -39,6 +41,7 @@ def of_the_fleet() -> dict[str, records.AnyRecord]:
             rollouts_ahead=1,
             rollout_gpus=8,
             trainer_gpus=4,
+            predicted=Prediction(host=HOST, slowdowns={run: 1.0625}),
             **NONCE,
         ),
         fleet_layout.left(run): LeftRecord(id=run, reason="it has ended", left_at_s=9.0, **NONCE),
@@ -55,6 +58,9 @@ def of_the_fleet() -> dict[str, records.AnyRecord]:
         ),
         fleet_layout.alive(HOST): HostBeat(
             incarnation=HOST, sequence=3, resident=run, iteration=0, lived_s=30.25, state="training"
+        ),
+        fleet_layout.waiting(WAITING): WaitingRun(
+            incarnation=WAITING, sequence=2, run_url="s3://bucket/next", waited_s=20.5, state="waiting"
         ),
         fleet_layout.spent(HOST, 0): SpentRecord(
             host=HOST,

@@ -321,10 +321,7 @@ def write_run(store: ObjectStore) -> None:
         store.put(key, encode_shard(rows))
     store.put(layout.responses(0), encode_responses(responses()))
     store.put(layout.lengths(0), encode_lengths(length_table()))
-    tensors = {
-        "embed": TensorBlock("F32", (512,), EMBED),
-        "norm": TensorBlock("BF16", (2, 3), bytes(range(12))),
-    }
+    tensors = {"embed": TensorBlock("F32", (512,), EMBED), "norm": TensorBlock("BF16", (2, 3), bytes(range(12)))}
     publish(store, layout.weights(0), tensors, {"source": "a model"})
     changed = tensors | {"embed": TensorBlock("F32", (512,), EMBED_CHANGED)}
     publish_version(store, 1, changed, {"source": "train"}, base=tensors, full_interval=10)

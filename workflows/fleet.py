@@ -1,14 +1,16 @@
 """Hosts of a fleet as a map over reserved machines: one execution for some hours, after which the next may follow."""
 
 import functools
+from pathlib import Path
 
-from flytekit import dynamic
+from flytekit import LaunchPlan, dynamic, workflow
 from flytekit.exceptions.user import FlyteUserRuntimeException
 
 from resources.pools import ControlPoolConfig, overrides, task_settings
-from tasks.configuration.run_config import parse
+from tasks.configuration.run_config import dump, load, parse
 from tasks.fleet_host import fleet_host
 from tasks.local_map import crew_map
+from workflows.schedules import cron, one_at_a_time
 
 
 @dynamic(**task_settings(ControlPoolConfig()))
@@ -46,3 +48,41 @@ def hosts(
     serving_all = crew_map(serving, title="hosts")
     served: list[str | None] = serving_all(slot=list(range(count))).with_overrides(**overrides(pool))
     return served
+
+
+@workflow
+def serving(config: dict, count: int, hours: float, memory_gib: float) -> list[str | None]:  # type: ignore[type-arg]
+    """The same as a workflow, which a launch plan needs; the inputs are those of `hosts`."""
+    served: list[str | None] = hosts(config=config, count=count, hours=hours, memory_gib=memory_gib)
+    return served
+
+
+def scheduled_hosts(
+    config: Path, schedule: str, *, count: int, hours: float, memory_gib: float, name: str = "fleet_hosts"
+) -> LaunchPlan:
+    """A launch plan that keeps hosts on reserved machines: at each tick, unless its last execution still runs.
+
+    Hosts end at the first phase boundary after `hours`, so ticks that come more often than that leave no gap but the
+    time to the next one. Raises ConfigError and ValueError for what cannot be.
+
+    Args:
+        config: the configuration of one of the fleet's runs; its content is fixed in the plan
+        schedule: a cron expression of five fields, or @hourly and the like
+        count: the number of hosts, each on a machine of its own
+        hours: how long they serve
+        memory_gib: each machine's host memory for the states of runs
+        name: of the plan; each fleet of a project needs a name of its own
+    """
+    settings = load(config)
+    if settings.trainer.fleet is None:
+        raise ValueError(f"{config}: trainer.fleet: value null; allowed here: the url of a fleet")
+    for what, value in (("count", count), ("hours", hours), ("memory_gib", memory_gib)):
+        if not value > 0:
+            raise ValueError(f"{what}: value {value}; allowed: above 0")
+    return LaunchPlan.get_or_create(
+        serving,
+        name=name,
+        schedule=cron("schedule", schedule),
+        fixed_inputs={"config": dump(settings), "count": count, "hours": float(hours), "memory_gib": float(memory_gib)},
+        concurrency=one_at_a_time(),
+    )

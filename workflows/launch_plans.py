@@ -7,9 +7,10 @@ in object storage keeps two executions that it lets through from both advancing 
 import os
 from pathlib import Path
 
-from flytekit import ConcurrencyLimitBehavior, ConcurrencyPolicy, CronSchedule, LaunchPlan
+from flytekit import LaunchPlan
 
 from tasks.configuration.run_config import dump, load
+from workflows.schedules import cron, one_at_a_time
 from workflows.training import training
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "gsm8k_qwen3.yaml"
@@ -17,14 +18,10 @@ CONFIG = Path(os.environ.get("GLEANER_RUN_CONFIG", EXAMPLE))
 SCHEDULE = os.environ.get("GLEANER_SCHEDULE", "0 * * * *")
 ITERATIONS_PER_TICK = 4
 
-# flytekit would accept a sixth field, and flyteadmin would read it as a different schedule.
-if not SCHEDULE.startswith("@") and len(SCHEDULE.split()) != 5:
-    raise ValueError(f"GLEANER_SCHEDULE: {SCHEDULE!r} given; allowed: a cron expression of five fields, or @daily etc.")
-
 continue_run = LaunchPlan.get_or_create(
     training,
     name="continue_run",
-    schedule=CronSchedule(schedule=SCHEDULE),
+    schedule=cron("GLEANER_SCHEDULE", SCHEDULE),
     fixed_inputs={"config": dump(load(CONFIG)), "count": ITERATIONS_PER_TICK},
-    concurrency=ConcurrencyPolicy(max_concurrency=1, behavior=ConcurrencyLimitBehavior.SKIP),
+    concurrency=one_at_a_time(),
 )

@@ -11,6 +11,7 @@ from storage.retention import sweep
 from storage.retention_config import RetentionConfig
 from storage.run import connect_to_run, read_config, read_plan, read_run, release_lease
 from storage.store import ObjectStore
+from tasks.concluding.host_tab import host_tab
 from tasks.configuration.references import IterationOutcome, PlanReference
 from tasks.configuration.run_config import RunConfig, parse
 from tasks.reporting.conclusion import conclude_iteration
@@ -58,6 +59,7 @@ def commit_and_tell(plan: PlanReference, *, last: bool) -> tuple[IterationOutcom
     tidy(store, config.retention)
     tabs = render(report, write_metrics(store), notes=warnings(store, plan, report, not_come))
     tabs["Plan"] = plan_tab(written.decisions, report.metrics)
+    tabs |= host_tab(config)
     store.put(layout.deck(plan.iteration), page(f"Gleaner, iteration {plan.iteration}", tabs).encode())
     tell_trackers(store, config, report)
     outcome = IterationOutcome(

@@ -172,8 +172,7 @@ class RunConfig:
     def in_plan_order(self) -> bool:
         """Whether groups are trained in the order of the plan; a restarted trainer finds the same answer."""
         is_float32 = {self.rollout.dtype, self.trainer.dtype} == {"float32"}
-        exact = is_float32 and self.rollout.engine in OUR_ENGINES
-        return self.algorithm.in_plan_order(exact_engine=exact)
+        return self.algorithm.in_plan_order(exact_engine=is_float32 and self.rollout.engine in OUR_ENGINES)
 
     @property
     def phase_start_share(self) -> float:

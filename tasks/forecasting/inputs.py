@@ -26,6 +26,11 @@ from tasks.planning.division import groups_in_budget
 # Qwen3-8B's value: 36 layers x 8 heads x 128 x 2 values x 2 bytes are 147 kB for 8.2 billion parameters.
 KV_BYTES_PER_PARAMETER = 18e-6
 VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+# What says more about a trainer that the run has for a part of an iteration only.
+NOT_SIMULATED = {
+    "pod": "'pod' is not simulated; the run's reports tell how long machines were held",
+    "shared": "'shared' is not simulated; see gleaner fleet admit --dry-run, and later gleaner fleet report",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +68,9 @@ def gather(config: RunConfig, probe: Probe | NoProbe) -> ForecastInputs:
         shown=shown,
     )
     pools, trainer = crew_pools(facts), trainer_scenario(facts)
+    if config.trainer.placement != "own":
+        reason = NOT_SIMULATED[config.trainer.placement]
+        shown.append(ForecastInput(name="train: placement", value="own", source=reason))
     return ForecastInputs(pools=pools, trainer=trainer, work=work, policy=_policy(facts), shown=tuple(facts.shown))
 
 

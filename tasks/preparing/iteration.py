@@ -45,7 +45,7 @@ from tasks.planning.offer import GroupLengths
 from tasks.preparing.checks import check_held_out, check_settings, draw, model_directory
 from tasks.preparing.needed_state import check_needed_state
 from tasks.prompts.loading import load_prompts
-from tasks.sharing.fleet_admission import check_admitted
+from tasks.sharing.membership import check_admitted
 
 log = logging.getLogger(__name__)
 

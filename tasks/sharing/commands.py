@@ -8,18 +8,18 @@ from rich.console import Console
 from rich.table import Table
 
 from storage.clock import SystemClock
+from storage.fleet_records import GIB
 from storage.paths import expanded
 from tasks.configuration.run_config import load
-from tasks.sharing.fleet_admission import Profile, create_fleet, host_name
+from tasks.sharing.fleet_admission import Profile, admit_at_last, host_name
 from tasks.sharing.fleet_admission import admit as admit_run
-from tasks.sharing.fleet_admission import leave as leave_fleet
 from tasks.sharing.fleet_ledger import FleetReport, tier_accounts
 from tasks.sharing.fleet_report import account_for, as_document
 from tasks.sharing.fleet_view import FleetView, look_at_fleet
 from tasks.sharing.host_settings import HostSettings
+from tasks.sharing.membership import create_fleet
+from tasks.sharing.membership import leave as leave_fleet
 from tasks.sharing.serving import serve
-
-GIB = 1 << 30
 
 
 @click.group()
@@ -41,9 +41,12 @@ def fleet() -> None:
 @click.option(
     "--slowdown-max", type=float, default=1.1, show_default=True, help="How many times as long a cycle may take."
 )
-def init(fleet_url: str, prefixes: tuple[str, ...], host_ttl_s: float, slowdown_max: float) -> None:
+@click.option(
+    "--patience-s", type=float, default=3600.0, show_default=True, help="How long others pass a run that waits."
+)
+def init(fleet_url: str, prefixes: tuple[str, ...], host_ttl_s: float, slowdown_max: float, patience_s: float) -> None:
     """Make a fleet at FLEET_URL, to which runs below the given urls may be admitted."""
-    create_fleet(fleet_url, prefixes, host_ttl_s, slowdown_max, SystemClock())
+    create_fleet(fleet_url, prefixes, host_ttl_s, slowdown_max, SystemClock(), patience_s=patience_s)
     click.echo(f"{fleet_url} is a fleet now; admit runs by: gleaner fleet admit CONFIG")
 
 
@@ -58,6 +61,7 @@ def init(fleet_url: str, prefixes: tuple[str, ...], host_ttl_s: float, slowdown_
     "--switch-s", type=click.FloatRange(min=0), help="Seconds to change the resident. Default: as the hosts measured."
 )
 @click.option("--dry-run", is_flag=True, help="Predict, and write nothing.")
+@click.option("--wait", is_flag=True, help="If there is no room for it now, wait until there is; Ctrl-C ends it.")
 def admit(
     config: Path,
     share: float,
@@ -66,6 +70,7 @@ def admit(
     switch_s: float | None,
     *,
     dry_run: bool,
+    wait: bool,
 ) -> None:
     """Admit the run of a configuration file to the fleet that it names (trainer.fleet).
 
@@ -75,7 +80,13 @@ def admit(
     """
     settings = load(config)
     profile = Profile(share=share, phase_s=phase_s, cycle_s=cycle_s, switch_s=switch_s)
-    admission = admit_run(settings, expanded(settings.policy.path), profile, SystemClock(), dry_run=dry_run)
+    model, clock = expanded(settings.policy.path), SystemClock()
+    if wait and dry_run:
+        raise ValueError("--wait: value given with --dry-run; allowed: one of them")
+    if wait:
+        admission = admit_at_last(settings, model, profile, clock, lambda refusal: click.echo(refusal, err=True))
+    else:
+        admission = admit_run(settings, model, profile, clock, dry_run=dry_run)
     run = admission.run
     click.echo(
         f"{run.run_url} {'can be' if dry_run else 'is'} admitted as {run.id}: a phase of {run.phase_s:.1f} s in "
@@ -163,6 +174,8 @@ def _runs(view: FleetView) -> Table:
     for run in view.runs:
         host_name = "left" if run.left else run.host or "waits for a host"
         grid.add_row(run.id, run.run_url, host_name, f"{run.load:.2f}", f"{run.state_bytes / GIB:.2f}")
+    for each in view.waiting:
+        grid.add_row("", each.run_url, f"waits to be admitted, for {each.waited_s:.0f} s", "", "")
     return grid
 
 
@@ -175,12 +188,14 @@ def _hosts(view: FleetView) -> Table:
 
 
 def _accounts(found: FleetReport) -> Table:
-    grid = Table("run", "host hours", "$", "alone, hours", "iterations", "slowdown", "warm", title="runs")
+    titles = ("run", "host hours", "$", "alone, hours", "iterations", "slowdown", "predicted", "warm")
+    grid = Table(*titles, title="runs")
     for run in found.runs:
         warm = f"{run.warm} of {run.phases}"
         iterations = "unknown" if run.iterations is None else str(run.iterations)
-        figures = (_figure(run.usd, 2), _figure(run.isolated_hours, 3), iterations, _figure(run.slowdown, 3), warm)
-        grid.add_row(run.name, _figure(run.hours, 3), *figures)
+        slowdowns = (_figure(run.slowdown, 3), _figure(run.predicted, 3))
+        hours = (_figure(run.hours, 3), _figure(run.usd, 2), _figure(run.isolated_hours, 3))
+        grid.add_row(run.name, *hours, iterations, *slowdowns, warm)
     return grid
 
 

@@ -1,50 +1,29 @@
-"""The rules of a fleet, and which runs are admitted to it."""
+"""Admits runs to a fleet, where no run would become too slow."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from storage import fleet_layout, records
 from storage.clock import Clock
 from storage.connect import connect
-from storage.fleet_records import AdmittedRun, FleetRecord, HostRecord, LeftRecord
-from storage.package_version import VERSION
+from storage.fleet_reading import has_left, read_run, waiting_runs
+from storage.fleet_records import GIB, AdmittedRun, FleetRecord, Prediction
 from storage.run import exists, holds_run, reports
-from storage.seats import newest_seat
-from storage.store import ConflictingRecord, ObjectMissing, ObjectStore
+from storage.store import ConflictingRecord, ObjectStore
 from tasks.configuration.run_config import RunConfig
 from tasks.learning.pretrained import count_parameters
 from tasks.sharing.admission_forecast import Choice, choices
-from tasks.sharing.due_phase import other_version
-from tasks.sharing.fleet_ledger import last_beat, measured_cycle_s
+from tasks.sharing.admission_queue import Waiting, may_not_pass
+from tasks.sharing.fleet_ledger import measured_cycle_s
 from tasks.sharing.fleet_rooms import look_at_rooms
+from tasks.sharing.membership import open_fleet
+from tasks.sharing.seat_placement import Room
 
 FLOAT32_BYTES = 4
 # Parameters and two moments.
 TRAINED_TENSORS = 3
-
-
-def create_fleet(url: str, run_prefixes: Sequence[str], host_ttl_s: float, slowdown_max: float, clock: Clock) -> None:
-    """Create fleet.json; raises ConflictingRecord if the url holds a fleet with other rules, and ValueError."""
-    store = connect(url)
-    mine = FleetRecord(
-        run_prefixes=tuple(run_prefixes),
-        host_ttl_s=host_ttl_s,
-        slowdown_max=slowdown_max,
-        created_at_s=clock.wall(),
-    )
-    if not records.commit(store, fleet_layout.FLEET, mine):
-        raise ConflictingRecord(f"{store.url} holds a fleet already; nothing was changed")
-
-
-def open_fleet(url: str) -> tuple[ObjectStore, FleetRecord]:
-    """The store of a fleet that exists, and its rules; raises LookupError if there is none."""
-    store = connect(url)
-    try:
-        return store, records.read(store, FleetRecord, fleet_layout.FLEET)
-    except ObjectMissing:
-        raise LookupError(f"{store.url} holds no fleet; make one by: gleaner fleet init {url} --runs PREFIX") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,50 +54,126 @@ class Admission:
     machines: Mapping[str, str]
 
 
-def admit(config: RunConfig, model: Path, profile: Profile, clock: Clock, *, dry_run: bool = False) -> Admission:
+class MustWaitError(ValueError):
+    """The fleet does not admit the run now, but may when others leave or another host comes."""
+
+
+def admit(
+    config: RunConfig,
+    model: Path,
+    profile: Profile,
+    clock: Clock,
+    *,
+    dry_run: bool = False,
+    waiting: Waiting | None = None,
+) -> Admission:
     """Admit a run to the fleet that its configuration names, unless some run would become too slow on every host.
 
     A run that is admitted already keeps its record, and only the prediction is made again. With `dry_run` nothing is
-    written. Two runs that are admitted at the same moment are not seen by each other. Raises ValueError for a run that
-    the fleet does not allow, of which nothing is known, or with which a run would exceed the fleet's `slowdown_max`;
-    LookupError if there is no fleet, and ConflictingRecord if the run has left.
+    written. Two runs that are admitted at the same moment are not seen by each other. waiting: of the run, if it waits.
+    Raises ValueError for a run that the fleet does not allow, of which nothing is known, or whose state no host can
+    hold; MustWaitError if some run would exceed the fleet's `slowdown_max`, no host has memory left, or a run that it
+    may not pass waits; LookupError if there is no fleet, and ConflictingRecord if the run has left.
     """
+    store, fleet = _fleet_of(config)
+    run_id = fleet_layout.run_id(config.run.url)
+    if has_left(store, run_id):
+        raise ConflictingRecord(f"{config.run.url} has left the fleet {store.url} for good; give the run another url")
+    is_new = not exists(store, fleet_layout.admitted(run_id))
+    run = _new_run(config, model, profile, clock) if is_new else read_run(store, run_id)
+    meanwhile = waiting.beat_if_due if waiting is not None else lambda: None
+    if is_new:
+        _check_queue(store, fleet, run, waiting, clock)
+    seen = look_at_rooms(store, fleet, clock, without=run_id, meanwhile=meanwhile)
+    switch_s = seen.switch_s if profile.switch_s is None else profile.switch_s
+    found = choices(run, seen.rooms_for(run), fleet.slowdown_max, switch_s)
+    names = {each.id: fleet.name_for(run.run_url, each) for each in (run, *seen.runs.values())}
+    admission = Admission(run=run, choices=found, names=names, machines=seen.machines)
+    if is_new:
+        _check_memory(run, seen.rooms)
+        _check_choices(fleet, admission)
+        expected = Prediction(host=found[0].host or None, slowdowns=found[0].slowdowns)
+        admission = replace(admission, run=replace(run, predicted=expected))
+        if not dry_run and not records.commit(store, fleet_layout.admitted(run_id), admission.run):
+            return replace(admission, run=read_run(store, run_id))
+    return admission
+
+
+def admit_at_last(
+    config: RunConfig, model: Path, profile: Profile, clock: Clock, tell: Callable[[str], None]
+) -> Admission:
+    """Admit a run as `admit` does; where that raises MustWaitError, try again until it does not.
+
+    tell: is called with the reason whenever that changes. Others see that the run waits, and pass it for at most the
+    fleet's `patience_s`.
+    """
+    waiting = Waiting(*_fleet_of(config), config.run.url, clock)
+    told = ""
+    try:
+        while True:
+            try:
+                return admit(config, model, profile, clock, waiting=waiting)
+            except MustWaitError as refusal:
+                if str(refusal) != told:
+                    told = str(refusal)
+                    tell(told)
+            waiting.rest()
+    finally:
+        waiting.end()
+
+
+def _fleet_of(config: RunConfig) -> tuple[ObjectStore, FleetRecord]:
+    """The fleet that a configuration names, if it allows the run."""
     if config.trainer.fleet is None:
         placement = config.trainer.placement
         raise ValueError(f"trainer.placement: value {placement!r}; allowed in a fleet: 'shared', with trainer.fleet")
     store, fleet = open_fleet(config.trainer.fleet)
     if not fleet.allows(config.run.url):
         raise ValueError(f"run.url: value {config.run.url!r}; allowed in this fleet: below {_or(fleet.run_prefixes)}")
-    run_id = fleet_layout.run_id(config.run.url)
-    if exists(store, fleet_layout.left(run_id)):
-        raise ConflictingRecord(f"{config.run.url} has left the fleet {store.url} for good; give the run another url")
-    is_new = not exists(store, fleet_layout.admitted(run_id))
-    run = _new_run(config, model, profile, clock) if is_new else _admitted_run(store, run_id)
-    seen = look_at_rooms(store, fleet, clock, without=run_id)
-    switch_s = seen.switch_s if profile.switch_s is None else profile.switch_s
-    found = choices(run, seen.rooms_for(run), fleet.slowdown_max, switch_s)
-    names = {each.id: fleet.name_for(run.run_url, each) for each in (run, *seen.runs.values())}
-    admission = Admission(run=run, choices=found, names=names, machines=seen.machines)
-    if is_new:
-        _check_choices(fleet, admission)
-        if not dry_run and not records.commit(store, fleet_layout.admitted(run_id), run):
-            return replace(admission, run=_admitted_run(store, run_id))
-    return admission
+    return store, fleet
+
+
+def _check_queue(
+    store: ObjectStore, fleet: FleetRecord, run: AdmittedRun, waiting: Waiting | None, clock: Clock
+) -> None:
+    """Raise MustWaitError if a run that this one may not pass waits."""
+    if waiting is None:
+        waited_s, found = 0.0, waiting_runs(store, fleet, clock)
+    else:
+        waited_s = waiting.waited_s
+        found = waiting_runs(store, fleet, clock, waiting.beat_if_due, without=waiting.incarnation)
+    others_s = {each.run_url: each.waited_s for each in found if each.run_url != run.run_url}
+    url = may_not_pass(waited_s, others_s, fleet.patience_s)
+    if url is not None:
+        raise MustWaitError(
+            f"{run.run_url} is not admitted: {fleet.name_for_url(run.run_url, url)} waits for longer than the fleet's "
+            f"patience_s, {fleet.patience_s:g} s, so no run that came later passes it; wait, too, by --wait"
+        )
+
+
+def _check_memory(run: AdmittedRun, rooms: Sequence[Room]) -> None:
+    """Raise ValueError if there are hosts, and none of them could hold the run's state alone."""
+    largest = max((room.memory_bytes for room in rooms), default=run.state_bytes)
+    if largest < run.state_bytes:
+        raise ValueError(
+            f"policy.path: value with a state of {run.state_bytes / GIB:.2f} GiB in {run.run_url}; allowed in this "
+            f"fleet: at most {largest / GIB:.2f} GiB, the memory of its largest host (gleaner fleet host --memory-gib)"
+        )
 
 
 def _check_choices(fleet: FleetRecord, admission: Admission) -> None:
-    """Raise ValueError unless some choice slows no run down by more than the fleet allows."""
+    """Raise MustWaitError unless some choice slows no run down by more than the fleet allows."""
     run = admission.run
     if not admission.choices:
-        raise ValueError(
-            f"{run.run_url} is not admitted: no host's memory holds {run.state_bytes} bytes beside the states of its "
-            "runs, nor does a disk with memory for two of them; start another host"
+        raise MustWaitError(
+            f"{run.run_url} is not admitted: no host's memory holds {run.state_bytes / GIB:.2f} GiB beside the states "
+            "of its runs, nor does a disk with memory for two of them; start another host"
         )
     best = admission.choices[0]
     beyond = best.beyond(fleet.slowdown_max)
     if beyond:
         slow = ", ".join(f"{admission.names[each]} {best.slowdowns[each]:.2f} times" for each in beyond)
-        raise ValueError(
+        raise MustWaitError(
             f"{run.run_url} is not admitted: on the best host, {host_name(admission, best)}, cycles would take longer "
             f"than alone: {slow}; allowed in this fleet: {fleet.slowdown_max:g} times; start another host, which takes "
             "a run alone"
@@ -128,10 +183,6 @@ def _check_choices(fleet: FleetRecord, admission: Admission) -> None:
 def host_name(admission: Admission, choice: Choice) -> str:
     """A host as people know it: the machine, and the beginning of the incarnation."""
     return f"{admission.machines[choice.host]} ({choice.host[:12]})" if choice.host else "a host that could come"
-
-
-def _admitted_run(store: ObjectStore, run_id: str) -> AdmittedRun:
-    return records.read(store, AdmittedRun, fleet_layout.admitted(run_id))
 
 
 def _new_run(config: RunConfig, model: Path, profile: Profile, clock: Clock) -> AdmittedRun:
@@ -149,45 +200,6 @@ def _new_run(config: RunConfig, model: Path, profile: Profile, clock: Clock) -> 
         trainer_gpus=pools.train.gpus,
         admitted_at_s=clock.wall(),
     )
-
-
-def leave(url: str, run_url: str, reason: str, clock: Clock) -> None:
-    """Take a run out of a fleet for good; raises LookupError if it is not in there."""
-    store, _ = open_fleet(url)
-    run_id = fleet_layout.run_id(run_url)
-    if not exists(store, fleet_layout.admitted(run_id)):
-        raise LookupError(f"{store.url} has not admitted {run_url}")
-    left = LeftRecord(id=run_id, reason=reason, left_at_s=clock.wall())
-    records.commit(store, fleet_layout.left(run_id), left)
-
-
-def check_admitted(config: RunConfig) -> None:
-    """Check the run's place in the fleet that its configuration names, if it names one.
-
-    Raises LookupError unless the fleet has admitted the run, and ValueError if the host that has its seat is of another
-    version of this package.
-    """
-    if config.trainer.fleet is None:
-        return
-    store, _ = open_fleet(config.trainer.fleet)
-    run_id = fleet_layout.run_id(config.run.url)
-    if not exists(store, fleet_layout.admitted(run_id)) or exists(store, fleet_layout.left(run_id)):
-        raise LookupError(
-            f"trainer.fleet: value {config.trainer.fleet!r}, which has not admitted {config.run.url} or has let it "
-            "go; admit it by: gleaner fleet admit CONFIG"
-        )
-    seat = newest_seat(store, run_id)
-    host = None if seat is None else records.read(store, HostRecord, fleet_layout.host(seat.host))
-    if host is not None and host.version != VERSION and not _is_gone(store, host.incarnation):
-        raise ValueError(
-            f"trainer.fleet: value {config.trainer.fleet!r}, whose host {host.machine} ({host.incarnation[:12]}) "
-            f"{other_version(host.version, VERSION)}"
-        )
-
-
-def _is_gone(store: ObjectStore, incarnation: str) -> bool:
-    beat = last_beat(store, incarnation)
-    return beat is not None and beat.state == "gone"
 
 
 def expected_state_bytes(config: RunConfig, model: Path) -> int:

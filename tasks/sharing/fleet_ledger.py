@@ -7,17 +7,16 @@ host's seconds; here they become hours and dollars.
 import logging
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import get_args
 
-from storage import fleet_layout, records
 from storage.connect import connect
 from storage.fleet_records import AdmittedRun, HostBeat, HostRecord, RestoredState, SpentRecord, Tier
 from storage.records import ReportRecord
 from storage.run import holds_run, reports
-from storage.store import CorruptObject, ObjectMissing, ObjectStore, StorageError
+from storage.store import StorageError
 from tasks.sharing.billing import Bill, bill
 from tasks.sharing.shared_cycles import saving_bound
 
@@ -73,7 +72,8 @@ class RunAccount:
     """What a run used. None: it is unknown, as far as the run's reports are needed for it.
 
     hours, usd: of hosts. isolated_hours: of a trainer of its own, held for all cycles of the published iterations.
-    slowdown: the median cycle over the profile's. warm: in how many of `phases` the state was in host memory.
+    slowdown: the median cycle over the profile's. predicted: what admission expected it to be. warm: in how many of
+    `phases` the state was in host memory.
     """
 
     id: str
@@ -83,6 +83,7 @@ class RunAccount:
     iterations: int | None
     isolated_hours: float | None
     slowdown: float | None
+    predicted: float | None
     warm: int
     phases: int
 
@@ -156,8 +157,20 @@ def tier_accounts(restored: Sequence[RestoredState]) -> list[TierAccount]:
     return found
 
 
+def predicted_slowdowns(runs: Iterable[AdmittedRun]) -> dict[str, float]:
+    """What the last admission that concerned each run predicted for it, by run id."""
+    admissions = sorted(runs, key=lambda run: run.admitted_at_s)
+    return {
+        run: slowdown for each in admissions if each.predicted for run, slowdown in each.predicted.slowdowns.items()
+    }
+
+
 def run_account(
-    run: AdmittedRun, name: str, hosts: Sequence[HostAccount], found: Sequence[ReportRecord] | None
+    run: AdmittedRun,
+    name: str,
+    hosts: Sequence[HostAccount],
+    found: Sequence[ReportRecord] | None,
+    predicted: float | None = None,
 ) -> RunAccount:
     """What one run used of these hosts. found: the reports of the run; None: they cannot be read."""
     using = [host for host in hosts if run.id in host.run_hours]
@@ -172,6 +185,7 @@ def run_account(
         iterations=None if found is None else len(found),
         isolated_hours=None if found is None else len(found) * run.cycle_s / SECONDS_PER_HOUR,
         slowdown=None if cycle_s is None else cycle_s / run.cycle_s,
+        predicted=predicted,
         warm=sum(each.tier == "host memory" for each in begun),
         phases=len(begun),
     )
@@ -194,12 +208,4 @@ def readable_reports(run: AdmittedRun) -> list[ReportRecord] | None:
     except (StorageError, OSError, ValueError) as error:
         # The message could name what is not the reader's.
         log.warning("run %s: its reports cannot be read: %s", run.id, type(error).__name__)
-        return None
-
-
-def last_beat(store: ObjectStore, incarnation: str) -> HostBeat | None:
-    """The last heartbeat of a host; None if there is none, or if it cannot be read."""
-    try:
-        return records.read(store, HostBeat, fleet_layout.alive(incarnation))
-    except (ObjectMissing, CorruptObject):
         return None

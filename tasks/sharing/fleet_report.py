@@ -3,19 +3,17 @@
 from dataclasses import asdict
 from typing import Any
 
-from storage import fleet_layout, records
-from storage.fleet_records import AdmittedRun, HostRecord, SpentRecord
-from storage.run import exists
-from tasks.sharing.fleet_admission import open_fleet
+from storage.fleet_reading import has_left, last_beat, read_hosts, read_run, read_spent, run_ids
 from tasks.sharing.fleet_ledger import (
     FleetReport,
     bound_of,
     host_account,
-    last_beat,
+    predicted_slowdowns,
     readable_reports,
     run_account,
     tier_accounts,
 )
+from tasks.sharing.membership import open_fleet
 
 
 def account_for(url: str, reader_url: str | None = None) -> FleetReport:
@@ -28,20 +26,22 @@ def account_for(url: str, reader_url: str | None = None) -> FleetReport:
     store, fleet = open_fleet(url)
     if reader_url is None:
         reader_url = fleet.run_prefixes[0] if len(fleet.run_prefixes) == 1 else ""
-    ids = sorted({key.removeprefix(fleet_layout.RUNS).partition("/")[0] for key in store.list(fleet_layout.RUNS)})
-    runs = [records.read(store, AdmittedRun, fleet_layout.admitted(each)) for each in ids]
+    runs = [read_run(store, each) for each in run_ids(store)]
     shares = {run.id: run.share for run in runs}
     hosts = []
-    for key in store.list(fleet_layout.HOSTS):
-        host = records.read(store, HostRecord, key)
-        spent = [records.read(store, SpentRecord, each) for each in store.list(fleet_layout.spent_by(host.incarnation))]
-        hosts.append(host_account(host, last_beat(store, host.incarnation), spent, shares))
-    present = [run for run in runs if not exists(store, fleet_layout.left(run.id))]
+    for host in read_hosts(store):
+        beat, spent = last_beat(store, host.incarnation), read_spent(store, host.incarnation)
+        hosts.append(host_account(host, beat, spent, shares))
+    predicted = predicted_slowdowns(runs)
+    present = [run for run in runs if not has_left(store, run.id)]
     return FleetReport(
         url=store.url,
         bound=bound_of(present, sum(not host.is_gone for host in hosts)),
         hosts=hosts,
-        runs=[run_account(run, fleet.name_for(reader_url, run), hosts, readable_reports(run)) for run in runs],
+        runs=[
+            run_account(run, fleet.name_for(reader_url, run), hosts, readable_reports(run), predicted.get(run.id))
+            for run in runs
+        ],
     )
 
 

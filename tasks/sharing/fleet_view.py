@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
-from storage import fleet_layout, records
-from storage.fleet_records import AdmittedRun, HostBeat, HostRecord, SpentKind, SpentRecord
-from storage.run import exists
+from storage import fleet_layout
+from storage.fleet_reading import has_left, last_beat, read_hosts, read_run, read_spent, readable, run_ids
+from storage.fleet_records import HostRecord, SpentKind, WaitingRun
 from storage.seats import newest_seat
-from storage.store import CorruptObject, ObjectMissing, ObjectStore
-from tasks.sharing.fleet_admission import open_fleet
+from storage.store import ObjectStore
+from tasks.sharing.membership import open_fleet
 
 
 @dataclass(frozen=True)
@@ -36,36 +36,35 @@ class HostInFleet:
 
 @dataclass(frozen=True)
 class FleetView:
-    """kinds: what a host's time is spent on, in order."""
+    """kinds: what a host's time is spent on, in order. waiting: runs that wait to be admitted, by last heartbeats."""
 
     url: str
     runs: Sequence[RunInFleet]
     hosts: Sequence[HostInFleet]
+    waiting: Sequence[WaitingRun]
     kinds: tuple[str, ...] = get_args(SpentKind)
 
 
 def look_at_fleet(url: str) -> FleetView:
     """Read a whole fleet; raises LookupError if there is none, and CorruptObject."""
     store, _ = open_fleet(url)
-    ids = sorted({key.removeprefix(fleet_layout.RUNS).partition("/")[0] for key in store.list(fleet_layout.RUNS)})
-    hosts = [records.read(store, HostRecord, key) for key in store.list(fleet_layout.HOSTS)]
-    return FleetView(store.url, [_run(store, each) for each in ids], [_host(store, each) for each in hosts])
+    hosts = [_host(store, each) for each in read_hosts(store)]
+    heartbeats = readable(store, WaitingRun, store.list(fleet_layout.WAITING))
+    waiting = [each for each in heartbeats if each.state == "waiting"]
+    return FleetView(store.url, [_run(store, each) for each in run_ids(store)], hosts, waiting)
 
 
 def _run(store: ObjectStore, run_id: str) -> RunInFleet:
-    run = records.read(store, AdmittedRun, fleet_layout.admitted(run_id))
+    run = read_run(store, run_id)
     seat = newest_seat(store, run_id)
-    left = exists(store, fleet_layout.left(run_id))
+    left = has_left(store, run_id)
     return RunInFleet(run.id, run.run_url, None if seat is None else seat.host, left, run.load, run.state_bytes)
 
 
 def _host(store: ObjectStore, host: HostRecord) -> HostInFleet:
     spent_s = dict.fromkeys(get_args(SpentKind), 0.0)
-    for key in store.list(fleet_layout.spent_by(host.incarnation)):
-        for entry in records.read(store, SpentRecord, key).entries:
+    for record in read_spent(store, host.incarnation):
+        for entry in record.entries:
             spent_s[entry.kind] += entry.seconds
-    try:
-        state: str = records.read(store, HostBeat, fleet_layout.alive(host.incarnation)).state
-    except (ObjectMissing, CorruptObject):
-        state = "unknown"
-    return HostInFleet(host.incarnation, host.machine, state, spent_s)
+    beat = last_beat(store, host.incarnation)
+    return HostInFleet(host.incarnation, host.machine, "unknown" if beat is None else beat.state, spent_s)

@@ -38,19 +38,25 @@ def load(runs: Iterable[AdmittedRun]) -> float:
 def place(free: Iterable[AdmittedRun], rooms: Sequence[Room]) -> Mapping[str, str]:
     """Returns the host of each run whose seat is free, by run id; a run that no host can hold is left out.
 
-    The run with the greatest load is placed first, each on the host with the least expected load. Hosts whose memory
-    holds its state beside the states that are there come before those that would have to drop one, and a host whose
-    memory does not hold it at all is never chosen. Ties are decided by name.
+    A run goes to the host for which it was admitted, if that is among the rooms. Then the run with the greatest load is
+    placed first, each on the host with the least expected load. Hosts whose memory holds its state beside the states
+    that are there come before those that would have to drop one. A host whose memory does not hold it at all is never
+    chosen. Ties are decided by name.
     """
     seated = {room.host: list(room.seated) for room in rooms}
     placed: dict[str, str] = {}
-    for run in sorted(free, key=lambda one: (-one.load, one.id)):
-        able = [room for room in rooms if room.memory_bytes >= run.state_bytes]
-        if able:
-            chosen = min(able, key=lambda room: (_is_crowded(run, room, seated), load(seated[room.host]), room.host))
+    able = {run: [room for room in rooms if room.memory_bytes >= run.state_bytes] for run in free}
+    for run in sorted(able, key=lambda one: (not _expecting(one, able[one]), -one.load, one.id)):
+        if choice := _expecting(run, able[run]) or able[run]:
+            chosen = min(choice, key=lambda room: (_is_crowded(run, room, seated), load(seated[room.host]), room.host))
             seated[chosen.host].append(run)
             placed[run.id] = chosen.host
     return placed
+
+
+def _expecting(run: AdmittedRun, able: Iterable[Room]) -> list[Room]:
+    """Of these hosts the one for which the run was admitted, if there is one."""
+    return [] if run.predicted is None else [room for room in able if room.host == run.predicted.host]
 
 
 def _is_crowded(run: AdmittedRun, room: Room, seated: Mapping[str, Sequence[AdmittedRun]]) -> bool:

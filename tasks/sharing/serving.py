@@ -7,15 +7,13 @@ from pathlib import Path
 
 from resources.notice import PreemptionNotice
 from storage.clock import SystemClock
-from storage.fleet_records import HostRecord
+from storage.fleet_records import GIB, HostRecord
 from storage.records import nonce
-from tasks.sharing.fleet_admission import open_fleet
 from tasks.sharing.host import Host
 from tasks.sharing.host_settings import HostSettings
 from tasks.sharing.member_process import ProcessMember
+from tasks.sharing.membership import open_fleet
 from tasks.sharing.process_workers import ProcessWorkers
-
-GIB = 1 << 30
 
 
 def serve(
@@ -23,8 +21,8 @@ def serve(
     *,
     memory_gib: float,
     disk_gib: float = 0.0,
-    usd_per_hour: float | None = None,
-    settings: HostSettings | None = None,
+    usd_per_hour: float | None,
+    settings: HostSettings,
 ) -> str:
     """Serve a fleet until SIGTERM comes or the hours of the settings are over; ends at a phase boundary.
 
@@ -41,11 +39,10 @@ def serve(
         usd_per_hour=usd_per_hour,
         began_at_s=clock.wall(),
     )
-    how = settings or HostSettings()
     with PreemptionNotice() as notice, ExitStack() as stack:
         disk = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gleaner-states-"))) if disk_gib else None
         workers = stack.enter_context(ProcessWorkers(disk))
         member = ProcessMember()
         stack.callback(member.kill)
-        Host(store, rules, me, how, workers, clock, member=member, is_told_to_end=lambda: notice.given).run()
+        Host(store, rules, me, settings, workers, clock, member=member, is_told_to_end=lambda: notice.given).run()
     return me.incarnation

@@ -59,8 +59,8 @@ class Conditions:
 class SharedRun:
     """How a run fared. Times are seconds.
 
-    began_s, ended_s: when its first rollout began and its last phase ended. alone_s: how long the same rollouts and
-    phases take with a trainer of its own. waited_s: from due to the order to begin, for each phase.
+    began_s, ended_s: when its first rollout that counts began and its last phase ended. alone_s: how long the same
+    rollouts and phases take with a trainer of its own. waited_s: from due to the order to begin, for each phase.
     """
 
     run: str
@@ -71,7 +71,10 @@ class SharedRun:
 
     @property
     def slowdown(self) -> float:
-        """Its time on the shared trainer over its time alone; at least 1 unless a member helped: waits only delay."""
+        """Its time on the shared trainer over its time alone.
+
+        At least 1 if all iterations count and no member helped, because a wait never hastens a later end.
+        """
         return (self.ended_s - self.began_s) / self.alone_s
 
 
@@ -176,23 +179,28 @@ class _Simulated:
             share=self.run.share,
         )
 
-    def result(self) -> SharedRun:
+    def result(self, settled: int) -> SharedRun:
+        """How it fared after so many iterations."""
         done = len(self._cycle.ended_s)
         return SharedRun(
             run=self.run.id,
-            began_s=self.began_s,
+            began_s=self._cycle.ended_s[settled - 1] if settled else self.began_s,
             ended_s=self._cycle.ended_s[-1],
-            alone_s=self._alone.ended_s[done - 1] - self.began_s,
-            waited_s=tuple(self.waited_s),
+            alone_s=self._alone.ended_s[done - 1] - (self._alone.ended_s[settled - 1] if settled else self.began_s),
+            waited_s=tuple(self.waited_s[settled:]),
         )
 
 
-def share_trainer(runs: Sequence[AdmittedRun], given: Conditions, *, iterations: int, seed: int) -> SharedTrainer:
+def share_trainer(
+    runs: Sequence[AdmittedRun], given: Conditions, *, iterations: int, seed: int, settled: int = 0
+) -> SharedTrainer:
     """Simulate runs on one host until each has trained so many iterations; the others go on until then.
 
-    The result is a function of the arguments, and the order of the runs changes nothing but ties of like ids. It takes
-    time in proportion to the iterations and to the longest cycle over the shortest. Raises ValueError if there is no
-    run, if two have one id, or if a member is to help a run whose GPUs for rollout are unknown.
+    settled: how many iterations of each run come before these and do not count in how it fared. At the beginning the
+    trainer is idle, so that phases wait less than they do later. The result is a function of the arguments, and the
+    order of the runs changes nothing but ties of like ids. It takes time in proportion to the iterations and to the
+    longest cycle over the shortest. Raises ValueError if there is no run, if two have one id,
+    or if a member is to help a run whose GPUs for rollout are unknown.
     """
     by_id = {run.id: _Simulated(run, given, seed) for run in runs}
     if not runs or len(by_id) < len(runs):
@@ -208,7 +216,7 @@ def share_trainer(runs: Sequence[AdmittedRun], given: Conditions, *, iterations:
             entries.append(SpentEntry(kind=kind, run=run, iteration=iteration, began_s=now_s, ended_s=until_s))
             now_s = until_s
 
-    while any(len(each.waited_s) < iterations for each in by_id.values()):
+    while any(len(each.waited_s) < settled + iterations for each in by_id.values()):
         while (due_s := min(each.due_s for each in by_id.values())) > now_s:
             helped, until_s = _help(by_id, given.helping, now_s, due_s)
             spend("idle" if helped is None else "backfill", until_s, helped)
@@ -220,7 +228,7 @@ def share_trainer(runs: Sequence[AdmittedRun], given: Conditions, *, iterations:
         resident = chosen.id
         spend("train", now_s + run.phase_s, chosen.id, run.iteration)
         run.train(ordered_s, now_s)
-    return SharedTrainer(runs=tuple(by_id[run.id].result() for run in runs), entries=tuple(entries))
+    return SharedTrainer(runs=tuple(by_id[run.id].result(settled) for run in runs), entries=tuple(entries))
 
 
 def _help(runs: Mapping[str, _Simulated], how: Helping | None, now_s: float, due_s: float) -> tuple[str | None, float]:

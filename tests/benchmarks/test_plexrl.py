@@ -8,6 +8,7 @@ import pytest
 from benchmarks.seeds import __main__ as seeds
 from benchmarks.seeds import plexrl
 from benchmarks.seeds.plexrl import MODELS, PUBLISHED, SWEPT, measure
+from tasks.sharing.shared_cycles import saving
 
 
 @pytest.mark.parametrize(("model", "bound"), [("7B", 1 / 3), ("30B", 1 / 3), ("235B", 0.4)])
@@ -35,12 +36,28 @@ def test_one_run_saves_nothing():
     assert measure(replace(SWEPT, runs=1), (1,)).part == pytest.approx(0.0, abs=1e-9)
 
 
+def test_the_bound_is_a_claim_that_a_saving_without_its_slowdown_would_break(monkeypatch):
+    monkeypatch.setattr(plexrl, "DRAWN", 5)
+    assert plexrl.above_bound().target().met
+    monkeypatch.setattr(plexrl, "saving", lambda slowdown, *how: saving(2 - slowdown, *how))
+    assert not plexrl.above_bound().target().met
+
+
+def test_that_two_runs_one_step_off_come_near_the_bound_is_a_claim_that_a_slower_trainer_would_break(monkeypatch):
+    monkeypatch.setattr(plexrl, "SWITCHES_S", (20.0,))
+    assert plexrl.below_bound((1,)).target().met
+    monkeypatch.setattr(plexrl, "KEEPS_UP", 2.0)
+    assert not plexrl.below_bound((1,)).target().met
+
+
 def test_the_command_shows_it_with_its_knobs_and_claims_no_prediction(capsys):
     seeds.main(["--json", "--paper", "PlexRL", "--seeds", "1", "--workers", "0"])
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert summary["conditions"]["knobs"] == {"PlexRL": plexrl.KNOBS}
     published = [row for row in summary["rows"] if row["published"]]
     assert [row["verdict"] for row in published] == ["fitted, inside"] * 3
-    assert summary["targets"] == {}
+    claims = {name: target["met"] for name, target in summary["targets"].items()}
+    assert list(claims.values()) == [True, True]
+    assert all("bound" in name for name in claims)
     whats = [row["what"] for row in summary["rows"]]
     assert len(whats) == len(set(whats))

@@ -8,7 +8,7 @@ from benchmarks.sharing_admission import LOAD_MAX, Compared, draw, report
 
 
 def compared(predicted, long):
-    return Compared(predicted=predicted, long=long, load=0.5, runs=2)
+    return Compared(number=0, predicted=predicted, long=long, load=0.5, repeated=4)
 
 
 @pytest.mark.parametrize(

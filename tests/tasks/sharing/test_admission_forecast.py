@@ -1,8 +1,17 @@
+import itertools
+from statistics import fmean, stdev
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.sharing.admission_forecast import COPIED_BYTES_PER_S, Choice, choices, predict_slowdowns
+from tasks.sharing.admission_forecast import (
+    COPIED_BYTES_PER_S,
+    Choice,
+    choices,
+    predict_slowdowns,
+    simulate_until_sure,
+)
 from tasks.sharing.seat_placement import Room
 from tasks.sharing.shared_cycles import Conditions
 from tests.fleet_records import a_run
@@ -59,6 +68,23 @@ def test_more_runs_are_slower_in_the_mean(ahead):
     for count in range(1, 6):
         runs = [a_run(str(each), phase_s=30.0, cycle_s=150.0, rollouts_ahead=ahead) for each in range(count)]
         means.append(sum(predict_slowdowns(runs, Conditions(switch_s=5.0)).values()) / count)
-    assert means == sorted(means)
+    # Two runs one step off hide their waits, and may make up for those of before they settled.
+    assert all(later > sooner - 1e-3 for sooner, later in itertools.pairwise(means))
     assert means[0] == pytest.approx(1.0)
     assert means[-1] > 1.05
+
+
+def test_hosts_whose_simulations_differ_are_simulated_until_the_mean_is_sure():
+    calm = [a_run(str(each), phase_s=10.0, cycle_s=200.0) for each in range(2)]
+    unlike = [
+        a_run("long", phase_s=250.0, cycle_s=1000.0, rollouts_ahead=1, share=2.0),
+        a_run("short", phase_s=24.0, cycle_s=120.0, rollouts_ahead=1),
+        a_run("longer", phase_s=500.0, cycle_s=1100.0, rollouts_ahead=1),
+    ]
+    how = {"iterations": 40, "seeds": range(30), "step": 6}
+    assert [len(each) for each in simulate_until_sure(calm, Conditions(switch_s=1.0), unsure_max=0.01, **how)] == [6, 6]
+    found = simulate_until_sure(unlike, Conditions(switch_s=10.0), unsure_max=0.03, **how)
+    slowest = max(found, key=fmean)
+    assert 6 < len(slowest) <= 30
+    assert stdev(slowest) / len(slowest) ** 0.5 <= 0.03 or len(slowest) == 30
+    assert len(simulate_until_sure(unlike, Conditions(switch_s=10.0), unsure_max=0.0, **how)[0]) == 30

@@ -5,17 +5,28 @@ from dataclasses import replace
 import pytest
 
 from storage import fleet_layout, layout, records
+from storage.clock import ManualClock
 from storage.connect import connect
-from storage.fleet_records import FleetRecord
+from storage.fleet_records import AdmittedRun, FleetRecord, LeftRecord, Prediction, WaitingRun
 from storage.package_version import VERSION
 from storage.records import ReportRecord, RunRecord
-from storage.seats import take_seat
-from tasks.sharing.fleet_admission import Profile, admit, check_admitted, host_name
-from tests.fleet_records import TTL_S, BeatingClock, a_beat, a_host
+from storage.seats import newest_seat, take_seat
+from tasks.sharing.fleet_admission import (
+    MustWaitError,
+    Profile,
+    admit,
+    admit_at_last,
+    expected_state_bytes,
+    host_name,
+)
+from tasks.sharing.membership import check_admitted
+from tasks.sharing.seating import Seating
+from tests.fleet_records import TTL_S, BeatingClock, a_beat, a_host, a_run
 from tests.small_run import config, memory_store
 
 FLEET, URL = "memory://admitting", "memory://admitted/run"
 PROFILE = Profile(phase_s=60.0, cycle_s=300.0)
+FLEET_OF_ALL = FleetRecord(run_prefixes=("memory:",), host_ttl_s=TTL_S, created_at_s=0.0)
 
 
 @pytest.fixture
@@ -44,11 +55,109 @@ def test_a_run_is_admitted_for_a_host_that_lives(store, settings, model):
     assert fleet_layout.admitted(admission.run.id) in store.list("")
 
 
-def test_a_state_that_no_host_can_hold_is_refused(store, settings, model):
+def test_the_prediction_is_stored_and_decides_on_which_host_the_run_trains(store, settings, model):
+    """Placement alone would choose "a", whose name is first."""
+    announce(store, "a", 1 << 40)
+    announce(store, "z", 1 << 40)
+    other = a_run("other", phase_s=50.0, cycle_s=300.0)
+    records.put(store, fleet_layout.admitted(other.id), other)
+    records.put(store, fleet_layout.FLEET, FLEET_OF_ALL)
+    take_seat(store, other.id, 0, "a")
+    clock = BeatingClock(store, {"a": "idle", "z": "idle"})
+    admission = admit(settings, model, PROFILE, clock)
+    stored = records.read(store, AdmittedRun, fleet_layout.admitted(admission.run.id))
+    assert stored.predicted == Prediction(host="z", slowdowns={stored.id: pytest.approx(1.0)})
+    records.put(store, fleet_layout.left(other.id), LeftRecord(id=other.id, reason="over", left_at_s=0.0))
+    for name in ("a", "z"):
+        Seating(store, FLEET_OF_ALL, a_host(name, 1 << 40), ManualClock(0.0)).look()
+    assert newest_seat(store, stored.id).host == "z"
+
+
+def test_a_state_that_no_host_can_hold_is_refused_for_good_and_by_name(store, settings, model):
     announce(store, "small", 10)
-    with pytest.raises(ValueError, match=r"run is not admitted: no host's memory holds \d+ bytes beside"):
-        admit(settings, model, PROFILE, BeatingClock(store, {"small": "idle"}))
+    announce(store, "smaller", 5)
+    clock = BeatingClock(store, {"small": "idle", "smaller": "idle"})
+    with pytest.raises(
+        ValueError, match=r"policy.path: value with a state of .* GiB in .*; allowed in this fleet"
+    ) as refused:
+        admit(settings, model, PROFILE, clock)
+    assert not isinstance(refused.value, MustWaitError)
     assert store.list(fleet_layout.RUNS) == []
+
+
+def test_a_state_beside_which_others_take_the_memory_has_to_wait(store, settings, model):
+    needed = expected_state_bytes(settings, model)
+    announce(store, "full", needed)
+    other = a_run("other", state_bytes=1)
+    records.put(store, fleet_layout.FLEET, FLEET_OF_ALL)
+    records.put(store, fleet_layout.admitted(other.id), other)
+    take_seat(store, other.id, 0, "full")
+    with pytest.raises(MustWaitError, match=r"no host's memory holds .* GiB beside the states of its runs"):
+        admit(settings, model, PROFILE, BeatingClock(store, {"full": "idle"}))
+
+
+class Leaving(BeatingClock):
+    """After so many seconds the run leaves."""
+
+    def __init__(self, store, run, after_s):
+        super().__init__(store, {})
+        self.run, self.until_s = run, self.monotonic() + after_s
+
+    def sleep(self, duration_s):
+        super().sleep(duration_s)
+        if self.monotonic() >= self.until_s:
+            left = LeftRecord(id=self.run.id, reason="over", left_at_s=0.0)
+            records.put(self.store, fleet_layout.left(self.run.id), left)
+
+
+def heavy(name):
+    return a_run(name, phase_s=290.0, cycle_s=300.0)
+
+
+def test_a_run_that_waits_is_admitted_when_there_is_room_and_says_once_why_it_waits(store, settings, model):
+    records.put(store, fleet_layout.FLEET, FLEET_OF_ALL)
+    records.put(store, fleet_layout.admitted(heavy("x").id), heavy("x"))
+    clock, told = Leaving(store, heavy("x"), 100.0), []
+    began_s = clock.monotonic()
+    admission = admit_at_last(settings, model, PROFILE, clock, told.append)
+    assert 100.0 <= clock.monotonic() - began_s < 100.0 + TTL_S
+    assert [line.split(":")[0] for line in told] == ["memory"]
+    assert "cycles would take longer than alone" in told[0]
+    assert fleet_layout.admitted(admission.run.id) in store.list("")
+    [waited] = [records.read(store, WaitingRun, key) for key in store.list(fleet_layout.WAITING)]
+    assert (waited.state, waited.run_url) == ("gone", URL)
+    assert waited.waited_s >= 100.0
+
+
+class Beside(BeatingClock):
+    """Another process waits meanwhile; this one sees it beat."""
+
+    def __init__(self, store, waited_s):
+        super().__init__(store, {})
+        self.waited_s = waited_s
+        self.beat()
+
+    def beat(self):
+        waiting = WaitingRun(
+            incarnation="w", sequence=self.beats, run_url="memory://z/large", waited_s=self.waited_s, state="waiting"
+        )
+        records.put(self.store, fleet_layout.waiting("w"), waiting)
+
+    def sleep(self, duration_s):
+        super().sleep(duration_s)
+        self.waited_s += duration_s
+        self.beat()
+
+
+def test_a_run_that_fits_passes_one_that_waits_but_only_for_as_long_as_the_fleet_is_patient(store, settings, model):
+    records.put(store, fleet_layout.FLEET, FLEET_OF_ALL)
+    patience_s = FLEET_OF_ALL.patience_s
+    with pytest.raises(MustWaitError, match=r"memory://z/large waits for longer than the fleet's patience_s, 3600 s"):
+        admit(settings, model, PROFILE, Beside(store, patience_s))
+    assert store.list(fleet_layout.RUNS) == []
+    clock = Beside(store, patience_s - 100.0)
+    clock.sleep(1.0)
+    assert admit(settings, model, PROFILE, clock).run.run_url == URL
 
 
 def test_what_is_not_given_is_the_median_of_the_runs_reports(store, settings, model):

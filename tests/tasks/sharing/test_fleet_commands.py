@@ -13,7 +13,9 @@ from storage.connect import connect
 from storage.fleet_records import AdmittedRun, FleetRecord, HostRecord, RestoredState, SpentEntry, SpentRecord
 from tasks.configuration.run_config import parse
 from tasks.preparing.iteration import prepare
+from tasks.sharing.admission_queue import Waiting
 from tasks.sharing.fleet_admission import expected_state_bytes
+from tasks.sharing.membership import open_fleet
 from tests.small_run import EXECUTION, document
 
 
@@ -58,7 +60,11 @@ def test_a_fleet_is_made_once_and_its_rules_stay(tmp_path, fleet, gleaner):
 
 @pytest.mark.parametrize(
     ("option", "value", "said"),
-    [("--host-ttl-s", 0, "host_ttl_s: value 0.0; allowed"), ("--slowdown-max", 1, "slowdown_max: value 1.0; allowed")],
+    [
+        ("--host-ttl-s", 0, "host_ttl_s: value 0.0; allowed"),
+        ("--slowdown-max", 1, "slowdown_max: value 1.0; allowed"),
+        ("--patience-s", -1, "patience_s: value -1.0; allowed: 0 or more"),
+    ],
 )
 def test_rules_that_cannot_be_are_refused(tmp_path, gleaner, option, value, said):
     code, output = gleaner("fleet", "init", tmp_path / "new", "--runs", tmp_path, option, value)
@@ -147,6 +153,7 @@ def test_a_run_one_step_off_is_admitted_as_such(tmp_path, fleet, gleaner, config
         ({}, ("--phase-s", 60), "--cycle-s: value missing; allowed: seconds above 0"),
         ({}, ("--phase-s", -1, "--cycle-s", 9), "phase_s: value -1.0; allowed: finite and above 0"),
         ({}, (*PROFILE, "--share", 0), "share: value 0.0; allowed: finite and above 0"),
+        ({}, (*PROFILE, "--wait", "--dry-run"), "--wait: value given with --dry-run; allowed: one of them"),
         ({"trainer": {"fleet": "/no/fleet"}}, PROFILE, "/no/fleet holds no fleet; make one by: gleaner fleet init"),
     ],
 )
@@ -156,6 +163,19 @@ def test_what_cannot_be_admitted_is_refused_in_one_line(fleet, gleaner, config_f
     assert said in output
     assert output.count("\n") == 1
     assert connect(str(fleet)).list(fleet_layout.RUNS) == []
+
+
+def test_runs_that_wait_to_be_admitted_are_shown_until_they_wait_no_longer(tmp_path, fleet, gleaner):
+    clock = ManualClock()
+    waiting = Waiting(*open_fleet(str(fleet)), "runs/w", clock)
+    waiting.beat_if_due()
+    clock.advance(50.0)
+    waiting.beat_if_due()
+    output = gleaner("fleet", "status", fleet)[1]
+    assert "runs/w" in output
+    assert "waits to be admitted, for 50 s" in output
+    waiting.end()
+    assert "runs/w" not in gleaner("fleet", "status", fleet)[1]
 
 
 def test_a_run_that_its_fleet_has_not_admitted_is_not_planned(tmp_path, config_file, fleet, gleaner):

@@ -1,19 +1,21 @@
 """A fleet's account: what each run paid, what it would have paid alone, and the bound on what sharing saves."""
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.fleet_records import HostRecord, RestoredState, SpentEntry, SpentRecord
+from storage.fleet_records import HostRecord, Prediction, RestoredState, SpentEntry, SpentRecord
 from tasks.sharing.fleet_ledger import (
     FleetReport,
     TierAccount,
     bound_of,
     host_account,
     measured_cycle_s,
+    predicted_slowdowns,
     run_account,
     tier_accounts,
 )
@@ -95,6 +97,14 @@ def test_an_account_by_hand():
         TierAccount(tier="object store", phases=1, ahead=0, seconds=1.5, num_bytes=10),
     ]
     assert run_account(B, "b", [host], []).hours == 0.75
+
+
+def test_of_several_admissions_that_concern_a_run_the_last_one_says_what_was_expected():
+    first = replace(A, admitted_at_s=1.0, predicted=Prediction(host="h", slowdowns={A.id: 1.0}))
+    last = replace(B, admitted_at_s=2.0, predicted=Prediction(host="h", slowdowns={A.id: 1.05, B.id: 1.02}))
+    found = predicted_slowdowns([last, first, a_run("c")])
+    assert found == {A.id: 1.05, B.id: 1.02}
+    assert run_account(A, "a", [], [], found[A.id]).predicted == 1.05
 
 
 def test_what_is_not_known_is_said_to_be_so():

@@ -13,7 +13,8 @@ from storage.run import exists
 from storage.store import CorruptObject
 from storage.weights import tensor_sets
 from tasks.learning.collecting import collect_and_wait
-from tasks.sharing.fleet_admission import Profile, admit, create_fleet
+from tasks.sharing.fleet_admission import Profile, admit
+from tasks.sharing.membership import create_fleet
 from tasks.sharing.phase_trainer import PhaseTrainer
 from tests.dying_store import DiesAtWrite, Killed
 from tests.small_run import (

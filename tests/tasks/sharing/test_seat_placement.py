@@ -1,6 +1,9 @@
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
+from storage.fleet_records import Prediction
 from tasks.sharing.seat_placement import Room, load, place
 from tests.fleet_records import a_run
 
@@ -70,3 +73,35 @@ def test_a_host_holds_all_states_in_memory_or_on_its_disk_with_memory_for_two():
     assert Room(host="a", memory_bytes=7, disk_bytes=9).holds(runs)
     assert not Room(host="a", memory_bytes=6, disk_bytes=9).holds(runs)
     assert not Room(host="a", memory_bytes=7, disk_bytes=8).holds(runs)
+
+
+def predicted_on(host, name, **fields):
+    return a_run(name, predicted=Prediction(host=host, slowdowns={}), **fields)
+
+
+def test_a_run_goes_to_the_host_for_which_it_was_admitted_while_that_lives():
+    busy, idle = Room(host="a", memory_bytes=9, seated=(a_run("x"),)), Room(host="b", memory_bytes=9)
+    run = predicted_on("a", "y")
+    assert place([run], [busy, idle]) == {run.id: "a"}
+    assert place([run], [idle]) == {run.id: "b"}
+    assert place([predicted_on(None, "y")], [busy, idle]) == {run.id: "b"}
+    too_large = predicted_on("a", "y", state_bytes=10)
+    assert place([too_large], [busy, Room(host="b", memory_bytes=10)]) == {run.id: "b"}
+
+
+def test_runs_of_which_no_host_was_predicted_see_the_load_of_the_others():
+    light, heavy = predicted_on("a", "l", phase_s=5.0), a_run("h", phase_s=20.0)
+    assert place([heavy, light], rooms({"a": 9, "b": 9})) == {light.id: "a", heavy.id: "b"}
+
+
+@given(free=RUNS, memories=MEMORIES, hosts=st.lists(st.sampled_from("abcdx"), min_size=6, max_size=6))
+def test_admission_and_placement_never_disagree_about_a_host_that_can_hold_the_state(free, memories, hosts):
+    runs = [
+        replace(run, predicted=Prediction(host=host, slowdowns={}))
+        for run, host in zip(free, hosts[: len(free)], strict=True)
+    ]
+    placed = place(runs, rooms(memories))
+    assert place(runs[::-1], rooms(memories)[::-1]) == placed
+    for run in runs:
+        if memories.get(run.predicted.host, -1) >= run.state_bytes:
+            assert placed[run.id] == run.predicted.host

@@ -190,6 +190,21 @@ def test_an_overloaded_trainer_slows_runs_down_to_what_it_can_do():
     assert got.part("train") > 0.95
 
 
+def test_iterations_before_a_host_has_settled_do_not_count():
+    """Six phases of 0.4 of a cycle need 2.4 cycles; the first ones find an idle trainer."""
+    runs, given = like_runs(6, train_share=0.4), Conditions(switch_s=0.0)
+    everything = share_trainer(runs, given, iterations=8, seed=1)
+    settled = share_trainer(runs, given, iterations=8, seed=1, settled=20)
+    assert settled.slowdown_mean == pytest.approx(2.4, rel=0.1)
+    assert abs(settled.slowdown_mean - 2.4) < abs(everything.slowdown_mean - 2.4)
+    assert {len(run.waited_s) >= 8 for run in settled.runs} == {True}
+    long = share_trainer(runs, given, iterations=28, seed=1)
+    for late, whole in zip(settled.runs, long.runs, strict=True):
+        assert late.ended_s == whole.ended_s
+        assert late.began_s > whole.began_s
+        assert late.waited_s == whole.waited_s[20:]
+
+
 def test_rollouts_that_are_long_together_keep_phases_apart():
     """Runs that wait for each other once are out of step, and stay so if their rollouts vary alike."""
     mean = {

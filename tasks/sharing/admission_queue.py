@@ -1,0 +1,71 @@
+"""Waiting until a fleet admits a run: which others it may pass, and the heartbeat by which others see that it waits."""
+
+import logging
+from collections.abc import Mapping
+
+from storage import fleet_layout, records
+from storage.clock import Clock
+from storage.fleet_records import FleetRecord, WaitingRun
+from storage.records import nonce
+from storage.store import ObjectStore, StorageError
+
+log = logging.getLogger(__name__)
+BEATS_PER_TTL = 6
+
+
+def may_not_pass(waited_s: float, others_s: Mapping[str, float], patience_s: float) -> str | None:
+    """The name of the run that one that has waited for `waited_s` may not pass; None if it may pass all. Pure.
+
+    others_s: how long the others have waited, by name. A run that can be admitted passes those that wait for more room,
+    until one of them has waited for longer than `patience_s`; of several such runs the one that has waited longest is
+    next. Runs that came later than this one are never in its way.
+    """
+    in_the_way = {name: other_s for name, other_s in others_s.items() if other_s > max(waited_s, patience_s)}
+    return min(in_the_way, key=lambda name: (-in_the_way[name], name), default=None)
+
+
+class Waiting:
+    """One process that waits until its run is admitted: its time, and its heartbeat in the fleet."""
+
+    def __init__(self, store: ObjectStore, fleet: FleetRecord, run_url: str, clock: Clock) -> None:
+        self.incarnation = nonce()
+        self._store = store
+        self._interval_s = fleet.host_ttl_s / BEATS_PER_TTL
+        self._run_url = run_url
+        self._clock = clock
+        self._began_s = self._next_beat_s = clock.monotonic()
+        self._beats = 0
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds since it began to wait, on the clock of this process."""
+        return self._clock.monotonic() - self._began_s
+
+    def beat_if_due(self) -> None:
+        """Write the heartbeat several times in a TTL; a store that refuses it is logged."""
+        if self._clock.monotonic() >= self._next_beat_s:
+            self._next_beat_s = self._clock.monotonic() + self._interval_s
+            self._beat(is_gone=False)
+
+    def rest(self) -> None:
+        """Sleep until the next heartbeat, and write it."""
+        self._clock.sleep(max(0.0, self._next_beat_s - self._clock.monotonic()))
+        self.beat_if_due()
+
+    def end(self) -> None:
+        """Say that it waits no longer, so that it is in no run's way."""
+        self._beat(is_gone=True)
+
+    def _beat(self, *, is_gone: bool) -> None:
+        beat = WaitingRun(
+            incarnation=self.incarnation,
+            sequence=self._beats,
+            run_url=self._run_url,
+            waited_s=self.waited_s,
+            state="gone" if is_gone else "waiting",
+        )
+        self._beats += 1
+        try:
+            records.put(self._store, fleet_layout.waiting(self.incarnation), beat)
+        except StorageError as error:
+            log.warning("%s: others cannot see that %s waits: %s", self._store.url, self._run_url, error)

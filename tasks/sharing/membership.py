@@ -1,0 +1,85 @@
+"""A fleet's rules, and whether a run belongs to it."""
+
+from collections.abc import Sequence
+
+from storage import fleet_layout, records
+from storage.clock import Clock
+from storage.connect import connect
+from storage.fleet_reading import has_left, last_beat
+from storage.fleet_records import FleetRecord, HostRecord, LeftRecord
+from storage.package_version import VERSION
+from storage.run import exists
+from storage.seats import newest_seat
+from storage.store import ConflictingRecord, ObjectMissing, ObjectStore
+from tasks.configuration.run_config import RunConfig
+from tasks.sharing.due_phase import other_version
+
+
+def create_fleet(
+    url: str,
+    run_prefixes: Sequence[str],
+    host_ttl_s: float,
+    slowdown_max: float,
+    clock: Clock,
+    *,
+    patience_s: float = 3600.0,
+) -> None:
+    """Create fleet.json; raises ConflictingRecord if the url holds a fleet with other rules, and ValueError."""
+    store = connect(url)
+    mine = FleetRecord(
+        run_prefixes=tuple(run_prefixes),
+        host_ttl_s=host_ttl_s,
+        slowdown_max=slowdown_max,
+        patience_s=patience_s,
+        created_at_s=clock.wall(),
+    )
+    if not records.commit(store, fleet_layout.FLEET, mine):
+        raise ConflictingRecord(f"{store.url} holds a fleet already; nothing was changed")
+
+
+def open_fleet(url: str) -> tuple[ObjectStore, FleetRecord]:
+    """The store of a fleet that exists, and its rules; raises LookupError if there is none."""
+    store = connect(url)
+    try:
+        return store, records.read(store, FleetRecord, fleet_layout.FLEET)
+    except ObjectMissing:
+        raise LookupError(f"{store.url} holds no fleet; make one by: gleaner fleet init {url} --runs PREFIX") from None
+
+
+def leave(url: str, run_url: str, reason: str, clock: Clock) -> None:
+    """Take a run out of a fleet for good; raises LookupError if it is not in there."""
+    store, _ = open_fleet(url)
+    run_id = fleet_layout.run_id(run_url)
+    if not exists(store, fleet_layout.admitted(run_id)):
+        raise LookupError(f"{store.url} has not admitted {run_url}")
+    left = LeftRecord(id=run_id, reason=reason, left_at_s=clock.wall())
+    records.commit(store, fleet_layout.left(run_id), left)
+
+
+def check_admitted(config: RunConfig) -> None:
+    """Check the run's place in the fleet that its configuration names, if it names one.
+
+    Raises LookupError unless the fleet has admitted the run, and ValueError if the host that has its seat is of another
+    version of this package.
+    """
+    if config.trainer.fleet is None:
+        return
+    store, _ = open_fleet(config.trainer.fleet)
+    run_id = fleet_layout.run_id(config.run.url)
+    if not exists(store, fleet_layout.admitted(run_id)) or has_left(store, run_id):
+        raise LookupError(
+            f"trainer.fleet: value {config.trainer.fleet!r}, which has not admitted {config.run.url} or has let it "
+            "go; admit it by: gleaner fleet admit CONFIG"
+        )
+    seat = newest_seat(store, run_id)
+    host = None if seat is None else records.read(store, HostRecord, fleet_layout.host(seat.host))
+    if host is not None and host.version != VERSION and not _is_gone(store, host.incarnation):
+        raise ValueError(
+            f"trainer.fleet: value {config.trainer.fleet!r}, whose host {host.machine} ({host.incarnation[:12]}) "
+            f"{other_version(host.version, VERSION)}"
+        )
+
+
+def _is_gone(store: ObjectStore, incarnation: str) -> bool:
+    beat = last_beat(store, incarnation)
+    return beat is not None and beat.state == "gone"
