@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -191,7 +192,7 @@ def main() -> None:
             courses[arm].append(run_arm(folder, model, arm, arguments.step_s))
             return courses[arm][-1].cycle_s
 
-        cycles = interleave({arm: lambda arm=arm: timed(arm) for arm in ARMS}, arguments.rounds)
+        cycles = interleave({arm: partial(timed, arm) for arm in ARMS}, arguments.rounds)
     medians = {arm: statistics.median(found) for arm, found in cycles.items()}
     idle = {arm: statistics.median(course.idle_share for course in found) for arm, found in courses.items()}
     every = [course for found in courses.values() for course in found]
