@@ -17,7 +17,7 @@ from storage.store import ObjectMissing, StoreDenied
 from tasks.conclude import conclude
 from tasks.configuration.references import PlanReference, TrainOutcome
 from tasks.configuration.run_config import dump
-from tasks.reporting.conclusion import IntegrityError
+from tasks.reporting.verification import IntegrityError
 from tasks.sampling.session.member import generate_slot
 from tests.small_run import (
     EXECUTION,
