@@ -31,7 +31,7 @@ from storage.assembly import JournalReader
 from storage.records import BatchRecord, GradedResponse, PlanRecord, Span
 from storage.shard import Finish, Row
 from storage.store import CorruptObject, ObjectStore
-from tasks.reporting.conclusion import IntegrityError, verify
+from tasks.reporting.verification import IntegrityError, verified_parts
 
 NO_SEAL = 1 << 62
 # A member with a heartbeat at least every half claim_ttl_s, for three claim_ttl_s, lives in the view of every member,
@@ -217,7 +217,7 @@ def _check_batches(outcome: Outcome, reference: Reference) -> None:
             ledger.breaks(f"changed: response {recorded.response} was trained on rows that no claim counts")
     if not lost:
         try:
-            verify(plan, trained, JournalReader(reference.store, plan, 1), filtered)
+            list(verified_parts(plan, trained, JournalReader(reference.store, plan, 1), filtered))
         except (IntegrityError, CorruptObject) as error:
             ledger.breaks(f"changed: the conclusion refuses it: {error}")
     _check_closing(ledger)

@@ -123,9 +123,9 @@ def _check_plans(run: LedgerOfRun, outcomes: Sequence[Outcome], told: Sequence[R
 
 
 def _check_left(run: LedgerOfRun, outcomes: Sequence[Outcome]) -> None:
-    """Check that the responses of each iteration can be read, from its one object or its journal."""
+    """Check that the responses of each iteration can be read, from its parts or its journal."""
     for outcome in outcomes:
-        rows = read_responses(run.store, outcome.history.plan.iteration)
+        rows = list(read_responses(run.store, outcome.history.plan.iteration))
         check_rows(run, outcome.history.plan, outcome.truth, rows)
 
 

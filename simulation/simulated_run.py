@@ -147,7 +147,8 @@ class SimulatedRun:
             store = Lines(self._calm, self._timeline, common).connect_calmly(process, f"{name} {history.seed}")
             for crew in self._crews:
                 if crew.is_trained:
-                    check_rows(self.ledger, crew.history.plan, crew.truth, read_responses(store, crew.iteration))
+                    rows = list(read_responses(store, crew.iteration))
+                    check_rows(self.ledger, crew.history.plan, crew.truth, rows)
 
         started(self._timeline, common, history.seed, name, main, self._note_end)
 

@@ -4,7 +4,7 @@ The result is unique whatever else lies in the journal: void rows of frozen memb
 format can hold conversations with environments; what is assembled here never does.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,15 +41,35 @@ def with_environment(response: int) -> str:
 class JournalReader:
     """Follows an iteration: `refresh` reads what is new, `assemble` answers from what was read."""
 
-    def __init__(self, store: ObjectStore, plan: PlanRecord, parallel_reads: int = PARALLEL_READS) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        plan: PlanRecord,
+        parallel_reads: int = PARALLEL_READS,
+        parts: Sequence[range] | None = None,
+    ) -> None:
+        """parts: only the rows of one of these parts are in memory, at first of the first; None: of all responses."""
         self._plan = plan
+        self._parts = parts
         self.book = ClaimBook(store, plan, parallel_reads)
-        self.shards = ShardReader(store, plan.iteration, parallel_reads)
+        kept = parts[0] if parts else None
+        self.shards = ShardReader(store, plan.iteration, parallel_reads, kept)
 
     def refresh(self) -> None:
         """Read the claims and shards that are new."""
         self.book.refresh()
         self.shards.advance_all(self.book.incarnations)
+
+    def parts(self) -> Iterator[range]:
+        """Each part in turn, when its rows are in memory; without parts, all responses of the plan at once.
+
+        Raises ObjectMissing for a shard that was deleted since it was first read, and CorruptObject.
+        """
+        for part in self._parts or ():
+            self.shards.turn_to(part)
+            yield part
+        if not self._parts:
+            yield range(self._plan.num_responses)
 
     def incarnations_to_read(self, responses: Sequence[int]) -> list[str]:
         """The incarnations whose shards can still change these responses (docs/format.md algorithm R).

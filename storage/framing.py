@@ -34,6 +34,11 @@ def strip_trailer(key: str, body: bytes) -> memoryview:
     return view[:split]
 
 
+def trailer_digest(body: bytes) -> str:
+    """The digest that the trailer of an Arrow object states."""
+    return body[-DIGEST_BYTES:].hex()
+
+
 def encode_table(table: pa.Table) -> bytes:
     """The table as an Arrow object, compressed with zstd level 1."""
     return encode_batches(table.schema, table.to_batches(), zstd_level=1)

@@ -8,9 +8,10 @@ import sys
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from storage import layout
 from storage.shard import Finish, Row, decode_shard, encode_shard
@@ -125,13 +126,28 @@ class JournalWriter:
 
 
 class ShardReader:
-    """Shards of any number of incarnations, each fetched once, in order; rows by (incarnation, epoch, response)."""
+    """Shards of any number of incarnations, in order; rows by (incarnation, epoch, response).
 
-    def __init__(self, store: ObjectStore, iteration: int, parallel_reads: int = PARALLEL_READS) -> None:
-        """parallel_reads: how many requests may be under way at once; 1 makes them in the caller's thread."""
+    Each shard is fetched once, unless the reader keeps the rows of some responses only and is turned to others.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        iteration: int,
+        parallel_reads: int = PARALLEL_READS,
+        kept: range | None = None,
+    ) -> None:
+        """kept: the responses whose rows are kept, until `turn_to` names others; None: all, for good.
+
+        parallel_reads: how many requests may be under way at once; 1 makes them in the caller's thread.
+        """
         self._store = store
         self._iteration = iteration
         self._parallel_reads = parallel_reads
+        self._kept = kept
+        # The responses in each shard; about 400 bytes a shard, and only where rows are dropped.
+        self._found: dict[str, list[npt.NDArray[np.uint32]]] = defaultdict(list)
         self._next: dict[str, int] = {}
         self._rows: dict[tuple[str, int, int], list[tuple[int, Row]]] = defaultdict(list)
         self._ended: set[int] = set()
@@ -156,7 +172,7 @@ class ShardReader:
         It asks for the next number until that is missing: a GET costs a twelfth of a LIST. The number of parallel
         requests doubles with each round, so that a successor does not wait for hundreds of round trips.
         """
-        self._fetch(incarnation)
+        self._fetch_all([incarnation])
         return self.last_sequence(incarnation)
 
     def advance_all(self, incarnations: Iterable[str]) -> None:
@@ -168,22 +184,51 @@ class ShardReader:
         names = list(incarnations)
         return self._fetch_all(names, max(1, shards_max // max(1, len(names))))
 
+    def turn_to(self, responses: range) -> None:
+        """Forget all rows, and read the shards again in which rows of these responses were seen; keep those rows.
+
+        What `ended`, `tokens` and `last_sequence` say does not change. Raises ObjectMissing for a shard that was
+        deleted meanwhile, and ValueError if this reader keeps all rows.
+        """
+        if self._kept is None:
+            raise ValueError("kept: value None; allowed: a range of responses, if the reader is to turn to others")
+        if responses == self._kept:
+            return
+        self._kept = responses
+        self._rows.clear()
+        wanted = [
+            (incarnation, sequence)
+            for incarnation, shards in self._found.items()
+            for sequence, found in enumerate(shards)
+            if ((found >= responses.start) & (found < responses.stop)).any()
+        ]
+        for first in range(0, len(wanted), self._parallel_reads):
+            places = wanted[first : first + self._parallel_reads]
+            keys = [layout.shard(self._iteration, *place) for place in places]
+            for place, key, body in zip(places, keys, self._bodies(keys), strict=True):
+                if body is None:
+                    raise ObjectMissing(key)
+                self._keep_rows(*place, decode_shard(key, body))
+
     def _fetch_all(self, names: Sequence[str], shards_max: int = sys.maxsize) -> bool:
         if len(names) <= 1 or self._parallel_reads == 1:
-            complete = [self._fetch(name, shards_max) for name in names]
+            complete = [self._fetch(name, shards_max, self._parallel_reads) for name in names]
         else:
-            with ThreadPoolExecutor(min(self._parallel_reads, len(names))) as pool:
-                complete = list(pool.map(lambda name: self._fetch(name, shards_max), names))
+            workers = min(self._parallel_reads, len(names))
+            window_max = self._parallel_reads // workers
+            with ThreadPoolExecutor(workers) as pool:
+                complete = list(pool.map(lambda name: self._fetch(name, shards_max, window_max), names))
         return all(complete)
 
-    def _fetch(self, incarnation: str, shards_max: int = sys.maxsize) -> bool:
+    def _fetch(self, incarnation: str, shards_max: int, window_max: int) -> bool:
         """Fetch shards up to the first gap, at most `shards_max`; returns whether it came to the gap."""
         window, left = 1, shards_max
         while left > 0:
-            window = min(window, self._parallel_reads, left)
+            window = min(window, window_max, left)
             first = self._next.get(incarnation, 0)
-            bodies = self._bodies(incarnation, range(first, first + window))
-            for sequence, body in enumerate(bodies, first):
+            sequences = range(first, first + window)
+            bodies = self._bodies([layout.shard(self._iteration, incarnation, each) for each in sequences])
+            for sequence, body in zip(sequences, bodies, strict=True):
                 if body is None:
                     return True
                 self._keep(incarnation, sequence, body)
@@ -191,26 +236,38 @@ class ShardReader:
             window *= 2
         return False
 
-    def _bodies(self, incarnation: str, sequences: range) -> list[bytes | None]:
-        if len(sequences) == 1:
-            return [self._body(incarnation, sequences[0])]
-        with ThreadPoolExecutor(len(sequences)) as pool:
-            return list(pool.map(lambda sequence: self._body(incarnation, sequence), sequences))
+    def _bodies(self, keys: Sequence[str]) -> list[bytes | None]:
+        if len(keys) == 1 or self._parallel_reads == 1:
+            return [self._body(key) for key in keys]
+        with ThreadPoolExecutor(len(keys)) as pool:
+            return list(pool.map(self._body, keys))
 
-    def _body(self, incarnation: str, sequence: int) -> bytes | None:
+    def _body(self, key: str) -> bytes | None:
         try:
-            return self._store.get(layout.shard(self._iteration, incarnation, sequence))
+            return self._store.get(key)
         except ObjectMissing:
             return None
 
     def _keep(self, incarnation: str, sequence: int, body: bytes) -> None:
-        for row in decode_shard(layout.shard(self._iteration, incarnation, sequence), body):
-            self._rows[incarnation, row.epoch, row.response].append((sequence, row))
+        rows = decode_shard(layout.shard(self._iteration, incarnation, sequence), body)
+        for row in rows:
             self._tokens[incarnation] += len(row.token_ids)
             if row.finish.ends_response:
                 self._ended.add(row.response)
+        if self._kept is not None:
+            self._found[incarnation].append(np.unique(np.array([row.response for row in rows], dtype=np.uint32)))
+        self._keep_rows(incarnation, sequence, rows)
         self._next[incarnation] = sequence + 1
 
+    def _keep_rows(self, incarnation: str, sequence: int, rows: Iterable[Row]) -> None:
+        for row in rows:
+            if self._kept is None:
+                self._rows[incarnation, row.epoch, row.response].append((sequence, row))
+            elif row.response in self._kept:
+                # A copy, because a row is a view of its whole shard.
+                own = replace(row, token_ids=row.token_ids.copy(), logprobs=row.logprobs.copy())
+                self._rows[incarnation, row.epoch, row.response].append((sequence, own))
+
     def rows(self, incarnation: str, epoch: int, response: int) -> list[tuple[int, Row]]:
-        """(sequence, row) of a response, in the order written."""
+        """(sequence, row) of a response, in the order written; none if the rows of others are kept."""
         return self._rows.get((incarnation, epoch, response), [])

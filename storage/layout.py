@@ -158,8 +158,18 @@ def due(index: int) -> str:
 
 
 def responses(index: int) -> str:
-    """All responses of a committed iteration in one object, which replaces its journal."""
-    return f"{iteration(index)}responses.arrow"
+    """The record that the iteration is compacted, which names the parts that hold its responses."""
+    return f"{iteration(index)}responses.json"
+
+
+def responses_parts(index: int) -> str:
+    """Prefix of the parts of an iteration's responses."""
+    return f"{iteration(index)}responses/"
+
+
+def responses_part(index: int, first: int, last: int) -> str:
+    """The recorded responses of an iteration from one number to another."""
+    return f"{responses_parts(index)}{first:07d}-{last:07d}.arrow"
 
 
 def training(index: int) -> str:

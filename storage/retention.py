@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from storage import layout, records
-from storage.compaction import compact, recorded
+from storage.compaction import compact, recorded, unnamed_parts
 from storage.evaluations import versions_under_evaluation
 from storage.records import ClosedRecord
 from storage.retention_config import RetentionConfig
@@ -33,7 +33,7 @@ PROBLEMS = (CorruptObject, ObjectMissing, ConflictingRecord, StoreDenied)
 class Swept:
     """The result of a sweep, or with `dry_run` what a sweep would do.
 
-    compacted: iterations that got their one object. deleted: keys. problems: what was left alone, and why.
+    compacted: iterations whose responses were stored by parts. deleted: keys. problems: what was left alone, and why.
     """
 
     compacted: tuple[int, ...]
@@ -41,7 +41,10 @@ class Swept:
     problems: tuple[str, ...]
 
     def counts(self) -> dict[str, int]:
-        """How many objects of each kind were deleted: journal, alive, claims, weights, checkpoints, lengths."""
+        """How many objects of each kind were deleted: journal, alive, claims, weights, checkpoints, lengths, responses.
+
+        `responses` are parts that no record names.
+        """
         parts = (key.split("/") for key in self.deleted)
         return Counter(names[2] if f"{names[0]}/" == layout.ITERATIONS else names[0] for names in parts)
 
@@ -146,6 +149,8 @@ class _Deletion:
 def _sweep_iteration(store: ObjectStore, iteration: int, deletion: _Deletion, compacted: list[int]) -> None:
     """Compact one committed iteration, and note it if it was not compacted before; then delete its journal.
 
+    Parts that its record does not name go, too.
+
     Claims are deleted last: while they exist, a reader that misses a shard knows that it is gone, not that it never
     was.
     """
@@ -153,18 +158,18 @@ def _sweep_iteration(store: ObjectStore, iteration: int, deletion: _Deletion, co
     hints = (layout.asks(iteration), layout.alive_all(iteration))
     prefixes = (layout.journal(iteration), *hints, layout.claims(iteration))
     phases = [[key for key in keys if key.startswith(prefix)] for prefix in prefixes]
-    is_new = layout.responses(iteration) not in keys
-    if not any(phases):
-        return
-    if deletion.dry_run:
+    is_new, has_journal = layout.responses(iteration) not in keys, any(phases)
+    if has_journal and deletion.dry_run:
         recorded(store, read_plan(store, iteration))
-    else:
+    elif has_journal:
         compact(store, iteration)
         # Without claims, an iteration that is not closed would look as if no member had come yet.
         closed = ClosedRecord(iteration=iteration, reason="the iteration is committed", nonce="committed")
         records.commit(store, layout.closed(iteration), closed)
-    if is_new:
+    if is_new and has_journal:
         compacted.append(iteration)
+    if not is_new or (has_journal and not deletion.dry_run):
+        deletion.run(unnamed_parts(store, iteration, keys))
     for phase in phases:
         deletion.run(phase)
 

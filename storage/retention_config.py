@@ -14,8 +14,8 @@ class RetentionConfig:
     iteration under way starts from.
 
     Attributes:
-        compact: after an iteration is committed, write its responses as one object and delete its journal. False keeps
-            every journal as it is.
+        compact: after an iteration is committed, write its responses as a few objects and delete its journal. False
+            keeps every journal as it is.
         keep_weights: how many of the newest weight versions are kept.
         keep_checkpoints: how many of the trainer's newest states are kept.
     """

@@ -18,6 +18,7 @@ from storage.digests import digest_of
 from storage.evaluation_records import EvaluatedPrompt, EvaluationRecord
 from storage.fleet_records import DueRecord
 from storage.forecast_records import ForecastInput, ForecastRecord, SetupForecast, Spread
+from storage.framing import trailer_digest
 from storage.length_tables import LengthTable, empty_table, encode_lengths
 from storage.memory import MemoryStore, NestedStore
 from storage.phase_failure import PhaseFailureRecord
@@ -41,6 +42,7 @@ from storage.records import (
     Span,
     TrainingRecord,
 )
+from storage.response_parts import ResponsesRecord, StoredPart
 from storage.responses import Response, encode_responses
 from storage.reward_models import RewardModelRecord, StoredFile
 from storage.shard import Finish, Origin, Row, encode_shard
@@ -167,7 +169,7 @@ SHARDS = {
 
 
 def responses() -> list[Response]:
-    """The responses in the batch, as their one object holds them."""
+    """The responses in the batch, as the part that holds them has them."""
     rows = {
         graded.response: [r for rs in SHARDS.values() for r in rs if r.response == graded.response] for graded in GRADED
     }
@@ -319,7 +321,10 @@ def write_run(store: ObjectStore) -> None:
     store.put(PLAN.prompts_key, PROMPT_TABLE)
     for key, rows in SHARDS.items():
         store.put(key, encode_shard(rows))
-    store.put(layout.responses(0), encode_responses(responses()))
+    part = encode_responses(responses())
+    store.put(layout.responses_part(0, 0, 1), part)
+    stored = StoredPart(first=0, last=1, digest=trailer_digest(part))
+    records.put(store, layout.responses(0), ResponsesRecord(iteration=0, parts=(stored,)))
     store.put(layout.lengths(0), encode_lengths(length_table()))
     tensors = {"embed": TensorBlock("F32", (512,), EMBED), "norm": TensorBlock("BF16", (2, 3), bytes(range(12)))}
     publish(store, layout.weights(0), tensors, {"source": "a model"})

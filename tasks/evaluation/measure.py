@@ -13,6 +13,7 @@ from storage.clock import Clock
 from storage.evaluation_records import EvaluationRecord
 from storage.prompt_table import PromptRow, read_prompts
 from storage.records import BatchRecord, PlanRecord
+from storage.response_parts import parts_of_plan
 from storage.retention import settle
 from storage.run import connect_to_run, exists, read_config, read_plan
 from storage.store import ObjectStore, StorageError, StoreUnavailable
@@ -25,8 +26,10 @@ from tasks.grading.run_rewards import content_digests, open_grader
 from tasks.learning.follow import FollowConfig, GroupTimeout
 from tasks.learning.recorded_batches import RecordedBatches
 from tasks.prompts.decode import open_decoder
-from tasks.reporting.conclusion import IntegrityError, resume_metrics, slot_lives, verify
+from tasks.reporting.conclusion import resume_metrics
 from tasks.reporting.costs import crew_cost
+from tasks.reporting.slot_lives import JournalTally, read_heartbeats, slot_lives, unannounced
+from tasks.reporting.verification import IntegrityError, verified_parts
 from tasks.sampling.session.crew_watch import CrewLost, CrewWatch
 
 log = logging.getLogger(__name__)
@@ -80,9 +83,13 @@ def _record(
     prompts = read_prompts(store, plan)
     batches = _grade(run, store, plan, config, prompts, execution, clock)
     graded = [response for batch in batches for response in batch.responses]
-    reader = JournalReader(store, plan)
+    reader = JournalReader(store, plan, parts=parts_of_plan(plan, graded))
     reader.refresh()
-    lives = slot_lives(store, plan, reader, verify(plan, graded, reader), until_s=clock.wall())
+    announced = read_heartbeats(store, plan)
+    tally = JournalTally(reader, graded, (), announced)
+    for part in verified_parts(plan, graded, reader):
+        tally.add(part)
+    lives = slot_lives([*announced, *unannounced(plan, announced, tally, clock.wall())], tally)
     scored = evaluated_prompts(
         graded, [row.prompt_id for row in prompts], plan.num_generations, evaluation.pass_threshold
     )

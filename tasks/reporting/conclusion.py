@@ -4,7 +4,6 @@ It reads only records and shards. The report is the same whichever process concl
 """
 
 import logging
-from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -16,20 +15,16 @@ from storage.assembly import JournalReader
 from storage.clock import Clock
 from storage.collected import collected
 from storage.compaction import read_batches, unused_responses
-from storage.liveness import read_heartbeat
 from storage.prompt_table import read_prompts
 from storage.records import (
-    JOINED_POOL,
-    TRAIN_POOL,
-    AliveRecord,
     GradedResponse,
     PlanRecord,
     ReportRecord,
     SlotLife,
     TrainingRecord,
 )
+from storage.response_parts import PART_TOKENS, parts_of_plan
 from storage.run import exists, read_plan
-from storage.shard import Finish
 from storage.store import ObjectStore, StorageError
 from storage.weights.tensor_sets import PUBLISHED_AT_S, read_manifest
 from tasks.history.known_lengths import learn_lengths
@@ -37,13 +32,11 @@ from tasks.history.spent import USD_RUN, spent_usd
 from tasks.reporting.costs import Rates, cost_metrics
 from tasks.reporting.one_clock import CLOCKS_AGREE_S, on_one_clock
 from tasks.reporting.pool_observations import pool_observations
-from tasks.reporting.prefill import prefill_metrics
+from tasks.reporting.prefill import naive_prefill_tokens, prefill_metrics
+from tasks.reporting.slot_lives import JournalTally, read_heartbeats, slot_lives, unannounced
+from tasks.reporting.verification import IntegrityError, verified_parts
 
 log = logging.getLogger(__name__)
-
-
-class IntegrityError(Exception):
-    """What was trained is not what was planned; the iteration is not committed."""
 
 
 def conclude_iteration(
@@ -54,11 +47,13 @@ def conclude_iteration(
     *,
     egress_usd_per_gb: Mapping[str, float] | None = None,
     requests: RequestPrices | None = None,
+    part_tokens: int = PART_TOKENS,
 ) -> ReportRecord:
     """Verify, measure and commit; a report that exists, or is committed meanwhile by another process, is returned.
 
-    prices_usd_per_h, egress_usd_per_gb, requests: see Rates. Raises IntegrityError, which names the first response that
-    is missing, doubled or not as in the journal.
+    prices_usd_per_h, egress_usd_per_gb, requests: see Rates. part_tokens: how many tokens of recorded responses are in
+    memory at a time. Raises IntegrityError, which names the first response that is missing, doubled or not as in the
+    journal.
     """
     key = layout.report(iteration)
     rates = Rates(
@@ -67,7 +62,7 @@ def conclude_iteration(
     if exists(store, key):
         return records.read(store, ReportRecord, key)
     try:
-        report = _measure(store, iteration, rates, clock)
+        report = _measure(store, iteration, rates, clock, part_tokens)
     except (StorageError, IntegrityError):
         # The process that commits the report deletes the journal that is read here.
         if not exists(store, key):
@@ -78,7 +73,7 @@ def conclude_iteration(
     return records.read(store, ReportRecord, key)
 
 
-def _measure(store: ObjectStore, iteration: int, rates: Rates, clock: Clock) -> ReportRecord:
+def _measure(store: ObjectStore, iteration: int, rates: Rates, clock: Clock, part_tokens: int) -> ReportRecord:
     """Read what was planned, sampled and trained; verify it, and measure it."""
     began_s = clock.wall()
     plan = read_plan(store, iteration)
@@ -88,15 +83,19 @@ def _measure(store: ObjectStore, iteration: int, rates: Rates, clock: Clock) -> 
     trained = [response for batch in batches for response in batch.responses]
     filtered = [response for batch in batches for response in batch.filtered]
     graded = [response for batch in batches for response in batch.graded]
-    reader = JournalReader(store, plan)
-    reader.refresh()
-    kept = verify(plan, trained, reader, filtered)
     unused = unused_responses(plan, trained, filtered)
     prompts = read_prompts(store, plan)
-    heartbeats, training = on_one_clock(read_heartbeats(store, plan), training, plan.created_at_s, clock.wall())
-    silent = _unannounced(plan, heartbeats, reader, training.ended_at_s)
+    reader = JournalReader(store, plan, parts=parts_of_plan(plan, graded, part_tokens))
+    reader.refresh()
+    announced = read_heartbeats(store, plan)
+    tally, naive = JournalTally(reader, graded, unused, announced), 0
+    for part in verified_parts(plan, trained, reader, filtered):
+        tally.add(part)
+        naive += naive_prefill_tokens(plan, prompts, reader, part)
+    heartbeats, training = on_one_clock(announced, training, plan.created_at_s, clock.wall())
+    silent = unannounced(plan, heartbeats, tally, training.ended_at_s)
     heartbeats += silent
-    lives = _lives(heartbeats, reader, kept, unused)
+    lives = slot_lives(heartbeats, tally)
     lengths = learn_lengths(store, plan, prompts, {response.response: response.length for response in graded})
     tokens = sum(response.length for response in graded)
     spent_before_usd = spent_usd(store, iteration)
@@ -106,7 +105,7 @@ def _measure(store: ObjectStore, iteration: int, rates: Rates, clock: Clock) -> 
         **response_metrics(graded, plan),
         **filter_metrics(plan, trained, filtered, lives),
         **resume_metrics(lives),
-        **prefill_metrics(lives, plan, prompts, reader),
+        **prefill_metrics(lives, naive),
         "balance/responses_moved": float(reader.book.moved),
         **lengths,
         **cost_metrics(lives, training, rates, tokens, plan.created_at_s, now - began_s, collected(store, iteration)),
@@ -157,190 +156,6 @@ def prediction_metrics(plan: PlanRecord, metrics: Mapping[str, float]) -> dict[s
     if "timing_s/rollout" not in predicted or not rollout_s:
         return {}
     return {"plan/rollout_error": predicted["timing_s/rollout"] / rollout_s - 1}
-
-
-def verify(
-    plan: PlanRecord,
-    trained: Sequence[GradedResponse],
-    reader: JournalReader,
-    filtered: Sequence[GradedResponse] = (),
-) -> dict[str, int]:
-    """Check every response of the plan against batches and journal; returns the tokens kept by incarnation.
-
-    Each response is trained once. If the plan says how many groups are wanted, it may instead be filtered once, or be
-    unused (`storage.compaction.unused_responses`). Raises IntegrityError.
-    """
-    graded = [*trained, *filtered]
-    counts = Counter(response.response for response in graded)
-    doubled = sorted(response for response, count in counts.items() if count > 1)
-    missing = sorted(set(range(plan.num_responses)) - set(counts) - set(unused_responses(plan, trained, filtered)))
-    foreign = sorted(set(counts) - set(range(plan.num_responses)))
-    if doubled or missing or foreign:
-        raise IntegrityError(
-            f"iteration {plan.iteration}: {plan.num_responses} responses planned; trained more than once: "
-            f"{doubled[:8]}, never: {missing[:8]}, not planned: {foreign[:8]}",
-        )
-    _check_filter(plan, trained, filtered)
-    kept: dict[str, int] = defaultdict(int)
-    for response in graded:
-        assembled = reader.follow(response.response, response.lineage)
-        ended = {"stop": Finish.STOP, "length": Finish.LENGTH}[response.finish_reason]
-        if len(assembled.token_ids) != response.length or assembled.finish != ended:
-            raise IntegrityError(
-                f"iteration {plan.iteration}, response {response.response}: trained on {response.length} tokens "
-                f"ended by {response.finish_reason!r}; the journal holds {len(assembled.token_ids)}",
-            )
-        for span in response.lineage:
-            for sequence, row in reader.shards.rows(span.incarnation, span.epoch, response.response):
-                kept[span.incarnation] += len(row.token_ids) if sequence <= span.last_sequence else 0
-    return kept
-
-
-def _check_filter(plan: PlanRecord, trained: Sequence[GradedResponse], filtered: Sequence[GradedResponse]) -> None:
-    """Check that exactly the groups with equal rewards are filtered, whole, and at most the wanted number trained."""
-    wanted = plan.groups_wanted
-    if wanted is None:
-        if filtered:
-            raise IntegrityError(
-                f"iteration {plan.iteration}: response {filtered[0].response} is filtered; allowed: none"
-            )
-        return
-    rewards: dict[int, set[float | None]] = defaultdict(set)
-    for response in (*trained, *filtered):
-        rewards[response.response // plan.num_generations].add(response.deciding(plan))
-    for kind, responses in (("trained", trained), ("filtered", filtered)):
-        for response in responses:
-            group = response.response // plan.num_generations
-            if (len(rewards[group]) == 1) != (kind == "filtered"):
-                found = f"iteration {plan.iteration}, response {response.response}: {kind}"
-                raise IntegrityError(f"{found}, although group {group} has {len(rewards[group])} different rewards")
-    count = len({response.response // plan.num_generations for response in trained})
-    if count > wanted:
-        raise IntegrityError(f"iteration {plan.iteration}: {count} groups are trained; allowed: the {wanted} wanted")
-
-
-def slot_lives(
-    store: ObjectStore,
-    plan: PlanRecord,
-    reader: JournalReader,
-    kept: Mapping[str, int],
-    unused: Sequence[int] = (),
-    *,
-    until_s: float,
-) -> list[SlotLife]:
-    """The life of every incarnation that announced itself or made a claim, by slot and start; until_s: see below."""
-    announced = read_heartbeats(store, plan)
-    return _lives([*announced, *_unannounced(plan, announced, reader, until_s)], reader, kept, unused)
-
-
-def read_heartbeats(store: ObjectStore, plan: PlanRecord) -> list[AliveRecord]:
-    """The last heartbeat of every incarnation, where there is one that can be read and names a pool with a price."""
-    found = (read_heartbeat(store, key) for key in store.list(layout.alive_all(plan.iteration)))
-    pools = {JOINED_POOL, TRAIN_POOL, *(place.pool for place in plan.slots)}
-    return [record for record in found if record is not None and record.pool in pools]
-
-
-def _unannounced(
-    plan: PlanRecord, announced: Sequence[AliveRecord], reader: JournalReader, until_s: float
-) -> list[AliveRecord]:
-    """For each incarnation that made claims and has no readable heartbeat, one that claims and journal allow.
-
-    When it lived is not known. It counts as paid for since the plan, until the last heartbeat of the others (without
-    any, until `until_s`), so its cost is an upper bound.
-    """
-    missing = set(reader.book.incarnations) - {alive.incarnation for alive in announced}
-    if not missing:
-        return []
-    log.warning(
-        "iteration %d: %s made claims, and no heartbeat can be read; what they cost is estimated",
-        plan.iteration,
-        ", ".join(sorted(missing)),
-    )
-    recovered: Counter[str] = Counter()
-    for response in range(plan.num_responses):
-        for span in reader.assemble(response).lineage:
-            rows = reader.shards.rows(span.incarnation, span.epoch, response)
-            recovered[span.incarnation] += rows[0][1].start
-    pools = {place.slot: place.pool for place in plan.slots}
-    ended_at_s = max((alive.updated_at_s for alive in announced), default=until_s)
-    estimated = []
-    for incarnation in sorted(missing):
-        slot, held = reader.book.incarnations[incarnation], reader.book.held_by(incarnation)
-        estimated.append(
-            AliveRecord(
-                incarnation=incarnation,
-                slot=slot,
-                state="gone" if held and held <= reader.shards.ended else "working",
-                beat=0,
-                pool=pools.get(slot, JOINED_POOL),
-                host="",
-                pid=0,
-                started_at_s=min(plan.created_at_s, ended_at_s),
-                updated_at_s=ended_at_s,
-                tokens_generated=reader.shards.tokens(incarnation),
-                tokens_recovered=recovered[incarnation],
-                prefill_tokens=0,
-                responses_finished=len(held & reader.shards.ended),
-                engine="",
-                batch_invariant=False,
-            )
-        )
-    return estimated
-
-
-def _lives(
-    announced: Sequence[AliveRecord], reader: JournalReader, kept: Mapping[str, int], unused: Sequence[int]
-) -> list[SlotLife]:
-    """Lives by slot and start.
-
-    tokens_regenerated: what it decoded, as far as its last heartbeat told, less what counts and what is unused. These
-    tokens were unflushed at a kill, or void because another member had claimed the response.
-    """
-    journalled, stopped = _unused_tokens(reader, unused)
-    lives = []
-    for alive in announced:
-        incarnation = alive.incarnation
-        decoded = max(alive.tokens_generated, reader.shards.tokens(incarnation))
-        tokens_unused = journalled[incarnation]
-        if incarnation in stopped and alive.state == "gone":
-            # What it was decoding when the iteration closed is dropped, and no member decodes it again.
-            tokens_unused += decoded - reader.shards.tokens(incarnation)
-        lives.append(
-            SlotLife(
-                slot=alive.slot,
-                incarnation=incarnation,
-                pool=alive.pool,
-                started_at_s=alive.started_at_s,
-                ended_at_s=alive.updated_at_s,
-                state="lost" if alive.state != "gone" else "left" if alive.unfinished else "gone",
-                tokens_kept=kept.get(incarnation, 0),
-                tokens_recovered=alive.tokens_recovered,
-                tokens_regenerated=decoded - kept.get(incarnation, 0) - tokens_unused,
-                prefill_tokens=alive.prefill_tokens,
-                usd_per_hour=alive.usd_per_hour,
-                tokens_unused=tokens_unused,
-                working_at_s=alive.working_at_s,
-                decode_s=alive.decode_s,
-                puts=alive.puts,
-                gets=alive.gets,
-                bytes_read=alive.bytes_read,
-            ),
-        )
-    return sorted(lives, key=lambda life: (life.slot, life.started_at_s))
-
-
-def _unused_tokens(reader: JournalReader, unused: Sequence[int]) -> tuple[Counter[str], set[str]]:
-    """Journalled tokens of unused responses by incarnation, and the incarnations that hold an unfinished one."""
-    journalled: Counter[str] = Counter()
-    holders: set[str] = set()
-    for response in unused:
-        assembled, owner = reader.assemble(response), reader.book.owner(response)
-        for span in assembled.lineage:
-            rows = reader.shards.rows(span.incarnation, span.epoch, response)
-            journalled[span.incarnation] += sum(len(row.token_ids) for at, row in rows if at <= span.last_sequence)
-        if owner is not None and not assembled.finish.ends_response:
-            holders.add(owner.incarnation)
-    return journalled, holders
 
 
 def filter_metrics(

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from storage import layout, model_files
-from storage.compaction import read_responses
+from storage.compaction import read_batches, read_parts
 from storage.prompt_table import PromptRow, read_prompts
 from storage.records import PlanRecord
 from storage.responses import Response
@@ -100,10 +100,16 @@ def load_decoder(store: ObjectStore) -> Decode | None:
 
 
 def rollout_table(
-    plan: PlanRecord, prompts: Sequence[PromptRow], rows: Sequence[Response], decode: Decode | None
+    plan: PlanRecord,
+    prompts: Sequence[PromptRow],
+    rows: Sequence[Response],
+    decode: Decode | None,
+    functions: Sequence[str],
 ) -> pa.Table:
-    """One row per response, in the order of their numbers; docs/guide/data_export.md describes the columns."""
-    functions = sorted({name for row in rows for name in row.rewards})
+    """One row per response, in the order of their numbers; docs/guide/data_export.md describes the columns.
+
+    functions: the reward functions that get a column.
+    """
     asked = [prompts[row.group] for row in rows]
     columns: dict[str, tuple[pa.DataType, list[Any]]] = {
         "iteration": (pa.int32(), [plan.iteration] * len(rows)),
@@ -133,21 +139,42 @@ def _lists(values: Sequence[npt.NDArray[Any]], item: pa.DataType) -> pa.Array:
 
 
 def _export_iteration(store: ObjectStore, iteration: int, path: Path, decode: Decode | None) -> Exported:
-    import pyarrow.parquet as pq  # noqa: PLC0415 - only an export needs it
-
     plan = read_plan(store, iteration)
-    prompts = read_prompts(store, plan)
-    rows = read_responses(store, iteration)
     # Two exports into one folder may overlap.
     unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}.unfinished")
     try:
-        table = rollout_table(plan, prompts, rows, decode)
-        # Without Arrow's own schema in the file, the columns are plain Parquet lists to every reader.
-        pq.write_table(table, unfinished, compression="zstd", store_schema=False)
+        count = _write_parts(store, plan, unfinished, decode)
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
-    return Exported(path=path, iteration=iteration, responses=len(rows), planned=plan.num_responses)
+    return Exported(path=path, iteration=iteration, responses=count, planned=plan.num_responses)
+
+
+def _write_parts(store: ObjectStore, plan: PlanRecord, path: Path, decode: Decode | None) -> int:
+    """Write the responses part by part, and return how many there are.
+
+    Raises LookupError if the iteration got its first rewards meanwhile, because the file has no columns for them.
+    """
+    import pyarrow.parquet as pq  # noqa: PLC0415 - only an export needs it
+
+    prompts = read_prompts(store, plan)
+    parts = read_parts(store, plan.iteration)
+    rows = next(parts, [])
+    # The batches are read after the first part, so that they name every reward function that it has.
+    graded = (response for batch in read_batches(store, plan.iteration) for response in batch.graded)
+    functions = sorted({name for response in graded for name in response.rewards})
+    count = 0
+    # Without Arrow's own schema in the file, the columns are plain Parquet lists to every reader.
+    schema = rollout_table(plan, prompts, [], decode, functions).schema
+    with pq.ParquetWriter(path, schema, compression="zstd", store_schema=False) as writer:
+        while rows:
+            if not all(set(row.rewards) <= set(functions) for row in rows):
+                raise LookupError(f"iteration {plan.iteration} was graded while it was exported; export it again")
+            writer.write_table(rollout_table(plan, prompts, rows, decode, functions))
+            count += len(rows)
+            del rows  # before the next part is read
+            rows = next(parts, [])
+    return count
 
 
 def _as_json(value: object) -> str:

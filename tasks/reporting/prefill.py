@@ -10,27 +10,25 @@ from storage.prompt_table import PromptRow
 from storage.records import PlanRecord, SlotLife
 
 
-def prefill_metrics(
-    lives: Sequence[SlotLife], plan: PlanRecord, prompts: Sequence[PromptRow], reader: JournalReader
-) -> dict[str, float]:
-    """Tokens computed, tokens without sharing, and their quotient, which is absent if the second is 0.
+def prefill_metrics(lives: Sequence[SlotLife], naive: int) -> dict[str, float]:
+    """Tokens computed, tokens without sharing (`naive`), and their quotient, which is absent if the second is 0.
 
-    The first is a lower bound if a life ended after its last heartbeat. prompts: one row per group of the plan.
+    The first is a lower bound if a life ended after its last heartbeat.
     """
     computed = sum(life.prefill_tokens for life in lives)
-    naive = naive_prefill_tokens(plan, prompts, reader)
     metrics = {"rollout/prefill_tokens": float(computed), "rollout/prefill_tokens_naive": float(naive)}
     return metrics | ({"rollout/prefill_share": computed / naive} if naive else {})
 
 
-def naive_prefill_tokens(plan: PlanRecord, prompts: Sequence[PromptRow], reader: JournalReader) -> int:
-    """The tokens that engines without any sharing compute: prompt and recovered prefix, each time a response is begun.
+def naive_prefill_tokens(plan: PlanRecord, prompts: Sequence[PromptRow], reader: JournalReader, part: range) -> int:
+    """The tokens that engines without any sharing compute for the responses of a part, whose rows the reader holds.
 
-    A response counts as begun under a claim if it has tokens in the journal under that claim, counted or void.
+    They are prompt and recovered prefix, each time that a response is begun. prompts: one row per group of the plan. A
+    response counts as begun under a claim if it has tokens in the journal under that claim, counted or void.
     """
     return sum(
         len(prompts[response // plan.num_generations].token_ids) + start
-        for response in range(plan.num_responses)
+        for response in part
         for start in _starts(response, reader)
     )
 

@@ -108,7 +108,7 @@ def test_a_plan_of_too_many_responses_is_refused(generations: int):
     body = json.dumps(asdict(a_plan(2, 2)) | {"num_generations": generations}).encode()
     store.put(key, wrap(key, "plan", body))
     with pytest.raises(CorruptObject, match=f"num_generations: value {generations} with 2 groups; allowed: 1 to"):
-        read_responses(store, 0)
+        list(read_responses(store, 0))
 
 
 @pytest.mark.parametrize("generations", [RESPONSES_MAX, 10**9])

@@ -1,4 +1,4 @@
-"""From batches and journal to one object and back, on iterations written by hand."""
+"""From batches and journal to parts and back, on iterations written by hand."""
 
 from dataclasses import replace
 
@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from storage import layout, records
-from storage.compaction import compact, read_batches, read_responses, unused_responses
+from storage.compaction import compact, read_batches, read_parts, read_responses, unused_responses
+from storage.framing import trailer_digest
 from storage.memory import MemoryStore
 from storage.records import BatchRecord
+from storage.response_parts import PART_TOKENS, ResponsesRecord
 from storage.responses import Response, decode_responses, encode_responses
 from storage.run import read_plan
 from storage.shard import Finish
@@ -17,6 +19,21 @@ from tests.committed_runs import TOKENS, committed_iteration, grade, plan_iterat
 from tests.journals import LOGPROB
 
 KEY = layout.responses(0)
+# The responses have 5, 3, 4 and 1 tokens: with 5 tokens to a part, the third and fourth make one.
+SMALL = 5
+PARTS = pytest.mark.parametrize("part_tokens", [SMALL, PART_TOKENS], ids=["three parts", "one part"])
+
+
+def part_keys(store):
+    return store.list(layout.responses_parts(0))
+
+
+def stored(store):
+    """The responses of all parts, as the record names them."""
+    parts = records.read(store, ResponsesRecord, KEY).parts
+    keys = [layout.responses_part(0, part.first, part.last) for part in parts]
+    assert keys == part_keys(store)
+    return [row for key in keys for row in decode_responses(key, store.get(key))]
 
 
 @pytest.fixture
@@ -31,9 +48,10 @@ def delete(store, prefix):
         store.delete(key)
 
 
-def test_the_object_holds_what_the_batches_name(store):
-    compact(store, 0)
-    rows = decode_responses(KEY, store.get(KEY))
+@PARTS
+def test_the_parts_hold_what_the_batches_name(store, part_tokens):
+    compact(store, 0, part_tokens)
+    rows = stored(store)
     assert [row.token_ids.tolist() for row in rows] == [TOKENS[response] for response in range(4)]
     assert all((row.logprobs == np.float32(LOGPROB)).all() for row in rows)
     assert [(row.response, row.group, row.prompt_id, row.spans) for row in rows] == [
@@ -48,32 +66,34 @@ def test_the_object_holds_what_the_batches_name(store):
     assert rows[3].rewards == {"exact": 0.75, "style": 0.5}
 
 
-def test_it_reads_the_same_compacted_and_from_the_journal(store):
-    live = read_responses(store, 0)
-    compact(store, 0)
+@PARTS
+def test_it_reads_the_same_compacted_and_from_the_journal(store, part_tokens):
+    live = [row for rows in read_parts(store, 0, part_tokens) for row in rows]
+    compact(store, 0, part_tokens)
     delete(store, layout.journal(0))
     delete(store, layout.claims(0))
-    compacted = read_responses(store, 0)
+    compacted = list(read_responses(store, 0))
     assert len(live) == len(compacted) == 4
     assert all(a.equals(b) for a, b in zip(live, compacted, strict=True))
 
 
-def test_compacting_again_changes_nothing_also_when_the_journal_is_going(store):
-    compact(store, 0)
-    body = store.get(KEY)
+@PARTS
+def test_compacting_again_changes_nothing_also_when_the_journal_is_going(store, part_tokens):
+    compact(store, 0, part_tokens)
+    before = {key: store.get(key) for key in (KEY, *part_keys(store))}
     for key in store.list(layout.journal(0)):
         store.delete(key)
         compact(store, 0)
-    assert store.get(KEY) == body
+    assert {key: store.get(key) for key in (KEY, *part_keys(store))} == before
 
 
 def test_an_iteration_under_way_gives_what_is_finished():
     store = MemoryStore()
     plan = plan_iteration(store, 0)
-    assert read_responses(store, 0) == []
+    assert list(read_responses(store, 0)) == []
     roll_out(store, plan, responses=(1, 2, 3))  # response 0 has tokens and no end
     grade(store, plan, 0, (2, 3))
-    rows = read_responses(store, 0)
+    rows = list(read_responses(store, 0))
     assert [(row.response, row.reward) for row in rows] == [(1, None), (2, 0.5), (3, 0.75)]
     assert rows[0].rewards == {}
     assert rows[0].token_ids.tolist() == TOKENS[1]
@@ -146,34 +166,53 @@ CHANGES = [
 ]
 
 
-def store_object(store, change):
-    compact(store, 0)
-    rows = decode_responses(KEY, store.get(KEY))
+def put_part(store, key, rows):
+    """Put other rows into the part, and name it as it now is."""
+    body = encode_responses(rows)
+    record = records.read(store, ResponsesRecord, KEY)
+    named = [layout.responses_part(0, part.first, part.last) for part in record.parts]
+    parts = tuple(
+        replace(part, digest=trailer_digest(body)) if name == key else part
+        for name, part in zip(named, record.parts, strict=True)
+    )
+    store.put(key, body)
+    records.put(store, KEY, replace(record, parts=parts))
+
+
+def store_changed(store, change, part_tokens=PART_TOKENS):
+    """Compact, and change the first response."""
+    compact(store, 0, part_tokens)
+    key = part_keys(store)[0]
+    rows = decode_responses(key, store.get(key))
     first = {name: getattr(rows[0], name) for name in Response.__slots__}
-    store.put(KEY, encode_responses([Response(**(first | change)), *rows[1:]]))
+    put_part(store, key, [Response(**(first | change)), *rows[1:]])
 
 
+@PARTS
 @pytest.mark.parametrize("change", CHANGES, ids="+".join)
-def test_a_stored_object_that_is_not_the_journal_is_noticed(store, change):
-    store_object(store, change)
+def test_a_stored_part_that_is_not_the_journal_is_noticed(store, change, part_tokens):
+    store_changed(store, change, part_tokens)
     with pytest.raises(CorruptObject, match="response 0 is not what the batches and the journal say"):
         compact(store, 0)
 
 
 @pytest.mark.parametrize("change", CHANGES[2:], ids="+".join)
 def test_without_the_journal_the_batches_still_tell(store, change):
-    store_object(store, change)
+    store_changed(store, change)
     delete(store, layout.journal(0))
     with pytest.raises(CorruptObject, match="response 0 is not what the batches and the journal say"):
         compact(store, 0)
 
 
-def test_an_object_with_other_responses_is_noticed(store):
+def test_a_part_with_other_responses_is_noticed(store):
     compact(store, 0)
-    rows = decode_responses(KEY, store.get(KEY))
-    store.put(KEY, encode_responses(rows[1:]))
+    [key] = part_keys(store)
+    rows = decode_responses(key, store.get(key))
+    put_part(store, key, rows[1:])
     with pytest.raises(CorruptObject, match="its 3 responses are not the 4 that the batches name"):
         compact(store, 0)
+    with pytest.raises(CorruptObject, match=f"'{key}'.*its 3 responses are not 0 to 3, ascending"):
+        list(read_responses(store, 0))
 
 
 def test_a_reader_whose_journal_goes_meanwhile_takes_the_object(store):
@@ -210,7 +249,7 @@ def test_a_reader_gives_the_same_whenever_another_process_sweeps(store):
         def _tick(self):
             self._left -= 1
             if self._left == 0:
-                compact(self, 0)
+                compact(self, 0, SMALL)
                 for prefix in (layout.journal, layout.alive_all, layout.claims):
                     delete(self, prefix(0))
 
@@ -223,15 +262,17 @@ def test_a_reader_gives_the_same_whenever_another_process_sweeps(store):
             return super().list(prefix, after)
 
     objects = {key: store.get(key) for key in store.list("")}
-    for at in range(1, 40):
-        swept = SweptAt(objects, at)
-        assert [row.token_ids.tolist() for row in read_responses(swept, 0)] == [TOKENS[r] for r in range(4)], at
-    assert swept._left > 0, "every read was disturbed once"
+    for part_tokens in (PART_TOKENS, 8, 1):
+        for at in range(1, 60):
+            swept = SweptAt(objects, at)
+            rows = [row for rows in read_parts(swept, 0, part_tokens) for row in rows]
+            assert [row.token_ids.tolist() for row in rows] == [TOKENS[r] for r in range(4)], (part_tokens, at)
+        assert swept._left > 0, "every read was disturbed once"
 
 
 def test_no_plan_no_responses(store):
     with pytest.raises(ObjectMissing, match=r"000007/plan\.json"):
-        read_responses(store, 7)
+        list(read_responses(store, 7))
     assert read_batches(store, 7) == []
     assert [batch.number for batch in read_batches(store, 0)] == [0, 1]
 
@@ -250,11 +291,11 @@ def test_unused_responses_are_neither_compacted_nor_read_and_the_others_stay_as_
     grade(store, plan, 0, (0, 1))
     assert [row.reward for row in read_responses(store, 0)] == [0.0, 0.25, None, None]
     plan = wants(store, 1)
-    live = read_responses(store, 0)
+    live = list(read_responses(store, 0))
     assert [row.response for row in live] == [0, 1]
     compact(store, 0)
     delete(store, layout.journal(0))
-    compacted = read_responses(store, 0)
+    compacted = list(read_responses(store, 0))
     assert all(a.equals(b) for a, b in zip(live, compacted, strict=True))
 
 
@@ -263,10 +304,10 @@ def test_filtered_responses_are_kept_with_their_rewards(store):
     key = layout.batch(0, 0)
     batch = records.read(store, BatchRecord, key)
     records.put(store, key, replace(batch, responses=(), filtered=batch.responses))
-    live = read_responses(store, 0)
+    live = list(read_responses(store, 0))
     compact(store, 0)
     delete(store, layout.journal(0))
-    compacted = read_responses(store, 0)
+    compacted = list(read_responses(store, 0))
     assert all(a.equals(b) for a, b in zip(live, compacted, strict=True))
     assert [row.reward for row in compacted] == [0.0, 0.25, 0.5, 0.75]
 
@@ -283,6 +324,8 @@ def test_what_is_unused_depends_on_the_plan_and_on_the_last_group_recorded(store
 
 @pytest.mark.parametrize("change", CHANGES[-2:], ids="+".join)
 def test_turns_of_an_environment_are_refused_when_responses_are_read(store, change):
-    store_object(store, change)
-    with pytest.raises(CorruptObject, match=f"'{KEY}'.*response 0 has turns of an environment; this version has no"):
-        read_responses(store, 0)
+    store_changed(store, change)
+    with pytest.raises(
+        CorruptObject, match=f"'{part_keys(store)[0]}'.*response 0 has turns of an environment; this version has no"
+    ):
+        list(read_responses(store, 0))

@@ -11,6 +11,8 @@ from storage.clock import ManualClock
 from storage.compaction import read_responses
 from storage.fitness import probe
 from storage.memory import MemoryStore
+from storage.records import decode
+from storage.response_parts import ResponsesRecord
 from storage.retention import list_versions, newest_of, sweep
 from storage.retention_config import RetentionConfig
 from storage.store import ObjectMissing, StoreDenied, StoreUnavailable
@@ -53,7 +55,7 @@ def versions(store, prefix):
     return sorted(list_versions(store, prefix).complete)
 
 
-def test_a_committed_iteration_keeps_its_records_and_one_object():
+def test_a_committed_iteration_keeps_its_records_and_its_responses():
     store = a_run(1)
     before = set(store.list(layout.iteration(0)))
     assert len(journals(store, 0)) > 8
@@ -64,7 +66,8 @@ def test_a_committed_iteration_keeps_its_records_and_one_object():
     assert gone == {key for key in before if key.split("/")[2] in ("journal", "claims", "alive")}
     assert set(swept.deleted) == gone
     assert swept.counts() == {"journal": 6, "claims": 3, "alive": 3}
-    assert set(store.list(layout.iteration(0))) - before == {layout.responses(0), layout.closed(0)}
+    parts = {layout.responses_part(0, 0, 3)}
+    assert set(store.list(layout.iteration(0))) - before == {layout.responses(0), layout.closed(0)} | parts
     assert [row.token_ids.tolist() for row in read_responses(store, 0)] == [TOKENS[r] for r in range(4)]
 
 
@@ -310,7 +313,10 @@ def check(store):
         assert all(key in store._objects for key in kept)
         shards = [layout.shard(iteration, name, number) for name, number in SHARDS]
         if not all(key in store._objects for key in shards):
-            assert layout.responses(iteration) in store._objects
+            parts = decode(ResponsesRecord, layout.responses(iteration), store._objects[layout.responses(iteration)])
+            keys = [layout.responses_part(iteration, part.first, part.last) for part in parts.parts]
+            assert keys
+            assert all(key in store._objects for key in keys)
     for prefix in (layout.WEIGHTS, layout.CHECKPOINTS):
         for version in list_versions(store, prefix).complete:
             folder = f"{prefix}{version:08d}/"
@@ -382,7 +388,7 @@ def test_an_iteration_whose_weights_are_gone_is_still_read():
     store = a_run(5)
     sweep(store, DEFAULT)
     assert versions(store, layout.WEIGHTS) == [0, 4, 5]
-    assert len(read_responses(store, 1)) == 4
+    assert len(list(read_responses(store, 1))) == 4
     plan = plan_iteration(store, 5)
     roll_out(store, plan)
     grade(store, plan, 0, (0, 1, 2, 3))
@@ -390,4 +396,4 @@ def test_an_iteration_whose_weights_are_gone_is_still_read():
     commit(store, plan)
     committed_iteration(store, 6)
     sweep(store, DEFAULT)
-    assert len(read_responses(store, 5)) == 4
+    assert len(list(read_responses(store, 5))) == 4

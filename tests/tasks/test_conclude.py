@@ -17,7 +17,7 @@ from storage.store import ObjectMissing, StoreDenied
 from tasks.conclude import conclude
 from tasks.configuration.references import PlanReference, TrainOutcome
 from tasks.configuration.run_config import dump
-from tasks.reporting.conclusion import IntegrityError
+from tasks.reporting.verification import IntegrityError
 from tasks.sampling.session.member import generate_slot
 from tests.small_run import (
     EXECUTION,
@@ -93,10 +93,10 @@ def test_concluding_again_gives_the_same(trained):
 
 def test_the_journal_becomes_one_object(trained):
     store, reference = trained
-    live = read_responses(store, 0)
+    live = list(read_responses(store, 0))
     conclude(trained=after(reference), last=False)
     assert not any(store.list(folder(0)) for folder in (layout.journal, layout.claims, layout.alive_all))
-    compacted = read_responses(store, 0)
+    compacted = list(read_responses(store, 0))
     assert [row.reward for row in compacted] == [row.reward for row in live]
     assert all(a.equals(b) for a, b in zip(live, compacted, strict=True))
     assert len(compacted) == 12
@@ -130,7 +130,7 @@ def test_the_run_goes_on_from_what_is_kept(model):
     assert next_iteration(store) == 4
     assert list_versions(store, layout.WEIGHTS).newest == 4
     assert list_versions(store, layout.CHECKPOINTS).complete == {4}
-    assert [len(read_responses(store, iteration)) for iteration in range(4)] == [12] * 4
+    assert [len(list(read_responses(store, iteration))) for iteration in range(4)] == [12] * 4
 
 
 def test_every_iteration_is_a_line_of_metrics_whatever_became_of_the_lines_before(model):

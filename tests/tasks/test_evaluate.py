@@ -77,7 +77,7 @@ def test_an_evaluation_from_plan_to_record(store, settings):
     record, is_new = measure(url, SystemClock())
     assert is_new
     assert (record.weight_version, len(record.prompts)) == (1, 5)
-    rows = read_responses(connect(url), 0)
+    rows = list(read_responses(connect(url), 0))
     assert len(rows) == 15
     for index, prompt in enumerate(record.prompts):
         group = rows[3 * index : 3 * index + 3]
@@ -93,10 +93,10 @@ def test_an_evaluation_from_plan_to_record(store, settings):
 def test_its_journal_becomes_one_object(store, settings):
     url = sampled(settings)
     nested = connect(url)
-    live = read_responses(nested, 0)
+    live = list(read_responses(nested, 0))
     measure(url, SystemClock())
     assert not any(nested.list(folder(0)) for folder in (layout.journal, layout.claims, layout.alive_all))
-    for before, after in zip(live, read_responses(nested, 0), strict=True):
+    for before, after in zip(live, list(read_responses(nested, 0)), strict=True):
         assert (before.token_ids.tolist(), before.logprobs.tolist()) == (
             after.token_ids.tolist(),
             after.logprobs.tolist(),

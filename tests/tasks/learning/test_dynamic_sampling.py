@@ -359,10 +359,10 @@ def test_from_plan_to_report_unused_prompts_are_drawn_again(tmp_path):
     assert named == {"filtered": 2.0, "missing": 0.0, "unused_tokens": 3 + 4 + 5 + 2 + 5}
     assert [life.tokens_unused for life in report.lives] == [12, 7]
     assert report.metrics["resume/tokens_regenerated"] == report.metrics["preempt/count"] == 0
-    live = read_responses(store, 0)
+    live = list(read_responses(store, 0))
     assert sweep(store, RetentionConfig()).problems == ()
     assert store.list(layout.journal(0)) == []
-    compacted = read_responses(store, 0)
+    compacted = list(read_responses(store, 0))
     assert [row.response for row in compacted] == list(range(18))
     assert all(a.equals(b) for a, b in zip(live, compacted, strict=True))
     assert [row.reward for row in compacted if row.group == 4] == [1.0, 1.0, 1.0]

@@ -16,7 +16,8 @@ from storage.records import AliveRecord, BatchRecord, GradedResponse, ReportReco
 from storage.shard import Finish
 from storage.store import CorruptObject, ObjectMissing
 from storage.weights.tensor_sets import PUBLISHED_AT_S, TensorBlock, publish
-from tasks.reporting.conclusion import IntegrityError, conclude_iteration, response_metrics
+from tasks.reporting.conclusion import conclude_iteration, response_metrics
+from tasks.reporting.verification import IntegrityError
 from tests.journals import Incarnation, a_plan
 
 PRICES = {"rollout": 3.6, "train": 36.0}

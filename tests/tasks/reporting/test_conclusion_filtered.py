@@ -6,7 +6,7 @@ import pytest
 
 from storage import layout, records
 from storage.records import AliveRecord, BatchRecord
-from tasks.reporting.conclusion import IntegrityError
+from tasks.reporting.verification import IntegrityError
 from tests.tasks.reporting.test_conclusion import PLAN, an_iteration, change, conclude, graded
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from examples.warm_start import build_tokenizer
 from storage import layout
+from storage.compaction import compact
 from storage.memory import MemoryStore
 from storage.prompt_table import encode_prompts
 from storage.retention import settle
@@ -40,6 +41,16 @@ def store(tokenizer_files):
     roll_out(found, plan, responses=(1, 2, 3))
     grade(found, plan, 0, (2, 3))
     return found
+
+
+def test_the_parts_of_an_iteration_make_one_file(store, tmp_path):
+    [whole] = export_rollouts(store, "1", tmp_path / "journal")
+    compact(store, 1, part_tokens=5)
+    assert len(store.list(layout.responses_parts(1))) == 3
+    [by_parts] = export_rollouts(store, "1", tmp_path / "parts")
+    assert by_parts.responses == whole.responses == 4
+    assert pq.ParquetFile(by_parts.path).num_row_groups == 3
+    assert pq.read_table(by_parts.path).equals(pq.read_table(whole.path))
 
 
 def test_every_column_of_a_committed_iteration(store, tmp_path):

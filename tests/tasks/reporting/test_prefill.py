@@ -44,11 +44,11 @@ def read(store: MemoryStore, plan: PlanRecord = PLAN) -> JournalReader:
 
 def metrics(store: MemoryStore, prefilled: Mapping[str, int]) -> dict[str, float]:
     lives = [life(incarnation, tokens) for incarnation, tokens in prefilled.items()]
-    return prefill_metrics(lives, PLAN, PROMPTS, read(store))
+    return prefill_metrics(lives, naive(store))
 
 
 def naive(store: MemoryStore) -> int:
-    return naive_prefill_tokens(PLAN, PROMPTS, read(store))
+    return naive_prefill_tokens(PLAN, PROMPTS, read(store), range(PLAN.num_responses))
 
 
 def test_an_undisturbed_group_with_one_prefill_is_one_part_in_num_generations(store: MemoryStore):
@@ -84,7 +84,7 @@ def test_each_group_counts_with_its_own_prompt(store: MemoryStore):
     only = Incarnation(store, plan, 0, "00000-a")
     for response in (0, 2, 3, 4):
         only.write(response, [2])
-    assert naive_prefill_tokens(plan, prompts, read(store, plan)) == 1 + 2 * 10 + 100
+    assert naive_prefill_tokens(plan, prompts, read(store, plan), range(plan.num_responses)) == 1 + 2 * 10 + 100
 
 
 def test_work_that_was_void_was_begun_too(store: MemoryStore):

@@ -1,0 +1,150 @@
+"""The lives of the crew's incarnations: when each lived, and what became of the tokens that it decoded.
+
+Claims and journal say what counts; heartbeats say when an incarnation lived, and what it decoded and lost.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+
+from storage import layout
+from storage.assembly import JournalReader
+from storage.liveness import read_heartbeat
+from storage.records import JOINED_POOL, TRAIN_POOL, AliveRecord, GradedResponse, PlanRecord, SlotLife
+from storage.store import ObjectStore
+
+log = logging.getLogger(__name__)
+
+
+class JournalTally:
+    """Tokens in the journal by incarnation, added up part by part while a part's rows are in memory.
+
+    kept: those that the batches name. unused: those of unused responses. recovered: those that a response already had
+    when the incarnation first extended it, of the incarnations in `silent` only. stopped: the incarnations that hold an
+    unused response without an end.
+    """
+
+    def __init__(
+        self,
+        reader: JournalReader,
+        graded: Iterable[GradedResponse],
+        unused: Collection[int],
+        announced: Iterable[AliveRecord],
+    ) -> None:
+        self.reader = reader
+        # Made claims, and has no heartbeat that can be read.
+        self.silent = set(reader.book.incarnations) - {alive.incarnation for alive in announced}
+        self.kept: Counter[str] = Counter()
+        self.unused: Counter[str] = Counter()
+        self.recovered: Counter[str] = Counter()
+        self.stopped: set[str] = set()
+        self._lineages = {response.response: response.lineage for response in graded}
+        self._unused = unused
+
+    def add(self, part: range) -> None:
+        """Count the rows of a part, which the reader holds now."""
+        shards, book = self.reader.shards, self.reader.book
+        for response in part:
+            for span in self._lineages.get(response, ()):
+                rows = shards.rows(span.incarnation, span.epoch, response)
+                self.kept[span.incarnation] += sum(len(row.token_ids) for at, row in rows if at <= span.last_sequence)
+            if not self.silent and response not in self._unused:
+                continue
+            assembled, owner = self.reader.assemble(response), book.owner(response)
+            for span in assembled.lineage:
+                rows = shards.rows(span.incarnation, span.epoch, response)
+                if span.incarnation in self.silent:
+                    self.recovered[span.incarnation] += rows[0][1].start
+                if response in self._unused:
+                    count = sum(len(row.token_ids) for at, row in rows if at <= span.last_sequence)
+                    self.unused[span.incarnation] += count
+            if response in self._unused and owner is not None and not assembled.finish.ends_response:
+                self.stopped.add(owner.incarnation)
+
+
+def read_heartbeats(store: ObjectStore, plan: PlanRecord) -> list[AliveRecord]:
+    """The last heartbeat of every incarnation, where there is one that can be read and names a pool with a price."""
+    found = (read_heartbeat(store, key) for key in store.list(layout.alive_all(plan.iteration)))
+    pools = {JOINED_POOL, TRAIN_POOL, *(place.pool for place in plan.slots)}
+    return [record for record in found if record is not None and record.pool in pools]
+
+
+def unannounced(
+    plan: PlanRecord, announced: Sequence[AliveRecord], tally: JournalTally, until_s: float
+) -> list[AliveRecord]:
+    """For each silent incarnation of the tally a heartbeat that claims and journal allow.
+
+    When it lived is not known. It counts as paid for since the plan, until the last heartbeat of the others (without
+    any, until `until_s`), so its cost is an upper bound.
+    """
+    if not tally.silent:
+        return []
+    log.warning(
+        "iteration %d: %s made claims, and no heartbeat can be read; what they cost is estimated",
+        plan.iteration,
+        ", ".join(sorted(tally.silent)),
+    )
+    reader = tally.reader
+    pools = {place.slot: place.pool for place in plan.slots}
+    ended_at_s = max((alive.updated_at_s for alive in announced), default=until_s)
+    estimated = []
+    for incarnation in sorted(tally.silent):
+        slot, held = reader.book.incarnations[incarnation], reader.book.held_by(incarnation)
+        estimated.append(
+            AliveRecord(
+                incarnation=incarnation,
+                slot=slot,
+                state="gone" if held and held <= reader.shards.ended else "working",
+                beat=0,
+                pool=pools.get(slot, JOINED_POOL),
+                host="",
+                pid=0,
+                started_at_s=min(plan.created_at_s, ended_at_s),
+                updated_at_s=ended_at_s,
+                tokens_generated=reader.shards.tokens(incarnation),
+                tokens_recovered=tally.recovered[incarnation],
+                prefill_tokens=0,
+                responses_finished=len(held & reader.shards.ended),
+                engine="",
+                batch_invariant=False,
+            )
+        )
+    return estimated
+
+
+def slot_lives(announced: Sequence[AliveRecord], tally: JournalTally) -> list[SlotLife]:
+    """The lives of incarnations that announced themselves, by slot and start.
+
+    tokens_regenerated: what it decoded, as far as its last heartbeat told, less what counts and what is unused. These
+    tokens were unflushed at a kill, or void because another member had claimed the response.
+    """
+    journalled, lives = tally.reader.shards, []
+    for alive in announced:
+        incarnation = alive.incarnation
+        decoded = max(alive.tokens_generated, journalled.tokens(incarnation))
+        tokens_unused = tally.unused[incarnation]
+        if incarnation in tally.stopped and alive.state == "gone":
+            # What it was decoding when the iteration closed is dropped, and no member decodes it again.
+            tokens_unused += decoded - journalled.tokens(incarnation)
+        lives.append(
+            SlotLife(
+                slot=alive.slot,
+                incarnation=incarnation,
+                pool=alive.pool,
+                started_at_s=alive.started_at_s,
+                ended_at_s=alive.updated_at_s,
+                state="lost" if alive.state != "gone" else "left" if alive.unfinished else "gone",
+                tokens_kept=tally.kept[incarnation],
+                tokens_recovered=alive.tokens_recovered,
+                tokens_regenerated=decoded - tally.kept[incarnation] - tokens_unused,
+                prefill_tokens=alive.prefill_tokens,
+                usd_per_hour=alive.usd_per_hour,
+                tokens_unused=tokens_unused,
+                working_at_s=alive.working_at_s,
+                decode_s=alive.decode_s,
+                puts=alive.puts,
+                gets=alive.gets,
+                bytes_read=alive.bytes_read,
+            ),
+        )
+    return sorted(lives, key=lambda life: (life.slot, life.started_at_s))
