@@ -1,5 +1,6 @@
 """The crew of a plan: its members, and the groups that each begins with; how long it takes says the outline."""
 
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -151,9 +152,12 @@ def _all_begin(assignments: tuple[Assignment, ...], size: int) -> tuple[Assignme
     """Give each of the first `size` members at least one group, so that its machine is started for this iteration."""
     found = list(assignments)
     idle = [place for place in range(size) if not found[place].groups]
-    richest_first = sorted(range(len(found)), key=lambda place: -len(found[place].groups)) if idle else []
-    for place, richest in zip(idle, richest_first, strict=False):
-        if len(found[richest].groups) > 1:
+    richest_first = [(-len(assignment.groups), place) for place, assignment in enumerate(found)]
+    heapq.heapify(richest_first)
+    for place in idle:
+        groups, richest = richest_first[0]
+        if groups < -1:
+            heapq.heapreplace(richest_first, (groups + 1, richest))
             *kept, given = found[richest].groups
             found[richest] = replace(found[richest], groups=tuple(kept))
             found[place] = replace(found[place], groups=(given,), ends_s=found[richest].ends_s)
