@@ -10,10 +10,11 @@ from storage.connect import connect
 from storage.fleet_records import HostRecord, SpentRecord
 from storage.weights import tensor_sets
 from tasks.learning.collecting import collect_and_wait
-from tasks.sharing.fleet_admission import Profile, admit, create_fleet, open_fleet
+from tasks.sharing.fleet_admission import Profile, admit
 from tasks.sharing.host import Host
 from tasks.sharing.host_settings import HostSettings
 from tasks.sharing.member_process import ProcessMember
+from tasks.sharing.membership import create_fleet, open_fleet
 from tasks.sharing.process_workers import ProcessWorkers
 from tests.small_run import EXECUTION, commit_iteration, config, plan_iteration, roll_out, train_iteration
 

@@ -170,7 +170,7 @@ class _Search:
             return one.usd_iteration > allowed, _rank(cost_weight, one)
 
         best = min(found.values(), key=rank)
-        step = max(1, max(h - least for h, least in zip(high, low, strict=True)) // 4)
+        step = max(1, max((h - least for h, least in zip(high, low, strict=True)), default=0) // 4)
         while step and len(found) < OUTLINES_MAX:
             for counts in _neighbours(best.counts, step, low, high):
                 if counts not in found and _fewest(request) <= sum(counts):

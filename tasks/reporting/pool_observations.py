@@ -51,8 +51,8 @@ def _observed(
     last = {life.slot: life for life in sorted(lives, key=lambda life: life.started_at_s)}
     stays = {life.incarnation for life in last.values() if life.state == "gone"}
     worked = [(life.started_at_s, life.working_at_s) for life in lives if life.working_at_s is not None]
-    # The plan's moment is by another machine's clock: one that lies outside the start says nothing.
-    starts = [end_s - (planned_at_s if begin_s < planned_at_s < end_s else begin_s) for begin_s, end_s in worked]
+    # By a wrong clock, a member may have worked before the plan was written.
+    starts = [max(0.0, working_at_s - max(started_at_s, planned_at_s)) for started_at_s, working_at_s in worked]
     given_back = ("lost",) if pool == TRAIN_POOL else ("lost", "left")
     return PoolObservation(
         pool=pool,

@@ -38,6 +38,8 @@ def test_a_standing_member_starts_when_the_plan_is_there():
     lives = [a_life(0, 0, 32, 110), a_life(1, 40, 44, 110)]
     (seen,) = pool_observations(lives, [], planned_at_s=30)
     assert (seen.start_s, seen.machine_s) == (3, 180)
+    (seen,) = pool_observations(lives, [], planned_at_s=100)
+    assert seen.start_s == 0  # a clock is wrong
 
 
 def test_a_lost_machine_is_a_loss_until_it_comes_back():
