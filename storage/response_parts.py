@@ -11,7 +11,8 @@ from typing import ClassVar
 
 from storage.records import STRICT, GradedResponse, PlanRecord
 
-# Compacting takes up to 40 bytes of memory per token of a part, and the task that does it has 4 GiB by default.
+# Compacting takes about 50 bytes of memory per token of a part (benchmarks/compaction.py), and the task that does it
+# has 4 GiB by default.
 PART_TOKENS = 1 << 25
 
 
