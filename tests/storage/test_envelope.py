@@ -11,12 +11,16 @@ from hypothesis import strategies as st
 import storage
 from storage import layout, records
 from storage.envelope import unwrap, wrap
+from storage.response_parts import ResponsesRecord
 from storage.store import CorruptObject
 from storage.weights.manifest import Manifest
 from tests.format_one import objects, of_the_crew, of_the_fleet, of_the_run, of_the_trainer
 
 RECORDS = of_the_run() | of_the_crew() | of_the_trainer() | of_the_fleet()
-TYPES = {record.KIND: type(record) for record in RECORDS.values()} | {Manifest.KIND: Manifest}
+TYPES = {record.KIND: type(record) for record in RECORDS.values()} | {
+    Manifest.KIND: Manifest,
+    ResponsesRecord.KIND: ResponsesRecord,
+}
 # A fleet is a store of its own.
 STORED = {
     key.removeprefix("fleet/"): data
