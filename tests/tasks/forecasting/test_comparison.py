@@ -87,7 +87,7 @@ def test_text_shows_sources_and_what_an_interval_does_not_cover(record: Forecast
 
 
 def test_a_setup_that_the_planner_refuses_is_shown_with_its_reason():
-    refused = made(planning={"usd_per_iteration_max": 0.058}, forecast={"widths": [1]})
+    refused = made(planning={"usd_per_iteration_max": 0.05}, forecast={"widths": [1]})
     text = forecast_text(refused)
     assert all(one.refused for one in refused.setups if one.hours is None)
     assert "usd_per_iteration_max: 0.05 given" in (refused.setup("spot only, 1").refused or "")
