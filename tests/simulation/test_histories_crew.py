@@ -63,7 +63,7 @@ def has_outages(history):
 
 @pytest.mark.slow
 def test_the_trainers_machine_takes_turns_with_members_and_is_struck_like_them():
-    outcomes = [live_and_judge(history) for history in islice(drawn(has_outages), 12)]
+    outcomes = [live_and_judge(history) for history in islice(drawn(has_outages), 20)]
     counts = sum((outcome.counts for outcome in outcomes), Counter())
     assert [outcome.broken for outcome in outcomes] == [[]] * len(outcomes)
     assert counts["the trainer's machine generates"] > 5
