@@ -218,12 +218,12 @@ def follow(width: int) -> Followed:
     interval_s = RolloutConfig().flush_interval_s
     trainer = TrainerConfig()
     clock = CrewClock(width, interval_s)
-    began, ends = _Mark(), (WARM_INTERVALS + MEASURED_INTERVALS) * interval_s
+    began = _Mark()
 
     def watch(_: bool) -> None:
         if not began.is_set and clock.monotonic() >= WARM_INTERVALS * interval_s:
             began.set(clock)
-        if clock.monotonic() >= ends:
+        elif began.is_set and clock.monotonic() >= began.at_s + MEASURED_INTERVALS * interval_s:
             raise Ended
 
     config = FollowConfig(
@@ -244,10 +244,11 @@ def follow(width: int) -> Followed:
         pass
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib) * 1024
     took_s = clock.monotonic() - began.at_s
+    # What is not read yet lags at least since it was written.
     lags = sorted(
-        lag_s / interval_s
-        for key, lag_s in clock.store.lags_s.items()
-        if clock.store.written_s[key] >= began.at_s - interval_s
+        clock.store.lags_s.get(key, clock.monotonic() - written_s) / interval_s
+        for key, written_s in clock.store.written_s.items()
+        if began.at_s - interval_s <= written_s <= clock.monotonic() - trainer.poll_interval_s
     )
     tokens = sum(member.tokens for member in clock.members)
     return Followed(

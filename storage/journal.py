@@ -6,7 +6,7 @@ there is none: what it finds is exactly what was durable at that moment (docs/fo
 
 import sys
 from collections import defaultdict, deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
@@ -202,44 +202,43 @@ class ShardReader:
             for sequence, found in enumerate(shards)
             if ((found >= responses.start) & (found < responses.stop)).any()
         ]
-        for first in range(0, len(wanted), self._parallel_reads):
-            places = wanted[first : first + self._parallel_reads]
-            keys = [layout.shard(self._iteration, *place) for place in places]
-            for place, key, body in zip(places, keys, self._bodies(keys), strict=True):
-                if body is None:
-                    raise ObjectMissing(key)
-                self._keep_rows(*place, decode_shard(key, body))
+        for place, body in zip(wanted, self._at(wanted), strict=True):
+            key = layout.shard(self._iteration, *place)
+            if body is None:
+                raise ObjectMissing(key)
+            self._keep_rows(*place, decode_shard(key, body))
 
     def _fetch_all(self, names: Sequence[str], shards_max: int = sys.maxsize) -> bool:
-        if len(names) <= 1 or self._parallel_reads == 1:
-            complete = [self._fetch(name, shards_max, self._parallel_reads) for name in names]
-        else:
-            workers = min(self._parallel_reads, len(names))
-            window_max = self._parallel_reads // workers
-            with ThreadPoolExecutor(workers) as pool:
-                complete = list(pool.map(lambda name: self._fetch(name, shards_max, window_max), names))
-        return all(complete)
+        """Fetch shards up to the first gap of each journal, at most `shards_max` of each; returns whether all were met.
 
-    def _fetch(self, incarnation: str, shards_max: int, window_max: int) -> bool:
-        """Fetch shards up to the first gap, at most `shards_max`; returns whether it came to the gap."""
-        window, left = 1, shards_max
-        while left > 0:
-            window = min(window, window_max, left)
-            first = self._next.get(incarnation, 0)
-            sequences = range(first, first + window)
-            bodies = self._bodies([layout.shard(self._iteration, incarnation, each) for each in sequences])
-            for sequence, body in zip(sequences, bodies, strict=True):
+        Each round asks for the next shards of every journal that is open. They are decoded in this thread: in those of
+        the requests they would wait for each other.
+        """
+        still_open, asked, window = list(dict.fromkeys(names)), 0, 1
+        while still_open and asked < shards_max:
+            window = min(window, max(1, self._parallel_reads // len(still_open)), shards_max - asked)
+            places = [(name, self._next.get(name, 0) + ahead) for name in still_open for ahead in range(window)]
+            ended: set[str] = set()
+            for (name, sequence), body in zip(places, self._at(places), strict=True):
                 if body is None:
-                    return True
-                self._keep(incarnation, sequence, body)
-            left -= window
+                    ended.add(name)
+                elif name not in ended:
+                    self._keep(name, sequence, body)
+            still_open = [name for name in still_open if name not in ended]
+            asked += window
             window *= 2
-        return False
+        return not still_open
+
+    def _at(self, places: Sequence[tuple[str, int]]) -> Iterator[bytes | None]:
+        """The bodies of shards, by incarnation and number; None for one that is missing."""
+        for first in range(0, len(places), 2 * self._parallel_reads):
+            part = places[first : first + 2 * self._parallel_reads]
+            yield from self._bodies([layout.shard(self._iteration, *place) for place in part])
 
     def _bodies(self, keys: Sequence[str]) -> list[bytes | None]:
         if len(keys) == 1 or self._parallel_reads == 1:
             return [self._body(key) for key in keys]
-        with ThreadPoolExecutor(len(keys)) as pool:
+        with ThreadPoolExecutor(min(self._parallel_reads, len(keys))) as pool:
             return list(pool.map(self._body, keys))
 
     def _body(self, key: str) -> bytes | None:
