@@ -77,7 +77,7 @@ def test_the_histories_are_eventful(verdicts):
     assert counts["histories closed early"] > 8
     assert counts["responses unused"] > 100
     for what in ("groups wanted, not found", "responses unused, unended"):
-        assert counts[what] > 5, what
+        assert counts[what] > 3, what
 
 
 def test_a_history_is_a_function_of_its_seed_and_not_of_the_process():
