@@ -132,6 +132,11 @@ class CrewClock:
             )
             records.commit(self.store, layout.claim(0, member.slot, 1), claim)
 
+    @property
+    def num_requests(self) -> int:
+        """How many requests the reader has made."""
+        return self.asked.requests.gets + self.asked.requests.puts
+
     def monotonic(self) -> float:
         return self._now_s
 
@@ -141,7 +146,7 @@ class CrewClock:
     def sleep(self, duration_s: float) -> None:
         """Count the look that has ended, let its time pass, and let the members write."""
         look_s = time.process_time() - self._since_cpu_s
-        asked = self.asked.requests.gets + self.asked.requests.puts
+        asked = self.num_requests
         self.cpu_s += look_s
         self._now_s += look_s + LATENCY_S * (asked - self._requests) / PARALLEL_READS + duration_s
         self._requests = asked
@@ -253,7 +258,7 @@ def follow(width: int) -> Followed:
     tokens = sum(member.tokens for member in clock.members)
     return Followed(
         width=width,
-        requests_per_s=(clock.asked.requests.gets + clock.asked.requests.puts - began.requests) / took_s,
+        requests_per_s=(clock.num_requests - began.requests) / took_s,
         cores=(clock.cpu_s - began.cpu_s) / took_s,
         lag_median=lags[len(lags) // 2],
         lag_p99=lags[int(0.99 * len(lags))],
@@ -270,7 +275,7 @@ class _Mark:
 
     def set(self, clock: CrewClock) -> None:
         self.is_set, self.at_s, self.cpu_s = True, clock.monotonic(), clock.cpu_s
-        self.requests = clock.asked.requests.gets + clock.asked.requests.puts
+        self.requests = clock.num_requests
 
 
 def growth(followed: Sequence[Followed], figure: str) -> float:

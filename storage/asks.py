@@ -9,10 +9,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from pydantic import ConfigDict
-
 from storage import layout, records
-from storage.records import nonce
+from storage.records import STRICT, nonce
 from storage.store import CorruptObject, ObjectMissing, ObjectStore
 
 log = logging.getLogger(__name__)
@@ -23,7 +21,7 @@ class AskRecord:
     """An incarnation asks for these responses of another one."""
 
     KIND: ClassVar[str] = "ask"
-    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
+    __pydantic_config__ = STRICT
     asker: str
     responses: tuple[int, ...]
     nonce: str = field(default_factory=nonce)

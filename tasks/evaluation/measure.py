@@ -5,6 +5,7 @@ What an earlier attempt finished is not done again: recorded batches, a written 
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from storage import layout, model_files, records
@@ -127,12 +128,7 @@ def _grade(
     This runs after the crew's map, and no trainer generates: only members that join can still produce what is missing.
     """
     watch = CrewWatch(store, plan, config.rollout, PlanningConfig(), clock, execution=execution, crew_ended=True)
-    follow = FollowConfig(
-        in_plan_order=False,
-        timeout_s=config.trainer.group_timeout_s,
-        poll_interval_s=config.trainer.poll_interval_s,
-        flush_interval_s=config.rollout.flush_interval_s,
-    )
+    follow = replace(FollowConfig.of(config), in_plan_order=False)
     rewards, prefix = rewards_of(config)
     # This machine may differ from the trainer's.
     grading = open_grader(run, rewards, "auto", prefix)

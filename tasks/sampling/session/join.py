@@ -19,6 +19,7 @@ from storage.store import ObjectMissing, ObjectStore
 from storage.weights.cache import open_cache
 from tasks.sampling.engines.choose import build_engine
 from tasks.sampling.session.member import (
+    POLL_INTERVAL_S,
     Build,
     built_engine,
     config_in_force,
@@ -30,7 +31,6 @@ from tasks.sampling.session.member import (
 from tasks.sampling.session.session_outcome import Preempted, SessionOutcome
 
 log = logging.getLogger(__name__)
-POLL_INTERVAL_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -234,13 +234,16 @@ class State:
         self._release(list(self.holdings.held))
 
     def hand_over(self) -> None:
-        """Release what was asked for, once its tokens are journalled."""
-        asked_for, self.asked_for = self.asked_for, set()
-        if not self.holdings.held.keys().isdisjoint(asked_for):
+        """Release what was asked for and is still held, once its tokens are journalled."""
+        if not self.asked_for:
+            return
+        asked_for = [response for response in self.asked_for if response in self.holdings.held]
+        self.asked_for = set()
+        if asked_for:
             self._release(asked_for)
 
     def _release(self, responses: Collection[int]) -> None:
-        self.holdings.release([response for response in responses if response in self.holdings.held])
+        self.holdings.release(responses)
         self._handed_over_at_s = self.now_s
         self.hasten()
 
