@@ -4,14 +4,28 @@ A pool is either interruptible (spot: cheap, may vanish) or reserved. In this pa
 import flytekit, and only when a task is declared or a node is built.
 """
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
 from resources.images import checked_image
-from resources.placement import TolerationConfig, check_label, check_label_value, is_spot_label
-from resources.prices import machine_price, request_prices
+from resources.kubernetes_fields import (
+    check_affinity,
+    check_annotations,
+    check_env,
+    check_mounts,
+    check_secrets,
+    check_subdomain,
+    check_tolerations,
+    check_volumes,
+    refuse,
+    required_terms,
+)
+from resources.labels import COST_LABELS, QUEUE_LABEL, check_label_value, check_labels, is_spot_label
+from resources.prices import machine_price, price_table
+from resources.quantities import quantity_text
 
 if TYPE_CHECKING:
     from flytekit import PodTemplate
@@ -20,7 +34,11 @@ STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 POOL_NAME = r"^[a-z][a-z0-9_-]{0,39}$"
 # Reports and plans use these names for other machines.
 RESERVED_NAMES = frozenset({"rollout", "train", "control", "joined"})
-QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|Ki|Mi|Gi|Ti|k|M|G|T)?$"
+SHARED_MEMORY_PATH = "/dev/shm"  # noqa: S108 - a place in the pod
+Quantity = Annotated[str, BeforeValidator(quantity_text)]
+# Values of a type that JSON gives; kubernetes_fields.py checks what is in them.
+Labels = dict[str, str | None]
+Items = tuple[dict[str, Any], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +50,9 @@ class PoolConfig:
     cpu, memory, gpus, accelerator, shared_memory: what a slot requests and is limited to.
     retries: attempts after a failure of our own; Flyte retries a lost machine from a budget of its own.
     grace_s: seconds between the notice (SIGTERM) and the kill, as requested from Kubernetes.
-    node_selector, tolerations: passed to the pod; an interruptible pool must not select spot machines by label.
+    pod_template: the name of a PodTemplate in the cluster, on which Flyte builds the pod.
+    queue: the local queue of Kueue in which the pods wait. secrets: those that Flyte manages, as variables.
+    The other fields are a pod's own, in the words of Kubernetes. An interruptible pool must not select spot machines.
     """
 
     __pydantic_config__ = STRICT
@@ -40,16 +60,27 @@ class PoolConfig:
     interruptible: bool = False
     count: Annotated[int, Field(ge=1, le=10_000)] = 1
     concurrency: Annotated[int, Field(ge=0)] = 0
-    cpu: Annotated[str, Field(pattern=QUANTITY)] = "3"
-    memory: Annotated[str, Field(pattern=QUANTITY)] = "12Gi"
+    cpu: Quantity = "3"
+    memory: Quantity = "12Gi"
     gpus: Annotated[int, Field(ge=0, le=16)] = 0
     accelerator: str | None = None
     shared_memory: bool = True
     retries: Annotated[int, Field(ge=0, le=100)] = 3
     grace_s: Annotated[int, Field(ge=1, le=3600)] = 60
     image: str | None = None
-    node_selector: dict[str, str] = field(default_factory=dict)
-    tolerations: tuple[TolerationConfig, ...] = ()
+    pod_template: str | None = None
+    queue: str | None = None
+    labels: Labels = field(default_factory=dict)
+    annotations: Labels = field(default_factory=dict)
+    node_selector: Labels = field(default_factory=dict)
+    affinity: dict[str, Any] = field(default_factory=dict)
+    tolerations: Items = ()
+    priority_class: str | None = None
+    service_account: str | None = None
+    env: Items = ()
+    secrets: Items = ()
+    volumes: Items = ()
+    mounts: Items = ()
     usd_per_hour: Annotated[float, Field(ge=0)] | None = None
 
     def __post_init__(self) -> None:
@@ -57,14 +88,39 @@ class PoolConfig:
             checked_image(self.image)
         if self.accelerator is not None:
             check_label_value("accelerator", self.accelerator)
+        for name in ("pod_template", "queue", "priority_class", "service_account"):
+            if value := getattr(self, name):
+                check_subdomain(name, value)
+        if self.queue:
+            check_label_value("queue", self.queue)
+        check_pod_labels("labels", self.labels)
+        if self.queue and QUEUE_LABEL in self.labels:
+            raise refuse(f"labels.{QUEUE_LABEL}", self.labels[QUEUE_LABEL], "nothing beside the field queue")
+        check_annotations("annotations", self.annotations)
+        check_labels("node_selector", self.node_selector)
+        check_affinity("affinity", self.affinity)
+        check_tolerations("tolerations", self.tolerations)
+        check_env("env", self.env)
+        check_secrets("secrets", self.secrets)
+        check_volumes("volumes", self.volumes)
+        check_mounts("mounts", self.mounts, None if self.pod_template else [each["name"] for each in self.volumes])
+        if self.shared_memory and any(each["mountPath"].rstrip("/") == SHARED_MEMORY_PATH for each in self.mounts):
+            raise refuse("shared_memory", True, f"false, because mounts has {SHARED_MEMORY_PATH}, too")
+        for path, shown in self._spot_selections() if self.interruptible else ():
+            raise ValueError(
+                f"{path}: value {shown!r}; allowed with interruptible true: no label of spot machines, because Flyte's "
+                "last attempt runs on a reserved machine, which does not have it"
+            )
+
+    def _spot_selections(self) -> Iterator[tuple[str, str]]:
+        """The path and value of each field that only spot machines meet."""
         for label, value in self.node_selector.items():
-            check_label("node_selector", label)
-            check_label_value(f"node_selector.{label}", value)
-            if self.interruptible and is_spot_label(label, value):
-                raise ValueError(
-                    f"node_selector.{label}: value {value!r}; allowed with interruptible true: no label of spot "
-                    "machines, because Flyte's last attempt runs on a reserved machine, which does not have it"
-                )
+            if is_spot_label(label, value or ""):
+                yield f"node_selector.{label}", value or ""
+        terms = required_terms(self.affinity)
+        spot = [next((key for key in map(_spot_key, term) if key), None) for term in terms]
+        if spot and all(spot):
+            yield "affinity.nodeAffinity", str(spot[0])
 
     @property
     def price_usd_per_h(self) -> float:
@@ -103,8 +159,9 @@ class ControlPoolConfig(PoolConfig):
     """The machine of plan and conclude: small and reserved."""
 
     __pydantic_config__ = STRICT
-    cpu: Annotated[str, Field(pattern=QUANTITY)] = "1"
-    memory: Annotated[str, Field(pattern=QUANTITY)] = "4Gi"
+    cpu: Quantity = "1"
+    memory: Quantity = "4Gi"
+    shared_memory: bool = False
     usd_per_hour: Annotated[float, Field(ge=0)] | None = 0.0
 
 
@@ -113,6 +170,7 @@ class PoolsConfig:
     """rollout: a pool of the crew; train: the reserved machine of the trainer; control: plan and conclude.
 
     more_rollout: further pools of the crew by name: other kinds of machines, other regions, reserved ones.
+    labels: for the pods of all pools, for example the team that pays; a pool's own go before.
     """
 
     __pydantic_config__ = STRICT
@@ -120,8 +178,10 @@ class PoolsConfig:
     more_rollout: dict[Annotated[str, Field(pattern=POOL_NAME)], RolloutPoolConfig] = field(default_factory=dict)
     train: PoolConfig = field(default_factory=PoolConfig)
     control: ControlPoolConfig = field(default_factory=ControlPoolConfig)
+    labels: Labels = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        check_pod_labels("labels", self.labels)
         if self.train.interruptible:
             raise ValueError("train.interruptible: true given; allowed: false, the trainer runs on reserved machines")
         if self.train.count != 1:
@@ -140,6 +200,11 @@ class PoolsConfig:
         """The pools of the crew by name, `rollout` first."""
         return {"rollout": self.rollout, **self.more_rollout}
 
+    def named(self, name: str) -> PoolConfig:
+        """The pool of this name; raises KeyError if there is none."""
+        own = {"train": self.train, "control": self.control}
+        return own[name] if name in own else self.rollout_pools[name]
+
     @property
     def standing_slots(self) -> dict[str, list[int]]:
         """The slots of a standing crew by pool, as a plan of fixed width numbers them: pool by pool."""
@@ -153,7 +218,7 @@ class PoolsConfig:
         """Raise LookupError or PricesError now rather than when the iteration is concluded."""
         for pool in (*self.rollout_pools.values(), self.train, self.control):
             _ = pool.price_usd_per_h
-        request_prices()
+        price_table()
 
 
 def pool_path(name: str) -> str:
@@ -161,8 +226,26 @@ def pool_path(name: str) -> str:
     return f"pools.{name}" if name in RESERVED_NAMES else f"pools.more_rollout.{name}"
 
 
-def overrides(pool: PoolConfig) -> dict[str, Any]:
-    """Arguments for a Flyte node's `with_overrides`: requests and limits together, so neither clamps the other."""
+def check_pod_labels(path: str, labels: Labels) -> None:
+    """Raise ValueError unless a pod can have these labels, beside those of every pod of a run."""
+    check_labels(path, labels)
+    for taken in COST_LABELS:
+        if taken in labels:
+            raise refuse(f"{path}.{taken}", labels[taken], "nothing, because every pod of a run gets this label")
+
+
+def _spot_key(requirement: Mapping[str, Any]) -> str | None:
+    """The key of a requirement that only spot machines meet; else None."""
+    key, operator, values = requirement["key"], requirement["operator"], requirement.get("values") or []
+    is_spot = is_spot_label(key, "true") if operator == "Exists" else all(is_spot_label(key, v or "") for v in values)
+    return key if operator in ("Exists", "In") and is_spot else None
+
+
+def overrides(pool: PoolConfig, labels: Mapping[str, str | None] | None = None) -> dict[str, Any]:
+    """Arguments for a Flyte node's `with_overrides`: requests and limits together, so neither clamps the other.
+
+    labels: for the pod, beside the pool's own, which go before.
+    """
     from flytekit import Resources  # noqa: PLC0415 - flytekit costs a second; pure users of pools must not pay it
     from flytekit.extras.accelerators import GPUAccelerator  # noqa: PLC0415
 
@@ -172,7 +255,7 @@ def overrides(pool: PoolConfig) -> dict[str, Any]:
         "limits": ask,
         "interruptible": pool.interruptible,
         "retries": pool.retries,
-        "pod_template": pod_template(pool),
+        "pod_template": pod_template(pool, labels),
     }
     if pool.shared_memory:
         chosen["shared_memory"] = True
@@ -192,8 +275,23 @@ def task_settings(pool: PoolConfig) -> dict[str, Any]:
     return overrides(pool)
 
 
-def pod_template(pool: PoolConfig) -> "PodTemplate":
-    """The pod's grace period, placement and tolerations, for which Flyte has no arguments."""
-    from resources.pod_template import PoolPodTemplate  # noqa: PLC0415 - as flytekit
+def pod_template(pool: PoolConfig, labels: Mapping[str, str | None] | None = None) -> "PodTemplate":
+    """What a pod of the pool is beyond Flyte's own arguments; labels as in `overrides`."""
+    from resources.pod_template import PoolPodTemplate, secret_requests  # noqa: PLC0415 - as flytekit
 
-    return PoolPodTemplate(pool.grace_s, pool.node_selector, [toleration.given() for toleration in pool.tolerations])
+    asked_labels, asked_annotations = secret_requests(pool.secrets)
+    queue = {QUEUE_LABEL: pool.queue} if pool.queue else {}
+    return PoolPodTemplate(
+        labels={**(labels or {}), **pool.labels, **queue, **asked_labels},
+        annotations={**pool.annotations, **asked_annotations},
+        pod={
+            "termination_grace_period_seconds": pool.grace_s,
+            "node_selector": {label: value or "" for label, value in pool.node_selector.items()},
+            "affinity": pool.affinity,
+            "tolerations": list(pool.tolerations),
+            "priority_class_name": pool.priority_class,
+            "service_account_name": pool.service_account,
+            "volumes": list(pool.volumes),
+        },
+        container={"env": list(pool.env), "volume_mounts": list(pool.mounts)},
+    )

@@ -22,6 +22,8 @@ _SECONDS_PER_HOUR = 3600.0
 # 1,000 GET). Reading within the region and deleting cost nothing.
 PUT_USD = 5e-6
 GET_USD = 4e-7
+# Providers charge for requests to stores with these urls.
+PRICED_SCHEME = "s3://"
 # This entry of a price file is not a machine.
 REQUESTS = "requests"
 Entries = TypeVar("Entries")
@@ -183,9 +185,14 @@ def price_table(prices_path: Path | str | None = None) -> Mapping[str, MachinePr
     return {price.machine: price for price in PRICES} | _own_prices(prices_path)[0]
 
 
-def request_prices(prices_path: Path | str | None = None) -> RequestPrices:
-    """The prices of requests to the store, from the price file or else S3's list; raises what price_table raises."""
-    return _own_prices(prices_path)[1]
+def request_prices(store_url: str, prices_path: Path | str | None = None) -> RequestPrices:
+    """The prices of requests to the store at `store_url`; raises what price_table raises.
+
+    On S3 they come from the price file, or else from S3's list. Any other store is on a machine that is paid for
+    already, so a request to it costs nothing.
+    """
+    own = _own_prices(prices_path)[1]
+    return own if store_url.lower().startswith(PRICED_SCHEME) else RequestPrices(put_usd=0.0, get_usd=0.0)
 
 
 def machine_price(machine: str, prices_path: Path | str | None = None) -> MachinePrice:

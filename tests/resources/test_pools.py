@@ -1,10 +1,14 @@
+import base64
+import json
 import subprocess
 import sys
 
 import pytest
+from flyteidl.core.security_pb2 import Secret
+from google.protobuf import text_format
+from kubernetes.client import ApiClient
 from pydantic import TypeAdapter, ValidationError
 
-from resources.placement import TolerationConfig
 from resources.pools import (
     ControlPoolConfig,
     PoolConfig,
@@ -16,6 +20,7 @@ from resources.pools import (
 )
 from resources.prices import PRICES_VARIABLE, UnknownMachine, machine_price
 
+GPU_NODES = {"matchExpressions": [{"key": "gpu", "operator": "In", "values": ["l4", "a10g"]}]}
 EVERYTHING = PoolConfig(
     interruptible=True,
     cpu="7",
@@ -26,7 +31,18 @@ EVERYTHING = PoolConfig(
     grace_s=90,
     image="ghcr.io/example/vllm:1",
     node_selector={"pool": "l4"},
-    tolerations=(TolerationConfig(key="spot", operator="Exists", effect="NoSchedule"),),
+    tolerations=({"key": "spot", "operator": "Exists", "effect": "NoSchedule"},),
+    pod_template="with-cache",
+    queue="spot-gpus",
+    labels={"team": "research", "tier": None},
+    annotations={"karpenter.sh/do-not-disrupt": "true"},
+    affinity={"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [GPU_NODES]}}},
+    priority_class="low",
+    service_account="gleaner",
+    env=({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "token"}}},),
+    secrets=({"group": "wandb", "key": 'a"key', "env_var": "WANDB_API_KEY"},),
+    volumes=({"name": "models", "persistentVolumeClaim": {"claimName": "models"}},),
+    mounts=({"name": "models", "mountPath": "/models", "readOnly": True},),
 )
 
 
@@ -52,15 +68,52 @@ def test_everything_a_pool_says_reaches_the_node():
     assert (chosen["interruptible"], chosen["retries"], chosen["shared_memory"]) == (True, 5, True)
     assert chosen["container_image"] == "ghcr.io/example/vllm:1"
     assert chosen["accelerator"].to_flyte_idl().device == "nvidia-l4"
-    spec = chosen["pod_template"].pod_spec
-    assert spec.termination_grace_period_seconds == 90
-    assert spec.node_selector == {"pool": "l4"}
-    [toleration] = spec.tolerations
-    assert (toleration.key, toleration.operator, toleration.effect) == ("spot", "Exists", "NoSchedule")
+    spec = ApiClient().sanitize_for_serialization(chosen["pod_template"].pod_spec)
+    [container] = spec.pop("containers")
+    assert (container["env"], container["volumeMounts"]) == (list(EVERYTHING.env), list(EVERYTHING.mounts))
+    assert spec == {
+        "terminationGracePeriodSeconds": 90,
+        "nodeSelector": {"pool": "l4"},
+        "tolerations": list(EVERYTHING.tolerations),
+        "affinity": EVERYTHING.affinity,
+        "priorityClassName": "low",
+        "serviceAccountName": "gleaner",
+        "volumes": list(EVERYTHING.volumes),
+    }
+
+
+def test_labels_of_a_pod_are_those_of_its_run_and_of_its_pool_which_go_before():
+    template = pod_template(EVERYTHING, {"team": "another", "gleaner-run": "math-1"})
+    assert template.labels == {
+        "team": "research",
+        "tier": "",
+        "gleaner-run": "math-1",
+        "kueue.x-k8s.io/queue-name": "spot-gpus",
+        "inject-flyte-secrets": "true",
+    }
+    assert template.annotations["karpenter.sh/do-not-disrupt"] == "true"
+
+
+def test_flyte_reads_which_secrets_a_pod_asks_for():
+    """The reading is that of Flyte's webhook: base 32 with its own letters, then protobuf text."""
+    letters = str.maketrans("abcdefghijklmnopqrstuvwxyz123456", "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567")
+    asked = pod_template(EVERYTHING).annotations["flyte.secrets/s0"].translate(letters)
+    decoded = base64.b32decode(asked + "=" * (-len(asked) % 8)).decode()
+    secret = text_format.Parse(decoded, Secret())
+    assert (secret.group, secret.key, secret.env_var) == ("wandb", 'a"key', "WANDB_API_KEY")
+    assert secret.mount_requirement == Secret.ENV_VAR
+    assert pod_template(PoolConfig()).labels is pod_template(PoolConfig()).annotations is None
+
+
+def test_the_end_of_the_log_is_the_message_of_a_container_that_wrote_none():
+    [container] = pod_template(PoolConfig()).pod_spec.containers
+    assert container.termination_message_policy == "FallbackToLogsOnError"
 
 
 def test_shared_memory_can_be_left_out():
     assert "shared_memory" not in overrides(PoolConfig(shared_memory=False))
+    assert "shared_memory" not in overrides(ControlPoolConfig())
+    assert overrides(PoolConfig())["shared_memory"]
 
 
 def test_the_pods_main_container_is_the_one_that_flyte_fills_in():
@@ -139,7 +192,24 @@ def test_the_trainer_is_one_reserved_machine(pool, message):
 )
 def test_what_no_pool_can_be_is_refused(field):
     with pytest.raises(ValidationError):
-        TypeAdapter(PoolConfig).validate_python(field)
+        TypeAdapter(PoolConfig).validate_json(json.dumps(field))
+
+
+@pytest.mark.parametrize(("given", "text"), [(3, "3"), (1.5, "1.5"), ("500m", "500m"), (" 2 ", "2")])
+def test_quantities_may_be_numbers(given, text):
+    assert TypeAdapter(PoolConfig).validate_json(json.dumps({"cpu": given})).cpu == text
+
+
+def test_pools_by_name():
+    pools = PoolsConfig(more_rollout={"far": RolloutPoolConfig(count=7)})
+    assert pools.named("far").count == 7
+    assert pools.named("rollout") is pools.rollout
+    assert (pools.named("train"), pools.named("control")) == (pools.train, pools.control)
+
+
+def test_labels_of_all_pools_are_checked():
+    with pytest.raises(ValueError, match=r"^labels\.team: value 'a b'"):
+        PoolsConfig(labels={"team": "a b"})
 
 
 def test_looking_at_pools_does_not_wait_for_flytekit():

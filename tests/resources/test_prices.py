@@ -1,4 +1,5 @@
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from resources.prices import (
     request_prices,
 )
 
+S3 = "s3://bucket/run"
 OWN = {"on_demand_usd_per_h": 0.8, "spot_usd_per_h": 0.3, "gpus": 1}
 
 
@@ -117,14 +119,14 @@ def test_missing_file_is_named(tmp_path: Path):
 
 
 def test_requests_cost_what_s3_lists_unless_the_file_says_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    assert request_prices().usd(puts=1000, gets=10_000) == pytest.approx(0.005 + 0.004)
+    assert request_prices(S3).usd(puts=1000, gets=10_000) == pytest.approx(0.005 + 0.004)
     path = tmp_path / "own.yaml"
     path.write_text("requests: {put_usd: 1.0e-05}\nbox: {on_demand_usd_per_h: 2, spot_usd_per_h: 1, gpus: 1}\n")
-    assert request_prices(path) == RequestPrices(put_usd=1e-5, get_usd=GET_USD)
+    assert request_prices(S3, path) == RequestPrices(put_usd=1e-5, get_usd=GET_USD)
     assert "requests" not in price_table(path)
     assert machine_price("box", path).usd_per_h(interruptible=True) == 1.0
     monkeypatch.setenv(PRICES_VARIABLE, str(path))
-    assert request_prices().put_usd == 1e-5
+    assert request_prices(S3).put_usd == 1e-5
 
 
 @pytest.mark.parametrize(
@@ -140,6 +142,15 @@ def test_requests_cost_what_s3_lists_unless_the_file_says_otherwise(tmp_path: Pa
 def test_bad_request_prices_are_named_by_whoever_reads_the_file(tmp_path: Path, entry: object, message: str):
     path = tmp_path / "own.json"
     path.write_text(json.dumps({"requests": entry}))
-    for read in (price_table, request_prices):
+    for read in (price_table, partial(request_prices, S3), partial(request_prices, "runs/mine")):
         with pytest.raises(PricesError, match=rf"own\.json: {message}"):
             read(path)
+
+
+@pytest.mark.parametrize("url", ["runs/mine", "/runs/mine", "file:///runs/mine", "memory://mine"])
+def test_requests_to_a_store_without_a_provider_cost_nothing(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    assert request_prices(url).usd(puts=10**9, gets=10**9) == 0
+    (tmp_path / "own.yaml").write_text("requests: {put_usd: 1.0, get_usd: 1.0}\n")
+    monkeypatch.setenv(PRICES_VARIABLE, str(tmp_path / "own.yaml"))
+    assert request_prices(url).usd(puts=1, gets=1) == 0
+    assert request_prices(S3).usd(puts=1, gets=1) == 2

@@ -1,12 +1,8 @@
 """The rules are those of Kubernetes; tests/hostile/test_check.py has what they refuse in a configuration."""
 
-import json
-
 import pytest
-from pydantic import TypeAdapter, ValidationError
 
-from resources.placement import TolerationConfig, check_label, check_label_value, is_spot_label
-from resources.pools import PoolConfig, pod_template
+from resources.labels import check_label, check_label_value, is_spot_label, url_label
 
 
 @pytest.mark.parametrize(
@@ -56,16 +52,18 @@ def test_labels_of_spot_machines(label, value, expected):
     assert is_spot_label(label, value) == expected
 
 
-def test_seconds_of_a_toleration_are_a_number():
-    fields = {"key": "a", "effect": "NoExecute"}
-    adapter = TypeAdapter(TolerationConfig)
-    assert adapter.validate_json(json.dumps(fields | {"toleration_seconds": 30})).toleration_seconds == 30
-    with pytest.raises(ValidationError, match="valid integer"):
-        adapter.validate_json(json.dumps(fields | {"toleration_seconds": "30"}))
-
-
-def test_only_given_fields_reach_the_pod():
-    pool = PoolConfig(tolerations=(TolerationConfig(key="a", effect="NoExecute", toleration_seconds=30),))
-    [toleration] = pod_template(pool).pod_spec.tolerations
-    found = {name: value for name, value in toleration.to_dict().items() if value is not None}
-    assert found == {"key": "a", "effect": "NoExecute", "toleration_seconds": 30}
+def test_the_label_of_a_url_is_a_label_and_tells_urls_apart():
+    urls = [
+        "s3://bucket/runs/math",
+        "s3://other/runs/math",
+        "runs/a b",
+        "memory://",
+        "s3://b/" + "x" * 300,
+        "s3://b/---",
+    ]
+    labels = [url_label(url) for url in urls]
+    assert len(set(labels)) == len(urls)
+    assert labels[0].startswith("math-")
+    assert url_label("s3://bucket/runs/math/") == labels[0]
+    for label in labels:
+        check_label_value("run", label)

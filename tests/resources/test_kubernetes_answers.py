@@ -1,0 +1,197 @@
+"""What an API server answered to pods, against what a pool's fields may be.
+
+tests/data/kubernetes_answers.jsonl: pods in which one field varies, sent to kube-apiserver 1.34.1 as dry runs with
+strict field validation; `code` and the head of `message` are its answers. The rules that the property tests draw
+around are the regular expressions and limits that the server itself named in its messages.
+"""
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
+
+from resources.pools import PoolConfig
+
+ANSWERS = Path(__file__).parents[1] / "data" / "kubernetes_answers.jsonl"
+ROWS: list[dict[str, Any]] = [json.loads(line) for line in ANSWERS.read_text(encoding="utf-8").splitlines()]
+CREATED, REFUSED, DEPENDS_ON_CLUSTER = 201, {400, 422}, 403
+FIELDS = {
+    "metadata.labels": "labels",
+    "metadata.annotations": "annotations",
+    "spec.tolerations": "tolerations",
+    "spec.nodeSelector": "node_selector",
+    "spec.affinity": "affinity",
+    "spec.priorityClassName": "priority_class",
+    "spec.serviceAccountName": "service_account",
+    "spec.terminationGracePeriodSeconds": "grace_s",
+    "container.env": "env",
+    "container.image": "image",
+}
+# A pool asks for more than the server does: time for a last flush, and an image of which a run can be repeated.
+STRICTER = {"grace_s", "image"}
+
+
+def pool_of(row: dict[str, Any]) -> dict[str, Any] | None:
+    """The pool whose pods are those of a row; None if no pool has such pods."""
+    field, value = row["field"], row["value"]
+    if field == "metadata.annotations" and isinstance(value, str):
+        # The table gives the head of a long text and the length of the whole.
+        length = int(re.search(r"\((\d+) characters\)$", value).group(1))
+        return {"annotations": {"big": "x" * (length - len('{"big": ""}'))}}
+    if field == "volumes+mount":
+        return {"volumes": [value[0]], "mounts": [value[1]], "shared_memory": False}
+    if field == "container.resources":
+        # A pool requests what it is limited to, and Flyte names the GPUs.
+        asked = value["requests"]
+        if asked != value["limits"] or not asked.keys() <= {"cpu", "memory"} or None in asked.values():
+            return None
+        return dict(asked)
+    return {FIELDS[field]: value}
+
+
+def refusal_of(pool: dict[str, Any]) -> str | None:
+    """The message with which a pool is refused; None if it is accepted."""
+    try:
+        TypeAdapter(PoolConfig).validate_json(json.dumps(pool))
+    except ValidationError as error:
+        return str(error)
+    return None
+
+
+JUDGED = [row for row in ROWS if pool_of(row) is not None and row["code"] != DEPENDS_ON_CLUSTER]
+
+
+def test_the_table_says_something_about_every_field():
+    judged = Counter((next(iter(pool_of(row))), row["code"] == CREATED) for row in JUDGED)
+    fields = {*FIELDS.values(), "cpu", "memory", "volumes"}
+    assert {field for field, accepted in judged if accepted} == fields
+    assert {field for field, accepted in judged if not accepted} == fields - {"priority_class"}
+    assert len(JUDGED) > 120
+
+
+@pytest.mark.parametrize("row", JUDGED, ids=lambda row: f"{row['field']}={json.dumps(row['value']):.60}")
+def test_a_pool_is_refused_exactly_when_the_server_refuses_its_pods(row):
+    pool = pool_of(row)
+    refusal = refusal_of(pool)
+    if row["code"] in REFUSED:
+        assert refusal is not None
+        assert next(iter(pool)) in refusal or "mounts" in refusal
+    elif not STRICTER & pool.keys():
+        assert refusal is None
+
+
+# Around the borders of the table: texts of the characters that its rules are about.
+EDGES = st.text(st.sampled_from("aZ9-._/ =:\u00fc\n"), max_size=8)
+LONG = st.builds(lambda letter, size, end: letter * size + end, st.sampled_from("aA."), st.integers(55, 70), EDGES)
+TEXTS = EDGES | LONG
+LABEL_VALUE = re.compile(r"(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?")
+SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+SERVERS_QUANTITY = re.compile(r"([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)")
+
+
+@given(TEXTS)
+def test_label_values_everywhere(text):
+    allowed = LABEL_VALUE.fullmatch(text) is not None and len(text) <= 63
+    requirement = {"key": "a", "operator": "In", "values": [text]}
+    terms = {"nodeSelectorTerms": [{"matchExpressions": [requirement]}]}
+    for pool in (
+        {"labels": {"team": text}},
+        {"node_selector": {"zone": text}},
+        {"tolerations": [{"key": "a", "value": text}]},
+        {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}},
+    ):
+        assert (refusal_of(pool) is None) == allowed
+
+
+@given(TEXTS, TEXTS)
+def test_names_of_labels_everywhere(prefix, name):
+    is_name = name != "" and LABEL_VALUE.fullmatch(name) is not None and len(name) <= 63
+    is_prefix = SUBDOMAIN.fullmatch(prefix) is not None and len(prefix) <= 253
+    for label, allowed in ((name, is_name or None), (f"{prefix}/{name}", is_name and is_prefix)):
+        if allowed is None and "/" in label:
+            continue
+        for pool in ({"labels": {label: "x"}}, {"node_selector": {label: "x"}}):
+            assert (refusal_of(pool) is None) == bool(allowed)
+
+
+@given(TEXTS | st.integers(245, 260).map("a".__mul__))
+def test_names_of_objects(text):
+    allowed = text == "" or (SUBDOMAIN.fullmatch(text) is not None and len(text) <= 253)
+    for field in ("service_account", "priority_class", "pod_template"):
+        assert (refusal_of({field: text}) is None) == allowed
+
+
+@given(TEXTS)
+def test_names_of_variables(text):
+    allowed = text != "" and text.isascii() and text.isprintable() and "=" not in text
+    assert (refusal_of({"env": [{"name": text, "value": "x"}]}) is None) == allowed
+
+
+@given(st.text(st.sampled_from("019.+-eEikKmMGTP "), max_size=7))
+def test_quantities(text):
+    accepted = refusal_of({"memory": text}) is None
+    # The server's expression is wider than its parser: it only bounds what may be accepted.
+    assert not accepted or SERVERS_QUANTITY.fullmatch(text.strip())
+    plain = re.fullmatch(r"[0-9]+(\.[0-9]+)?([KMGTP]i|[kmMGTP])?", text.strip())
+    assert accepted or not plain
+
+
+@given(st.sampled_from(["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt", "in", ""]), st.integers(0, 3))
+def test_operators_have_the_values_that_they_need(operator, count):
+    requirement = {"key": "a", "operator": operator, "values": ["1"] * count}
+    terms = {"nodeSelectorTerms": [{"matchExpressions": [requirement]}]}
+    needs = {"In": count > 0, "NotIn": count > 0, "Exists": not count, "DoesNotExist": not count}
+    allowed = (needs | {"Gt": count == 1, "Lt": count == 1}).get(operator, False)
+    pool = {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}}
+    assert (refusal_of(pool) is None) == allowed
+
+
+@pytest.mark.parametrize(
+    ("pool", "message"),
+    [
+        ({"queue": "team/gpu"}, "queue: value 'team/gpu'; allowed"),
+        ({"queue": "x" * 64}, "queue: value"),
+        ({"queue": "a", "labels": {"kueue.x-k8s.io/queue-name": "b"}}, "nothing beside the field queue"),
+        ({"labels": {"gleaner-run": "mine"}}, "every pod of a run gets this label"),
+        ({"volumes": [{"name": "a"}, {"name": "a"}]}, "volumes.1.name: value 'a'"),
+        ({"volumes": [{"name": "a", "emptyDir": {}, "hostPath": {"path": "/x"}}]}, "exactly one source"),
+        ({"volumes": [{"name": "a", "nfs": {}}]}, "volumes.0.nfs: unknown field"),
+        (
+            {"mounts": [{"name": "data", "mountPath": "/x"}]},
+            "mounts.0.name: value 'data'; allowed: the name of a volume",
+        ),
+        (
+            {"volumes": [{"name": "shm"}], "mounts": [{"name": "shm", "mountPath": "/dev/shm"}]},
+            "shared_memory: value true; allowed: false",
+        ),
+        ({"secrets": [{"group": "g", "key": "k"}]}, "secrets.0.env_var: missing"),
+        ({"secrets": [{"group": "g", "key": "k", "env_var": "A=B"}]}, "secrets.0.env_var: value 'A=B'"),
+        ({"env": [{"name": "HF_TOKEN", "value": "x"}]}, "env.0.value: a value for 'HF_TOKEN', which names a secret"),
+        ({"env": [{"name": "AWS_SECRET_ACCESS_KEY", "value": "x"}]}, "secretKeyRef, because a run keeps"),
+        ({"env": [{"name": "A", "valueFrom": {}}]}, "env.0.valueFrom: value []; allowed: exactly one source"),
+        ({"env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "x"}}}]}, "fieldRef: unknown field"),
+    ],
+)
+def test_what_a_pool_refuses_beyond_the_table(pool, message):
+    assert message in refusal_of(pool)
+
+
+def test_a_mount_may_be_of_a_volume_of_the_pod_template():
+    assert refusal_of({"pod_template": "with-data", "mounts": [{"name": "data", "mountPath": "/x"}]}) is None
+
+
+@pytest.mark.parametrize(
+    "operator", [{"operator": "In", "values": ["spot"]}, {"operator": "In", "values": ["a", "spot"]}]
+)
+def test_an_interruptible_pool_does_not_ask_for_spot_machines_by_affinity(operator):
+    terms = {"nodeSelectorTerms": [{"matchExpressions": [{"key": "lifecycle", **operator}]}]}
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+    refusal = refusal_of({"interruptible": True, "affinity": affinity})
+    assert (refusal is not None) == (operator["values"] == ["spot"])
+    assert refusal_of({"interruptible": False, "affinity": affinity}) is None
