@@ -1,7 +1,6 @@
 """Assembly: builds the one result of each response from the claims and the shards (docs/format.md algorithm R).
 
-The result is unique whatever else lies in the journal: void rows of frozen members, unsealed shards, lost races. The
-format can hold conversations with environments; what is assembled here never does.
+The result is unique whatever else lies in the journal: void rows of frozen members, unsealed shards, lost races.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,9 +19,14 @@ from storage.store import CorruptObject, ObjectStore
 
 @dataclass(frozen=True, slots=True)
 class Assembled:
-    """A response as far as it is durable: uint32 token_ids [n], float32 logprobs [n], and the spans they came from.
+    """A response as far as it is durable: uint32 token_ids [n], float32 logprobs [m], and the spans they came from.
 
-    weight_versions: uint32 [n], the version that sampled each token.
+    span_tokens: how many of its tokens came from each span of the lineage; they add up to n.
+    weight_versions: uint32 [n], the version that sampled each token, or was in place when an observation was added.
+    origins: the lengths of its stretches of tokens by the policy, an observation, the policy, and so on; they add up to
+    n, and those of the policy to m. Without turns it is (n,). events: the answers to its turns (storage.turns), in
+    order. owes: the policy has ended a turn that is not answered. restarts: how often the response began again; only
+    what came after the last time is here.
     """
 
     response: int
@@ -30,12 +34,73 @@ class Assembled:
     logprobs: Logprobs
     finish: Finish
     lineage: tuple[Span, ...]
+    span_tokens: tuple[int, ...]
     weight_versions: npt.NDArray[np.uint32]
+    origins: tuple[int, ...]
+    events: tuple[bytes, ...]
+    owes: bool
+    restarts: int
+
+    @property
+    def turn_start(self) -> int:
+        """The position at which the policy's present turn began, or is to begin."""
+        return len(self.token_ids) - (self.origins[-1] if len(self.origins) % 2 else 0)
+
+    @property
+    def policy_length(self) -> int:
+        """The number of tokens that the policy sampled."""
+        return sum(self.origins[::2])
 
 
-def with_environment(response: int) -> str:
-    """Why a response that holds answers of an environment, or waits for one, is refused."""
-    return f"response {response} has turns of an environment; this version has no environments"
+class _Tokens:
+    """The rows of one response so far, in order, since it last began."""
+
+    def __init__(self, restarts: int = 0) -> None:
+        self.restarts = restarts
+        self.token_ids: list[TokenIds] = []
+        self.logprobs: list[Logprobs] = []
+        self.versions: list[npt.NDArray[np.uint32]] = []
+        self.origins = [0]
+        self.events: list[bytes] = []
+        self.owes = False
+        self.finish = Finish.RUNNING
+
+    @property
+    def length(self) -> int:
+        return sum(self.origins)
+
+    def add(self, row: Row) -> None:
+        """Append a row that may follow."""
+        self.token_ids.append(row.token_ids)
+        self.logprobs.append(row.logprobs)
+        self.versions.append(np.full(len(row.token_ids), row.weight_version, dtype=np.uint32))
+        # Stretches alternate, the policy's first.
+        if len(row.token_ids):
+            if (len(self.origins) - 1) % 2 != row.origin:
+                self.origins.append(0)
+            self.origins[-1] += len(row.token_ids)
+        if row.event is not None:
+            self.events.append(row.event)
+        if row.finish is Finish.ACTING:
+            self.owes = True
+        elif row.origin is Origin.OBSERVATION:
+            self.owes = False
+        self.finish = row.finish
+
+    def problem(self, row: Row, weight_version: int) -> str | None:
+        """Why a row of this response cannot follow."""
+        name = f"response {row.response}"
+        if self.finish.ends_response:
+            return f"it extends {name}, which had ended"
+        if row.start != self.length:
+            return f"{name} continues at {row.start}, expected {self.length}"
+        if row.weight_version != weight_version:
+            return f"{name} was sampled from weight version {row.weight_version}, the plan names {weight_version}"
+        if row.origin is Origin.OBSERVATION and not self.owes:
+            return f"{name} has an observation where the policy has the turn"
+        if row.origin is Origin.POLICY and self.owes and (len(row.token_ids) or row.finish is not Finish.RELEASED):
+            return f"{name} goes on although its turn is not answered"
+        return None
 
 
 class JournalReader:
@@ -104,47 +169,41 @@ class JournalReader:
 
     def follow(self, response: int, lineage: Sequence[Span]) -> Assembled:
         """The response along a recorded lineage; a restarted trainer replays it so."""
-        token_ids: list[TokenIds] = []
-        logprobs: list[Logprobs] = []
-        versions: list[npt.NDArray[np.uint32]] = []
+        tokens = _Tokens()
         used: list[Span] = []
-        length, finish = 0, Finish.RUNNING
+        span_tokens: list[int] = []
         for span in lineage:
             self._reach(span)
-            last_used = -1
+            last_used, before = -1, tokens.length
             for sequence, row in self.shards.rows(span.incarnation, span.epoch, response):
                 if sequence > span.last_sequence:
                     break
-                if problem := self._problem(row, length, finish):
+                if problem := tokens.problem(row, self._plan.weight_version):
                     raise CorruptObject(layout.shard(self._plan.iteration, span.incarnation, sequence), problem)
-                token_ids.append(row.token_ids)
-                logprobs.append(row.logprobs)
-                versions.append(np.full(len(row.token_ids), row.weight_version, dtype=np.uint32))
-                length += len(row.token_ids)
-                finish, last_used = row.finish, sequence
+                last_used = sequence
+                if row.finish is Finish.AGAIN:
+                    tokens, before = _Tokens(tokens.restarts + 1), 0
+                    span_tokens = [0] * len(span_tokens)
+                else:
+                    tokens.add(row)
             if last_used >= 0:
                 used.append(Span(epoch=span.epoch, incarnation=span.incarnation, last_sequence=last_used))
+                span_tokens.append(tokens.length - before)
         assembled = Assembled(
             response,
-            np.concatenate(token_ids) if token_ids else np.zeros(0, dtype=np.uint32),
-            np.concatenate(logprobs) if logprobs else np.zeros(0, dtype=np.float32),
-            finish,
+            np.concatenate(tokens.token_ids) if tokens.token_ids else np.zeros(0, dtype=np.uint32),
+            np.concatenate(tokens.logprobs) if tokens.logprobs else np.zeros(0, dtype=np.float32),
+            tokens.finish,
             tuple(used),
-            np.concatenate(versions) if versions else np.zeros(0, dtype=np.uint32),
+            tuple(span_tokens),
+            np.concatenate(tokens.versions) if tokens.versions else np.zeros(0, dtype=np.uint32),
+            tuple(tokens.origins),
+            tuple(tokens.events),
+            tokens.owes,
+            tokens.restarts,
         )
-        assert len(assembled.token_ids) == len(assembled.logprobs) == length, f"response {response} is not whole"
+        assert len(assembled.token_ids) == tokens.length, f"response {response} is not whole"
+        assert len(assembled.logprobs) == assembled.policy_length, f"response {response} lacks log-probs"
+        assert sum(span_tokens) == tokens.length, f"response {response}: its spans are not all of it"
         assert len(used) <= len(lineage), f"response {response} has spans that no claim gave it"
         return assembled
-
-    def _problem(self, row: Row, length: int, finish: Finish) -> str | None:
-        """Why a row cannot follow `length` tokens of its response, of which the last row said `finish`."""
-        if row.origin is not Origin.POLICY or row.finish in (Finish.ACTING, Finish.FAILED):
-            return with_environment(row.response)
-        if finish.ends_response:
-            return f"it extends response {row.response}, which had ended"
-        if row.start != length:
-            return f"response {row.response} continues at {row.start}, expected {length}"
-        if row.weight_version != self._plan.weight_version:
-            version = f"{row.weight_version}, the plan names {self._plan.weight_version}"
-            return f"response {row.response} was sampled from weight version {version}"
-        return None

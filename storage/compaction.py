@@ -4,32 +4,35 @@ It knows which rows count (the lineage in the batch records) and checks that wha
 know when, or whether, the journal may be deleted.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from itertools import chain
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, count
 
 from storage import layout, records
-from storage.assembly import Assembled, JournalReader, with_environment
+from storage.assembly import Assembled, JournalReader
 from storage.framing import trailer_digest
 from storage.prompt_table import read_prompts
 from storage.records import BatchRecord, GradedResponse, PlanRecord
 from storage.response_parts import PART_TOKENS, ResponsesRecord, StoredPart, divide, parts_of_plan
 from storage.responses import Response, decode_responses, encode_responses
 from storage.run import exists, read_plan, read_report
-from storage.shard import Finish, Logprobs, TokenIds
+from storage.shard import Finish
 from storage.store import CorruptObject, ObjectMissing, ObjectStore, commit
 
-ENDS = {"stop": Finish.STOP, "length": Finish.LENGTH}
+ENDS = {"stop": Finish.STOP, "length": Finish.LENGTH, "failed": Finish.FAILED}
 
 
 def read_batches(store: ObjectStore, iteration: int) -> list[BatchRecord]:
     """The micro-batches recorded so far, in the order in which they were used."""
-    batches: list[BatchRecord] = []
-    while True:
-        key = layout.batch(iteration, len(batches))
+    return list(each_batch(store, iteration))
+
+
+def each_batch(store: ObjectStore, iteration: int) -> Iterator[BatchRecord]:
+    """The micro-batches recorded so far, one in memory at a time."""
+    for number in count():
         try:
-            batches.append(records.read(store, BatchRecord, key))
+            yield records.read(store, BatchRecord, layout.batch(iteration, number))
         except ObjectMissing:
-            return batches
+            return
 
 
 def read_responses(store: ObjectStore, iteration: int) -> Iterator[Response]:
@@ -69,17 +72,14 @@ def read_parts(store: ObjectStore, iteration: int, part_tokens: int = PART_TOKEN
 def _stored_rows(store: ObjectStore, iteration: int, part: StoredPart) -> list[Response]:
     """The responses of a part that the record names."""
     key = layout.responses_part(iteration, part.first, part.last)
-    rows = decode_responses(key, _stored_body(store, iteration, part))
-    for row in rows:
-        if len(row.origins) > 1 or row.events:
-            raise CorruptObject(key, with_environment(row.response))
+    rows = decode_responses(key, stored_body(store, iteration, part))
     numbers = [row.response for row in rows]
     if numbers != sorted(set(numbers)) or numbers[:1] != [part.first] or numbers[-1:] != [part.last]:
         raise CorruptObject(key, f"its {len(rows)} responses are not {part.first} to {part.last}, ascending")
     return rows
 
 
-def _stored_body(store: ObjectStore, iteration: int, part: StoredPart) -> bytes:
+def stored_body(store: ObjectStore, iteration: int, part: StoredPart) -> bytes:
     """The bytes of a part that the record names."""
     key, record = layout.responses_part(iteration, part.first, part.last), layout.responses(iteration)
     try:
@@ -120,8 +120,9 @@ def recorded(store: ObjectStore, plan: PlanRecord) -> Mapping[int, GradedRespons
         report = read_report(store, plan.iteration)
     except ObjectMissing:
         return graded
-    if len(named) != len(report.lengths):
-        raise CorruptObject(key, f"{len(named)} responses are recorded; the report has {len(report.lengths)}")
+    rewarded = sum(response.reward is not None for response in named)
+    if rewarded != len(report.lengths):
+        raise CorruptObject(key, f"{rewarded} responses are graded; the report has {len(report.lengths)}")
     return graded
 
 
@@ -208,20 +209,21 @@ class _Compaction:
         key = layout.responses_part(self._plan.iteration, part.start, part[-1])
         expected: list[Response] = []
         if journalled:
-            expected = [_follow(self._plan, self._prompt_ids, named, self._reader) for named in graded]
+            expected = [follow_recorded(self._plan, self._prompt_ids, named, self._reader) for named in graded]
         if self._named is None:
             if not exists(self._store, key):
                 commit(self._store, key, encode_responses(expected))
             body = self._store.get(key)
         else:
-            body = _stored_body(self._store, self._plan.iteration, self._named[self._ranges.index(part)])
+            body = stored_body(self._store, self._plan.iteration, self._named[self._ranges.index(part)])
         stored = decode_responses(key, body)
         if [row.response for row in stored] != [named.response for named in graded]:
             raise CorruptObject(key, f"its {len(stored)} responses are not the {len(graded)} that the batches name")
         for index, (row, named) in enumerate(zip(stored, graded, strict=True)):
-            of_batches = _graded_row(self._plan, self._prompt_ids, named, row.token_ids, row.logprobs)
+            of_batches = _graded_row(self._plan, self._prompt_ids, named, row, row.spans)
             is_same = row.equals(expected[index] if journalled else of_batches)
-            if not is_same or not len(row.token_ids) == len(row.logprobs) == named.length:
+            is_same &= len(row.spans) == len(named.lineage)
+            if not is_same or (len(row.token_ids), row.policy_length) != (named.length, named.policy_length):
                 raise CorruptObject(key, f"response {row.response} is not what the batches and the journal say")
         return StoredPart(first=part.start, last=part[-1], digest=trailer_digest(body))
 
@@ -250,50 +252,58 @@ def _journalled(store: ObjectStore, iteration: int, part_tokens: int) -> Iterato
     def rows_of(part: range) -> Iterator[Response]:
         for response in part:
             if response in graded:
-                yield _follow(plan, prompt_ids, graded[response], reader)
+                yield follow_recorded(plan, prompt_ids, graded[response], reader)
             elif response not in unused:
                 assembled = reader.assemble(response)
                 if assembled.finish.ends_response:
-                    yield _ungraded_row(plan, prompt_ids, assembled)
+                    yield unrecorded_row(plan, prompt_ids, assembled)
 
     for part in reader.parts():
         yield part, list(rows_of(part))
 
 
 def _graded_row(
-    plan: PlanRecord, prompt_ids: list[str], named: GradedResponse, token_ids: TokenIds, logprobs: Logprobs
+    plan: PlanRecord,
+    prompt_ids: Sequence[str],
+    named: GradedResponse,
+    tokens: Assembled | Response,
+    spans: tuple[int, ...],
 ) -> Response:
-    """A response as plan and batches describe it, with its tokens."""
+    """A response as plan and batches describe it, with its tokens and how many of them came from each span."""
     group = named.response // plan.num_generations
     return Response(
         named.response,
         group,
         prompt_ids[group],
-        token_ids,
-        logprobs,
+        tokens.token_ids,
+        tokens.logprobs,
         ENDS[named.finish_reason],
         named.reward,
         named.rewards,
         plan.weight_version,
-        len(named.lineage),
-        origins=(len(token_ids),),
-        events=(),
+        spans,
+        origins=tokens.origins,
+        events=tokens.events,
     )
 
 
-def _follow(plan: PlanRecord, prompt_ids: list[str], named: GradedResponse, reader: JournalReader) -> Response:
+def follow_recorded(
+    plan: PlanRecord, prompt_ids: Sequence[str], named: GradedResponse, reader: JournalReader
+) -> Response:
     """A recorded response with the journal's tokens; raises CorruptObject if its end or length differs there."""
     assembled = reader.follow(named.response, named.lineage)
-    if assembled.finish != ENDS[named.finish_reason] or len(assembled.token_ids) != named.length:
+    found, said = (len(assembled.token_ids), assembled.policy_length), (named.length, named.policy_length)
+    if assembled.finish != ENDS[named.finish_reason] or found != said:
         raise CorruptObject(
             layout.journal(plan.iteration),
-            f"response {named.response} has {len(assembled.token_ids)} tokens and ends with "
-            f"{assembled.finish.name.lower()}; the batches say {named.length} and {named.finish_reason}",
+            f"response {named.response} has {found[0]} tokens, {found[1]} of them sampled, and ends with "
+            f"{assembled.finish.name.lower()}; the batches say {said[0]}, {said[1]} and {named.finish_reason}",
         )
-    return _graded_row(plan, prompt_ids, named, assembled.token_ids, assembled.logprobs)
+    return _graded_row(plan, prompt_ids, named, assembled, assembled.span_tokens)
 
 
-def _ungraded_row(plan: PlanRecord, prompt_ids: list[str], assembled: Assembled) -> Response:
+def unrecorded_row(plan: PlanRecord, prompt_ids: Sequence[str], assembled: Assembled) -> Response:
+    """A response that is not recorded, as far as the journal has it."""
     group = assembled.response // plan.num_generations
     return Response(
         assembled.response,
@@ -305,9 +315,9 @@ def _ungraded_row(plan: PlanRecord, prompt_ids: list[str], assembled: Assembled)
         None,
         {},
         plan.weight_version,
-        len(assembled.lineage),
-        origins=(len(assembled.token_ids),),
-        events=(),
+        assembled.span_tokens,
+        origins=assembled.origins,
+        events=assembled.events,
     )
 
 

@@ -8,13 +8,15 @@ from storage.records import STRICT, nonce
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluatedPrompt:
-    """How a weight version did on one prompt: mean reward and mean length of its responses, and two counts.
+    """How a weight version did on one prompt: mean reward and mean length of its responses, and three counts.
 
-    correct: responses whose reward reached the threshold. clipped: responses cut off at the length limit.
+    graded: responses that did not fail; the other figures are theirs. correct: those whose reward reached the
+    threshold. clipped: those cut off at the length limit. Lengths count the tokens that the policy sampled.
     """
 
     __pydantic_config__ = STRICT
     prompt_id: str
+    graded: int
     correct: int
     clipped: int
     reward: float

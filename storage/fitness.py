@@ -32,7 +32,7 @@ ORDERED = ("A", "_", "a-/x", "a.b/c", "a0", "b-/y", "b/10", "b/9", "b/9.x", "b0/
 
 @dataclass(frozen=True)
 class Finding:
-    """One property of a store: what was tried to show it, and what the store lacks (None: nothing)."""
+    """One property of a store or a machine: what was tried or seen, and what it lacks (None: nothing)."""
 
     name: str
     shown: str

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from storage import layout
-from storage.shard import Finish, Row, decode_shard, encode_shard
+from storage.shard import Finish, Origin, Row, decode_shard, encode_shard
 from storage.store import ConflictingRecord, ObjectMissing, ObjectStore, commit
 
 # As many connections as a store keeps open (storage/s3.py).
@@ -27,13 +27,24 @@ class _Pending:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish: Finish = Finish.RUNNING
+    event: bytes | None = None
+
+    @property
+    def end(self) -> int:
+        """Where the next row of the response starts."""
+        return 0 if self.finish is Finish.AGAIN else self.start + len(self.token_ids)
 
 
 class PendingRows:
-    """Tokens that were decoded and are not in a shard yet, by response and epoch."""
+    """Tokens that were decoded or observed and are not in a shard yet, by response and epoch.
+
+    objects: what the events name by digest, to be stored before the shard.
+    """
 
     def __init__(self) -> None:
-        self._rows: dict[tuple[int, int], _Pending] = {}
+        # Of each response the row that tokens are appended to is the last one.
+        self._rows: dict[tuple[int, int], list[_Pending]] = {}
+        self.objects: dict[str, bytes] = {}
 
     def __bool__(self) -> bool:
         return bool(self._rows)
@@ -48,15 +59,36 @@ class PendingRows:
         finish: Finish,
     ) -> None:
         """Keep tokens for the next shard; `start` must continue where the last append of this response ended."""
-        row = self._rows.get((response, epoch))
-        if row is None:
-            row = self._rows[response, epoch] = _Pending(start)
+        rows = self._rows.get((response, epoch))
+        if rows is None:
+            row = _Pending(start)
+            self._rows[response, epoch] = [row]
+        else:
+            row = rows[-1]
+            if row.finish is not Finish.RUNNING or row.event is not None:
+                row = self._following(response, rows, start)
         kept = row.token_ids
         if row.start + len(kept) != start:
             raise ValueError(f"response {response}: tokens at {start}, expected {row.start + len(kept)}")
         kept.extend(token_ids)
         row.logprobs.extend(logprobs)
         row.finish = finish
+
+    def observe(
+        self, response: int, epoch: int, start: int, token_ids: Sequence[int], event: bytes, finish: Finish
+    ) -> None:
+        """Keep an observation for the next shard; `start` as in `append`."""
+        rows = self._rows.setdefault((response, epoch), [])
+        row = self._following(response, rows, start)
+        row.token_ids.extend(token_ids)
+        row.event, row.finish = event, finish
+
+    def _following(self, response: int, rows: list[_Pending], start: int) -> _Pending:
+        """A new row after those of the response."""
+        if rows and rows[-1].end != start:
+            raise ValueError(f"response {response}: tokens at {start}, expected {rows[-1].end}")
+        rows.append(_Pending(start))
+        return rows[-1]
 
     def drop(self, responses: Collection[int]) -> None:
         """Forget tokens of responses that another member has claimed; they would be void."""
@@ -74,8 +106,11 @@ class PendingRows:
                 np.array(row.logprobs, dtype=np.float32),
                 weight_version,
                 row.finish,
+                Origin.POLICY if row.event is None else Origin.OBSERVATION,
+                row.event,
             )
-            for (response, epoch), row in self._rows.items()
+            for (response, epoch), rows in self._rows.items()
+            for row in rows
         ]
 
 
@@ -113,6 +148,8 @@ class JournalWriter:
 
     def _write_first(self) -> int:
         if self._offered is None:
+            for digest, body in self._unwritten[0].objects.items():
+                commit(self._store, layout.environment_state(self._iteration, digest), body)
             rows = self._unwritten[0].rows(self._weight_version)
             self._offered = encode_shard(rows), sum(len(row.token_ids) for row in rows)
         body, tokens = self._offered
@@ -159,7 +196,7 @@ class ShardReader:
         return self._ended
 
     def tokens(self, incarnation: str) -> int:
-        """Tokens in the shards of an incarnation that were read so far, counted or void."""
+        """Sampled tokens in the shards of an incarnation that were read so far, counted or void."""
         return self._tokens[incarnation]
 
     def last_sequence(self, incarnation: str) -> int:
@@ -250,7 +287,7 @@ class ShardReader:
     def _keep(self, incarnation: str, sequence: int, body: bytes) -> None:
         rows = decode_shard(layout.shard(self._iteration, incarnation, sequence), body)
         for row in rows:
-            self._tokens[incarnation] += len(row.token_ids)
+            self._tokens[incarnation] += len(row.logprobs)
             if row.finish.ends_response:
                 self._ended.add(row.response)
         if self._kept is not None:

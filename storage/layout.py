@@ -102,6 +102,16 @@ def journal(index: int) -> str:
     return f"{iteration(index)}journal/"
 
 
+def environment_states(index: int) -> str:
+    """Prefix of the states of an iteration's environments that are too large for a shard."""
+    return f"{iteration(index)}environment/"
+
+
+def environment_state(index: int, digest: str) -> str:
+    """The state of an environment after a turn, as JSON, named by its digest."""
+    return f"{environment_states(index)}{digest}.json"
+
+
 def asks(index: int) -> str:
     """Prefix of an iteration's asks."""
     return f"{iteration(index)}asks/"

@@ -1,6 +1,6 @@
-"""The record that a host could not train a phase, which it leaves in the run's directory for the run's own tasks.
+"""Records of why an attempt to train a phase stopped, in the run's directory, for the run's own tasks and for people.
 
-It counts for the execution that advanced the run then. The next execution's phase is attempted again.
+What a host leaves counts for the execution that advanced the run then. The next execution's phase is attempted again.
 """
 
 from dataclasses import dataclass
@@ -9,6 +9,24 @@ from typing import ClassVar
 from storage import layout, records
 from storage.records import STRICT, SettingsRecord
 from storage.store import ObjectMissing, ObjectStore
+
+
+@dataclass(frozen=True, kw_only=True)
+class NonFiniteRecord:
+    """nonfinite.json: why the last attempt to train an iteration stopped, before it changed anything that is stored.
+
+    quantity: what was infinite or not a number. responses: those that may have caused it. batches: their micro-batches.
+    weight_version: the policy that sampled them. message: for people.
+    """
+
+    KIND: ClassVar[str] = "nonfinite"
+    __pydantic_config__ = STRICT
+    iteration: int
+    quantity: str
+    responses: tuple[int, ...]
+    batches: tuple[int, ...]
+    weight_version: int
+    message: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,22 +22,24 @@ from storage.store import CorruptObject, ObjectStore
 class PromptRow:
     """One prompt: group g of an iteration is row g of its table.
 
-    `prompt` is the text or the chat messages, `columns` the other columns of its dataset (JSON values).
+    `prompt` is the text or the chat messages, `columns` the other columns of its dataset (JSON values). opening: what
+    the `reset` of an environment returned for the group; it stands at the end of the user's last message in `prompt`.
     """
 
     prompt_id: str
     token_ids: tuple[int, ...]
     prompt: str | list[dict[str, Any]]
     columns: dict[str, Any]
+    opening: str | None = None
 
 
 @cache
 def schema() -> pa.Schema:
-    """The columns of the table, all without nulls, and its format version as metadata."""
+    """The columns of the table, without nulls except in `opening`, and its format version as metadata."""
     names = ["prompt_id", "token_ids", "prompt", "columns"]
     types = [pa.string(), pa.list_(pa.uint32()), pa.string(), pa.string()]
     fields = [pa.field(name, kind, nullable=False) for name, kind in zip(names, types, strict=True)]
-    return pa.schema(fields, metadata={b"gleaner.prompts": b"1"})
+    return pa.schema([*fields, pa.field("opening", pa.string())], metadata={b"gleaner.prompts": b"1"})
 
 
 def encode_prompts(rows: Sequence[PromptRow]) -> bytes:
@@ -48,6 +50,7 @@ def encode_prompts(rows: Sequence[PromptRow]) -> bytes:
             "token_ids": [list(row.token_ids) for row in rows],
             "prompt": [json.dumps(row.prompt, ensure_ascii=False) for row in rows],
             "columns": [json.dumps(row.columns, ensure_ascii=False, sort_keys=True) for row in rows],
+            "opening": [row.opening for row in rows],
         },
         schema=schema(),
     )
@@ -67,11 +70,12 @@ def read_prompts(store: ObjectStore, plan: PlanRecord) -> list[PromptRow]:
 
 def decode_prompts(key: str, body: bytes) -> list[PromptRow]:
     """The prompts in group order; raises CorruptObject."""
-    columns = decode_table(key, body, schema()).to_pydict()
+    table = decode_table(key, body, schema()).to_pydict()
+    rows = zip(*(table[name] for name in schema().names), strict=True)
     try:
         return [
-            PromptRow(prompt_id, tuple(token_ids), json.loads(prompt), json.loads(extra))
-            for prompt_id, token_ids, prompt, extra in zip(*(columns[name] for name in schema().names), strict=True)
+            PromptRow(prompt_id, tuple(token_ids), json.loads(prompt), json.loads(extra), opening)
+            for prompt_id, token_ids, prompt, extra, opening in rows
         ]
     except (ValueError, RecursionError) as error:
         raise CorruptObject(key, f"a prompt or its columns are no JSON: {error}") from None

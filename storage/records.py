@@ -5,6 +5,7 @@ that are created once carry a nonce, so that a writer can recognise its own byte
 """
 
 import uuid
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
@@ -172,14 +173,13 @@ class ClaimRecord:
 class AliveRecord:
     """Heartbeat of an incarnation. Members observe only its change and its load; the times are for people.
 
-    claims: how many it had made at the time of writing; its load covers the responses that it held by these.
-    unfinished: responses it holds whose end is not journalled yet; of these, `running` are being decoded, `waiting` are
-    not begun in this process, and `released` are free for any member. tokens_per_s: recent decode rate, all responses
-    together; None if it was not decoding all that time. plateau: the batch size beyond which that rate no longer rises
-    (0: unknown). usd_per_hour: its price, if it differs from its pool's. room: how many further responses it could
-    begin. working_at_s: when it first had the weights. decode_s: seconds spent in decode steps. step_s: (batch size,
-    mean seconds of a decode step), ascending. puts, gets, bytes_read: its requests to the store (a LIST is priced and
-    counted as a put) and the bytes it read.
+    claims: how many it had made when it wrote this; its load covers what it held by these. unfinished: responses it
+    holds whose end is not journalled yet; of these, `running` are being decoded, `waiting` wait for the engine,
+    `acting` for an environment, and `released` are free for any member. tokens_per_s: recent decode rate of all; None
+    if it did not decode all that time. plateau: the batch size beyond which that rate no longer rises (0: unknown).
+    usd_per_hour: its price, if not its pool's. room: how many further responses it could begin. working_at_s: when it
+    first had the weights. decode_s: seconds of decode steps. step_s: (batch size, mean seconds of a decode step),
+    ascending. puts (LISTs included), gets, bytes_read: its requests to the store.
     """
 
     KIND: ClassVar[str] = "heartbeat"
@@ -203,6 +203,7 @@ class AliveRecord:
     unfinished: int = 0
     running: int = 0
     waiting: int = 0
+    acting: int = 0
     released: int = 0
     tokens_per_s: float | None = None
     plateau: int = 0
@@ -239,15 +240,26 @@ class Span:
 
 @dataclass(frozen=True, kw_only=True)
 class GradedResponse:
-    """A response as the trainer used it: where its tokens are, how many, and its rewards by function."""
+    """A response as the trainer used it: where its tokens are, how many, and its rewards by function.
+
+    length: all its tokens. policy_length: those that the policy sampled; without observations they are all. A response
+    that "failed" lost its environment. It is neither graded nor trained: `reward` is None and `rewards` is empty.
+    """
 
     __pydantic_config__ = STRICT
     response: int
     length: int
-    finish_reason: Literal["stop", "length"]
+    policy_length: int
+    finish_reason: Literal["stop", "length", "failed"]
     lineage: tuple[Span, ...]
-    reward: float
+    reward: float | None
     rewards: dict[str, float | None]
+
+    def __post_init__(self) -> None:
+        if (self.reward is None) != (self.finish_reason == "failed"):
+            raise ValueError(f"reward: value {self.reward} of a response with finish_reason {self.finish_reason!r}")
+        if self.policy_length > self.length:
+            raise ValueError(f"policy_length: value {self.policy_length}; allowed: at most the length {self.length}")
 
     def deciding(self, plan: PlanRecord) -> float | None:
         """The value by which the plan filters groups: of the function that its configuration names, or the reward."""
@@ -259,8 +271,8 @@ class GradedResponse:
 class BatchRecord:
     """batches/<k>: the responses of one micro-batch, recorded before use, so a restarted trainer replays them.
 
-    `filtered`: responses that are graded but not trained, because all rewards of their group are equal; only in plans
-    that say how many groups are wanted. `reward_errors`: which rewards failed, for people.
+    `filtered`: responses that are not trained, because all rewards of their group are equal; only in plans that say how
+    many groups are wanted. `reward_errors`: which rewards failed, for people.
     """
 
     KIND: ClassVar[str] = "batch"
@@ -274,26 +286,13 @@ class BatchRecord:
 
     @property
     def graded(self) -> tuple[GradedResponse, ...]:
-        """The trained and the filtered responses."""
+        """The responses of trained and of filtered groups; those that failed have no reward."""
         return (*self.responses, *self.filtered)
 
 
-@dataclass(frozen=True, kw_only=True)
-class NonFiniteRecord:
-    """nonfinite.json: why the last attempt to train an iteration stopped, before it changed anything that is stored.
-
-    quantity: what was infinite or not a number. responses: those that may have caused it. batches: their micro-batches.
-    weight_version: the policy that sampled them. message: for people.
-    """
-
-    KIND: ClassVar[str] = "nonfinite"
-    __pydantic_config__ = STRICT
-    iteration: int
-    quantity: str
-    responses: tuple[int, ...]
-    batches: tuple[int, ...]
-    weight_version: int
-    message: str
+def is_filtered(plan: PlanRecord, group: Iterable[GradedResponse]) -> bool:
+    """Whether a plan that wants some groups does not train this one: its graded responses all have one worth."""
+    return len({response.deciding(plan) for response in group if response.reward is not None}) < 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -345,7 +344,7 @@ class SlotLife:
 class ReportRecord:
     """report.json: the iteration is committed. Metric names are those of docs/guide/metrics.md.
 
-    rewards, lengths: one per graded response, trained or filtered, in the order of the batches.
+    rewards, lengths: one per response that has a reward, in the order of the batches; lengths are policy lengths.
     """
 
     KIND: ClassVar[str] = "report"

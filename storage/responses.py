@@ -31,8 +31,8 @@ class Response:
 
     origins: the lengths of its stretches of tokens by the policy, an observation, the policy, and so on; they add up to
     n, and those of the policy to m. events: the turns of the conversation with an environment, as JSON.
-    `reward` is None, and `rewards` empty, while the response is not graded. `spans` is the length of its lineage: the
-    number of claims under which its tokens were written.
+    `reward` is None, and `rewards` empty, if the response failed, and while it is not graded. spans: the tokens of each
+    span of its lineage, that is, those that were written under one claim; they add up to n.
     """
 
     response: int
@@ -44,9 +44,14 @@ class Response:
     reward: float | None
     rewards: dict[str, float | None]
     weight_version: int
-    spans: int
+    spans: tuple[int, ...]
     origins: tuple[int, ...]
     events: tuple[bytes, ...]
+
+    @property
+    def policy_length(self) -> int:
+        """The number of tokens that the policy sampled."""
+        return sum(self.origins[::2])
 
     def equals(self, other: "Response") -> bool:
         """Whether both are the same, log-probs to the last bit."""
@@ -57,11 +62,13 @@ class Response:
 
     def lack(self) -> str | None:
         """Why the response may not be stored or used; None if nothing is wrong."""
-        of_policy = sum(self.origins[::2])
+        of_policy = self.policy_length
         if not self.origins or sum(self.origins) != len(self.token_ids):
             return f"response {self.response}: origins {self.origins} of {len(self.token_ids)} token ids"
         if len(self.logprobs) != of_policy:
             return f"response {self.response}: {of_policy} token ids of the policy, {len(self.logprobs)} logprobs"
+        if sum(self.spans) != len(self.token_ids):
+            return f"response {self.response}: spans {self.spans} of {len(self.token_ids)} token ids"
         longest = max(map(len, self.events), default=0)
         if longest > EVENT_BYTES_MAX:
             return f"response {self.response}: an event of {longest} bytes; allowed: {EVENT_BYTES_MAX}"
@@ -81,20 +88,18 @@ def schema(id_type: pa.DataType) -> pa.Schema:
         "reward": pa.float64(),
         "rewards": pa.map_(pa.string(), pa.float64()),
         "weight_version": pa.uint32(),
-        "spans": pa.uint32(),
+        "spans": pa.list_(pa.field("item", pa.uint32(), nullable=False)),
         "origins": pa.list_(pa.field("item", pa.uint32(), nullable=False)),
         "events": pa.list_(pa.field("item", pa.binary(), nullable=False)),
     }
-    fields = [pa.field(name, kind, nullable=False) for name, kind in types.items()]
+    fields = [pa.field(name, kind, nullable=name == "reward") for name, kind in types.items()]
     return pa.schema(fields, metadata={b"gleaner.responses": b"1"})
 
 
 def encode_responses(rows: Sequence[Response]) -> bytes:
-    """The rows as one Arrow object; raises ValueError if a row is not graded or its columns disagree."""
+    """The rows as one Arrow object; raises ValueError if a row is not recorded or its columns disagree."""
     for row in rows:
-        if row.reward is None:
-            raise ValueError(f"response {row.response}: it has no reward; allowed: graded responses")
-        if lack := row.lack():
+        if lack := _reward_lack(row) or row.lack():
             raise ValueError(lack)
     largest = max((int(row.token_ids.max()) for row in rows if len(row.token_ids)), default=0)
     fields = schema(pa.uint16() if largest <= np.iinfo(np.uint16).max else pa.uint32())
@@ -103,8 +108,25 @@ def encode_responses(rows: Sequence[Response]) -> bytes:
 
 def decode_responses(key: str, body: bytes) -> list[Response]:
     """The rows in written order; raises CorruptObject, which names `key`, and never returns a part."""
-    table = decode_table(key, body, schema(_id_type(strip_trailer(key, body))))
-    return [row for batch in table.to_batches() for row in _rows(key, batch)]
+    return [row for batch in open_responses(key, body).to_batches() for row in _rows(key, batch)]
+
+
+def open_responses(key: str, body: bytes) -> pa.Table:
+    """The object as a table in memory, of which `find_response` builds single rows; raises CorruptObject."""
+    return decode_table(key, body, schema(_id_type(strip_trailer(key, body))))
+
+
+def find_response(key: str, table: pa.Table, number: int) -> Response | None:
+    """The row of a response in a table from `open_responses`, whose rows ascend; None if it has none.
+
+    Raises CorruptObject, which names `key`, if the columns of that row contradict each other.
+    """
+    for batch in table.to_batches():
+        numbers = batch.column("response").to_numpy()
+        at = int(np.searchsorted(numbers, number))
+        if at < len(numbers) and numbers[at] == number:
+            return next(_rows(key, batch.slice(at, 1)))
+    return None
 
 
 def join_planes(planes: Sequence[npt.NDArray[np.uint8]]) -> Logprobs:
@@ -166,8 +188,9 @@ def _id_type(stream: memoryview) -> pa.DataType:
 
 def _rows(key: str, batch: pa.RecordBatch) -> Iterator[Response]:
     tokens = batch.column("token_ids")
-    bounds = tokens.offsets.to_numpy()
-    ids = tokens.values.to_numpy(zero_copy_only=True).astype(np.uint32, copy=False)
+    offsets = tokens.offsets.to_numpy()
+    first, bounds = int(offsets[0]), offsets - offsets[0]
+    ids = tokens.values[first : first + int(bounds[-1])].to_numpy(zero_copy_only=True).astype(np.uint32, copy=False)
     planes = [_plane(batch.column(name)) for name in PLANES]
     plane_bounds = planes[0][0]
     for name, (found, _) in zip(PLANES, planes, strict=True):
@@ -178,8 +201,9 @@ def _rows(key: str, batch: pa.RecordBatch) -> Iterator[Response]:
     columns = [batch.column(name).to_pylist() for name in (*names, "origins", "events")]
     for index, values in enumerate(zip(*columns, strict=True)):
         response, group, prompt_id, finish, reward, rewards, version, spans, origins, events = values
-        if finish not in (Finish.STOP, Finish.LENGTH):
-            raise CorruptObject(key, f"finish code {finish} of response {response}; allowed: 1 (stop), 2 (length)")
+        if finish not in (Finish.STOP, Finish.LENGTH, Finish.FAILED):
+            allowed = "allowed: 1 (stop), 2 (length), 5 (failed)"
+            raise CorruptObject(key, f"finish code {finish} of response {response}; {allowed}")
         row = Response(
             response,
             group,
@@ -190,17 +214,27 @@ def _rows(key: str, batch: pa.RecordBatch) -> Iterator[Response]:
             reward,
             dict(rewards),
             version,
-            spans,
+            tuple(spans),
             tuple(origins),
             tuple(events),
         )
-        if lack := row.lack():
+        if lack := _reward_lack(row) or row.lack():
             raise CorruptObject(key, lack)
         yield row
+
+
+def _reward_lack(row: Response) -> str | None:
+    """Why the reward does not fit the end of a recorded response."""
+    if (row.reward is None) == (row.finish is Finish.FAILED):
+        return None
+    allowed = "none" if row.finish is Finish.FAILED else "one"
+    return f"response {row.response}: reward {row.reward} with finish {row.finish.name.lower()}; allowed: {allowed}"
 
 
 def _plane(column: pa.Array) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
     """Where the bytes of each response begin, and at last end, in a plane; and the bytes."""
     _, offsets, data = column.buffers()
-    bounds = np.frombuffer(offsets, dtype=np.int32)[: len(column) + 1]
-    return bounds, np.frombuffer(data, dtype=np.uint8)[: bounds[-1]] if bounds[-1] else np.zeros(0, dtype=np.uint8)
+    found = np.frombuffer(offsets, dtype=np.int32)[column.offset : column.offset + len(column) + 1]
+    first, last = int(found[0]), int(found[-1])
+    values = np.frombuffer(data, dtype=np.uint8)[first:last] if last > first else np.zeros(0, dtype=np.uint8)
+    return found - first, values

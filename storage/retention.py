@@ -156,7 +156,7 @@ def _sweep_iteration(store: ObjectStore, iteration: int, deletion: _Deletion, co
     """
     keys = store.list(layout.iteration(iteration))
     hints = (layout.asks(iteration), layout.alive_all(iteration))
-    prefixes = (layout.journal(iteration), *hints, layout.claims(iteration))
+    prefixes = (layout.journal(iteration), layout.environment_states(iteration), *hints, layout.claims(iteration))
     phases = [[key for key in keys if key.startswith(prefix)] for prefix in prefixes]
     is_new, has_journal = layout.responses(iteration) not in keys, any(phases)
     if has_journal and deletion.dry_run:

@@ -16,7 +16,7 @@ import pyarrow as pa
 from storage.framing import decode_table, encode_table
 from storage.store import CorruptObject
 
-EVENT_BYTES_MAX = 64 << 10
+EVENT_BYTES_MAX = 1 << 20
 TokenIds = npt.NDArray[np.uint32]
 Logprobs = npt.NDArray[np.float32]
 
@@ -30,6 +30,7 @@ class Finish(IntEnum):
     RELEASED = 3  # handed over on purpose: any member may claim the response without waiting
     ACTING = 4  # the policy ended its turn with calls; the environment owes an answer
     FAILED = 5  # the environment is lost for good: the response ends, and it is not trained
+    AGAIN = 6  # the environment cannot be rebuilt: the response begins again, and no row up to this one counts
 
     @property
     def ends_response(self) -> bool:
@@ -74,10 +75,23 @@ class Row:
         if len(self.logprobs) != (len(self.token_ids) if policy else 0):
             kind = self.origin.name.lower()
             return f"response {self.response}: {len(self.token_ids)} token ids, {len(self.logprobs)} logprobs ({kind})"
+        if lack := self._finish_lack():
+            return lack
         if self.event is not None and policy:
             return f"response {self.response}: an event in a row of the policy; allowed: in rows of observations"
         if self.event is not None and len(self.event) > EVENT_BYTES_MAX:
             return f"response {self.response}: an event of {len(self.event)} bytes; allowed: {EVENT_BYTES_MAX}"
+        return None
+
+    def _finish_lack(self) -> str | None:
+        """Why the finish does not fit the origin and the tokens."""
+        name, what = f"response {self.response}", self.finish.name.lower()
+        if self.origin is Origin.POLICY and self.finish in (Finish.FAILED, Finish.AGAIN):
+            return f"{name}: {what} in a row of the policy; allowed: in rows of observations"
+        if self.origin is Origin.OBSERVATION and self.finish in (Finish.ACTING, Finish.RELEASED):
+            return f"{name}: {what} in an observation; allowed: in rows of the policy"
+        if self.finish is Finish.AGAIN and len(self.token_ids):
+            return f"{name}: it begins again with {len(self.token_ids)} token ids; allowed: none"
         return None
 
 

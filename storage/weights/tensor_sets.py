@@ -169,6 +169,14 @@ def read_manifest(store: ObjectStore, prefix: str) -> Manifest:
     return records.read(store, Manifest, layout.manifest(prefix))
 
 
+def published_bytes(store: ObjectStore, prefix: str) -> int:
+    """Bytes of all tensors under `prefix`; 0 if nothing is published there, or no longer."""
+    try:
+        return read_manifest(store, prefix).num_bytes
+    except ObjectMissing:
+        return 0
+
+
 def pull(store: ObjectStore, prefix: str) -> tuple[Manifest, dict[str, TensorBlock]]:
     """The manifest and its tensors, every byte verified.
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage import layout, records
-from storage.assembly import JournalReader
+from storage.assembly import Assembled, JournalReader
 from storage.claims import ClaimBook, Owner, take_over
 from storage.journal import ShardReader
 from storage.memory import MemoryStore
@@ -202,29 +202,73 @@ def test_a_foreign_weight_version_is_named():
         worker.reader.assemble(0)
 
 
-TURNS = [
-    {"finish": Finish.ACTING},
-    {"finish": Finish.FAILED},
-    {"origin": Origin.OBSERVATION, "logprobs": np.zeros(0, np.float32), "event": b"{}"},
-]
+def turn_row(start: int, tokens: int, finish: Finish = Finish.RUNNING, *, event: bytes | None = None) -> Row:
+    """A row of response 0: of the policy, or with an event of an observation."""
+    origin = Origin.POLICY if event is None else Origin.OBSERVATION
+    ids = np.arange(start, start + tokens, dtype=np.uint32)
+    logprobs = np.full(0 if event else tokens, -1.0, np.float32)
+    return Row(0, 1, start, ids, logprobs, 0, finish, origin, event)
 
 
-@pytest.mark.parametrize("turn", TURNS, ids=("acting", "failed", "observation"))
-def test_turns_of_an_environment_are_refused_in_one_line(turn):
+def assembled_rows(*rows: Row) -> Assembled:
+    """Response 0, after its member wrote these rows, each as a shard."""
     store, plan = MemoryStore(), a_plan()
     worker = Worker(store, plan, 0, "00000-a")
     assert worker.claim(0, set())
-    row = Row(0, 1, 0, np.arange(2, dtype=np.uint32), np.zeros(2, np.float32), plan.weight_version, Finish.RUNNING)
-    key = layout.shard(0, "00000-a", 0)
-    store.create(key, encode_shard([replace(row, **turn)]))
+    for sequence, row in enumerate(rows):
+        body = encode_shard([replace(row, weight_version=plan.weight_version)])
+        store.create(layout.shard(0, "00000-a", sequence), body)
     reader = JournalReader(store, plan)
     reader.refresh()
-    with pytest.raises(CorruptObject) as caught:
-        reader.assemble(0)
-    assert (caught.value.key, caught.value.reason) == (
-        key,
-        "response 0 has turns of an environment; this version has no environments",
+    return reader.assemble(0)
+
+
+def test_turns_are_stretches_of_policy_and_observation():
+    found = assembled_rows(
+        turn_row(0, 2),
+        turn_row(2, 1, Finish.ACTING),
+        turn_row(3, 4, event=b"first"),
+        turn_row(7, 2, Finish.ACTING),
+        turn_row(9, 0, Finish.STOP, event=b"second"),
     )
+    assert found.token_ids.tolist() == list(range(9))
+    assert (found.origins, found.events, found.owes) == ((3, 4, 2), (b"first", b"second"), False)
+    assert (len(found.logprobs), found.policy_length, found.finish) == (5, 5, Finish.STOP)
+
+
+def test_a_turn_is_owed_an_answer_even_after_its_release():
+    found = assembled_rows(turn_row(0, 2, Finish.ACTING), turn_row(2, 0, Finish.RELEASED))
+    assert (found.owes, found.finish, found.origins) == (True, Finish.RELEASED, (2,))
+
+
+def test_a_response_that_begins_again_keeps_only_what_follows():
+    found = assembled_rows(
+        turn_row(0, 2, Finish.ACTING),
+        turn_row(2, 3, event=b"first"),
+        turn_row(5, 1, Finish.ACTING),
+        turn_row(6, 0, Finish.AGAIN, event=b"gone"),
+        turn_row(0, 3),
+    )
+    assert found.token_ids.tolist() == [0, 1, 2]
+    assert (found.origins, found.events, found.restarts, found.owes) == ((3,), (), 1, False)
+
+
+WRONG_TURNS = {
+    "an observation where the policy has the turn": [turn_row(0, 2), turn_row(2, 1, event=b"x")],
+    "goes on although its turn is not answered": [turn_row(0, 2, Finish.ACTING), turn_row(2, 1)],
+    "which had ended": [turn_row(0, 1, Finish.ACTING), turn_row(1, 0, Finish.FAILED, event=b"x"), turn_row(1, 1)],
+    "continues at 2, expected 0": [
+        turn_row(0, 2, Finish.ACTING),
+        turn_row(2, 0, Finish.AGAIN, event=b"x"),
+        turn_row(2, 1),
+    ],
+}
+
+
+@pytest.mark.parametrize("reason", WRONG_TURNS)
+def test_rows_that_no_conversation_has_are_refused(reason):
+    with pytest.raises(CorruptObject, match=reason):
+        assembled_rows(*WRONG_TURNS[reason])
 
 
 def test_a_claim_on_a_response_without_sealing_its_owner_is_refused():

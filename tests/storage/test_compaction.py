@@ -55,10 +55,10 @@ def test_the_parts_hold_what_the_batches_name(store, part_tokens):
     assert [row.token_ids.tolist() for row in rows] == [TOKENS[response] for response in range(4)]
     assert all((row.logprobs == np.float32(LOGPROB)).all() for row in rows)
     assert [(row.response, row.group, row.prompt_id, row.spans) for row in rows] == [
-        (0, 0, "p0", 2),
-        (1, 0, "p0", 1),
-        (2, 1, "p1", 1),
-        (3, 1, "p1", 1),
+        (0, 0, "p0", (3, 2)),
+        (1, 0, "p0", (3,)),
+        (2, 1, "p1", (4,)),
+        (3, 1, "p1", (1,)),
     ]
     assert [row.finish for row in rows] == [Finish.STOP] * 3 + [Finish.LENGTH]
     assert [row.reward for row in rows] == [0.0, 0.25, 0.5, 0.75]
@@ -131,7 +131,7 @@ def test_lost_batches_are_noticed_by_the_report_when_the_plan_wants_fewer_groups
     batch = records.read(store, BatchRecord, layout.batch(0, 1))
     records.put(store, layout.batch(0, 0), replace(batch, number=0))
     store.delete(layout.batch(0, 1))
-    with pytest.raises(CorruptObject, match="2 responses are recorded; the report has 4"):
+    with pytest.raises(CorruptObject, match="2 responses are graded; the report has 4"):
         compact(store, 0)
 
 
@@ -145,10 +145,12 @@ def test_a_response_recorded_twice_is_not_compacted(store):
 def test_batches_that_contradict_the_journal_are_not_compacted(store):
     key = layout.batch(0, 0)
     batch = records.read(store, BatchRecord, key)
-    changed = (replace(batch.responses[0], length=3), *batch.responses[1:])
-    records.put(store, key, replace(batch, responses=changed))
-    with pytest.raises(CorruptObject, match="response 2 has 4 tokens and ends with stop; the batches say 3 and stop"):
-        compact(store, 0)
+    for lengths, said in (({"length": 5}, "5, 4 and stop"), ({"policy_length": 3}, "4, 3 and stop")):
+        changed = (replace(batch.responses[0], **lengths), *batch.responses[1:])
+        records.put(store, key, replace(batch, responses=changed))
+        message = f"response 2 has 4 tokens, 4 of them sampled, and ends with stop; the batches say {said}"
+        with pytest.raises(CorruptObject, match=message):
+            compact(store, 0)
     assert KEY not in store.list("")
 
 
@@ -159,8 +161,8 @@ CHANGES = [
     {"rewards": {"exact": 0.0}},
     {"finish": Finish.LENGTH},
     {"prompt_id": "p1"},
-    {"spans": 1},
-    {"token_ids": np.zeros(1, dtype=np.uint32), "logprobs": np.zeros(1, dtype=np.float32), "origins": (1,)},
+    {"spans": (5,)},
+    {"token_ids": np.zeros(1, np.uint32), "logprobs": np.zeros(1, np.float32), "origins": (1,), "spans": (1, 0)},
     {"logprobs": np.full(3, -0.5, dtype=np.float32), "origins": (2, 2, 1)},
     {"events": (b"{}",)},
 ]
@@ -196,7 +198,7 @@ def test_a_stored_part_that_is_not_the_journal_is_noticed(store, change, part_to
         compact(store, 0)
 
 
-@pytest.mark.parametrize("change", CHANGES[2:], ids="+".join)
+@pytest.mark.parametrize("change", CHANGES[2:-2], ids="+".join)
 def test_without_the_journal_the_batches_still_tell(store, change):
     store_changed(store, change)
     delete(store, layout.journal(0))
@@ -323,9 +325,7 @@ def test_what_is_unused_depends_on_the_plan_and_on_the_last_group_recorded(store
 
 
 @pytest.mark.parametrize("change", CHANGES[-2:], ids="+".join)
-def test_turns_of_an_environment_are_refused_when_responses_are_read(store, change):
+def test_turns_are_read_as_they_are_stored(store, change):
     store_changed(store, change)
-    with pytest.raises(
-        CorruptObject, match=f"'{part_keys(store)[0]}'.*response 0 has turns of an environment; this version has no"
-    ):
-        list(read_responses(store, 0))
+    first = next(iter(read_responses(store, 0)))
+    assert all(np.array_equal(getattr(first, name), value) for name, value in change.items())

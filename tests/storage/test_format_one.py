@@ -58,7 +58,7 @@ def test_shards(key):
 
 
 def test_the_codes_of_ends_and_origins():
-    codes = {"RUNNING": 0, "STOP": 1, "LENGTH": 2, "RELEASED": 3, "ACTING": 4, "FAILED": 5}
+    codes = {"RUNNING": 0, "STOP": 1, "LENGTH": 2, "RELEASED": 3, "ACTING": 4, "FAILED": 5, "AGAIN": 6}
     assert {mark.name: mark.value for mark in Finish} == codes
     assert {origin.name: origin.value for origin in Origin} == {"POLICY": 0, "OBSERVATION": 1}
 

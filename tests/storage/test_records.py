@@ -30,6 +30,7 @@ BATCH = BatchRecord(
         GradedResponse(
             response=4,
             length=9,
+            policy_length=9,
             finish_reason="stop",
             lineage=(Span(epoch=1, incarnation="00000-a", last_sequence=3),),
             reward=0.1 + 0.2,

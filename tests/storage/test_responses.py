@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as arrays
 from storage import responses
 from storage.framing import append_trailer
 from storage.responses import PLANES, Response, decode_responses, encode_responses, join_planes, split_planes
-from storage.shard import Finish, Row, encode_shard
+from storage.shard import EVENT_BYTES_MAX, Finish, Row, encode_shard
 from storage.store import CorruptObject
 
 
@@ -24,7 +24,7 @@ def a_response(number, token_ids, logprobs=None, **changes):
         "reward": 1.0,
         "rewards": {"exact": 1.0, "style": None},
         "weight_version": 3,
-        "spans": 1,
+        "spans": (len(ids),),
         "origins": (len(ids),),
         "events": (),
     }
@@ -65,7 +65,10 @@ def test_rows_that_differ_anywhere_are_not_equal():
         a_response(0, [1, 2, 3], events=(b"{}",)),
         a_response(0, [1, 2]),
         a_response(0, [1, 2, 3], np.array([-0.5, -0.5, -0.50000006], dtype=np.float32)),
-        *(a_response(0, [1, 2, 3], **change) for change in ({"finish": Finish.LENGTH}, {"reward": 0.5}, {"spans": 2})),
+        *(
+            a_response(0, [1, 2, 3], **change)
+            for change in ({"finish": Finish.LENGTH}, {"reward": 0.5}, {"spans": (1, 2)})
+        ),
         *(a_response(0, [1, 2, 3], **change) for change in ({"rewards": {}}, {"weight_version": 4}, {"group": 1})),
     ]
     assert row.equals(a_response(0, [1, 2, 3]))
@@ -107,12 +110,17 @@ def test_equal_rows_are_equal_bytes():
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (a_response(4, [1], reward=None), "response 4: it has no reward"),
+        (a_response(4, [1], reward=None), "response 4: reward None with finish stop; allowed: one"),
+        (a_response(4, [1], finish=Finish.FAILED), "response 4: reward 1.0 with finish failed; allowed: none"),
         (a_response(4, [1], np.zeros(2, dtype=np.float32)), "response 4: 1 token ids of the policy, 2 logprobs"),
         (a_response(4, [1, 2], origins=(1, 1)), "response 4: 1 token ids of the policy, 2 logprobs"),
         (a_response(4, [1, 2], origins=()), r"response 4: origins \(\) of 2 token ids"),
         (a_response(4, [1, 2], origins=(2, 1)), r"response 4: origins \(2, 1\) of 2 token ids"),
-        (a_response(4, [1], events=(bytes(65_537),)), "response 4: an event of 65537 bytes; allowed: 65536"),
+        (a_response(4, [1, 2], spans=(1,)), r"response 4: spans \(1,\) of 2 token ids"),
+        (
+            a_response(4, [1], events=(bytes(EVENT_BYTES_MAX + 1),)),
+            "response 4: an event of 1048577 bytes; allowed: 1048576",
+        ),
     ],
 )
 def test_what_cannot_stand_for_a_journal_is_refused(row, message):
@@ -155,14 +163,15 @@ def change_column(name, values):
     ("name", "values", "message"),
     [
         ("logprob_byte_2", [b"ab"], "logprob_byte_0 and logprob_byte_2 have different lengths"),
+        ("spans", [[2, 2]], r"response 0: spans \(2, 2\) of 3 token ids"),
         ("origins", [[2]], r"response 0: origins \(2,\) of 3 token ids"),
         ("origins", [[1, 2]], "response 0: 1 token ids of the policy, 3 logprobs"),
-        ("events", [[bytes(65_537)]], "response 0: an event of 65537 bytes; allowed: 65536"),
+        ("events", [[bytes(EVENT_BYTES_MAX + 1)]], "response 0: an event of 1048577 bytes; allowed: 1048576"),
         ("finish", [0], r"finish code 0 of response 0; allowed: 1 \(stop\), 2 \(length\)"),
     ],
 )
 def test_columns_that_contradict_each_other_are_refused(name, values, message):
-    assert len(decode_responses("k", change_column("spans", [7]))) == 1
+    assert len(decode_responses("k", change_column("spans", [[2, 1]]))) == 1
     with pytest.raises(CorruptObject, match=message):
         decode_responses("k", change_column(name, values))
 

@@ -171,6 +171,7 @@ def test_passing_failures_are_retried(server, answer):
 
 def test_retries_are_bounded_and_the_outcome_is_called_unknown(server):
     store, seen = server((503, "SlowDown", ""), deadline_s=1.2)
+    attempts = []
     for verb in VERBS:
         seen.clear()
         with pytest.raises(StoreUnavailable, match=r"s3://bucket/run/a?.* no answer") as caught:
@@ -181,8 +182,11 @@ def test_retries_are_bounded_and_the_outcome_is_called_unknown(server):
         assert told is not None
         assert 0 < float(told[1]) < 2
         # One that the last verb had given up on may arrive late.
-        assert int(told[2]) >= max(2, len(seen) - 1)
+        attempts.append(int(told[2]))
+        assert attempts[-1] >= max(1, len(seen) - 1)
         assert bool(told[3]) is (verb in VERBS[:2]), "only a write can have happened"
+    # On a busy machine the first attempt of a verb may take all its time.
+    assert max(attempts) > 1
 
 
 @pytest.mark.parametrize(

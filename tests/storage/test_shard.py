@@ -16,13 +16,14 @@ LOGPROB = st.floats(-100, 0, width=32)
 
 @st.composite
 def rows(draw):
-    count = draw(st.integers(0, 20))
-    ids = np.array(draw(st.lists(UINT32, min_size=count, max_size=count)), dtype=np.uint32)
     origin = draw(st.sampled_from(Origin))
+    foreign = (Finish.FAILED, Finish.AGAIN) if origin is Origin.POLICY else (Finish.ACTING, Finish.RELEASED)
+    finish = draw(st.sampled_from([finish for finish in Finish if finish not in foreign]))
+    count = 0 if finish is Finish.AGAIN else draw(st.integers(0, 20))
+    ids = np.array(draw(st.lists(UINT32, min_size=count, max_size=count)), dtype=np.uint32)
     stated = count if origin is Origin.POLICY else 0
     logprobs = np.array(draw(st.lists(LOGPROB, min_size=stated, max_size=stated)), dtype=np.float32)
     event = None if origin is Origin.POLICY else draw(st.none() | st.binary(max_size=20))
-    finish = draw(st.sampled_from(Finish))
     return Row(draw(UINT32), draw(UINT32), draw(UINT32), ids, logprobs, draw(UINT32), finish, origin, event)
 
 
@@ -93,7 +94,12 @@ REFUSED = [
     ({"logprobs": np.zeros(0, np.float32)}, r"200 token ids, 0 logprobs \(policy\)"),
     ({"origin": Origin.OBSERVATION}, r"200 token ids, 200 logprobs \(observation\)"),
     ({"event": b"{}"}, "an event in a row of the policy; allowed: in rows of observations"),
-    (OBSERVATION | {"event": bytes(EVENT_BYTES_MAX + 1)}, "an event of 65537 bytes; allowed: 65536"),
+    ({"finish": Finish.FAILED}, "failed in a row of the policy; allowed: in rows of observations"),
+    ({"finish": Finish.AGAIN}, "again in a row of the policy; allowed: in rows of observations"),
+    (OBSERVATION | {"finish": Finish.ACTING}, "acting in an observation; allowed: in rows of the policy"),
+    (OBSERVATION | {"finish": Finish.RELEASED}, "released in an observation; allowed: in rows of the policy"),
+    (OBSERVATION | {"finish": Finish.AGAIN}, "it begins again with 200 token ids; allowed: none"),
+    (OBSERVATION | {"event": bytes(EVENT_BYTES_MAX + 1)}, "an event of 1048577 bytes; allowed: 1048576"),
 ]
 
 
@@ -110,7 +116,7 @@ def test_rows_whose_origin_and_columns_disagree_are_refused_by_writer_and_reader
     assert caught.value.key == "journal/x"
 
 
-@pytest.mark.parametrize(("column", "value"), [("finish", 6), ("origin", 2)])
+@pytest.mark.parametrize(("column", "value"), [("finish", 7), ("origin", 2)])
 def test_unknown_codes_are_refused_by_name(column, value):
     table = pa.ipc.open_stream(encode_shard([ROW])).read_all()
     index = table.schema.get_field_index(column)
@@ -124,4 +130,4 @@ def test_unknown_codes_are_refused_by_name(column, value):
 
 def test_what_ends_a_response():
     assert [mark for mark in Finish if mark.ends_response] == [Finish.STOP, Finish.LENGTH, Finish.FAILED]
-    assert [mark.value for mark in Finish] == [0, 1, 2, 3, 4, 5]
+    assert [mark.value for mark in Finish] == [0, 1, 2, 3, 4, 5, 6]

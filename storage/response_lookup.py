@@ -1,0 +1,90 @@
+"""Single responses of an iteration, each read without the tokens of the others: from its part, or from the journal.
+
+A reader for people: it returns what is durable now, whether the response is recorded, running or not begun.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from storage import layout, records
+from storage.assembly import JournalReader
+from storage.compaction import follow_recorded, stored_body, unrecorded_row
+from storage.records import BatchRecord, GradedResponse, PlanRecord, Span
+from storage.response_parts import ResponsesRecord
+from storage.responses import Response, find_response, open_responses
+from storage.run import exists
+from storage.store import CorruptObject, ObjectMissing, ObjectStore
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """A response, and its lineage: response.spans[i] of its tokens come from lineage[i].
+
+    The end of a response that goes on is `running` or `released`; one that was not begun has no tokens.
+    """
+
+    response: Response
+    lineage: tuple[Span, ...]
+
+
+class ResponseLookup:
+    """Reads single responses of one iteration. It keeps the last part that it opened, which may hold 2^25 tokens."""
+
+    def __init__(self, store: ObjectStore, plan: PlanRecord, prompt_ids: Sequence[str]) -> None:
+        """prompt_ids: of each group of the plan."""
+        self._store = store
+        self._plan = plan
+        self._prompt_ids = prompt_ids
+        self._part: tuple[str, pa.Table] | None = None
+
+    def find(self, number: int, batch: int | None) -> Traced | None:
+        """Response `number`, which micro-batch `batch` records (None: no batch does yet).
+
+        None if it is unused, and the journal is deleted. Raises LookupError for a number that the plan does not have,
+        ObjectMissing, and CorruptObject.
+        """
+        if not 0 <= number < self._plan.num_responses:
+            raise LookupError(f"response: value {number}; allowed: 0 to {self._plan.num_responses - 1}")
+        named = None if batch is None else self._named(number, batch)
+        key = layout.responses(self._plan.iteration)
+        if not exists(self._store, key):
+            try:
+                return self._journalled(number, named)
+            except (CorruptObject, ObjectMissing):
+                # The journal may have been compacted and deleted while it was read.
+                if not exists(self._store, key):
+                    raise
+        return None if named is None else self._stored(named)
+
+    def _named(self, number: int, batch: int) -> GradedResponse:
+        key = layout.batch(self._plan.iteration, batch)
+        for graded in records.read(self._store, BatchRecord, key).graded:
+            if graded.response == number:
+                return graded
+        raise LookupError(f"response: value {number}; allowed: one that {key!r} records")
+
+    def _journalled(self, number: int, named: GradedResponse | None) -> Traced:
+        """The response with the shards of those incarnations alone that wrote it."""
+        reader = JournalReader(self._store, self._plan, parts=[range(number, number + 1)])
+        if named is not None:
+            return Traced(follow_recorded(self._plan, self._prompt_ids, named, reader), named.lineage)
+        reader.book.refresh()
+        reader.shards.advance_all(reader.incarnations_to_read([number]))
+        assembled = reader.assemble(number)
+        return Traced(unrecorded_row(self._plan, self._prompt_ids, assembled), assembled.lineage)
+
+    def _stored(self, named: GradedResponse) -> Traced:
+        iteration = self._plan.iteration
+        record = records.read(self._store, ResponsesRecord, layout.responses(iteration))
+        part = next((part for part in record.parts if part.first <= named.response <= part.last), None)
+        if part is None:
+            raise CorruptObject(layout.responses(iteration), f"none of its parts holds response {named.response}")
+        key = layout.responses_part(iteration, part.first, part.last)
+        if self._part is None or self._part[0] != key:
+            self._part = key, open_responses(key, stored_body(self._store, iteration, part))
+        row = find_response(key, self._part[1], named.response)
+        if row is None or len(row.spans) != len(named.lineage):
+            raise CorruptObject(key, f"response {named.response} is not what the batches say")
+        return Traced(row, named.lineage)

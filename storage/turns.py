@@ -1,0 +1,85 @@
+"""The answer of an environment to a turn of the policy: the event of an observation row (docs/format.md section 4)."""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from pydantic import ConfigDict, JsonValue, TypeAdapter, ValidationError
+
+from storage.digests import digest_of
+
+STATE_BYTES_MAX = 64 << 10
+STRICT = ConfigDict(extra="forbid", strict=True)
+Outcome = Literal["answered", "raised", "invalid", "timed_out", "lost"]
+
+Rebuilt = Literal["kept", "new", "state", "restored", "replayed"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallRecord:
+    """One call of a turn.
+
+    call_id: equal whichever process makes the call and however often, so that a tool can recognise a repetition.
+    arguments: a JSON object by parameter name; the text as the policy wrote it if it is none.
+    result: the text that the policy reads. outcome: "answered"; "raised" an error; "invalid": nothing was called,
+    because the tool is unknown or the arguments do not fit; "timed_out"; "lost": its process ended during the call.
+    unknown: an earlier process may have made the call, and no answer of it was journalled.
+    seconds: how long the call took.
+    """
+
+    __pydantic_config__ = STRICT
+    call_id: str
+    name: str
+    arguments: JsonValue
+    result: str
+    outcome: Outcome
+    unknown: bool
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class TurnRecord:
+    """The answer to a turn of the policy.
+
+    turn: its number in the response, from 0. seconds: from the beginning of the answer to its end, rebuilding included.
+    reward: what the environment's get_reward returned; on the last turn only, None if the class has none.
+    state: what its get_state returned after the turn; None if it has none, or if `state_object` names the object that
+    holds it (at most STATE_BYTES_MAX as JSON are stored here). failure: why the environment is lost, or why the
+    response begins again; None if neither. rebuilt: how the environment came about in this process: "kept" from the
+    turn before, "new" for a first turn, else by which method. diverged: a rebuilt environment did not answer as
+    recorded.
+    """
+
+    __pydantic_config__ = STRICT
+    turn: int
+    calls: tuple[CallRecord, ...]
+    seconds: float
+    reward: float | None = None
+    state: JsonValue = None
+    state_object: str | None = None
+    failure: str | None = None
+    rebuilt: Rebuilt = "kept"
+    diverged: bool = False
+
+
+_TURN = TypeAdapter(TurnRecord)
+
+
+def encode_turn(record: TurnRecord) -> bytes:
+    """The record as the bytes of an event: JSON with all fields, keys sorted, no white space, ASCII."""
+    return json.dumps(asdict(record), sort_keys=True, separators=(",", ":")).encode()
+
+
+def decode_turn(event: bytes) -> TurnRecord:
+    """The record in an event; raises ValueError for bytes that are none."""
+    try:
+        return _TURN.validate_json(event)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"])) or "it"
+        raise ValueError(f"no record of a turn: {place}: {first['msg']}") from None
+
+
+def call_id(run_seed: int, iteration: int, response: int, turn: int, index: int) -> str:
+    """The name of a call, by which a tool recognises it when it is made again (32 hexadecimal digits)."""
+    return digest_of(f"{run_seed}/{iteration}/{response}/{turn}/{index}".encode())
