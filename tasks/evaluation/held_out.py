@@ -43,9 +43,17 @@ def check_number(evaluation: EvaluationConfig, prompts: PromptSet) -> None:
 
 
 def draw_held_out(
-    evaluation: EvaluationConfig, prompts: PromptSet, tokenizer: Tokenizer, rollout: RolloutConfig, model_dir: Path
+    evaluation: EvaluationConfig,
+    prompts: PromptSet,
+    tokenizer: Tokenizer,
+    rollout: RolloutConfig,
+    model_dir: Path,
+    openings: Sequence[str | None] = (),
 ) -> list[PromptRow]:
-    """The evaluated prompts, with their tokens; raises PromptError for a prompt that does not fit."""
+    """The evaluated prompts, with their tokens; raises PromptError for a prompt that does not fit.
+
+    openings: what environments add to each of them; () if nothing.
+    """
     try:
         return draw_prompts(
             prompts,
@@ -55,6 +63,7 @@ def draw_held_out(
             count=evaluation.num_prompts or len(prompts),
             context_length=context_length(rollout, model_dir),
             max_completion_length=evaluation.sampling.max_completion_length,
+            openings=openings,
         )
     except PromptError as error:
         raise PromptError(f"evaluation: {error}") from error

@@ -25,13 +25,15 @@ from tasks.configuration.run_config import RunConfig, parse
 from tasks.evaluation.scores import evaluated_prompts, score_metrics
 from tasks.grading.run_rewards import content_digests, open_grader
 from tasks.learning.follow import FollowConfig, GroupTimeout
-from tasks.learning.recorded_batches import RecordedBatches
+from tasks.learning.recorded_batches import RecordedBatches, check_some_graded
 from tasks.prompts.decode import open_decoder
 from tasks.reporting.conclusion import resume_metrics
 from tasks.reporting.costs import crew_cost
 from tasks.reporting.slot_lives import JournalTally, read_heartbeats, slot_lives, unannounced
+from tasks.reporting.turns_tally import TurnsTally
 from tasks.reporting.verification import IntegrityError, verified_parts
 from tasks.sampling.session.crew_watch import CrewLost, CrewWatch
+from tasks.turns.reading import message_reader
 
 log = logging.getLogger(__name__)
 # An evaluation's directory holds one iteration.
@@ -83,16 +85,18 @@ def _record(
     evaluation = evaluation_of(config)
     prompts = read_prompts(store, plan)
     batches = _grade(run, store, plan, config, prompts, execution, clock)
-    graded = [response for batch in batches for response in batch.responses]
-    reader = JournalReader(store, plan, parts=parts_of_plan(plan, graded))
+    recorded = [response for batch in batches for response in batch.responses]
+    check_some_graded(plan, [response for response in recorded if response.reward is not None])
+    reader = JournalReader(store, plan, parts=parts_of_plan(plan, recorded))
     reader.refresh()
     announced = read_heartbeats(store, plan)
-    tally = JournalTally(reader, graded, (), announced)
-    for part in verified_parts(plan, graded, reader):
+    tally, turns = JournalTally(reader, recorded, (), announced), TurnsTally(reader, recorded)
+    for part in verified_parts(plan, recorded, reader):
         tally.add(part)
+        turns.add(part)
     lives = slot_lives([*announced, *unannounced(plan, announced, tally, clock.wall())], tally)
     scored = evaluated_prompts(
-        graded, [row.prompt_id for row in prompts], plan.num_generations, evaluation.pass_threshold
+        recorded, [row.prompt_id for row in prompts], plan.num_generations, evaluation.pass_threshold
     )
     machines_s, usd = crew_cost(lives, {slot.pool: config.pools.rollout.price_usd_per_h for slot in plan.slots})
     now_s = clock.wall()
@@ -102,8 +106,8 @@ def _record(
         digest=settings_digest(decided_by),
         settings=decided_by,
         metrics={
-            **score_metrics(scored, graded, evaluation),
-            **{f"val/{metric}": value for metric, value in resume_metrics(lives).items()},
+            **score_metrics(scored, recorded, evaluation),
+            **{f"val/{metric}": value for metric, value in (resume_metrics(lives) | turns.metrics()).items()},
             "val/timing_s/rollout_machines": machines_s,
             "val/cost/usd_rollout": usd,
             "val/reward_errors": float(sum(len(batch.reward_errors) for batch in batches)),
@@ -140,6 +144,7 @@ def _grade(
                 prompts=prompts,
                 grader=grader,
                 decode=open_decoder(folder),
+                read_messages=message_reader(config.turns, folder, plan.sampling.stop_token_ids),
                 follow=follow,
                 tokens_max=config.trainer.micro_batch_tokens_max,
                 clock=clock,

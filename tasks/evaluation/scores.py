@@ -16,18 +16,30 @@ from tasks.evaluation.intervals import bootstrap_interval, interval, pass_at_k
 def evaluated_prompts(
     graded: Sequence[GradedResponse], prompt_ids: Sequence[str], num_generations: int, pass_threshold: float
 ) -> list[EvaluatedPrompt]:
-    """One entry per prompt, in order. graded: every response of the evaluation, in any order."""
+    """One entry for each prompt with a response that did not fail, in order.
+
+    graded: every response of the evaluation, in any order.
+    """
     ordered = sorted(graded, key=lambda response: response.response)
-    groups = [ordered[first : first + num_generations] for first in range(0, len(ordered), num_generations)]
+    groups = [
+        [
+            (response, response.reward)
+            for response in ordered[first : first + num_generations]
+            if response.reward is not None
+        ]
+        for first in range(0, len(ordered), num_generations)
+    ]
     return [
         EvaluatedPrompt(
             prompt_id=prompt_id,
-            correct=sum(response.reward >= pass_threshold for response in group),
-            clipped=sum(response.finish_reason == "length" for response in group),
-            reward=float(np.mean([response.reward for response in group])),
-            length=float(np.mean([response.length for response in group])),
+            graded=len(group),
+            correct=sum(reward >= pass_threshold for _, reward in group),
+            clipped=sum(response.finish_reason == "length" for response, _ in group),
+            reward=float(np.mean([reward for _, reward in group])),
+            length=float(np.mean([response.policy_length for response, _ in group])),
         )
         for prompt_id, group in zip(prompt_ids, groups, strict=True)
+        if group
     ]
 
 
@@ -36,12 +48,16 @@ def score_metrics(
 ) -> dict[str, float]:
     """Means over prompts with their 95 % intervals, and the mean length and share of clipped responses.
 
-    pass@k is the unbiased estimate from n responses (see `pass_at_k`), mean@n the mean reward of n.
+    pass@k is the unbiased estimate from the graded ones of n responses (see `pass_at_k`), mean@n their mean reward. A
+    prompt with fewer than k graded responses has no pass@k.
     """
     n = config.num_generations
+    graded = [response for response in graded if response.reward is not None]
     metrics: dict[str, float] = {}
     for k in config.k:
-        values = [pass_at_k(n, prompt.correct, k) for prompt in prompts]
+        values = [pass_at_k(prompt.graded, prompt.correct, k) for prompt in prompts if prompt.graded >= k]
+        if not values:
+            continue
         metrics |= _with_interval(f"val/pass@{k}", values, interval(values, config.seed))
     rewards = [prompt.reward for prompt in prompts]
     spread = bootstrap_interval(rewards, config.seed) if len(rewards) > 1 else None
@@ -52,7 +68,7 @@ def score_metrics(
             metrics[f"val/rewards/{name}/mean@{n}"] = float(np.mean(given))
     return metrics | {
         "val/num_prompts": float(len(prompts)),
-        "val/num_tokens": float(sum(response.length for response in graded)),
+        "val/num_tokens": float(sum(response.policy_length for response in graded)),
         "val/completions/mean_length": float(np.mean([prompt.length for prompt in prompts])),
         "val/completions/clipped_ratio": sum(prompt.clipped for prompt in prompts) / len(graded),
     }

@@ -2,7 +2,9 @@
 
 TRL: f(prompts, completions, completion_ids, **columns) -> one value per completion. verl: compute_score(data_source,
 solution_str, ground_truth, extra_info) -> a value or a dict with "score", or compute_score(data_sources, solution_strs,
-ground_truths, extra_infos) -> one of these per completion. Coroutine functions of all are awaited.
+ground_truths, extra_infos) -> one of these per completion. Coroutine functions of all are awaited. Of a response with
+turns TRL's gets all messages after the prompt, and verl's the last answer, with extra_info["messages"] from the prompt
+to the end.
 """
 
 import inspect
@@ -19,6 +21,7 @@ TRL_EXTRAS: dict[str, Any] = {
     "log_extra": lambda *_args, **_kwargs: None,
     "log_metric": lambda *_args, **_kwargs: None,
 }
+TRL_ENVIRONMENTS = "environments"
 VERL_PARAMETERS = ("data_source", "solution_str", "ground_truth", "extra_info")
 # verl's names for lists of the same, and the columns from which they come.
 VERL_BATCHED = {
@@ -76,6 +79,12 @@ def bind(function: Callable[..., Any], name: str) -> BoundFunction:
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
     required = [each for each, parameter in named.items() if parameter.default is parameter.empty]
     accepted = None if takes_any else set(named)
+    if is_trl and TRL_ENVIRONMENTS in required:
+        reason = (
+            f"its parameter {TRL_ENVIRONMENTS!r} wants the environments, which have ended where the responses were "
+            "generated; let the environment's get_reward() return the value, with the reward 'environment'"
+        )
+        raise _unfit(name, signature, reason)
     if is_trl:
         needs = tuple((each,) for each in required if each not in (*TRL_PARAMETERS, *TRL_EXTRAS))
         return BoundFunction(needs, True, lambda cases: _call_trl(function, cases, accepted))
@@ -103,7 +112,9 @@ def _call_trl(function: Callable[..., Any], cases: Sequence[GradingCase], accept
     return function(**_accepted(arguments, accepted))
 
 
-def _trl_completion(case: GradingCase) -> str | list[dict[str, str]]:
+def _trl_completion(case: GradingCase) -> str | list[dict[str, Any]]:
+    if case.conversation is not None:
+        return case.conversation.messages[case.conversation.asked :]
     if isinstance(case.prompt, str):
         return case.completion
     return [{"role": "assistant", "content": case.completion}]
@@ -112,7 +123,7 @@ def _trl_completion(case: GradingCase) -> str | list[dict[str, str]]:
 def _call_verl(function: Callable[..., Any], case: GradingCase, accepted: set[str] | None) -> Any:
     arguments: dict[str, Any] = {name: case.columns[name] for name in VERL_PARAMETERS if name in case.columns}
     arguments["solution_str"] = case.completion
-    arguments.setdefault("extra_info", {})  # as verl does
+    arguments["extra_info"] = _extra_info(case)
     return function(**_accepted(arguments, accepted))
 
 
@@ -123,8 +134,16 @@ def _call_verl_batched(function: Callable[..., Any], cases: Sequence[GradingCase
         if any(column in case.columns for case in cases)
     }
     arguments["solution_strs"] = [case.completion for case in cases]
-    arguments["extra_infos"] = [case.columns.get("extra_info", {}) for case in cases]
+    arguments["extra_infos"] = [_extra_info(case) for case in cases]
     return function(**_accepted(arguments, accepted))
+
+
+def _extra_info(case: GradingCase) -> Any:
+    """The column, or {} without one, as in verl; with turns the conversation is added."""
+    given = case.columns.get("extra_info", {})
+    if case.conversation is None:
+        return given
+    return {**(given or {}), "messages": case.conversation.messages}
 
 
 def _accepted(arguments: dict[str, Any], accepted: set[str] | None) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import Any, Self
 from storage.paths import expanded
 from tasks.configuration.rewards import RewardConfig, reward_names
 from tasks.grading.arithmetic import ArithmeticReward
+from tasks.grading.environment import EnvironmentReward
 from tasks.grading.isolation import IsolatedReward
 from tasks.grading.length import LengthReward
 from tasks.grading.reward import GradingCase, GradingError, Needs, Reward, RewardOutcome
@@ -194,6 +195,8 @@ def _check_needs(reward: Reward, columns: Collection[str]) -> None:
 def _open_reward(name: str, config: RewardConfig, folders: Mapping[str, Path], device: str) -> Reward:
     if config.function == "arithmetic":
         return ArithmeticReward(name)
+    if config.function == "environment":
+        return EnvironmentReward(name)
     if config.free_tokens is not None and config.scale_tokens is not None:
         return LengthReward(name, config.free_tokens, config.scale_tokens)
     settings: dict[str, Any] = {}

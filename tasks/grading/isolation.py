@@ -6,21 +6,18 @@ in the child, and weights of rewards in grader.py.
 
 import contextlib
 import logging
-import os
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
+from resources import user_process
+from resources.wire import PeerGone, receive, send
 from tasks.grading.reward import GradingCase, GradingError, Needs, RewardOutcome
-from tasks.grading.wire import PeerGone, receive, send
 
 _EXIT_TIME_LIMIT_S = 1.0
 _LOG = logging.getLogger(__name__)
-_PROJECT_ROOT = Path(__file__).resolve().parents[2]
 
 
 class CallFailed(Exception):  # noqa: N818 - reads as what happened
@@ -40,7 +37,7 @@ class WorkerProcess:
     def load(self) -> dict[str, Any]:
         """Start a child, in place of a running one, and return its description of the function. Raises GradingError."""
         self.kill()
-        self._process = _start_child()
+        self._process = user_process.start("tasks.grading.worker")
         try:
             reply = self._exchange({"load": self._function, "settings": self._settings}, self._load_time_limit_s)
         except CallFailed as error:
@@ -101,11 +98,7 @@ class WorkerProcess:
         process, self._process = self._process, None
         if process is None:
             return
-        if process.poll() is None:
-            # The child leads a process group of its own, so its children are killed too.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        user_process.end(process)
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
                 pipe.close()
@@ -130,25 +123,10 @@ class WorkerProcess:
 
 
 def _rows(cases: Sequence[GradingCase]) -> list[list[Any]]:
-    return [[c.response, c.prompt, c.completion, c.completion_ids, c.columns] for c in cases]
-
-
-def _start_child() -> subprocess.Popen[bytes]:
-    # Each once: flytekit adds a folder again for every task it meets, and the length of a variable is limited.
-    paths = dict.fromkeys([*(path or str(Path.cwd()) for path in sys.path), str(_PROJECT_ROOT)])
-    process = subprocess.Popen(
-        # -P: the child's working directory is not on its module path, unless it is on this process's.
-        [sys.executable, "-P", "-u", "-m", "tasks.grading.worker"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        bufsize=0,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        start_new_session=True,
-    )
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            os.set_blocking(pipe.fileno(), False)
-    return process
+    return [
+        [c.response, c.prompt, c.completion, c.completion_ids, c.columns, c.conversation and asdict(c.conversation)]
+        for c in cases
+    ]
 
 
 class IsolatedReward:

@@ -17,7 +17,7 @@ def length_penalty(tokens: int, free_tokens: int, scale_tokens: int) -> float:
 
 
 class LengthReward:
-    """The penalty on the number of a completion's tokens, including the one that ends it."""
+    """The penalty on the number of tokens that the policy sampled, including the one that ends the response."""
 
     needs: Needs = ()
 
@@ -27,8 +27,7 @@ class LengthReward:
 
     def grade(self, batch: Sequence[GradingCase]) -> list[RewardOutcome]:
         return [
-            RewardOutcome(length_penalty(len(case.completion_ids), self._free_tokens, self._scale_tokens))
-            for case in batch
+            RewardOutcome(length_penalty(case.policy_length, self._free_tokens, self._scale_tokens)) for case in batch
         ]
 
     def close(self) -> None:

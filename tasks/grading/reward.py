@@ -16,14 +16,38 @@ class GradingError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class GradedConversation:
+    """A response with turns.
+
+    messages: chat messages from the prompt to the end; the first `asked` of them are the prompt. policy_length: the
+    tokens that the policy sampled. reward: what the environment returned at the end; None if it has no reward.
+    """
+
+    messages: list[dict[str, Any]]
+    asked: int
+    policy_length: int
+    reward: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class GradingCase:
-    """A finished response: its number, prompt (text or messages), decoded completion, tokens, and prompt columns."""
+    """A finished response: its number, prompt (text or messages), decoded completion, tokens, and prompt columns.
+
+    conversation: in a run with turns. The completion is then the text of the policy's last turn, and the tokens are all
+    of the response's, observations included.
+    """
 
     response: int
     prompt: str | list[dict[str, Any]]
     completion: str
     completion_ids: tuple[int, ...]
     columns: dict[str, Any]
+    conversation: GradedConversation | None = None
+
+    @property
+    def policy_length(self) -> int:
+        """The number of tokens that the policy sampled."""
+        return len(self.completion_ids) if self.conversation is None else self.conversation.policy_length
 
 
 @dataclass(frozen=True, slots=True)

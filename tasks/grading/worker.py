@@ -1,37 +1,28 @@
 """The child process in which reward functions run: `python -m tasks.grading.worker`, driven by isolation.py.
 
-It answers one "load" message, then "check", "prepare" and "grade" messages. What user code prints goes to standard
-error. When the parent ends, this process ends at once, whatever it is doing. The parent enforces time limits by killing
+It answers one "load" message, then "check", "prepare" and "grade" messages. The parent enforces time limits by killing
 this process.
 """
 
 import importlib
 import inspect
-import os
-import queue
-import signal
-import threading
-import traceback
 from collections.abc import Callable
 from functools import partial
 from typing import Any, BinaryIO
 
+from resources.user_process import describe, serve_parent
+from resources.wire import pack
 from tasks.configuration.user_function import NotAFunction, load_function
 from tasks.grading import math_answer
 from tasks.grading.binding import BoundFunction, ProcessSpoiled, bind
 from tasks.grading.completion_format import FormatVerifier
 from tasks.grading.outcome import batch_outcomes, value_outcome
-from tasks.grading.reward import GradingCase, GradingError
-from tasks.grading.wire import pack, read_message
-
-_ERROR_CHARACTERS_MAX = 1000
+from tasks.grading.reward import GradedConversation, GradingCase, GradingError
 
 
 def main() -> None:
     """Serve requests until standard input ends."""
-    requests, replies = _take_standard_streams()
-    inbox: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-    threading.Thread(target=_read_requests, args=(requests, inbox), daemon=True).start()
+    inbox, replies = serve_parent()
     request = inbox.get()
     bound, reply = _load(request["load"], request["settings"])
     _answer(replies, reply)
@@ -47,31 +38,16 @@ def main() -> None:
 
 
 def _cases(rows: list[list[Any]]) -> list[GradingCase]:
-    return [GradingCase(*row) for row in rows]
+    found = []
+    for response, prompt, completion, completion_ids, columns, turns in rows:
+        conversation = None if turns is None else GradedConversation(**turns)
+        found.append(GradingCase(response, prompt, completion, completion_ids, columns, conversation))
+    return found
 
 
 def _answer(replies: BinaryIO, message: dict[str, Any]) -> None:
     replies.write(pack(message))
     replies.flush()
-
-
-def _take_standard_streams() -> tuple[BinaryIO, BinaryIO]:
-    """Move the protocol's pipes away from descriptors 0 and 1, so that user code can neither read nor write them."""
-    requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    os.dup2(2, 1)
-    return requests, replies
-
-
-def _read_requests(requests: BinaryIO, inbox: queue.SimpleQueue[dict[str, Any]]) -> None:
-    # This runs in a thread of its own, so that the end of the parent is noticed even during a call that never returns.
-    while (message := read_message(requests)) is not None:
-        inbox.put(message)
-    if os.getpgrp() == os.getpid():
-        os.killpg(os.getpgrp(), signal.SIGKILL)
-    os._exit(0)
 
 
 def _load(spec: str, settings: dict[str, Any]) -> tuple[BoundFunction | None, dict[str, Any]]:
@@ -80,7 +56,7 @@ def _load(spec: str, settings: dict[str, Any]) -> tuple[BoundFunction | None, di
     except GradingError as error:
         return None, {"error": str(error)}
     except BaseException as error:  # noqa: BLE001 - an import may raise anything, sys.exit included
-        return None, {"error": f"reward {spec!r} cannot be loaded: {_describe(error)}"}
+        return None, {"error": f"reward {spec!r} cannot be loaded: {describe(error)}"}
     return bound, {"needs": bound.needs, "batched": bound.batched, "prepares": bound.prepare is not None}
 
 
@@ -121,7 +97,7 @@ def _attempted(call: Callable[[], None] | None) -> dict[str, Any]:
     except GradingError as error:
         return {"error": str(error)}
     except BaseException as error:  # noqa: BLE001 - with damaged model files, libraries may raise anything
-        return {"error": f"a reward cannot be used: {_describe(error)}"}
+        return {"error": f"a reward cannot be used: {describe(error)}"}
     return {}
 
 
@@ -130,7 +106,7 @@ def _grade(bound: BoundFunction, cases: list[GradingCase]) -> dict[str, Any]:
         returned = _awaited(partial(bound.call, cases))
         outcomes = batch_outcomes(returned, len(cases)) if bound.batched else [value_outcome(returned)]
     except BaseException as error:  # noqa: BLE001 - a reward function may raise anything, sys.exit included
-        return {"raised": _describe(error), "spoiled": isinstance(error, ProcessSpoiled)}
+        return {"raised": describe(error), "spoiled": isinstance(error, ProcessSpoiled)}
     return {"outcomes": [[outcome.value, outcome.error] for outcome in outcomes]}
 
 
@@ -149,16 +125,6 @@ def _event_loop() -> Callable[[Any], Any]:
 
         _RUNNERS.append(asyncio.Runner().run)
     return _RUNNERS[0]
-
-
-def _describe(error: BaseException) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
-    here = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    try:
-        text = f"{type(error).__name__}: {error}"
-    except Exception:  # noqa: BLE001 - a user's class may do anything in its __str__
-        text = type(error).__name__
-    return text[:_ERROR_CHARACTERS_MAX] + here
 
 
 if __name__ == "__main__":

@@ -85,21 +85,22 @@ class AdaptedPolicy(Policy):
     def each_tensor(
         self, dtype: torch.dtype = torch.float32, dtypes: Mapping[str, torch.dtype] | None = None
     ) -> Iterator[tuple[str, Tensor]]:
-        """The merged weights, W + alpha / rank * B A in float32, otherwise as in `TrainedModel`."""
+        """The merged weights, W + alpha / rank * B A in float32 on the device, otherwise as in `TrainedModel`."""
         state = self.module.state_dict()
         modules = dict(self.module.named_modules())
-        for name, value in super().each_tensor(torch.float32):
+        for name in super().shapes():
             if _is_adapter(name):
                 continue
             published = _published(name)
-            merged = value
+            merged = value = whole(state[name].detach())
             layer, is_adapted, leaf = name.partition(_BASE)
             if is_adapted and leaf == "weight":
                 first, second = (whole(state[layer + end].detach()) for end in (_FIRST, _SECOND))
                 difference = (second.float() @ first.float()).mul_(self._scale)
                 transposed: Any = getattr(modules[layer], "fan_in_fan_out", False)
-                merged = value + (difference.T if transposed else difference).to(value.device)
-            yield published, merged.to((dtypes or {}).get(published, dtype)) if merged.is_floating_point() else merged
+                merged = value.float() + (difference.T if transposed else difference)
+            dtype_here = (dtypes or {}).get(published, dtype)
+            yield published, self.on_host(merged.to(dtype_here) if merged.is_floating_point() else merged)
 
     def trained_shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of the adapters' tensors."""

@@ -10,6 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from resources.freed_memory import give_back
+from resources.granted import check_granted
 from storage import layout, model_files, prompt_table, records
 from storage.clock import Clock
 from storage.connect import connect
@@ -18,9 +19,10 @@ from storage.prompt_table import PromptRow
 from storage.records import PlanRecord, TrainingRecord
 from storage.run import connect_to_run, exists, is_trained, read_config, read_plan
 from storage.store import ObjectStore, StorageError
-from storage.weights.tensor_sets import read_manifest
+from storage.weights.tensor_sets import published_bytes, read_manifest
 from storage.weights.versions import pull_version
 from tasks.configuration.run_config import RunConfig, parse
+from tasks.device.gpu_check import check_gpus
 from tasks.grading.run_rewards import open_grader
 from tasks.learning.follow import FollowConfig
 from tasks.learning.generation import Generation, free_device
@@ -38,6 +40,7 @@ from tasks.learning.trained_model import training_device
 from tasks.learning.trainer import IterationTrainer
 from tasks.prompts.decode import open_decoder
 from tasks.sampling.session.crew_watch import CrewWatch, LeftAlone
+from tasks.turns.reading import message_reader
 
 log = logging.getLogger(__name__)
 
@@ -53,12 +56,24 @@ def advance(run_url: str, iteration: int, execution: str, clock: Clock) -> Train
     that makes the step impossible is raised (TooStaleError, GroupTimeout, GradingError, NonFiniteGradient,
     CorruptObject); nothing is published then, and the next attempt replays the recorded batches. Raises EngineDied if
     the trainer's machine alone generates and its engine dies, and CrewLost if no process can generate the missing
-    responses, and ConcludedByAnother if the iteration is concluded meanwhile, as after a long freeze.
+    responses, and ConcludedByAnother if the iteration is concluded meanwhile, as after a long freeze. Raises WrongGpus
+    if the machine's GPUs are not those of pools.train.
     """
     started_at_s = clock.wall()
     store = MeteredStore(connect_to_run(run_url))
     plan = read_plan(store, iteration)
     config = parse(read_config(store, plan), f"the configuration of iteration {iteration}")
+    check_granted(
+        f"training of iteration {iteration} of {run_url}",
+        "train",
+        config.pools.train,
+        lambda: (
+            config.trainer.nproc_per_node
+            * published_bytes(store, layout.checkpoint(iteration) if iteration else layout.weights(0))
+        ),
+        "the stored state, which every process on a machine reads whole,",
+    )
+    check_gpus("pools.train", config.pools.train.gpus, config.trainer.device)
     with joined(training_device(config.trainer.device)) as ranks, ExitStack() as stack:
         if ranks.is_first:
             stack.enter_context(keep_lease(store, execution, config.run.lease_ttl_s, clock))
@@ -167,6 +182,7 @@ def _step(
                 prompts=prompts,
                 grader=stack.enter_context(open_grader(store, config.rewards, config.trainer.device)),
                 decode=open_decoder(model),
+                read_messages=message_reader(config.turns, model, plan.sampling.stop_token_ids),
                 follow=FollowConfig.of(config),
                 tokens_max=config.trainer.micro_batch_tokens_max,
                 clock=clock,

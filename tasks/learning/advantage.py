@@ -25,13 +25,16 @@ def advantages_of(
     *,
     kl: Sequence[Tensor] | None = None,
     values: Sequence[Tensor] | None = None,
+    counted: Tensor | None = None,
 ) -> tuple[list[Tensor], list[Tensor] | None]:
     """The advantages of each response by the configured estimator, and the returns if there is one for each token.
 
     The estimator's function is called with those of these arguments that its parameters name: the fields of the
     algorithm that it reads, and
     - per response: `rewards` and `lengths` [groups, num_generations], and `num_generations`. It returns advantages in
-      the shape of `rewards`. Each group is a call of its own, with 1 for groups, unless `needs_whole_batch` is true.
+      the shape of `rewards`. Each group is a call of its own, with 1 for groups and only its responses that count,
+      unless `needs_whole_batch` is true. Then `counted`, in the same shape, says which responses do; rewards and
+      advantages of the others have no meaning. It is None if all do.
     - per token: `token_rewards`, `response_mask` and `values`, [trained responses, T]. It returns advantages and
       returns, both in this shape.
 
@@ -43,6 +46,8 @@ def advantages_of(
         algorithm: The estimator, the fields that it reads, and kl_coef are used.
         kl: With kl_in "reward", the KL to the reference at every token of each response, [tokens of the response].
         values: The critic's values before the step, [trained tokens] for each response, if the estimator needs them.
+        counted: [B] bool, the responses that count (`tasks.learning.shaping.counted_responses`); None if all do. The
+            others have length 0, and advantages of 0.
 
     Returns:
         B tensors of advantages: one number [], or one per trained token [length]. Returns in the same form, or None.
@@ -55,24 +60,38 @@ def advantages_of(
         return _token_advantages(rewards, lengths, algorithm, kl, values)
     if kl is not None:
         rewards = rewards - algorithm.kl_coef * torch.stack([row.sum() for row in kl])
-    return list(_response_advantages(rewards, lengths, num_generations, algorithm)), None
+    if counted is None:
+        counted = torch.ones_like(rewards, dtype=torch.bool)
+    rewards, lengths, counted = (each.reshape(-1, num_generations) for each in (rewards, lengths, counted))
+    return list(_response_advantages(rewards, lengths, counted, algorithm)), None
 
 
-def _response_advantages(rewards: Tensor, lengths: Tensor, num_generations: int, algorithm: AlgorithmConfig) -> Tensor:
-    """The advantages [B] of responses in groups, each of which is a call of its own unless the step is one call."""
-    rows = rewards.reshape(-1, num_generations), lengths.reshape(-1, num_generations)
-    calls = [rows] if algorithm.needs_whole_batch else zip(*(torch.split(each, 1) for each in rows), strict=True)
-    return torch.cat([_checked_call(algorithm, *call).flatten() for call in calls])
+def _response_advantages(rewards: Tensor, lengths: Tensor, counted: Tensor, algorithm: AlgorithmConfig) -> Tensor:
+    """The advantages [B] of [groups, num_generations]; each group is a call of its own unless the step is one call."""
+    found = torch.zeros_like(rewards)
+    if algorithm.needs_whole_batch:
+        if bool(counted.any()):
+            whole = _checked_call(algorithm, rewards, lengths, None if bool(counted.all()) else counted)
+            found = whole.masked_fill(~counted, 0.0)
+        return found.flatten()
+    for row, its_rewards, its_lengths, its_counted in zip(found, rewards, lengths, counted, strict=True):
+        if bool(its_counted.any()):
+            row[its_counted] = _checked_call(algorithm, its_rewards[its_counted][None], its_lengths[its_counted][None])[
+                0
+            ]
+    return found.flatten()
 
 
-def _checked_call(algorithm: AlgorithmConfig, rewards: Tensor, lengths: Tensor) -> Tensor:
-    offered = {"rewards": rewards, "lengths": lengths, "num_generations": rewards.shape[1]}
+def _checked_call(
+    algorithm: AlgorithmConfig, rewards: Tensor, lengths: Tensor, counted: Tensor | None = None
+) -> Tensor:
+    offered = {"rewards": rewards, "lengths": lengths, "num_generations": rewards.shape[1], "counted": counted}
     found = _called(algorithm, offered)
     name = f"algorithm.advantage_estimator: {algorithm.advantage_estimator!r} returned"
     if not isinstance(found, Tensor) or found.shape != rewards.shape or not found.is_floating_point():
         what = f"{found.dtype} {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
         raise ValueError(f"{name} {what}; allowed: a tensor of floating numbers {tuple(rewards.shape)}, as the rewards")
-    finite = torch.isfinite(found)
+    finite = torch.isfinite(found) if counted is None else torch.isfinite(found) | ~counted
     if not bool(finite.all()):
         raise ValueError(f"{name} {float(found[~finite][0])}; allowed: finite numbers")
     return found.detach().to(rewards)
@@ -86,7 +105,13 @@ def _called(algorithm: AlgorithmConfig, offered: dict[str, Any]) -> Any:
     return function(**{name: offered[name] for name in inspect.signature(function).parameters if name in offered})
 
 
-def group_advantages(rewards: Tensor, num_generations: int, scale_rewards: RewardScale, advantage_eps: float) -> Tensor:
+def group_advantages(
+    rewards: Tensor,
+    num_generations: int,
+    scale_rewards: RewardScale,
+    advantage_eps: float,
+    counted: Tensor | None = None,
+) -> Tensor:
     """Group-relative advantages: (reward - mean) / (standard deviation of the group + advantage_eps).
 
     The standard deviation is the unbiased one (divisor num_generations - 1). A group whose rewards are all equal gets
@@ -99,20 +124,24 @@ def group_advantages(rewards: Tensor, num_generations: int, scale_rewards: Rewar
         scale_rewards: "group" divides by the group's standard deviation, "batch" by that of all given rewards (which
             must be the whole step's), and "none" does not divide.
         advantage_eps: Added to the standard deviation.
+        counted: bool, in the shape of `rewards`: which responses exist; all of a group, some, or none. None: all do.
 
     Returns:
-        The advantages, in the shape and dtype of `rewards`.
+        The advantages, in the shape and dtype of `rewards`; 0 for responses that do not exist.
 
     Raises:
         ValueError: Rewards are not whole groups or not finite, or num_generations is below 2.
     """
     grouped = _grouped(rewards, num_generations)
+    exists = torch.ones_like(grouped, dtype=torch.bool) if counted is None else counted.reshape(grouped.shape)
+    spread = (grouped if counted is None else grouped[exists]).std(unbiased=True) if scale_rewards == "batch" else None
+    found = torch.zeros_like(grouped)
     # Group by group, because reductions over a matrix round differently as it grows: a group's advantages must not
     # depend on other groups.
-    spread = grouped.std(unbiased=True) if scale_rewards == "batch" else None
-    return torch.cat([_advantages(group, scale_rewards, advantage_eps, spread) for group in grouped]).reshape(
-        rewards.shape
-    )
+    for row, group, its_own in zip(found, grouped, exists, strict=True):
+        if bool(its_own.any()):
+            row[its_own] = _advantages(group[its_own], scale_rewards, advantage_eps, spread)
+    return found.reshape(rewards.shape)
 
 
 def leave_one_out_advantages(rewards: Tensor, num_generations: int) -> Tensor:
@@ -177,7 +206,7 @@ def critic_advantages(
 
 
 def reinforce_plus_plus_baseline_advantages(
-    rewards: Tensor, lengths: Tensor, num_generations: int, advantage_eps: float
+    rewards: Tensor, lengths: Tensor, num_generations: int, advantage_eps: float, counted: Tensor | None = None
 ) -> Tensor:
     """REINFORCE++ with baseline: the group's mean is subtracted, then the batch is normalised.
 
@@ -189,6 +218,7 @@ def reinforce_plus_plus_baseline_advantages(
         lengths: Tokens per response, in the same shape.
         num_generations: Responses per group, at least 2.
         advantage_eps: Added to the standard deviation.
+        counted: As in `group_advantages`; the lengths of other responses are 0.
 
     Returns:
         The advantages, in the shape and dtype of `rewards`; zeros if `lengths` sum to less than 2.
@@ -196,7 +226,8 @@ def reinforce_plus_plus_baseline_advantages(
     Raises:
         ValueError: `group_advantages` or `normalised` raises it.
     """
-    return _normalised_or_zero(group_advantages(rewards, num_generations, "none", 0.0), lengths, advantage_eps)
+    centred = group_advantages(rewards, num_generations, "none", 0.0, counted)
+    return _normalised_or_zero(centred, lengths, advantage_eps)
 
 
 def constant_groups(rewards: Tensor, num_generations: int) -> Tensor:

@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -26,8 +27,9 @@ class TokenBatch:
         input_ids: [B, L] int64, prompt then completion then padding.
         prompt_lengths: [B] int64.
         completion_ids: [B, T] int64.
-        response_mask: [B, T] bool, True on completion tokens.
-        sampler_logprobs: [B, T] float32 as the engine recorded them, 0 on padding.
+        response_mask: [B, T] bool, True on the tokens that the policy sampled; they are trained. Observations and
+            padding are outside.
+        sampler_logprobs: [B, T] float32 as the engine recorded them, 0 outside the mask.
     """
 
     responses: tuple[int, ...]
@@ -39,7 +41,7 @@ class TokenBatch:
 
     @property
     def lengths(self) -> Tensor:
-        """The completion tokens per response, [B] int64."""
+        """The sampled tokens per response, [B] int64."""
         return self.response_mask.sum(dim=1)
 
     def to(self, device: torch.device) -> "TokenBatch":
@@ -53,6 +55,7 @@ def collate(
     prompt_ids: Sequence[Sequence[int]],
     completion_ids: Sequence[Sequence[int]],
     logprobs: Sequence[Sequence[float]],
+    origins: Sequence[Sequence[int]] | None = None,
     pad_id: int = 0,
 ) -> TokenBatch:
     """Pad B responses into one batch; shapes and dtypes as in `TokenBatch`.
@@ -61,24 +64,39 @@ def collate(
         responses: Response ids.
         prompt_ids: Prompt of each response, at least one token.
         completion_ids: Completion of each response, at least one token.
-        logprobs: The sampler's log-prob of each completion token.
+        logprobs: The sampler's log-prob of each sampled token of the completion.
+        origins: The lengths of each completion's stretches of tokens by the policy, an observation, the policy, and so
+            on; None if the policy sampled all tokens.
         pad_id: Any id of the vocabulary; padding follows everything that is read, so it has no effect.
 
     Raises:
         ValueError: The lists differ in length, or a prompt or completion is empty; names the response.
     """
-    _check_rows(responses, prompt_ids, completion_ids, logprobs)
+    origins = [(len(row),) for row in completion_ids] if origins is None else origins
+    _check_rows(responses, prompt_ids, completion_ids, logprobs, origins)
     completion_length = max(len(row) for row in completion_ids)
-    lengths = torch.tensor([len(row) for row in completion_ids])
+    mask = torch.from_numpy(_sampled(origins, completion_length))
+    # `masked_scatter` fills the mask row by row, which is the order of the log-probs.
+    flat = torch.from_numpy(np.concatenate([np.asarray(row, dtype=np.float32) for row in logprobs]))
     inputs = [[*prompt, *completion] for prompt, completion in zip(prompt_ids, completion_ids, strict=True)]
     return TokenBatch(
         responses=tuple(responses),
         input_ids=_pad(inputs, max(len(row) for row in inputs), pad_id, np.int64),
         prompt_lengths=torch.tensor([len(row) for row in prompt_ids]),
         completion_ids=_pad(completion_ids, completion_length, pad_id, np.int64),
-        response_mask=torch.arange(completion_length)[None, :] < lengths[:, None],
-        sampler_logprobs=_pad(logprobs, completion_length, 0.0, np.float32),
+        response_mask=mask,
+        sampler_logprobs=torch.zeros(mask.shape).masked_scatter(mask, flat),
     )
+
+
+def _sampled(origins: Sequence[Sequence[int]], width: int) -> npt.NDArray[np.bool_]:
+    """Where the policy's tokens are, [B, width]."""
+    mask = np.zeros((len(origins), width), dtype=np.bool_)
+    for index, stretches in enumerate(origins):
+        bounds = np.cumsum([0, *stretches])
+        for start, end in zip(bounds[:-1:2], bounds[1::2], strict=True):
+            mask[index, start:end] = True
+    return mask
 
 
 def _check_rows(
@@ -86,18 +104,24 @@ def _check_rows(
     prompt_ids: Sequence[Sequence[int]],
     completion_ids: Sequence[Sequence[int]],
     logprobs: Sequence[Sequence[float]],
+    origins: Sequence[Sequence[int]],
 ) -> None:
-    counts = {len(rows) for rows in (responses, prompt_ids, completion_ids, logprobs)}
+    counts = {len(rows) for rows in (responses, prompt_ids, completion_ids, logprobs, origins)}
     if len(counts) != 1 or not responses:
         raise ValueError(f"batch: lists of {sorted(counts)} rows; allowed: equal numbers, at least one row")
-    for response, prompt, completion, row in zip(responses, prompt_ids, completion_ids, logprobs, strict=True):
+    for response, prompt, completion, row, stretches in zip(
+        responses, prompt_ids, completion_ids, logprobs, origins, strict=True
+    ):
         if not len(prompt) or not len(completion):
             raise ValueError(
                 f"response {response}: {len(prompt)} prompt and {len(completion)} completion tokens; allowed: >= 1"
             )
-        if len(row) != len(completion):
+        if sum(stretches) != len(completion):
+            raise ValueError(f"response {response}: stretches {tuple(stretches)} of {len(completion)} tokens")
+        sampled = sum(stretches[::2])
+        if len(row) != sampled:
             raise ValueError(
-                f"response {response}: {len(row)} log-probs for {len(completion)} tokens; allowed: as many"
+                f"response {response}: {len(row)} log-probs for {sampled} sampled tokens; allowed: as many"
             )
 
 

@@ -28,6 +28,7 @@ from tasks.learning.lease import keep_lease
 from tasks.learning.recorded_batches import RecordedBatches
 from tasks.prompts.decode import open_decoder
 from tasks.sampling.session.crew_watch import CrewWatch
+from tasks.turns.reading import message_reader
 
 log = logging.getLogger(__name__)
 HOST_LOOK_INTERVAL_S = 10.0
@@ -114,6 +115,7 @@ def _record(
             prompts=prompt_table.read_prompts(store, plan),
             grader=stack.enter_context(open_grader(store, config.rewards, config.trainer.device)),
             decode=open_decoder(folder),
+            read_messages=message_reader(config.turns, folder, plan.sampling.stop_token_ids),
             follow=FollowConfig.of(config),
             tokens_max=config.trainer.micro_batch_tokens_max,
             clock=clock,

@@ -70,7 +70,7 @@ class Critic(TrainedModel):
         return cls(model_dir, {f"model.{name}": tensor for name, tensor in names.items()} | head, config, ranks=ranks)
 
     def values(self, batch: TokenBatch) -> Tensor:
-        """The value V(t) before each completion token t: [B, T] float32 with gradient, 0 on padding, on `device`."""
+        """The value V(t) before each token t of the mask: [B, T] float32 with gradient, 0 off the mask, on `device`."""
         values: Tensor = self.module(batch.to(self.device))
         return values
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from storage.records import GradedResponse, SamplingParams
 from tasks.configuration.algorithm import AlgorithmConfig
@@ -16,7 +15,8 @@ from tasks.learning.advantage import advantages_of
 from tasks.learning.batching import IDLE, TokenBatch
 from tasks.learning.learner import Learner
 from tasks.learning.optimizer import NonFiniteGradient
-from tasks.learning.shaping import overlong_penalties, trained_responses
+from tasks.learning.scoring import per_token
+from tasks.learning.shaping import counted_responses, overlong_penalties, trained_responses
 from tasks.learning.step import reference_kl
 
 ByResponse = dict[int, Tensor]
@@ -27,10 +27,12 @@ Passes = Callable[[Sequence[GradedResponse]], Iterator[TokenBatch]]
 class Estimates:
     """Estimates by response number, for trained responses only, unless noted otherwise.
 
+    The tokens of a response are here those that the policy sampled; observations are skipped.
+
     Attributes:
         advantages: [] or [tokens of the response], float64; also for responses that are not trained.
         kl: With kl_in "reward", the KL to the reference at every token, [tokens of the response]; also for responses
-            that are not trained.
+            that are not trained, but not for those that failed.
         values: With a critic, its values before the first optimizer step, [tokens of the response] float32.
         returns: With a critic, its targets, [tokens of the response] float64.
         first_logprobs: The policy's log-probs before the first optimizer step, [tokens of the response]; None if there
@@ -44,10 +46,18 @@ class Estimates:
     first_logprobs: ByResponse | None = None
 
 
-def trained(responses: Sequence[GradedResponse], algorithm: AlgorithmConfig) -> list[GradedResponse]:
-    """The trained ones of the responses, in order."""
-    kept = trained_responses([graded.finish_reason for graded in responses], algorithm)
+def trained(
+    responses: Sequence[GradedResponse], algorithm: AlgorithmConfig, num_generations: int
+) -> list[GradedResponse]:
+    """The trained ones of the responses of whole groups, in order."""
+    kept = trained_responses([graded.finish_reason for graded in responses], algorithm, num_generations)
     return [responses[index] for index in kept]
+
+
+def counted(responses: Sequence[GradedResponse], num_generations: int) -> list[bool]:
+    """Whether each response of whole groups counts in its group (`tasks.learning.shaping.counted_responses`)."""
+    kept = set(counted_responses([graded.finish_reason for graded in responses], num_generations))
+    return [index in kept for index in range(len(responses))]
 
 
 def estimate(
@@ -66,17 +76,22 @@ def estimate(
         NonFiniteGradient: A value or a KL is not finite; names the responses.
     """
     kl = _reference_kl(responses, learner, algorithm, sampling, passes) if algorithm.kl_in == "reward" else None
-    kl_rows = None if kl is None else [kl[graded.response] for graded in responses]
-    rewards = torch.tensor([graded.reward for graded in responses], dtype=torch.float64)
+    # What stands for the reward of a response that failed is not read.
+    rewards = torch.tensor([graded.reward or 0.0 for graded in responses], dtype=torch.float64)
+    kl_rows = None if kl is None else [kl.get(graded.response, rewards.new_zeros(0)) for graded in responses]
     rewards = rewards + length_penalties(responses, algorithm, sampling)
-    kept = {graded.response for graded in trained(responses, algorithm)}
-    lengths = torch.tensor([graded.length if graded.response in kept else 0 for graded in responses])
+    kept = trained(responses, algorithm, num_generations)
+    in_training = {graded.response for graded in kept}
+    lengths = torch.tensor([graded.policy_length if graded.response in in_training else 0 for graded in responses])
     names = [graded.response for graded in responses]
     values = by_row = None
     if algorithm.estimator.needs_critic:
-        values = _values(trained(responses, algorithm), learner, algorithm, passes)
+        values = _values(kept, learner, algorithm, passes)
         by_row = [values.get(name, torch.zeros(0)) for name in names]
-    rows, returns = advantages_of(rewards, lengths, num_generations, algorithm, kl=kl_rows, values=by_row)
+    given = torch.tensor(counted(responses, num_generations))
+    rows, returns = advantages_of(
+        rewards, lengths, num_generations, algorithm, kl=kl_rows, values=by_row, counted=given
+    )
     return Estimates(
         advantages=dict(zip(names, rows, strict=True)),
         kl=kl,
@@ -89,7 +104,7 @@ def length_penalties(
     responses: Sequence[GradedResponse], algorithm: AlgorithmConfig, sampling: SamplingParams
 ) -> Tensor:
     """The penalties of long responses (DAPO's overlong shaping), [B] float64, at most 0."""
-    lengths = torch.tensor([graded.length for graded in responses])
+    lengths = torch.tensor([graded.policy_length for graded in responses])
     buffer = algorithm.overlong_buffer_length
     if buffer is None:
         return torch.zeros(len(responses), dtype=torch.float64)
@@ -110,15 +125,13 @@ def first_logprobs(
 def padded(rows: Mapping[int, Tensor], batch: TokenBatch) -> Tensor:
     """The rows of a batch's responses as the loss takes them, in float32: [B, T], or [B] if rows are scalars."""
     chosen = [rows[response].to(torch.float32) for response in batch.responses]
-    return pad_sequence(chosen, batch_first=True) if chosen[0].dim() else torch.stack(chosen)
+    return per_token(torch.cat(chosen), batch.response_mask) if chosen[0].dim() else torch.stack(chosen)
 
 
 def by_response(values: Tensor, batch: TokenBatch) -> ByResponse:
-    """Divide [B, T] into one row per response, without padding, on the CPU."""
-    rows = values.detach().cpu()
-    lengths = batch.lengths.tolist()
-    # Copies, so that the padding's memory is freed.
-    return {name: row[:length].clone() for name, row, length in zip(batch.responses, rows, lengths, strict=True)}
+    """Divide [B, T] into one row per response, of the tokens in its mask, on the CPU."""
+    rows, masks = values.detach().cpu(), batch.response_mask.cpu()
+    return {name: row[mask] for name, row, mask in zip(batch.responses, rows, masks, strict=True)}
 
 
 def _reference_kl(
@@ -128,13 +141,13 @@ def _reference_kl(
     sampling: SamplingParams,
     passes: Passes,
 ) -> ByResponse:
-    """The KL at each token of each response, also of untrained ones, because they count in their group's mean."""
+    """The KL at each token of each response, also of untrained ones, if they count in their group's mean."""
     if learner.reference is None:
         raise ValueError("kl_in: value 'reward'; allowed: 'loss' without a reference policy")
     found: ByResponse = {}
-    for batch in passes(responses):
+    for batch in passes([graded for graded in responses if graded.reward is not None]):
         rows = reference_kl(learner.policy, learner.reference, batch, algorithm, temperature=sampling.temperature)
-        found |= dict(zip(batch.responses, rows, strict=True))
+        found |= by_response(rows, batch)
     return _of_all_ranks(found, learner, torch.float64, "KL to the reference")
 
 

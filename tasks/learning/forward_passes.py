@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from storage.assembly import Assembled
 from storage.prompt_table import PromptRow
 from storage.records import GradedResponse, PlanRecord
 from tasks.learning.batching import TokenBatch, collate, dealt_passes, idle_batch
@@ -41,14 +42,22 @@ class ForwardPasses:
                 yield idle_batch(self._ranks.device)
                 continue
             tokens = [self._batches.tokens(responses[index]) for index in part]
-            self._versions |= {each.response: each.weight_versions for each in tokens}
+            self._versions |= {each.response: _sampled_versions(each) for each in tokens}
             yield collate(
                 [each.response for each in tokens],
                 [prompts[index] for index in part],
                 [each.token_ids.tolist() for each in tokens],
                 [each.logprobs.tolist() for each in tokens],
+                [each.origins for each in tokens],
             )
 
     def weight_versions(self, batch: TokenBatch) -> npt.NDArray[np.uint32]:
-        """The weight version from which each token of a pass was sampled, one response after the other."""
+        """The weight version that sampled each token inside a pass's mask, one response after the other."""
         return np.concatenate([self._versions[response] for response in batch.responses])
+
+
+def _sampled_versions(response: Assembled) -> npt.NDArray[np.uint32]:
+    """The weight versions of the tokens that the policy sampled."""
+    is_policy = np.repeat(np.arange(len(response.origins)) % 2 == 0, response.origins)
+    versions: npt.NDArray[np.uint32] = response.weight_versions[is_policy]
+    return versions

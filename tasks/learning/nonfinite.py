@@ -9,7 +9,8 @@ from contextlib import contextmanager
 
 from storage import layout, records
 from storage.compaction import read_batches
-from storage.records import NonFiniteRecord, PlanRecord
+from storage.phase_failure import NonFiniteRecord
+from storage.records import PlanRecord
 from storage.store import ObjectStore, StorageError
 from tasks.learning.optimizer import NonFiniteGradient
 from tasks.learning.ranks import Ranks

@@ -62,7 +62,7 @@ class Policy(TrainedModel):
         _check_head(self._scorer, self.device)
 
     def logprobs(self, batch: TokenBatch, temperature: float) -> tuple[Tensor, Tensor]:
-        """Log-probs of the completion tokens under softmax(logits / temperature), and entropies.
+        """Log-probs of the tokens in the response mask under softmax(logits / temperature), and entropies.
 
         A temperature of 0 (greedy) counts as 1, as in the sampler.
 
@@ -71,7 +71,7 @@ class Policy(TrainedModel):
             temperature: At least 0.
 
         Returns:
-            Log-probs [B, T] with gradient, and entropies [B, T] in nats without; both 0 on padding, on `device`.
+            Log-probs [B, T] with gradient, and entropies [B, T] in nats without; both 0 off the mask, on `device`.
         """
         logprobs, entropy = self._scorer(batch.to(self.device), temperature)
         return logprobs, entropy

@@ -8,19 +8,22 @@ all equal are recorded as filtered, and the iteration is closed when enough othe
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
+from typing import Literal
 
 from storage import layout, records
 from storage.assembly import Assembled, JournalReader
 from storage.clock import Clock
 from storage.prompt_table import PromptRow
-from storage.records import BatchRecord, ClosedRecord, GradedResponse, PlanRecord
+from storage.records import BatchRecord, ClosedRecord, GradedResponse, PlanRecord, is_filtered
 from storage.run import exists
 from storage.shard import Finish
 from storage.store import CorruptObject, ObjectMissing, ObjectStore
+from tasks.grading.cases import grading_case
 from tasks.grading.grader import Graded, Grader
-from tasks.grading.reward import GradingCase
+from tasks.grading.reward import GradingCase, GradingError
 from tasks.learning.follow import FollowConfig, GroupFollower, RecordedElsewhereError
 from tasks.learning.padding import padded_tokens
+from tasks.turns.reading import ReadMessages
 
 
 class BatchReader:
@@ -38,7 +41,8 @@ class BatchReader:
     def tokens(self, graded: GradedResponse) -> Assembled:
         """The tokens of a recorded response; raises CorruptObject when the journal no longer holds them."""
         response = self._reader.follow(graded.response, graded.lineage)
-        if len(response.token_ids) != graded.length or not response.finish.ends_response:
+        lengths = (len(response.token_ids), response.policy_length)
+        if lengths != (graded.length, graded.policy_length) or not response.finish.ends_response:
             reason = f"response {graded.response} has {len(response.token_ids)} tokens left of {graded.length}"
             raise CorruptObject(layout.journal(self._plan.iteration), reason)
         return response
@@ -141,18 +145,24 @@ class RecordedBatches(Batches):
         prompts: Sequence[PromptRow],
         grader: Grader,
         decode: Callable[[Sequence[int]], str],
+        read_messages: ReadMessages | None = None,
         follow: FollowConfig,
         tokens_max: int,
         clock: Clock,
         watch: Callable[[bool], None] = lambda _: None,
         before_closing: Callable[[], None] = lambda: None,
     ) -> None:
-        """watch: as in GroupFollower. before_closing: called when all is recorded, before the iteration is closed."""
+        """Follow an iteration.
+
+        read_messages: in a run with turns. watch: as in GroupFollower. before_closing: called when all is recorded,
+        before the iteration is closed.
+        """
         super().__init__(store, plan)
         self._before_closing = before_closing
         self._prompts = prompts
         self._grader = grader
         self._decode = decode
+        self._read_messages = read_messages
         self._in_order = follow.in_plan_order
         self._tokens_max = tokens_max
         self._follower = GroupFollower(self._reader, plan, follow, clock, watch)
@@ -199,12 +209,16 @@ class RecordedBatches(Batches):
         )
 
     def _grade(self, groups: Sequence[int], errors: list[str]) -> list[GradedResponse]:
-        """Grade the responses of finished groups, in order; errors of reward functions are added to `errors`."""
+        """Grade the responses of finished groups, in order; errors of reward functions are added to `errors`.
+
+        Those that failed are not graded.
+        """
         responses = [response for group in groups for response in self._follower.responses_in(group)]
         finished = [self._follower.response(response) for response in responses]
-        graded = self._grader.grade([self._case(response) for response in finished])
-        errors += [error for outcome in graded for error in outcome.errors.values()]
-        return [_graded(a, b) for a, b in zip(finished, graded, strict=True)]
+        cases = [self._case(response) for response in finished if response.finish is not Finish.FAILED]
+        graded = {outcome.response: outcome for outcome in self._grader.grade(cases)}
+        errors += [error for outcome in graded.values() for error in outcome.errors.values()]
+        return [_graded(response, graded.get(response.response)) for response in finished]
 
     def _gather(self, recorded: Callable[[], bool]) -> list[int]:
         """Wait for whole finished groups that fit into one micro-batch.
@@ -244,7 +258,7 @@ class RecordedBatches(Batches):
             if kept and padded_tokens(extended) > self._tokens_max:
                 break
             graded = self._grade([group], errors)
-            if len({each.deciding(self._plan) for each in graded}) == 1:
+            if is_filtered(self._plan, graded):
                 filtered += graded
                 continue
             kept += graded
@@ -261,16 +275,27 @@ class RecordedBatches(Batches):
 
     def _case(self, response: Assembled) -> GradingCase:
         prompt = self._prompts[response.response // self._plan.num_generations]
-        ids = tuple(int(token) for token in response.token_ids)
-        return GradingCase(response.response, prompt.prompt, self._decode(ids), ids, prompt.columns)
+        return grading_case(response, prompt, self._decode, self._read_messages)
 
 
-def _graded(response: Assembled, outcome: Graded) -> GradedResponse:
+def _graded(response: Assembled, outcome: Graded | None) -> GradedResponse:
+    """A response as it is recorded; None stands for one that failed."""
+    ended: Literal["stop", "length"] = "stop" if response.finish == Finish.STOP else "length"
     return GradedResponse(
         response=response.response,
         length=len(response.token_ids),
-        finish_reason="stop" if response.finish == Finish.STOP else "length",
+        policy_length=response.policy_length,
+        finish_reason="failed" if outcome is None else ended,
         lineage=response.lineage,
-        reward=outcome.reward,
-        rewards=outcome.values,
+        reward=None if outcome is None else outcome.reward,
+        rewards={} if outcome is None else outcome.values,
     )
+
+
+def check_some_graded(plan: PlanRecord, graded: Collection[GradedResponse]) -> None:
+    """Raise GradingError if no response of an iteration is graded: such environments teach nothing."""
+    if not graded:
+        raise GradingError(
+            f"iteration {plan.iteration}: every response failed, because its environment was lost; allowed: some. The "
+            "events in the journal say why"
+        )

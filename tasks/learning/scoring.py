@@ -15,7 +15,7 @@ from tasks.learning.token_objective import TokenLoss, token_objective
 
 
 class Scorer(nn.Module):
-    """Log-probs of completion tokens under a causal language model with a linear head.
+    """Log-probs of the tokens in the response mask under a causal language model with a linear head.
 
     Args:
         model: A Hugging Face causal language model; on a CPU its linear layers become `CpuLinear`.
@@ -31,7 +31,7 @@ class Scorer(nn.Module):
     def forward(self, batch: TokenBatch, temperature: float, loss: TokenLoss | None = None) -> tuple[Tensor, ...]:
         """Log-probs and entropies as in `tasks.learning.policy.Policy.logprobs`; the batch is on the model's device.
 
-        If `loss` is given, which takes completion tokens in the order of the response mask, its sum comes third, and
+        If `loss` is given, which takes tokens in the order of the response mask, its sum comes third, and
         log-probs have no gradient. `tasks.learning.token_objective` then saves one product with the head.
         """
         picked = completion_hidden(self.model.base_model, batch, self.compute_dtype)
@@ -46,7 +46,7 @@ class Scorer(nn.Module):
 
 
 class Valuer(nn.Module):
-    """Values of completion tokens: a Hugging Face model without a head, and one linear output in float32.
+    """Values of the tokens in the response mask: a Hugging Face model without a head, and one linear output in float32.
 
     Args:
         model: The body, whose linear layers become `CpuLinear` on a CPU.
@@ -62,7 +62,7 @@ class Valuer(nn.Module):
         use_cpu_products(model)
 
     def forward(self, batch: TokenBatch) -> Tensor:
-        """The values [B, T] in the dtype of the parameters, 0 on padding; the batch is on the model's device."""
+        """The values [B, T] in the dtype of the parameters, 0 off the mask; the batch is on the model's device."""
         picked = completion_hidden(self.model, batch, self.compute_dtype)
         values = self.value_head(picked.to(self.value_head.weight.dtype))[:, 0]
         return per_token(values, batch.response_mask)
@@ -73,7 +73,7 @@ class Valuer(nn.Module):
 
 
 def completion_hidden(base_model: Any, batch: TokenBatch, compute_dtype: torch.dtype | None) -> Tensor:
-    """The last hidden state before each completion token, [tokens, H], in the order of the response mask."""
+    """The last hidden state before each token in the response mask, [tokens, H], in the order of the mask."""
     # Padding is on the right and the model is causal, so no token that is read sees it: no attention mask is needed.
     with torch.autocast(batch.input_ids.device.type, dtype=compute_dtype, enabled=compute_dtype is not None):
         hidden = base_model(input_ids=batch.input_ids, use_cache=False).last_hidden_state
@@ -85,5 +85,5 @@ def completion_hidden(base_model: Any, batch: TokenBatch, compute_dtype: torch.d
 
 
 def per_token(values: Tensor, response_mask: Tensor) -> Tensor:
-    """Put values [tokens], in the order of the response mask, into [B, T], 0 on padding."""
+    """Put values [tokens], in the order of the response mask, into [B, T], 0 off the mask."""
     return values.new_zeros(response_mask.shape).masked_scatter(response_mask, values)

@@ -34,17 +34,28 @@ def overlong_penalties(lengths: Tensor, max_completion_length: int, buffer_lengt
     return -factor * (excess / buffer_length).clamp(0.0, 1.0)
 
 
-def trained_responses(finish_reasons: Sequence[str], algorithm: AlgorithmConfig) -> list[int]:
-    """The indices of the trained responses: all, or with mask_truncated those that the model itself ended.
+def counted_responses(finish_reasons: Sequence[str], num_generations: int) -> list[int]:
+    """The indices of the responses that count in their group: those that did not fail, unless only one did not.
+
+    A response that failed lost its environment, which says nothing about the policy. What is learned is as if its group
+    were smaller; a group of one has nothing to be compared with. The responses are those of whole groups, in order.
+    """
+    groups = range(0, len(finish_reasons), num_generations)
+    ended = [[i for i in range(start, start + num_generations) if finish_reasons[i] != "failed"] for start in groups]
+    return [index for group in ended if len(group) >= min(2, num_generations) for index in group]
+
+
+def trained_responses(finish_reasons: Sequence[str], algorithm: AlgorithmConfig, num_generations: int) -> list[int]:
+    """The indices of the trained responses: all that count, or with mask_truncated those that the model itself ended.
 
     This is DAPO's overlong filtering (arXiv 2503.14476, section 3.4). The rewards of the other responses still count in
     the mean of their group. In the step's denominator they count as responses and not as tokens, as in verl and TRL, so
     the seq-mean-* losses are smaller by their share.
 
     Args:
-        finish_reasons: "length" if the length limit, not the model, ended the response.
+        finish_reasons: "length" if the length limit, not the model, ended the response; of whole groups.
         algorithm: mask_truncated is used.
+        num_generations: The responses of a group.
     """
-    return [
-        index for index, reason in enumerate(finish_reasons) if not (algorithm.mask_truncated and reason == "length")
-    ]
+    counted = counted_responses(finish_reasons, num_generations)
+    return [index for index in counted if not (algorithm.mask_truncated and finish_reasons[index] == "length")]

@@ -112,8 +112,8 @@ def take_part(policy: Policy, idle: TokenBatch, *, temperature: float, reference
 @torch.no_grad()
 def reference_kl(
     policy: Policy, reference: Scores, batch: TokenBatch, algorithm: AlgorithmConfig, *, temperature: float
-) -> list[Tensor]:
-    """The KL to the reference at each token of each response, for the reward; [length] float64 on the CPU.
+) -> Tensor:
+    """The KL to the reference at each token, for the reward; [B, T] float64 on the CPU, without meaning off the mask.
 
     The KL is estimated by kl_estimator for the policy in the ratio's denominator. With old_logprobs "sampler" its
     log-probs are those that the engine recorded, which saves a forward pass.
@@ -121,14 +121,13 @@ def reference_kl(
     batch = batch.to(policy.device)
     trainers = algorithm.old_logprobs == "trainer"
     logprobs = policy.logprobs(batch, temperature)[0] if trainers else batch.sampler_logprobs
-    penalty = kl_penalty(logprobs, reference.logprobs(batch, temperature)[0], algorithm.kl_estimator).double().cpu()
-    return [row[:length] for row, length in zip(penalty, batch.lengths.tolist(), strict=True)]
+    return kl_penalty(logprobs, reference.logprobs(batch, temperature)[0], algorithm.kl_estimator).double().cpu()
 
 
 def apply(optimizer: PolicyOptimizer, totals: StepTotals, algorithm: AlgorithmConfig) -> dict[str, float]:
     """Take the optimizer step for everything accumulated, and return the step's metrics.
 
-    If every response is left out, no step is taken, because the moments alone would move the weights.
+    If no response is trained, no step is taken, because the moments alone would move the weights.
 
     Args:
         optimizer: The optimizer of the policy whose gradient was accumulated.
@@ -139,7 +138,7 @@ def apply(optimizer: PolicyOptimizer, totals: StepTotals, algorithm: AlgorithmCo
         NonFiniteGradient: The gradient is not finite; names all responses of the step. Weights and moments are kept.
         ValueError: Nothing was accumulated.
     """
-    if totals.left_out and not totals.tokens:
+    if totals.trains_nothing:
         return totals.metrics(algorithm.loss_agg_mode) | {"actor/grad_norm": 0.0, "actor/lr": 0.0}
     outcome = optimizer.step(totals.denominator(algorithm.loss_agg_mode), totals.responses)
     rates = {"actor/grad_norm": outcome.grad_norm, "actor/lr": outcome.learning_rate}

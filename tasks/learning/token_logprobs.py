@@ -16,6 +16,9 @@ from torch.nn import functional as F  # noqa: N812 - torch's own custom
 from tasks.learning.cpu_products import suits_onednn, times_transposed
 
 LOGITS_PER_CHUNK = 1 << 24
+# A GPU reads the whole head from its memory for every chunk, so it waits for memory if a chunk has few tokens. A
+# logit takes about 16 bytes while its chunk is computed, and a chunk may take this share of the memory.
+GPU_LOGITS_MAX, LOGIT_BYTES, GPU_MEMORY_SHARE = 1 << 27, 16, 1 / 32
 # On a CPU a chunk should fit into a cache, but have enough rows to make reading the weights for a product worthwhile.
 CACHED_LOGITS, CPU_ROWS_MIN = 1 << 18, 128
 
@@ -54,7 +57,15 @@ def chunk_rows(weight: Tensor, logits_per_chunk: int | None) -> int:
     vocab_size = weight.shape[0]
     if logits_per_chunk is None and weight.device.type == "cpu":
         return max(1, min(LOGITS_PER_CHUNK // vocab_size, max(CPU_ROWS_MIN, CACHED_LOGITS // vocab_size)))
+    if logits_per_chunk is None and weight.device.type == "cuda":
+        logits_per_chunk = gpu_logits(torch.cuda.get_device_properties(weight.device).total_memory)
     return max(1, (logits_per_chunk or LOGITS_PER_CHUNK) // vocab_size)
+
+
+def gpu_logits(memory_bytes: int) -> int:
+    """The logits of a chunk on a GPU with this memory: a power of two from LOGITS_PER_CHUNK to GPU_LOGITS_MAX."""
+    fit = int(memory_bytes * GPU_MEMORY_SHARE / LOGIT_BYTES)
+    return min(GPU_LOGITS_MAX, max(LOGITS_PER_CHUNK, 1 << max(fit.bit_length() - 1, 0)))
 
 
 class Head:

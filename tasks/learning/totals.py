@@ -30,7 +30,8 @@ class StepTotals:
 
     Attributes:
         responses: The ids of the trained responses, in training order.
-        left_out: How many responses of the step are not trained (mask_truncated).
+        left_out: How many responses of the step are not trained although they count (mask_truncated).
+        uncounted: How many responses of the step do not count, because environments were lost.
         tokens: The number of trained tokens.
         loss: The weighted token losses; divided by the step's denominator they are the loss.
         policy_loss: Likewise, without the KL term.
@@ -56,6 +57,7 @@ class StepTotals:
 
     responses: tuple[int, ...] = ()
     left_out: int = 0
+    uncounted: int = 0
     tokens: int = 0
     loss: float = 0.0
     policy_loss: float = 0.0
@@ -101,13 +103,18 @@ class StepTotals:
             staleness_max=max(self.staleness_max, other.staleness_max),
         )
 
+    @property
+    def trains_nothing(self) -> bool:
+        """Whether the step has responses and trains none of them."""
+        return bool(self.left_out or self.uncounted) and not self.tokens
+
     def denominator(self, mode: LossAggregation) -> float:
         """The divisor of the step's accumulated gradient; ValueError for an empty step.
 
-        Responses that are left out count as responses, as in verl and TRL, and have no tokens. It is 1 for a step whose
-        responses are all left out, which has no gradient.
+        Responses that are left out count as responses, as in verl and TRL, and have no tokens. It is 1 for a step that
+        trains none of its responses, which has no gradient.
         """
-        if self.left_out and not self.tokens:
+        if self.trains_nothing:
             return 1.0
         return denominator(mode, self.tokens, len(self.responses) + self.left_out)
 

@@ -79,6 +79,7 @@ class TrainedModel:
         ranks: Ranks | None = None,
     ) -> None:
         self.module = module
+        self._is_first = ranks is None or ranks.is_first
         self._canonical = _canonical_names(module)
         for name, parameter in module.named_parameters():
             parameter.requires_grad_(trainable(name) if callable(trainable) else trainable)
@@ -100,7 +101,7 @@ class TrainedModel:
         return self._canonical[name]
 
     def tensors(self, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-        """Name -> values for publication, on the CPU, floating ones in `dtype`, tied tensors once.
+        """Name -> values for publication, on the first rank's CPU, floating ones in `dtype`, tied tensors once.
 
         They may share memory with the parameters. Every rank must call it and gets all tensors; a rank that does not
         need them iterates over `each_tensor` instead.
@@ -112,14 +113,19 @@ class TrainedModel:
     ) -> Iterator[tuple[str, Tensor]]:
         """`tensors()` one after the other, in the same order on every rank, each gathered when it is reached.
 
-        Every rank must iterate over all of them at the same time. `dtypes`: exceptions from `dtype`, by name.
+        Every rank must iterate over all of them at the same time. Only the first, which stores them, gets them on the
+        CPU; on the others they stay on the device. `dtypes`: exceptions from `dtype`, by name.
         """
         state = self.module.state_dict()
         for name in dict.fromkeys(self._canonical.values()):
             value = state[name].detach()
             dtype_here = (dtypes or {}).get(name, dtype)
             # Cast before it is gathered, so that fewer bytes go between ranks.
-            yield name, whole(value.to(dtype_here) if value.is_floating_point() else value).to("cpu")
+            yield name, self.on_host(whole(value.to(dtype_here) if value.is_floating_point() else value))
+
+    def on_host(self, tensor: Tensor) -> Tensor:
+        """A whole tensor on the CPU of the first rank; the other ranks leave it where it is and copy nothing."""
+        return tensor.to("cpu") if self._is_first else tensor
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of `tensors()`, in their order, without gathering any."""

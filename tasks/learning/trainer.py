@@ -20,12 +20,12 @@ from tasks.configuration.algorithm import AlgorithmConfig
 from tasks.configuration.trainer import TrainerConfig
 from tasks.learning.batching import TokenBatch, is_idle, mini_batches
 from tasks.learning.critic import ValueTotals, accumulate_values, apply_values, take_part_in_values
-from tasks.learning.estimates import Estimates, estimate, first_logprobs, length_penalties, padded, trained
+from tasks.learning.estimates import Estimates, counted, estimate, first_logprobs, length_penalties, padded, trained
 from tasks.learning.forward_passes import ForwardPasses
 from tasks.learning.learner import CriticLearner, Learner
 from tasks.learning.nonfinite import finite_together
 from tasks.learning.ranks import Ranks
-from tasks.learning.recorded_batches import Batches, BatchReader
+from tasks.learning.recorded_batches import Batches, BatchReader, check_some_graded
 from tasks.learning.step import accumulate, apply, take_part
 from tasks.learning.totals import StepTotals, combined, staleness_totals
 from tasks.sampling.session.crew_watch import LeftAlone
@@ -75,13 +75,14 @@ class IterationTrainer:
 
         The reward and the penalty of long responses are averaged over all graded responses, filtered or not.
 
-        Raises NonFiniteGradient, CorruptObject and what `batches` raises; LeftAlone is raised on every rank, and the
-        learner must not be used then.
+        Raises NonFiniteGradient, CorruptObject, GradingError if every response failed, and what `batches` raises;
+        LeftAlone is raised on every rank, and the learner must not be used then.
         """
         recorded: list[BatchRecord] = []
         began_s = self._clock.monotonic()
         metrics = self._streamed(recorded) if self._algorithm.streams else self._in_steps(recorded)
-        responses = [graded for batch in recorded for graded in batch.graded]
+        responses = [graded for batch in recorded for graded in batch.graded if graded.reward is not None]
+        check_some_graded(self._plan, responses)
         if self._algorithm.overlong_buffer_length is not None:
             penalties = length_penalties(responses, self._algorithm, self._plan.sampling)
             metrics["overlong_penalty"] = float(penalties.mean())
@@ -92,7 +93,7 @@ class IterationTrainer:
         return TrainingRecord(
             iteration=self._plan.iteration,
             weight_version=self._plan.iteration + 1,
-            metrics={**metrics, "reward": sum(graded.reward for graded in responses) / len(responses)},
+            metrics={**metrics, "reward": sum(graded.reward or 0.0 for graded in responses) / len(responses)},
             reward_errors=tuple(error for batch in recorded for error in batch.reward_errors),
             started_at_s=self._started_at_s,
             ended_at_s=ended_at_s,
@@ -143,7 +144,7 @@ class IterationTrainer:
         after_first = estimates
         if later and self._algorithm.old_logprobs == "trainer" and not self._critic_warms_up:
             again = {graded.response: graded for part in later for graded in part}
-            kept = trained(list(again.values()), self._algorithm)
+            kept = self._trained(list(again.values()))
             rows = first_logprobs(kept, self._learner, self._plan.sampling.temperature, self._passes)
             after_first = replace(estimates, first_logprobs=rows)
         # In the first step the ratio's denominator is the policy itself, whose own forward pass gives exactly 1.
@@ -176,7 +177,7 @@ class IterationTrainer:
         if estimates.values is None or estimates.returns is None:
             name = self._algorithm.advantage_estimator
             raise ValueError(f"critic: one is given; allowed: none, with advantage_estimator {name!r}")
-        kept = trained(responses, self._algorithm)
+        kept = self._trained(responses)
         totals = ValueTotals()
         for batch in self._passes(kept):
             with finite_together(self._ranks):
@@ -194,15 +195,18 @@ class IterationTrainer:
         sampling, generations = self._plan.sampling, self._plan.num_generations
         return estimate(responses, self._learner, self._algorithm, sampling, generations, self._passes)
 
+    def _trained(self, responses: Sequence[GradedResponse]) -> list[GradedResponse]:
+        return trained(responses, self._algorithm, self._plan.num_generations)
+
     def _groups(self, responses: Sequence[GradedResponse]) -> list[Sequence[GradedResponse]]:
         size = self._plan.num_generations
         return [responses[start : start + size] for start in range(0, len(responses), size)]
 
     def _accumulate(self, responses: Sequence[GradedResponse], estimates: Estimates) -> StepTotals:
         """Add the gradient of these responses to the policy's."""
-        kept = trained(responses, self._algorithm)
-        left_out = len(responses) - len(kept)
-        totals = [StepTotals(left_out=left_out if self._ranks.is_first else 0)]
+        kept, counting = self._trained(responses), sum(counted(responses, self._plan.num_generations))
+        not_trained = StepTotals(left_out=counting - len(kept), uncounted=len(responses) - counting)
+        totals = [not_trained if self._ranks.is_first else StepTotals()]
         for batch in self._passes(kept):
             with finite_together(self._ranks):
                 totals.append(self._pass(batch, estimates))

@@ -1,6 +1,6 @@
 """What `plan` refuses before it creates anything; `gleaner check` calls the same functions."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from storage import model_files
@@ -11,10 +11,12 @@ from tasks.configuration.run_config import RunConfig
 from tasks.evaluation.held_out import check_number, draw_held_out, load_held_out
 from tasks.grading.grader import check_rewards
 from tasks.learning.pretrained import ModelError, check_model
-from tasks.preparing.tokenizer import open_tokenizer
-from tasks.prompts.draw import draw_prompts
+from tasks.preparing.engine_fit import check_engine_fits
+from tasks.preparing.tools import openings, prompt_tokenizer
+from tasks.prompts.draw import draw_prompts, prompts_at
 from tasks.prompts.loading import load_prompts
 from tasks.prompts.prompt import PromptSet
+from tasks.prompts.tokenise import Tokenizer
 from tasks.sampling.engines.choose import context_length
 
 
@@ -22,6 +24,11 @@ def check_settings(config: RunConfig) -> None:
     """The checks that open no file of the user's but the price table; raises LookupError and ValueError."""
     config.pools.check_prices()
     config.tracking.check_libraries()
+    if config.turns is not None and config.data.source == ARITHMETIC:
+        raise ValueError(
+            f"data.source: value {ARITHMETIC!r}, whose prompts are text; allowed with turns: a file or a directory "
+            "whose prompts are chat messages"
+        )
     evaluation = config.evaluation
     if evaluation is not None and evaluation.interval and evaluation.data.source == ARITHMETIC:
         check_number(evaluation, load_prompts(evaluation.data))
@@ -30,22 +37,29 @@ def check_settings(config: RunConfig) -> None:
 def check_files(config: RunConfig) -> list[str]:
     """Open everything that the configuration names, as the first plan of a run does; writes nothing.
 
-    Returns a line about each thing that was looked at. Raises ModelError, PromptError, GradingError, EngineError and
-    ValueError.
+    Returns a line about each thing that was looked at. Raises ModelError, EngineMisfit, PromptError, GradingError,
+    EngineError, ToolsUnusable and ValueError.
     """
     directory = model_directory(config)
-    config.algorithm.estimator.check()
+    check_engine_fits(config, directory)
+    config.algorithm.estimator.check(with_turns=config.turns is not None)
     prompts = load_prompts(config.data)
     check_rewards(config.rewards, prompts.columns, prompts=prompts)
-    rows = draw(config, prompts, directory, first=0, count=len(prompts))
+    tokenizer = prompt_tokenizer(config, directory)
+    rows = draw(config, prompts, tokenizer, directory, first=0, count=len(prompts))
     seen = [
         f"model: the configuration, the tokenizer and the headers of the weights in {directory}",
         f"advantage estimator: {config.algorithm.advantage_estimator}",
         f"rewards: {', '.join(reward.function for reward in config.rewards)}",
         f"prompts: {_described(rows)} of {config.data.source}",
     ]
+    if config.turns is not None:
+        first = openings(config, prompts_at(prompts, config.data, 0, 1), config.run.seed, 0)
+        draw(config, prompts, tokenizer, directory, first=0, count=1, openings=first)
+        reset = f", and a reset of {config.turns.environment}" if first else ""
+        seen.append(f"turns: the tools and their schemas, the chat template with tools{reset}")
     if config.evaluation is not None:
-        rows = check_held_out(config, directory)
+        rows = check_held_out(config, directory, tokenizer)
         seen.append(f"evaluation: {_described(rows)} of {config.evaluation.data.source}, and its rewards")
     return seen
 
@@ -61,21 +75,33 @@ def model_directory(config: RunConfig) -> Path:
     return directory
 
 
-def draw(config: RunConfig, prompts: PromptSet, model_dir: Path, *, first: int, count: int) -> list[PromptRow]:
+def draw(
+    config: RunConfig,
+    prompts: PromptSet,
+    tokenizer: Tokenizer,
+    model_dir: Path,
+    *,
+    first: int,
+    count: int,
+    openings: Sequence[str | None] = (),
+) -> list[PromptRow]:
     """Prompts at running positions, tokenised; raises PromptError for one that does not fit."""
     context = context_length(config.rollout, model_dir)
     return draw_prompts(
         prompts,
-        open_tokenizer(model_dir),
+        tokenizer,
         config.data,
         first=first,
         count=count,
         context_length=context,
         max_completion_length=config.sampling.max_completion_length,
+        openings=openings,
     )
 
 
-def check_held_out(config: RunConfig, model_dir: Path, held: Collection[str] = frozenset()) -> list[PromptRow]:
+def check_held_out(
+    config: RunConfig, model_dir: Path, tokenizer: Tokenizer, held: Collection[str] = frozenset()
+) -> list[PromptRow]:
     """The prompts of `evaluation`, opened, checked against its rewards, and tokenised; [] without that section.
 
     held: the reward models that are not opened again. Raises PromptError and GradingError.
@@ -83,7 +109,7 @@ def check_held_out(config: RunConfig, model_dir: Path, held: Collection[str] = f
     if config.evaluation is None:
         return []
     held_out = load_held_out(config.evaluation, config.rewards, held)
-    return draw_held_out(config.evaluation, held_out, open_tokenizer(model_dir), config.rollout, model_dir)
+    return draw_held_out(config.evaluation, held_out, tokenizer, config.rollout, model_dir)
 
 
 def _described(rows: list[PromptRow]) -> str:

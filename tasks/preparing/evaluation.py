@@ -27,7 +27,8 @@ from tasks.evaluation.measure import (
 from tasks.grading.run_rewards import held_models, publish_models
 from tasks.learning.pretrained import stop_token_ids
 from tasks.planning.division import assign_groups
-from tasks.preparing.tokenizer import open_tokenizer
+from tasks.preparing.tools import openings, prompt_tokenizer
+from tasks.prompts.draw import prompts_at
 
 log = logging.getLogger(__name__)
 DEFAULT_POOL = ControlPoolConfig()
@@ -120,7 +121,10 @@ def _write_plan(
     evaluation = evaluation_of(config)
     prompts = load_held_out(evaluation, config.rewards, held)
     with model_files.downloaded(run) as folder:
-        rows = draw_held_out(evaluation, prompts, open_tokenizer(folder), config.rollout, folder)
+        count = evaluation.num_prompts or len(prompts)
+        added = openings(config, prompts_at(prompts, evaluation.data, 0, count), evaluation.seed, ITERATION)
+        tokenizer = prompt_tokenizer(config, folder)
+        rows = draw_held_out(evaluation, prompts, tokenizer, config.rollout, folder, added)
         stop_ids = stop_token_ids(folder)
     body = prompt_table.encode_prompts(rows)
     prompts_key = layout.prompts(ITERATION, digest_of(body))

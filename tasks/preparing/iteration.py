@@ -5,8 +5,10 @@ import os
 import socket
 import tempfile
 from collections.abc import Iterable, Sequence
+from functools import cache, partial
 from pathlib import Path
 
+from resources.granted import check_granted
 from storage import layout, model_files, prompt_table, records
 from storage.clock import Clock
 from storage.connect import connect
@@ -43,8 +45,13 @@ from tasks.planning.division import groups_in_budget
 from tasks.planning.iteration_plan import BudgetExceeded, plan_iteration
 from tasks.planning.offer import GroupLengths
 from tasks.preparing.checks import check_held_out, check_settings, draw, model_directory
+from tasks.preparing.engine_fit import check_engine_fits
 from tasks.preparing.needed_state import check_needed_state
+from tasks.preparing.tools import openings, prompt_tokenizer
+from tasks.prompts.draw import prompts_at
 from tasks.prompts.loading import load_prompts
+from tasks.prompts.prompt import PromptSet
+from tasks.prompts.tokenise import Tokenizer
 from tasks.sharing.membership import check_admitted
 
 log = logging.getLogger(__name__)
@@ -56,8 +63,14 @@ class WeightsTooOld(LookupError):  # noqa: N818 - reads as what happened
 
 def _check_before_anything(config: RunConfig) -> None:
     check_settings(config)
-    config.algorithm.estimator.check()
+    config.algorithm.estimator.check(with_turns=config.turns is not None)
     check_admitted(config)
+
+
+def _check_prompts(config: RunConfig, prompts: PromptSet, tokenizer: Tokenizer, model_dir: Path) -> None:
+    """Tokenise all prompts, so that no later iteration meets one that does not fit, and reset the first environment."""
+    draw(config, prompts, tokenizer, model_dir, first=0, count=len(prompts))
+    openings(config, [prompts[0]], config.run.seed, 0)
 
 
 def prepare(
@@ -73,17 +86,19 @@ def prepare(
     _check_before_anything(config)
     store = connect(config.run.url)
     is_new = not holds_run(store)
+    _check_machine(config, is_new)
     prompts = load_prompts(config.data, check_rows=is_new)
     held = held_models(store, config.rewards)
     check_rewards(config.rewards, prompts.columns, held, prompts, every_truth=is_new)
     with tempfile.TemporaryDirectory(prefix="gleaner-model-") as folder:
         model_dir = _model_directory(store, config, Path(folder))
+        check_engine_fits(config, model_dir)
+        tokenizer = cache(partial(prompt_tokenizer, config, model_dir))
         if is_new:
-            # All prompts now, so that no iteration in the middle of the run meets one that does not fit.
-            draw(config, prompts, model_dir, first=0, count=len(prompts))
+            _check_prompts(config, prompts, tokenizer(), model_dir)
         evaluates = config.evaluation is not None and config.evaluation.interval > 0
         if evaluates and (is_new or not _is_evaluation_known(store, config)):
-            check_held_out(config, model_dir, held_models(store, *rewards_of(config)))
+            check_held_out(config, model_dir, tokenizer(), held_models(store, *rewards_of(config)))
         if is_new:
             probe(store)
         # Before run.json, which names them: a run that exists has its model files.
@@ -101,18 +116,12 @@ def prepare(
         first_open = next_iteration(store)
         iteration = _passing_over(store, first_open, ahead)
         is_ahead = iteration > first_open
-        try:
-            check_needed_state(store, config, first_open)
-        except (CorruptObject, ObjectMissing):
-            # If the iteration was concluded meanwhile, as after a long freeze, another attempt goes on with the run.
-            if next_iteration(store) == first_open:
-                release_lease(store, execution)
-            raise
+        _check_restorable(store, config, first_open, execution)
         if not exists(store, layout.plan(iteration)):
             # A committed iteration has published the version that it ends with.
             version = sampled_version(store, iteration, config.algorithm.max_staleness) if is_ahead else iteration
             first = next_prompt(store, iteration)
-            rows = draw(config, prompts, model_dir, first=first, count=_groups_planned(config))
+            rows = _drawn(config, prompts, tokenizer(), model_dir, first, iteration)
             if iteration == 0:
                 publish_initial(store, model_dir)
                 publish_models(store, config.rewards)
@@ -129,6 +138,29 @@ def prepare(
     written = read_plan(store, iteration)
     log.info("iteration %d: weight version %d, %d slots", iteration, written.weight_version, len(written.slots))
     return _reference(config, written, execution), crew_slots(written, pools)
+
+
+def _check_restorable(store: ObjectStore, config: RunConfig, first_open: int, execution: str) -> None:
+    """Look at what training will restore; if it is bad, release the lease and raise CorruptObject or ObjectMissing."""
+    try:
+        check_needed_state(store, config, first_open)
+    except (CorruptObject, ObjectMissing):
+        # If the iteration was concluded meanwhile, as after a long freeze, another attempt goes on with the run.
+        if next_iteration(store) == first_open:
+            release_lease(store, execution)
+        raise
+
+
+def _check_machine(config: RunConfig, is_new: bool) -> None:
+    """In a pod, log what it was granted; raises MachineTooSmall if it cannot hold the model of a new run."""
+
+    def model_bytes() -> int:
+        # If the model is not there, that is found out later.
+        files = Path(config.policy.path).expanduser().glob("*.safetensors") if is_new else ()
+        return sum(file.stat().st_size for file in files)
+
+    pool = config.pools.control
+    check_granted(f"plan of {config.run.url}", "control", pool, model_bytes, "the model, which the first plan reads,")
 
 
 def to_train(config: RunConfig, planned: PlanReference) -> PlanReference:
@@ -251,6 +283,15 @@ def _lengths_record(lengths: GroupLengths) -> LengthsRecord | None:
         return None
     expected, high = (tuple(map(float, values)) for values in (lengths.expected, lengths.high))
     return LengthsRecord(predictor=lengths.predictor, expected=expected, high=high)
+
+
+def _drawn(
+    config: RunConfig, prompts: PromptSet, tokenizer: Tokenizer, model_dir: Path, first: int, iteration: int
+) -> list[PromptRow]:
+    """The prompts of an iteration, with what environments add to them; one per group."""
+    count = _groups_planned(config)
+    added = openings(config, prompts_at(prompts, config.data, first, count), config.run.seed, iteration)
+    return draw(config, prompts, tokenizer, model_dir, first=first, count=count, openings=added)
 
 
 def _groups_planned(config: RunConfig) -> int:

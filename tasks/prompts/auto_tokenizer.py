@@ -1,4 +1,4 @@
-"""The AutoTokenizer of transformers, imported without torch in a process that has declared that it needs no model.
+"""What needs no model in transformers, imported without torch in a process that has declared that it needs none.
 
 If torch is installed, transformers imports it with the first tokenizer, which takes seconds and hundreds of MB that a
 tokenizer does not use. Release 5 has no setting against that, but it works without torch, and takes torch for absent if
@@ -7,6 +7,7 @@ Python's module table says so.
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,12 @@ def forgo_models() -> None:
 
 def auto_tokenizer() -> Any:
     """The class AutoTokenizer; after `forgo_models` without torch, unless transformers or torch is imported already."""
-    if not _forgone or {"torch", "transformers"} & sys.modules.keys():
-        return _import()
-    # In Python's import system, None stands for a module that cannot be imported. transformers checks only once.
-    sys.modules["torch"] = None  # type: ignore[assignment]
-    try:
-        return _import()
-    finally:
-        del sys.modules["torch"]
+    return _transformers("AutoTokenizer")
+
+
+def schema_maker() -> Callable[[Callable[..., Any]], dict[str, Any]]:
+    """The function get_json_schema, which makes the JSON schema of a function; without torch as `auto_tokenizer`."""
+    return _transformers("utils").get_json_schema  # type: ignore[no-any-return]
 
 
 def read_tokenizer(model_dir: Path) -> Any:
@@ -41,7 +40,19 @@ def read_tokenizer(model_dir: Path) -> Any:
     return auto_tokenizer().from_pretrained(str(model_dir), local_files_only=True, trust_remote_code=False)
 
 
-def _import() -> Any:
-    from transformers import AutoTokenizer  # noqa: PLC0415 - costs seconds
+def _transformers(name: str) -> Any:
+    """An attribute of transformers; after `forgo_models` imported as if torch were absent."""
+    if not _forgone or {"torch", "transformers"} & sys.modules.keys():
+        return _import(name)
+    # In Python's import system, None stands for a module that cannot be imported. transformers checks only once.
+    sys.modules["torch"] = None  # type: ignore[assignment]
+    try:
+        return _import(name)
+    finally:
+        del sys.modules["torch"]
 
-    return AutoTokenizer
+
+def _import(name: str) -> Any:
+    import transformers  # noqa: PLC0415 - costs seconds
+
+    return getattr(transformers, name)

@@ -1,10 +1,20 @@
 """Drawing an iteration's prompts: tokenises the prompts at running positions, for the prompt table."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from storage.prompt_table import PromptRow
 from tasks.configuration.data import DataConfig
+from tasks.prompts.openings import opened
 from tasks.prompts.order import prompt_index
-from tasks.prompts.prompt import PromptSet
+from tasks.prompts.prompt import Prompt, PromptSet
 from tasks.prompts.tokenise import Tokenizer, tokenise
+
+
+def prompts_at(prompts: PromptSet, data: DataConfig, first: int, count: int) -> list[Prompt]:
+    """The prompts at running positions first .. first + count - 1."""
+    places = [prompt_index(first + k, len(prompts), data.seed, data.shuffle) for k in range(count)]
+    return [prompts[index] for _, index in places]
 
 
 def draw_prompts(
@@ -16,12 +26,16 @@ def draw_prompts(
     count: int,
     context_length: int,
     max_completion_length: int,
+    openings: Sequence[str | None] = (),
 ) -> list[PromptRow]:
-    """The prompts at running positions first .. first + count - 1; raises PromptError naming one that does not fit."""
+    """The prompts at running positions first .. first + count - 1; raises PromptError naming one that does not fit.
+
+    openings: what environments add to each of them; () if nothing.
+    """
     rows = []
-    for position in range(first, first + count):
-        _, index = prompt_index(position, len(prompts), data.seed, data.shuffle)
-        prompt = prompts[index]
-        ids = tokenise(prompt, tokenizer, data.max_prompt_length, context_length, max_completion_length)
-        rows.append(PromptRow(prompt.id, ids, prompt.text_or_messages, prompt.columns))
+    for number, prompt in enumerate(prompts_at(prompts, data, first, count)):
+        opening = openings[number] if openings else None
+        whole = replace(prompt, text_or_messages=opened(prompt, opening))
+        ids = tokenise(whole, tokenizer, data.max_prompt_length, context_length, max_completion_length)
+        rows.append(PromptRow(prompt.id, ids, whole.text_or_messages, prompt.columns, opening))
     return rows

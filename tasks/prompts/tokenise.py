@@ -10,7 +10,7 @@ from tasks.prompts.prompt import Message, Prompt, PromptError
 
 
 class Tokenizer(Protocol):
-    """The two calls of transformers' tokenizers that prompts need."""
+    """The two calls of transformers' tokenizers that prompts need. A text that is not allowed raises PromptError."""
 
     def __call__(self, text: str) -> Mapping[str, Any]: ...
 
@@ -52,7 +52,10 @@ def tokenise(
 def _encode(prompt: Prompt, tokenizer: Tokenizer) -> tuple[int, ...]:
     ids: Sequence[int]
     if isinstance(prompt.text_or_messages, str):
-        ids = tokenizer(prompt.text_or_messages)["input_ids"]
+        try:
+            ids = tokenizer(prompt.text_or_messages)["input_ids"]
+        except PromptError as error:
+            raise PromptError(f"prompt {prompt.id!r}: {error}") from None
     else:
         try:
             ids = tokenizer.apply_chat_template(

@@ -5,9 +5,10 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from storage.noise_keys import noise_key
 from storage.records import SamplingParams
 from storage.weights.tensor_sets import TensorBlock
-from tasks.sampling.engines.engine import Engine, EngineError, FinishReason, GenerationRequest, noise_key
+from tasks.sampling.engines.engine import Engine, EngineError, FinishReason, GenerationRequest
 
 VOCAB_SIZE = 96
 CONTEXT_LENGTH = 256
@@ -15,6 +16,8 @@ STOPS = (2, 11, 12)
 SAMPLING = SamplingParams(max_completion_length=40, stop_token_ids=STOPS)
 ENDLESS = SamplingParams(max_completion_length=24)
 LONG = SamplingParams(max_completion_length=100)
+TURNS = SamplingParams(max_completion_length=120, stop_token_ids=tuple(range(3, VOCAB_SIZE, 6)))
+OBSERVATION = (40, 41, 42, 43, 44)
 
 
 @dataclass
@@ -34,6 +37,15 @@ def request(response: int, sampling: SamplingParams = SAMPLING, group_size: int 
 
 def resumed(original: GenerationRequest, token_ids: Sequence[int]) -> GenerationRequest:
     return replace(original, generated_ids=tuple(token_ids))
+
+
+def answered(item: GenerationRequest, result: Result, turns: list[Result]) -> GenerationRequest | None:
+    """The request after a turn, to which an environment has added OBSERVATION; None after the last one."""
+    turns.append(result)
+    tokens = (*item.generated_ids, *result.token_ids, *OBSERVATION)
+    if result.finish_reason is not FinishReason.STOP or len(tokens) >= item.sampling.max_completion_length:
+        return None
+    return resumed(item, tokens)
 
 
 def long_request(response: int, prompt_length: int) -> GenerationRequest:
@@ -146,6 +158,7 @@ class EngineContract:
         requests = [request(r) for r in range(8)]
         whole = run(engine, requests)
         for cut in (1, 2, 5, 13, 30):
+            self.forget_tokens(engine)
             again = [
                 resumed(item, whole[item.response].token_ids[:cut])
                 for item in requests
@@ -253,13 +266,13 @@ class EngineContract:
         engine.load_weights(0, self.weights(0))
         assert_same(run(engine, [request(0, ENDLESS)]), old)
 
-    def forget_prompts(self, engine: Engine) -> int:
+    def forget_tokens(self, engine: Engine) -> int:
         """Drop the cache, as new weights do; the engine's prefill_tokens then."""
         engine.load_weights(0, self.weights(0))
         return engine.prefill_tokens
 
     def test_prompt_is_computed_once_per_group(self, engine):
-        length, before = 3 * self.prefill_block + 5, self.forget_prompts(engine)
+        length, before = 3 * self.prefill_block + 5, self.forget_tokens(engine)
         items = [long_request(r, length) for r in range(4)]
         results = {r: Result() for r in range(4)}
         engine.start(items[:1])
@@ -276,18 +289,66 @@ class EngineContract:
     def test_prefix_is_counted_as_prefill(self, engine):
         original = request(0, ENDLESS)
         token_ids = run(engine, [original])[0].token_ids
-        before = self.forget_prompts(engine)
+        before = self.forget_tokens(engine)
         run(engine, [resumed(original, token_ids[:20])])
         assert 19 <= engine.prefill_tokens - before - len(original.prompt_ids) <= 20
 
     def test_resumed_beside_its_group_only_the_prefix_is_computed(self, engine):
         mate, original = (long_request(r, 3 * self.prefill_block + 5) for r in (0, 1))
         token_ids = run(engine, [original])[1].token_ids
-        self.forget_prompts(engine)
+        self.forget_tokens(engine)
         run(engine, [mate])
         before = engine.prefill_tokens
         run(engine, [resumed(original, token_ids[:20])])
         assert 19 <= engine.prefill_tokens - before <= 20 + self.prefill_block + 1
+
+    def test_answered_turns_go_on_as_in_an_engine_that_never_saw_them(self, new_engine):
+        """With fewer rows than responses, which come and go; every turn but the last ends by a stop token."""
+        items = [replace(request(r), sampling=TURNS) for r in range(9)]
+        wanted, engine = {}, new_engine(8)
+        for item in items:
+            turns: list[Result] = []
+            back: GenerationRequest | None = item
+            while back is not None:
+                self.forget_tokens(engine)
+                back = answered(back, run(engine, [back])[item.response], turns)
+            wanted[item.response] = turns
+        assert sum(len(turns) - 1 for turns in wanted.values()) > 9, "so few turns were answered"
+        small = new_engine(3)
+        found = {item.response: [] for item in items}
+        waiting, running = list(items), {}
+        while waiting or running:
+            started = [waiting.pop(0) for _ in range(min(3 - len(running), len(waiting)))]
+            small.start(started)
+            running |= {item.response: (item, Result()) for item in started}
+            drain(small, {response: result for response, (_, result) in running.items()}, max_steps=1)
+            for response in [r for r, (_, result) in running.items() if result.finish_reason]:
+                item, result = running.pop(response)
+                # Every other one comes back before the responses that wait.
+                back = answered(item, result, found[response])
+                if back is not None:
+                    waiting.insert(0 if response % 2 else len(waiting), back)
+        for response, turns in wanted.items():
+            assert len(found[response]) == len(turns)
+            for mine, theirs in zip(found[response], turns, strict=True):
+                assert_same({response: mine}, {response: theirs})
+
+    def test_of_an_answered_turn_only_the_observation_is_computed(self, engine):
+        length = 3 * self.prefill_block + 5
+        items = [replace(long_request(r, length), sampling=TURNS) for r in range(24)]
+        ended = ((item, run(engine, [item])[item.response]) for item in items)
+        item, result = next((i, r) for i, r in ended if r.finish_reason is FinishReason.STOP)
+        back = answered(item, result, [])
+        before = engine.prefill_tokens
+        again = run(engine, [back])
+        # The stop token was sampled and not fed; the last token of the observation belongs to the first step.
+        assert len(OBSERVATION) <= engine.prefill_tokens - before <= len(OBSERVATION) + self.prefill_block
+        for version in (1, 0):
+            engine.load_weights(version, self.weights(version))
+            before = engine.prefill_tokens
+            anew = run(engine, [back])
+            assert engine.prefill_tokens - before >= length + len(result.token_ids)
+        assert_same(anew, again)
 
     def test_restarted_it_knows_nothing_and_goes_on_as_before_after_new_weights(self, engine):
         requests = [request(r, LONG) for r in range(4)]

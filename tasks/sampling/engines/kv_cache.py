@@ -80,7 +80,7 @@ class KeyValueCache:
         return self._put(stored[0], window, keys), self._put(stored[1], window, values)
 
     def copy_rows(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
-        """Copy the first `length` positions of each source row onto its target row; no target may be a source."""
+        """Copy the first `length` positions of each source row onto its target row; all are read before any write."""
         if not sources or not length:
             return
         source = torch.tensor(sources, device=self._device)

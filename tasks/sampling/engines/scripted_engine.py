@@ -2,7 +2,8 @@
 
 Token k of a response, its log-prob and the response's length are pure functions of (noise_key, k, weight version), so
 that all code above the engine behaves as in production at no cost. Lengths are log-normal: most responses are short and
-a few are very long. Time passes on the caller's clock.
+a few are very long. A response that goes on after that, because its turn was answered, stops at each further token with
+a chance of one in LATER_TURN. Time passes on the caller's clock.
 """
 
 import math
@@ -10,14 +11,18 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import NormalDist
 
 from storage.clock import Clock
+from storage.noise_keys import mix64
 from storage.weights.tensor_sets import TensorBlock
 from tasks.sampling.engines.admission import check_idle, check_requests, finish_reason
-from tasks.sampling.engines.engine import EngineError, GenerationRequest, TokenDelta, mix64
+from tasks.sampling.engines.engine import EngineError, GenerationRequest, TokenDelta
 from tasks.sampling.engines.slot_table import Slot, SlotTable
 
 _GAMMA = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
-_LENGTH, _LOGPROB = 0x4C454E47, 0x4C4F4750  # their random streams differ from that of the tokens
+# Their random streams differ from that of the tokens.
+_LENGTH, _LOGPROB, _TURN = 0x4C454E47, 0x4C4F4750, 0x5455524E
+# The mean number of tokens in a turn after the first.
+LATER_TURN = 8
 
 
 class ScriptedEngine:
@@ -79,7 +84,7 @@ class ScriptedEngine:
     def load_weights(self, version: int, tensors: Mapping[str, TensorBlock]) -> None:  # noqa: ARG002 - no model
         check_idle(version, self._table.responses)
         self._version = version
-        self._table.forget_prompts()
+        self._table.forget()
 
     def start(self, requests: Sequence[GenerationRequest]) -> None:
         self._loaded()
@@ -91,8 +96,8 @@ class ScriptedEngine:
             context_length=self._context_length,
         )
         for placement in self._table.place(requests):
-            prompt = len(placement.request.prompt_ids) if placement.computes_prompt else 0
-            self._prefill_tokens += prompt + len(placement.request.generated_ids)
+            known = len(placement.request.prompt_ids) + len(placement.request.generated_ids)
+            self._prefill_tokens += known - 1 - placement.reused
 
     def step(self) -> list[TokenDelta]:
         version = self._loaded()
@@ -129,7 +134,7 @@ class ScriptedEngine:
         request = slot.request
         token = self._token(request, slot.generated, version)
         logprob = -5.0 * _word(request.noise_key ^ _LOGPROB, slot.generated, version) / _MASK
-        slot.generated += 1
+        slot.token_ids.append(token)
         reason = finish_reason(request, token, slot.generated, self._context_length)
         if reason is not None:
             self._table.leave(row)
@@ -137,8 +142,12 @@ class ScriptedEngine:
 
     def _token(self, request: GenerationRequest, position: int, version: int) -> int:
         stops = request.sampling.stop_token_ids
-        if stops and position + 1 >= self.scripted_length(request.noise_key):
-            return stops[0]
+        if stops:
+            length = self.scripted_length(request.noise_key)
+            if position + 1 == length:
+                return stops[0]
+            if position >= length and _word(request.noise_key ^ _TURN, position, version) % LATER_TURN == 0:
+                return stops[0]
         token = _word(request.noise_key, position, version) % self._vocab_size
         for _ in range(self._vocab_size):
             if token not in stops:

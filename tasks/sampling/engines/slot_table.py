@@ -1,8 +1,8 @@
-"""SlotTable: which row of the key-value cache serves which response, and which prompt each row holds.
+"""SlotTable: which row of the key-value cache serves which response, and which tokens each row holds.
 
-It has no tensors: it decides what is computed, copied and moved, and the engine does it. A row keeps its prompt after
-its response has left, until another prompt takes the row, so that a group's prompt is computed once even when its
-responses start one after another.
+It has no tensors: it decides what is computed, copied and moved, and the engine does it. A row keeps its tokens after
+its response has left, until another response needs the row. So a response that comes back, as after each of its turns,
+has only its new tokens computed, and a group's prompt is computed once even if its responses start one after another.
 """
 
 from collections.abc import Sequence
@@ -11,24 +11,39 @@ from dataclasses import dataclass
 from tasks.sampling.engines.engine import GenerationRequest
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Slot:
-    """A response in flight. `cached` tokens of prompt + response are in the cache; `last_token` is fed next."""
+    """A response's tokens in its row: those of prompt + response. All but the last one are in the cache."""
 
     request: GenerationRequest
-    cached: int
-    generated: int
-    last_token: int
+    token_ids: list[int]
+
+    @property
+    def cached(self) -> int:
+        return len(self.token_ids) - 1
+
+    @property
+    def generated(self) -> int:
+        return len(self.token_ids) - len(self.request.prompt_ids)
+
+    @property
+    def last_token(self) -> int:
+        """The token that is fed next."""
+        return self.token_ids[-1]
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a new response goes. Its prompt is copied from row `source`, is in `row` already, or must be computed."""
+    """Where a new response goes.
+
+    source: the row from which all of the prompt but its last token is copied; None if nothing is copied.
+    reused: how many of the response's first tokens need not be computed, because they are copied or in `row` already.
+    """
 
     row: int
     request: GenerationRequest
     source: int | None
-    computes_prompt: bool
+    reused: int
 
 
 class SlotTable:
@@ -36,7 +51,8 @@ class SlotTable:
 
     def __init__(self, max_responses_in_flight: int) -> None:
         self.slots: list[Slot | None] = [None] * max_responses_in_flight
-        self._prompts: list[tuple[int, ...] | None] = [None] * max_responses_in_flight
+        # What free rows hold, in the order in which they became free.
+        self._kept: dict[int, Slot] = {}
 
     @property
     def responses(self) -> dict[int, int]:
@@ -44,55 +60,97 @@ class SlotTable:
         return {slot.request.response: row for row, slot in enumerate(self.slots) if slot is not None}
 
     def place(self, requests: Sequence[GenerationRequest]) -> list[Placement]:
-        """Give each request a free row; there must be enough free rows."""
-        free = [row for row, slot in enumerate(self.slots) if slot is None]
-        holders = self._holders()
-        placements, waiting = [], []
-        # Free rows that hold a wanted prompt are given out first, before another prompt overwrites them.
+        """Give each request a free row: its own, if that still holds its prompt, else one that was left long ago.
+
+        There must be enough free rows.
+        """
+        left = {slot.request.response: row for row, slot in self._kept.items()}
+        rows: dict[int, int] = {}
         for request in requests:
-            row = holders.get(request.prompt_ids)
-            if row is None or row not in free:
-                waiting.append(request)
-                continue
-            free.remove(row)
-            placements.append(Placement(row=row, request=request, source=None, computes_prompt=False))
-        for row, request in zip(free, waiting, strict=False):
-            source = holders.setdefault(request.prompt_ids, row)
-            first = source == row
-            placements.append(
-                Placement(row=row, request=request, source=None if first else source, computes_prompt=first)
-            )
-        for placement in placements:
-            self._occupy(placement)
-        return placements
+            own = left.get(request.response)
+            if own is not None and self._kept[own].request.prompt_ids == request.prompt_ids:
+                rows[request.response] = own
+        rows |= self._rows_for([request for request in requests if request.response not in rows], set(rows.values()))
+        return self._placed(requests, rows)
 
     def leave(self, row: int) -> None:
-        """Free the row of a response that has ended or was aborted; the row keeps its prompt."""
-        self.slots[row] = None
+        """Free the row of a response that has ended or was aborted; the row keeps its tokens."""
+        slot, self.slots[row] = self.slots[row], None
+        self._kept.pop(row, None)
+        if slot is not None:
+            self._kept[row] = slot
 
     def compact(self) -> list[tuple[int, int]]:
-        """Move responses so that they fill the first rows; return the pairs (from, to) that the cache must copy."""
+        """Move responses so that they fill the first rows; return the pairs (from, to) that the cache must copy.
+
+        What a row had kept goes where the response was, so a row may be both source and target.
+        """
         live = [row for row, slot in enumerate(self.slots) if slot is not None]
         holes = [row for row, slot in enumerate(self.slots[: len(live)]) if slot is None]
         moves = list(zip([row for row in live if row >= len(live)], holes, strict=True))
+        back = {target: source for source, target in moves if target in self._kept}
         for source, target in moves:
             self.slots[target], self.slots[source] = self.slots[source], None
-            self._prompts[target] = self._prompts[source]
-        return moves
+        self._kept = {back.get(row, row): slot for row, slot in self._kept.items()}
+        return moves + list(back.items())
 
-    def forget_prompts(self) -> None:
-        """Mark all rows as empty, because the weights have changed."""
-        self._prompts = [None] * len(self._prompts)
+    def held(self, row: int) -> int:
+        """The number of tokens in a row of the cache."""
+        slot = self.slots[row] or self._kept.get(row)
+        return slot.cached if slot is not None else 0
 
-    def _holders(self) -> dict[tuple[int, ...], int]:
-        """For each prompt, a row that holds it; a free row if there is one."""
-        rows = sorted(range(len(self.slots)), key=lambda row: self.slots[row] is None)
-        return {prompt: row for row in rows if (prompt := self._prompts[row]) is not None}
+    def forget(self) -> None:
+        """Mark all free rows as empty, because the weights have changed or a computation has failed."""
+        self._kept.clear()
 
-    def _occupy(self, placement: Placement) -> None:
-        request = placement.request
-        tokens = request.prompt_ids + request.generated_ids
-        self.slots[placement.row] = Slot(
-            request=request, cached=len(tokens) - 1, generated=len(request.generated_ids), last_token=tokens[-1]
-        )
-        self._prompts[placement.row] = request.prompt_ids
+    def _rows_for(self, requests: Sequence[GenerationRequest], taken: set[int]) -> dict[int, int]:
+        """The rows of responses that have none of their own: empty ones first, then those left longest ago."""
+        free = [row for row, slot in enumerate(self.slots) if slot is None and row not in self._kept]
+        free += [row for row in self._kept if row not in taken]
+        given = free[: len(requests)]
+        rows, waiting = {}, []
+        # All of these rows are overwritten, so a prompt that one of them holds serves a request that wants it.
+        holders = {self._kept[row].request.prompt_ids: row for row in given if row in self._kept}
+        for request in requests:
+            row = holders.pop(request.prompt_ids, None)
+            if row is None:
+                waiting.append(request)
+            else:
+                rows[request.response] = row
+        rest = [row for row in given if row not in rows.values()]
+        return rows | {request.response: row for request, row in zip(waiting, rest, strict=True)}
+
+    def _placed(self, requests: Sequence[GenerationRequest], rows: dict[int, int]) -> list[Placement]:
+        """Occupy the rows, and say where each response's first tokens come from."""
+        before = {row: self._kept.pop(row) for row in rows.values() if row in self._kept}
+        # Rows that hold a prompt when copying begins: those that are not given away, or go to a request with it.
+        holders = {slot.request.prompt_ids: row for row, slot in self._kept.items()}
+        holders |= {slot.request.prompt_ids: row for row, slot in enumerate(self.slots) if slot is not None}
+        reused = {}
+        for request in requests:
+            row = rows[request.response]
+            if row in before and before[row].request.prompt_ids == request.prompt_ids:
+                holders[request.prompt_ids] = row
+                reused[row] = _shared(before[row], request)
+        placements = []
+        for request in requests:
+            row, prompt = rows[request.response], request.prompt_ids
+            source = None if row in reused else holders.setdefault(prompt, row)
+            # The first to need a prompt that no row holds computes it.
+            if source in (None, row):
+                placements.append(Placement(row=row, request=request, source=None, reused=reused.get(row, 0)))
+            else:
+                placements.append(Placement(row=row, request=request, source=source, reused=len(prompt) - 1))
+            self.slots[row] = Slot(request, [*prompt, *request.generated_ids])
+        return placements
+
+
+def _shared(slot: Slot, request: GenerationRequest) -> int:
+    """How many of a request's tokens, its last one excepted, its row holds; the prompts are equal."""
+    length = len(request.prompt_ids)
+    shared = length
+    for held, wanted in zip(slot.token_ids[length:], request.generated_ids, strict=False):
+        if held != wanted:
+            break
+        shared += 1
+    return min(shared, slot.cached, length + len(request.generated_ids) - 1)

@@ -1,8 +1,9 @@
 """TorchEngine: continuous batching of any Hugging Face causal language model in plain PyTorch, on a CPU or one GPU.
 
 Every response in flight has a row of a key-value cache allocated in advance. `start` computes the cache of all known
-tokens but the last, each prompt once for its whole group; every `step` feeds the last token of every response and
-samples the next. A resumed response therefore goes through the same computation as one that was never interrupted.
+tokens but the last, each prompt once for its whole group, and nothing that a row still holds; every `step` feeds the
+last token of every response and samples the next. A resumed response therefore goes through the same computation as one
+that was never interrupted.
 """
 
 import math
@@ -123,7 +124,7 @@ class TorchEngine:
         if self._decoder is None:
             self._decoder = self._build()
         self._decoder.load(matched_weights(self._decoder, given))
-        self._table.forget_prompts()
+        self._table.forget()
         if self._cache is None:
             self._cache = KeyValueCache(
                 rows=self._max_in_flight,
@@ -152,7 +153,7 @@ class TorchEngine:
         except BaseException:
             for placement in placements:
                 self._table.leave(placement.row)
-            self._table.forget_prompts()
+            self._table.forget()
             raise
 
     @_breakdowns()
@@ -225,7 +226,7 @@ class TorchEngine:
         live = [slot for slot in self._table.slots if slot is not None]
         if moves:
             sources, targets = zip(*moves, strict=True)
-            cache.copy_rows(sources, targets, max(slot.cached for slot in live))
+            cache.copy_rows(sources, targets, max(map(self._table.held, targets)))
         self._batch = batch_of(live, self._device) if live else None
 
     def _extend(self, row: int, slot: Slot, token: int, logprob: float) -> TokenDelta:
@@ -234,9 +235,7 @@ class TorchEngine:
             raise EngineError(
                 f"response {request.response}: log-prob {logprob} at token {slot.generated}; weights bad?"
             )
-        slot.cached += 1
-        slot.generated += 1
-        slot.last_token = token
+        slot.token_ids.append(token)
         reason = finish_reason(request, token, slot.generated, self._context_length)
         if reason is not None:
             self._table.leave(row)
@@ -245,22 +244,17 @@ class TorchEngine:
 
     def _fill(self, decoder: Decoder, cache: KeyValueCache, placements: Sequence[Placement]) -> None:
         """Fill the cache rows of new responses with all of their tokens but the last."""
-        prompts = [(p.row, 0, p.request.prompt_ids[:-1]) for p in placements if p.computes_prompt]
-        self._prefill(decoder, cache, prompts)
-        copies = [p for p in placements if p.source is not None]
-        cache.copy_rows(
-            [p.source for p in copies if p.source is not None],
-            [p.row for p in copies],
-            max((len(p.request.prompt_ids) - 1 for p in copies), default=0),
-        )
-        resumed = [p for p in placements if p.request.generated_ids]
+        prompts = [p for p in placements if p.source is None and not p.reused]
+        self._prefill(decoder, cache, [(p.row, 0, p.request.prompt_ids[:-1]) for p in prompts])
+        copies = [(p.source, p.row, p.reused) for p in placements if p.source is not None]
+        if copies:
+            sources, targets, lengths = zip(*copies, strict=True)
+            cache.copy_rows(sources, targets, max(lengths))
+        rest = [(p, p.reused or len(p.request.prompt_ids) - 1) for p in placements]
         self._prefill(
             decoder,
             cache,
-            [
-                (p.row, len(p.request.prompt_ids) - 1, p.request.prompt_ids[-1:] + p.request.generated_ids[:-1])
-                for p in resumed
-            ],
+            [(p.row, first, (p.request.prompt_ids + p.request.generated_ids)[first:-1]) for p, first in rest],
         )
 
     def _prefill(

@@ -13,6 +13,7 @@ TRIED = ("0.32.0",)
 # For each name, the module that has it and the use to replace if a release drops it.
 NAMES = {
     "EngineArgs": ("vllm.engine.arg_utils", "settings of an engine"),
+    "UsageContext": ("vllm.usage.usage_lib", "for which use vLLM chooses its defaults"),
     "AsyncLLM": ("vllm.v1.engine.async_llm", "the engine in a process of its own"),
     "LLMEngine": ("vllm.v1.engine.llm_engine", "the engine in this process"),
     "VLLMClientError": ("vllm.exceptions", "a request that is refused"),

@@ -8,6 +8,7 @@ import secrets
 from pathlib import Path
 from typing import Any
 
+from storage.paths import expanded
 from tasks.configuration.rollout import VllmConfig
 from tasks.sampling.engines.engine import EngineError
 from tasks.sampling.engines.vllm_names import installed_version, resolve
@@ -18,6 +19,8 @@ _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _KV_BYTES_MAX_CPU = 4 << 30
 _BATCH_INVARIANT_CAPABILITY = 80
 OWNER = "GLEANER_VLLM_OWNER"  # the process whose end also ends vLLM's workers, see vllm_worker
+# Compiled code: of vLLM, by torch.compile, and of single kernels.
+_CACHES = {"VLLM_CACHE_ROOT": "vllm", "TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
 _SAMPLERS = {True: "KeyedSlots", False: "KeyedBatchRows"}
 
 
@@ -34,8 +37,13 @@ def prepare_environment(config: VllmConfig) -> str:
             "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": str(math.ceil(config.step_timeout_s)),
             # A process with threads, such as ours, must not fork.
             "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+            # FlashInfer compiles its sampler with nvcc, which images without a CUDA toolkit lack; vLLM warms it up at
+            # its start even where our own code samples.
+            "VLLM_USE_FLASHINFER_SAMPLER": "0",
         }
     )
+    if config.cache_dir is not None:
+        _set_defaults({name: str(expanded(config.cache_dir) / part) for name, part in _CACHES.items()})
     os.environ[OWNER] = str(os.getpid())
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0" if config.process == "same" else "1"
     platform = resolve("current_platform")
@@ -43,9 +51,9 @@ def prepare_environment(config: VllmConfig) -> str:
         # Several members share a machine, so none binds itself to cores. vLLM's compiler would delay the first token by
         # a minute.
         _set_defaults({"VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCHDYNAMO_DISABLE": "1"})
-    elif config.batch_invariant and platform.has_device_capability(_BATCH_INVARIANT_CAPABILITY):
+    elif config.batch_invariant is True and platform.has_device_capability(_BATCH_INVARIANT_CAPABILITY):
         _set_defaults({"VLLM_BATCH_INVARIANT": "1"})
-    elif config.batch_invariant:
+    elif config.batch_invariant is True:
         log.info(
             "vLLM has no batch-invariant kernels for this device; responses depend on their batch in the last bits"
         )
@@ -101,7 +109,8 @@ def build_vllm_config(
         if config.process == "same":
             given["distributed_executor_backend"] = "uni"
     try:
-        built = resolve("EngineArgs")(**given).create_engine_config()
+        # As vLLM's own `LLM`: its default of max_num_batched_tokens is up to eight times that without a context.
+        built = resolve("EngineArgs")(**given).create_engine_config(resolve("UsageContext").LLM_CLASS)
         v2 = bool(built.use_v2_model_runner)
     except Exception as error:
         raise EngineError(

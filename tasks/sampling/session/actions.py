@@ -26,11 +26,19 @@ class Lane(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A response to extend from the end of `prefix`, under a claim of `epoch`."""
+    """A response to extend from the end of `prefix`, under a claim of `epoch`.
+
+    events: the answers to its turns. turn_start: where the present turn of the policy began, or is to begin. owes:
+    the policy has ended that turn, and it is not answered. restarts: how often the response began again.
+    """
 
     response: int
     epoch: int
     prefix: tuple[int, ...]
+    events: tuple[bytes, ...] = ()
+    turn_start: int = 0
+    owes: bool = False
+    restarts: int = 0
 
 
 # Actions of any lane: one that leaves writes from the decode lane, and the slot's claim follows the first heartbeat.
@@ -85,15 +93,50 @@ class StartResponses:
 
 
 @dataclass(frozen=True, slots=True)
+class HeldTurn:
+    """A turn that the policy has ended, of a response that is held; the fields are those of OpenTurn.
+
+    journalled: whether its last tokens are in the journal.
+    """
+
+    response: int
+    epoch: int
+    token_ids: tuple[int, ...]
+    events: tuple[bytes, ...]
+    turn_start: int
+    unknown: bool
+    restarts: int
+    journalled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BeginTurns:
+    """Have turns answered, but those with side effects only if they are journalled.
+
+    Result: the responses, as a set, whose turns have side effects.
+    """
+
+    turns: tuple[HeldTurn, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TakeAnswers:
+    """Result: the list of new answers to turns, after waiting up to `wait_s` for one."""
+
+    wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class DecodeStep:
     """Wait for new tokens. Result: Decoded."""
 
 
 @dataclass(frozen=True, slots=True)
 class AbortResponses:
-    """Have the engine forget responses."""
+    """Have the environments, and an engine that lives, forget responses."""
 
     responses: tuple[int, ...]
+    engine_lives: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +246,8 @@ Action = (
     | LoadWeights
     | RestartEngine
     | StartResponses
+    | BeginTurns
+    | TakeAnswers
     | DecodeStep
     | AbortResponses
     | ReadClosed

@@ -261,8 +261,9 @@ class Claimant:
             return self._claim_all(self._free(transfer.count), None, transfer.cause)
         if not self._has_read([holder]):
             return None
-        candidates = self._candidates(holder)
-        if transfer.cause in (Cause.OVERFULL, Cause.LATE):
+        runs = transfer.cause in (Cause.OVERFULL, Cause.LATE)
+        candidates = self._candidates(holder, acting=not runs)
+        if runs:
             asked = self._asked.get(holder)
             if asked is None:
                 return self._ask(transfer, candidates)
@@ -304,13 +305,13 @@ class Claimant:
             log.info("slot %d: took %d responses: %s", self._slot, len(taken), cause.value)
         return Taken(self._work(taken), claims)
 
-    def _candidates(self, holder: str) -> list[Candidate]:
-        """The unfinished responses of a member, as its journal shows them."""
+    def _candidates(self, holder: str, *, acting: bool) -> list[Candidate]:
+        """The unfinished responses of a member, as its journal shows them; `acting`: also those owed an answer."""
         book, found = self._reader.book, []
         for response in book.holdings().get(holder, ()):
             assembled = self._reader.assemble(response)
             owner = book.owner(response)
-            if assembled.finish.ends_response or owner is None:
+            if assembled.finish.ends_response or owner is None or (assembled.owes and not acting):
                 continue
             begun = bool(assembled.lineage) and assembled.lineage[-1].epoch == owner.epoch
             found.append(
@@ -370,7 +371,9 @@ class Claimant:
             assert owner.incarnation == self._incarnation, f"response {response} is held by {owner.incarnation}"
             self.tokens_recovered += len(assembled.token_ids)
             if not assembled.finish.ends_response:
-                work.append(Work(response, owner.epoch, tuple(assembled.token_ids.tolist())))
+                prefix = tuple(assembled.token_ids.tolist())
+                turns = assembled.events, assembled.turn_start, assembled.owes, assembled.restarts
+                work.append(Work(response, owner.epoch, prefix, *turns))
         return tuple(work)
 
     def _has_ended(self, response: int) -> bool:

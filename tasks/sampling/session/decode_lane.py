@@ -12,6 +12,7 @@ from tasks.sampling.engines.engine import EngineDied
 from tasks.sampling.session.actions import (
     AbortResponses,
     Beat,
+    BeginTurns,
     Decoded,
     DecodeStep,
     Lane,
@@ -19,6 +20,7 @@ from tasks.sampling.session.actions import (
     Rest,
     RestartEngine,
     StartResponses,
+    TakeAnswers,
     WriteShard,
 )
 from tasks.sampling.session.duties import Steps
@@ -71,16 +73,28 @@ def _turn(state: State) -> Steps:
             yield from _load(state)
         elif responses := holdings.admit(state.engine_max):
             yield from _start(state, responses)
-        elif holdings.in_flight:
-            batch = len(holdings.in_flight)
-            decoded: Decoded = yield DecodeStep()
-            state.rate.record(batch, decoded.took_s, sum(len(delta.token_ids) for delta in decoded.deltas))
-            for delta in decoded.deltas:
-                holdings.record(delta)
+        elif turns := holdings.turns_to_begin():
+            state.note_begun(turns, (yield BeginTurns(turns)))
+        elif holdings.in_flight or holdings.is_answered:
+            yield from _go_on(state)
         else:
             yield Rest(state.now_s + min(IDLE_POLL_S, state.wake_interval_s))
     except EngineDied as error:
         state.begin_again(error)
+
+
+def _go_on(state: State) -> Steps:
+    """Take answers to turns, waiting for one only if there is nothing to decode; then decode a step."""
+    holdings = state.holdings
+    if holdings.is_answered:
+        answers = yield TakeAnswers(0.0 if holdings.in_flight else min(IDLE_POLL_S, state.wake_interval_s))
+        state.take_answers(answers)
+    if holdings.in_flight:
+        batch = len(holdings.in_flight)
+        decoded: Decoded = yield DecodeStep()
+        state.rate.record(batch, decoded.took_s, sum(len(delta.token_ids) for delta in decoded.deltas))
+        for delta in decoded.deltas:
+            holdings.record(delta)
 
 
 def _load(state: State) -> Steps:
@@ -106,13 +120,17 @@ def _start(state: State, responses: list[int]) -> Steps:
 def _abort(state: State) -> Steps:
     """Have the engine forget what is not to be extended any more."""
     forgotten = tuple(sorted(state.holdings.forgotten))
-    yield AbortResponses(forgotten)
+    yield AbortResponses(forgotten, engine_lives=state.death is None)
     state.holdings.forgotten.difference_update(forgotten)
 
 
 def _leave(state: State) -> Steps:
     """Hand everything in, and have the engine forget what is in flight: a later session must find nothing there."""
     state.leaving = True
+    if state.holdings.is_answered:
+        # Whatever environments raise, it must not keep tokens from being handed in.
+        with suppress(Exception):
+            state.take_answers((yield TakeAnswers(0.0)))
     state.holdings.stop_decoding()
     try:
         yield from _hand_in(state)
@@ -152,8 +170,8 @@ def _until_ended(state: State, lanes: set[Lane], limit_s: float) -> Steps:
 
 
 def _forget_all(state: State) -> Steps:
-    """Abort what the engine still decodes; one that cannot is taken for dead, so that its next user restarts it."""
-    if state.holdings.forgotten and state.death is None:
+    """Abort what is still decoded or answered; an engine that cannot is taken for dead: its next user restarts it."""
+    if state.holdings.forgotten:
         try:
             yield from _abort(state)
         except Exception as error:  # noqa: BLE001 - whatever it is, it must not hide why the member leaves

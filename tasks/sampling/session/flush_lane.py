@@ -60,7 +60,10 @@ class FlushLane:
         if state.leaving:
             return  # the decode lane writes the rest
         ends, released, asked = holdings.ends, dict(holdings.released), state.looks_asked
+        owed, state.unjournalled_tool_s = list(holdings.acting.values()), 0.0
         yield WriteShard(holdings.take_pending())
+        for turn in owed:
+            turn.journalled = True
         state.ends_journalled, state.released_journalled, state.looks_due = ends, released, asked
 
     def _beat(self) -> Steps:

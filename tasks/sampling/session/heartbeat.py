@@ -29,6 +29,7 @@ class Vitals:
     unfinished: int
     running: int
     waiting: int
+    acting: int
     released: int
     plateau: int
     room: int

@@ -1,50 +1,79 @@
 """Holdings: the responses that an incarnation holds, the state of each, and its tokens that are in no shard yet."""
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from storage.journal import PendingRows
 from storage.shard import Finish
 from tasks.sampling.engines.engine import FinishReason, TokenDelta
-from tasks.sampling.session.actions import Work
+from tasks.sampling.session.actions import HeldTurn, Work
+from tasks.turns.environments import Answer
 
 FINISH = {FinishReason.STOP: Finish.STOP, FinishReason.LENGTH: Finish.LENGTH}
 
 
 @dataclass(slots=True)
 class Held:
-    """A response to extend: the epoch of its claim, and its tokens so far, journalled or not."""
+    """A response to extend: the epoch of its claim, and its tokens and answered turns so far, journalled or not.
+
+    turn_start, restarts: as in Work.
+    """
 
     epoch: int
     token_ids: list[int]
+    events: list[bytes] = field(default_factory=list)
+    turn_start: int = 0
+    restarts: int = 0
+
+
+@dataclass(slots=True)
+class Owed:
+    """The answer that an environment owes to a turn.
+
+    unknown: an earlier incarnation may have made its calls. journalled: whether the turn is in the journal.
+    begun: whether it is being answered. has_effects: whether it must be in the journal before that.
+    """
+
+    unknown: bool
+    journalled: bool
+    begun: bool = False
+    has_effects: bool = False
 
 
 @dataclass(slots=True)
 class Holdings:
-    """The responses of an incarnation by state: each one in `held` is either in `waiting` or in `in_flight`.
+    """The responses of an incarnation by state: each one in `held` is in `waiting`, in `in_flight` or in `acting`.
 
     `held` is in the order of taking. `released` and `ended` give the epoch of the claim under which that happened.
-    forgotten: responses that the engine still decodes although they are not to be extended; their tokens are ignored
-    until it has aborted them. ends: how many responses have ended, each time counted if one was claimed again.
+    acting: responses whose turn an environment answers; they take no place in the engine. has_turns: whether a response
+    that the engine has ended goes there. forgotten: responses that the engine still decodes, or an environment still
+    has, although they are not to be extended; what comes of them is ignored until they are aborted. ends: how many
+    responses have ended, each time counted if one was claimed again.
     own: the responses that the plan gives to the slot. batch_max: the plan's limit on how many the member decodes
     together while it holds any of `own`.
     """
 
     own: frozenset[int] = frozenset()
     batch_max: int | None = None
+    has_turns: bool = False
 
     state: Literal["loading", "working", "gone"] = "loading"
     held: dict[int, Held] = field(default_factory=dict)
     waiting: deque[int] = field(default_factory=deque)
     in_flight: set[int] = field(default_factory=set)
+    acting: dict[int, Owed] = field(default_factory=dict)
+    _finish: dict[FinishReason, Finish] = field(init=False)
     forgotten: set[int] = field(default_factory=set)
     released: dict[int, int] = field(default_factory=dict)
     ended: dict[int, int] = field(default_factory=dict)
     pending: PendingRows = field(default_factory=PendingRows)
     ends: int = 0
     generated: int = 0
+
+    def __post_init__(self) -> None:
+        self._finish = dict.fromkeys(FinishReason, Finish.ACTING) if self.has_turns else FINISH
 
     @property
     def is_isolated(self) -> bool:
@@ -59,9 +88,14 @@ class Holdings:
         """Hold a response; if it is held under an earlier claim, it begins again from the tokens of the new one."""
         if work.response in self.held:
             self.let_go({work.response})
-        self.held[work.response] = Held(work.epoch, list(work.prefix))
+        self.held[work.response] = Held(
+            work.epoch, list(work.prefix), list(work.events), work.turn_start, work.restarts
+        )
         self.released.pop(work.response, None)
-        self.waiting.append(work.response)
+        if work.owes:
+            self.acting[work.response] = Owed(unknown=True, journalled=True)
+        else:
+            self.waiting.append(work.response)
 
     def admit(self, engine_max: int) -> list[int]:
         """Move the first waiting responses into flight, as many as there is room for; returns them."""
@@ -73,14 +107,16 @@ class Holdings:
     def begin_again(self) -> None:
         """Note that the engine lost everything: it needs weights, and all held responses wait in order of taking."""
         self.state = "loading"
-        self.waiting = deque(self.held)
+        self.waiting = deque(response for response in self.held if response not in self.acting)
         self.in_flight.clear()
-        self.forgotten.clear()
+        # The engine has forgotten all; environments have not.
+        self.forgotten = {response for response in self.forgotten if self.has_turns and response not in self.held}
 
     def stop_decoding(self) -> None:
-        """Note that nothing is decoded any more; what was in flight is to be aborted and waits."""
-        self.forgotten |= self.in_flight
+        """Note that nothing is decoded or answered any more; what was is to be aborted and waits."""
+        self.forgotten |= set(self.held) if self.has_turns else self.in_flight
         self.in_flight.clear()
+        self.acting.clear()
         self.waiting = deque(self.held)
 
     def record(self, delta: TokenDelta) -> None:
@@ -94,15 +130,67 @@ class Holdings:
             return
         held, new = self.held[response], delta.token_ids
         known = held.token_ids
-        finish = Finish.RUNNING if reason is None else FINISH[reason]
+        finish = Finish.RUNNING if reason is None else self._finish[reason]
         self.pending.append(response, held.epoch, len(known), new, delta.logprobs, finish)
         known += new
         self.generated += len(new)
         if reason is not None:
-            self.ended[response] = held.epoch
-            self.ends += 1
             self.in_flight.remove(response)
-            del self.held[response]
+            if self.has_turns:
+                self.acting[response] = Owed(unknown=False, journalled=False)
+            else:
+                self._end(response)
+
+    def _end(self, response: int) -> None:
+        self.ended[response] = self.held.pop(response).epoch
+        self.ends += 1
+
+    def turns_to_begin(self) -> tuple[HeldTurn, ...]:
+        """The turns that can be answered now and are not."""
+        found = []
+        for response, owed in self.acting.items():
+            if not owed.begun and (owed.journalled or not owed.has_effects):
+                held = self.held[response]
+                so_far = tuple(held.token_ids), tuple(held.events), held.turn_start
+                turn = HeldTurn(response, held.epoch, *so_far, owed.unknown, held.restarts, owed.journalled)
+                found.append(turn)
+        return tuple(found)
+
+    def note_begun(self, turns: Sequence[HeldTurn], effects: Collection[int]) -> None:
+        """Note which of these turns are being answered: those that are journalled, and those not in `effects`."""
+        for turn in turns:
+            owed = self.acting.get(turn.response)
+            if owed is not None and self.held[turn.response].epoch == turn.epoch:
+                owed.has_effects = turn.response in effects
+                owed.begun = turn.journalled or not owed.has_effects
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether any turn is being answered."""
+        return any(owed.begun for owed in self.acting.values())
+
+    def answer(self, answer: Answer) -> bool:
+        """Append an answer to its response, which then waits for the engine or has ended; False if it is not wanted."""
+        response, owed = answer.response, self.acting.get(answer.response)
+        if owed is None or not owed.begun or self.held[response].epoch != answer.epoch:
+            return False
+        del self.acting[response]
+        held = self.held[response]
+        start = len(held.token_ids)
+        self.pending.observe(response, held.epoch, start, answer.token_ids, answer.event, answer.finish)
+        self.pending.objects.update(answer.objects)
+        if answer.finish is Finish.RUNNING:
+            held.token_ids += answer.token_ids
+            held.events.append(answer.event)
+            held.turn_start = len(held.token_ids)
+            # It goes first: what the engine still has of it may soon be overwritten.
+            self.waiting.appendleft(response)
+        elif answer.finish is Finish.AGAIN:
+            self.held[response] = Held(held.epoch, [], restarts=held.restarts + 1)
+            self.waiting.append(response)
+        else:
+            self._end(response)
+        return True
 
     def release(self, responses: Collection[int]) -> None:
         """Free responses for other members, once their tokens are journalled."""
@@ -136,16 +224,23 @@ class Holdings:
 
     def check(self) -> None:
         """Assert what always holds, as far as it is cheap to see."""
-        held, waiting, in_flight = len(self.held), len(self.waiting), len(self.in_flight)
-        assert held == waiting + in_flight, f"a held response has no state: {held}, {waiting} wait, {in_flight} decoded"
+        held, waiting, in_flight, acting = (
+            len(part) for part in (self.held, self.waiting, self.in_flight, self.acting)
+        )
+        assert held == waiting + in_flight + acting, (
+            f"a held response has no state: {held}, {waiting} wait, {in_flight} decoded, {acting} acting"
+        )
         assert self.forgotten.isdisjoint(self.in_flight), "a response in flight is to be aborted"
         assert self.state == "working" or not in_flight, f"{in_flight} responses are decoded without weights"
 
     def _stop_holding(self, responses: set[int]) -> None:
         for response in responses:
             del self.held[response]
-        gone = self.in_flight.intersection(responses)
-        self.forgotten |= gone
+        gone = responses & (self.in_flight | self.acting.keys())
+        # An environment may keep what waits for the engine.
+        self.forgotten |= responses if self.has_turns else gone
         self.in_flight -= gone
+        for response in gone & self.acting.keys():
+            del self.acting[response]
         if len(gone) < len(responses):
             self.waiting = deque(response for response in self.waiting if response not in responses)

@@ -21,12 +21,11 @@ from tasks.sampling.engines.choose import build_engine
 from tasks.sampling.session.member import (
     POLL_INTERVAL_S,
     Build,
-    built_engine,
     config_in_force,
+    equipped,
     helping_slot,
     run_session,
     session_config,
-    weights_store,
 )
 from tasks.sampling.session.session_outcome import Preempted, SessionOutcome
 
@@ -71,7 +70,7 @@ def join_run(
         return 0
     paid_since_s = started_at_s()
     died = False
-    with built_engine(weights_store(store, plan), config_in_force(store, plan).rollout, build) as engine:
+    with equipped(store, plan, config_in_force(store, plan), build) as equipment:
         while plan is not None:
             config = config_in_force(store, plan)
             # Not the run's own setting: its writers must not choose where this machine deletes files.
@@ -87,7 +86,7 @@ def join_run(
                 idle_timeout_s=math.inf if limits.patience_s is None else limits.patience_s,
             )
             try:
-                outcome = run_session(store, plan, engine, cache, settings, notice, clock, engine_died=died)
+                outcome = run_session(store, plan, equipment, cache, settings, notice, clock, engine_died=died)
             except Preempted:
                 return helped + 1
             report(plan, outcome)

@@ -6,8 +6,11 @@ import re
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
+from resources.granted import check_granted
+from resources.pools import pool_path
 from resources.process import started_at_s
 from storage import layout, model_files, prompt_table, records
 from storage.clock import Clock
@@ -17,14 +20,20 @@ from storage.records import JOINED_POOL, TRAIN_POOL, PlanRecord, SettingsRecord
 from storage.run import exists, lease_holder, next_iteration, read_config, read_plan, read_run
 from storage.store import CorruptObject, ObjectMissing, ObjectStore
 from storage.weights.cache import WeightCache, open_cache
+from storage.weights.tensor_sets import published_bytes
 from storage.weights.versions import pull_version
+from tasks.configuration.engine_settings import engine_settings
 from tasks.configuration.rollout import RolloutConfig
 from tasks.configuration.run_config import RunConfig, parse
+from tasks.device.gpu_check import check_gpus
 from tasks.sampling.engines.choose import build_engine
 from tasks.sampling.engines.engine import Engine, EngineError
+from tasks.sampling.session.pull_ahead import PullAhead
 from tasks.sampling.session.session import Session
 from tasks.sampling.session.session_config import SessionConfig
 from tasks.sampling.session.session_outcome import Preempted, SessionOutcome
+from tasks.turns.environments import Environments
+from tasks.turns.opened_environments import opened_environments
 
 log = logging.getLogger(__name__)
 POLL_INTERVAL_S = 1.0
@@ -43,7 +52,8 @@ def generate_slot(
     """Generate the responses that the plan gives to a slot, continuing from the journal, then help other slots.
 
     If the slot's iteration is already closed, the member helps with the open iteration, provided `execution` works on
-    one. Raises Preempted after a notice, and EngineDied when the engine cannot be kept alive on this machine.
+    one. Raises Preempted after a notice, EngineDied when the engine cannot be kept alive on this machine, and WrongGpus
+    when the machine's GPUs are not those of the slot's pool.
     """
     store = metered(connect(run_url))
     try:
@@ -51,11 +61,17 @@ def generate_slot(
     except ObjectMissing as error:
         raise EngineError(f"this machine does not see iteration {iteration} of the run at {run_url}") from error
     config, pool = config_in_force(store, plan), plan.slots[slot].pool
+    check_machine(f"slot {slot} of iteration {iteration} of {run_url}", store, plan, config, pool)
     patience_s = config.rollout.idle_timeout_s
     current = still_open(store, plan, execution, patience_s, notice, clock)
     if current is None:
         return SessionOutcome.of_nothing()
-    with built_engine(weights_store(store, current), config.rollout, build) as engine:
+    check_pool(config, pool)
+    cache = weight_cache(config)
+    with (
+        PullAhead(weights_store(store, current), current.weight_version, cache, clock) as ahead,
+        equipped(store, current, config, build) as equipment,
+    ):
         # The iteration may have been closed while the engine started.
         current = still_open(store, current, execution, patience_s, notice, clock)
         if current is None:
@@ -67,7 +83,22 @@ def generate_slot(
             pools = config.pools.rollout_pools
             number, pool = helping_slot(store, current), pool if pool in pools else next(iter(pools))
         settings = session_config(config, slot=number, pool=pool)
-        return run_session(store, current, engine, weight_cache(config), settings, notice, clock)
+        return run_session(store, current, equipment, cache, settings, notice, clock, ahead=ahead)
+
+
+def check_machine(what: str, store: ObjectStore, plan: PlanRecord, config: RunConfig, pool: str) -> None:
+    """In a pod, log what it was granted; raises MachineTooSmall if it cannot hold the weights of the plan."""
+    settings = config.pools.rollout_pools.get(pool)
+    if settings is None:
+        return
+
+    def weights_bytes() -> int:
+        # A volume may hold weights that another process has fetched; they reach a GPU piece by piece.
+        if settings.gpus and (settings.mounts or settings.pod_template):
+            return 0
+        return published_bytes(weights_store(store, plan), layout.weights(plan.weight_version))
+
+    check_granted(what, pool, settings, weights_bytes, "a weight version")
 
 
 def still_open(
@@ -135,18 +166,35 @@ def session_config(config: RunConfig, *, slot: int, pool: str) -> SessionConfig:
     )
 
 
+def check_pool(config: RunConfig, pool: str) -> None:
+    """Raise WrongGpus if this machine has other GPUs than the pool of the crew on which it runs."""
+    machine = config.pools.rollout_pools.get(pool)
+    if machine is not None and config.rollout.engine != "scripted":
+        check_gpus(pool_path(pool), machine.gpus, config.rollout.device)
+
+
 def weight_cache(config: RunConfig) -> WeightCache | None:
     """The folder in which processes of this machine share pulled weights; None when the configuration turns it off."""
     return open_cache(config.rollout.weight_cache_dir, config.rollout.weight_cache_bytes_max)
 
 
+@dataclass(frozen=True)
+class Equipment:
+    """What a process keeps from one session to the next. environments: None in a run without turns."""
+
+    engine: Engine
+    environments: Environments | None
+
+
 @contextmanager
-def built_engine(store: ObjectStore, rollout: RolloutConfig, build: Build) -> Iterator[Engine]:
-    """Build an engine for the run's model, without weights, and close it at the end."""
-    with model_files.downloaded(store) as folder:
-        engine = build(rollout, folder, read_run(store).vocab_size)
+def equipped(store: ObjectStore, plan: PlanRecord, config: RunConfig, build: Build) -> Iterator[Equipment]:
+    """Build an engine for the run's model, without weights, and open environments; close both at the end."""
+    run = weights_store(store, plan)
+    with model_files.downloaded(run) as folder:
+        engine = build(engine_settings(config), folder, read_run(run).vocab_size)
         try:
-            yield engine
+            with opened_environments(config.turns, store, plan, folder) as environments:
+                yield Equipment(engine, environments)
         finally:
             engine.close()
 
@@ -154,7 +202,7 @@ def built_engine(store: ObjectStore, rollout: RolloutConfig, build: Build) -> It
 def run_session(
     store: ObjectStore,
     plan: PlanRecord,
-    engine: Engine,
+    equipment: Equipment,
     cache: WeightCache | None,
     settings: SessionConfig,
     notice: Callable[[], bool],
@@ -162,8 +210,9 @@ def run_session(
     *,
     engine_died: bool = False,
     enough: Callable[[], bool] | None = None,
+    ahead: PullAhead | None = None,
 ) -> SessionOutcome:
-    """Run one session of one iteration on an engine.
+    """Run one session of one iteration. ahead: has pulled weights since before the engine was built.
 
     Once the iteration is closed, missing or corrupt objects are no error, because retention may be deleting them.
     Raises Preempted after a notice, EngineDied, and EngineError when an evaluation's weight version is gone.
@@ -172,14 +221,17 @@ def run_session(
     weights = weights_store(store, plan)
 
     def load(into: Engine, heed: Callable[[], None]) -> None:
-        _, tensors = pull_version(weights, plan.weight_version, cache, clock, check=heed)
+        tensors = None if ahead is None else ahead.take(plan.weight_version, heed)
+        if tensors is None:
+            _, tensors = pull_version(weights, plan.weight_version, cache, clock, check=heed)
         into.load_weights(plan.weight_version, tensors)
 
     session = Session(
         store,
         plan,
         prompts=prompt_table.read_prompts(store, plan),
-        engine=engine,
+        engine=equipment.engine,
+        environments=equipment.environments,
         load=load,
         config=settings,
         clock=clock,

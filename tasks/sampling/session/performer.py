@@ -8,15 +8,17 @@ from typing import Any
 
 from storage.clock import Clock
 from storage.journal import JournalWriter
+from storage.noise_keys import noise_key
 from storage.prompt_table import PromptRow
 from storage.records import PlanRecord
 from storage.store import ObjectStore
-from tasks.sampling.engines.engine import Engine, GenerationRequest, noise_key
+from tasks.sampling.engines.engine import Engine, GenerationRequest
 from tasks.sampling.session.actions import (
     AbortResponses,
     Action,
     AskEnough,
     Beat,
+    BeginTurns,
     Claims,
     ClaimSlot,
     Decoded,
@@ -24,6 +26,7 @@ from tasks.sampling.session.actions import (
     Done,
     Event,
     Failed,
+    HeldTurn,
     Lane,
     LoadWeights,
     LookAround,
@@ -35,11 +38,13 @@ from tasks.sampling.session.actions import (
     RestartEngine,
     StartResponses,
     Take,
+    TakeAnswers,
     WriteShard,
 )
 from tasks.sampling.session.claimant import Claimant
 from tasks.sampling.session.heartbeat import Heartbeat
 from tasks.sampling.session.session_config import SessionConfig
+from tasks.turns.environments import Environments, OpenTurn
 
 Load = Callable[[Engine, Callable[[], None]], None]
 
@@ -62,13 +67,15 @@ class Performer:
         load: Load,
         config: SessionConfig,
         clock: Clock,
+        environments: Environments | None,
         enough: Callable[[], bool] | None,
         is_useless: Callable[[], bool],
     ) -> None:
-        """load, enough: see Session. is_useless: whether waiting for weights has become useless."""
+        """load, environments, enough: see Session. is_useless: whether waiting for weights has become useless."""
         self._plan = plan
         self._prompts = prompts
         self._engine = engine
+        self._environments = environments
         self._load = load
         self._clock = clock
         self._enough = enough
@@ -119,8 +126,23 @@ class Performer:
                 began_s = self._clock.monotonic()
                 deltas = self._engine.step()
                 return Decoded(deltas, self._clock.monotonic() - began_s)
-            case AbortResponses(responses):
-                return self._engine.abort(responses)
+            case AbortResponses(responses, engine_lives):
+                if self._environments is not None:
+                    self._environments.forget(responses)
+                return self._engine.abort(responses) if engine_lives else None
+            case _:
+                return self._environment_action(action)
+
+    def _environment_action(self, action: Action) -> Any:
+        environments = self._environments
+        match action:
+            case BeginTurns(turns) if environments is not None:
+                opened = [(self._open_turn(turn), turn.journalled) for turn in turns]
+                effects = {turn.response for turn, _ in opened if environments.waits_for_journal(turn)}
+                environments.begin([turn for turn, journalled in opened if journalled or turn.response not in effects])
+                return effects
+            case TakeAnswers(wait_s) if environments is not None:
+                return environments.answers(wait_s)
             case _:
                 return self._write(action)
 
@@ -182,6 +204,26 @@ class Performer:
     def _heed(self) -> None:
         if self._is_useless():
             raise WaitIsUseless
+
+    def _open_turn(self, turn: HeldTurn) -> OpenTurn:
+        """A turn with what an environment must know of the plan."""
+        plan = self._plan
+        group = turn.response // plan.num_generations
+        return OpenTurn(
+            run_seed=plan.run_seed,
+            iteration=plan.iteration,
+            group=group,
+            response=turn.response,
+            epoch=turn.epoch,
+            prompt=self._prompts[group],
+            token_ids=turn.token_ids,
+            events=turn.events,
+            turn_start=turn.turn_start,
+            # Prompts are so short that the context has room for the longest completion (tasks/prompts/tokenise.py).
+            room=plan.sampling.max_completion_length - len(turn.token_ids),
+            unknown=turn.unknown,
+            restarts=turn.restarts,
+        )
 
     def _request(self, response: int, token_ids: tuple[int, ...]) -> GenerationRequest:
         group = response // self._plan.num_generations

@@ -25,12 +25,11 @@ from tasks.sampling.engines.engine import EngineDied
 from tasks.sampling.session.crew_watch import CrewWatch
 from tasks.sampling.session.member import (
     Build,
-    built_engine,
+    equipped,
     helping_slot,
     run_session,
     session_config,
     weight_cache,
-    weights_store,
 )
 from tasks.sampling.session.session_config import SessionConfig
 
@@ -159,13 +158,13 @@ def _generate(
     rollout = replace(config.rollout, vllm=replace(config.rollout.vllm, process="own"))
     began_s = clock.monotonic()
     watch = CrewWatch(store, plan, config.rollout, config.planning, clock, execution=machine.execution)
-    with _one_device(machine.device), built_engine(weights_store(store, plan), rollout, build) as engine:
+    with _one_device(machine.device), equipped(store, plan, replace(config, rollout=rollout), build) as equipment:
         if settings.time_limit_s is not None:
             left_s = max(0.0, settings.time_limit_s - (clock.monotonic() - began_s))
             settings = replace(settings, time_limit_s=left_s)
         enough = (watch.works if again else watch.lives) if config.planning.seeding == "auto" else None
         cache, notice = weight_cache(config), lambda: False
-        outcome = run_session(store, plan, engine, cache, settings, notice, clock, enough=enough)
+        outcome = run_session(store, plan, equipment, cache, settings, notice, clock, enough=enough)
     return Seeded(clock.monotonic() - began_s, outcome.tokens_generated)
 
 

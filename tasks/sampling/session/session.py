@@ -21,6 +21,7 @@ from tasks.sampling.session.session_config import SessionConfig
 from tasks.sampling.session.session_outcome import SessionOutcome
 from tasks.sampling.session.state import State
 from tasks.sampling.session.state_machine import StateMachine
+from tasks.turns.environments import Environments
 
 # The lanes that begin beside the decode lane.
 BESIDE = (Lane.FLUSH, Lane.CLAIM)
@@ -43,6 +44,7 @@ class Session:
         config: SessionConfig,
         clock: Clock,
         notice: Callable[[], bool],
+        environments: Environments | None = None,
         incarnation: str | None = None,
         engine_died: bool = False,
         enough: Callable[[], bool] | None = None,
@@ -52,6 +54,7 @@ class Session:
         load: gives the engine the plan's weights, once there is something to decode. It receives a function that it
         must call now and then while it waits, and which raises when waiting has become useless.
         notice: whether the machine is wanted back; it is asked before every action of the decode lane.
+        environments: they answer the policy's turns; None in a run without turns.
         incarnation: a name that was never used before; by default a random one.
         engine_died: the engine must be restarted before it is used.
         enough: once time_limit_s has passed, or when a standing member holds nothing, the session ends only when this
@@ -66,6 +69,7 @@ class Session:
             config,
             engine_max=engine.max_responses_in_flight,
             asks_enough=enough is not None,
+            has_turns=environments is not None,
             death="in an earlier iteration" if engine_died else None,
             now_s=clock.monotonic(),
         )
@@ -79,6 +83,7 @@ class Session:
             load=load,
             config=config,
             clock=clock,
+            environments=environments,
             enough=enough,
             is_useless=lambda: notice() or self.state.is_useless,
         )

@@ -20,18 +20,22 @@ from storage.run import exists, read_plan
 from storage.store import CorruptObject, ObjectMissing, ObjectStore, StoreUnavailable
 from storage.weights.versions import pull_version
 from tasks.sampling.engines.choose import build_engine
-from tasks.sampling.engines.engine import Engine, EngineDied
+from tasks.sampling.engines.engine import EngineDied
 from tasks.sampling.session.duties import FAILURES_MAX
 from tasks.sampling.session.member import (
     POLL_INTERVAL_S,
     Build,
-    built_engine,
+    Equipment,
+    check_machine,
+    check_pool,
     config_in_force,
+    equipped,
     helping_slot,
     run_session,
     session_config,
     weight_cache,
 )
+from tasks.sampling.session.pull_ahead import PullAhead
 from tasks.sampling.session.route import Route
 from tasks.sampling.session.session_outcome import Preempted, SessionOutcome
 
@@ -61,12 +65,20 @@ class Post:
 def stand(post: Post, notice: Callable[[], bool], clock: Clock, build: Build = build_engine) -> SessionOutcome:
     """Work on each iteration of the execution until the last one is closed; returns what all sessions did together.
 
-    Raises what `Standing.stand` does. Before that everything is flushed and free for other members, if the store works.
+    Raises WrongGpus as `generate_slot` does, and what `Standing.stand` does. Before that everything is flushed and free
+    for other members, if the store works.
     """
     store = metered(connect(post.run_url))
-    config = config_in_force(store, read_plan(store, post.first))
-    with built_engine(store, config.rollout, build) as engine:
-        process = _Process(post, store, engine, notice, clock)
+    first = read_plan(store, post.first)
+    config = config_in_force(store, first)
+    pool = pool_of(config.pools, post.slot)
+    check_machine(f"slot {post.slot} of {post.run_url}", store, first, config, pool)
+    check_pool(config, pool)
+    with (
+        PullAhead(store, first.weight_version, weight_cache(config), clock) as ahead,
+        equipped(store, first, config, build) as equipment,
+    ):
+        process = _Process(post, store, equipment, ahead, notice, clock)
         route = Route(store, post.execution, post.first, post.last)
         return Standing(route, process.work, process.warm, notice, clock, f"slot {post.slot}").stand()
 
@@ -164,11 +176,19 @@ class _Process:
     """This process: the run's store, the engine, and since when it is paid for."""
 
     def __init__(
-        self, post: Post, store: ObjectStore, engine: Engine, notice: Callable[[], bool], clock: Clock
+        self,
+        post: Post,
+        store: ObjectStore,
+        equipment: Equipment,
+        ahead: PullAhead,
+        notice: Callable[[], bool],
+        clock: Clock,
     ) -> None:
         self._post = post
         self._store = store
-        self._engine = engine
+        self._equipment = equipment
+        self._engine = equipment.engine
+        self._ahead = ahead
         self._notice = notice
         self._clock = clock
         self._paid_since_s = started_at_s()
@@ -187,13 +207,14 @@ class _Process:
         outcome = run_session(
             self._store,
             plan,
-            self._engine,
+            self._equipment,
             weight_cache(config),
             settings,
             self._notice,
             self._clock,
             engine_died=engine_died,
             enough=enough,
+            ahead=self._ahead,
         )
         self._paid_since_s = self._clock.wall()
         return outcome

@@ -5,17 +5,18 @@ It holds no store, engine, clock or thread. The state machine keeps `now_s` and 
 
 import logging
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from storage.records import PlanRecord
 from tasks.planning.decode_rate import DecodeRate
 from tasks.planning.rebalance import Seeker, should_cut
 from tasks.sampling.engines.engine import EngineDied
-from tasks.sampling.session.actions import Action, Claims, Lane, Seen, Taken, Work
+from tasks.sampling.session.actions import Action, Claims, HeldTurn, Lane, Seen, Taken, Work
 from tasks.sampling.session.heartbeat import Vitals
 from tasks.sampling.session.holdings import Holdings
 from tasks.sampling.session.session_config import SessionConfig
 from tasks.sampling.session.session_outcome import SessionOutcome
+from tasks.turns.environments import Answer
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +37,7 @@ class State:
         *,
         engine_max: int,
         asks_enough: bool,
+        has_turns: bool = False,
         death: str | None,
         now_s: float,
     ) -> None:
@@ -45,7 +47,7 @@ class State:
         self.now_s, self.wall_s = now_s, 0.0
         place = plan.slots[config.slot] if config.slot < len(plan.slots) else None
         own = frozenset(plan.responses_of(config.slot)) if place else frozenset[int]()
-        self.holdings = Holdings(own=own, batch_max=place.batch_max if place else None)
+        self.holdings = Holdings(own=own, batch_max=place.batch_max if place else None, has_turns=has_turns)
         self.rate = DecodeRate()
         self.death = death
         self.restarts = 0
@@ -87,6 +89,8 @@ class State:
         self.looks_asked = self.looks_due = self.looks_answered = 0
         self.ends_journalled = 0
         self.released_journalled: dict[int, int] = {}
+        # How long tools took for answers that are in no shard yet.
+        self.unjournalled_tool_s = 0.0
 
     # The flush lane and the claim lane.
 
@@ -94,6 +98,11 @@ class State:
         """Have a flush, a heartbeat and then a look done now, because there is news or nothing left to do."""
         self.looks_asked += 1
         self.next_flush_s = self.next_beat_s = self.next_look_s = self.now_s
+        self.hastened.add(Lane.FLUSH)
+
+    def hasten_flush(self) -> None:
+        """Have a flush done now, because something waits for it or would be costly to lose."""
+        self.next_flush_s = self.now_s
         self.hastened.add(Lane.FLUSH)
 
     @property
@@ -145,6 +154,7 @@ class State:
             unfinished=len(holdings.held) + len(holdings.released) + unjournalled,
             running=len(holdings.in_flight),
             waiting=len(holdings.waiting),
+            acting=len(holdings.acting),
             released=len(self.released_journalled.items() & holdings.released.items()),
             plateau=self.rate.plateau(),
             room=self.room(),
@@ -222,10 +232,31 @@ class State:
         if self.error is not None:
             raise self.error
 
+    def note_begun(self, turns: Sequence[HeldTurn], effects: Collection[int]) -> None:
+        """Note that turns are being answered; a flush first puts those in `effects` into the journal."""
+        self.holdings.note_begun(turns, effects)
+        if any(turn.response in effects and not turn.journalled for turn in turns):
+            self.hasten_flush()
+
+    def take_answers(self, answers: Sequence[Answer]) -> None:
+        """Append answers to their responses, and have some of them journalled at once.
+
+        Tool time is work, too, so no more than an interval of it may be lost. A call with side effects should not be
+        made again, and one that may have been made before should not be once more.
+        """
+        has_effects = False
+        for answer in answers:
+            owed = self.holdings.acting.get(answer.response)
+            if self.holdings.answer(answer):
+                self.unjournalled_tool_s += answer.seconds
+                has_effects |= owed is not None and (owed.has_effects or owed.unknown)
+        if has_effects or self.unjournalled_tool_s > self.config.flush_interval_s:
+            self.hasten_flush()
+
     @property
     def cut_due(self) -> bool:
-        """Whether everything held is to be released; at most once per session."""
-        return self._wants_cut and not self.has_cut
+        """Whether everything held is to be released, once no environment owes an answer; at most once per session."""
+        return self._wants_cut and not self.has_cut and not self.holdings.acting
 
     def cut(self) -> None:
         """Release everything held: other members have room for it, and this machine is no longer worth its price."""
@@ -234,10 +265,11 @@ class State:
         self._release(list(self.holdings.held))
 
     def hand_over(self) -> None:
-        """Release what was asked for and is still held, once its tokens are journalled."""
+        """Release what was asked for and is still held, once its tokens are journalled; not while a tool is called."""
         if not self.asked_for:
             return
-        asked_for = [response for response in self.asked_for if response in self.holdings.held]
+        held, acting = self.holdings.held, self.holdings.acting
+        asked_for = [response for response in self.asked_for if response in held and response not in acting]
         self.asked_for = set()
         if asked_for:
             self._release(asked_for)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tasks.grading.binding import bind
-from tasks.grading.reward import GradingCase, GradingError
+from tasks.grading.reward import GradedConversation, GradingCase, GradingError
 
 CHAT = [{"role": "user", "content": "2+2?"}]
 TEXT_CASES = [
@@ -113,3 +113,29 @@ def test_callable_objects_are_functions():
 def test_other_signatures_are_refused_with_both_forms(function: Callable[..., Any], reason: str):
     with pytest.raises(GradingError, match=rf"reward 'pkg:f' .*{reason}; allowed: TRL's f\(prompts.*verl's f\(data"):
         bind(function, "pkg:f")
+
+
+SPOKEN = [
+    *({"role": "user", "content": "4?"}, {"role": "assistant", "content": "look"}),
+    *({"role": "tool", "name": "look", "content": "4"}, {"role": "assistant", "content": "#### 4"}),
+]
+TURNS = GradingCase(
+    1, SPOKEN[:1], "#### 4", (5, 9, 6), {"extra_info": {"index": 3}}, GradedConversation(SPOKEN, 1, 2, 0.5)
+)
+
+
+def test_with_turns_trl_gets_all_messages_after_the_prompt():
+    assert bind(lambda completions: completions, "r").call([TURNS]) == [SPOKEN[1:]]
+
+
+def test_with_turns_verl_gets_the_last_answer_and_the_conversation():
+    bound = bind(lambda solution_str, extra_info: (solution_str, extra_info), "r")
+    assert bound.call([TURNS]) == ("#### 4", {"index": 3, "messages": SPOKEN})
+    batched = bind(lambda solution_strs, extra_infos: (solution_strs, extra_infos), "r")
+    assert batched.call([TURNS]) == (["#### 4"], [{"index": 3, "messages": SPOKEN}])
+
+
+def test_a_function_that_wants_the_environments_is_told_why_it_cannot_have_them():
+    with pytest.raises(GradingError, match="wants the environments, which have ended where the responses were"):
+        bind(lambda completions, environments: [0.0], "r")
+    assert bind(lambda completions, environments=None: [environments], "r").call([TURNS]) == [None]

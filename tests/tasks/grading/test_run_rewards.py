@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from resources import user_process
 from storage import layout
 from storage.clock import ManualClock
 from storage.compaction import read_batches
@@ -21,7 +22,6 @@ from storage.store import ConflictingRecord, ObjectMissing
 from tasks.configuration.data import DataConfig
 from tasks.configuration.rewards import RewardConfig
 from tasks.configuration.run_config import digest
-from tasks.grading import isolation
 from tasks.grading.grader import check_rewards
 from tasks.grading.reward import GradingError
 from tasks.grading.run_rewards import content_digests, held_models, open_grader, publish_models
@@ -54,7 +54,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reward models in workers that are forked instead of started, because each would import torch and transformers."""
-    monkeypatch.setattr(isolation, "_start_child", ForkedWorker)
+    monkeypatch.setattr(user_process, "start", ForkedWorker)
 
 
 def judge(folder: Path, **settings: Any) -> RewardConfig:

@@ -27,6 +27,7 @@ from tasks.sampling.engines.weight_tensors import as_block, as_torch
 from tests.dying_store import DiesAtWrite, Killed
 from tests.property_examples import part_of_examples
 from tests.small_run import (
+    OWN_REWARD,
     commit_iteration,
     config,
     everything,
@@ -40,6 +41,8 @@ from tests.small_run import (
 from tests.tiny_model import save_tiny_model, tiny_config, tiny_model
 
 URL = "memory://advance"
+# Two micro-batches: every further one is two more trainings for each test that kills at any write.
+TWO_BATCHES = {"trainer": {"micro_batch_tokens_max": 640}}
 DURABLE = ("batches/", "closed.json", "training.json", "checkpoints/", "weights/")
 
 
@@ -52,7 +55,7 @@ def model(tmp_path_factory):
 def rolled_out(model):
     """All objects of a run whose first rollout has ended."""
     store = memory_store("advance")
-    plan_iteration(config(URL, model))
+    plan_iteration(config(URL, model, **TWO_BATCHES))
     roll_out(URL, 0)
     return everything(store)
 
@@ -124,7 +127,7 @@ def test_with_another_algorithm_a_kill_changes_as_little(model, preset):
     algorithm = {"preset": preset, "kl_coef": 0.05, **PRESETS[preset]}
     store = memory_store("advance", DiesAtWrite("advance", {}))
     for iteration in range(2):
-        plan_iteration(config(URL, model, algorithm=algorithm, **SECTIONS.get(preset, {})))
+        plan_iteration(config(URL, model, algorithm=algorithm, **TWO_BATCHES, **SECTIONS.get(preset, {})))
         roll_out(URL, iteration)
         if iteration == 0:
             train_iteration(URL, 0)
@@ -211,7 +214,7 @@ def test_resumed_at_every_iteration_it_equals_a_trainer_that_never_ended(model, 
     """Three iterations whose learner is restored each time, against one learner kept in memory."""
     store = memory_store("advance")
     schedule = {"learning_rate": 1e-2, "warmup_steps": 2, "schedule": "linear", "total_steps": 5, "weight_decay": 0.01}
-    run = config(URL, model, optimizer=schedule, algorithm={"kl_coef": 0.05})
+    run = config(URL, model, rewards=OWN_REWARD, optimizer=schedule, algorithm={"kl_coef": 0.05})
     for iteration in range(3):
         plan_iteration(run)
         roll_out(URL, iteration)

@@ -335,11 +335,11 @@ def test_with_seeding_off_and_every_slot_ended_it_fails_at_once(model):
 def test_when_members_return_it_hands_over_and_trains_on(model, trained_group_by_group):
     """The rest takes long, so that the member comes in the middle of it."""
     store = half_done(model)
-    began, built = threading.Event(), seeding_member.built_engine
+    began, built = threading.Event(), seeding_member.equipped
 
-    def told(weights, rollout, build):
+    def told(store, plan, config, build):
         began.set()
-        return built(weights, rollout, slow(0.2))
+        return built(store, plan, config, slow(0.2))
 
     def returns():
         began.wait(600)
@@ -349,7 +349,7 @@ def test_when_members_return_it_hands_over_and_trains_on(model, trained_group_by
 
     member = threading.Thread(target=returns)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(seeding_member, "built_engine", told)
+        patch.setattr(seeding_member, "equipped", told)
         member.start()
         train_iteration(URL, 0)
     member.join()

@@ -26,7 +26,7 @@ def test_collate_by_hand(rows):
     [
         (([4], [[]], [[1]], [[0.0]]), "response 4: 0 prompt"),
         (([4], [[1]], [[]], [[]]), "response 4: 1 prompt and 0 completion"),
-        (([3, 4], [[1], [1]], [[1], [1, 2]], [[0.0], [0.0]]), "response 4: 1 log-probs for 2 tokens"),
+        (([3, 4], [[1], [1]], [[1], [1, 2]], [[0.0], [0.0]]), "response 4: 1 log-probs for 2 sampled tokens"),
         (([3, 4], [[1]], [[1]], [[0.0]]), r"lists of \[1, 2\] rows"),
         (([], [], [], []), "at least one row"),
     ],

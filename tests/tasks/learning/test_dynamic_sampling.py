@@ -30,7 +30,15 @@ from tasks.learning.optimizer import PolicyOptimizer
 from tests.graded_trainer import graded_trainer
 from tests.journals import Incarnation, a_plan
 from tests.property_examples import part_of_examples
-from tests.small_run import commit_iteration, config, memory_store, model_directory, plan_iteration, train_iteration
+from tests.small_run import (
+    OWN_REWARD,
+    commit_iteration,
+    config,
+    memory_store,
+    model_directory,
+    plan_iteration,
+    train_iteration,
+)
 from tests.tasks.learning.tiny_model import VOCABULARY
 
 GROUPS, GENERATIONS = 6, 2
@@ -341,7 +349,7 @@ def roll_out(store, plan):
 @pytest.mark.slow
 def test_from_plan_to_report_unused_prompts_are_drawn_again(tmp_path):
     store = memory_store("dynamic")
-    settings = config(URL, model_directory(tmp_path / "model"), algorithm=FILTER)
+    settings = config(URL, model_directory(tmp_path / "model"), rewards=OWN_REWARD, algorithm=FILTER)
     plan_iteration(settings)
     plan = read_plan(store, 0)
     assert (plan.num_groups, plan.groups_wanted) == (8, 4)

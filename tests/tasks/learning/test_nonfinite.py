@@ -10,7 +10,8 @@ from gleaner import main
 from storage import layout, records
 from storage.connect import connect
 from storage.memory import MemoryStore
-from storage.records import NonFiniteRecord, SettingsRecord
+from storage.phase_failure import NonFiniteRecord
+from storage.records import SettingsRecord
 from storage.retention import sweep
 from storage.retention_config import RetentionConfig
 from storage.run import read_plan

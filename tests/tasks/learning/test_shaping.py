@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.configuration.algorithm import AlgorithmConfig
-from tasks.learning.shaping import overlong_penalties, trained_responses
+from tasks.learning.shaping import counted_responses, overlong_penalties, trained_responses
 
 
 def test_overlong_penalties_by_hand():
@@ -28,6 +28,14 @@ def test_penalties_fall_with_length_between_their_bounds(limit, data, factor):
 
 def test_truncated_responses_are_trained_unless_they_are_masked():
     reasons = ["stop", "length", "stop", "length"]
-    assert trained_responses(reasons, AlgorithmConfig(mask_truncated=True)) == [0, 2]
-    assert trained_responses(["length"], AlgorithmConfig(mask_truncated=True)) == []
-    assert trained_responses(reasons, AlgorithmConfig()) == [0, 1, 2, 3]
+    assert trained_responses(reasons, AlgorithmConfig(mask_truncated=True), 2) == [0, 2]
+    assert trained_responses(["length"], AlgorithmConfig(mask_truncated=True), 1) == []
+    assert trained_responses(reasons, AlgorithmConfig(), 4) == [0, 1, 2, 3]
+
+
+def test_a_response_that_failed_is_left_out_of_its_group_and_so_is_one_that_stays_alone():
+    reasons = ["stop", "failed", "length", "failed", "stop", "failed", "failed", "failed", "failed"]
+    assert counted_responses(reasons, 3) == [0, 2]
+    assert trained_responses(reasons, AlgorithmConfig(), 3) == [0, 2]
+    assert trained_responses(reasons, AlgorithmConfig(mask_truncated=True), 3) == [0]
+    assert counted_responses(["stop", "failed"], 1) == [0]  # without groups there is nothing to be compared with

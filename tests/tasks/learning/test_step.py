@@ -202,8 +202,7 @@ def test_the_kl_for_the_reward_is_of_the_policy_that_the_ratio_is_taken_to(build
         expected = expected - reference.logprobs(batch, 1.0)[0]
     algorithm = AlgorithmConfig(kl_in="reward", kl_coef=1.0, kl_estimator="k1", old_logprobs=old)
     found = reference_kl(policy, reference, batch, algorithm, temperature=1.0)
-    assert [len(row) for row in found] == batch.lengths.tolist()
-    torch.testing.assert_close(torch.cat(found), expected[batch.response_mask], rtol=0, atol=1e-12)
+    torch.testing.assert_close(found[batch.response_mask], expected[batch.response_mask], rtol=0, atol=1e-12)
     assert all(parameter.grad is None for parameter in policy.parameters().values())
 
 

@@ -1,7 +1,15 @@
 import pytest
 import torch
 
-from tasks.learning.token_logprobs import CACHED_LOGITS, CPU_ROWS_MIN, LOGITS_PER_CHUNK, chunk_rows, token_logprobs
+from tasks.learning.token_logprobs import (
+    CACHED_LOGITS,
+    CPU_ROWS_MIN,
+    GPU_LOGITS_MAX,
+    LOGITS_PER_CHUNK,
+    chunk_rows,
+    gpu_logits,
+    token_logprobs,
+)
 from tasks.learning.token_objective import token_objective
 from tests.tasks.learning.test_token_logprobs import case
 
@@ -112,3 +120,11 @@ def test_half_precision_products_keep_a_float32_loss_and_weight_gradient():
 def test_rows_of_a_chunk_on_a_cpu(vocabulary, rows):
     assert chunk_rows(torch.empty(vocabulary, 1, device="meta"), 10 * vocabulary) == 10
     assert chunk_rows(torch.empty(1).expand(vocabulary, 1), None) == rows
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "logits"), [(8, LOGITS_PER_CHUNK), (24, 1 << 25), (40, 1 << 26), (80, 1 << 27), (141, GPU_LOGITS_MAX)]
+)
+def test_a_chunk_on_a_gpu_grows_with_its_memory_and_takes_a_small_share_of_it(gigabytes, logits):
+    assert gpu_logits(int(gigabytes * 1e9)) == logits
+    assert logits * 16 <= gigabytes * 1e9 / 16

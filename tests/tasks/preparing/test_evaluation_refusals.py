@@ -12,7 +12,7 @@ from tasks.preparing.evaluation import VersionGone
 from tasks.preparing.iteration import prepare as plan_training
 from tasks.prompts.prompt import PromptError
 from tests.evaluated_run import EVALUATION, URL, planned
-from tests.small_run import config, everything, memory_store
+from tests.small_run import OWN_REWARD, config, everything, memory_store
 
 
 def refused(store, kind, match, settings, version=1):
@@ -23,7 +23,7 @@ def refused(store, kind, match, settings, version=1):
 
 
 def evaluated_as(model, **changes):
-    return config(URL, model, evaluation=EVALUATION | changes)
+    return config(URL, model, rewards=OWN_REWARD, evaluation=EVALUATION | changes)
 
 
 def test_a_run_that_is_not_there(settings):
@@ -35,7 +35,9 @@ def test_a_run_that_is_not_there(settings):
 
 @pytest.mark.slow
 def test_a_configuration_without_the_section(store, model):
-    refused(store, ValueError, "^evaluation: value null; allowed here: a section", config(URL, model))
+    refused(
+        store, ValueError, "^evaluation: value null; allowed here: a section", config(URL, model, rewards=OWN_REWARD)
+    )
 
 
 @pytest.mark.parametrize("version", [2, -2])
@@ -50,7 +52,7 @@ def test_a_version_that_is_not_there(store, settings, version):
 
 
 def test_another_runs_configuration(store, model):
-    settings = config(URL, model, evaluation=EVALUATION, run={"seed": 4})
+    settings = config(URL, model, rewards=OWN_REWARD, evaluation=EVALUATION, run={"seed": 4})
     refused(store, ConflictingRecord, r"run\.seed: 4 here, 3 there", settings)
 
 
@@ -97,7 +99,7 @@ def test_prompts_and_rewards_that_cannot_be_used(store, model, changes, kind, ma
     ],
 )
 def test_a_run_under_way_refuses_a_section_that_has_changed(store, model, before, changes, kind, match):
-    plan_training(config(URL, model, evaluation=before), "e1", ManualClock())
+    plan_training(config(URL, model, rewards=OWN_REWARD, evaluation=before), "e1", ManualClock())
     held = everything(store)
     changed = evaluated_as(model, **changes)
     for _ in range(2):  # what is refused does not become what is known
@@ -128,7 +130,7 @@ def test_a_directory_that_is_a_link_out_of_the_run(store, model, tmp_path):
     run, victim = LocalStore(tmp_path / "run", fsync=False), tmp_path / "victim"
     for key, body in everything(store).items():
         run.create(key, body)
-    settings = config(run.url, model, evaluation=EVALUATION)
+    settings = config(run.url, model, rewards=OWN_REWARD, evaluation=EVALUATION)
     reference, _ = planned(settings)
     directory = Path(reference.run_url)
     directory.rename(victim)

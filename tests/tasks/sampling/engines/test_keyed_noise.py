@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.sampling.engines.engine import mix64, noise_key
+from storage.noise_keys import mix64, noise_key
 from tasks.sampling.engines.keyed_noise import _fused_draw, gumbel, sample, signed64
 
 GAMMA = 0x9E3779B97F4A7C15

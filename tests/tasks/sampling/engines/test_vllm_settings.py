@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.configuration.rollout import VllmConfig
+from tasks.sampling.engines.vllm_names import resolve
 from tasks.sampling.engines.vllm_settings import CPU_BLOCK_SIZE, build_vllm_config, cpu_cache_bytes, prepare_environment
 from tests.vllm_engines import MISSING, WHY_NOT, vllm_tiny_config
 
@@ -20,30 +21,32 @@ needs_vllm = pytest.mark.skipif(MISSING, reason=WHY_NOT)
 GIB = 1 << 30
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 READ_BY_VLLM = ("VLLM_", "TORCHDYNAMO_DISABLE")
+CACHES = ("VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 ANYWHERE = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_ENGINE_READY_TIMEOUT_S": "13",
     "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "8",
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
 }
 ON_A_CPU = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCHDYNAMO_DISABLE": "1"}
 
 
-def environment_after(process, users):
+def environment_after(process, users, shown=READ_BY_VLLM, **given):
     """What a new process has in its environment for vLLM, and the device that it was told."""
     code = (
         "import json, os; from tasks.configuration.rollout import VllmConfig;"
         "from tasks.sampling.engines.vllm_settings import prepare_environment;"
-        f"config = VllmConfig(process={process!r}, start_timeout_s=12.5, step_timeout_s=8.0);"
+        f"config = VllmConfig(process={process!r}, start_timeout_s=12.5, step_timeout_s=8.0, **{given!r});"
         "device = prepare_environment(config); print(json.dumps([device, dict(os.environ)]))"
     )
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(READ_BY_VLLM)}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(READ_BY_VLLM + CACHES)}
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600, env=inherited | users)
     device, environment = json.loads(done.stdout.splitlines()[-1])
-    return device, {name: value for name, value in environment.items() if name.startswith(READ_BY_VLLM)}
+    return device, {name: value for name, value in environment.items() if name.startswith(shown)}
 
 
 @needs_vllm
@@ -55,6 +58,17 @@ def test_environment_of_an_engine_in_a_process_of_its_own():
 
 
 @needs_vllm
+def test_compiled_code_is_kept_below_the_directory_that_is_named(tmp_path):
+    users = {"TRITON_CACHE_DIR": "/elsewhere"}
+    _, caches = environment_after("own", users, CACHES, cache_dir=str(tmp_path))
+    assert caches == {
+        "VLLM_CACHE_ROOT": str(tmp_path / "vllm"),
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"),
+        "TRITON_CACHE_DIR": "/elsewhere",
+    }
+
+
+@needs_vllm
 def test_what_the_user_has_set_stays_except_where_the_engine_runs():
     users = {
         "VLLM_NO_USAGE_STATS": "0",
@@ -62,6 +76,7 @@ def test_what_the_user_has_set_stays_except_where_the_engine_runs():
         "VLLM_ENGINE_READY_TIMEOUT_S": "77",
         "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "78",
         "VLLM_WORKER_MULTIPROC_METHOD": "fork",
+        "VLLM_USE_FLASHINFER_SAMPLER": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "0-1",
         "TORCHDYNAMO_DISABLE": "0",
@@ -106,14 +121,14 @@ def model_dir(tmp_path):
     return tmp_path
 
 
-def built(model_dir, *, keyed=True, **given):
+def built(model_dir, *, keyed=True, rows=7, **given):
     config = VllmConfig(**({"process": "same"} | given))
     prepare_environment(config)
     return build_vllm_config(
         config,
         model_dir,
         dtype="bfloat16",
-        max_responses_in_flight=7,
+        max_responses_in_flight=rows,
         context_length=160,
         architecture="Qwen2ForCausalLM",
         on_cpu=True,
@@ -151,6 +166,19 @@ def test_defaults_on_a_cpu_are_an_eager_engine_with_cache_for_all_responses(mode
     assert settings.cache_config.block_size == CPU_BLOCK_SIZE
     assert settings.cache_config.kv_cache_memory_bytes == cpu_cache_bytes(model_dir, "bfloat16", 7, 160)
     assert settings.parallel_config.distributed_executor_backend == "uni"
+
+
+@needs_vllm
+def test_a_forward_pass_takes_as_many_tokens_as_vllms_own_class_for_generation_in_bulk(model_dir):
+    prepare_environment(VllmConfig(process="same"))
+    given = {"model": str(model_dir), "skip_tokenizer_init": True, "max_model_len": 160, "max_num_seqs": 128}
+    given |= {"hf_overrides": {"architectures": ["Qwen2ForCausalLM"]}}
+    # An EngineArgs keeps what it chose, so each gives one configuration.
+    in_bulk = resolve("EngineArgs")(**given).create_engine_config(resolve("UsageContext").LLM_CLASS)
+    without_context = resolve("EngineArgs")(**given).create_engine_config()
+    bulk = in_bulk.scheduler_config.max_num_batched_tokens
+    assert bulk > without_context.scheduler_config.max_num_batched_tokens
+    assert built(model_dir, rows=128).scheduler_config.max_num_batched_tokens == bulk
 
 
 @needs_vllm

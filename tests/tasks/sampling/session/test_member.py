@@ -1,19 +1,25 @@
 """A member of the crew from nothing but a run's url and its slot."""
 
+import threading
+
 import numpy as np
 import pytest
+import torch
 
 from storage import layout, records
 from storage.assembly import JournalReader
 from storage.clock import SystemClock
+from storage.memory import MemoryStore
 from storage.records import AliveRecord, ClosedRecord
 from storage.run import read_plan
 from storage.store import CorruptObject, ObjectMissing
+from tasks.device.gpu_check import WrongGpus
 from tasks.sampling.engines.choose import build_engine
 from tasks.sampling.engines.engine import EngineError
 from tasks.sampling.engines.scripted_engine import ScriptedEngine
 from tasks.sampling.session.member import generate_slot
 from tasks.sampling.session.session_outcome import Preempted
+from tests.processes import wait_until
 from tests.small_run import config, everything, memory_store, model_directory, plan_iteration, roll_out
 
 pytestmark = pytest.mark.slow
@@ -232,6 +238,8 @@ def test_a_notice_is_heeded_while_weights_are_pulled(store):
 
     def get_slowly(key, start=0, end=None):
         if key.endswith(".safetensors"):
+            # They are pulled while the engine is built. The notice comes when the session waits for them.
+            wait_until(lambda: store.list(layout.alive_all(0)))
             told.append(key)
         return get(key, start, end)
 
@@ -260,3 +268,37 @@ def test_a_member_tells_what_it_took(store):
     assert told.gets >= 10
     read = [key for key in store.list("") if key.startswith((layout.MODEL, layout.weights(0)))]
     assert told.bytes_read > sum(len(store.get(key)) for key in read)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_on_a_gpu_pool_whose_machine_has_no_gpu_it_refuses_to_compute_on_the_cpu(model):
+    memory_store("member")
+    on_gpus = {"pools": {"rollout": {"gpus": 1}}}
+    plan_iteration(config(URL, model, rollout={"engine": "torch"}, **on_gpus))
+    with pytest.raises(WrongGpus, match=r"pools\.rollout\.gpus: value 1, and torch sees no GPU \(driver "):
+        generate(0)
+    memory_store("member")
+    plan_iteration(config(URL, model, rollout={"engine": "torch", "device": "cpu"}, **on_gpus))
+    assert generate(0).tokens_generated
+
+
+def test_weights_are_pulled_while_the_engine_is_built(store):
+    with_weights = threading.Event()
+
+    class Watched(MemoryStore):
+        def get(self, key, start=0, end=None):
+            if key.startswith(layout.weights(0)):
+                with_weights.set()
+            return super().get(key, start, end)
+
+    watched = Watched("member")
+    for key, body in everything(store).items():
+        watched.create(key, body)
+    memory_store("member", watched)
+
+    def build(*given):
+        # Were they pulled after the engine is built, this would wait in vain.
+        assert with_weights.wait(60)
+        return build_engine(*given)
+
+    assert generate(0, build=build).tokens_generated

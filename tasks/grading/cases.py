@@ -1,0 +1,35 @@
+"""Cases: a finished response as the reward functions see it, with the conversation if it has turns."""
+
+from collections.abc import Callable, Sequence
+
+from storage.assembly import Assembled
+from storage.prompt_table import PromptRow
+from storage.turns import decode_turn
+from tasks.grading.reward import GradedConversation, GradingCase
+from tasks.turns.reading import ReadMessages
+
+
+def grading_case(
+    response: Assembled, prompt: PromptRow, decode: Callable[[Sequence[int]], str], read_messages: ReadMessages | None
+) -> GradingCase:
+    """The case of a finished response.
+
+    read_messages: in a run with turns; the completion is then the text of the policy's last turn. Raises ValueError for
+    a response with turns without it, and for an event that is none.
+    """
+    ids = tuple(int(token) for token in response.token_ids)
+    if read_messages is None:
+        if response.events or len(response.origins) > 1:
+            raise ValueError(f"response {response.response} has turns; allowed: none, in a run without the section")
+        return GradingCase(response.response, prompt.prompt, decode(ids), ids, prompt.columns)
+    asked = [{"role": "user", "content": prompt.prompt}] if isinstance(prompt.prompt, str) else prompt.prompt
+    messages = read_messages(asked, ids, response.origins, response.events)
+    said = [message for message in messages[len(asked) :] if message["role"] == "assistant"]
+    conversation = GradedConversation(
+        messages=messages,
+        asked=len(asked),
+        policy_length=response.policy_length,
+        reward=decode_turn(response.events[-1]).reward if response.events else None,
+    )
+    text = (said[-1].get("content") or "") if said else ""
+    return GradingCase(response.response, prompt.prompt, text, ids, prompt.columns, conversation)

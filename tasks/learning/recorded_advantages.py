@@ -1,0 +1,39 @@
+"""The advantages of responses that are recorded, computed again for people as the train step computed them."""
+
+from collections.abc import Sequence
+
+import torch
+
+from storage.records import GradedResponse, PlanRecord
+from tasks.configuration.run_config import parse
+from tasks.learning.advantage import advantages_of
+from tasks.learning.estimates import counted, length_penalties, trained
+
+
+def recorded_advantages(plan: PlanRecord, responses: Sequence[GradedResponse]) -> dict[int, float] | None:
+    """The advantage of each of these responses by its number.
+
+    responses: all trained ones of the iteration. None if there are none, if the estimator gives a number for each
+    token, if it is the user's own, or if it needs what no record holds: the critic's values, or the KL to the
+    reference. Raises ValueError if the estimator raises it.
+    """
+    config = parse(plan.config)
+    algorithm = config.algorithm
+    # A user's own function would have to be imported, which a reader of a run must not do.
+    unknown = (
+        algorithm.estimator.is_own
+        or algorithm.estimator.per_token
+        or algorithm.estimator.needs_critic
+        or algorithm.kl_in == "reward"
+    )
+    if unknown or not responses:
+        return None
+    ordered = sorted(responses, key=lambda graded: graded.response)
+    # What stands for the reward of a response that failed is not read.
+    rewards = torch.tensor([graded.reward or 0.0 for graded in ordered], dtype=torch.float64)
+    rewards = rewards + length_penalties(ordered, algorithm, plan.sampling)
+    kept = {graded.response for graded in trained(ordered, algorithm, plan.num_generations)}
+    lengths = torch.tensor([graded.policy_length if graded.response in kept else 0 for graded in ordered])
+    given = torch.tensor(counted(ordered, plan.num_generations))
+    rows, _ = advantages_of(rewards, lengths, plan.num_generations, algorithm, counted=given)
+    return {graded.response: float(row) for graded, row in zip(ordered, rows, strict=True)}

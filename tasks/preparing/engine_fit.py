@@ -1,0 +1,139 @@
+"""What `plan` refuses because no GPU of a pool can hold it, or because vLLM has no kernel for it.
+
+A GPU's memory is that of its data sheet, so what passes may still be too large by what a process and its activations
+take; what is refused cannot fit.
+"""
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from resources.accelerators import Accelerator, accelerator
+from resources.model_config import model_fields
+from resources.model_size import CACHE_VALUE_BYTES, ModelSize, size_from_config
+from resources.pools import PoolConfig, pool_path
+from resources.prices import machine_price
+from tasks.configuration.engine_settings import engine_settings
+from tasks.configuration.rollout import RolloutConfig
+from tasks.configuration.run_config import RunConfig
+from tasks.sampling.engines.choose import context_length
+
+_VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
+# Fields of config.json that only models with state-space, linear or sparse attention layers have.
+_OTHER_LAYERS = ("mamba_", "ssm_", "linear_num_", "layers_block_type", "hybrid_override_pattern", "index_topk")
+_GB = 1e9
+
+
+class EngineMisfit(ValueError):  # noqa: N818 - reads as what is wrong
+    """The engine's weights and cache do not fit a pool's GPUs, or it has no kernel that the configuration asks for."""
+
+
+def check_engine_fits(config: RunConfig, model_dir: Path) -> None:
+    """Raise EngineMisfit for the first pool of the crew whose GPUs cannot hold the engine, or lack a kernel.
+
+    Pools without GPUs, models whose size config.json does not tell, quantised engines and accelerators without a data
+    sheet are passed over. Raises ModelConfigError and EngineError for a config.json that cannot be read.
+    """
+    rollout, fields = engine_settings(config), model_fields(model_dir)
+    pools = {name: pool for name, pool in config.pools.rollout_pools.items() if pool.gpus}
+    if not pools or rollout.engine == "scripted" or rollout.device == "cpu":
+        return
+    if rollout.engine != "torch":
+        _check_kernels(config, rollout, fields)
+    model = _size(fields, rollout)
+    context = context_length(rollout, model_dir)
+    for name, pool in pools.items():
+        sheet = _sheet(pool)
+        if model is not None and sheet is not None:
+            _check_pool(config, pool_path(name), model, sheet, context)
+
+
+def _check_pool(config: RunConfig, path: str, model: ModelSize, sheet: Accelerator, context: int) -> None:
+    engine = config.rollout.engine
+    if engine in ("auto", "vllm"):
+        _check_vllm(config.rollout, path, model, sheet, context)
+    if engine in ("auto", "torch"):
+        _check_torch(config, path, model, sheet, context)
+
+
+def _check_vllm(rollout: RolloutConfig, path: str, model: ModelSize, sheet: Accelerator, context: int) -> None:
+    """VLLM does not start unless its cache holds one response of the whole context beside the weights."""
+    vllm = rollout.vllm
+    memory = vllm.tensor_parallel_size * sheet.memory_bytes
+    one = context * model.kv_bytes_per_token
+    room = memory * vllm.gpu_memory_utilization - model.bytes
+    if vllm.kv_cache_memory_bytes is not None:
+        room = min(memory - model.bytes, vllm.tensor_parallel_size * float(vllm.kv_cache_memory_bytes))
+    if room >= one:
+        return
+    raise EngineMisfit(
+        f"{path}: the weights take {model.bytes / _GB:.1f} GB, and vLLM's cache of one response of {context} tokens "
+        f"(rollout.context_length) {one / _GB:.1f} GB, more than {vllm.tensor_parallel_size} x {sheet.name} "
+        f"({memory / _GB:.0f} GB) leave it; allowed: a shorter context, more GPUs of an engine "
+        "(rollout.vllm.tensor_parallel_size, and as many gpus), or larger ones"
+    )
+
+
+def _check_torch(config: RunConfig, path: str, model: ModelSize, sheet: Accelerator, context: int) -> None:
+    """The torch engine's cache has a row for every response in flight, as long as the longest of them."""
+    rollout = config.rollout
+    reach = context
+    if config.data.max_prompt_length is not None:
+        reach = min(context, config.data.max_prompt_length + config.sampling.max_completion_length)
+    row, room = reach * model.kv_bytes_per_token, sheet.memory_bytes - model.bytes
+    if room >= rollout.max_responses_in_flight * row:
+        return
+    fewer = int(room // row)
+    ways = ["rollout.engine: vllm, with an image that has vLLM", "a larger GPU"]
+    ways += [f"rollout.max_responses_in_flight up to {fewer}"] if fewer > 0 else []
+    because = ", which auto takes where the image has no vLLM," if rollout.engine == "auto" else ""
+    raise EngineMisfit(
+        f"{path}: the torch engine{because} needs {rollout.max_responses_in_flight * row / _GB:.1f} GB of cache for "
+        f"{rollout.max_responses_in_flight} responses (rollout.max_responses_in_flight) of up to {reach} tokens beside "
+        f"{model.bytes / _GB:.1f} GB of weights, more than 1 x {sheet.name} ({sheet.memory_bytes / _GB:.0f} GB) has; "
+        f"allowed: {', or '.join(ways)}"
+    )
+
+
+def _check_kernels(config: RunConfig, rollout: RolloutConfig, fields: dict[str, Any]) -> None:
+    """VLLM has batch-invariant kernels for attention over all or a window of positions, and for no other layer."""
+    types = fields.get("layer_types")
+    strange = sorted(set(types) - _ATTENTION) if isinstance(types, list) else []
+    strange += sorted(name for name in fields if name.startswith(_OTHER_LAYERS) and fields[name])
+    if not strange or rollout.vllm.batch_invariant is not True:
+        return
+    given = "auto" if config.rollout.vllm.batch_invariant == "auto" else "true"
+    raise EngineMisfit(
+        f"rollout.vllm.batch_invariant: value {given}, and vLLM has no batch-invariant kernel for this model, whose "
+        f"config.json names {strange[0]}; allowed: false"
+    )
+
+
+def _size(fields: dict[str, Any], rollout: RolloutConfig) -> ModelSize | None:
+    """The model's size with the engine's dtype, also in the cache; None if config.json does not tell it."""
+    if rollout.vllm.quantization is not None and rollout.engine != "torch":
+        return None
+    width = _VALUE_BYTES[rollout.dtype]
+    try:
+        size = size_from_config(fields, width)
+    except ValueError:
+        return None
+    return ModelSize(
+        parameters=size.parameters,
+        weight_bytes=width,
+        kv_bytes_per_token=size.kv_bytes_per_token * width / CACHE_VALUE_BYTES,
+        layers=size.layers,
+    )
+
+
+def _sheet(pool: PoolConfig) -> Accelerator | None:
+    """The data sheet of a pool's GPUs; None without one, or if the pool has a price of its own and names no GPU.
+
+    The default machine then says nothing about the pool's GPUs.
+    """
+    if pool.usd_per_hour is not None and pool.accelerator is None:
+        return None
+    with suppress(LookupError):
+        return accelerator(pool.accelerator or machine_price(pool.machine).accelerator)
+    return None

@@ -1,0 +1,49 @@
+"""The environments of a member: its tools' processes, and the policy's language, from the run's model files."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from storage import layout
+from storage.records import PlanRecord
+from storage.store import ObjectStore
+from tasks.configuration.turns import TurnsConfig
+from tasks.prompts.auto_tokenizer import read_tokenizer
+from tasks.prompts.openings import reset_columns
+from tasks.turns.conversation import Conversation
+from tasks.turns.environments import Environments, OpenTurn
+from tasks.turns.group_seed import group_seed
+from tasks.turns.living_environments import Reset
+from tasks.turns.process_environments import ProcessEnvironments, load_schemas
+
+
+@contextmanager
+def opened_environments(
+    turns: TurnsConfig | None, store: ObjectStore, plan: PlanRecord, model_dir: Path
+) -> Iterator[Environments | None]:
+    """The environments for this plan and later ones in the same store, closed at the end; None without turns.
+
+    Raises ToolsUnusable, and the errors of transformers for a tokenizer that it does not understand.
+    """
+    if turns is None:
+        yield None
+        return
+    stops = plan.sampling.stop_token_ids
+    environments = ProcessEnvironments(
+        turns,
+        Conversation(read_tokenizer(model_dir), load_schemas(turns), stops),
+        stops,
+        resets=_reset,
+        read_object=lambda iteration, digest: store.get(layout.environment_state(iteration, digest)),
+    )
+    try:
+        yield environments
+    finally:
+        environments.close()
+
+
+def _reset(turn: OpenTurn) -> Reset:
+    """What the plan has reset the environment of the turn's group with."""
+    row = turn.prompt
+    columns = reset_columns(row.prompt, row.columns, row.opening)
+    return Reset(columns, group_seed(turn.run_seed, turn.iteration, turn.group), row.opening)

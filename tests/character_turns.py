@@ -1,0 +1,109 @@
+"""A language for turns in which a token is a character: `!name {"json": "arguments"}` is a call, STOP ends a turn."""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from storage.prompt_table import PromptRow
+from storage.shard import Finish
+from storage.turns import TurnRecord, decode_turn
+from tasks.turns.environments import Answer, Environments, OpenTurn
+
+STOP = 0
+LIMIT_S = 300
+PROMPT = PromptRow("p", (1,), [{"role": "user", "content": "count"}], {"start": 3, "more": "m"})
+
+
+@dataclass(frozen=True)
+class Call:
+    name: str
+    arguments: Any
+    problem: str | None
+
+
+@dataclass(frozen=True)
+class Spoken:
+    calls: tuple[Call, ...]
+
+
+class CharacterConversation:
+    def read(self, token_ids: Sequence[int]) -> Spoken:
+        text = "".join(map(chr, token_ids)).removesuffix(chr(STOP))
+        return Spoken(tuple(self._call(line[1:]) for line in text.splitlines() if line.startswith("!")))
+
+    def suffix_ids(self, tool_messages: Sequence[dict[str, Any]]) -> list[int]:
+        return [ord(each) for each in "".join(f"<{m['content']}>" for m in tool_messages) + "\n"]
+
+    def _call(self, line: str) -> Call:
+        name, _, written = line.partition(" ")
+        try:
+            return Call(name, json.loads(written or "{}"), None)
+        except ValueError as error:
+            return Call(name, written, f"the arguments are no JSON: {error}")
+
+
+def text_of(answer: Answer) -> str:
+    return "".join(map(chr, answer.token_ids))
+
+
+def record_of(answer: Answer) -> TurnRecord:
+    return decode_turn(answer.event)
+
+
+def said(text: str, response: int = 0, *, stopped: bool = True, **changes: Any) -> OpenTurn:
+    """A response's first turn, unless `events` and `token_ids` are given."""
+    own = tuple(map(ord, text)) + ((STOP,) if stopped else ())
+    before = changes.pop("token_ids", ())
+    turn = OpenTurn(
+        run_seed=11,
+        iteration=2,
+        group=response // 4,
+        response=response,
+        epoch=5,
+        prompt=PROMPT,
+        token_ids=(*before, *own),
+        events=(),
+        turn_start=len(before),
+        room=10_000,
+        unknown=False,
+        restarts=0,
+    )
+    return replace(turn, **changes)
+
+
+def then(turn: OpenTurn, answer: Answer, text: str, **changes: Any) -> OpenTurn:
+    """The turn that follows an answer."""
+    assert answer.finish is Finish.RUNNING
+    before = (*turn.token_ids, *answer.token_ids)
+    events = (*turn.events, answer.event)
+    rest = {"events": events, "token_ids": before, "restarts": turn.restarts, **changes}
+    return said(text, turn.response, **rest)
+
+
+def gathered(environments: Environments, count: int) -> dict[int, Answer]:
+    """The next answers, by response."""
+    answers: dict[int, Answer] = {}
+    deadline_s = time.monotonic() + LIMIT_S
+    while len(answers) < count:
+        assert time.monotonic() < deadline_s
+        answers |= {answer.response: answer for answer in environments.answers(1.0)}
+    return answers
+
+
+def answered(environments: Environments, turn: OpenTurn) -> Answer:
+    environments.begin([turn])
+    return gathered(environments, 1)[turn.response]
+
+
+def walk(open_environments: Callable[[], Environments], texts: Sequence[str], cuts: Sequence[int]) -> list[Answer]:
+    """Answers to turns of one response; before each turn in `cuts` another incarnation takes the response over."""
+    environments, answers, turn = open_environments(), [], said(texts[0])
+    for number, text in enumerate(texts):
+        if number:
+            turn = then(turn, answers[-1], text)
+        if number in cuts:
+            environments = open_environments()
+        answers.append(answered(environments, turn))
+    return answers

@@ -1,0 +1,44 @@
+"""The environment and the tool in the guide's page about turns can be described, reset, used, and rebuilt."""
+
+import importlib
+import json
+import re
+from pathlib import Path
+
+import yaml
+
+from tasks.configuration.turns import TurnsConfig
+from tasks.prompts.loading import DataConfig, load_prompts
+from tasks.turns.tool_schemas import check_names, describe_tools, lack_of
+
+PAGE = (Path(__file__).parents[3] / "docs/guide/turns.md").read_text(encoding="utf-8")
+
+
+def blocks(language):
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+
+
+def test_the_example_keeps_the_contract(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "hotel_of_the_guide.py").write_text(blocks("python")[0], encoding="utf-8")
+    module = importlib.import_module("hotel_of_the_guide")
+    schemas = describe_tools([module.convert], module.Hotel)
+    [section] = [yaml.safe_load(text)["turns"] for text in blocks("yaml")]
+    given = {name: tuple(value) if isinstance(value, list) else value for name, value in section.items()}
+    check_names(TurnsConfig(**given), schemas)
+    [row] = blocks("json")
+    (tmp_path / "hotels.jsonl").write_text(row, encoding="utf-8")
+    [prompt] = load_prompts(DataConfig(source=str(tmp_path / "hotels.jsonl")))
+    hotel = module.Hotel()
+    assert hotel.reset(**prompt.columns) == " There are the rooms 1 to 3."
+    assert lack_of(schemas, "price", {"room": 2}) is None
+    assert hotel.price(2) == "60 dollars"
+    assert lack_of(schemas, "convert", {"dollars": 60, "currency": "JPY"}) is not None
+    assert module.convert(60, "EUR") == "54.00 EUR"
+    hotel.book(2)
+    rebuilt = module.Hotel()
+    rebuilt.reset(**prompt.columns)
+    rebuilt.set_state(json.loads(json.dumps(hotel.get_state())))
+    assert (hotel.get_reward(), rebuilt.get_reward()) == (1.0, 1.0)
+    rebuilt.book(1)
+    assert rebuilt.get_reward() == 1.0
