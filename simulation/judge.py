@@ -8,18 +8,17 @@ reader of their own, too.
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from operator import itemgetter
 from typing import Literal
 
-import numpy as np
-
 from simulation.judge_absence import check_latecomers, check_waiting, is_member
 from simulation.judge_promises import Promises, ownership
 from simulation.judge_run import check_run
+from simulation.judge_turns import check_turns, since_last_begun, turns_of
 from simulation.ledger import Claim, Ledger
 from simulation.one_thread import threads_in_turn
+from simulation.reference_reader import Reference, read_reference
 from simulation.simulated_crew import Outcome, merged
 from simulation.simulated_history import History, reward_of
 from simulation.simulated_machine import ShardMemory, shards_remembered
@@ -28,93 +27,15 @@ from simulation.stored_objects import batch_of
 from simulation.undisturbed import Whole
 from storage import layout
 from storage.assembly import JournalReader
-from storage.records import BatchRecord, GradedResponse, PlanRecord, Span
+from storage.records import BatchRecord, GradedResponse, PlanRecord
 from storage.shard import Finish, Row
 from storage.store import CorruptObject, ObjectStore
 from tasks.reporting.verification import IntegrityError, verified_parts
 
-NO_SEAL = 1 << 62
 # A member with a heartbeat at least every half claim_ttl_s, for three claim_ttl_s, lives in the view of every member,
 # whatever clocks and stores do.
 REGULAR_TTLS, GAP_TTLS = 3.0, 0.5
 Fate = Literal["trained", "filtered"]
-
-
-@dataclass(frozen=True, slots=True)
-class Reference:
-    """Claims by unit in epoch order, and rows by (incarnation, epoch, response) in written order.
-
-    store: what was written, as if retention had deleted nothing.
-    """
-
-    plan: PlanRecord
-    store: ObjectStore
-    claims: Mapping[int, Sequence[Claim]]
-    rows: Mapping[tuple[str, int, int], Sequence[tuple[int, Row]]]
-
-    def lineage(self, response: int) -> list[Span]:
-        """Algorithm O: every span that counts; the current holder's span reaches to its last shard."""
-        spans: list[Span] = []
-        owner: Claim | None = None
-        for claim in self.claims.get(self._unit(response), ()):
-            if claim.responses is None and owner is not None and owner.incarnation not in claim.sealed:
-                continue
-            if claim.responses is not None and response not in claim.responses:
-                continue
-            if owner is not None:
-                spans.append(_span(owner, claim.sealed[owner.incarnation]))
-            owner = claim
-        return spans if owner is None else [*spans, _span(owner, NO_SEAL)]
-
-    def rows_of(self, response: int, span: Span) -> list[tuple[int, Row]]:
-        """Algorithm R: the rows of a span."""
-        rows = self.rows.get((span.incarnation, span.epoch, response), ())
-        return [(sequence, row) for sequence, row in rows if sequence <= span.last_sequence]
-
-    def used(self, response: int, spans: Sequence[Span]) -> list[Span]:
-        """The spans that have rows, each up to the last shard that holds one."""
-        found = [(span, self.rows_of(response, span)) for span in spans]
-        return [
-            Span(epoch=span.epoch, incarnation=span.incarnation, last_sequence=rows[-1][0])
-            for span, rows in found
-            if rows
-        ]
-
-    def is_undisturbed(self, response: int, spans: Sequence[Span], whole: Whole, *, to_its_end: bool) -> bool:
-        """Whether the rows of the spans, in order and without a gap, are the first (or all) tokens of the response."""
-        position, end = 0, Finish.RUNNING
-        for _, row in (found for span in spans for found in self.rows_of(response, span)):
-            stop = row.start + len(row.token_ids)
-            if row.start != position or end.ends_response:
-                return False
-            if not np.array_equal(row.token_ids, whole.token_ids[position:stop]):
-                return False
-            if not np.array_equal(row.logprobs, whole.logprobs[position:stop]):
-                return False
-            position, end = stop, row.finish
-        return (position == len(whole.token_ids) and end is whole.finish) or not (end.ends_response or to_its_end)
-
-    def _unit(self, response: int) -> int:
-        group = response // self.plan.num_generations
-        return next(slot.slot for slot in self.plan.slots if group in slot.groups)
-
-
-def _span(owner: Claim, last_sequence: int) -> Span:
-    return Span(epoch=owner.epoch, incarnation=owner.incarnation, last_sequence=last_sequence)
-
-
-def read_reference(ledger: Ledger, plan: PlanRecord, memory: ShardMemory) -> Reference:
-    """All claims and shards of the final store."""
-    claims: dict[int, list[Claim]] = defaultdict(list)
-    rows: dict[tuple[str, int, int], list[tuple[int, Row]]] = defaultdict(list)
-    for claim in sorted(ledger.claims, key=lambda claim: claim.epoch):
-        claims[claim.unit].append(claim)
-    store = ledger.written()
-    for key in store.list(layout.journal(plan.iteration)):
-        incarnation, name = key.split("/")[-2:]
-        for row in memory.decode(key, store.get(key)):
-            rows[incarnation, row.epoch, row.response].append((int(name.removesuffix(".arrow")), row))
-    return Reference(plan, store, claims, rows)
 
 
 def live_and_judge(history: History) -> Outcome:
@@ -141,7 +62,8 @@ def _judge(outcome: Outcome, history: History, memory: ShardMemory) -> None:
     _check_batches(outcome, reference)
     _check_readers(outcome, reference)
     _check_transfers(outcome, history, reference)
-    _check_requests(outcome, history)
+    _check_requests(outcome, history, reference)
+    check_turns(outcome, reference)
     check_latecomers(outcome.ledger)
     outcome.promise_to_bound = _promises(outcome, history, reference).check()
     outcome.wait_to_bound = check_waiting(outcome.ledger, history, _news(outcome, reference))
@@ -277,7 +199,8 @@ def _check_readers(outcome: Outcome, reference: Reference) -> None:
         if not reference.is_undisturbed(response, spans, whole, to_its_end=False):
             ledger.breaks(f"changed: the claims of response {response} give other tokens")
         assembled = reader.assemble(response)
-        length = sum(len(row.token_ids) for span in spans for _, row in reference.rows_of(response, span))
+        rows = [row for span in spans for _, row in reference.rows_of(response, span)]
+        length = sum(len(row.token_ids) for row in since_last_begun(rows))
         if list(assembled.lineage) != spans or len(assembled.token_ids) != length:
             ledger.breaks(f"changed: a reader takes other rows of response {response} than its claims say")
 
@@ -338,14 +261,14 @@ def _is_alive(ledger: Ledger, claim: Claim, name: str, history: History) -> bool
     return max(b - a for a, b in pairwise(moments)) < GAP_TTLS * history.claim_ttl_s
 
 
-def _check_requests(outcome: Outcome, history: History) -> None:
+def _check_requests(outcome: Outcome, history: History, reference: Reference) -> None:
     """Check that a member's requests are bounded by its time and the objects to read, not by the number of responses.
 
     A member gets every claim and shard once, and in each look asks for one missing object per journal and unit. A flush
     is a create, its read-back, a probe of every unit, and two checks for the end. A beat is one put. A look is a flush,
     a listing in pages, one heartbeat and two journals of every member that ever lived, and at most one claim per unit.
     A member that watches for others asks with every beat which slots have ended, lists the members, and gets each
-    heartbeat.
+    heartbeat. A turn, and its answer, may each bring a flush forward.
     """
     ledger = outcome.ledger
     objects, units = len(ledger.created), len(history.plan.slots)
@@ -353,12 +276,12 @@ def _check_requests(outcome: Outcome, history: History) -> None:
     pages = objects // history.weather.page_keys if history.weather.page_keys else 0
     flush, look = units + 4, 2 * units + 6 + 3 * lives + pages
     watch = 0 if history.absence is None else 3 + lives
-    used = 0.0
+    used, turns = 0.0, turns_of(reference)
     for name, life in ledger.lives.items():
         if not is_member(name):
             continue
         lasted_s = life.last_s - life.first_s
-        flushes = lasted_s / history.flush_interval_s + 2
+        flushes = lasted_s / history.flush_interval_s + 2 + turns[name]
         beats = lasted_s / history.heartbeat_interval_s + 2
         bound = 2 * objects + flushes * flush + beats * (1 + look + watch)
         used = max(used, life.calls / bound)

@@ -55,7 +55,7 @@ def _check_report(run: LedgerOfRun, outcome: Outcome, report: ReportRecord, batc
     """Check that the report says what the ledger saw: lengths, rewards, lives, and which prompt is next."""
     plan, truth, ledger = outcome.history.plan, outcome.truth, outcome.ledger
     graded = [each.response for batch in batches for each in batch.graded]
-    lengths = tuple(len(truth[response].token_ids) for response in graded)
+    lengths = tuple(len(truth[response].logprobs) for response in graded)
     rewards = tuple(reward_of(truth[response].token_ids) for response in graded)
     size = plan.num_generations
     wanted = plan.groups_wanted

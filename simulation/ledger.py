@@ -13,6 +13,7 @@ from simulation.stored_objects import body_of
 from storage import layout
 from storage.memory import MemoryStore
 from storage.store import ObjectMissing, ObjectStore
+from tasks.turns.scripted_environments import ToolServer
 
 PROBE_NAME = re.compile(rf"{layout.PROBE}\w+")
 Event = tuple[float, str, str]
@@ -96,7 +97,11 @@ class Ledger:
     ends: dict[str, tuple[float, str]] = field(default_factory=dict)
     used: list[tuple[str, int, tuple[int, ...]]] = field(default_factory=list)
     lease_beats_s: list[float] = field(default_factory=list)  # in true time
+    server: ToolServer = field(init=False)
     refuses: bool = False  # whether the store has refused requests for a while
+
+    def __post_init__(self) -> None:
+        self.server = ToolServer(self.now)
 
     @property
     def is_closed(self) -> bool:

@@ -173,12 +173,19 @@ class SimulatedCrew:
         history = self.history
         tokens = sum(len(whole.token_ids) for whole in self.truth.values())
         standing_s = sum(strike.duration_s for strike in history.strikes) + 10 * history.weather.pause_s[1]
-        waiting_s = 2 * RELAUNCH_AFTER_S + 20 * history.claim_ttl_s
+        waiting_s = 2 * RELAUNCH_AFTER_S + 20 * history.claim_ttl_s + self._talking_s
         if history.absence is not None:
             # Full batches, and at the end the longest response alone.
             steps = 2 * tokens / history.in_flight + max(len(whole.token_ids) for whole in self.truth.values())
-            return history.last_fault_s + WAITS_MAX * history.wait_s_max + steps * history.slowest_step_s
+            decoding_s = steps * history.slowest_step_s
+            return history.last_fault_s + WAITS_MAX * history.wait_s_max + decoding_s + self._talking_s
         return history.calm_at_s + standing_s + waiting_s + 2 * tokens * history.slowest_step_s
+
+    @property
+    def _talking_s(self) -> float:
+        """The time of all calls if each were made alone; no conversation has more calls than tokens of observations."""
+        calls = sum(len(whole.token_ids) - len(whole.logprobs) for whole in self.truth.values())
+        return self.history.call_s_max * calls
 
     # Members and what Flyte does with them.
 

@@ -16,6 +16,7 @@ from storage.faults import FaultRates
 from storage.planning_records import SeedingRecord
 from storage.records import JOINED_POOL, TRAIN_POOL, PlanRecord, SamplingParams, SlotPlan
 from tasks.planning.division import assign_groups
+from tasks.turns.scripted_environments import Script
 
 VOCABULARY = 50
 STOP_TOKEN = 0
@@ -25,6 +26,7 @@ TRAINING_S_MAX = 5.0
 ITERATIONS = (1,) * 7 + (2, 2, 3)
 AHEAD = 0.3
 STANDS = 0.4
+TALKS = 0.3
 Kind = Literal[
     "kill",
     "notice",
@@ -87,6 +89,7 @@ class History:
         one is closed; else each of them is trained, published, concluded and swept.
     ahead: whether each iteration is planned, and rolled out, while the one before it is trained.
     stands: whether the crew stands, so that its members work on all iterations.
+    script: how the environments behave that answer the policy's turns; None: a response is one turn.
     """
 
     seed: int
@@ -116,6 +119,7 @@ class History:
     iterations: int
     ahead: bool
     stands: bool = False
+    script: Script | None = None
 
     def pool(self, member: int) -> str:
         """The pool of a member."""
@@ -144,8 +148,13 @@ class History:
             return math.inf
         beats_s = 3 * self.heartbeat_interval_s + 2 * self.flush_interval_s + 2 * self.poll_interval_s
         engines_s = 3 * self.cold_start_s[1]
-        asleep_s = self.absence.seeding_after_s + self.claim_ttl_s + beats_s + engines_s
+        asleep_s = self.absence.seeding_after_s + self.claim_ttl_s + beats_s + engines_s + self.call_s_max
         return asleep_s / SLOWEST_CLOCK + self.slowest_step_s + TRAINING_S_MAX * self.plan.num_groups
+
+    @property
+    def call_s_max(self) -> float:
+        """The longest time of a call of a tool; 0 if there are none."""
+        return 0.0 if self.script is None else 2 * self.script.call_s
 
     @property
     def slowest_step_s(self) -> float:
@@ -255,6 +264,7 @@ def _draw(seed: int, name: str, plan: PlanRecord | None, *, all_come: bool, ahea
         trainer_speed=_draw_speed(of_crew, base_s),
         iterations=1,
         ahead=ahead,
+        script=_draw_script(random.Random(f"turns {name}")),
     )
     # Without other faults, nothing else ends a wrong wait, so the check finds it.
     return history.untroubled if absence is not None and of_crew.random() < 1 / 3 else history
@@ -297,6 +307,21 @@ def _draw_planning(rng: random.Random, plan: PlanRecord) -> PlanRecord:
         for slot in rng.sample(range(len(slots) - 1), rng.randint(1, min(2, len(slots) - 1))):
             slots[slot] = replace(slots[slot], batch_max=rng.randint(1, 3))
     return replace(plan, slots=tuple(slots), seeding=seeding)
+
+
+def _draw_script(rng: random.Random) -> Script | None:
+    """In TALKS of the histories the policy takes turns with environments. None of them is lost for good."""
+    if rng.random() >= TALKS:
+        return None
+    return Script(
+        turns_max=rng.choice((2, 4, 6)),
+        answer_tokens_max=rng.choice((1, 4)),
+        call_s=rng.uniform(0.5, 10),
+        effects_share=rng.choice((0.0, 0.5, 1.0)),
+        can_be_rebuilt=rng.random() < 0.8,
+        losses=rng.choice((0, 0, 1)),
+        attempts_max=1000,
+    )
 
 
 def _seeding_s(plan: PlanRecord) -> list[float | None]:

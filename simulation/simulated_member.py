@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from simulation.ledger import Ledger
-from simulation.simulated_history import History
+from simulation.simulated_history import VOCABULARY, History
 from simulation.simulated_machine import HangingEngine
 from simulation.simulated_session import Machine, SimulatedSession
 from simulation.undisturbed import prompt
@@ -29,6 +29,7 @@ from tasks.sampling.session.crew_watch import CrewWatch
 from tasks.sampling.session.member import helping_slot
 from tasks.sampling.session.session_config import SessionConfig
 from tasks.sampling.session.session_outcome import SessionOutcome
+from tasks.turns.scripted_environments import ScriptedEnvironments
 
 EXECUTION = "simulated"
 LOAD_PARTS = 4
@@ -179,10 +180,15 @@ class Members:
                 _, tensors = pull_version(store, version, None, process.clock, check=heed)
             into.load_weights(version, tensors)
 
+        environments = None
+        if history.script is not None:
+            server = self._ledger.server
+            environments = ScriptedEnvironments(history.script, server, process.clock, VOCABULARY)
         return SimulatedSession(
             process,
             store,
             history.plan,
+            environments=environments,
             prompts=[prompt(group) for group in range(history.plan.num_groups)],
             engine=engine,
             load=load,

@@ -33,7 +33,7 @@ def stepped(weights: Blocks, batches: Sequence[BatchRecord]) -> Blocks:
     counts = np.frombuffer(weights["counts"].data, np.uint32).copy()
     for batch in batches:
         for graded in batch.responses:
-            counts[(7 * graded.response + graded.length) % SIZE] += 1 + batch.number + int(graded.reward)
+            counts[(7 * graded.response + graded.length) % SIZE] += 1 + batch.number + int(graded.reward or 0)
     return {**weights, "counts": _block(counts.tolist()), "steps": _block([version_of(weights) + 1])}
 
 

@@ -26,6 +26,7 @@ from tasks.configuration.rewards import RewardConfig
 from tasks.grading.grader import Grader
 from tasks.learning.follow import FollowConfig, GroupFollower
 from tasks.learning.recorded_batches import RecordedBatches
+from tasks.prompts.prompt import Message
 from tasks.sampling.session.crew_watch import LeftAlone
 from tasks.sampling.session.session_outcome import SessionOutcome
 
@@ -125,12 +126,20 @@ class Batches(RecordedBatches):
             prompts=[replace(prompt(group), columns=WORTH) for group in range(plan.num_groups)],
             grader=grader,
             decode=lambda token_ids: str(reward_of(token_ids)),
+            read_messages=None if history.script is None else _read_messages,
             follow=follow,
             tokens_max=history.micro_batch_tokens_max,
             clock=process.clock,
         )
         self._reader = JournalReader(store, plan, 1)
         self._follower = GroupFollower(self._reader, plan, follow, process.clock, watch)
+
+
+def _read_messages(
+    prompt: Sequence[Message], token_ids: Sequence[int], _origins: Sequence[int], _events: Sequence[bytes]
+) -> list[Message]:
+    """A conversation as the reward sees it: one message whose text is the reward of all tokens."""
+    return [*prompt, {"role": "assistant", "content": str(reward_of(token_ids))}]
 
 
 def _follow(history: History) -> FollowConfig:

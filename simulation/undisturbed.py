@@ -3,23 +3,28 @@
 Everything that a simulated crew journals is compared with these.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from simulation.simulated_history import CONTEXT, VOCABULARY, History
 from storage.assembly import Assembled
+from storage.clock import ManualClock
+from storage.noise_keys import noise_key
 from storage.prompt_table import PromptRow
 from storage.shard import Finish, Logprobs, TokenIds
-from tasks.sampling.engines.engine import FinishReason, GenerationRequest, noise_key
+from tasks.sampling.engines.engine import FinishReason, GenerationRequest
 from tasks.sampling.engines.scripted_engine import ScriptedEngine
+from tasks.turns.environments import Answer, OpenTurn
+from tasks.turns.scripted_environments import Script, ScriptedEnvironments, ToolServer
 
 FINISH = {FinishReason.STOP: Finish.STOP, FinishReason.LENGTH: Finish.LENGTH}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Whole:
-    """A response from its first token to its end: uint32 token_ids [n], float32 logprobs [n]."""
+    """A response from its first token to its end: uint32 token_ids [n], float32 logprobs [m], those of the policy."""
 
     token_ids: TokenIds
     logprobs: Logprobs
@@ -45,13 +50,52 @@ def _decode(engine: ScriptedEngine, history: History, response: int) -> Whole:
     engine.start([GenerationRequest(response, group, prompt(group).token_ids, (), key, plan.sampling)])
     token_ids: list[int] = []
     logprobs: list[float] = []
+    events: list[bytes] = []
+    turn_start = 0
     while True:
         (delta,) = engine.step()
         token_ids += delta.token_ids
         logprobs += delta.logprobs
-        if delta.finish_reason is not None:
-            finish = FINISH[delta.finish_reason]
+        if delta.finish_reason is None:
+            continue
+        finish = FINISH[delta.finish_reason]
+        if history.script is not None:
+            answer = _answer(history, history.script, response, token_ids, events, turn_start)
+            finish = answer.finish
+            token_ids += answer.token_ids
+            events.append(answer.event)
+        if finish.ends_response:
             return Whole(np.array(token_ids, np.uint32), np.array(logprobs, np.float32), finish)
+        turn_start = len(token_ids)
+        engine.start(
+            [GenerationRequest(response, group, prompt(group).token_ids, tuple(token_ids), key, plan.sampling)]
+        )
+
+
+def _answer(
+    history: History, script: Script, response: int, token_ids: list[int], events: list[bytes], turn_start: int
+) -> Answer:
+    """The answer to a turn, by an environment that is never lost."""
+    plan, clock = history.plan, ManualClock()
+    group = response // plan.num_generations
+    environments = ScriptedEnvironments(replace(script, losses=0, can_be_rebuilt=True), ToolServer(), clock, VOCABULARY)
+    turn = OpenTurn(
+        run_seed=plan.run_seed,
+        iteration=plan.iteration,
+        group=group,
+        response=response,
+        epoch=0,
+        prompt=prompt(group),
+        token_ids=tuple(token_ids),
+        events=tuple(events),
+        turn_start=turn_start,
+        room=plan.sampling.max_completion_length - len(token_ids),
+        unknown=False,
+        restarts=0,
+    )
+    environments.begin([turn])
+    (answer,) = environments.answers(math.inf)
+    return answer
 
 
 def begins(assembled: Assembled, whole: Whole) -> bool:
@@ -60,5 +104,5 @@ def begins(assembled: Assembled, whole: Whole) -> bool:
     if assembled.finish.ends_response and (length != len(whole.token_ids) or assembled.finish is not whole.finish):
         return False
     return np.array_equal(assembled.token_ids, whole.token_ids[:length]) and np.array_equal(
-        assembled.logprobs, whole.logprobs[:length]
+        assembled.logprobs, whole.logprobs[: assembled.policy_length]
     )

@@ -4,12 +4,14 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from itertools import cycle, islice
 
 import pytest
 
 from simulation.judge_fleet import live_and_judge_fleet
-from simulation.simulated_fleet_history import FleetHistory, draw_fleet_history
+from simulation.simulated_fleet_history import FleetHistory, FleetStrike, draw_fleet_history
 from simulation.simulated_workers import SimulatedWorkers
 from storage import liveness, records
 from storage.fleet_records import DueRecord
@@ -18,11 +20,11 @@ from tasks.sharing import backfill, billing, due_phase, near_states, residents, 
 
 pytestmark = pytest.mark.slow
 
-# The rarest of the planted bugs shows in one of 300.
+# More than the rarest of the planted bugs needs.
 DEFAULT_SEEDS = range(3000)
 DIGEST = (
     "import hashlib, logging; logging.disable(); from benchmarks.sharing_histories import *; "
-    "outcomes = [live_and_judge_fleet(draw_fleet_history(seed)) for seed in range(20)]; "
+    "outcomes = [live_and_judge_fleet(draw_fleet_history(seed)) for seed in range(8)]; "
     "print([hashlib.md5(repr(each.events).encode()).hexdigest() for each in outcomes])"
 )
 
@@ -31,11 +33,16 @@ def drawn(wanted: Callable[[FleetHistory], bool] = lambda _: True) -> Iterator[F
     return (history for history in map(draw_fleet_history, DEFAULT_SEEDS) if wanted(history))
 
 
+def breaks(rule: str, histories: Iterable[FleetHistory]) -> bool:
+    """Whether one of the histories breaks the rule; those left when that is known are not lived."""
+    return any(
+        found.split(":", 1)[0] == rule for history in histories for found in live_and_judge_fleet(history).broken
+    )
+
+
 def is_found(rule: str, wanted: Callable[[FleetHistory], bool] = lambda _: True) -> bool:
     """Whether one of the default histories that have what is wanted breaks the rule."""
-    return any(
-        found.split(":", 1)[0] == rule for history in drawn(wanted) for found in live_and_judge_fleet(history).broken
-    )
+    return breaks(rule, drawn(wanted))
 
 
 def shares_a_fleet(history):
@@ -43,8 +50,39 @@ def shares_a_fleet(history):
     return sum(host.arrives_at_s < 30 for host in history.hosts) > 1
 
 
-def strikes(*kinds):
-    return lambda history: shares_a_fleet(history) and {strike.kind for strike in history.strikes} & set(kinds)
+def struck_often(*kinds, gap_s):
+    """The default histories of several hosts, struck in these ways in turn, every `gap_s` until the calm.
+
+    What the bug needs is rare in the drawn strikes, and comes in nearly every history that has nothing else.
+    """
+    for history in drawn(shares_a_fleet):
+        moments_s = range(5, int(history.calm_at_s), gap_s)
+        duration_s = 3 * history.host_ttl_s
+        yield replace(
+            history,
+            strikes=tuple(
+                FleetStrike(at_s=at_s, kind=kind, duration_s=duration_s)
+                for at_s, kind in zip(moments_s, cycle(kinds), strict=False)
+            ),
+        )
+
+
+def short_of_memory():
+    """Histories in which states lie on the disk, because host memory holds one, and are damaged there."""
+    for history in struck_often("disk", gap_s=10):
+        runs = tuple(replace(run, state_bytes=5) for run in history.runs)
+        hosts = tuple(replace(host, memory_bytes=5, disk_bytes=20) for host in history.hosts)
+        yield replace(history, runs=runs, hosts=hosts)
+
+
+@pytest.mark.parametrize(
+    "histories",
+    [struck_often("clock", gap_s=40), struck_often("freeze", "suspend", gap_s=40), short_of_memory()],
+    ids=["clock", "frozen", "disk"],
+)
+def test_a_history_struck_often_breaks_no_rule_either(histories):
+    """So what the tests below find in them is the bug."""
+    assert [live_and_judge_fleet(history).broken for history in islice(histories, 3)] == [[]] * 3
 
 
 @pytest.fixture(scope="module")
@@ -104,12 +142,12 @@ def test_a_ttl_by_the_wall_clock_is_found(monkeypatch):
         return liveness.Heartbeats(store, kind, key, WallClock(clock), **others)
 
     monkeypatch.setattr(seating, "Heartbeats", by_wall_clock)
-    assert is_found("hasty", strikes("clock"))
+    assert breaks("hasty", struck_often("clock", gap_s=40))
 
 
 def test_a_resident_state_that_is_used_without_comparing_digests_is_found(monkeypatch):
     monkeypatch.setattr(residents, "is_usable", lambda digest, _: digest is not None)
-    assert is_found("resident", strikes("freeze", "suspend", "outage"))
+    assert breaks("resident", struck_often("freeze", "suspend", gap_s=40))
 
 
 def test_a_seat_that_is_overwritten_is_found(monkeypatch):
@@ -173,7 +211,7 @@ class Trusting:
 
 def test_a_copy_on_the_disk_that_is_used_without_comparing_digests_is_found(monkeypatch):
     monkeypatch.setattr(objects, "Hasher", Trusting)
-    assert is_found("copy", lambda history: any(strike.kind == "disk" for strike in history.strikes))
+    assert breaks("copy", short_of_memory())
 
 
 def test_a_state_that_is_read_ahead_onto_the_device_is_found(monkeypatch):

@@ -14,10 +14,12 @@ from tests.judged_histories import DEFAULT_SEEDS, drawn, is_found
 pytestmark = pytest.mark.slow
 
 
-def standing(*, ahead=None):
-    """The default histories of standing crews, of two and of three iterations."""
+def standing(*, ahead=None, seeds=DEFAULT_SEEDS):
+    """The histories of standing crews, of two and of three iterations."""
     for iterations in (3, 2):
-        yield from drawn(lambda history: history.stands and ahead in (None, history.ahead), iterations=iterations)
+        yield from drawn(
+            lambda history: history.stands and ahead in (None, history.ahead), iterations=iterations, seeds=seeds
+        )
 
 
 def test_standing_crews_are_drawn():
@@ -30,9 +32,9 @@ def test_standing_crews_are_drawn():
 
 
 def test_standing_crews_are_lived_through_and_are_eventful():
-    outcomes = [live_and_judge(history) for history in islice(standing(), 8)]
+    outcomes = [live_and_judge(history) for history in islice(standing(), 6)]
     counts = sum((outcome.counts for outcome in outcomes), Counter())
-    assert [outcome.broken for outcome in outcomes] == [[]] * 8
+    assert [outcome.broken for outcome in outcomes] == [[]] * 6
     for what in (
         "standing: done",
         "standing: Crashed",
@@ -59,4 +61,6 @@ def test_a_member_that_does_not_come_back_for_what_a_lost_one_held_is_found(monk
         return None if plan is None or plan.iteration <= route._entered else plan
 
     monkeypatch.setattr(Route, "next", only_forward)
-    assert is_found(standing(), livelock=1)
+    # Only where the next iteration begins before this one is closed can all others have left a response behind.
+    # That is rare.
+    assert is_found(standing(ahead=True, seeds=range(2000)), livelock=1)

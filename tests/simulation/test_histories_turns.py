@@ -1,0 +1,113 @@
+"""Simulated conversations with tools: they are lived through, and bugs put into how turns are answered are found."""
+
+from collections import Counter
+from dataclasses import replace
+from itertools import islice
+
+import pytest
+
+from simulation.judge import live_and_judge
+from simulation.simulated_history import draw_history
+from storage.shard import Finish
+from storage.turns import call_id
+from tasks.sampling.session.holdings import Holdings
+from tasks.sampling.session.performer import Performer
+from tasks.turns.scripted_environments import ScriptedEnvironments
+from tests.judged_histories import DEFAULT_SEEDS, drawn, is_found
+
+pytestmark = pytest.mark.slow
+
+
+def talking(*, effects=0.0):
+    """The default histories with turns, of which at least a share `effects` has side effects."""
+    return drawn(lambda history: history.script is not None and history.script.effects_share >= effects)
+
+
+def test_conversations_are_drawn():
+    scripts = [draw_history(seed).script for seed in DEFAULT_SEEDS]
+    told = [script for script in scripts if script is not None]
+    assert len(told) > 80
+    assert {script.effects_share for script in told} == {0.0, 0.5, 1.0}
+    assert {script.can_be_rebuilt for script in told} == {True, False}
+    assert {script.losses for script in told} == {0, 1}
+
+
+def test_conversations_are_lived_through_and_are_eventful():
+    outcomes = [live_and_judge(history) for history in islice(talking(effects=0.5), 12)]
+    counts = sum((outcome.counts for outcome in outcomes), Counter())
+    assert [outcome.broken for outcome in outcomes] == [[]] * 12
+    for what in ("calls", "calls repeated", "calls unknown", "responses that began again"):
+        assert counts[what] > 0, what
+
+
+def test_a_call_with_side_effects_before_its_turn_is_in_the_journal_is_found(monkeypatch):
+    monkeypatch.setattr(ScriptedEnvironments, "waits_for_journal", lambda *_: False)
+    assert is_found(talking(effects=1.0), turns=1)
+
+
+def test_an_environment_that_is_rebuilt_by_making_its_last_call_again_is_found(monkeypatch):
+    """The successor of a member knows the answer of the last call, and makes it nevertheless."""
+    answered = ScriptedEnvironments._answered
+
+    def replayed(environments, turn, now_s):
+        number = len(turn.events)
+        if number and (turn.iteration, turn.response) not in environments._kept:
+            name = call_id(turn.run_seed, turn.iteration, turn.response, number - 1, 0)
+            environments._server.note(turn, name, has_effects=False)
+        return answered(environments, turn, now_s)
+
+    monkeypatch.setattr(ScriptedEnvironments, "_answered", replayed)
+    assert is_found(talking(), turns=1)
+
+
+def test_a_call_that_is_not_said_to_be_unknown_is_found(monkeypatch):
+    take = Holdings.take
+
+    def sure(holdings, work):
+        take(holdings, work)
+        if work.response in holdings.acting:
+            holdings.acting[work.response].unknown = False
+
+    monkeypatch.setattr(Holdings, "take", sure)
+    assert is_found(talking(effects=0.5), turns=1)
+
+
+def test_an_observation_that_is_not_written_is_found(monkeypatch):
+    """The policy goes on after an answer that no reader will find."""
+    answer = Holdings.answer
+
+    def unwritten(holdings, given):
+        if given.finish is not Finish.RUNNING:
+            return answer(holdings, given)
+        pending, holdings.pending = holdings.pending, type(holdings.pending)()
+        try:
+            return answer(holdings, given)
+        finally:
+            holdings.pending = pending
+
+    monkeypatch.setattr(Holdings, "answer", unwritten)
+    assert is_found(talking(), error=1)
+
+
+def test_an_answer_of_a_conversation_that_began_again_meanwhile_is_found(monkeypatch):
+    """A member that loses a response keeps its open turn, and has the response again before the answer is there."""
+    performed = Performer._engine_action
+
+    def forgets_none(performer, action):
+        environments, performer._environments = performer._environments, None
+        try:
+            if type(action).__name__ == "AbortResponses":
+                return performed(performer, action)
+        finally:
+            performer._environments = environments
+        return performed(performer, action)
+
+    monkeypatch.setattr(Performer, "_engine_action", forgets_none)
+    slow = (replace(history, script=replace(history.script, call_s=30.0)) for history in talking())
+    assert is_found(slow, error=1)
+
+
+def test_a_turn_that_is_taken_for_answered_after_a_kill_is_found(monkeypatch):
+    take = Holdings.take
+    monkeypatch.setattr(Holdings, "take", lambda holdings, work: take(holdings, replace(work, owes=False)))
+    assert is_found(talking(), error=1)
