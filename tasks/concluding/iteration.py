@@ -6,12 +6,14 @@ from resources.prices import request_prices
 from storage import layout
 from storage.clock import SystemClock
 from storage.crew_records import failures
+from storage.evaluations import evaluations
 from storage.records import TRAIN_POOL, ReportRecord
 from storage.retention import sweep
 from storage.retention_config import RetentionConfig
 from storage.run import connect_to_run, read_config, read_plan, read_run, release_lease
 from storage.store import ObjectStore
 from tasks.concluding.host_tab import host_tab
+from tasks.concluding.responses_tab import responses_tab
 from tasks.configuration.references import IterationOutcome, PlanReference
 from tasks.configuration.run_config import RunConfig, parse
 from tasks.reporting.conclusion import conclude_iteration
@@ -21,6 +23,7 @@ from tasks.reporting.deck import page, render
 from tasks.reporting.metrics_lines import write_metrics
 from tasks.reporting.plan_tab import plan_tab
 from tasks.reporting.tracking import TRACKERS, track, tracked_iteration
+from tasks.viewing.run_summary import run_facts, utc
 
 log = logging.getLogger(__name__)
 # How many iterations a conclusion searches for the rest of an interrupted deletion; `gleaner sweep` searches all.
@@ -48,7 +51,7 @@ def commit_and_tell(plan: PlanReference, *, last: bool) -> tuple[IterationOutcom
         prices,
         SystemClock(),
         egress_usd_per_gb={name: pool.egress_usd_per_gb for name, pool in rollout_pools.items()},
-        requests=request_prices(),
+        requests=request_prices(plan.run_url),
     )
     # What other tasks wait for comes before what is for people.
     if last:
@@ -57,7 +60,14 @@ def commit_and_tell(plan: PlanReference, *, last: bool) -> tuple[IterationOutcom
     if not_come:
         log.warning(not_come)
     tidy(store, config.retention)
-    tabs = render(report, write_metrics(store), notes=warnings(store, plan, report, not_come))
+    tabs = render(
+        report,
+        write_metrics(store),
+        notes=warnings(store, plan, report, not_come),
+        facts={"run": store.url, **run_facts(read_run(store)), "committed": utc(report.created_at_s)},
+        evaluated=evaluations(store),
+    )
+    tabs = {"Overview": tabs.pop("Overview")} | responses_tab(store, plan.iteration) | tabs
     tabs["Plan"] = plan_tab(written.decisions, report.metrics)
     tabs |= host_tab(config)
     store.put(layout.deck(plan.iteration), page(f"Gleaner, iteration {plan.iteration}", tabs).encode())

@@ -6,6 +6,7 @@ It reads only records and shards. The report is the same whichever process concl
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 
 import numpy as np
 
@@ -34,6 +35,7 @@ from tasks.reporting.one_clock import CLOCKS_AGREE_S, on_one_clock
 from tasks.reporting.pool_observations import pool_observations
 from tasks.reporting.prefill import naive_prefill_tokens, prefill_metrics
 from tasks.reporting.slot_lives import JournalTally, read_heartbeats, slot_lives, unannounced
+from tasks.reporting.turns_tally import TurnsTally
 from tasks.reporting.verification import IntegrityError, verified_parts
 
 log = logging.getLogger(__name__)
@@ -82,27 +84,30 @@ def _measure(store: ObjectStore, iteration: int, rates: Rates, clock: Clock, par
     batches = read_batches(store, iteration)
     trained = [response for batch in batches for response in batch.responses]
     filtered = [response for batch in batches for response in batch.filtered]
-    graded = [response for batch in batches for response in batch.graded]
+    recorded = [response for batch in batches for response in batch.graded]
+    graded = [response for response in recorded if response.reward is not None]
     unused = unused_responses(plan, trained, filtered)
     prompts = read_prompts(store, plan)
-    reader = JournalReader(store, plan, parts=parts_of_plan(plan, graded, part_tokens))
+    reader = JournalReader(store, plan, parts=parts_of_plan(plan, recorded, part_tokens))
     reader.refresh()
     announced = read_heartbeats(store, plan)
-    tally, naive = JournalTally(reader, graded, unused, announced), 0
+    tally, turns, naive = JournalTally(reader, recorded, unused, announced), TurnsTally(reader, recorded), 0
     for part in verified_parts(plan, trained, reader, filtered):
         tally.add(part)
+        turns.add(part)
         naive += naive_prefill_tokens(plan, prompts, reader, part)
     heartbeats, training = on_one_clock(announced, training, plan.created_at_s, clock.wall())
     silent = unannounced(plan, heartbeats, tally, training.ended_at_s)
     heartbeats += silent
     lives = slot_lives(heartbeats, tally)
     lengths = learn_lengths(store, plan, prompts, {response.response: response.length for response in graded})
-    tokens = sum(response.length for response in graded)
+    tokens = sum(response.policy_length for response in graded)
     spent_before_usd = spent_usd(store, iteration)
     now = clock.wall()
     metrics = {
         **training.metrics,
         **response_metrics(graded, plan),
+        **turns.metrics(),
         **filter_metrics(plan, trained, filtered, lives),
         **resume_metrics(lives),
         **prefill_metrics(lives, naive),
@@ -121,8 +126,8 @@ def _measure(store: ObjectStore, iteration: int, rates: Rates, clock: Clock, par
         # Prompts whose responses were not used are drawn again.
         next_prompt=plan.first_prompt + plan.num_groups - len(unused) // plan.num_generations,
         metrics=metrics,
-        rewards=tuple(response.reward for response in graded),
-        lengths=tuple(response.length for response in graded),
+        rewards=tuple(response.reward for response in recorded if response.reward is not None),
+        lengths=tuple(response.policy_length for response in graded),
         lives=tuple(lives),
         train_started_at_s=training.started_at_s,
         train_ended_at_s=training.ended_at_s,
@@ -176,14 +181,18 @@ def filter_metrics(
 
 
 def response_metrics(graded: Sequence[GradedResponse], plan: PlanRecord) -> dict[str, float]:
-    """Rewards and lengths, under TRL's names, over all graded responses, so that filtering does not improve them."""
+    """Rewards and lengths, under TRL's names, over all graded responses, so that filtering does not improve them.
+
+    Lengths count the tokens that the policy sampled.
+    """
     ordered = sorted(graded, key=lambda response: response.response)
-    rewards = np.array([response.reward for response in ordered]).reshape(-1, plan.num_generations)
-    lengths = np.array([response.length for response in ordered])
+    by_group = groupby(ordered, key=lambda response: response.response // plan.num_generations)
+    groups = [np.array([response.reward for response in group], dtype=np.float64) for _, group in by_group]
+    lengths = np.array([response.policy_length for response in ordered])
     metrics = {
-        "reward": rewards.mean(),
-        "reward_std": rewards.std(axis=1).mean(),
-        "frac_reward_zero_std": (rewards.max(axis=1) == rewards.min(axis=1)).mean(),
+        "reward": np.concatenate(groups).mean(),
+        "reward_std": np.mean([group.std() for group in groups]),
+        "frac_reward_zero_std": np.mean([group.max() == group.min() for group in groups]),
         "completions/mean_length": lengths.mean(),
         "completions/min_length": lengths.min(),
         "completions/max_length": lengths.max(),

@@ -5,10 +5,11 @@ Pure functions of a plan, the claims, the responses' progress and the heartbeats
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
 
 from storage.claims import ClaimBook
-from storage.records import AliveRecord, PlanRecord
+from storage.records import JOINED_POOL, TRAIN_POOL, AliveRecord, PlanRecord
 
 Phase = Literal["no run", "planning", "rollout", "training", "publishing", "committed", "ended"]
 MemberState = Literal["not come", "unknown", "loading", "working", "gone", "silent"]
@@ -56,7 +57,8 @@ class MemberView:
     state: "silent" means that its heartbeat has not changed for the time after which others take it for dead; "unknown"
     has claims and no heartbeat, or one that cannot be read. heartbeat_age_s: None until its heartbeat was seen to
     change. unfinished: responses it holds that have not ended, by the journal; all other numbers come from its
-    heartbeat. tokens_per_s: None while it does not decode.
+    heartbeat. tokens_per_s: None while it does not decode. usd_per_h: the price of its machine; None if it is gone, or
+    if the price is not known.
     """
 
     slot: int
@@ -72,6 +74,7 @@ class MemberView:
     tokens_per_s: float | None = None
     tokens_generated: int = 0
     tokens_recovered: int = 0
+    usd_per_h: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +100,10 @@ class Totals:
     """The totals of an iteration.
 
     tokens: journalled so far, and counted. tokens_per_s: of the members at work; None while no member tells it. moved:
-    how many times a response went from one slot to another.
+    how many times a response went from one slot to another. reward: the mean of the responses recorded so far; None
+    without any. usd_per_h: of the members that live, without the trainer; None if no price is known. to_go_s: until the
+    last response has ended, if the others become as long as those that have ended, and members stay as fast; None while
+    that is not known.
     """
 
     responses_planned: int = 0
@@ -110,6 +116,9 @@ class Totals:
     tokens_per_s: float | None = None
     claims: int = 0
     moved: int = 0
+    reward: float | None = None
+    usd_per_h: float | None = None
+    to_go_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +143,15 @@ class RunView:
 class Crew:
     """The members of an iteration: what they hold, by the claims, and whether they live, by their heartbeats."""
 
-    def __init__(self, plan: PlanRecord, book: ClaimBook, progress: Mapping[int, Progress]) -> None:
+    def __init__(
+        self,
+        plan: PlanRecord,
+        book: ClaimBook,
+        progress: Mapping[int, Progress],
+        prices_usd_per_h: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:
+        """prices_usd_per_h: by pool, of a slot; a pool without one has no known price."""
+        self._prices_usd_per_h = prices_usd_per_h
         self._plan = plan
         self._book = book
         self._progress = progress
@@ -187,9 +204,12 @@ class Crew:
         ]
         return tuple(first), len(groups) - len(first)
 
-    def totals(self, members: Collection[MemberView], *, groups_recorded: int, micro_batches: int) -> Totals:
-        """The iteration in numbers; the two arguments come from the batches recorded so far."""
+    def totals(
+        self, members: Collection[MemberView], *, groups_recorded: int, micro_batches: int, reward: float | None = None
+    ) -> Totals:
+        """The iteration in numbers; all but the members come from the batches recorded so far."""
         rates = [m.tokens_per_s for m in members if m.state == "working" and m.tokens_per_s is not None]
+        prices = [member.usd_per_h for member in members if member.usd_per_h is not None]
         return Totals(
             responses_planned=self._plan.num_responses,
             responses_done=sum(state.done for state in self._progress.values()),
@@ -201,7 +221,26 @@ class Crew:
             tokens_per_s=sum(rates) if rates else None,
             claims=sum(self._book.epoch(unit) for unit in range(len(self._plan.slots))),
             moved=self._book.moved,
+            reward=reward,
+            usd_per_h=sum(prices) if prices else None,
+            to_go_s=self._to_go_s(sum(rates)),
         )
+
+    def _to_go_s(self, tokens_per_s: float) -> float | None:
+        lengths = [state.tokens for state in self._progress.values() if state.done]
+        unfinished = [state.tokens for state in self._progress.values() if not state.done]
+        if not lengths or not unfinished or not tokens_per_s:
+            return None
+        expected = sum(lengths) / len(lengths)
+        # A response that is longer than the mean already still has an end to come.
+        return sum(max(1.0, expected - tokens) for tokens in unfinished) / tokens_per_s
+
+    def _usd_per_h(self, alive: AliveRecord, state: MemberState) -> float | None:
+        if state in ("gone", "silent") or alive.pool == TRAIN_POOL:
+            return None
+        if alive.usd_per_hour is not None:
+            return alive.usd_per_hour
+        return 0.0 if alive.pool == JOINED_POOL else self._prices_usd_per_h.get(alive.pool)
 
     def _unfinished_groups(self) -> dict[int, list[int]]:
         groups: dict[int, list[int]] = {}
@@ -246,4 +285,5 @@ class Crew:
             tokens_per_s=alive.tokens_per_s,
             tokens_generated=alive.tokens_generated,
             tokens_recovered=alive.tokens_recovered,
+            usd_per_h=self._usd_per_h(alive, state),
         )

@@ -6,41 +6,51 @@ Flyte.
 
 import html
 import math
+import re
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
+from storage.evaluation_records import EvaluationRecord
 from storage.records import ReportRecord
 from tasks.reporting import charts
 from tasks.reporting.costs import usd_per_reward_point
+from tasks.reporting.reward_chart import reward_chart
 from tasks.reporting.timeline import timeline
 
 # (metric, its name for people, unit)
 _KEY_METRICS = (
     ("reward", "mean reward", ""),
+    ("cost/usd_iter", "cost of the iteration", "$"),
+    ("cost/usd_run", "cost of the run so far", "$"),
+    ("timing_s/iteration", "iteration", "s"),
+    ("preempt/count", "processes lost", ""),
+    ("resume/tokens_recovered", "tokens recovered from the journal", "tokens"),
+    ("resume/tokens_regenerated", "tokens generated again", "tokens"),
     ("reward_std", "standard deviation of the reward", ""),
     ("frac_reward_zero_std", "groups without a learning signal", "%"),
     ("completions/mean_length", "mean length", "tokens"),
     ("completions/max_length", "maximum length", "tokens"),
     ("completions/clipped_ratio", "responses cut at the length limit", "%"),
     ("num_tokens", "tokens generated", "tokens"),
-    ("preempt/count", "processes lost", ""),
-    ("resume/tokens_recovered", "tokens recovered from the journal", "tokens"),
-    ("resume/tokens_regenerated", "tokens generated again", "tokens"),
     ("rollout/prefill_share", "prefill computed, relative to prefill without sharing", "%"),
     ("timing_s/rollout", "rollout", "s"),
     ("timing_s/train", "training", "s"),
-    ("timing_s/iteration", "iteration", "s"),
-    ("cost/usd_iter", "cost of the iteration", "$"),
     ("cost/usd_rollout", "cost of rollout", "$"),
     ("cost/usd_train", "cost of training", "$"),
     ("cost/usd_per_mtok", "cost per million tokens", "$"),
-    ("cost/usd_run", "cost of the run so far", "$"),
     ("kl", "KL to the reference", ""),
     ("entropy", "entropy", ""),
     ("actor/grad_norm", "gradient norm", ""),
-    ("actor/pg_loss", "policy loss", ""),
     ("mismatch_kl", "KL between sampler and trainer", ""),
 )
-# What an iteration's dollars were spent on; together these are all of them.
+# Who caused an iteration's dollars, and what they were spent on; each time, together these are all of them.
+_PAYEES = {
+    "rollout": "cost/usd_rollout",
+    "train": "cost/usd_train",
+    "requests": "cost/usd_requests",
+    "egress": "cost/usd_egress",
+    "control": "cost/usd_control",
+}
 _PURPOSES = {
     "useful": "cost/usd_useful",
     "wasted": "cost/usd_wasted",
@@ -50,27 +60,46 @@ _PURPOSES = {
     "egress": "cost/usd_egress",
     "control": "cost/usd_control",
 }
+# These are zero unless something is configured that most runs do not have: then they have no row and no bar.
+_OPTIONAL = frozenset({"kl", "cost/usd_requests", "cost/usd_egress", "cost/usd_control"})
 _METRICS_MAX = 200
 _NOTES_MAX = 8
+# Of the document; in Flyte's console the tabs stand on a page of its own, which is light.
+_STYLE = (
+    ":root{color-scheme:light dark;--accent:#0550ae}"
+    "body{margin:0;padding:12px;font-family:system-ui,-apple-system,'Segoe UI','DejaVu Sans',sans-serif;"
+    "background:var(--card,#ffffff);color:var(--ink,#1b1f24);overflow-wrap:anywhere}a{color:var(--accent)}"
+    "h1{font-size:22px}h2{font-size:19px}svg{min-width:560px}"
+    "@media (prefers-color-scheme:dark){:root{--ink:#e6edf3;--muted:#a3adb8;--grid:#30363d;--card:#161b22;"
+    "--border:#3d444d;--accent:#79c0ff}}"
+)
 _PAGE = (
     "font-family:system-ui,-apple-system,'Segoe UI','DejaVu Sans',sans-serif;font-size:14px;line-height:1.5;"
-    "color:#1b1f24;background:#ffffff;max-width:900px;padding:16px"
+    "color:var(--ink,#1b1f24);background:var(--card,#ffffff);padding:16px;overflow-x:auto"
 )
-_CELL = "padding:3px 14px 3px 0;border-bottom:1px solid #e3e6ea"
+_CELL = "padding:3px 14px 3px 0;border-bottom:1px solid var(--grid,#e3e6ea)"
 _NUMBER = f"{_CELL};text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap"
 
 
-def render(report: ReportRecord, history: Sequence[ReportRecord], notes: Sequence[str] = ()) -> dict[str, str]:
+def render(
+    report: ReportRecord,
+    history: Sequence[ReportRecord],
+    notes: Sequence[str] = (),
+    facts: Mapping[str, str] = MappingProxyType({}),
+    evaluated: Sequence[EvaluationRecord] = (),
+) -> dict[str, str]:
     """The tabs of the Deck, in order: name to a self-contained piece of HTML without scripts, under 100 kB each.
 
     Args:
         report: The iteration shown.
         history: Reports of the run in any order; `report` replaces one of its own iteration.
         notes: Sentences that people should read first; the first few are shown.
+        facts: What the run is, by name: its url, model and the like.
+        evaluated: The run's evaluations, for the chart of the reward.
     """
     reports = _in_order(report, history)
     return {
-        "Overview": styled(_overview(report, reports, notes)),
+        "Overview": styled(_overview(report, reports, notes, facts, evaluated)),
         "Lengths": styled(_lengths(report, reports)),
         "Slots": styled(_slots(report)),
         "Cost": styled(_cost(report, reports)),
@@ -78,10 +107,20 @@ def render(report: ReportRecord, history: Sequence[ReportRecord], notes: Sequenc
 
 
 def page(title: str, tabs: Mapping[str, str]) -> str:
-    """All tabs one below the other in one HTML document that needs no server, script or network."""
-    body = "".join(f"<h2>{html.escape(name)}</h2>{tab}" for name, tab in tabs.items())
-    head = f"<meta charset='utf-8'><title>{html.escape(title)}</title>"
-    return f"<!doctype html><html><head>{head}</head><body>{body}</body></html>"
+    """All tabs one below the other in one HTML document that needs no server, script or network; light or dark."""
+    names = {name: re.sub(r"\W+", "-", name.lower()) for name in tabs}
+    contents = " · ".join(f'<a href="#{at}">{html.escape(name)}</a>' for name, at in names.items())
+    body = "".join(
+        f'<section><h2 id="{names[name]}">{html.escape(name)}</h2>{tab}</section>' for name, tab in tabs.items()
+    )
+    head = (
+        "<meta charset='utf-8'><meta name='viewport' content='width=device-width, initial-scale=1'>"
+        f"<title>{html.escape(title)}</title><style>{_STYLE}</style>"
+    )
+    return (
+        f'<!doctype html><html lang="en"><head>{head}</head><body><h1>{html.escape(title)}</h1>'
+        f"<nav aria-label='Contents'>{contents}</nav><main>{body}</main></body></html>"
+    )
 
 
 def _in_order(report: ReportRecord, history: Sequence[ReportRecord]) -> list[ReportRecord]:
@@ -89,18 +128,30 @@ def _in_order(report: ReportRecord, history: Sequence[ReportRecord]) -> list[Rep
     return [by_iteration[index] for index in sorted(by_iteration)]
 
 
-def _overview(report: ReportRecord, reports: Sequence[ReportRecord], notes: Sequence[str]) -> list[str]:
-    rewards = {"mean reward": _curve(reports, "reward")}
+def _overview(
+    report: ReportRecord,
+    reports: Sequence[ReportRecord],
+    notes: Sequence[str],
+    facts: Mapping[str, str],
+    evaluated: Sequence[EvaluationRecord],
+) -> list[str]:
     before = [past for past in reports if past.iteration < report.iteration]
     shown = {name for name, _, _ in _KEY_METRICS}
     others = {name: value for name, value in sorted(report.metrics.items()) if name not in shown}
     parts = [
-        f"<h2>Iteration {report.iteration}, weight version {report.weight_version}</h2>",
+        f"<h3>Iteration {report.iteration}, weight version {report.weight_version}</h3>",
+        *([_fact_list(facts)] if facts else []),
         *(f"<p>{html.escape(note)}</p>" for note in notes[:_NOTES_MAX]),
-        charts.line_chart(rewards, "Reward by iteration", "iteration", "mean reward"),
+        reward_chart(_curve(reports, "reward"), evaluated),
         _key_table(report.metrics, before[-1].metrics if before else {}),
     ]
     return parts + ([_other_table(others)] if others else [])
+
+
+def _fact_list(facts: Mapping[str, str]) -> str:
+    """What the run is, as a list of names and values."""
+    items = (f"<b>{html.escape(name)}</b> {html.escape(value)}" for name, value in facts.items() if value)
+    return f'<p style="overflow-wrap:anywhere">{"; ".join(items)}</p>'
 
 
 def _lengths(report: ReportRecord, reports: Sequence[ReportRecord]) -> list[str]:
@@ -112,6 +163,28 @@ def _lengths(report: ReportRecord, reports: Sequence[ReportRecord]) -> list[str]
         charts.histogram(report.lengths, "Length of the responses", "tokens"),
         charts.histogram(report.rewards, "Reward of the responses", "reward"),
         charts.line_chart(by_iteration, "Length by iteration", "iteration", "tokens"),
+        *_turns(report, reports),
+    ]
+
+
+def _turns(report: ReportRecord, reports: Sequence[ReportRecord]) -> list[str]:
+    """What the policy did with its tools; nothing without turns."""
+    if "turns/mean" not in report.metrics:
+        return []
+    calls = {
+        name.removeprefix("turns/calls_").replace("_", " "): value
+        for name, value in report.metrics.items()
+        if name.startswith("turns/calls_")
+    }
+    summary = (
+        f"{report.metrics['turns/calls']:,.0f} calls of tools took {report.metrics['turns/tool_seconds']:,.1f} s. "
+        f"{_shown(report.metrics['turns/failed_share'], '%')} of the responses lost their environment."
+    )
+    by_iteration = {"maximum": _curve(reports, "turns/max"), "mean": _curve(reports, "turns/mean")}
+    return [
+        f"<p>{summary}</p>",
+        charts.bars(calls, "Calls of tools that were not simply answered", ""),
+        charts.line_chart(by_iteration, "Turns by iteration", "iteration", "turns of the policy"),
     ]
 
 
@@ -145,7 +218,7 @@ def _cost(report: ReportRecord, reports: Sequence[ReportRecord]) -> list[str]:
     seconds = _present(
         metrics, {"rollout": "timing_s/rollout", "train": "timing_s/train", "iteration": "timing_s/iteration"}
     )
-    usd = _present(metrics, {"rollout": "cost/usd_rollout", "train": "cost/usd_train", "iteration": "cost/usd_iter"})
+    usd = _present(metrics, _PAYEES)
     tokens = _present(metrics, {"recovered": "resume/tokens_recovered", "generated again": "resume/tokens_regenerated"})
     spent, points = 0.0, []
     for past in reports:
@@ -153,7 +226,7 @@ def _cost(report: ReportRecord, reports: Sequence[ReportRecord]) -> list[str]:
         points.append((float(past.iteration), spent))
     priced = any("cost/usd_iter" in past.metrics for past in reports)
     return [
-        charts.bars(usd, "Dollars at listed prices", "$"),
+        charts.bars(usd, _of_total("Who caused the dollars, at listed prices", metrics), "$"),
         *_purposes(metrics),
         charts.bars(seconds, "Seconds (rollout and training may overlap)", "s"),
         charts.bars(tokens, "Tokens of lost processes", ""),
@@ -167,7 +240,15 @@ def _purposes(metrics: Mapping[str, float]) -> list[str]:
     usd = _present(metrics, _PURPOSES)
     total = metrics.get("cost/usd_iter", 0.0)
     rows = [(name, _shown(value, "$"), _shown(value / total, "%") if total else "") for name, value in usd.items()]
-    return [charts.bars(usd, "What they were for", "$"), table(("", "dollars", "of the iteration"), rows)]
+    return [
+        charts.bars(usd, _of_total("What the dollars were for", metrics), "$"),
+        table(("", "dollars", "of the iteration"), rows),
+    ]
+
+
+def _of_total(title: str, metrics: Mapping[str, float]) -> str:
+    """The title, with the dollars that the bars below it add up to."""
+    return f"{title}: {_shown(metrics['cost/usd_iter'], '$')} in all" if "cost/usd_iter" in metrics else title
 
 
 def _per_reward_point(reports: Sequence[ReportRecord]) -> list[str]:
@@ -182,14 +263,19 @@ def _curve(reports: Sequence[ReportRecord], metric: str) -> list[tuple[float, fl
 
 
 def _present(metrics: Mapping[str, float], names: Mapping[str, str]) -> dict[str, float]:
-    return {label: metrics[metric] for label, metric in names.items() if metric in metrics}
+    """The metrics that there are, by their labels, without those that nothing is configured for."""
+    return {label: metrics[metric] for label, metric in names.items() if _is_told(metrics, metric)}
+
+
+def _is_told(metrics: Mapping[str, float], metric: str) -> bool:
+    return metric in metrics and not (metric in _OPTIONAL and metrics[metric] == 0)
 
 
 def _key_table(metrics: Mapping[str, float], previous: Mapping[str, float]) -> str:
     rows = [
         (label, _shown(metrics[metric], unit), _shown(previous[metric], unit) if metric in previous else "")
         for metric, label, unit in _KEY_METRICS
-        if metric in metrics
+        if _is_told(metrics, metric)
     ]
     return table(("", "this iteration", "the one before"), rows)
 

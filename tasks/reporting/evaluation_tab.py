@@ -20,7 +20,7 @@ def evaluation_tab(record: EvaluationRecord, history: Sequence[EvaluationRecord]
     }
     return styled(
         [
-            f"<h2>Weight version {record.weight_version}, evaluation {record.digest}</h2>",
+            f"<h3>Weight version {record.weight_version}, evaluation {record.digest}</h3>",
             table(("", "estimate", "95 % from", "to"), [_row(record, name) for name in scores]),
             charts.line_chart(curves, "Scores by weight version", "weight version", "mean over prompts"),
             charts.histogram([prompt.reward for prompt in record.prompts], "Mean reward of the prompts", "reward"),

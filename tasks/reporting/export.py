@@ -23,6 +23,7 @@ from storage.records import PlanRecord
 from storage.responses import Response
 from storage.run import exists, next_iteration, read_plan, read_run
 from storage.store import CorruptObject, ObjectStore
+from storage.turns import decode_turn
 from tasks.prompts.decode import Decode, open_decoder
 
 log = logging.getLogger(__name__)
@@ -74,24 +75,24 @@ def export_rollouts(store: ObjectStore, iterations: str, folder: Path, *, overwr
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"{folder} is a file; allowed: a folder, which is made if it is missing")
     folder.mkdir(parents=True, exist_ok=True)
-    decode = load_decoder(store)
+    decode = load_decoder(store, "column completion is empty")
     return [_export_iteration(store, index, path, decode) for index, path in paths.items()]
 
 
-def load_decoder(store: ObjectStore) -> Decode | None:
-    """A decoder from token ids to text with the run's own tokenizer, without special tokens, as for the rewards.
+def load_decoder(store: ObjectStore, consequence: str, *, special_tokens: bool = False) -> Decode | None:
+    """A decoder from token ids to text with the run's own tokenizer; without special tokens, as for the rewards.
 
-    None, with a warning that gives the reason, if the run's files make no tokenizer. Raises CorruptObject if they are
-    not those that run.json lists.
+    None, with a warning that gives `consequence` and the reason, if the run's files make no tokenizer. Raises
+    CorruptObject if they are not those that run.json lists.
     """
     names = read_run(store).model_files
-    notice = f"column completion is empty: no tokenizer in {store.url}/{layout.MODEL}"
+    notice = f"{consequence}: no tokenizer in {store.url}/{layout.MODEL}"
     if not TOKENIZER_FILES & names.keys():
         log.warning("%s (none of %s is there)", notice, ", ".join(sorted(TOKENIZER_FILES)))
         return None
     try:
         with model_files.downloaded(store) as directory:
-            return open_decoder(directory)
+            return open_decoder(directory, special_tokens=special_tokens)
     except CorruptObject:
         raise
     except Exception as error:  # noqa: BLE001 - the library that reads the files can raise anything
@@ -128,7 +129,25 @@ def rollout_table(
     arrays = {name: pa.array(values, type=kind) for name, (kind, values) in columns.items()}
     arrays["token_ids"] = _lists([row.token_ids.astype(np.int32) for row in rows], pa.int32())
     arrays["logprobs"] = _lists([row.logprobs for row in rows], pa.float32())
+    if plan.config.get("turns"):
+        arrays["origins"] = _lists([np.array(row.origins, dtype=np.int32) for row in rows], pa.int32())
+        arrays["messages"] = pa.array([_messages(row, decode) for row in rows], type=pa.string())
     return pa.table(arrays)
+
+
+def _messages(row: Response, decode: Decode | None) -> str | None:
+    """The turns of a response as JSON: the policy's texts, and the results of its calls; None without a tokenizer."""
+    if decode is None:
+        return None
+    messages, start = [], 0
+    for stretch, length in enumerate(row.origins):
+        ids = row.token_ids[start : start + length].tolist()
+        start += length
+        if stretch % 2 == 0 and ids:
+            messages.append({"role": "assistant", "content": decode(ids)})
+            calls = decode_turn(row.events[stretch // 2]).calls if stretch // 2 < len(row.events) else ()
+            messages += [{"role": "tool", "name": call.name, "content": call.result} for call in calls]
+    return _as_json(messages)
 
 
 def _lists(values: Sequence[npt.NDArray[Any]], item: pa.DataType) -> pa.Array:

@@ -4,7 +4,7 @@ from contextlib import suppress
 
 from storage import layout, records
 from storage.compaction import read_responses
-from storage.records import NonFiniteRecord
+from storage.phase_failure import NonFiniteRecord
 from storage.responses import Response
 from storage.run import next_iteration
 from storage.store import ObjectMissing, ObjectStore

@@ -33,7 +33,7 @@ def plan_tab(decisions: Sequence[DecisionRecord], metrics: Mapping[str, float]) 
 
 def _decision(decision: DecisionRecord, metrics: Mapping[str, float]) -> list[str]:
     parts = [
-        f"<h2>{_text(decision.name)}: {_text(decision.chosen)}</h2>",
+        f"<h3>{_text(decision.name)}: {_text(decision.chosen)}</h3>",
         f"<p>{_text(decision.reason)}</p>",
     ]
     if decision.predicted:

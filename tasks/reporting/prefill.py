@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from storage.assembly import JournalReader
 from storage.prompt_table import PromptRow
 from storage.records import PlanRecord, SlotLife
+from storage.shard import Finish, Origin
 
 
 def prefill_metrics(lives: Sequence[SlotLife], naive: int) -> dict[str, float]:
@@ -23,8 +24,9 @@ def prefill_metrics(lives: Sequence[SlotLife], naive: int) -> dict[str, float]:
 def naive_prefill_tokens(plan: PlanRecord, prompts: Sequence[PromptRow], reader: JournalReader, part: range) -> int:
     """The tokens that engines without any sharing compute for the responses of a part, whose rows the reader holds.
 
-    They are prompt and recovered prefix, each time that a response is begun. prompts: one row per group of the plan. A
-    response counts as begun under a claim if it has tokens in the journal under that claim, counted or void.
+    They are prompt and prefix, each time that the policy begins or goes on after an observation. prompts: one row per
+    group of the plan. A response counts as begun under a claim if the policy has tokens in the journal under that
+    claim, counted or void.
     """
     return sum(
         len(prompts[response // plan.num_generations].token_ids) + start
@@ -34,13 +36,19 @@ def naive_prefill_tokens(plan: PlanRecord, prompts: Sequence[PromptRow], reader:
 
 
 def _starts(response: int, reader: JournalReader) -> list[int]:
-    """The number of tokens that a response already had, each time that it was begun."""
+    """The number of tokens that a response already had, each time that the policy began a stretch of it."""
     owner = reader.book.owner(response)
     claims = [(span.incarnation, span.epoch) for span in reader.book.sealed(response)]
     claims += [] if owner is None else [(owner.incarnation, owner.epoch)]
     # A member that releases a response that it never began writes a row without tokens.
-    firsts = (
-        next((row.start for _, row in reader.shards.rows(incarnation, epoch, response) if len(row.token_ids)), None)
-        for incarnation, epoch in claims
-    )
-    return [start for start in firsts if start is not None]
+    starts = []
+    for incarnation, epoch in claims:
+        rows = [row for _, row in reader.shards.rows(incarnation, epoch, response)]
+        rows = [row for row in rows if len(row.token_ids) or row.finish is Finish.AGAIN]
+        before = [None, *(row.origin for row in rows)]
+        starts += [
+            row.start
+            for row, last in zip(rows, before, strict=False)
+            if row.origin is Origin.POLICY and last is not Origin.POLICY
+        ]
+    return starts

@@ -10,7 +10,8 @@ from collections.abc import Collection, Iterable, Sequence
 from storage import layout
 from storage.assembly import JournalReader
 from storage.liveness import read_heartbeat
-from storage.records import JOINED_POOL, TRAIN_POOL, AliveRecord, GradedResponse, PlanRecord, SlotLife
+from storage.records import JOINED_POOL, TRAIN_POOL, AliveRecord, GradedResponse, PlanRecord, SlotLife, Span
+from storage.shard import Finish
 from storage.store import ObjectStore
 
 log = logging.getLogger(__name__)
@@ -19,9 +20,9 @@ log = logging.getLogger(__name__)
 class JournalTally:
     """Tokens in the journal by incarnation, added up part by part while a part's rows are in memory.
 
-    kept: those that the batches name. unused: those of unused responses. recovered: those that a response already had
-    when the incarnation first extended it, of the incarnations in `silent` only. stopped: the incarnations that hold an
-    unused response without an end.
+    Only tokens that the policy sampled are counted. kept: those that the batches name. unused: those of unused
+    responses. recovered: those that a response already had when the incarnation first extended it, of the incarnations
+    in `silent` only. stopped: the incarnations that hold an unused response without an end.
     """
 
     def __init__(
@@ -45,9 +46,7 @@ class JournalTally:
         """Count the rows of a part, which the reader holds now."""
         shards, book = self.reader.shards, self.reader.book
         for response in part:
-            for span in self._lineages.get(response, ()):
-                rows = shards.rows(span.incarnation, span.epoch, response)
-                self.kept[span.incarnation] += sum(len(row.token_ids) for at, row in rows if at <= span.last_sequence)
+            self.kept += self._sampled(response, self._lineages.get(response, ()))
             if not self.silent and response not in self._unused:
                 continue
             assembled, owner = self.reader.assemble(response), book.owner(response)
@@ -55,11 +54,21 @@ class JournalTally:
                 rows = shards.rows(span.incarnation, span.epoch, response)
                 if span.incarnation in self.silent:
                     self.recovered[span.incarnation] += rows[0][1].start
-                if response in self._unused:
-                    count = sum(len(row.token_ids) for at, row in rows if at <= span.last_sequence)
-                    self.unused[span.incarnation] += count
+            if response in self._unused:
+                self.unused += self._sampled(response, assembled.lineage)
             if response in self._unused and owner is not None and not assembled.finish.ends_response:
                 self.stopped.add(owner.incarnation)
+
+    def _sampled(self, response: int, lineage: Iterable[Span]) -> Counter[str]:
+        """The tokens that a response has from each incarnation, since it last began again."""
+        found: Counter[str] = Counter()
+        for span in lineage:
+            for at, row in self.reader.shards.rows(span.incarnation, span.epoch, response):
+                if at <= span.last_sequence and row.finish is Finish.AGAIN:
+                    found.clear()
+                elif at <= span.last_sequence:
+                    found[span.incarnation] += len(row.logprobs)
+        return found
 
 
 def read_heartbeats(store: ObjectStore, plan: PlanRecord) -> list[AliveRecord]:

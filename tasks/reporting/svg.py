@@ -1,7 +1,7 @@
 """Drawing primitives for the charts: escaped SVG elements, scales, round tick values, short numbers.
 
-Every drawing paints its own light card and uses attributes only, so it looks the same on any page, and inlined drawings
-cannot style each other. This module knows nothing of runs.
+Every drawing paints its own card and uses attributes only, so inlined drawings cannot style each other. Its colours are
+light ones, unless the page around it sets the variables that are named here. This module knows nothing of runs.
 """
 
 import html
@@ -10,11 +10,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 WIDTH = 900
-INK = "#1b1f24"
-MUTED = "#57606a"
-GRID = "#e3e6ea"
-CARD = "#ffffff"
-BORDER = "#d0d7de"
+INK = "var(--ink, #1b1f24)"
+MUTED = "var(--muted, #57606a)"
+GRID = "var(--grid, #e3e6ea)"
+CARD = "var(--card, #ffffff)"
+BORDER = "var(--border, #d0d7de)"
 # Okabe and Ito (2008), distinguishable with colour-blindness; without yellow, which is faint on a light card.
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
 FONT = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif"

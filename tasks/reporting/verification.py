@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from storage.assembly import JournalReader
 from storage.compaction import ENDS, unused_responses
-from storage.records import GradedResponse, PlanRecord
+from storage.records import GradedResponse, PlanRecord, is_filtered
 
 
 class IntegrityError(Exception):
@@ -51,10 +51,12 @@ def _check_batches(plan: PlanRecord, trained: Sequence[GradedResponse], filtered
 def _check_journal(plan: PlanRecord, recorded: GradedResponse, reader: JournalReader) -> None:
     """Check that the journal holds a response as its batch names it."""
     assembled = reader.follow(recorded.response, recorded.lineage)
-    if len(assembled.token_ids) != recorded.length or assembled.finish != ENDS[recorded.finish_reason]:
+    found, said = (len(assembled.token_ids), assembled.policy_length), (recorded.length, recorded.policy_length)
+    if found != said or assembled.finish != ENDS[recorded.finish_reason]:
         raise IntegrityError(
-            f"iteration {plan.iteration}, response {recorded.response}: trained on {recorded.length} tokens "
-            f"ended by {recorded.finish_reason!r}; the journal holds {len(assembled.token_ids)}",
+            f"iteration {plan.iteration}, response {recorded.response}: trained on {said[0]} tokens, {said[1]} of them "
+            f"sampled, ended by {recorded.finish_reason!r}; the journal holds {found[0]}, {found[1]} of them sampled, "
+            f"ended by {assembled.finish.name.lower()!r}",
         )
 
 
@@ -67,15 +69,17 @@ def _check_filter(plan: PlanRecord, trained: Sequence[GradedResponse], filtered:
                 f"iteration {plan.iteration}: response {filtered[0].response} is filtered; allowed: none"
             )
         return
-    rewards: dict[int, set[float | None]] = defaultdict(set)
+    groups: dict[int, list[GradedResponse]] = defaultdict(list)
     for response in (*trained, *filtered):
-        rewards[response.response // plan.num_generations].add(response.deciding(plan))
+        groups[response.response // plan.num_generations].append(response)
+    due = {group: is_filtered(plan, responses) for group, responses in groups.items()}
     for kind, responses in (("trained", trained), ("filtered", filtered)):
         for response in responses:
             group = response.response // plan.num_generations
-            if (len(rewards[group]) == 1) != (kind == "filtered"):
+            if due[group] != (kind == "filtered"):
                 found = f"iteration {plan.iteration}, response {response.response}: {kind}"
-                raise IntegrityError(f"{found}, although group {group} has {len(rewards[group])} different rewards")
+                what = "has no two" if due[group] else "has"
+                raise IntegrityError(f"{found}, although group {group} {what} different rewards")
     count = len({response.response // plan.num_generations for response in trained})
     if count > wanted:
         raise IntegrityError(f"iteration {plan.iteration}: {count} groups are trained; allowed: the {wanted} wanted")

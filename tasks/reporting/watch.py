@@ -4,8 +4,9 @@ Each look lists claims and heartbeats, and gets the next shards of the incarnati
 heartbeats of those worth showing; what was read is kept. Ages use this clock only: clocks are never compared.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 from storage import layout, records
 from storage.assembly import JournalReader
@@ -17,6 +18,7 @@ from storage.run import exists, holds_run, next_iteration, read_config, read_pla
 from storage.shard import Finish
 from storage.store import CorruptObject, ObjectMissing, ObjectStore, StoreUnavailable
 from tasks.configuration.rollout import RolloutConfig
+from tasks.configuration.run_config import parse
 from tasks.reporting.crew_view import UNREAD, Crew, Heartbeat, Phase, Progress, RunView, Totals
 
 
@@ -98,10 +100,12 @@ class OpenIteration:
         self._store = store
         self._plan = plan
         self._reader = JournalReader(store, plan)
-        settings = read_config(store, plan).get("rollout", {})
-        self._silent_after_s = settings.get("claim_ttl_s", RolloutConfig().claim_ttl_s)
+        config = read_config(store, plan)
+        self._silent_after_s = config.get("rollout", {}).get("claim_ttl_s", RolloutConfig().claim_ttl_s)
+        self._prices_usd_per_h = known_prices(config)
         self._ended: dict[int, tuple[Owner, Progress]] = {}
         self._recorded: dict[int, Progress] = {}
+        self._rewards: list[float] = []
         self._responses_trained = 0
         self._micro_batches = 0
         self._liveness = Liveness(store, plan.iteration, clock)
@@ -109,13 +113,11 @@ class OpenIteration:
 
     def look(self) -> RunView:
         """Read what is new, and return the view."""
-        self._read_batches()
-        self._reader.book.refresh()
-        unfinished = [r for r in range(self._plan.num_responses) if self._known_end(r) is None]
-        self._reader.shards.advance_all(self._reader.incarnations_to_read(unfinished))
-        progress = {response: self._progress(response) for response in range(self._plan.num_responses)}
-        crew = Crew(self._plan, self._reader.book, progress)
+        crew, gone = self._read_crew(), self._gone()
         self._read_heartbeats(crew)
+        if self._gone() != gone:
+            # What a member wrote before it said good-bye belongs to the same look.
+            crew = self._read_crew()
         members = crew.members(self._heartbeats, self._silent_after_s)
         recorded = len(self._recorded) // self._plan.num_generations
         waits_for, behind = ((), 0) if self._is_filled else crew.waits_for()
@@ -123,11 +125,29 @@ class OpenIteration:
             run_url=self._store.url,
             iteration=self._plan.iteration,
             phase=self._phase(all_done=not waits_for),
-            totals=crew.totals(members, groups_recorded=recorded, micro_batches=self._micro_batches),
+            totals=crew.totals(
+                members, groups_recorded=recorded, micro_batches=self._micro_batches, reward=self._reward()
+            ),
             waits_for=waits_for,
             groups_behind=behind,
             members=members,
         )
+
+    def _read_crew(self) -> Crew:
+        """Read the batches, claims and shards that are new."""
+        self._read_batches()
+        self._reader.book.refresh()
+        unfinished = [r for r in range(self._plan.num_responses) if self._known_end(r) is None]
+        self._reader.shards.advance_all(self._reader.incarnations_to_read(unfinished))
+        progress = {response: self._progress(response) for response in range(self._plan.num_responses)}
+        return Crew(self._plan, self._reader.book, progress, self._prices_usd_per_h)
+
+    def _gone(self) -> set[str]:
+        """The incarnations that have said good-bye, as far as was read."""
+        return {name for name, beat in self._heartbeats.items() if beat.record and beat.record.state == "gone"}
+
+    def _reward(self) -> float | None:
+        return sum(self._rewards) / len(self._rewards) if self._rewards else None
 
     def is_ended_evaluation(self) -> bool:
         """Whether it is an evaluation with every response recorded; its claims and shards may then be deleted."""
@@ -158,7 +178,8 @@ class OpenIteration:
                 batch = records.read(self._store, BatchRecord, key)
             except ObjectMissing:
                 return
-            self._recorded.update({graded.response: Progress(graded.length, done=True) for graded in batch.graded})
+            self._recorded.update({each.response: Progress(each.policy_length, done=True) for each in batch.graded})
+            self._rewards += [graded.reward for graded in batch.graded if graded.reward is not None]
             self._responses_trained += len(batch.responses)
             self._micro_batches += 1
 
@@ -178,7 +199,7 @@ class OpenIteration:
         assembled = self._reader.assemble(response)
         is_owners = bool(assembled.lineage) and assembled.lineage[-1].epoch == owner.epoch
         released = is_owners and assembled.finish is Finish.RELEASED
-        state = Progress(len(assembled.token_ids), done=assembled.finish.ends_response, released=released)
+        state = Progress(assembled.policy_length, done=assembled.finish.ends_response, released=released)
         if state.done:
             self._ended[response] = owner, state
         return state
@@ -193,3 +214,12 @@ class OpenIteration:
         for name, sign in self._liveness.look(list(dict.fromkeys(names))).items():
             if sign.found:
                 self._heartbeats[name] = Heartbeat(sign.record, sign.silent_s, sign.changed)
+
+
+def known_prices(config: Mapping[str, Any]) -> dict[str, float]:
+    """Dollars per hour of a slot by pool; none if the price table of this machine lacks one of them."""
+    try:
+        pools = parse(config).pools.rollout_pools
+        return {name: pool.price_usd_per_h for name, pool in pools.items()}
+    except (ValueError, LookupError):
+        return {}

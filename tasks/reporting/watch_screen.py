@@ -73,7 +73,26 @@ def summary(view: RunView) -> list[str]:
     tokens = f"tokens {totals.tokens:,}{rate}"
     recorded = f"micro-batches recorded {totals.micro_batches}, with {totals.groups_recorded} groups"
     claims = f"claims {totals.claims}   responses moved between slots {totals.moved}"
-    return [head, f"{responses}   {groups}   {tokens}", f"{recorded}   {claims}", *_trainer(view)]
+    return [
+        head,
+        f"{responses}   {groups}   {tokens}",
+        *_expectations(view),
+        f"{recorded}   {claims}",
+        *_trainer(view),
+    ]
+
+
+def _expectations(view: RunView) -> list[str]:
+    """How good the responses are so far, what the members cost, and how long the rollout still takes, if known."""
+    totals = view.totals
+    parts = []
+    if totals.reward is not None:
+        parts.append(f"reward so far {totals.reward:.3f}")
+    if totals.usd_per_h is not None:
+        parts.append(f"members {totals.usd_per_h:,.2f} $/h")
+    if totals.to_go_s is not None:
+        parts.append(f"rollout ends in about {duration(totals.to_go_s)}")
+    return ["   ".join(parts)] if parts else []
 
 
 def _trainer(view: RunView) -> list[str]:

@@ -89,6 +89,7 @@ def graded(store, response):
     return GradedResponse(
         response=response,
         length=len(assembled.token_ids),
+        policy_length=len(assembled.token_ids),
         finish_reason="stop" if assembled.finish == Finish.STOP else "length",
         lineage=assembled.lineage,
         reward=REWARDS[response],
@@ -278,9 +279,19 @@ def test_a_response_that_nobody_planned_is_named():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"length": 4}, "response 0: trained on 4 tokens ended by 'stop'; the journal holds 5"),
-        ({"finish_reason": "length"}, "response 0: trained on 5 tokens ended by 'length'; the journal holds 5"),
-        ({"lineage": ()}, "response 0: trained on 5 tokens ended by 'stop'; the journal holds 0"),
+        ({"length": 6}, "response 0: trained on 6 tokens, 5 of them sampled, ended by 'stop'; the journal holds 5, 5"),
+        (
+            {"policy_length": 4},
+            "response 0: trained on 5 tokens, 4 of them sampled, ended by 'stop'; the journal holds 5, 5",
+        ),
+        (
+            {"finish_reason": "length"},
+            "of them sampled, ended by 'length'; the journal holds 5, 5 of them sampled, ended by 'stop'",
+        ),
+        (
+            {"lineage": ()},
+            "response 0: trained on 5 tokens, 5 of them sampled, ended by 'stop'; the journal holds 0, 0",
+        ),
     ],
 )
 def test_a_response_that_is_not_what_the_journal_holds_is_named(fields, message):
@@ -349,7 +360,8 @@ def test_a_group_of_equal_rewards_counts_as_such_whatever_its_mean_rounds_to():
     """The mean of three times 0.1 is not 0.1, so their standard deviation is not 0."""
     plan = a_plan(1, 3, 1)
     equal = [
-        GradedResponse(response=k, length=1, finish_reason="stop", lineage=(), reward=0.1, rewards={}) for k in range(3)
+        GradedResponse(response=k, length=1, policy_length=1, finish_reason="stop", lineage=(), reward=0.1, rewards={})
+        for k in range(3)
     ]
     assert response_metrics(equal, plan)["frac_reward_zero_std"] == 1.0
     assert response_metrics([*equal[:2], replace(equal[2], reward=0.2)], plan)["frac_reward_zero_std"] == 0.0

@@ -74,9 +74,9 @@ def test_what_the_closing_found_unjournalled_is_unused_and_what_a_kill_did_is_no
         (2, {"responses": [0, 1], "filtered": [2]}, r"never: \[3\]"),
         (2, {"responses": [0, 1], "filtered": [1, 2, 3]}, r"trained more than once: \[1\]"),
         (None, {"responses": [0, 1], "filtered": [2, 3]}, "response 2 is filtered; allowed: none"),
-        (2, {"responses": [0, 1, 2, 3]}, "response 2: trained, although group 1 has 1 different rewards"),
-        (1, {"filtered": [0, 1, 2, 3]}, "response 0: filtered, although group 0 has 2 different rewards"),
-        (2, {"responses": [0], "filtered": [1, 2, 3]}, "response 1: filtered, although group 0 has 2 different"),
+        (2, {"responses": [0, 1, 2, 3]}, "response 2: trained, although group 1 has no two different rewards"),
+        (1, {"filtered": [0, 1, 2, 3]}, "response 0: filtered, although group 0 has different rewards"),
+        (2, {"responses": [0], "filtered": [1, 2, 3]}, "response 1: filtered, although group 0 has different"),
     ],
 )
 def test_a_division_that_the_plan_does_not_allow_is_refused(groups, batch, message):
@@ -94,7 +94,7 @@ def test_the_named_reward_decides_which_groups_are_filtered():
     for store in stores:
         change(store, 3, reward=0.25)
     assert conclude(stores[0]).rewards == (1.0, 0.0, 0.5, 0.25)
-    with pytest.raises(IntegrityError, match="response 2: trained, although group 1 has 1 different rewards"):
+    with pytest.raises(IntegrityError, match="response 2: trained, although group 1 has no two different rewards"):
         conclude(stores[1])
 
 

@@ -48,8 +48,8 @@ def test_the_report_does_not_depend_on_the_size_of_a_part(name, part_tokens):
 @pytest.mark.parametrize("response", range(4))
 def test_a_response_that_is_not_what_the_journal_holds_is_found_in_every_part(response, part_tokens):
     store = an_iteration()
-    change(store, response, length=3)
-    with pytest.raises(IntegrityError, match=f"response {response}: trained on 3 tokens ended by"):
+    change(store, response, length=3, policy_length=1)
+    with pytest.raises(IntegrityError, match=f"response {response}: trained on 3 tokens, 1 of them sampled, ended by"):
         conclude(store, part_tokens)
     assert layout.report(0) not in store.list("")
 

@@ -3,7 +3,7 @@ import re
 from html.parser import HTMLParser
 
 from storage.records import ReportRecord, SlotLife
-from tasks.reporting.deck import render
+from tasks.reporting.deck import page, render
 
 METRICS = {
     "reward": 0.625,
@@ -141,10 +141,10 @@ def test_pages_are_self_contained_small_and_well_formed():
     )
     metrics = METRICS | {f"rewards/function-{index}/mean": 0.5 for index in range(500)}
     history = [report(index, metrics, lives=()) for index in range(3000)]
-    for page in render(report(3000, metrics, lives), history).values():
-        assert len(page.encode()) < 100_000
-        assert not Rows(page).tags & {"script", "link", "img", "iframe", "style"}
-        assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", page)
+    for tab in render(report(3000, metrics, lives), history).values():
+        assert len(tab.encode()) < 100_000
+        assert not Rows(tab).tags & {"script", "link", "img", "iframe", "style"}
+        assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", tab)
 
 
 def test_the_cost_tab_says_what_dollars_were_for_and_what_a_point_of_reward_has_cost():
@@ -157,3 +157,33 @@ def test_the_cost_tab_says_what_dollars_were_for_and_what_a_point_of_reward_has_
     assert not any(row and row[0] == "starting" for row in rows)
     assert "Since iteration 3, a point of mean reward has cost $0.1968." in page
     assert "point of mean reward" not in render(report(4), [report(3)])["Cost"]
+
+
+def test_the_bars_of_who_caused_the_dollars_add_up_to_the_iteration():
+    parts = {"rollout": 0.004, "train": 0.002, "requests": 0.0005, "egress": 0.0003, "control": 0.0002}
+    metrics = {f"cost/usd_{name}": usd for name, usd in parts.items()} | {"cost/usd_iter": sum(parts.values())}
+    cost = render(report(0, metrics), [])["Cost"]
+    card = cost[cost.index("Who caused the dollars, at listed prices: $0.0070 in all") :].split("</svg>")[0]
+    assert [name for name in parts if f">{name}</text>" in card] == list(parts)
+    assert ">iteration</text>" not in card
+
+
+def test_what_is_not_configured_has_no_row_and_no_bar():
+    unused = {"kl": 0.0, "cost/usd_requests": 0.0, "cost/usd_egress": 0.0, "cost/usd_control": 0.0}
+    tabs = render(report(0, METRICS | unused), [])
+    assert "KL to the reference" not in tabs["Overview"]
+    assert not [name for name in ("requests", "egress", "control") if f">{name}</text>" in tabs["Cost"]]
+    used = render(report(0, METRICS | dict.fromkeys(unused, 0.001)), [])
+    assert "KL to the reference" in used["Overview"]
+    assert ">egress</text>" in used["Cost"]
+
+
+def test_the_page_says_what_the_run_is_and_what_is_on_it():
+    facts = {"run": "s3://bucket/<run>", "model": "Qwen", "nothing": ""}
+    tabs = render(report(0), [], facts=facts)
+    assert "<b>run</b> s3://bucket/&lt;run&gt;; <b>model</b> Qwen" in tabs["Overview"]
+    assert "nothing" not in tabs["Overview"]
+    document = page("Gleaner, iteration 0", tabs)
+    assert re.findall(r'<a href="#([\w-]+)">', document) == re.findall(r'<h2 id="([\w-]+)">', document)
+    assert "<script" not in document
+    assert "prefers-color-scheme:dark" in document

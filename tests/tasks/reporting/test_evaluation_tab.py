@@ -19,7 +19,8 @@ RECORD = EvaluationRecord(
         "val/reward/mean@2": 0.625,
     },
     prompts=tuple(
-        EvaluatedPrompt(prompt_id=f"<p{k}>", correct=k % 3, clipped=0, reward=k / 60, length=3.0) for k in range(60)
+        EvaluatedPrompt(prompt_id=f"<p{k}>", graded=3, correct=k % 3, clipped=0, reward=k / 60, length=3.0)
+        for k in range(60)
     ),
     created_at_s=1.0,
 )

@@ -32,13 +32,14 @@ from tests.small_run import (
     roll_out,
     train_iteration,
 )
-from tests.tiny_model import VOCAB_SIZE, save_tiny_model, tiny_model
+from tests.tiny_model import VOCAB_SIZE, save_tiny_model, tiny_config, tiny_model
 
 NOW_S = 1_750_000_000.0  # 2025-06-15
 IDS = torch.tensor([[1, 5, 9, 20, 7]])
 GPT2 = GPT2Config(
     vocab_size=VOCAB_SIZE, n_embd=32, n_layer=2, n_head=4, n_positions=256, bos_token_id=1, eos_token_id=2
 )
+TWO_LAYERS = tiny_config(hidden_size=32, intermediate_size=48)
 # Of the model, rank, alpha, the layers that are chosen, and how many these are.
 RUNS = {
     "qwen2": (None, 3, 7.5, (), 14),
@@ -51,7 +52,7 @@ RUNS = {
 def run(folder, name, iterations):
     """The store of a run with so many committed iterations, and the pretrained model's directory."""
     of, rank, alpha, modules, _ = RUNS[name]
-    base = save_tiny_model(folder, tiny_model(of)) if of else model_directory(folder)
+    base = save_tiny_model(folder, tiny_model(of or TWO_LAYERS))
     url = f"memory://adapter-{name}"
     store = memory_store(f"adapter-{name}")
     lora = {"rank": rank, "alpha": alpha, "target_modules": list(modules)}

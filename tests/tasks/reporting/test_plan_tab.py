@@ -28,7 +28,7 @@ def test_a_decision_stands_beside_what_came_of_it():
     assert ["train_s", "100"] in rows
     assert ["alternative", "seconds", "usd"] in rows
     assert ["3 of rollout", "100", ""] in rows
-    assert "<h2>width: 3 of rollout</h2>" in page
+    assert "<h3>width: 3 of rollout</h3>" in page
     assert "only wait for training &lt;b&gt;." in page
 
 

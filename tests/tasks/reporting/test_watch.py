@@ -10,7 +10,8 @@ from storage.memory import MemoryStore
 from storage.records import BatchRecord, ClaimRecord, TrainingRecord
 from storage.shard import Finish
 from storage.store import CorruptObject, ObjectMissing, StoreUnavailable
-from tasks.reporting.watch import Watcher
+from tasks.configuration.run_config import dump, parse
+from tasks.reporting.watch import Watcher, known_prices
 from tests.committed_runs import begin
 from tests.journals import Incarnation, a_plan
 from tests.watched_run import PLAN, Counted, beat, commit_report, planned, record_batch, steal
@@ -224,3 +225,58 @@ def test_nothing_is_waited_for_once_as_many_groups_are_recorded_as_are_wanted(st
     record_batch(store, 1, [1])
     view = watcher.look()
     assert (view.phase, view.totals.groups_recorded, view.waits_for, view.groups_behind) == ("training", 2, (), 0)
+
+
+def test_what_a_member_wrote_before_its_good_bye_belongs_to_the_same_look(store, watcher):
+    member = Incarnation(store, PLAN, 0, "00000-a")
+    beat(store, "00000-a", 1)
+    assert watcher.look().totals.tokens == 0
+    get = store.get
+
+    def get_late(key, *bounds):
+        """The member ends between the look's journal and the look's heartbeats."""
+        if key == layout.alive(0, "00000-a") and not store.ended:
+            store.ended = True
+            for response in PLAN.responses_of(0):
+                member.write(response, [1, 2, 3])
+            beat(store, "00000-a", 2, state="gone")
+        return get(key, *bounds)
+
+    store.ended, store.get = False, get_late
+    view = watcher.look()
+    assert store.ended
+    assert [each.state for each in view.members if each.slot == 0] == ["gone"]
+    assert (view.totals.responses_done, view.totals.tokens) == (4, 12)
+
+
+def test_the_reward_so_far_and_the_time_to_go(store, watcher):
+    member = Incarnation(store, PLAN, 0, "00000-a")
+    assert (watcher.look().totals.reward, watcher.look().totals.to_go_s) == (None, None)
+    for response in PLAN.responses_of(0):
+        member.write(response, [1, 2, 3])
+    beat(store, "00000-a", 1, tokens_per_s=6.0)
+    record_batch(store, 0, [0])
+    totals = watcher.look().totals
+    assert totals.reward == 0.0
+    # Four responses are not begun, and the others have 3 tokens.
+    assert totals.to_go_s == pytest.approx(4 * 3 / 6)
+
+
+def test_what_the_living_members_cost(clock):
+    config = {
+        "run": {"url": "memory://priced"},
+        "policy": {"path": "m"},
+        "data": {"source": "arithmetic"},
+        "rewards": [{"function": "arithmetic"}],
+        "pools": {"rollout": {"count": 2, "usd_per_hour": 1.5}},
+    }
+    store = MemoryStore()
+    begin(store)
+    records.put(store, layout.plan(0), replace(PLAN, config=dump(parse(config))))
+    watcher = Watcher(store, clock)
+    assert watcher.look().totals.usd_per_h is None
+    beat(store, "00000-a", 1, pool="rollout")
+    beat(store, "00001-b", 1, pool="rollout", state="gone")
+    beat(store, "00002-c", 1, pool="joined", usd_per_hour=0.25)
+    assert watcher.look().totals.usd_per_h == 1.75
+    assert known_prices({"pools": {"rollout": {"machine": "nothing"}}}) == {}

@@ -1,0 +1,330 @@
+"use strict";
+// The page of a run. Texts of models and data only ever become text nodes. `data` holds the summary, and in a written
+// file also what a server would be asked for, by path.
+const data = JSON.parse(document.getElementById("data").textContent);
+const token = new URLSearchParams(location.search).get("token");
+const at = (id) => document.getElementById(id);
+const PAGE_ROWS = 100, ITERATIONS_MAX = 64, TABLE_ITERATIONS = 30;
+let summary = data.summary, rows = null, shown = [], limit = PAGE_ROWS, opened = -1;
+
+function make(tag, attributes = {}, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name === "on") for (const [event, act] of Object.entries(value)) node.addEventListener(event, act);
+    else if (value !== false && value !== null) node.setAttribute(name, value === true ? "" : value);
+  }
+  node.append(...children.filter((child) => child !== null));
+  return node;
+}
+
+async function ask(path) {
+  if (data.answers) {
+    if (path in data.answers) return data.answers[path];
+    throw new Error("this file does not hold it; `gleaner view` shows the whole run");
+  }
+  const answer = await fetch("data/" + path, { headers: { "X-Gleaner-Token": token ?? "" } });
+  const found = await answer.json();
+  if (!answer.ok) throw new Error(found.error);
+  return found;
+}
+
+async function trying(act) {
+  try {
+    at("problem").hidden = true;
+    return await act();
+  } catch (error) {
+    at("problem").textContent = error instanceof TypeError ? "`gleaner view` does not answer; is it still running?" : error.message;
+    at("problem").hidden = false;
+    return null;
+  }
+}
+
+const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+const digits = { 3: new Intl.NumberFormat("en", { maximumSignificantDigits: 3 }), 4: new Intl.NumberFormat("en", { maximumSignificantDigits: 4 }) };
+const cents = new Intl.NumberFormat("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 });
+const number = (value, precision = 3) =>
+  value === null || value === undefined ? "" : Number.isInteger(value) ? whole.format(value) : digits[precision].format(value);
+const time = (seconds) => (seconds ? new Date(seconds * 1000).toISOString().slice(0, 16).replace("T", " ") + " UTC" : "");
+const money = (usd) => "$" + (usd >= 1 ? cents.format(usd) : number(usd));
+
+// The header, the charts and the table of iterations.
+
+function drawSummary() {
+  const rest = summary.to_go;
+  const facts = {
+    ...summary.facts,
+    begun: time(summary.begun_s),
+    "last iteration": time(summary.last_s),
+    "so far": `${number(summary.iterations.length)} iterations, ${number(summary.hours)} h, ${money(summary.usd)}`,
+    "to go": rest ? `${number(rest.iterations)} iterations, ${number(rest.hours)} h, ${money(rest.usd)}, as the last ones` : "",
+  };
+  at("facts").replaceChildren(...Object.entries(facts).filter(([, value]) => value)
+    .map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value))));
+  at("config").textContent = summary.config;
+  at("charts").replaceChildren(...summary.charts.map((drawing) =>
+    make("figure", { tabindex: 0 }, document.importNode(new DOMParser().parseFromString(drawing, "image/svg+xml").documentElement, true))));
+  drawIterations();
+}
+
+function drawIterations(all = false) {
+  const cells = summary.iterations.map((values, index) => [index, values.map((value) => number(value))]);
+  for (const index of summary.planned) cells.push([index, ["under way", ...Array(summary.columns.length - 1).fill("")]]);
+  cells.reverse();
+  const head = make("tr", {}, make("th", {}, "iteration"), ...summary.columns.map((name) => make("th", {}, name)));
+  const body = cells.slice(0, all ? cells.length : TABLE_ITERATIONS).map(([index, values]) => make("tr", {},
+    make("td", {}, make("button", { class: "link", type: "button", "aria-label": `Responses of iteration ${index}`, on: { click: () => choose(index) } }, String(index))),
+    ...values.map((value) => make("td", {}, value))));
+  at("iterations").replaceChildren(make("thead", {}, head), make("tbody", {}, ...body));
+  at("older").hidden = all || cells.length <= TABLE_ITERATIONS;
+}
+
+function choose(iteration) {
+  filter.iterations.value = String(iteration);
+  load().then(() => at("h-responses").scrollIntoView());
+}
+
+// The responses: loaded by iteration as columns, filtered and sorted here.
+
+const filter = at("filter").elements;
+
+function chosen() {
+  const last = summary.iterations.length + summary.planned.length - 1;
+  const found = /^(\d*)(:?)(\d*)$/.exec(filter.iterations.value.trim());
+  if (!found) throw new Error(`iterations: value ${filter.iterations.value}; allowed: a, a:b (without b), a: or :b`);
+  const first = found[1] === "" ? (found[2] ? 0 : last) : Number(found[1]);
+  const end = found[2] ? (found[3] === "" ? last + 1 : Number(found[3])) : first + 1;
+  if (first >= end || end > last + 1) throw new Error(`iterations: value ${filter.iterations.value}; allowed: the run has 0 to ${last}`);
+  if (end - first > ITERATIONS_MAX) throw new Error(`iterations: ${end - first} of them; allowed: ${ITERATIONS_MAX} at a time`);
+  return Array.from({ length: end - first }, (_, index) => first + index);
+}
+
+async function load() {
+  if (!summary.iterations.length && !summary.planned.length) { at("count").textContent = "The run has no iteration yet."; return; }
+  await trying(async () => {
+    const blocks = [];
+    for (const iteration of chosen()) blocks.push(await ask(`iterations/${iteration}`));
+    rows = joined(blocks);
+    fillChoices();
+    apply();
+    await addAdvantages(blocks);
+  });
+}
+
+function joined(blocks) {
+  const all = { orders: new Map(), prompts: blocks.flatMap((block) => block.prompts), iteration: [], response: [], group: [], prompt: [], states: [], lengths: [], truncated: [], rewards: [], slots: [], stretches: [], advantage: [], named: {}, starts: new Map() };
+  for (const prompt of all.prompts) prompt.lower = `${prompt.text} ${prompt.id}`.toLowerCase();
+  const names = [...new Set(blocks.flatMap((block) => Object.keys(block.rewards_by_name)))];
+  for (const name of names) all.named[name] = [];
+  for (const block of blocks) {
+    const count = block.states.length;
+    all.starts.set(block.iteration, all.response.length);
+    for (let r = 0; r < count; r++) {
+      const group = Math.floor(r / block.num_generations);
+      all.iteration.push(block.iteration);
+      all.response.push(r);
+      all.group.push(group);
+      all.prompt.push(block.prompts[group]);
+      all.advantage.push(null);
+    }
+    for (const name of ["states", "lengths", "truncated", "rewards", "slots", "stretches"]) for (const value of block[name]) all[name].push(value);
+    for (const name of names) { const values = block.rewards_by_name[name]; for (let r = 0; r < count; r++) all.named[name].push(values ? values[r] : null); }
+  }
+  return all;
+}
+
+async function addAdvantages(blocks) {
+  for (const block of blocks) {
+    const found = await ask(`advantages/${block.iteration}`);
+    const start = rows.starts.get(block.iteration);
+    if (start === undefined || !found) continue;
+    for (const [response, value] of Object.entries(found)) rows.advantage[start + Number(response)] = value;
+  }
+  rows.orders.delete("advantage");
+  drawRows();
+}
+
+const columns = () => ({
+  iteration: rows.iteration, response: rows.response, group: rows.group, reward: rows.rewards, advantage: rows.advantage, tokens: rows.lengths,
+  slot: rows.slots, stretches: rows.stretches, ...Object.fromEntries(Object.entries(rows.named).map(([name, values]) => [`reward: ${name}`, values])),
+});
+
+// All responses by one column, ascending, unknown values last. Sorting takes longer than a filter may, so it is kept.
+function order(name) {
+  if (!rows.orders.has(name)) {
+    const keys = Float64Array.from(columns()[name], (value) => value ?? Infinity);
+    rows.orders.set(name, Uint32Array.from(keys, (_, index) => index).sort((a, b) => keys[a] - keys[b] || a - b));
+  }
+  return rows.orders.get(name);
+}
+
+function fillChoices() {
+  const keep = (select, options) => {
+    const value = select.value;
+    select.replaceChildren(...options.map(([name, label]) => make("option", { value: name }, label)));
+    if (options.some(([name]) => name === value)) select.value = value;
+  };
+  keep(filter.state, [["", "all"], ...[...new Set(rows.states)].sort().map((name) => [name, name])]);
+  keep(filter.sort, Object.keys(columns()).filter((name) => name !== "iteration").map((name) => [name, name]));
+}
+
+function apply() {
+  const bound = (name, otherwise) => (filter[name].value === "" ? otherwise : Number(filter[name].value));
+  const wanted = { state: filter.state.value, group: bound("group", null), slot: bound("slot", null), text: filter.prompt.value.toLowerCase() };
+  const [rewardMin, rewardMax] = [bound("rewardMin", -Infinity), bound("rewardMax", Infinity)];
+  const [lengthMin, lengthMax] = [bound("lengthMin", -Infinity), bound("lengthMax", Infinity)];
+  const byReward = filter.rewardMin.value !== "" || filter.rewardMax.value !== "";
+  const [truncated, resumed] = [filter.truncated.checked, filter.resumed.checked];
+  for (const prompt of rows.prompts) prompt.hit = !wanted.text || prompt.lower.includes(wanted.text);
+  const found = [], unknown = [], ascending = order(filter.sort.value), keys = columns()[filter.sort.value];
+  for (let place = 0; place < ascending.length; place++) {
+    const i = ascending[filter.descending.checked ? ascending.length - 1 - place : place];
+    if (wanted.state && rows.states[i] !== wanted.state) continue;
+    if (wanted.group !== null && rows.group[i] !== wanted.group) continue;
+    if (wanted.slot !== null && rows.slots[i] !== wanted.slot) continue;
+    if (rows.lengths[i] < lengthMin || rows.lengths[i] > lengthMax) continue;
+    if (byReward && (rows.rewards[i] === null || rows.rewards[i] < rewardMin || rows.rewards[i] > rewardMax)) continue;
+    if (truncated && !rows.truncated[i]) continue;
+    if (resumed && rows.stretches[i] < 2) continue;
+    if (!rows.prompt[i].hit) continue;
+    // Unknown values come last, whichever way the others are sorted.
+    (keys[i] === null ? unknown : found).push(i);
+  }
+  for (const i of unknown) found.push(i);
+  shown = found;
+  limit = PAGE_ROWS;
+  drawRows();
+}
+
+function drawRows() {
+  const several = rows.starts.size > 1, names = Object.keys(rows.named);
+  const titles = [...(several ? ["iteration"] : []), "response", "group", "reward", ...(names.length > 1 ? names : []), "advantage", "tokens", "slot", "stretches"];
+  const head = make("tr", {}, ...titles.map((name) => make("th", {}, name)), make("th", { class: "text" }, "state"), make("th", { class: "text" }, "prompt"));
+  const body = shown.slice(0, limit).map((i, place) => make("tr", { class: place === opened ? "chosen" : false },
+    ...(several ? [make("td", {}, String(rows.iteration[i]))] : []),
+    make("td", {}, make("button", { class: "link", type: "button", "aria-label": `Open response ${rows.response[i]} of iteration ${rows.iteration[i]}`, on: { click: () => openAt(place) } }, String(rows.response[i]))),
+    make("td", {}, String(rows.group[i])), make("td", {}, number(rows.rewards[i])),
+    ...(names.length > 1 ? names.map((name) => make("td", {}, number(rows.named[name][i]))) : []),
+    make("td", {}, number(rows.advantage[i])), make("td", {}, number(rows.lengths[i]) + (rows.truncated[i] ? " cut" : "")),
+    make("td", {}, rows.slots[i] === null ? "" : String(rows.slots[i])), make("td", {}, rows.stretches[i] > 1 ? `${rows.stretches[i]} resumed` : String(rows.stretches[i])),
+    make("td", { class: "text" }, rows.states[i]), make("td", { class: "text" }, rows.prompt[i].text)));
+  at("responses").replaceChildren(make("thead", {}, head), make("tbody", {}, ...body));
+  at("count").textContent = `${number(shown.length)} of ${number(rows.response.length)} responses`;
+  at("more").hidden = shown.length <= limit;
+}
+
+// One response.
+
+async function openAt(place) {
+  if (place < 0 || place >= shown.length) return;
+  opened = place;
+  await openResponse(rows.iteration[shown[place]], rows.response[shown[place]]);
+}
+
+async function openResponse(iteration, response) {
+  const dialog = at("detail");
+  let view;
+  try {
+    view = await ask(`responses/${iteration}/${response}`);
+  } catch (error) {
+    dialog.replaceChildren(bar(), make("h2", { id: "detail-title" }, `Response ${response} of iteration ${iteration}`), make("p", { class: "problem" }, error.message));
+    if (!dialog.open) dialog.showModal();
+    return;
+  }
+  const start = rows.starts.get(iteration), advantage = view.advantage ?? (start === undefined ? null : rows.advantage[start + response]);
+  const rewards = Object.entries(view.rewards).map(([name, value]) => `${name} ${value === null ? "not applicable" : number(value, 4)}`);
+  const space = make("div", { id: "text" }, drawStretches(view));
+  dialog.replaceChildren(
+    bar(make("button", { type: "button", on: { click: () => colourTokens(view, space) } }, "Colour tokens by log-prob"),
+      make("button", { type: "button", on: { click: () => showGroup(view, space) } }, "Its group side by side"),
+      make("button", { type: "button", on: { click: () => showPlaces(view, space) } }, "Its prompt in other iterations")),
+    make("h2", { id: "detail-title" }, `Iteration ${iteration}, response ${response}`),
+    make("p", {}, `Sample ${view.sample} of group ${view.group}, prompt ${view.prompt_id}: ${number(view.tokens)} tokens, ${view.state}.`,
+      view.state === "failed" ? " Not graded: its environment was lost." : view.reward === null ? " Not graded yet." : ` Reward ${number(view.reward, 4)}${rewards.length ? ` (${rewards.join(", ")})` : ""}.`,
+      advantage === null ? "" : ` Advantage ${number(advantage, 4)}.`),
+    make("h3", {}, "Prompt"), make("div", { class: "prose", tabindex: 0 }, view.prompt),
+    make("details", {}, make("summary", {}, "Other columns of its row"), make("pre", { tabindex: 0 }, JSON.stringify(view.columns, null, 2))),
+    make("h3", {}, "Response"), space,
+    ...(view.calls.length ? [make("h3", {}, "Calls of tools"), drawCalls(view.calls)] : []));
+  if (!dialog.open) dialog.showModal();
+  dialog.scrollTop = 0;
+}
+
+const bar = (...buttons) => make("div", { class: "bar" },
+  make("button", { type: "button", on: { click: () => at("detail").close() } }, "Close"),
+  make("button", { type: "button", on: { click: () => openAt(opened - 1) } }, "Previous"),
+  make("button", { type: "button", on: { click: () => openAt(opened + 1) } }, "Next"), ...buttons);
+
+const KINDS = { killed: "killed", "handed over": "moved", "taken over": "moved" };
+
+// The one place where the stretches of a response become a picture.
+function drawStretches(view, pieces = null) {
+  const box = make("div", { class: "prose", tabindex: 0 });
+  if (!view.stretches.length) box.append(make("span", { class: "muted" }, "Not begun."));
+  for (const stretch of view.stretches) {
+    const until = stretch.first + stretch.tokens, kind = KINDS[stretch.end];
+    box.append(make("span", { class: `stretch ${kind ?? ""}` },
+      `tokens ${number(stretch.first)} to ${number(until)}, slot ${stretch.slot}, incarnation ${stretch.incarnation}, weight version ${stretch.weight_version}: ${stretch.end}${kind ? ` at token ${number(until)}` : ""}`));
+    if (pieces) box.append(...pieces.slice(stretch.first, until).map(drawToken));
+    else box.append(view.has_text ? stretch.text : "There is no tokenizer; colour the tokens to see their ids.");
+  }
+  return box;
+}
+
+function drawCalls(calls) {
+  const cells = (call) => [call.turn, call.call, call.result, call.outcome, number(call.seconds, 3)];
+  return make("table", {}, make("thead", {}, make("tr", {}, ...["turn", "call", "result", "outcome", "seconds"].map((title) => make("th", { scope: "col" }, title)))),
+    make("tbody", {}, ...calls.map((call) => make("tr", {}, ...cells(call).map((cell) => make("td", {}, String(cell)))))));
+}
+
+function drawToken([text, logprob]) {
+  const surprise = logprob === null ? 0 : Math.min(1, -logprob / 5);
+  return make("span", { style: `background: rgba(var(--surprise), ${surprise.toFixed(2)})`, title: logprob === null ? "" : `log-prob ${logprob.toFixed(4)}, probability ${Math.exp(logprob).toFixed(4)}` }, text);
+}
+
+async function colourTokens(view, space, pieces = []) {
+  await trying(async () => {
+    pieces = pieces.concat(await ask(`tokens/${view.iteration}/${view.response}/${pieces.length}`));
+    space.replaceChildren(make("p", { class: "muted" }, "The stronger the colour, the less likely the token was; point at one to see its log-prob."), drawStretches(view, pieces));
+    if (pieces.length < view.tokens) space.append(make("button", { type: "button", on: { click: () => colourTokens(view, space, pieces) } }, `Colour the next of ${number(view.tokens - pieces.length)} tokens`));
+  });
+}
+
+async function showGroup(view, space) {
+  await trying(async () => {
+    const size = (await ask(`iterations/${view.iteration}`)).num_generations;
+    const views = await Promise.all(Array.from({ length: size }, (_, sample) => ask(`responses/${view.iteration}/${view.group * size + sample}`)));
+    space.replaceChildren(make("div", { class: "beside", tabindex: 0, role: "region", "aria-label": `Group ${view.group}` },
+      ...views.map((each) => make("div", {}, make("h3", {}, `Response ${each.response}`), make("p", {}, each.reward === null ? "not graded" : `reward ${number(each.reward, 4)}`), drawStretches(each)))));
+  });
+}
+
+async function showPlaces(view, space) {
+  await trying(async () => {
+    const places = await ask(`prompts/${encodeURIComponent(view.prompt_id)}`);
+    space.replaceChildren(make("h3", {}, `Prompt ${view.prompt_id} in ${places.length} groups`), make("ul", {}, ...places.map(([iteration, response]) =>
+      make("li", {}, make("button", { class: "link", type: "button", on: { click: () => openResponse(iteration, response) } }, `iteration ${iteration}, from response ${response} on`)))));
+  });
+}
+
+at("filter").addEventListener("submit", (event) => event.preventDefault());
+at("filter").addEventListener("input", (event) => (event.target === filter.iterations ? null : rows && apply()));
+filter.iterations.addEventListener("change", load);
+at("more").addEventListener("click", () => { limit += PAGE_ROWS; drawRows(); });
+at("older").addEventListener("click", () => drawIterations(true));
+at("detail").addEventListener("close", () => { if (rows) drawRows(); const row = at("responses").querySelector("tr.chosen button"); if (row) row.focus(); });
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName)) return;
+  if (at("detail").open && event.key === "j") openAt(opened + 1);
+  else if (at("detail").open && event.key === "k") openAt(opened - 1);
+  else if (!at("detail").open && event.key === "/") { event.preventDefault(); filter.prompt.focus(); }
+});
+
+drawSummary();
+load();
+// A run that goes on is looked at again; what is open or filtered stays.
+if (!data.answers) setInterval(() => trying(async () => {
+  const found = await ask("summary"), same = (each) => JSON.stringify({ ...each, looked_at_s: 0 });
+  if (same(found) === same(summary)) return;
+  summary = found;
+  drawSummary();
+}), 15000);

@@ -1,0 +1,142 @@
+"""The page of a run as HTML: for the server, or as one file that holds the newest responses and needs nothing else."""
+
+import base64
+import hashlib
+import html
+import json
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from string import Template
+from typing import Any
+from urllib.parse import quote
+
+from storage.clock import Clock
+from tasks.viewing.page_data import page_data
+from tasks.viewing.run_reader import TOKENS_AT_ONCE, RunReader
+
+# What one file holds; a browser opens it at once.
+FILE_RESPONSES_MAX = 5_000
+FILE_TOKENS_MAX = 1_000_000
+_HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """A page that was written: how many responses it holds, of which iterations, and its bytes."""
+
+    path: Path
+    responses: int
+    iterations: tuple[int, ...]
+    num_bytes: int
+
+
+def render_page(summary: Mapping[str, Any], answers: Mapping[str, Any] | None = None) -> str:
+    """The HTML of the page. answers: what it would ask a server for, by path; None: it asks one."""
+    style, script = _asset("page.css"), _asset("page.js")
+    # In a script element of JSON, "<" could begin the tag that ends it.
+    data = json.dumps({"summary": summary, "answers": answers}, allow_nan=False).replace("<", "\\u003c")
+    return Template(_asset("page.html")).substitute(
+        policy=content_policy(connects=answers is None),
+        title=html.escape(f"Gleaner: {summary['url']}"),
+        style=style,
+        script=script,
+        data=data,
+    )
+
+
+def content_policy(*, connects: bool) -> str:
+    """The page's Content-Security-Policy: its own script and no other, and no connection but to its own server."""
+    digest = base64.b64encode(hashlib.sha256(_asset("page.js").encode()).digest()).decode()
+    connect = "'self'" if connects else "'none'"
+    return (
+        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:; "
+        f"connect-src {connect}; base-uri 'none'; form-action 'none'"
+    )
+
+
+def write_page(
+    reader: RunReader,
+    path: Path,
+    clock: Clock,
+    responses_max: int = FILE_RESPONSES_MAX,
+    tokens_max: int = FILE_TOKENS_MAX,
+) -> Written:
+    """Write the page as one file, which appears whole or not at all.
+
+    It holds the responses of the newest iterations, group by group, up to these limits.
+    Raises IsADirectoryError, FileNotFoundError for a missing folder, and what reading raises.
+    """
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder; allowed: the name of a file")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{path.parent} does not exist; allowed: a file in a folder that exists")
+    answers: dict[str, Any] = {}
+    held = list(_held_groups(reader, responses_max, tokens_max))
+    places: dict[str, list[tuple[int, int]]] = {}
+    for iteration, group in held:
+        _add_group(reader, clock, iteration, group, answers, places)
+    for prompt_id, found in places.items():
+        answers[f"prompts/{_quoted(prompt_id)}"] = sorted(found)
+    body = render_page(page_data(reader, clock, "summary"), answers).encode("utf-8", errors="replace")
+    unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}.unfinished")
+    try:
+        unfinished.write_bytes(body)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return Written(
+        path=path,
+        responses=sum(key.startswith("responses/") for key in answers),
+        iterations=tuple(sorted({iteration for iteration, _ in held})),
+        num_bytes=len(body),
+    )
+
+
+def _held_groups(reader: RunReader, responses_max: int, tokens_max: int) -> Iterator[tuple[int, int]]:
+    """(iteration, group) of the newest iterations, as long as a file has room."""
+    responses = tokens = 0
+    for iteration in reversed(range(reader.count())):
+        index = reader.iteration(iteration).index()
+        size = index.num_generations
+        for group in range(len(index.states) // size):
+            responses += size
+            tokens += sum(index.lengths[group * size : (group + 1) * size])
+            if responses > responses_max or tokens > tokens_max:
+                return
+            yield iteration, group
+
+
+def _add_group(
+    reader: RunReader,
+    clock: Clock,
+    iteration: int,
+    group: int,
+    answers: dict[str, Any],
+    places: dict[str, list[tuple[int, int]]],
+) -> None:
+    of_iteration = reader.iteration(iteration)
+    for kind in ("iterations", "advantages"):
+        if f"{kind}/{iteration}" not in answers:
+            answers[f"{kind}/{iteration}"] = page_data(reader, clock, f"{kind}/{iteration}")
+    index, size = of_iteration.index(), of_iteration.plan.num_generations
+    places.setdefault(of_iteration.prompts[group].prompt_id, []).append((iteration, group * size))
+    for number in range(group * size, (group + 1) * size):
+        if index.states[number] == "unused":
+            continue
+        answers[f"responses/{iteration}/{number}"] = page_data(reader, clock, f"responses/{iteration}/{number}")
+        for first in range(0, max(1, index.lengths[number]), TOKENS_AT_ONCE):
+            path = f"tokens/{iteration}/{number}/{first}"
+            answers[path] = page_data(reader, clock, path)
+
+
+def _quoted(text: str) -> str:
+    """As encodeURIComponent of a browser writes it."""
+    return quote(text, safe="!'()*~-_.")
+
+
+@cache
+def _asset(name: str) -> str:
+    return (_HERE / name).read_text(encoding="utf-8")

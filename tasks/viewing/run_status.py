@@ -1,0 +1,66 @@
+"""The finished iterations of a run: a table for a terminal, and the same as JSON values."""
+
+from dataclasses import asdict
+from typing import Any
+
+from rich.table import Table
+
+from storage.evaluations import evaluations
+from storage.package_version import VERSION
+from storage.records import ReportRecord
+from storage.run import reports
+from storage.store import ObjectStore
+from tasks.reporting.costs import usd_per_reward_point
+from tasks.reporting.nonfinite import nonfinite_line
+
+COLUMNS = (
+    ("reward", "reward", "{:.3f}"),
+    ("mean length", "completions/mean_length", "{:.1f}"),
+    ("max length", "completions/max_length", "{:.0f}"),
+    ("tokens", "num_tokens", "{:.0f}"),
+    ("recovered", "resume/tokens_recovered", "{:.0f}"),
+    ("regenerated", "resume/tokens_regenerated", "{:.0f}"),
+    ("losses", "preempt/count", "{:.0f}"),
+    ("seconds", "timing_s/iteration", "{:.1f}"),
+    ("dollars", "cost/usd_iter", "{:.5f}"),
+)
+TURNS_COLUMNS = (
+    ("turns", "turns/mean", "{:.1f}"),
+    ("calls", "turns/calls", "{:.0f}"),
+    ("failed", "turns/failed_share", "{:.1%}"),
+)
+
+
+def table(history: list[ReportRecord]) -> Table:
+    """A table with one row per iteration: reward, lengths, losses, seconds, dollars."""
+    with_turns = any("turns/mean" in report.metrics for report in history)
+    columns = (*COLUMNS, *TURNS_COLUMNS) if with_turns else COLUMNS
+    grid = Table("iteration", *(title for title, _, _ in columns), title="committed iterations")
+    for report in history:
+        cells = [form.format(report.metrics.get(name, float("nan"))) for _, name, form in columns]
+        grid.add_row(str(report.iteration), *cells)
+    return grid
+
+
+def status_data(store: ObjectStore) -> dict[str, Any]:
+    """What `gleaner status --json` prints; the metrics have the names of docs/guide/metrics.md."""
+    history = reports(store)
+    return {
+        "run_url": store.url,
+        "gleaner": VERSION,
+        "iterations": [
+            {
+                "iteration": report.iteration,
+                "weight_version": report.weight_version,
+                "committed_at_s": report.created_at_s,
+                "metrics": report.metrics,
+            }
+            for report in history
+        ],
+        "usd_per_reward_point": usd_per_reward_point(history),
+        "evaluations": [
+            {name: value for name, value in asdict(record).items() if name not in ("prompts", "nonce")}
+            for record in evaluations(store)
+        ],
+        "stopped": nonfinite_line(store),
+    }

@@ -1,0 +1,172 @@
+"""What people want to know of a run before they read its responses: what it is, how it goes, what it costs."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from storage import layout
+from storage.evaluations import evaluations
+from storage.package_version import VERSION
+from storage.records import RunRecord
+from storage.run import next_iteration, plans_in_flight, read_report, read_run
+from storage.store import ObjectMissing, ObjectStore
+from tasks.configuration.in_force import in_force
+from tasks.reporting import charts
+from tasks.reporting.reward_chart import reward_chart
+
+# So many of the last iterations say how long the next ones take.
+RECENT = 5
+_SECONDS_PER_HOUR = 3600.0
+# Title, unit, and the metrics of each chart but the first, by their names in the legend.
+_CHARTS: tuple[tuple[str, str, Mapping[str, str]], ...] = (
+    ("Length of the responses", "tokens", {"maximum": "completions/max_length", "mean": "completions/mean_length"}),
+    ("Entropy", "nats", {"entropy": "entropy"}),
+    ("Mismatch between sampler and trainer", "KL", {"mismatch": "mismatch_kl"}),
+    ("Speed of the rollout", "tokens/s", {"speed": "rollout/tokens_per_s"}),
+    ("Dollars so far", "dollars", {"dollars": "cost/usd_run"}),
+)
+# The columns of the table of iterations, by metric.
+COLUMNS = {
+    "reward": "reward",
+    "mean length": "completions/mean_length",
+    "entropy": "entropy",
+    "tokens": "num_tokens",
+    "tokens/s": "rollout/tokens_per_s",
+    "lost": "preempt/count",
+    "seconds": "timing_s/iteration",
+    "dollars": "cost/usd_iter",
+}
+Metrics = Mapping[str, float | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToGo:
+    """What the rest of a run takes if it goes on as it did lately: iterations, hours and dollars."""
+
+    iterations: int
+    hours: float
+    usd: float
+
+
+def committed_metrics(store: ObjectStore) -> list[dict[str, float | None]]:
+    """The metrics of each committed iteration, in order, with `time_s` and the speed of its rollout.
+
+    They come from metrics.jsonl, which is one object, and from the reports that are newer than it.
+    """
+    found: list[dict[str, float | None]] = []
+    committed = next_iteration(store)
+    for line in _lines(store):
+        if line.get("iteration") == len(found) < committed:
+            found.append(line)
+    for iteration in range(len(found), committed):
+        report = read_report(store, iteration)
+        found.append({**report.metrics, "time_s": report.created_at_s})
+    for metrics in found:
+        tokens, seconds = metrics.get("num_tokens"), metrics.get("timing_s/rollout")
+        if tokens and seconds:
+            metrics["rollout/tokens_per_s"] = tokens / seconds
+    return found
+
+
+def summary(store: ObjectStore, now_s: float) -> dict[str, Any]:
+    """The header, the charts (SVG) and the table of iterations, as JSON values. now_s: the time of the look."""
+    run, history = read_run(store), committed_metrics(store)
+    planned = [plan.iteration for plan in plans_in_flight(store)]
+    config, rest = run.config, to_go(history, run.config)
+    times = [metrics["time_s"] for metrics in history if metrics.get("time_s")]
+    return {
+        "url": store.url,
+        "facts": run_facts(run),
+        "begun_s": run.created_at_s,
+        "last_s": times[-1] if times else None,
+        "looked_at_s": now_s,
+        "usd": _last(history, "cost/usd_run"),
+        "hours": _sum(history, "timing_s/iteration") / _SECONDS_PER_HOUR,
+        "to_go": None if rest is None else vars(rest),
+        "config": in_force(config) if config else "",
+        "columns": list(COLUMNS),
+        "iterations": [[_plain(metrics.get(name)) for name in COLUMNS.values()] for metrics in history],
+        "planned": planned,
+        "charts": [reward_chart(_curve(history, "reward"), evaluations(store)), *metric_charts(history)],
+    }
+
+
+def run_facts(run: RunRecord) -> dict[str, str]:
+    """What a run is, by name: its model, its algorithm, its size, and the version of Gleaner that looks at it."""
+    algorithm = run.config.get("algorithm", {})
+    choices = [str(algorithm[name]) for name in ("advantage_estimator", "policy_loss") if name in algorithm]
+    facts = {
+        "model": str(run.config.get("policy", {}).get("path", "")),
+        "algorithm": ", ".join(choices),
+        "responses per iteration": _responses_per_iteration(run.config),
+        "Gleaner": VERSION,
+    }
+    return {name: value for name, value in facts.items() if value}
+
+
+def utc(seconds: float) -> str:
+    """A time since 1970 as people read it."""
+    return datetime.fromtimestamp(seconds, tz=UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def to_go(history: Sequence[Metrics], config: Mapping[str, Any]) -> ToGo | None:
+    """The rest of the iterations that `forecast.iterations` says, each like the last few; None if nothing is known."""
+    left = config.get("forecast", {}).get("iterations", 0) - len(history)
+    recent = history[-RECENT:]
+    if left <= 0 or not recent:
+        return None
+    hours = left * _sum(recent, "timing_s/iteration") / len(recent) / _SECONDS_PER_HOUR
+    return ToGo(iterations=left, hours=hours, usd=left * _sum(recent, "cost/usd_iter") / len(recent))
+
+
+def metric_charts(history: Sequence[Metrics]) -> list[str]:
+    """The other charts, without those that no iteration has a value for."""
+    drawn = []
+    for title, unit, metrics in _CHARTS:
+        series = {label: _curve(history, metric) for label, metric in metrics.items()}
+        if any(series.values()):
+            drawn.append(charts.line_chart(series, title, "iteration", unit))
+    return drawn
+
+
+def _lines(store: ObjectStore) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl up to the first that is damaged; none if it is missing."""
+    found: list[dict[str, Any]] = []
+    try:
+        body = store.get(layout.METRICS)
+    except ObjectMissing:
+        return found
+    for text in body.splitlines():
+        try:
+            line = json.loads(text)
+        except ValueError:
+            break
+        if not isinstance(line, dict):
+            break
+        found.append(line)
+    return found
+
+
+def _responses_per_iteration(config: Mapping[str, Any]) -> str:
+    section = config.get("run", {})
+    groups, size = section.get("num_prompts_per_step"), section.get("num_generations")
+    return f"{groups} prompts x {size}" if groups and size else ""
+
+
+def _curve(history: Sequence[Metrics], metric: str) -> list[tuple[float, float]]:
+    return [(float(at), value) for at, each in enumerate(history) if (value := _plain(each.get(metric))) is not None]
+
+
+def _plain(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _sum(history: Sequence[Metrics], metric: str) -> float:
+    return sum(_plain(metrics.get(metric)) or 0.0 for metrics in history)
+
+
+def _last(history: Sequence[Metrics], metric: str) -> float:
+    return (_plain(history[-1].get(metric)) if history else None) or 0.0

@@ -1,0 +1,69 @@
+"""The header and the charts of a run, from metrics.jsonl and from reports."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from storage import layout, records
+from storage.memory import MemoryStore
+from storage.records import ReportRecord
+from tasks.reporting.metrics_lines import write_metrics
+from tasks.viewing.run_summary import committed_metrics, summary, to_go
+from tests.committed_runs import begin, run_of
+from tests.watched_run import Counted
+
+
+@pytest.fixture
+def store():
+    found = Counted()
+    run_of(found, 3)
+    for iteration in range(3):
+        report = records.read(found, ReportRecord, layout.report(iteration))
+        metrics = {
+            "reward": iteration / 4,
+            "num_tokens": 100.0,
+            "timing_s/rollout": 4.0,
+            "cost/usd_run": iteration + 1.0,
+        }
+        records.put(found, layout.report(iteration), replace(report, metrics=metrics, created_at_s=float(iteration)))
+    return found
+
+
+def test_metrics_come_from_one_object_and_from_what_is_newer(store):
+    plain = committed_metrics(store)
+    assert [metrics["reward"] for metrics in plain] == [0.0, 0.25, 0.5]
+    assert [metrics["rollout/tokens_per_s"] for metrics in plain] == [25.0] * 3
+    write_metrics(store)
+    store.asked.clear()
+    again = committed_metrics(store)
+    assert [metrics["reward"] for metrics in again] == [0.0, 0.25, 0.5]
+    # Only the bisection reads reports, a byte of each.
+    assert store.asked.count(layout.METRICS) == 1
+    lines = store.get(layout.METRICS).splitlines(keepends=True)
+    store.put(layout.METRICS, lines[0] + b'{"iteration": 1, "rew')
+    assert [metrics["reward"] for metrics in committed_metrics(store)] == [0.0, 0.25, 0.5]
+
+
+@pytest.mark.parametrize("body", [b"[]\n", b'{"iteration": 7}\n', b"\xff\n", b"null\n"])
+def test_metrics_that_are_damaged_are_read_from_the_reports(store, body):
+    store.put(layout.METRICS, body)
+    assert [metrics["reward"] for metrics in committed_metrics(store)] == [0.0, 0.25, 0.5]
+
+
+def test_a_run_without_iterations_has_a_summary():
+    store = MemoryStore("empty")
+    begin(store)
+    found = summary(store, 5.0)
+    assert (found["iterations"], found["planned"], found["usd"], found["to_go"]) == ([], [], 0.0, None)
+    assert json.loads(json.dumps(found, allow_nan=False))["charts"]
+
+
+def test_the_rest_takes_as_long_as_the_last_iterations():
+    history = [{"timing_s/iteration": 1e9, "cost/usd_iter": 1e9}] + [
+        {"timing_s/iteration": 3600.0, "cost/usd_iter": 2.0}
+    ] * 5
+    rest = to_go(history, {"forecast": {"iterations": 10}})
+    assert (rest.iterations, rest.hours, rest.usd) == (4, 4.0, 8.0)
+    assert to_go(history, {"forecast": {"iterations": 6}}) is None
+    assert to_go([], {"forecast": {"iterations": 6}}) is None
