@@ -14,20 +14,20 @@ from typing import Any, NoReturn
 import click
 from rich.console import Console
 from rich.live import Live
-from rich.table import Table
 
 from resources.notice import PreemptionNotice
 from storage import canonical
 from storage.clock import SystemClock
 from storage.connect import connect
-from storage.evaluations import evaluations
 from storage.fitness import Finding, prove
-from storage.records import PlanRecord, ReportRecord
+from storage.package_version import VERSION
+from storage.records import PlanRecord
 from storage.retention import sweep as sweep_run
-from storage.run import connect_to_run, count_committed, read_config, read_plan, reports
+from storage.run import connect_to_run, count_committed, read_config, read_plan
 from storage.store import StorageError
 from tasks.configuration.in_force import in_force
 from tasks.configuration.run_config import RunConfig, dump, load, parse
+from tasks.doctor.doctor import doctor
 from tasks.forecasting.comparison import forecast as forecast_run
 from tasks.forecasting.probe import NoProbe, probe_run
 from tasks.forecasting.realised import compare, save_forecast
@@ -35,31 +35,18 @@ from tasks.forecasting.table import comparison_text, forecast_text
 from tasks.grading.reward import GradingError
 from tasks.preparing.checks import check_files, check_settings
 from tasks.prompts.prompt import PromptError
-from tasks.reporting.costs import usd_per_reward_point
 from tasks.reporting.crew_view import RunView
-from tasks.reporting.evaluation_tab import evaluation_line
 from tasks.reporting.export import export_rollouts
 from tasks.reporting.export_adapter import export_adapter
 from tasks.reporting.export_model import DTYPES, STORED, export_model
-from tasks.reporting.nonfinite import nonfinite_line
 from tasks.reporting.watch import Watcher
 from tasks.reporting.watch_screen import screen
 from tasks.sampling.engines.engine import EngineError
 from tasks.sampling.session.join import JoinLimits, join_run
 from tasks.sampling.session.session_outcome import SessionOutcome
 from tasks.sharing.commands import fleet
+from tasks.viewing.reading_commands import show, status, view
 
-COLUMNS = (
-    ("reward", "reward", "{:.3f}"),
-    ("mean length", "completions/mean_length", "{:.1f}"),
-    ("max length", "completions/max_length", "{:.0f}"),
-    ("tokens", "num_tokens", "{:.0f}"),
-    ("recovered", "resume/tokens_recovered", "{:.0f}"),
-    ("regenerated", "resume/tokens_regenerated", "{:.0f}"),
-    ("losses", "preempt/count", "{:.0f}"),
-    ("seconds", "timing_s/iteration", "{:.1f}"),
-    ("dollars", "cost/usd_iter", "{:.5f}"),
-)
 # What can be exported, and how the options of each are shown.
 EXPORTS = {
     "--rollouts": {"--iterations": "--iterations a:b", "--overwrite": "--overwrite"},
@@ -86,6 +73,7 @@ class Commands(click.Group):
 
 
 @click.group(cls=Commands)
+@click.version_option(VERSION, prog_name="gleaner", message="%(prog)s %(version)s")
 def main() -> None:
     """Gleaner: reinforcement-learning post-training on spare GPUs.
 
@@ -103,20 +91,24 @@ def main() -> None:
 @click.option(
     "--keys", type=click.IntRange(min=1), default=100, show_default=True, help="With --store: how thorough the test is."
 )
-@click.option("--json", "as_json", is_flag=True, help="With --store: print the result as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
 def check(config: Path | None, resolved: bool, files: bool, store_url: str | None, keys: int, as_json: bool) -> None:
     """Check a configuration file (CONFIG), or test whether a store can hold a run (--store URL)."""
-    if config is not None and store_url is None and not as_json:
-        _check_config(config, resolved=resolved, files=files)
+    if config is not None and store_url is None and not (resolved and as_json):
+        _check_config(config, resolved=resolved, files=files, as_json=as_json)
     elif config is None and store_url is not None and not resolved and not files:
         _check_store(store_url, keys, as_json=as_json)
     else:
-        raise ValueError("check: allowed: CONFIG [--resolved] [--files], or --store URL [--keys N] [--json]")
+        raise ValueError("check: allowed: CONFIG [--resolved | --json] [--files], or --store URL [--keys N] [--json]")
 
 
-def _check_config(config: Path, *, resolved: bool, files: bool) -> None:
+def _check_config(config: Path, *, resolved: bool, files: bool, as_json: bool) -> None:
     settings = load(config)
     check_settings(settings)
+    if as_json:
+        looked_at = list(check_files(settings)) if files else []
+        click.echo(json.dumps({"config": str(config), "settings": dump(settings), "looked_at": looked_at}))
+        return
     prices = [pool.price_usd_per_h for pool in (settings.pools.rollout, settings.pools.train)]
     for line in check_files(settings) if files else ():
         # With --resolved, standard output holds the configuration and nothing else.
@@ -172,25 +164,6 @@ def _forecast_run(settings: RunConfig, *, save: bool, no_probe: bool, as_json: b
     if save:
         # Last, so that the forecast is shown even if it cannot be written.
         click.echo(f"written: {save_forecast(connect(settings.run.url), record)}", err=True)
-
-
-@main.command(short_help="Show the finished iterations of a run.")
-@click.argument("run_url")
-def status(run_url: str) -> None:
-    """Show the finished iterations and evaluations of a run, and what stopped training, if a step was not finite."""
-    store = connect_to_run(run_url)
-    history, evaluated, stopped = reports(store), evaluations(store), nonfinite_line(store)
-    if history:
-        Console(width=None if sys.stdout.isatty() else 120).print(table(history))
-        point_usd = usd_per_reward_point(history)
-        if point_usd is not None:
-            click.echo(f"dollars so far per point of mean reward gained since iteration 0: {point_usd:.5f}")
-    else:
-        click.echo(f"{run_url} holds no committed iteration yet")
-    for record in evaluated:
-        click.echo(evaluation_line(record))
-    if stopped is not None:
-        click.echo(stopped)
 
 
 @main.command(short_help="Show the iteration in progress.")
@@ -328,15 +301,6 @@ def sweep(run_url: str, dry_run: bool) -> None:
     sys.exit(1 if swept.problems else 0)
 
 
-def table(history: list[ReportRecord]) -> Table:
-    """A table with one row per iteration: reward, lengths, losses, seconds, dollars."""
-    grid = Table("iteration", *(title for title, _, _ in COLUMNS), title="committed iterations")
-    for report in history:
-        cells = [form.format(report.metrics.get(name, float("nan"))) for _, name, form in COLUMNS]
-        grid.add_row(str(report.iteration), *cells)
-    return grid
-
-
 def _finding_line(finding: Finding) -> str:
     return f"{finding.name}: LACKING: {finding.lack}" if finding.lack else f"{finding.name}: {finding.shown}"
 
@@ -381,7 +345,8 @@ def _discard_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-main.add_command(fleet)
+for command in (doctor, fleet, status, show, view):
+    main.add_command(command)
 
 if __name__ == "__main__":
     main()

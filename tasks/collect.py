@@ -8,6 +8,7 @@ from resources.pools import ControlPoolConfig, task_settings
 from storage.clock import SystemClock
 from storage.store import StoreUnavailable
 from tasks.configuration.references import PlanReference
+from tasks.pod_story import place_of, tells
 
 DEFAULT_POOL = ControlPoolConfig()
 
@@ -23,8 +24,9 @@ def collected(plan: PlanReference) -> PlanReference:
     """The body of the task; raises FlyteRecoverableException if another attempt may help, and ends at SIGTERM."""
     from tasks.learning.collecting import collect as record_groups  # noqa: PLC0415 - when the task runs
 
-    try:
-        record_groups(plan.run_url, plan.iteration, plan.execution, SystemClock())
-    except StoreUnavailable as error:
-        raise FlyteRecoverableException(str(error)) from error
+    with tells(place_of(plan)):
+        try:
+            record_groups(plan.run_url, plan.iteration, plan.execution, SystemClock())
+        except StoreUnavailable as error:
+            raise FlyteRecoverableException(str(error)) from error
     return plan

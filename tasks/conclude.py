@@ -6,6 +6,8 @@ from flytekit.exceptions.user import FlyteRecoverableException
 from resources.pools import ControlPoolConfig, task_settings
 from storage.store import StoreUnavailable
 from tasks.configuration.references import IterationOutcome, TrainOutcome
+from tasks.plan import forgo_models_in_a_container
+from tasks.pod_story import place_of, tells
 
 DEFAULT_POOL = ControlPoolConfig()
 
@@ -18,10 +20,12 @@ def conclude(trained: TrainOutcome, last: bool) -> IterationOutcome:
     """
     from tasks.concluding.iteration import commit_and_tell  # noqa: PLC0415 - when the task runs
 
-    try:
-        outcome, tabs = commit_and_tell(trained.plan, last=last)
-    except StoreUnavailable as error:
-        raise FlyteRecoverableException(str(error)) from error
+    forgo_models_in_a_container()
+    with tells(place_of(trained.plan)):
+        try:
+            outcome, tabs = commit_and_tell(trained.plan, last=last)
+        except StoreUnavailable as error:
+            raise FlyteRecoverableException(str(error)) from error
     for name, tab in tabs.items():
         Deck(name, tab)
     return outcome

@@ -11,6 +11,7 @@ from storage.store import StoreUnavailable
 from tasks.configuration.references import EvaluationOutcome, PlanReference
 from tasks.configuration.run_config import parse
 from tasks.plan import execution_name, forgo_models_in_a_container
+from tasks.pod_story import tells
 
 log = logging.getLogger(__name__)
 DEFAULT_POOL = ControlPoolConfig()
@@ -43,15 +44,16 @@ def plan_evaluation(
     )
     if only_if_due and not evaluation_of(settings_of_run).is_due(version):
         return reference, [], False
-    try:
-        reference, slots = prepare(settings_of_run, version, reference.execution, SystemClock())
-    except StoreUnavailable as error:
-        raise FlyteRecoverableException(str(error)) from error
-    except VersionGone as error:
-        if not only_if_due:
-            raise
-        log.warning("left out: %s", error)
-        return reference, [], False
+    with tells(f"run {reference.run_url}, plan of the evaluation of version {version}"):
+        try:
+            reference, slots = prepare(settings_of_run, version, reference.execution, SystemClock())
+        except StoreUnavailable as error:
+            raise FlyteRecoverableException(str(error)) from error
+        except VersionGone as error:
+            if not only_if_due:
+                raise
+            log.warning("left out: %s", error)
+            return reference, [], False
     return reference, slots, True
 
 
@@ -70,14 +72,17 @@ def evaluate(plan: PlanReference, due: bool, beside_training: bool = False) -> E
     forgo_models_in_a_container()
     if not due:
         return EvaluationOutcome(run_url=plan.run_url, evaluation="", weight_version=plan.weight_version, metrics={})
-    try:
-        outcome, tab = measure_and_tell(plan.run_url, SystemClock(), plan.execution)
-    except StoreUnavailable as error:
-        raise FlyteRecoverableException(str(error)) from error
-    except (CrewLost, GroupTimeout) as error:
-        if not beside_training:
-            raise
-        log.warning("left to a later execution: %s", error)
-        return EvaluationOutcome(run_url=plan.run_url, evaluation="", weight_version=plan.weight_version, metrics={})
+    with tells(f"evaluation in {plan.run_url} of version {plan.weight_version}"):
+        try:
+            outcome, tab = measure_and_tell(plan.run_url, SystemClock(), plan.execution)
+        except StoreUnavailable as error:
+            raise FlyteRecoverableException(str(error)) from error
+        except (CrewLost, GroupTimeout) as error:
+            if not beside_training:
+                raise
+            log.warning("left to a later execution: %s", error)
+            return EvaluationOutcome(
+                run_url=plan.run_url, evaluation="", weight_version=plan.weight_version, metrics={}
+            )
     Deck("Evaluation", tab)
     return outcome

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,12 @@ class CrewMapTask(ArrayNodeMapTask):  # type: ignore[misc]
     local_retries: int
     imports: Sequence[str]
     title: str
+
+    def build_on(self, pod_template: str) -> None:
+        """Build the pods on the cluster's PodTemplate of this name, and be another task than a map that does not."""
+        # The metadata is shared with the task that is mapped.
+        self._metadata = replace(self.metadata, pod_template_name=pod_template)
+        self._name = f"{self.name}-{pod_template}"
 
     def construct_node_metadata(self) -> NodeMetadata:
         """The metadata of any map, with a name that people can read."""
@@ -297,6 +304,7 @@ def crew_map(
     title: str | None = None,
     *,
     stands: bool = False,
+    pod_template: str | None = None,
 ) -> CrewMapTask:
     """Map a task over the list given for its unbound input, with at most `concurrency` elements at a time (None: all).
 
@@ -307,4 +315,6 @@ def crew_map(
     mapped.imports = imports
     mapped.stands = stands
     mapped.title = mapped.name if title is None else title
+    if pod_template:
+        mapped.build_on(pod_template)
     return mapped

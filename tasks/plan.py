@@ -12,6 +12,7 @@ from storage.clock import SystemClock
 from storage.store import StoreUnavailable
 from tasks.configuration.references import PlanReference
 from tasks.configuration.run_config import parse
+from tasks.pod_story import tells
 from tasks.prompts.auto_tokenizer import forgo_models
 
 DEFAULT_POOL = ControlPoolConfig()
@@ -41,11 +42,12 @@ def plan(
     del after
     forgo_models_in_a_container()
     settings = parse(config)
-    try:
-        reference, slots = prepare(settings, execution_name(), SystemClock(), ahead=ahead, pools=pools)
-        return reference, slots, to_train(settings, reference) if ahead else reference
-    except (StoreUnavailable, WeightsTooOld) as error:
-        raise FlyteRecoverableException(str(error)) from error
+    with tells(f"run {settings.run.url}, plan of the next iteration"):
+        try:
+            reference, slots = prepare(settings, execution_name(), SystemClock(), ahead=ahead, pools=pools)
+            return reference, slots, to_train(settings, reference) if ahead else reference
+        except (StoreUnavailable, WeightsTooOld) as error:
+            raise FlyteRecoverableException(str(error)) from error
 
 
 def execution_name() -> str:

@@ -18,6 +18,7 @@ from storage.crew_records import note_failure
 from storage.run import exists
 from storage.store import StoreUnavailable
 from tasks.configuration.references import PlanReference, SlotOutcome
+from tasks.pod_story import place_of, tells
 
 if TYPE_CHECKING:
     from tasks.sampling.session.session_outcome import SessionOutcome
@@ -66,7 +67,7 @@ def attempt(
     from tasks.sampling.engines.engine import EngineDied  # noqa: PLC0415 - when the task runs
     from tasks.sampling.session.session_outcome import Preempted  # noqa: PLC0415
 
-    with PreemptionNotice() as notice:
+    with tells(place_of(plan, slot)), PreemptionNotice() as notice:
         try:
             outcome = live(lambda: notice.given)
         except Preempted:

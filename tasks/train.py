@@ -8,6 +8,7 @@ from resources.pools import PoolConfig, pod_template
 from storage.clock import SystemClock
 from storage.store import StoreUnavailable
 from tasks.configuration.references import PlanReference, TrainOutcome
+from tasks.pod_story import place_of, tells
 
 DEFAULT_POOL = PoolConfig()
 
@@ -27,8 +28,9 @@ def trained(plan: PlanReference) -> TrainOutcome:
     from tasks.learning.advance import advance  # noqa: PLC0415 - when the task runs
     from tasks.sampling.engines.engine import EngineDied  # noqa: PLC0415
 
-    try:
-        record = advance(plan.run_url, plan.iteration, plan.execution, SystemClock())
-    except (StoreUnavailable, EngineDied) as error:
-        raise FlyteRecoverableException(str(error)) from error
+    with tells(place_of(plan)):
+        try:
+            record = advance(plan.run_url, plan.iteration, plan.execution, SystemClock())
+        except (StoreUnavailable, EngineDied) as error:
+            raise FlyteRecoverableException(str(error)) from error
     return TrainOutcome(plan=plan, weight_version=record.weight_version, reward=record.metrics["reward"])

@@ -4,11 +4,11 @@ from typing import Any
 
 from flytekit import dynamic, workflow
 
-from resources.pools import ControlPoolConfig, PoolsConfig, overrides, task_settings
+from resources.pools import ControlPoolConfig, PoolsConfig, task_settings
 from tasks.configuration.references import EvaluationOutcome
 from tasks.configuration.run_config import RunConfig, parse
 from tasks.evaluate import evaluate, plan_evaluation
-from workflows.iteration import rollout_node
+from workflows.iteration import built_on, rollout_node, settings_on
 from workflows.node_names import NodeNames
 
 
@@ -22,13 +22,14 @@ def evaluation_nodes(
     resume: bool = False,
 ) -> Any:
     """Wire one evaluation. Whether it is due is known only when it runs; one that is not due has an empty crew."""
-    planned = plan_evaluation(config=config, version=version, only_if_due=only_if_due, resume=resume)
-    reference, slots, due = planned.with_overrides(**overrides(pools.control), **names.of("evaluation-plan"))
-    crew = rollout_node(reference, slots, pools.rollout, names.of("evaluation-rollout"))
+    planning = built_on(plan_evaluation, pools, "control")
+    planned = planning(config=config, version=version, only_if_due=only_if_due, resume=resume)
+    reference, slots, due = planned.with_overrides(**settings_on(pools, "control", names, "evaluation-plan"))
+    crew = rollout_node(reference, slots, pools, "rollout", names, "evaluation-rollout")
     # A reward model needs a machine like the one that it has in training.
-    pool = pools.train if grades_with_a_model(parse(config)) else pools.control
-    evaluated = evaluate(plan=reference, due=due, beside_training=only_if_due)
-    evaluated = evaluated.with_overrides(**overrides(pool), **names.of("evaluation"))
+    pool = "train" if grades_with_a_model(parse(config)) else "control"
+    evaluated = built_on(evaluate, pools, pool)(plan=reference, due=due, beside_training=only_if_due)
+    evaluated = evaluated.with_overrides(**settings_on(pools, pool, names, "evaluation"))
     crew >> evaluated
     return evaluated
 
@@ -50,7 +51,7 @@ def evaluation_ahead(config: dict[str, Any], reference: Any, pools: PoolsConfig,
     an interrupted evaluation instead. Nothing waits for it, as in `evaluation_behind`.
     """
     if _evaluates(config):
-        names = NodeNames.of_iteration(0, count)
+        names = NodeNames.of_iteration(0, count, parse(config).run.url)
         evaluation_nodes(config, reference.iteration, pools, names, only_if_due=True, resume=True)
 
 
@@ -69,7 +70,9 @@ def grades_with_a_model(config: RunConfig) -> bool:
 @dynamic(**task_settings(ControlPoolConfig()))
 def evaluate_version(config: dict, version: int) -> EvaluationOutcome:  # type: ignore[type-arg]
     """Evaluate once, on the pools that the configuration names."""
-    outcome: EvaluationOutcome = evaluation_nodes(config, version, parse(config).pools, NodeNames(), only_if_due=False)
+    settings = parse(config)
+    names = NodeNames(run=settings.run.url)
+    outcome: EvaluationOutcome = evaluation_nodes(config, version, settings.pools, names, only_if_due=False)
     return outcome
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from flytekit import LaunchPlan, dynamic, workflow
 from flytekit.exceptions.user import FlyteUserRuntimeException
 
+from resources.labels import FLEET_LABEL, POOL_LABEL, url_label
 from resources.pools import ControlPoolConfig, overrides, task_settings
 from tasks.configuration.run_config import dump, load, parse
 from tasks.fleet_host import fleet_host
@@ -45,8 +46,9 @@ def hosts(
         backfill_s=backfill_s,
         usd_per_hour=pool.price_usd_per_h,
     )
-    serving_all = crew_map(serving, title="hosts")
-    served: list[str | None] = serving_all(slot=list(range(count))).with_overrides(**overrides(pool))
+    serving_all = crew_map(serving, title="hosts", pod_template=pool.pod_template)
+    labels = {FLEET_LABEL: url_label(settings.trainer.fleet), POOL_LABEL: "train", **settings.pools.labels}
+    served: list[str | None] = serving_all(slot=list(range(count))).with_overrides(**overrides(pool, labels))
     return served
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from flytekit import workflow
 
-from resources.pools import PoolsConfig, RolloutPoolConfig, overrides
+from resources.pools import PoolsConfig, overrides
 from tasks.collect import collect
 from tasks.conclude import conclude
 from tasks.configuration.references import IterationOutcome
@@ -25,51 +25,65 @@ from tasks.train_shared import train_shared
 from workflows.node_names import NodeNames
 
 
+def settings_on(pools: PoolsConfig, pool: str, names: NodeNames, what: str) -> dict[str, Any]:
+    """Arguments for `with_overrides` of the node called `what`, which runs on a pool of this name."""
+    labels = {**names.labels(pool), **pools.labels}
+    return {**overrides(pools.named(pool), labels), **names.of(what)}
+
+
+def built_on(task: Any, pools: PoolsConfig, pool: str) -> Any:
+    """The task, whose pods Flyte builds on the PodTemplate that the pool names: a setting of tasks, not of nodes."""
+    task.metadata.pod_template_name = pools.named(pool).pod_template or None
+    return task
+
+
 def plan_node(config: dict[str, Any], pools: PoolsConfig, names: NodeNames, *, after: Any, ahead: int = 0) -> Any:
     """Wire the plan; its outputs are its reference, its slots by pool, and the iteration to train next (tasks.plan)."""
-    planned = plan(config=config, after=after, ahead=ahead, pools=list(pools.rollout_pools))
-    return planned.with_overrides(**overrides(pools.control), **names.of("plan"))
+    task = built_on(plan, pools, "control")
+    planned = task(config=config, after=after, ahead=ahead, pools=list(pools.rollout_pools))
+    return planned.with_overrides(**settings_on(pools, "control", names, "plan"))
 
 
-def rollout_node(reference: Any, slots: Any, pool: RolloutPoolConfig, named: dict[str, str]) -> Any:
-    """Wire the members of a crew that belong to one pool."""
+def rollout_node(reference: Any, slots: Any, pools: PoolsConfig, name: str, names: NodeNames, what: str) -> Any:
+    """Wire the members of a crew that belong to the pool called `name`."""
+    pool, settings = pools.rollout_pools[name], settings_on(pools, name, names, what)
     crew = crew_map(
         functools.partial(rollout, plan=reference),
         concurrency=pool.concurrency or None,
         local_retries=pool.retries,
         imports=IMPORTS,
-        title=named["name"],
+        title=settings["name"],
+        pod_template=pool.pod_template,
     )
-    return crew(slot=slots).with_overrides(**overrides(pool), **named)
+    return crew(slot=slots).with_overrides(**settings)
 
 
 def rollout_nodes(reference: Any, slots: Any, pools: PoolsConfig, names: NodeNames) -> None:
     """Wire the whole crew of a plan: a map for each pool, and behind it the node that notes its end."""
-    for index, (name, pool) in enumerate(pools.rollout_pools.items()):
+    for index, name in enumerate(pools.rollout_pools):
         what = "rollout" if name == "rollout" else f"rollout-{name}"
-        crew = rollout_node(reference, slots[index], pool, names.of(what))
-        ended = rollout_ended(plan=reference, pool=name, slots=slots[index])
-        ended = ended.with_overrides(**overrides(pools.control), **names.of(f"end-of-{what}"))
-        crew >> ended
+        crew = rollout_node(reference, slots[index], pools, name, names, what)
+        ended = built_on(rollout_ended, pools, "control")(plan=reference, pool=name, slots=slots[index])
+        crew >> ended.with_overrides(**settings_on(pools, "control", names, f"end-of-{what}"))
 
 
-def standing_nodes(reference: Any, pools: PoolsConfig, count: int) -> None:
+def standing_nodes(reference: Any, pools: PoolsConfig, count: int, names: NodeNames) -> None:
     """Wire a crew that stands for `count` iterations, of which `reference` is the first: a map for each pool."""
-    names = NodeNames.of_execution(count)
     for name, slots in pools.standing_slots.items():
         pool, what = pools.rollout_pools[name], "crew" if name == "rollout" else f"crew-{name}"
-        named = names.of(what)
+        settings = settings_on(pools, name, names, what)
         crew_of_pool = crew_map(
             functools.partial(stand, plan=reference, iterations=count),
             concurrency=pool.concurrency or None,
             local_retries=pool.retries,
             imports=(*IMPORTS, "tasks.sampling.session.standing"),
-            title=named["name"],
+            title=settings["name"],
             stands=True,
+            pod_template=pool.pod_template,
         )
-        crew = crew_of_pool(slot=slots).with_overrides(**overrides(pool), **named)
-        ended = rollout_ended(plan=reference, pool=name, slots=slots, iterations=count)
-        crew >> ended.with_overrides(**overrides(pools.control), **names.of(f"end-of-{what}"))
+        crew = crew_of_pool(slot=slots).with_overrides(**settings)
+        ended = built_on(rollout_ended, pools, "control")(plan=reference, pool=name, slots=slots, iterations=count)
+        crew >> ended.with_overrides(**settings_on(pools, "control", names, f"end-of-{what}"))
 
 
 def train_node(reference: Any, pools: PoolsConfig, trainer: TrainerConfig, names: NodeNames) -> Any:
@@ -79,20 +93,24 @@ def train_node(reference: Any, pools: PoolsConfig, trainer: TrainerConfig, names
     placement "shared" the train node itself is on the control pool, because a host of the fleet trains.
     """
     if trainer.placement == "shared":
-        return train_shared(plan=reference).with_overrides(**overrides(pools.control), **names.of("train"))
+        waiting = built_on(train_shared, pools, "control")(plan=reference)
+        return waiting.with_overrides(**settings_on(pools, "control", names, "train"))
     if trainer.placement == "pod":
-        reference = collect(plan=reference).with_overrides(**overrides(pools.control), **names.of("collect"))
+        collecting = built_on(collect, pools, "control")(plan=reference)
+        reference = collecting.with_overrides(**settings_on(pools, "control", names, "collect"))
     task = train
     if trainer.nnodes * trainer.nproc_per_node > 1:
         from tasks.train_elastic import elastic_trainer  # noqa: PLC0415 - needs the plugin of the extra train-gpu
 
         task = elastic_trainer(trainer.nnodes, trainer.nproc_per_node)
-    return task(plan=reference).with_overrides(**overrides(pools.train), **names.of("train"))
+    trained = built_on(task, pools, "train")(plan=reference)
+    return trained.with_overrides(**settings_on(pools, "train", names, "train"))
 
 
 def conclude_node(trained: Any, pools: PoolsConfig, names: NodeNames, *, last: bool) -> Any:
     """Wire the conclusion of the trained iteration."""
-    return conclude(trained=trained, last=last).with_overrides(**overrides(pools.control), **names.of("conclude"))
+    concluded = built_on(conclude, pools, "control")(trained=trained, last=last)
+    return concluded.with_overrides(**settings_on(pools, "control", names, "conclude"))
 
 
 def iteration_nodes(

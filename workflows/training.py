@@ -40,7 +40,7 @@ def chained(config: dict[str, Any], settings: RunConfig, count: int) -> list[Any
     """
     pools, ahead = settings.pools, settings.algorithm.max_staleness
     stands = settings.rollout.crew == "standing"
-    names = [NodeNames.of_iteration(number, count) for number in range(1, count + 1)]
+    names = [NodeNames.of_iteration(number, count, settings.run.url) for number in range(1, count + 1)]
     planned: list[tuple[Any, Any]] = []
     outcomes: list[Any] = []
 
@@ -55,7 +55,7 @@ def chained(config: dict[str, Any], settings: RunConfig, count: int) -> list[Any
     first, _ = planned[0]
     evaluation_ahead(config, first, pools, count)
     if stands:
-        standing_nodes(first, pools, count)
+        standing_nodes(first, pools, count, NodeNames.of_execution(count, settings.run.url))
     for index in range(count):
         if not stands:
             rollout_nodes(*planned[index], pools, names[index])

@@ -1,17 +1,22 @@
-"""All measurements that need a GPU, in one command: keyed noise, engines, and the trainer's step.
+"""All measurements that need a GPU, in one command and in a given number of minutes.
 
-`python -m benchmarks.gpu --json` takes some minutes on one GPU. Each part runs in a process of its own. A part that
-cannot run here (no vLLM, no GPU) is skipped, and one that breaks down is reported as failed; both give a reason. The
-model is random and has a real shape. `--device cpu --small` tries the same code on a CPU; its figures mean nothing.
+`python -m benchmarks.gpu --plan 45 --json` on one GPU. It prints which part may take how long, and each part's figures
+as soon as the part ends. Each part runs in a process of its own, which is ended when its minutes are over. A part that
+cannot run here (no vLLM, no GPU) is skipped, and one that breaks down is reported as failed; both give a reason. Models
+are random and have real shapes; nothing is downloaded. `--device cpu --small` tries the same code on a CPU; its figures
+mean nothing.
 """
 
 import argparse
+import json
 import sys
+from dataclasses import asdict
 
 from benchmarks.gpu.part import PARTS, Outcome, run_part
 from benchmarks.gpu.report import decode_share, rows, targets
+from benchmarks.gpu.schedule import chosen, lines, run_in_turn
 from benchmarks.gpu.sizes import SHAPES, size_for
-from benchmarks.reporting import finish
+from benchmarks.reporting import finish, print_table
 
 
 def report(outcomes: dict[str, Outcome], notes: dict[str, object], *, as_json: bool, on_gpu: bool) -> None:
@@ -36,6 +41,17 @@ def report(outcomes: dict[str, Outcome], notes: dict[str, object], *, as_json: b
     )
 
 
+def tell(part: str, outcome: Outcome, *, as_json: bool) -> None:
+    """Print what a part measured as soon as it ends, so that nothing is lost with what comes after it."""
+    if outcome.status == "measured":
+        print_table(rows({part: outcome.figures}))
+    else:
+        print(f"{part} {outcome.status}: {outcome.reason}")
+    if as_json:
+        print(json.dumps({"part": part, **asdict(outcome)}))
+    sys.stdout.flush()
+
+
 def main() -> None:
     """Parse, run the parts one after another, report; exit status 1 if one failed or nothing was measured."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -46,18 +62,21 @@ def main() -> None:
     parser.add_argument("--model", choices=SHAPES, default="0.5b", help="shape of the random model")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--small", action="store_true", help="little work, to try the code; needed with --device cpu")
-    parser.add_argument("--limit-s", type=float, default=1800.0, help="a part that takes longer has failed")
+    parser.add_argument("--plan", type=float, metavar="MINUTES", help="the time for all parts; without it all run")
     options = parser.parse_args()
     if options.device == "cpu" and not options.small:
         parser.error("--device cpu: the full size is for a GPU; allowed: with --small")
     size = size_for(options.device, options.model, small=options.small)
-    asked = set(options.part or ["all"])
-    outcomes = {}
-    for part in PARTS:
-        if asked & {part, "all"}:
-            print(f"{part} ...", file=sys.stderr, flush=True)
-            outcomes[part] = run_part(part, size, options.model, options.limit_s)
-    notes = {"device": options.device, "model": "small" if options.small else options.model}
+    parts = chosen(options.part or [], {name: part.minutes for name, part in PARTS.items()})
+    minutes = sum(parts.values()) if options.plan is None else options.plan
+    print("\n".join(lines(minutes, parts)), flush=True)
+
+    def run(part: str, limit_s: float) -> Outcome:
+        print(f"{part} ...", file=sys.stderr, flush=True)
+        return run_part(part, size, options.model, limit_s)
+
+    outcomes = run_in_turn(minutes, parts, run, lambda part, outcome: tell(part, outcome, as_json=options.json))
+    notes = {"device": options.device, "model": "small" if options.small else options.model, "minutes": minutes}
     report(outcomes, notes, as_json=options.json, on_gpu=options.device == "cuda")
     statuses = {outcome.status for outcome in outcomes.values()}
     sys.exit(int("failed" in statuses or "measured" not in statuses))

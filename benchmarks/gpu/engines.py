@@ -39,6 +39,7 @@ _ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",  # it would be compiled by nvcc, which our image lacks
 }
 _CPU_ENVIRONMENT = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCHDYNAMO_DISABLE": "1"}
 
@@ -69,7 +70,9 @@ class Field:
     def context_length(self) -> int:
         return context_length(self.size)
 
-    def with_vllm(self, *, keyed: bool = True, batch_invariant: bool = False) -> Contestant:
+    def with_vllm(
+        self, *, keyed: bool = True, batch_invariant: bool = False, process: Literal["own", "same"] = "own"
+    ) -> Contestant:
         """Our engine over vLLM; not keyed, vLLM's own noise draws its tokens."""
         from tasks.sampling.engines.vllm_engine import VllmEngine  # noqa: PLC0415 - vLLM reads the environment when imported
 
@@ -80,6 +83,7 @@ class Field:
             max_responses_in_flight=self.size.responses,
             context_length=self.context_length,
             config=VllmConfig(
+                process=process,
                 batch_invariant=batch_invariant,
                 gpu_memory_utilization=self.memory_share,
                 kv_cache_memory_bytes=None if self.size.device == "cuda" else _CPU_CACHE_BYTES,
@@ -150,14 +154,28 @@ def measure(size: Size) -> dict[str, Any]:
     return {"together": together} | _measure_field(size, share, Field.contestants, together=together)
 
 
+def measure_plain(size: Size) -> dict[str, Any]:
+    """Tokens per second of vLLM alone on the device, with its usual kernels."""
+    return _measure_alone(size, "plain", batch_invariant=False)
+
+
 def measure_invariant(size: Size) -> dict[str, Any]:
-    """Tokens per second with vLLM's batch-invariant kernels."""
-    share, _ = memory_plan(size)
+    """The same with its batch-invariant kernels, which are set for a whole process."""
+    return _measure_alone(size, "invariant", batch_invariant=True)
 
+
+def _measure_alone(size: Size, name: str, *, batch_invariant: bool) -> dict[str, Any]:
     def contestants(field: Field) -> dict[str, Callable[[], Contestant]]:
-        return {"vllm_keyed_invariant": partial(field.with_vllm, batch_invariant=True)}
+        # A CPU is shared with other work, and the start of further processes takes minutes there.
+        process: Literal["own", "same"] = "own" if size.device == "cuda" else "same"
+        return {name: partial(field.with_vllm, batch_invariant=batch_invariant, process=process)}
 
-    return _measure_field(size, share, contestants, together=True)
+    return _measure_field(size, _MEMORY_SHARE, contestants, together=True)
+
+
+def prepare_bare_environment(size: Size) -> None:
+    """Set what vLLM reads from the environment when it is imported."""
+    os.environ.update(_ENVIRONMENT | ({} if size.device == "cuda" else _CPU_ENVIRONMENT))
 
 
 def _measure_field(
@@ -167,7 +185,7 @@ def _measure_field(
     *,
     together: bool,
 ) -> dict[str, Any]:
-    os.environ.update(_ENVIRONMENT | ({} if size.device == "cuda" else _CPU_ENVIRONMENT))
+    prepare_bare_environment(size)
     found: dict[str, Any] = {"responses": size.responses, "tokens": size.tokens, "skipped": {}, "rates": {}}
     with tempfile.TemporaryDirectory() as folder:
         write_model(size.shape, Path(folder), size.device)

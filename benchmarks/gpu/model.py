@@ -8,6 +8,9 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.gpu.sizes import ModelShape
+from benchmarks.parity_work import randomise
+from storage.weights.tensor_sets import TensorBlock
+from tasks.sampling.engines.weight_tensors import as_block
 
 CONTEXT_LENGTH_MAX = 4096
 
@@ -40,3 +43,15 @@ def write_model(shape: ModelShape, folder: Path, device: str) -> dict[str, Tenso
     if device == "cuda":
         torch.cuda.empty_cache()  # for other processes
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def peaked_model(shape: ModelShape, folder: Path, device: str) -> dict[str, TensorBlock]:
+    """Write config.json; returns parameters with which the next token depends on the context, in bfloat16 on a GPU."""
+    config = model_config(shape)
+    config.save_pretrained(str(folder))
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
+        randomise(model, shape.hidden)
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    return {name: as_block(parameter.detach().to("cpu", dtype)) for name, parameter in model.named_parameters()}

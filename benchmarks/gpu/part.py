@@ -21,12 +21,36 @@ from typing import Any, Literal
 
 from benchmarks.gpu.sizes import SHAPES, Size, size_for
 
-# The packages that each part requires. Other missing imports are found when the part begins.
+
+@dataclass(frozen=True)
+class Part:
+    """place: "module:function", which measures. minutes: the most that it may take on a GPU, and at --small.
+
+    packages: what it requires; other missing imports are found when it begins. shape: a key of SHAPES that replaces the
+    one that was chosen.
+    """
+
+    place: str
+    minutes: float
+    packages: tuple[str, ...] = ("torch", "transformers")
+    shape: str | None = None
+
+
+_WITH_VLLM = ("torch", "transformers", "vllm")
+# In the order of their worth.
 PARTS = {
-    "noise": ("benchmarks.gpu.noise:measure", ("torch",)),
-    "engines": ("benchmarks.gpu.engines:measure", ("torch", "transformers", "vllm")),
-    "invariant": ("benchmarks.gpu.engines:measure_invariant", ("torch", "transformers", "vllm")),
-    "trainer": ("benchmarks.gpu.trainer:measure", ("torch", "transformers")),
+    "identity": Part("benchmarks.gpu.identity:measure", 7),
+    "plain_1.7b": Part("benchmarks.gpu.engines:measure_plain", 3, _WITH_VLLM, "1.7b"),
+    "invariant_1.7b": Part("benchmarks.gpu.engines:measure_invariant", 3, _WITH_VLLM, "1.7b"),
+    "plain_7b": Part("benchmarks.gpu.engines:measure_plain", 4, _WITH_VLLM, "7b"),
+    "invariant_7b": Part("benchmarks.gpu.engines:measure_invariant", 4, _WITH_VLLM, "7b"),
+    "start": Part("benchmarks.gpu.start:measure", 5, _WITH_VLLM),
+    "head": Part("benchmarks.gpu.head:measure", 2, ("torch",)),
+    "trainer": Part("benchmarks.gpu.trainer:measure", 5),
+    "handover": Part("benchmarks.gpu.handover:measure", 2, ("torch",)),
+    "engines": Part("benchmarks.gpu.engines:measure", 5, _WITH_VLLM),
+    "iteration": Part("benchmarks.gpu.iteration:measure", 4),
+    "noise": Part("benchmarks.gpu.noise:measure", 1, ("torch",)),
 }
 _ROOT = Path(__file__).parents[2]
 _LINES_SHOWN = 40
@@ -49,7 +73,7 @@ def run_part(part: str, size: Size, model: str, limit_s: float) -> Outcome:
     with tempfile.TemporaryDirectory() as folder:
         result, log = Path(folder) / "result.json", Path(folder) / "log"
         command = [sys.executable, "-m", "benchmarks.gpu.part", part, str(result), "--device", size.device]
-        command += ["--model", model, *(["--small"] if size.small else [])]
+        command += ["--model", PARTS[part].shape or model, *(["--small"] if size.small else [])]
         with log.open("w") as output:
             # A CPU is shared with other work, and several engines would wait for each other.
             threads = {"OMP_NUM_THREADS": "1"} if size.device == "cpu" else {}
@@ -84,11 +108,10 @@ def _last_line(lines: Sequence[str]) -> str:
 
 def measure(part: str, size: Size) -> Outcome:
     """Measure in this process; skipped if the device or a package is missing."""
-    place, packages = PARTS[part]
-    module, _, function = place.partition(":")
-    if size.device == "cpu" and part == "invariant":
+    module, _, function = PARTS[part].place.partition(":")
+    if size.device == "cpu" and part.startswith("invariant"):
         return Outcome("skipped", {}, "vLLM has batch-invariant kernels for GPUs only")
-    for package in packages:
+    for package in PARTS[part].packages:
         if importlib.util.find_spec(package) is None:
             return Outcome("skipped", {}, f"{package} is not installed")
     if size.device == "cuda" and not _sees_gpu():

@@ -3,19 +3,18 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from benchmarks.gpu.other_rows import Figures, other_rows
 from benchmarks.reporting import Target
-
-Figures = Mapping[str, Any]
 
 
 def rows(figures: Mapping[str, Figures]) -> list[dict[str, Any]]:
     """One table row per measurement; `figures` holds the figures of every measured part by its name."""
-    found = [*_noise_rows(figures.get("noise", {})), *_trainer_rows(figures.get("trainer", {}))]
+    found = [*_noise_rows(figures.get("noise", {})), *_trainer_rows(figures.get("trainer", {})), *other_rows(figures)]
     engines = figures.get("engines", {})
-    rates = {**engines.get("tokens_per_s", {}), **figures.get("invariant", {}).get("tokens_per_s", {})}
+    rates = engines.get("tokens_per_s", {})
     bare = engines.get("tokens_per_s", {}).get("vllm_bare")
     for name, rate in rates.items():
-        row = {"measure": f"engine {name}, tokens/s", "value": rate}
+        row: dict[str, Any] = {"measure": f"engine {name}, tokens/s", "value": rate}
         found.append(row if bare is None else {**row, "of bare vLLM": rate / bare})
     for name, why in engines.get("skipped", {}).items():
         found.append({"measure": f"engine {name}", "value": f"skipped: {why}"})
@@ -70,6 +69,9 @@ def targets(figures: Mapping[str, Figures]) -> list[Target]:
     bounds = {"keyed noise": "<= 0", "keyed sampling": "< 3", "journalling": "< 1"}
     for name, tax in taxes(figures).items():
         found.append(Target(f"{name.replace(' ', '_')}_tax_percent", tax, bounds[name]))
+    resumed = [arm["resumed_identical"] for arm in figures.get("identity", {}).get("arms", []) if arm["kind"] == "vllm"]
+    if resumed:
+        found.append(Target("resumed_responses_identical_on_vllm", min(resumed), ">= 1"))
     rates = figures.get("engines", {}).get("tokens_per_s", {})
     if {"vllm_bare", "vllm_unkeyed"} <= rates.keys():
         found.append(Target("engine_over_bare_vllm", rates["vllm_unkeyed"] / rates["vllm_bare"], ">= 0.95"))
@@ -90,6 +92,7 @@ def _noise_rows(noise: Figures) -> Iterator[dict[str, Any]]:
 def _trainer_rows(trainer: Figures) -> Iterator[dict[str, Any]]:
     for arm in trainer.get("arms", []):
         name = f"trainer{', gradient checkpointing' if arm['gradient_checkpointing'] else ''}"
+        name += ", Liger" if arm.get("liger") else ""
         if "out_of_memory" in arm:
             yield {"measure": name, "value": f"out of memory: {arm['out_of_memory']}"}
             continue

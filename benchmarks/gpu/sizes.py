@@ -45,6 +45,12 @@ SHAPES = {
     "1.5b": ModelShape(
         hidden=1536, layers=28, heads=12, key_value_heads=2, intermediate=8960, vocab_size=151_936
     ),  # as Qwen2.5-1.5B
+    "1.7b": ModelShape(
+        hidden=2048, layers=28, heads=16, key_value_heads=8, intermediate=6144, vocab_size=151_936
+    ),  # as Qwen3-1.7B
+    "7b": ModelShape(
+        hidden=3584, layers=28, heads=28, key_value_heads=4, intermediate=18_944, vocab_size=152_064
+    ),  # as Qwen2.5-7B, but with tied embeddings
 }
 SMALL_SHAPE = ModelShape(hidden=64, layers=2, heads=2, key_value_heads=1, intermediate=128, vocab_size=2000)
 
@@ -71,6 +77,16 @@ class Size:
         completion_tokens: Completion tokens of each sequence.
         micro_batch_tokens_max: As in TrainerConfig.
         optimizer_steps: Timed optimizer steps, after one that is not timed.
+        head_widths: Widths of attention heads in the identity part.
+        identity_batches: How many responses it decodes together, the smallest first.
+        identity_tokens: Tokens of each of its responses.
+        head_hidden: Hidden sizes of the head part.
+        head_tokens: Its tokens.
+        head_chunks: The logits of its chunks.
+        head_rounds: Timings of each chunk.
+        handover_bytes: Bytes of the weights that are handed over.
+        iteration_prompts: Prompts of the whole iteration, with 8 responses each.
+        iteration_tokens: The most tokens of each of its responses.
     """
 
     device: str
@@ -90,6 +106,29 @@ class Size:
     completion_tokens: int = 768
     micro_batch_tokens_max: int = 16_384
     optimizer_steps: int = 5
+    head_widths: tuple[int, ...] = (128, 64)
+    identity_batches: tuple[int, ...] = (1, 64, 256)
+    identity_tokens: int = 192
+    head_hidden: tuple[int, ...] = (2048, 3584, 5120)
+    head_tokens: int = 8192
+    head_chunks: tuple[int, ...] = (1 << 24, 1 << 25, 1 << 26, 1 << 27, 1 << 28)
+    head_rounds: int = 5
+    handover_bytes: int = 15_000_000_000
+    iteration_prompts: int = 32
+    iteration_tokens: int = 1024
+
+    def identity_shape(self, head_width: int) -> ModelShape:
+        """The model of the identity part: small, with real matrix products and heads of this width."""
+        hidden, layers, vocab_size = (128, 2, 2000) if self.small else (1024, 8, 32_000)
+        heads = hidden // head_width
+        return ModelShape(
+            hidden=hidden,
+            layers=layers,
+            heads=heads,
+            key_value_heads=max(1, heads // 2),
+            intermediate=3 * hidden,
+            vocab_size=vocab_size,
+        )
 
 
 def size_for(device: str, model: str, *, small: bool) -> Size:
@@ -114,4 +153,14 @@ def size_for(device: str, model: str, *, small: bool) -> Size:
         completion_tokens=24,
         micro_batch_tokens_max=128,
         optimizer_steps=2,
+        head_widths=(64, 32),
+        identity_batches=(1, 4),
+        identity_tokens=12,
+        head_hidden=(64,),
+        head_tokens=64,
+        head_chunks=(1 << 13, 1 << 15),
+        head_rounds=2,
+        handover_bytes=8_000_000,
+        iteration_prompts=2,
+        iteration_tokens=16,
     )

@@ -4,6 +4,7 @@ The step is the trainer's own code from collated responses to updated weights, w
 """
 
 import gc
+import importlib.util
 import random
 import statistics
 import tempfile
@@ -43,24 +44,35 @@ _ALGORITHM = AlgorithmConfig()
 
 
 def measure(size: Size) -> dict[str, Any]:
-    """The figures with and without gradient checkpointing; an arm that does not fit is reported as out of memory."""
+    """The figures with and without gradient checkpointing and, on a GPU that has them, Liger's kernels.
+
+    An arm that does not fit is reported as out of memory.
+    """
+    ligers = (False, True) if size.device == "cuda" and importlib.util.find_spec("liger_kernel") else (False,)
     lengths = {"prompt_tokens": size.prompt_tokens, "completion_tokens": size.completion_tokens}
     with tempfile.TemporaryDirectory() as folder:
         tensors = write_model(size.shape, Path(folder), size.device)
         arms = [
-            {"gradient_checkpointing": on, **_measure_arm(size, Path(folder), tensors, checkpointing=on)}
+            {
+                "gradient_checkpointing": on,
+                "liger": liger,
+                **_measure_arm(size, Path(folder), tensors, checkpointing=on, liger=liger),
+            }
+            for liger in ligers
             for on in (False, True)
         ]
     parameters = sum(tensor.numel() for tensor in tensors.values())
     return {"prompts": size.prompts, "generations": size.generations, **lengths, "parameters": parameters, "arms": arms}
 
 
-def _measure_arm(size: Size, folder: Path, tensors: Mapping[str, Tensor], *, checkpointing: bool) -> dict[str, Any]:
+def _measure_arm(
+    size: Size, folder: Path, tensors: Mapping[str, Tensor], *, checkpointing: bool, liger: bool
+) -> dict[str, Any]:
     gc.collect()  # an arm that ran out of memory may still hold some
     if size.device == "cuda":
         torch.cuda.empty_cache()
     try:
-        step_s, peak_bytes = _steps(size, folder, tensors, checkpointing=checkpointing)
+        step_s, peak_bytes = _steps(size, folder, tensors, checkpointing=checkpointing, liger=liger)
     except torch.OutOfMemoryError as error:
         return {"out_of_memory": str(error).splitlines()[0]}
     tokens = size.prompts * size.generations * (size.prompt_tokens + size.completion_tokens)
@@ -75,13 +87,16 @@ def _measure_arm(size: Size, folder: Path, tensors: Mapping[str, Tensor], *, che
     }
 
 
-def _steps(size: Size, folder: Path, tensors: Mapping[str, Tensor], *, checkpointing: bool) -> tuple[float, int | None]:
+def _steps(
+    size: Size, folder: Path, tensors: Mapping[str, Tensor], *, checkpointing: bool, liger: bool
+) -> tuple[float, int | None]:
     """The median seconds of an optimizer step, and the peak bytes of tensors on a GPU during all steps."""
     config = TrainerConfig(
         dtype="bfloat16",
         device="cuda" if size.device == "cuda" else "cpu",
         micro_batch_tokens_max=size.micro_batch_tokens_max,
         gradient_checkpointing=checkpointing,
+        use_liger_kernel=liger,
     )
     policy = Policy(folder, tensors, config)
     optimizer = PolicyOptimizer(policy.parameters(), OptimizerConfig())

@@ -131,6 +131,14 @@ class AlgorithmConfig:
         """Whether gradients can be accumulated while other responses are still being generated."""
         return self.num_mini_batches * self.num_epochs == 1 and not self.needs_whole_batch
 
+    @property
+    def corrects_for_sampler(self) -> bool:
+        """Whether the loss corrects for an engine that computes otherwise than the trainer: by its ratio or by weights.
+
+        With importance_sampling "auto" there are weights wherever engine and trainer may differ.
+        """
+        return self.old_logprobs == "sampler" or self.importance_sampling != "none"
+
     def in_plan_order(self, *, exact_engine: bool) -> bool:
         """Whether groups are trained in the order of the plan.
 

@@ -13,8 +13,8 @@ from tasks.configuration.user_function import PATTERN, NotAFunction, load_functi
 
 Scope = Literal["group", "batch"]
 # What a function of the user's own may take.
-OWN_ARGUMENTS = ("rewards", "lengths")
-_OWN_FORM = "a function f(rewards) or f(rewards, lengths) that can be imported"
+OWN_ARGUMENTS = ("rewards", "lengths", "counted")
+_OWN_FORM = "a function of rewards, and of lengths and counted if it wants them, that can be imported"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,10 +43,16 @@ class Estimator:
         """Whether it is a function of the user's own."""
         return self not in ESTIMATORS.values()
 
-    def check(self) -> None:
-        """Import a function of the user's own; raises ValueError, in one line, if it cannot be used."""
-        if self.is_own:
-            self.load()
+    def check(self, *, with_turns: bool = False) -> None:
+        """Import a function of the user's own; raises ValueError, in one line, if it cannot be used.
+
+        with_turns: responses may fail, so a function that sees the whole step must take `counted`.
+        """
+        if not self.is_own:
+            return
+        function = self.load()
+        if with_turns and self.scope == "batch" and "counted" not in inspect.signature(function).parameters:
+            raise self._refused("it takes no `counted`, which says which responses did not fail, in a run with turns")
 
     def load(self) -> Callable[..., Any]:
         """Import the function; raises ValueError, in one line, if it cannot be used."""

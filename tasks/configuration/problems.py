@@ -69,7 +69,7 @@ def _problem(error: Any, kind: type) -> str:
     if error["type"] in ("missing", "missing_argument"):
         return f"{path}: missing; it has no default"
     message = error["msg"].removeprefix("Value error, ")
-    if error["type"] == "value_error":
+    if error["type"] == "value_error" and not message.startswith("allowed: "):
         return f"{path}.{message}" if path else message
     return f"{path}: {_shown(error['input'])} given; {message[:1].lower()}{message[1:]}"
 

@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field, JsonValue
 
 from tasks.configuration import user_function
 
-BUILT_IN = ("arithmetic", "format", "length", "math", "reward_model")
+BUILT_IN = ("arithmetic", "environment", "format", "length", "math", "reward_model")
 # The settings that belong to one built-in function only, and those of them that it requires.
 SETTINGS: dict[str, tuple[str, ...]] = {
     "format": ("pattern",),

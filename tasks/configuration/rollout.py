@@ -1,6 +1,6 @@
 """The section `rollout`: the engine, and how members flush, look and give up."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
@@ -19,7 +19,8 @@ class VllmConfig:
     Attributes:
         process: "own" runs the engine in a process of its own, whose death the member survives; "same" starts in
             seconds and takes less memory, for many small members on one machine.
-        batch_invariant: use vLLM's batch-invariant kernels where it has them; costs speed on a GPU.
+        batch_invariant: use vLLM's batch-invariant kernels where it has them; costs speed on a GPU. "auto" uses them
+            if the loss does not correct for a sampler that differs from the trainer.
         gpu_memory_utilization: the share of the GPU's memory for weights, activations and cache.
         kv_cache_memory_bytes: the size of the key-value cache, which replaces that share; None takes the share, and on
             a CPU enough for all responses, up to 4 GiB.
@@ -28,6 +29,8 @@ class VllmConfig:
         enforce_eager: whether vLLM runs without compiled graphs; None: on a CPU only.
         max_num_batched_tokens: the most tokens of one forward pass.
         block_size: the number of tokens in a cache block; only whole blocks of a prompt are shared.
+        cache_dir: the directory in which vLLM, Triton and PyTorch keep compiled code, such as one on a volume that
+            outlives the machine; None leaves each its own below the home directory.
         start_timeout_s: the engine counts as dead if it does not serve within this time.
         load_timeout_s: the engine counts as dead if new weights are not in place within this time.
         step_timeout_s: the engine counts as dead if no response in flight gets a token within this time.
@@ -35,7 +38,7 @@ class VllmConfig:
 
     __pydantic_config__ = STRICT
     process: Literal["own", "same"] = "own"
-    batch_invariant: bool = True
+    batch_invariant: Literal[True, False, "auto"] = "auto"
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
     kv_cache_memory_bytes: Annotated[int, Field(ge=1 << 20)] | None = None
     tensor_parallel_size: Annotated[int, Field(ge=1)] = 1
@@ -43,9 +46,14 @@ class VllmConfig:
     enforce_eager: bool | None = None
     max_num_batched_tokens: Annotated[int, Field(ge=1)] | None = None
     block_size: Annotated[int, Field(ge=1)] | None = None
+    cache_dir: Annotated[str, Field(min_length=1)] | None = None
     start_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 900.0
     load_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 600.0
     step_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 120.0
+
+
+# What may change within a run: all that changes no token.
+OPERATIONAL_OF_VLLM = {item.name for item in fields(VllmConfig)} - {"batch_invariant", "quantization"}
 
 
 @dataclass(frozen=True, kw_only=True)

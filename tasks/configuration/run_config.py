@@ -23,73 +23,23 @@ from tasks.configuration.data import DataConfig
 from tasks.configuration.evaluation import EvaluationConfig
 from tasks.configuration.forecast import ForecastConfig
 from tasks.configuration.lora import LoraConfig
+from tasks.configuration.operational import OPERATIONAL
 from tasks.configuration.optimizer import OptimizerConfig
 from tasks.configuration.planning import PlanningConfig
 from tasks.configuration.pool_clashes import pools_that_clash
 from tasks.configuration.problems import INTEGER_BITS_MAX, names, not_json, problems
-from tasks.configuration.rewards import OPERATIONAL as OPERATIONAL_OF_REWARD
 from tasks.configuration.rewards import RewardConfig, reward_names
 from tasks.configuration.rollout import OUR_ENGINES, RolloutConfig
 from tasks.configuration.sampling import SamplingConfig
 from tasks.configuration.tracking import TrackingConfig
 from tasks.configuration.trainer import TrainerConfig
+from tasks.configuration.turns import TurnsConfig, rewards_without_environment
 
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 # Measured in simulation: cycles are 1.02 times as long as if training followed the rollout from its beginning, and the
 # trainer's machines are held for 0.27 of a cycle instead of all of it.
 PHASE_START_SHARE = 0.9
-
-# Settings that may change between iterations without changing what is learned: places, speeds, prices.
-OPERATIONAL = {
-    "run": {"url", "lease_ttl_s"},
-    # What lies at the path is compared with what the run holds.
-    "rewards": {*OPERATIONAL_OF_REWARD},
-    "rollout": {
-        "crew",
-        "max_responses_in_flight",
-        "flush_interval_s",
-        "heartbeat_interval_s",
-        "claim_ttl_s",
-        "idle_timeout_s",
-        "weight_cache_dir",
-        "weight_cache_bytes_max",
-        "engine_restarts_max",
-        "scripted_step_s",
-        "device",
-    },
-    "rollout.vllm": {
-        "process",
-        "gpu_memory_utilization",
-        "kv_cache_memory_bytes",
-        "tensor_parallel_size",
-        "enforce_eager",
-        "max_num_batched_tokens",
-        "block_size",
-        "start_timeout_s",
-        "load_timeout_s",
-        "step_timeout_s",
-    },
-    "trainer": {
-        "placement",
-        "fleet",
-        "phase_start_share",
-        "device",
-        "group_timeout_s",
-        "poll_interval_s",
-        "micro_batch_tokens_max",
-        "gradient_checkpointing",
-        "weights_full_interval",
-        "nnodes",
-        "nproc_per_node",
-    },
-    "evaluation": None,
-    "forecast": None,
-    "planning": None,
-    "pools": None,
-    "retention": None,
-    "tracking": None,
-}
 
 
 class ConfigError(ValueError):
@@ -141,6 +91,7 @@ class RunConfig:
     policy: PolicyConfig
     data: DataConfig
     rewards: Annotated[tuple[RewardConfig, ...], Field(min_length=1)]
+    turns: TurnsConfig | None = None
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
@@ -160,6 +111,7 @@ class RunConfig:
         problems_found = [
             *_lengths_that_clash(self),
             *_groups_that_clash(self),
+            *rewards_without_environment(self.turns, self.rewards, self.evaluation),
             *_machines_that_clash(self),
             *_crews_that_clash(self),
             *pools_that_clash(self.pools, self.rollout, self.planning, self.forecast),
@@ -376,7 +328,9 @@ def identity(config: RunConfig) -> dict[str, Any]:
 
 
 def _without(section: Any, names: set[str]) -> Any:
-    """A section, or each item of a list of sections, without these fields."""
+    """A section, or each item of a list of sections, without these fields; None, which is no section, stays."""
+    if section is None:
+        return None
     if isinstance(section, list):
         return [_without(item, names) for item in section]
     return {name: value for name, value in section.items() if name not in names}

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from resources.prices import request_prices
 from resources.spot_trace import PROCESSES, TooFewPlacesError, read_trace
 from storage.forecast_records import ForecastRecord, Setting, SetupForecast, Spread
 from tasks.configuration.run_config import ConfigError, RunConfig, dump, parse
@@ -267,8 +266,7 @@ def _flush_setting(scenario: Scenario, iteration_s: float) -> dict[str, Setting]
     for pool in scenario.pools:
         if pool.availability is None or not pool.usd_per_h:
             continue
-        prices = request_prices()
-        usd = flush_usd(prices.put_usd, prices.get_usd, 0.0, pool.usd_per_h)
+        usd = flush_usd(scenario.policy.put_usd, scenario.policy.get_usd, 0.0, pool.usd_per_h)
         best_s = best_flush_interval_s(usd, _losses_per_h(pool.availability), pool.usd_per_h)
         if math.isfinite(best_s):
             most_s = min(FLUSH_S[1], max(FLUSH_S[0], FLUSH_SHARE_MAX * iteration_s))

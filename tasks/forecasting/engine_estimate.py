@@ -10,14 +10,12 @@ probe's figures replace all of this.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from resources.accelerators import Accelerator
+from resources.model_size import ModelSize
 
-# Caches and activations are bfloat16.
-CACHE_VALUE_BYTES = 2
+# Activations are bfloat16.
 ACTIVATION_BYTES = 2
 # Seconds that a decode step and each of its layers take besides reading and multiplying: the scheduler, the sampler,
 # and kernels that are too short to fill a GPU. Of sums over GPUs: what each takes however little it sends.
@@ -29,34 +27,6 @@ SUMS_PER_LAYER = 2
 BANDWIDTH_REACHED = 0.76
 BANDWIDTH_REACHED_ON = {"H20": 0.44}
 Points = tuple[tuple[int, float], ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelSize:
-    """parameters: their number; looked_up: those of them of which a token reads one row, an embedding that is not tied.
-
-    weight_bytes: per parameter. kv_bytes_per_token: keys and values of all layers.
-    """
-
-    parameters: float
-    looked_up: float = 0.0
-    weight_bytes: int
-    kv_bytes_per_token: float
-    layers: int
-
-    @property
-    def bytes(self) -> float:
-        return self.parameters * self.weight_bytes
-
-    @property
-    def multiplied(self) -> float:
-        """The parameters by which every token is multiplied."""
-        return self.parameters - self.looked_up
-
-    @property
-    def width(self) -> float:
-        """Values of a token between two layers, if a layer has 12 parameters for each pair of them."""
-        return math.sqrt(self.parameters / (12 * self.layers)) if self.layers else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,37 +55,6 @@ def bandwidth_reached(accelerator: Accelerator) -> float:
 def assumed_layers(parameters: float) -> int:
     """The layers of a dense model of this size, where nothing tells them: Qwen2.5's seven sizes within a factor 1.5."""
     return max(1, round(30 * math.pow(parameters / 3e9, 0.3)))
-
-
-def size_from_config(document: Mapping[str, Any], weight_bytes: int) -> ModelSize:
-    """The size of a dense decoder, from the fields of its config.json.
-
-    Counts embeddings, attention with grouped keys and values, and a gated feed-forward block; leaves out biases and
-    norms, a thousandth. Raises ValueError, which names the missing field, and for mixtures of experts.
-    """
-    if any(document.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts")):
-        raise ValueError(
-            "policy.path: value a mixture of experts; allowed: a dense model, or forecast.parameters_billions, "
-            "forecast.kv_bytes_per_token, forecast.step_s and forecast.train_s_per_token"
-        )
-    names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
-    missing = [name for name in names if not isinstance(document.get(name), int)]
-    if missing:
-        raise ValueError(
-            f"policy.path: config.json has no number {missing[0]!r}; allowed: forecast.parameters_billions"
-        )
-    hidden, layers, heads, inner, vocabulary = (int(document[name]) for name in names)
-    kv_heads = int(document.get("num_key_value_heads") or heads)
-    head = int(document.get("head_dim") or hidden // heads)
-    attention = 2 * hidden * heads * head + 2 * hidden * kv_heads * head
-    looked_up = 0 if document.get("tie_word_embeddings") else vocabulary * hidden
-    return ModelSize(
-        parameters=float(looked_up + vocabulary * hidden + layers * (attention + 3 * hidden * inner)),
-        looked_up=float(looked_up),
-        weight_bytes=weight_bytes,
-        kv_bytes_per_token=float(2 * layers * kv_heads * head * CACHE_VALUE_BYTES),
-        layers=layers,
-    )
 
 
 def decode_step_s(model: ModelSize, device: Device, batch: int, context_tokens: float) -> float:

@@ -10,12 +10,16 @@ from pathlib import Path
 import numpy as np
 
 from resources.model_config import CONFIG, ModelConfigError, model_fields
+from resources.model_size import ModelSize, size_from_config
+from resources.pools import PoolConfig
 from resources.prices import request_prices
 from storage.forecast_records import ForecastInput
 from storage.paths import expanded
+from tasks.configuration.engine_settings import engine_settings
+from tasks.configuration.rollout import OUR_ENGINES
 from tasks.configuration.run_config import RunConfig
 from tasks.forecasting.crew_inputs import CrewPool, crew_pools
-from tasks.forecasting.engine_estimate import ModelSize, assumed_layers, size_from_config
+from tasks.forecasting.engine_estimate import assumed_layers
 from tasks.forecasting.known_facts import KnownFacts
 from tasks.forecasting.probe import NoProbe, Probe
 from tasks.forecasting.response_lengths import ResponseLengths
@@ -68,10 +72,18 @@ def gather(config: RunConfig, probe: Probe | NoProbe) -> ForecastInputs:
         shown=shown,
     )
     pools, trainer = crew_pools(facts), trainer_scenario(facts)
+    if engine_settings(config).vllm.batch_invariant is True and any(pool.gpus for pool in _crew(config)):
+        cost = "on; they cost decoding speed, which is not measured and not in these figures"
+        shown.append(ForecastInput(name="batch-invariant kernels", value=cost, source="rollout.vllm.batch_invariant"))
     if config.trainer.placement != "own":
         reason = NOT_SIMULATED[config.trainer.placement]
         shown.append(ForecastInput(name="train: placement", value="own", source=reason))
     return ForecastInputs(pools=pools, trainer=trainer, work=work, policy=_policy(facts), shown=tuple(facts.shown))
+
+
+def _crew(config: RunConfig) -> list[PoolConfig]:
+    """The pools whose engine may be vLLM."""
+    return [] if config.rollout.engine in OUR_ENGINES else list(config.pools.rollout_pools.values())
 
 
 def _response_lengths(config: RunConfig, probe: Probe | None, shown: list[ForecastInput]) -> LengthsScenario:
@@ -141,7 +153,7 @@ def _model_size(config: RunConfig, shown: list[ForecastInput]) -> ModelSize | No
 
 
 def _policy(facts: KnownFacts) -> Policy:
-    config, (whole, delta), requests = facts.config, facts.weights, request_prices()
+    config, (whole, delta), requests = facts.config, facts.weights, request_prices(facts.config.run.url)
     recurs = config.forecast.prompts_in_dataset is not None and config.planning.length_predictor != "none"
     return Policy(
         planning=config.planning,

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field
 
+from resources.model_size import ModelSize
 from storage.forecast_records import ForecastInput
 from tasks.configuration.run_config import RunConfig
-from tasks.forecasting.engine_estimate import ModelSize
 from tasks.forecasting.probe import Probe
 
 # A difference between versions as a share of a version's bytes, by learning rate (docs/guide/cost.md, Weights).

@@ -42,7 +42,7 @@ def trainer_scenario(facts: KnownFacts) -> TrainerScenario:
         responses_max=figures.responses_max,
         step_s=figures.step_s,
         prefill_tokens_per_s=figures.prefill_tokens_per_s,
-        process_s=config.forecast.process_s,
+        process_s=_process_s(facts),
         load_s=_load_s(facts),
         train_s_per_token=per_token,
         train_fixed_s=publish_s,
@@ -152,6 +152,15 @@ def _between_s(facts: KnownFacts) -> tuple[float, float]:
     source = f"estimated: checkpoint and weights at {TRAIN_LINK_GBPS:g} Gbit/s, and forecast.control_s"
     facts.show("between iterations", f"{publish_s + control_s:.0f} s", source)
     return publish_s, control_s
+
+
+def _process_s(facts: KnownFacts) -> float:
+    """Seconds until the engines on the trainer's machines have weights: measured where they have generated."""
+    probed = None if facts.probe is None else facts.probe.pools.get(TRAIN_POOL)
+    if facts.probe is None or probed is None or probed.start_s is None:
+        return facts.config.forecast.process_s
+    facts.show(f"{TRAIN_POOL}: start", f"process until weights are in place {probed.start_s:.1f} s", facts.probe.source)
+    return probed.start_s
 
 
 def _load_s(facts: KnownFacts) -> float:

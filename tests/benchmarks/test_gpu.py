@@ -1,16 +1,19 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from benchmarks.gpu import handover, head, identity, iteration
 from benchmarks.gpu.engines import journalling_costs
 from benchmarks.gpu.noise import SAMPLERS, agreement, random_logits
-from benchmarks.gpu.part import Outcome, measure, run_part
+from benchmarks.gpu.part import PARTS, Outcome, measure, run_part
 from benchmarks.gpu.report import decode_share, rows, targets, taxes
 from benchmarks.gpu.sizes import SHAPES, size_for
+from tasks.sampling.engines.torch_engine import TorchEngine
 
 ROOT = Path(__file__).parents[2]
 SMALL = size_for("cpu", "0.5b", small=True)
@@ -44,7 +47,24 @@ FIGURES = {
         "session_seconds": 0.2,
         "skipped": {"torch": "no such decoder"},
     },
-    "invariant": {"tokens_per_s": {"vllm_keyed_invariant": 1000.0}, "warnings": ["no such kernels"]},
+    "plain_1.7b": {"tokens_per_s": {"plain": 3000.0}},
+    "invariant_1.7b": {"tokens_per_s": {"invariant": 2000.0}, "warnings": ["no such kernels"]},
+    "plain_7b": {"tokens_per_s": {"plain": 500.0}},
+    "identity": {
+        "arms": [
+            {"kind": kind, "head_width": 128, "batch": 64, "resumed_identical": share, "as_in_smallest_batch": 1.0}
+            for kind, share in (("torch", 0.5), ("vllm", 0.75))
+        ]
+    },
+    "start": {"cold": {"start_s": 90.0, "load_s": 2.0}, "warm": {"start_s": 30.0, "load_s": 2.0}},
+    "head": {"chosen": 1 << 27, "arms": [{"hidden": 2048, "us_per_token": {"16777216": 16.5}, "fastest": 16777216}]},
+    "handover": {
+        "arms": {
+            "/dev/shm": {"skipped": "1.0 GB are free"},
+            "disk": {"write_bytes_per_s": 2e9, "read_bytes_per_s": 3e9},
+        }
+    },
+    "iteration": {"engine": "vllm", "seconds": {"plan": 1.0}, "metrics": {"num_tokens": 7.0}},
     "trainer": {
         "arms": [
             {"gradient_checkpointing": False, "out_of_memory": "CUDA out of memory"},
@@ -63,15 +83,20 @@ FIGURES = {
 @pytest.mark.slow
 def test_small_run_ends_with_the_figures_of_its_parts_and_the_reason_of_what_was_skipped():
     command = [sys.executable, "-m", "benchmarks.gpu", "--small", "--device", "cpu", "--json"]
-    parts = [f"--part={part}" for part in ("noise", "trainer", "invariant")]
+    parts = [f"--part={part}" for part in ("noise", "trainer", "invariant_7b")]
     ended = subprocess.run([*command, *parts], cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
     assert ended.returncode == 0, ended.stderr
     lines = ended.stdout.splitlines()
     summary = json.loads(lines[-1])
     assert (summary["benchmark"], summary["targets"], summary["failed"]) == ("gpu", {}, {})
     assert summary["conditions"]["model"] == "small"
-    assert summary["skipped"] == {"invariant": "vLLM has batch-invariant kernels for GPUs only"}
-    assert any("invariant" in line and "skipped: vLLM has batch-invariant" in line for line in lines[:-1])
+    assert summary["skipped"] == {"invariant_7b": "vLLM has batch-invariant kernels for GPUs only"}
+    assert any("invariant_7b skipped: vLLM has batch-invariant" in line for line in lines[:-1])
+    # Each part's figures stand there as soon as it ends, in the order of the parts' worth.
+    ended = [json.loads(line) for line in lines[:-1] if line.startswith("{")]
+    assert [each["part"] for each in ended] == ["invariant_7b", "trainer", "noise"]
+    assert ended[1]["figures"] == summary["trainer"]
+    assert lines[0] == "10 minutes; a part ends at the latest after:"
     assert summary["noise"]["vocab_size"] == SMALL.shape.vocab_size
     assert [batch["batch"] for batch in summary["noise"]["batches"]] == list(SMALL.batches)
     assert summary["noise"]["warnings"] == summary["trainer"]["warnings"] == []
@@ -109,6 +134,47 @@ def test_part_that_takes_too_long_or_breaks_down_has_failed_and_says_why():
     assert "no such model" in broken.reason
 
 
+def test_no_part_takes_more_than_eight_minutes_and_all_fit_into_45():
+    assert max(part.minutes for part in PARTS.values()) <= 8
+    assert sum(part.minutes for part in PARTS.values()) <= 45
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", [identity, head, handover, iteration])
+def test_small_parts_measure_what_they_say(module):
+    # vLLM in this process would disturb other tests that have it there.
+    found = module.measure(SMALL, ("torch",)) if module is identity else module.measure(SMALL)
+    if module is identity:
+        arms = found["arms"]
+        assert [(arm["head_width"], arm["batch"]) for arm in arms] == [(64, 1), (64, 4), (32, 1), (32, 4)]
+        assert {(arm["resumed_identical"], arm["as_in_smallest_batch"]) for arm in arms} == {(1.0, 1.0)}
+        assert all(arm["tokens"] == 8 * SMALL.identity_tokens for arm in arms)
+    elif module is head:
+        assert list(found["arms"][0]["us_per_token"]) == [str(chunk) for chunk in SMALL.head_chunks]
+    elif module is handover:
+        assert all("skipped" in arm or min(arm.values()) > 0 for arm in found["arms"].values())
+    else:
+        assert list(found["seconds"]) == ["plan", "rollout", "train", "conclude"]
+        assert found["metrics"]["num_tokens"] > 0
+
+
+@pytest.mark.slow
+def test_an_engine_that_forgets_its_noise_when_it_resumes_is_seen(monkeypatch):
+    """The bug that the part is for: the noise of a resumed response begins at position 0 again."""
+
+    def forgetful(requests):
+        return [replace(each, noise_key=each.noise_key + len(each.generated_ids)) for each in requests]
+
+    class Forgetful(TorchEngine):
+        def start(self, requests):
+            super().start(forgetful(requests))
+
+    monkeypatch.setattr(identity, "TorchEngine", Forgetful)
+    small = replace(SMALL, head_widths=(64,), identity_batches=(4,))
+    [arm] = identity.measure(small, ("torch",))["arms"]
+    assert arm["resumed_identical"] < 0.5
+
+
 def test_all_samplers_return_tokens_with_their_log_probs():
     logits = random_logits(16, 500, "cpu")
     logprobs = torch.log_softmax(logits.values.float(), dim=-1)
@@ -123,6 +189,9 @@ def test_all_samplers_return_tokens_with_their_log_probs():
 def test_shapes_have_the_weights_of_the_models_they_are_named_after():
     # Qwen2.5's own figures, which count norms and biases, too: 494,032,768 and 1,543,714,304.
     assert SHAPES["0.5b"].weights == pytest.approx(494_032_768, rel=1e-3)
+    # Qwen3-1.7B's figure, and Qwen2.5-7B's without its head, which is tied here.
+    assert SHAPES["1.7b"].weights == pytest.approx(1_720_574_976, rel=1e-3)
+    assert SHAPES["7b"].weights == pytest.approx(7_615_616_512 - 152_064 * 3584, rel=1e-3)
     assert SHAPES["1.5b"].weights == pytest.approx(1_543_714_304, rel=1e-3)
 
 
@@ -157,16 +226,29 @@ def test_targets_are_of_what_was_measured():
         "keyed_sampling_tax_percent": False,
         "journalling_tax_percent": True,
         "engine_over_bare_vllm": False,
+        "resumed_responses_identical_on_vllm": False,
     }
     assert targets({"trainer": FIGURES["trainer"]}) == []
 
 
 def test_table_shows_every_part_and_what_did_not_fit():
     table = {row["measure"]: row for row in rows(FIGURES)}
-    assert table["engine vllm_keyed_invariant, tokens/s"]["of bare vLLM"] == 0.5
+    assert table["engine vllm_unkeyed, tokens/s"]["of bare vLLM"] == 0.9
     assert table["engine torch"]["value"] == "skipped: no such decoder"
     assert table["trainer"]["value"] == "out of memory: CUDA out of memory"
     assert table["trainer, gradient checkpointing, peak GiB"]["value"] == 3.0
     assert table["keyed noise fused, batch 4"]["value"] is False
-    assert table["invariant warns"]["value"] == "no such kernels"
+    assert table["invariant_1.7b warns"]["value"] == "no such kernels"
+    assert table["vLLM 1.7b, usual kernels over batch-invariant ones"]["value"] == 1.5
+    assert table["vLLM 7b, usual kernels, tokens/s"]["value"] == 500.0
+    assert table["vllm, heads of 128, batch 64, resumed responses identical"]["value"] == 0.75
+    assert (table["vLLM, cold, start, s"]["value"], table["vLLM, warm, start, s"]["value"]) == (90.0, 30.0)
+    assert table["head of 2048, 2^24 logits a chunk, us per token"] == {
+        "measure": "head of 2048, 2^24 logits a chunk, us per token",
+        "value": 16.5,
+        "fastest": "fastest",
+    }
+    assert table["weights through disk, read, GB/s"]["value"] == 3.0
+    assert table["weights through /dev/shm, write, GB/s"]["value"] == "1.0 GB are free"
+    assert table["iteration on vllm, plan, s"]["value"] == 1.0
     assert rows({}) == []

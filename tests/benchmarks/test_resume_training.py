@@ -38,7 +38,13 @@ def block(*values: int) -> TensorBlock:
 def trained(store, *, published=9, moment=7, reward=1.0, loss=0.5, steps=1):
     """What a trainer leaves of iteration 0: a micro-batch, what it measured, a checkpoint and weights."""
     graded = GradedResponse(
-        response=0, length=3, finish_reason="stop", lineage=(), reward=reward, rewards={"arithmetic": reward}
+        response=0,
+        length=3,
+        policy_length=3,
+        finish_reason="stop",
+        lineage=(),
+        reward=reward,
+        rewards={"arithmetic": reward},
     )
     training = TrainingRecord(
         iteration=0, weight_version=1, metrics={"loss": loss}, reward_errors=(), started_at_s=1.0, ended_at_s=2.0

@@ -7,7 +7,7 @@ import pytest
 from storage.store import ObjectStore
 from tasks.configuration.run_config import RunConfig
 from tests.evaluated_run import EVALUATION, URL, trained_run
-from tests.small_run import config, memory_store
+from tests.small_run import OWN_REWARD, config, memory_store
 
 
 @pytest.fixture(scope="session")
@@ -28,4 +28,4 @@ def store(trained: dict[str, bytes]) -> ObjectStore:
 @pytest.fixture
 def settings(model: Path) -> RunConfig:
     """The run's configuration with the section `evaluation`."""
-    return config(URL, model, evaluation=EVALUATION)
+    return config(URL, model, rewards=OWN_REWARD, evaluation=EVALUATION)

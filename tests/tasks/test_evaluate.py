@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from flytekit.exceptions.user import FlyteRecoverableException
 
 from gleaner import main
+from resources import user_process
 from storage import layout, records
 from storage.clock import ManualClock, SystemClock
 from storage.compaction import read_responses
@@ -24,7 +25,6 @@ from tasks.configuration.references import TrainOutcome
 from tasks.configuration.run_config import dump
 from tasks.evaluate import evaluate, plan_evaluation
 from tasks.evaluation.measure import measure
-from tasks.grading import isolation
 from tasks.preparing.iteration import prepare as plan_training
 from tasks.reporting.watch import Watcher
 from tasks.sampling.engines.engine import EngineError
@@ -34,6 +34,7 @@ from tasks.sampling.session.member import generate_slot
 from tests.evaluated_run import EVALUATION, URL, planned, sampled
 from tests.forked import ForkedWorker
 from tests.small_run import (
+    OWN_REWARD,
     Unreachable,
     config,
     everything,
@@ -134,7 +135,7 @@ def test_whoever_dies_between_record_and_compaction_leaves_that_to_the_next(stor
 @pytest.mark.slow
 def test_graded_but_not_recorded_it_needs_no_crew(store, model):
     """Whoever measures died before the record: the batches stand."""
-    settings = config(URL, model, evaluation=EVALUATION, retention={"compact": False})
+    settings = config(URL, model, rewards=OWN_REWARD, evaluation=EVALUATION, retention={"compact": False})
     url = sampled(settings)
     first, _ = measure(url, SystemClock())
     assert connect(url).list(layout.journal(0)) != []
@@ -158,7 +159,7 @@ def test_the_same_evaluation_elsewhere_comes_to_the_same(store, trained, setting
     for key, body in trained.items():
         again.put(key, body)
     assert measure(sampled(settings), SystemClock())[0].prompts == first.prompts
-    other = config(URL, settings.policy.path, evaluation=EVALUATION | {"seed": 12})
+    other = config(URL, settings.policy.path, rewards=OWN_REWARD, evaluation=EVALUATION | {"seed": 12})
     assert measure(sampled(other), SystemClock())[0].prompts != first.prompts
 
 
@@ -181,18 +182,18 @@ def test_an_evaluation_can_be_watched(store, settings):
 @pytest.mark.slow
 def test_reward_models_are_those_of_the_run_or_the_evaluations_own_in_the_run(tmp_path, model, monkeypatch):
     """Whichever it is, the machine that grades need not have the folder that the configuration names."""
-    monkeypatch.setattr(isolation, "_start_child", ForkedWorker)  # a new worker imports torch and transformers
+    monkeypatch.setattr(user_process, "start", ForkedWorker)  # a new worker imports torch and transformers
     folder = save_reward_model(tmp_path / "model")
     scored = [{"function": "reward_model", "model": str(folder)}]
     whole = memory_store("evaluate")
-    plain = config(URL, model, evaluation=EVALUATION | {"rewards": scored})
+    plain = config(URL, model, rewards=OWN_REWARD, evaluation=EVALUATION | {"rewards": scored})
     plan_training(plain, "e1", ManualClock())
     own = sampled(plain, 0)
     held = [key for key in whole.list("") if "reward_models" in key]
     assert [key for key in held if key.endswith(".json")] == [layout.reward_model("evaluation-reward_model")]
     assert not [key for key in held if key.startswith(layout.EVALUATIONS)]
     before = set(whole.list(layout.REWARD_MODELS))
-    planned(config(URL, model, evaluation=EVALUATION | {"rewards": scored, "seed": 12}), 0)
+    planned(config(URL, model, rewards=OWN_REWARD, evaluation=EVALUATION | {"rewards": scored, "seed": 12}), 0)
     assert set(whole.list(layout.REWARD_MODELS)) == before  # the next one finds it there
     moved = shutil.move(folder, tmp_path / "elsewhere")
     of_own, _ = measure(own, SystemClock())
@@ -211,11 +212,11 @@ def test_reward_models_are_those_of_the_run_or_the_evaluations_own_in_the_run(tm
 
 @pytest.mark.slow
 def test_another_model_under_the_name_of_an_evaluations_own_is_refused(tmp_path, model, store, monkeypatch):
-    monkeypatch.setattr(isolation, "_start_child", ForkedWorker)
+    monkeypatch.setattr(user_process, "start", ForkedWorker)
 
     def judged(folder):
         scored = [{"function": "reward_model", "name": "judge", "model": str(folder)}]
-        return config(URL, model, evaluation=EVALUATION | {"rewards": scored})
+        return config(URL, model, rewards=OWN_REWARD, evaluation=EVALUATION | {"rewards": scored})
 
     first, other = (save_reward_model(tmp_path / name, template=name) for name in ("first", "other"))
     reference, _ = planned(judged(first))
@@ -259,7 +260,7 @@ def test_trackers_get_it_as_a_run_of_its_own(store, settings, tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # noqa: PLC0415
 
     tracking = {"backends": ["tensorboard"], "directory": str(tmp_path), "name": "mine"}
-    run_tasks(config(URL, settings.policy.path, evaluation=EVALUATION, tracking=tracking))
+    run_tasks(config(URL, settings.policy.path, rewards=OWN_REWARD, evaluation=EVALUATION, tracking=tracking))
     [record] = evaluations(store)
     [folder] = (tmp_path / "tensorboard").iterdir()
     assert folder.name.startswith(f"mine-val-{record.digest}-")

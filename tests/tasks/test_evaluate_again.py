@@ -23,6 +23,7 @@ from tasks.sampling.session.join import JoinLimits, join_run
 from tasks.sampling.session.member import generate_slot
 from tests.evaluated_run import EVALUATION, URL, planned, sampled
 from tests.small_run import (
+    OWN_REWARD,
     config,
     everything,
     memory_store,
@@ -102,7 +103,7 @@ def test_what_is_wrong_without_a_record_is_still_told(store, settings):
 @pytest.mark.parametrize("key", [layout.responses(0), layout.METRICS])
 def test_another_attempt_tells_what_the_first_one_did_not(store, model, key, caplog, monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    settings = config(URL, model, evaluation=EVALUATION, tracking={"backends": ["mlflow"]})
+    settings = config(URL, model, rewards=OWN_REWARD, evaluation=EVALUATION, tracking={"backends": ["mlflow"]})
     url = sampled(settings)
     reference, _, due = plan_evaluation(config=dump(settings), version=1, only_if_due=False)
     verb = "put" if key == layout.METRICS else "create"

@@ -14,6 +14,7 @@ from tasks.learning.follow import GroupTimeout
 from tasks.train import train
 from tests.processes import LIMIT_S, PID_1, are_gone, command, container, first_process, wait_until
 from tests.small_run import (
+    OWN_REWARD,
     Unreachable,
     config,
     memory_store,
@@ -27,7 +28,7 @@ URL = "memory://train-task"
 @pytest.mark.slow
 def test_the_task_publishes_the_next_version_and_a_second_attempt_says_the_same(model):
     store = memory_store("train-task")
-    reference = plan_iteration(config(URL, model))
+    reference = plan_iteration(config(URL, model, rewards=OWN_REWARD))
     roll_out(URL, 0)
     outcome = train(plan=reference)
     assert outcome.weight_version == reference.weight_version + 1
@@ -60,7 +61,7 @@ def test_a_store_that_does_not_answer_is_worth_another_attempt():
 @pytest.mark.slow
 def test_told_to_end_it_ends_with_what_it_has_started_and_another_attempt_does_the_step(model, tmp_path):
     url = str(tmp_path / "run")
-    reference = plan_iteration(config(url, model, trainer={"group_timeout_s": 600.0}))
+    reference = plan_iteration(config(url, model, rewards=OWN_REWARD, trainer={"group_timeout_s": 600.0}))
     with container(train, reference, tmp_path / "container") as process:
         wait_until(lambda: any("tasks.grading.worker" in command(each) for each in descendants(process.pid)))
         started = descendants(process.pid)

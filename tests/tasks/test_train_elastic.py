@@ -14,7 +14,7 @@ from resources.process import descendants
 from tasks.configuration.references import PlanReference, TrainOutcome
 from tasks.train_elastic import elastic_trainer, train_elastic
 from tests.processes import LIMIT_S, PID_1, are_gone, command, container, first_process, wait_until
-from tests.small_run import Unreachable, config, memory_store, model_directory, plan_iteration
+from tests.small_run import OWN_REWARD, Unreachable, config, memory_store, model_directory, plan_iteration
 
 SETTINGS = SerializationSettings(ImageConfig.auto(img_name="x/y:1"), "p", "d", "v")
 
@@ -53,7 +53,10 @@ def test_a_store_that_does_not_answer_is_worth_another_attempt():
 def planned(folder, **trainer):
     """A plan without a crew, so that the trainer waits."""
     settings = config(
-        str(folder / "run"), model_directory(folder / "model"), trainer={"group_timeout_s": 600.0, **trainer}
+        str(folder / "run"),
+        model_directory(folder / "model"),
+        rewards=OWN_REWARD,
+        trainer={"group_timeout_s": 600.0, **trainer},
     )
     return plan_iteration(settings)
 

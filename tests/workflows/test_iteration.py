@@ -11,6 +11,7 @@ from flytekit.core.type_engine import TypeEngine
 from flytekit.models.literals import LiteralMap
 from flytekit.tools.translator import get_serializable
 
+from resources.labels import url_label
 from resources.pools import ControlPoolConfig
 from tasks.conclude import conclude
 from tasks.configuration.references import IterationOutcome
@@ -169,13 +170,6 @@ def test_the_pools_pods_are_those_of_the_nodes(nodes):
     assert train.task_node.overrides.container_image == ""
 
 
-def test_a_single_iteration_is_the_last_of_its_execution():
-    nodes = get_serializable(OrderedDict(), SETTINGS, iteration).template.nodes
-    conclude = split(nodes)[3]
-    [last] = [binding.binding for binding in conclude.inputs if binding.var == "last"]
-    assert last.scalar.primitive.boolean
-
-
 TWO_POOLS = {
     **CONFIG,
     "pools": {
@@ -183,6 +177,54 @@ TWO_POOLS = {
         "more_rollout": {"far": {"count": 2, "concurrency": 1, "gpus": 4, "interruptible": False, "retries": 5}},
     },
 }
+
+
+LABELLED = {
+    **TWO_POOLS,
+    "pools": {
+        **TWO_POOLS["pools"],
+        "labels": {"team": "research"},
+    },
+}
+
+
+def pod_labels(task_node):
+    return dict(task_node.overrides.pod_template.metadata.labels)
+
+
+def test_every_pod_says_which_run_iteration_pool_and_team_pays_for_it():
+    nodes = [node.to_flyte_idl() for node in unrolled(2, LABELLED)]
+    found = {}
+    for node in nodes:
+        is_map = node.WhichOneof("target") == "array_node"
+        found[node.id] = pod_labels(node.array_node.node.task_node if is_map else node.task_node)
+    common = {"gleaner-run": url_label("s3://bucket/run"), "team": "research"}
+    pools = {"plan": "control", "rollout": "rollout", "rollout-far": "far", "train": "train", "conclude": "control"}
+    pools |= {"end-of-rollout": "control", "end-of-rollout-far": "control"}
+    assert found == {
+        f"i{number}-{what}": {**common, "gleaner-iteration": str(number), "gleaner-pool": pool}
+        for number in (1, 2)
+        for what, pool in pools.items()
+    }
+
+
+def test_each_pool_builds_on_the_pod_template_that_it_names():
+    pools = {name: dict(fields) for name, fields in TWO_POOLS["pools"].items()}
+    pools["rollout"]["pod_template"], pools["train"]["pod_template"] = "with-cache", "with-nccl"
+    tasks = {task.id.name: task.metadata.pod_template_name for task in job(1, CONFIG | {"pools": pools}).tasks}
+    names = sorted(name for name in tasks if "map_rollout" in name)
+    assert [tasks[name] for name in names] == [None, "with-cache"]
+    assert tasks["tasks.train.train"] == "with-nccl"
+    assert tasks["tasks.plan.plan"] is tasks["tasks.conclude.conclude"] is None
+    again = {task.id.name: task.metadata.pod_template_name for task in job(1, CONFIG).tasks}
+    assert set(again.values()) == {None}
+
+
+def test_a_single_iteration_is_the_last_of_its_execution():
+    nodes = get_serializable(OrderedDict(), SETTINGS, iteration).template.nodes
+    conclude = split(nodes)[3]
+    [last] = [binding.binding for binding in conclude.inputs if binding.var == "last"]
+    assert last.scalar.primitive.boolean
 
 
 @pytest.mark.parametrize("max_staleness", [0, 1])

@@ -10,7 +10,7 @@ from tasks.configuration.run_config import digest, parse
 
 GUIDE = Path(__file__).parents[3] / "docs/guide/algorithms.md"
 OFFERED = {
-    False: {"rewards", "lengths", "num_generations"},
+    False: {"rewards", "lengths", "num_generations", "counted"},
     True: {"token_rewards", "response_mask", "values"},
 }
 # The critic's loss reads it; the estimator does not.
@@ -100,9 +100,19 @@ def test_a_function_that_cannot_be_used_is_refused_in_one_line(tmp_path, monkeyp
     (tmp_path / "leaving_estimators.py").write_text("raise SystemExit('not today')")
     (tmp_path / "broken_estimators.py").write_text("raise RuntimeError('two\\nlines')")
     monkeypatch.syspath_prepend(tmp_path)
-    allowed = r"allowed: a function f\(rewards\) or f\(rewards, lengths\) that can be imported, but "
+    allowed = "allowed: a function of rewards, and of lengths and counted if it wants them, that can be imported, but "
     with pytest.raises(
         ValueError, match=f"^algorithm.advantage_estimator: value '{function}'; {allowed}{reason}"
     ) as caught:
         AlgorithmConfig(advantage_estimator=function).estimator.check()
     assert "\n" not in str(caught.value)
+
+
+def test_with_turns_a_function_of_the_whole_step_must_say_that_it_knows_of_failed_responses():
+    name, scope = "tests.own_estimators:batch_baseline", {"advantage_scope": "batch"}
+    AlgorithmConfig(advantage_estimator=name, **scope).estimator.check()
+    with pytest.raises(ValueError, match="it takes no `counted`, which says which responses did not fail"):
+        AlgorithmConfig(advantage_estimator=name, **scope).estimator.check(with_turns=True)
+    AlgorithmConfig(advantage_estimator=name).estimator.check(with_turns=True)  # by group it gets those that count
+    knowing = AlgorithmConfig(advantage_estimator="tests.own_estimators:counted_baseline", **scope)
+    knowing.estimator.check(with_turns=True)

@@ -4,7 +4,10 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
+from tasks.configuration.data import DataConfig
+from tasks.configuration.evaluation import EvaluationConfig
 from tasks.configuration.rewards import RewardConfig, reward_names
+from tasks.configuration.turns import TurnsConfig, rewards_without_environment
 
 
 def read(values: dict[str, Any]) -> RewardConfig:
@@ -108,3 +111,15 @@ def test_a_function_is_called_by_its_name_else_as_shortly_as_is_clear():
 def test_no_two_functions_are_called_the_same(functions: tuple[tuple[str, str | None], ...], message: str):
     with pytest.raises(ValueError, match=message):
         named(*functions)
+
+
+def test_the_environments_own_reward_needs_an_environment():
+    own = (RewardConfig(function="environment"),)
+    tools = TurnsConfig(tools=("package.module:look",))
+    acting = TurnsConfig(environment="package.module:Game")
+    evaluation = EvaluationConfig(data=DataConfig(), rewards=own)
+    expected = "function: value 'environment'; allowed only with turns.environment"
+    for turns in (None, tools):
+        found = list(rewards_without_environment(turns, own, evaluation))
+        assert found == [f"rewards.0.{expected}", f"evaluation.rewards.0.{expected}"]
+    assert list(rewards_without_environment(acting, own, evaluation)) == []

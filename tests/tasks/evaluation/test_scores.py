@@ -13,6 +13,7 @@ def graded(response, reward, length, finish="stop", style=None):
     return GradedResponse(
         response=response,
         length=length,
+        policy_length=length,
         finish_reason=finish,
         lineage=(),
         reward=reward,

@@ -5,19 +5,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resources.accelerators import Accelerator, accelerator
+from resources.model_size import ModelSize, size_from_config
 from tasks.forecasting.engine_estimate import (
     LAYER_S,
     STEP_S,
     SUM_S,
     SUMS_PER_LAYER,
     Device,
-    ModelSize,
     assumed_layers,
     decode_step_s,
     prefill_tokens_per_s,
     responses_that_fit,
     sent_s_per_token,
-    size_from_config,
     step_points,
     train_s_per_token,
 )

@@ -309,8 +309,13 @@ def test_requests_cost_what_the_price_file_says(tmp_path: Path, monkeypatch: pyt
     prices = tmp_path / "prices.json"
     prices.write_text(json.dumps({"requests": {"put_usd": 0.25, "get_usd": 0.125}}))
     monkeypatch.setenv("GLEANER_PRICES", str(prices))
-    policy = gather(config(), UNPROBED).policy
+    policy = gather(config(run={"url": "s3://bucket/run"}), UNPROBED).policy
     assert (policy.put_usd, policy.get_usd) == (0.25, 0.125)
+
+
+def test_requests_to_a_local_directory_cost_nothing():
+    policy = gather(config(run={"url": "runs/a"}), UNPROBED).policy
+    assert (policy.put_usd, policy.get_usd) == (0.0, 0.0)
 
 
 def test_one_machine_that_runs_all_in_turn_is_not_started_and_does_not_wait():
@@ -336,3 +341,21 @@ def test_the_planner_is_told_how_the_trainer_takes_groups():
     found = gather(config(algorithm=filtering), UNPROBED).policy
     assert (found.in_order, found.keep_order) == (True, True)
     assert gather(config(algorithm={"micro_batch_order": "arrival"}), UNPROBED).policy.in_order is False
+
+
+@pytest.mark.parametrize(
+    ("engine", "invariant", "said"),
+    [("vllm", "auto", False), ("vllm", True, True), ("vllm", False, False), ("torch", True, False)],
+)
+def test_batch_invariant_kernels_are_named_as_a_cost_that_is_not_in_the_figures(engine, invariant, said):
+    rollout = {"engine": engine, "vllm": {"batch_invariant": invariant}}
+    shown = {each.name: each.value for each in gather(config(rollout=rollout), UNPROBED).shown}
+    assert ("batch-invariant kernels" in shown) == said
+    assert "not in these figures" in shown.get("batch-invariant kernels", "not in these figures")
+
+
+def test_the_start_of_the_trainers_engines_is_measured_where_they_have_generated():
+    assert gather(config(forecast={"process_s": 60.0}), UNPROBED).trainer.process_s == 60.0
+    measured = gather(config(forecast={"process_s": 60.0}), probe())
+    assert measured.trainer.process_s == 45.0
+    assert sources(measured)["train: start"].startswith("measured in runs/a")

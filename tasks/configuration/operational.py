@@ -1,0 +1,46 @@
+"""Which settings may change between iterations without changing what is learned: places, speeds, prices."""
+
+from tasks.configuration.rewards import OPERATIONAL as OPERATIONAL_OF_REWARD
+from tasks.configuration.rollout import OPERATIONAL_OF_VLLM
+from tasks.configuration.turns import OPERATIONAL as OPERATIONAL_OF_TURNS
+
+# The fields of each section; None: all of it.
+OPERATIONAL: dict[str, set[str] | None] = {
+    "run": {"url", "lease_ttl_s"},
+    # What lies at the path is compared with what the run holds.
+    "rewards": {*OPERATIONAL_OF_REWARD},
+    "turns": {*OPERATIONAL_OF_TURNS},
+    "rollout": {
+        "crew",
+        "max_responses_in_flight",
+        "flush_interval_s",
+        "heartbeat_interval_s",
+        "claim_ttl_s",
+        "idle_timeout_s",
+        "weight_cache_dir",
+        "weight_cache_bytes_max",
+        "engine_restarts_max",
+        "scripted_step_s",
+        "device",
+    },
+    "rollout.vllm": {*OPERATIONAL_OF_VLLM},
+    "trainer": {
+        "placement",
+        "fleet",
+        "phase_start_share",
+        "device",
+        "group_timeout_s",
+        "poll_interval_s",
+        "micro_batch_tokens_max",
+        "gradient_checkpointing",
+        "weights_full_interval",
+        "nnodes",
+        "nproc_per_node",
+    },
+    "evaluation": None,
+    "forecast": None,
+    "planning": None,
+    "pools": None,
+    "retention": None,
+    "tracking": None,
+}

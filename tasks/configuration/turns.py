@@ -1,0 +1,82 @@
+"""The section `turns`: the tools or the environment that the policy uses, and the limits on them."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field
+
+from tasks.configuration import user_function
+from tasks.configuration.evaluation import EvaluationConfig
+from tasks.configuration.rewards import RewardConfig
+
+STRICT = ConfigDict(extra="forbid", strict=True)
+# Settings for where tools run and how many at once; what is learned does not depend on them.
+OPERATIONAL = ("processes", "calls_per_process", "load_time_limit_s")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TurnsConfig:
+    """Tools, and an environment whose public methods are tools, with the signatures that TRL asks for.
+
+    Attributes:
+        tools: functions "package.module:function", with types and a Google docstring.
+        environment: a class "package.module:Class" with reset(**columns); its other public methods are tools.
+        side_effects: names of tools whose calls change something outside; the policy's turn is in the journal before
+            they are called.
+        on_unknown: what follows if an earlier incarnation may have made a call: "call" makes it with the same call_id;
+            "fail" gives the environment up.
+        replay: whether an environment that can neither set its state nor restore is rebuilt by making its recorded
+            calls again.
+        turns_max: the most turns of the policy in a response; the last one's calls are not made.
+        invalid_calls_max: after so many calls in a row that name no tool or do not fit it, the response ends.
+        observation_tokens_max: the most tokens of one observation; longer results are cut, and marked as cut.
+        attempts_max: how often a response whose environment was lost is generated before it is left out of its group.
+        call_time_limit_s: a call that takes longer is answered with an error.
+        load_time_limit_s: limits the import of the module, and each construction of the class.
+        processes: the number of child processes of a member.
+        calls_per_process: the most calls that a process performs side by side.
+    """
+
+    __pydantic_config__ = STRICT
+    tools: tuple[str, ...] = ()
+    environment: str | None = None
+    side_effects: tuple[str, ...] = ()
+    on_unknown: Literal["call", "fail"] = "call"
+    replay: bool = False
+    turns_max: Annotated[int, Field(ge=1, le=10_000)] = 16
+    invalid_calls_max: Annotated[int, Field(ge=1)] = 3
+    observation_tokens_max: Annotated[int, Field(ge=1)] = 2048
+    attempts_max: Annotated[int, Field(ge=1, le=100)] = 3
+    call_time_limit_s: Annotated[float, Field(gt=0, le=86_400)] = 10.0
+    load_time_limit_s: Annotated[float, Field(gt=0, le=86_400)] = 120.0
+    processes: Annotated[int, Field(ge=1, le=1024)] = 2
+    calls_per_process: Annotated[int, Field(ge=1, le=1024)] = 32
+
+    def __post_init__(self) -> None:
+        if not self.tools and self.environment is None:
+            raise ValueError("tools, environment: neither is given; allowed: tools, an environment, or both")
+        named = [*self.tools, *([self.environment] if self.environment else [])]
+        for value in named:
+            if not user_function.PATTERN.fullmatch(value):
+                raise ValueError(f"tools, environment: value {value!r}; allowed: 'package.module:name'")
+        names = [value.rpartition(":")[2].rpartition(".")[2] for value in self.tools]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"tools: {name!r} is the name of {names.count(name)} of them; allowed: each its own")
+        for name in self.side_effects:
+            if self.environment is None and name not in names:
+                raise ValueError(f"side_effects: value {name!r}; allowed: names of tools: {', '.join(names)}")
+
+
+def rewards_without_environment(
+    turns: TurnsConfig | None, rewards: Sequence[RewardConfig], evaluation: EvaluationConfig | None
+) -> Iterator[str]:
+    """A line about each reward "environment" in a run that has none."""
+    if turns is not None and turns.environment is not None:
+        return
+    own = evaluation.rewards if evaluation is not None else None
+    for section, configs in (("rewards", rewards), ("evaluation.rewards", own or ())):
+        for index, config in enumerate(configs):
+            if config.function == "environment":
+                yield f"{section}.{index}.function: value 'environment'; allowed only with turns.environment"

@@ -1,0 +1,46 @@
+"""Refuses a machine whose GPUs are not those of its pool, before anything computes on its CPU without a word."""
+
+from collections.abc import Callable
+
+from tasks.device.visible_gpus import VisibleGpus, visible_gpus
+
+# The oldest driver of each major release of CUDA (NVIDIA, "CUDA Compatibility", minor version compatibility).
+OLDEST_DRIVERS = {"12": "525", "13": "580"}
+
+
+class WrongGpus(RuntimeError):  # noqa: N818 - reads as what happened
+    """The machine of a pool has other GPUs than the pool says, or torch cannot use them."""
+
+
+def check_gpus(path: str, gpus: int, device: str, see: Callable[[], VisibleGpus] = visible_gpus) -> None:
+    """Raise WrongGpus unless torch sees as many GPUs as the pool at `path` of the configuration has.
+
+    Args:
+        path: For example "pools.train".
+        gpus: What the pool says; 0 asks for nothing.
+        device: The device that the configuration names; "cpu" asks for nothing either.
+        see: Looks at this machine.
+    """
+    if not gpus or device == "cpu":
+        return
+    seen = see()
+    if seen.count == gpus:
+        return
+    found = f"torch sees {seen.count} GPUs" if seen.count else "torch sees no GPU"
+    raise WrongGpus(f"{path}.gpus: value {gpus}, and {found} ({seen}); {_remedy(path, seen)}")
+
+
+def _remedy(path: str, seen: VisibleGpus) -> str:
+    """What is wrong, as far as it can be told, and what is allowed."""
+    if seen.count:
+        return f"allowed: {path}.gpus: {seen.count}, or as many in CUDA_VISIBLE_DEVICES as the pool says"
+    if seen.cuda is None:
+        return "allowed: an image whose torch is built for CUDA"
+    if seen.driver_cuda is None:
+        return "there is no NVIDIA driver here; allowed: a node with one, and NVIDIA's device plugin"
+    if seen.is_driver_too_old:
+        major = seen.cuda.partition(".")[0]
+        oldest = OLDEST_DRIVERS.get(major)
+        wanted = f"driver {oldest} or newer" if oldest else f"a driver for CUDA {major}"
+        return f"the driver is too old for this torch; allowed: {wanted}, or an image with torch for an older CUDA"
+    return "allowed: a container that was given its GPUs (NVIDIA's container toolkit, CUDA_VISIBLE_DEVICES)"

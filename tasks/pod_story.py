@@ -1,0 +1,104 @@
+"""What a pod says when its task ends badly: one line first, and the traceback below it.
+
+Flyte shows the beginning of an error in its console, and flytekit begins with a traceback. On a cluster, the errors of
+tasks are therefore replaced by one whose text begins with the line. Local runs keep their errors.
+"""
+
+import errno
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from flytekit.exceptions.user import FlyteRecoverableException
+
+from resources.granted import Granted, MachineTooSmall, granted, is_in_a_pod, memory_peak
+from storage.store import StoreDenied, StoreUnavailable
+from tasks.configuration.references import PlanReference
+
+CAUSE_CHARACTERS_MAX = 400
+_ADVICE: tuple[tuple[type[BaseException], str], ...] = (
+    (ImportError, "The image lacks it: name an image that has it in the field image of the pool"),
+    (StoreDenied, "Let the pod's service account get, put, delete and list objects there"),
+    (
+        StoreUnavailable,
+        "Look at the store, its endpoint and the network of the pod; Flyte tries again while retries are left",
+    ),
+)
+_DISK = "Give the pod a larger disk, or lower rollout.weight_cache_bytes_max"
+_GIB = 1 << 30
+
+
+class TaskFailed(Exception):  # noqa: N818 - reads as what happened
+    """A task failed on a cluster; its text begins with one line that says where, why and what to do.
+
+    It shows no traceback of its own, because the text has that of the error which it replaces.
+    """
+
+    # flytekit formats the traceback that it finds here.
+    __traceback__ = property(lambda _: None)
+
+
+class TaskFailedForNow(FlyteRecoverableException):  # type: ignore[misc]  # flytekit has no types for it
+    """The same, and Flyte tries again."""
+
+    __traceback__ = property(lambda _: None)
+
+    def __str__(self) -> str:
+        # flytekit's own begins with a code.
+        return str(self.args[0])
+
+
+def place_of(plan: PlanReference, slot: int | None = None) -> str:
+    """Run, iteration and slot in words."""
+    return f"run {plan.run_url}, iteration {plan.iteration}" + ("" if slot is None else f", slot {slot}")
+
+
+@contextmanager
+def tells(place: str) -> Iterator[None]:
+    """In a pod, replace an error inside the block by TaskFailed, or by TaskFailedForNow if Flyte may try again.
+
+    place: run, iteration and slot in words.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not is_in_a_pod():
+            raise
+        line = story(place, error, granted(), *memory_peak())
+        kind = TaskFailedForNow if isinstance(error, FlyteRecoverableException) else TaskFailed
+        raise kind(line + "\n" + "".join(traceback.format_exception(error))) from None
+
+
+def story(place: str, error: BaseException, found: Granted, peak_bytes: int | None, killed: int) -> str:
+    """One line: where, the cause, what to do. peak_bytes, killed: as `memory_peak` gives them."""
+    first = _first(error)
+    cause = " ".join(f"{type(first).__name__}: {_text(first)}".split())
+    if len(cause) > CAUSE_CHARACTERS_MAX:
+        cause = cause[: CAUSE_CHARACTERS_MAX - 3] + "..."
+    return f"{place}: {cause.rstrip('.: ')}. {_advice(first, cause, found, peak_bytes, killed)}"
+
+
+def _text(error: BaseException) -> str:
+    """An error's message; that of flytekit's errors begins with a code."""
+    return str(error.args[0]) if isinstance(error, FlyteRecoverableException) and error.args else str(error)
+
+
+def _first(error: BaseException) -> BaseException:
+    """The error with which it began: what Flyte's kind of error was made from."""
+    is_wrapped = isinstance(error, FlyteRecoverableException) and error.__cause__ is not None
+    return error.__cause__ if is_wrapped and error.__cause__ is not None else error
+
+
+def _advice(error: BaseException, cause: str, found: Granted, peak_bytes: int | None, killed: int) -> str:
+    if isinstance(error, MachineTooSmall):
+        return "Nothing was done yet"
+    if killed or isinstance(error, MemoryError) or "out of memory" in cause.lower():
+        limit = "no limit" if found.memory_bytes is None else f"{found.memory_bytes / _GIB:.2f} GiB"
+        peak = "unknown" if peak_bytes is None else f"{peak_bytes / _GIB:.2f} GiB"
+        return (
+            f"Host memory: limit {limit}, peak {peak}, processes killed for it: {killed}. Raise memory of the pool, or "
+            "lower rollout.max_responses_in_flight or trainer.micro_batch_tokens_max"
+        )
+    is_disk = isinstance(error, OSError) and error.errno == errno.ENOSPC
+    found_advice = (text for kind, text in _ADVICE if isinstance(error, kind))
+    return _DISK if is_disk else next(found_advice, "Remove the cause and give the command again; the run stays")
