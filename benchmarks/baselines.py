@@ -25,10 +25,11 @@ from typing import Protocol
 from benchmarks.crew_processes import StepLog, logged_engine
 from storage import layout, model_files, prompt_table
 from storage.connect import connect
+from storage.noise_keys import noise_key
 from storage.run import read_config, read_plan, read_run
 from storage.weights.tensor_sets import pull
 from tasks.configuration.run_config import parse
-from tasks.sampling.engines.engine import GenerationRequest, noise_key
+from tasks.sampling.engines.engine import GenerationRequest
 
 LOOK_INTERVAL_S = 0.05
 

@@ -20,10 +20,11 @@ from storage.assembly import JournalReader
 from storage.claims import ClaimBook, take_over
 from storage.journal import JournalWriter, PendingRows, ShardReader
 from storage.local import LocalStore
+from storage.noise_keys import noise_key
 from storage.records import SamplingParams
 from storage.shard import Finish
 from storage.store import ObjectStore
-from tasks.sampling.engines.engine import GenerationRequest, noise_key
+from tasks.sampling.engines.engine import GenerationRequest
 
 LENGTHS = (256, 1024, 4096, 8192, 16_384, 32_768)
 LOSSES_PER_H = (0.01, 0.1, 0.61, 1.8, 4.0)

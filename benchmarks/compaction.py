@@ -171,6 +171,7 @@ def _write_batches(
         GradedResponse(
             response=response,
             length=int(length),
+            policy_length=int(length),
             finish_reason="stop",
             lineage=(lineages[response],),
             reward=float(response % 2),

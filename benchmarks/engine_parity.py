@@ -233,7 +233,7 @@ def engines_for(
             device=device,
             max_responses_in_flight=size.in_flight,
             context_length=size.context_length,
-            config=VllmConfig(process=process, gpu_memory_utilization=_GPU_MEMORY_SHARE),
+            config=VllmConfig(process=process, batch_invariant=True, gpu_memory_utilization=_GPU_MEMORY_SHARE),
         )
         closing.callback(of_vllm.close)
         yield {TORCH: of_torch, VLLM: of_vllm}

@@ -29,10 +29,11 @@ from storage import layout, prompt_table
 from storage.compaction import read_responses
 from storage.connect import connect
 from storage.liveness import read_heartbeat
+from storage.noise_keys import noise_key
 from storage.records import ReportRecord, SlotLife
 from storage.run import next_iteration, plans_in_flight, read_plan, read_run, reports
 from storage.store import ObjectStore
-from tasks.sampling.engines.engine import GenerationRequest, noise_key
+from tasks.sampling.engines.engine import GenerationRequest
 from tasks.sampling.engines.scripted_engine import ScriptedEngine
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -72,6 +72,7 @@ def report(verdicts: list[Verdict], wall_s: float, processes: int, as_json: bool
         ),
         Target("histories that did not end, or went round in circles", broken["livelock"], "== 0"),
         Target("times a promise of kills, notices or work in vain was broken", broken["promise"], "== 0"),
+        Target("times a call was made too early, made again, or not known to be", broken["turns"], "== 0"),
         Target("histories that waited for machines that did not come", broken["waits"], "== 0"),
         Target("histories in which a member that came after closing wrote something", broken["late"], "== 0"),
         Target("histories with a process that ended by an error of its own", broken["error"], "== 0"),

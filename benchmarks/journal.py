@@ -25,12 +25,13 @@ from storage.assembly import JournalReader
 from storage.claims import take_over
 from storage.journal import JournalWriter, PendingRows
 from storage.local import LocalStore
+from storage.noise_keys import noise_key
 from storage.records import PlanRecord, SamplingParams, SlotPlan
 from storage.responses import Response, decode_responses, encode_responses, split_planes
 from storage.shard import Finish, Logprobs, Row, TokenIds, encode_shard
 from storage.store import ObjectStore
 from tasks.planning.flush_interval import GETS_PER_FLUSH, best_flush_interval_s, expected_usd_per_h, flush_usd
-from tasks.sampling.engines.engine import GenerationRequest, noise_key
+from tasks.sampling.engines.engine import GenerationRequest
 
 VOCABULARY = 4096
 LARGE_VOCABULARY = 150_000
@@ -144,7 +145,7 @@ def compacted_rows(sample: Sample) -> list[Response]:
             reward=0.5,
             rewards={"exact": 0.5},
             weight_version=0,
-            spans=1,
+            spans=(len(ids),),
             origins=(len(ids),),
             events=(),
         )

@@ -13,6 +13,7 @@ from examples.warm_start import WarmStart
 from storage import layout
 from storage.clock import SystemClock
 from storage.connect import connect
+from storage.noise_keys import noise_key
 from storage.records import ReportRecord, SamplingParams
 from storage.weights.tensor_sets import read_manifest
 from storage.weights.versions import pull_version
@@ -22,7 +23,7 @@ from tasks.learning.advance import advance
 from tasks.preparing.iteration import prepare
 from tasks.prompts.arithmetic import ArithmeticPrompts
 from tasks.reporting.conclusion import conclude_iteration
-from tasks.sampling.engines.engine import GenerationRequest, noise_key
+from tasks.sampling.engines.engine import GenerationRequest
 from tasks.sampling.engines.torch_engine import TorchEngine
 
 SLOTS = 2

@@ -3,6 +3,7 @@
 It uses the `Engine` protocol and Hugging Face models, and knows neither vLLM nor TorchEngine.
 """
 
+import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,9 +12,10 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from storage.noise_keys import noise_key
 from storage.records import SamplingParams
 from storage.weights.tensor_sets import TensorBlock
-from tasks.sampling.engines.engine import Engine, EngineDied, FinishReason, GenerationRequest, noise_key
+from tasks.sampling.engines.engine import Engine, EngineDied, FinishReason, GenerationRequest
 from tasks.sampling.engines.keyed_noise import sample, signed64
 from tasks.sampling.engines.weight_tensors import as_block, as_torch
 
@@ -262,15 +264,21 @@ def random_model() -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False).eval()
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if parameter.ndim == 2:
-                    parameter.normal_(0.0, 0.2 if "embed" in name else 0.08)
-                elif "bias" in name:
-                    parameter.normal_(0.0, 0.1)
-                else:
-                    parameter.uniform_(0.8, 1.2)
+        randomise(model, config.hidden_size)
     return model
+
+
+@torch.no_grad()
+def randomise(model: Any, hidden: int) -> None:
+    """Give a model of this hidden size parameters with which its distributions are neither flat nor certain."""
+    narrower = math.sqrt(128 / hidden)
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 2:
+            parameter.normal_(0.0, narrower * (0.2 if "embed" in name else 0.08))
+        elif "bias" in name:
+            parameter.normal_(0.0, 0.1)
+        else:
+            parameter.uniform_(0.8, 1.2)
 
 
 def stop_tokens(config: Any) -> tuple[int, ...]:

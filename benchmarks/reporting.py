@@ -139,7 +139,7 @@ def finish(
     """
     setting = conditions() | dict(notes or {})
     print(f"{name}: " + ", ".join(f"{key} {value}" for key, value in setting.items()))
-    _print_table(rows)
+    print_table(rows)
     for target in targets:
         value = target.value if target.interval is None else Measured(target.value, target.interval)
         word = "met   " if target.met else "MISSED"
@@ -160,7 +160,8 @@ def _summary(target: Target) -> dict[str, Any]:
     return found if target.interval is None else found | {"interval": list(target.interval)}
 
 
-def _print_table(rows: Sequence[Mapping[str, Any]]) -> None:
+def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print one line per row under the names of the columns, which are the keys of all rows in order of appearance."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
     cells = [columns, *([_shown(row.get(column, "")) for column in columns] for row in rows)]
     widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]

@@ -13,8 +13,9 @@ from typing import Any
 
 from benchmarks.reporting import Target, finish
 from resources.accelerators import accelerator
+from resources.model_size import ModelSize, size_from_config
 from tasks.configuration.forecast import ForecastConfig
-from tasks.forecasting.engine_estimate import Device, ModelSize, bandwidth_reached, decode_step_s, size_from_config
+from tasks.forecasting.engine_estimate import Device, bandwidth_reached, decode_step_s
 
 FACTOR_MAX = 1.3
 # hidden_size, num_hidden_layers, heads, key-value heads, head size, intermediate_size, vocab_size, tied embeddings:

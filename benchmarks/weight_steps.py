@@ -13,6 +13,7 @@ import torch
 from transformers import AutoTokenizer
 
 from examples.warm_start import WarmStart, build_tokenizer, warm_start
+from storage.noise_keys import noise_key
 from storage.records import SamplingParams
 from storage.weights.tensor_sets import TensorBlock
 from tasks.configuration.algorithm import AlgorithmConfig
@@ -26,7 +27,7 @@ from tasks.learning.policy import Policy
 from tasks.learning.pretrained import read_tensors
 from tasks.learning.step import accumulate, apply
 from tasks.prompts.arithmetic import ArithmeticPrompts
-from tasks.sampling.engines.engine import GenerationRequest, noise_key
+from tasks.sampling.engines.engine import GenerationRequest
 from tasks.sampling.engines.torch_engine import TorchEngine
 from tasks.sampling.engines.weight_tensors import as_block, as_torch
 

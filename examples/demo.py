@@ -22,12 +22,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from examples.compare import undisturbed_equals
 from examples.warm_start import WarmStart, warm_start
-from gleaner import table
 from storage import layout
 from storage.connect import connect
 from storage.liveness import read_heartbeat
 from storage.run import exists, next_iteration, reports
 from storage.store import ObjectStore
+from tasks.viewing.run_status import table
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = ROOT / "examples" / "demo.yaml"

@@ -7,7 +7,7 @@ import argparse
 import os
 import random
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,9 +39,9 @@ class WarmStart:
     task: ArithmeticConfig = field(default_factory=ArithmeticConfig)
 
 
-def build_tokenizer() -> Any:
+def build_tokenizer(alphabet: str = ALPHABET) -> Any:
     """A tokenizer with one token per character; a prompt begins with <bos>."""
-    vocabulary = {token: index for index, token in enumerate((*SPECIAL, *ALPHABET))}
+    vocabulary = {token: index for index, token in enumerate((*SPECIAL, *alphabet))}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(pattern="", behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
@@ -80,23 +80,39 @@ def batches(tokenizer: Any, config: WarmStart) -> Iterator[tuple[torch.Tensor, t
         chunks = [texts[start : start + config.batch] for start in range(0, len(texts), config.batch)]
         rng.shuffle(chunks)
         for chunk in chunks:
-            rows = [
-                (tokenizer(prompt)["input_ids"], [*tokenizer(answer, add_special_tokens=False)["input_ids"], 2])
-                for prompt, answer in chunk
-            ]
-            width = max(len(prompt) + len(answer) for prompt, answer in rows)
-            ids = torch.tensor([[*p, *a, *[0] * (width - len(p) - len(a))] for p, a in rows])
-            labels = torch.tensor([[*[-100] * len(p), *a, *[-100] * (width - len(p) - len(a))] for p, a in rows])
-            yield ids, labels
+            rows = []
+            for prompt, answer in chunk:
+                asked = tokenizer(prompt)["input_ids"]
+                said = [*tokenizer(answer, add_special_tokens=False)["input_ids"], 2]
+                rows.append((asked + said, [False] * len(asked) + [True] * len(said)))
+            yield padded(rows)
+
+
+def padded(rows: Sequence[tuple[list[int], list[bool]]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """A batch (ids [B, L], labels [B, L]) of rows of tokens, each with whether it is learned."""
+    width = max(len(ids) for ids, _ in rows)
+    labels = [[token if own else -100 for token, own in zip(ids, learned, strict=True)] for ids, learned in rows]
+    ids = torch.tensor([[*ids, *[0] * (width - len(ids))] for ids, _ in rows])
+    return ids, torch.tensor([[*row, *[-100] * (width - len(row))] for row in labels])
 
 
 def warm_start(directory: Path, config: WarmStart, progress: Callable[[int, float], None]) -> None:
     """Train from random weights on noisy demonstrations and save model and tokenizer as one Hugging Face directory."""
-    torch.manual_seed(config.seed)
     tokenizer = build_tokenizer()
+    train_policy(directory, tokenizer, batches(tokenizer, config), config, progress)
+
+
+def train_policy(
+    directory: Path,
+    tokenizer: Any,
+    source: Iterator[tuple[torch.Tensor, torch.Tensor]],
+    config: WarmStart,
+    progress: Callable[[int, float], None],
+) -> None:
+    """Train a policy from random weights on batches (ids, labels), and save it and its tokenizer."""
+    torch.manual_seed(config.seed)
     model = build_model(len(tokenizer))
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0)
-    source = batches(tokenizer, config)
     for step in range(config.steps):
         warm_up = min(1.0, (step + 1) / WARM_UP_STEPS)
         for group in optimizer.param_groups:

@@ -78,6 +78,7 @@ def grade(store: ObjectStore, plan: PlanRecord, number: int, responses: tuple[in
             GradedResponse(
                 response=response,
                 length=len(assembled.token_ids),
+                policy_length=assembled.policy_length,
                 finish_reason="length" if assembled.finish == Finish.LENGTH else "stop",
                 lineage=assembled.lineage,
                 reward=response / 4,
@@ -108,8 +109,8 @@ def commit(store: ObjectStore, plan: PlanRecord) -> None:
         weight_version=plan.iteration + 1,
         next_prompt=0,
         metrics={"reward": 0.375},
-        rewards=tuple(response.reward for response in graded),
-        lengths=tuple(response.length for response in graded),
+        rewards=tuple(response.reward for response in graded if response.reward is not None),
+        lengths=tuple(response.policy_length for response in graded if response.reward is not None),
         lives=(),
         train_started_at_s=0,
         train_ended_at_s=0,

@@ -8,6 +8,7 @@ from tasks.configuration.run_config import RunConfig
 from tasks.preparing.evaluation import prepare
 from tasks.sampling.session.member import generate_slot
 from tests.small_run import (
+    OWN_REWARD,
     commit_iteration,
     config,
     everything,
@@ -32,7 +33,7 @@ EVALUATION = {
 def trained_run(model: Path) -> dict[str, bytes]:
     """The objects of a run whose first iteration is committed."""
     store = memory_store("evaluate")
-    plan_iteration(config(URL, model))
+    plan_iteration(config(URL, model, rewards=OWN_REWARD))
     roll_out(URL, 0)
     train_iteration(URL, 0)
     commit_iteration(URL, 0)

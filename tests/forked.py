@@ -94,10 +94,10 @@ class ForkedScript(ForkedProcess):
 
 
 class ForkedWorker(ForkedProcess):
-    """The worker process of a reward, as tasks.grading.isolation drives it."""
+    """The worker process of a reward, in place of what resources.user_process starts."""
 
-    def __init__(self) -> None:
-        super().__init__(["tasks.grading.worker"], (0, 1), _REWARD_MODEL)
+    def __init__(self, module: str) -> None:
+        super().__init__([module], (0, 1), _REWARD_MODEL)
         self.stdin, self.stdout = self.streams[0], self.streams[1]
         for stream in self.streams.values():
             os.set_blocking(stream.fileno(), False)

@@ -21,7 +21,7 @@ from storage.forecast_records import ForecastInput, ForecastRecord, SetupForecas
 from storage.framing import trailer_digest
 from storage.length_tables import LengthTable, empty_table, encode_lengths
 from storage.memory import MemoryStore, NestedStore
-from storage.phase_failure import PhaseFailureRecord
+from storage.phase_failure import NonFiniteRecord, PhaseFailureRecord
 from storage.planning_records import DecisionRecord, LengthsRecord, PoolObservation, SeedingRecord
 from storage.prompt_table import PromptRow, encode_prompts
 from storage.records import (
@@ -31,7 +31,6 @@ from storage.records import (
     ClosedRecord,
     GradedResponse,
     LeaseRecord,
-    NonFiniteRecord,
     PlanRecord,
     ReportRecord,
     RunRecord,
@@ -65,13 +64,20 @@ GRADED = (
     GradedResponse(
         response=0,
         length=5,
+        policy_length=5,
         finish_reason="stop",
         lineage=SPANS,
         reward=0.5,
         rewards={"math": 0.5, "style": None},
     ),
     GradedResponse(
-        response=1, length=2, finish_reason="length", lineage=SPANS[1:], reward=0.25, rewards={"math": 0.25}
+        response=1,
+        length=2,
+        policy_length=2,
+        finish_reason="length",
+        lineage=SPANS[1:],
+        reward=0.25,
+        rewards={"math": 0.25},
     ),
 )
 LIFE = SlotLife(
@@ -98,7 +104,7 @@ POOL = PoolObservation(
 )
 PROMPTS = [
     PromptRow("a", (1, 2, 3), "1+1=", {"answer": "2"}),
-    PromptRow("b", (4,), [{"role": "user", "content": "hi \u00fc"}], {}),
+    PromptRow("b", (4,), [{"role": "user", "content": "hi \u00fc look"}], {}, " look"),
 ]
 PROMPT_TABLE = encode_prompts(PROMPTS)
 # Two prompts with two responses each; one slot of the crew and one of the trainer.
@@ -184,7 +190,10 @@ def responses() -> list[Response]:
             reward=graded.reward,
             rewards=graded.rewards,
             weight_version=0,
-            spans=len(graded.lineage),
+            spans=tuple(
+                sum(len(row.token_ids) for row in rows[graded.response] if row.epoch == span.epoch)
+                for span in graded.lineage
+            ),
             origins=(graded.length,),
             events=(),
         )
@@ -219,7 +228,7 @@ def of_the_run() -> dict[str, records.AnyRecord]:
             digest="0" * 32,
             settings=settings,
             metrics={"val/reward": 0.5},
-            prompts=(EvaluatedPrompt(prompt_id="a", correct=1, clipped=0, reward=0.5, length=5.0),),
+            prompts=(EvaluatedPrompt(prompt_id="a", graded=1, correct=1, clipped=0, reward=0.5, length=5.0),),
             created_at_s=15.0,
             **NONCE,
         ),

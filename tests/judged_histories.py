@@ -13,9 +13,11 @@ from simulation.simulated_history import History, draw_history
 DEFAULT_SEEDS = range(400)
 
 
-def drawn(wanted: Callable[[History], bool] = lambda _: True, *, iterations: int = 1) -> Iterator[History]:
-    """The default histories of so many iterations that have what is wanted."""
-    histories = (draw_history(seed) for seed in DEFAULT_SEEDS)
+def drawn(
+    wanted: Callable[[History], bool] = lambda _: True, *, iterations: int = 1, seeds: Iterable[int] = DEFAULT_SEEDS
+) -> Iterator[History]:
+    """The histories of so many iterations that have what is wanted."""
+    histories = (draw_history(seed) for seed in seeds)
     return (history for history in histories if history.iterations == iterations and wanted(history))
 
 

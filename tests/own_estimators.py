@@ -14,6 +14,10 @@ def batch_baseline(rewards: Tensor) -> Tensor:
     return rewards - rewards.mean()
 
 
+def counted_baseline(rewards: Tensor, counted: Tensor | None) -> Tensor:
+    return rewards - (rewards if counted is None else rewards[counted]).mean()
+
+
 def per_token_of_the_group(rewards: Tensor, lengths: Tensor, power: float = 1.0) -> Tensor:
     return rewards / lengths.sum(dim=1, keepdim=True) ** power
 

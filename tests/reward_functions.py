@@ -26,3 +26,9 @@ def no_multiples_of_three(completion_ids: list[list[int]], **_columns: Any) -> l
 def only_even_length(completion_ids: list[list[int]], **_columns: Any) -> list[float | None]:
     """1 for completions of even length, and no opinion on others."""
     return [1.0 if len(ids) % 2 == 0 else None for ids in completion_ids]
+
+
+def messages_seen(solution_str: str, extra_info: dict[str, object]) -> float:
+    messages = extra_info.get("messages", [])
+    assert isinstance(messages, list)
+    return float(len(messages))

@@ -139,6 +139,7 @@ def a_session(
     engine_restarts_max=0,
     plan=None,
     step_time_s=lambda _: 1.0,
+    environments=None,
     **settings,
 ):
     clock, plan = clock or ManualClock(), plan or a_plan()
@@ -158,7 +159,17 @@ def a_session(
         }
     )
     kind = Session if in_threads else InTurns
-    return kind(store, plan, prompts=PROMPTS, engine=engine, load=load, config=config, clock=clock, notice=notice)
+    return kind(
+        store,
+        plan,
+        prompts=PROMPTS,
+        engine=engine,
+        load=load,
+        config=config,
+        clock=clock,
+        notice=notice,
+        environments=environments,
+    )
 
 
 def side_by_side(*sessions):

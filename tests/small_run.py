@@ -19,6 +19,10 @@ from tasks.sampling.session.member import generate_slot
 from tests.tiny_model import save_tiny_model, tiny_config, tiny_model
 
 EXECUTION = "test"
+# The shorter, the better, graded in this process. A function of the user's own has a process, whose start takes as long
+# as a whole step does with a model this small.
+SHORTER: list[dict[str, Any]] = [{"function": "length", "free_tokens": 0, "scale_tokens": 40}]
+OWN_REWARD: list[dict[str, Any]] = [{"function": "tests.reward_functions:even_length"}]
 # For runs whose responses are not graded: another function has a process, which each plan starts to check it.
 NEVER_GRADED: list[dict[str, Any]] = [{"function": "arithmetic"}]
 PRICES_USD_PER_H = {"rollout": 1.0, "train": 10.0}
@@ -32,8 +36,9 @@ class Unreachable(MemoryStore):
 
 
 def model_directory(directory: Path) -> Path:
-    """A random Qwen2 of 50 thousand parameters with its tokenizer, as a user's model directory."""
-    return save_tiny_model(directory, tiny_model(tiny_config(hidden_size=32, intermediate_size=48)))
+    """A random Qwen2 of one layer with its tokenizer, as a user's model directory."""
+    config = tiny_config(hidden_size=32, intermediate_size=48, num_hidden_layers=1)
+    return save_tiny_model(directory, tiny_model(config))
 
 
 def document(url: str, model: Path, **sections: Any) -> dict[str, Any]:
@@ -42,7 +47,7 @@ def document(url: str, model: Path, **sections: Any) -> dict[str, Any]:
         "run": {"url": url, "seed": 3, "num_prompts_per_step": 4, "num_generations": 3},
         "policy": {"path": str(model)},
         "data": {"source": "arithmetic", "size": 10},
-        "rewards": [{"function": "tests.reward_functions:even_length"}],
+        "rewards": SHORTER,
         "sampling": {"max_completion_length": 40},
         "rollout": {
             "engine": "scripted",

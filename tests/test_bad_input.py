@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from resources import user_process
 from resources.prices import UnknownMachine
 from storage import layout
 from storage.clock import ManualClock
@@ -18,7 +19,6 @@ from storage.connect import connect
 from storage.memory import MemoryStore
 from storage.store import ConflictingRecord, CorruptObject, StoreDenied, StoreUnfit
 from tasks.configuration.run_config import ConfigError
-from tasks.grading import isolation
 from tasks.grading.reward import GradingError
 from tasks.learning.pretrained import ModelError
 from tasks.preparing.iteration import prepare
@@ -151,7 +151,7 @@ def test_an_advantage_estimator_that_cannot_be_used(model, store):
 
 @pytest.mark.slow
 def test_a_reward_model_that_gives_no_reward(model, store, monkeypatch):
-    monkeypatch.setattr(isolation, "_start_child", ForkedWorker)
+    monkeypatch.setattr(user_process, "start", ForkedWorker)
     judge = {"function": "reward_model", "name": "judge", "model": str(model)}
     reason = r"^reward 'judge': model: value '.*' lacks the weights score\.weight, with which it would give a reward; "
     refused(GradingError, reason, config(URL, model, rewards=[judge | {"label": 0}]))

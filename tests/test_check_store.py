@@ -67,7 +67,7 @@ def test_json_is_one_object(memory, kind, code):
     [
         (),
         ("a.yaml", "--store", "memory://x"),
-        ("a.yaml", "--json"),
+        ("a.yaml", "--json", "--resolved"),
         ("--store", "memory://x", "--resolved"),
         ("--store", "memory://x", "--files"),
     ],

@@ -53,3 +53,14 @@ def test_botocore_is_held_to_what_its_user_asks_for():
 def test_pre_commit_runs_the_formatter_and_linter_of_make_check():
     text = (ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8")
     assert re.findall(r"rev: v(\S+)", text) == [str(constrained()["ruff"])]
+
+
+def test_the_packages_for_cuda_are_pinned_to_the_cuda_that_the_guide_names():
+    pinned = constrained()
+    families = [name for name in pinned if name.startswith(("nvidia-", "cuda-"))]
+    assert {"cuda-toolkit", "nvidia-cublas", "nvidia-cudnn-cu13", "nvidia-nccl-cu13"} <= set(families)
+    assert {"triton", "flashinfer-python", "torchvision"} <= pinned.keys()
+    toolkit, torch = pinned["cuda-toolkit"], pinned["torch"]
+    guide = (ROOT / "docs" / "guide" / "install.md").read_text(encoding="utf-8")
+    assert f"torch {torch} from PyPI is built for CUDA {toolkit.major}.{toolkit.minor}" in guide
+    assert {name[-2:] for name in families if re.search(r"-cu1\d$", name)} <= {str(toolkit.major), "12"}

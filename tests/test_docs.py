@@ -23,6 +23,7 @@ import gleaner
 from examples.warm_start import build_model, build_tokenizer
 from resources.pools import PoolConfig
 from resources.prices import price_table
+from resources.quantities import quantity_text
 from storage.clock import SystemClock
 from storage.connect import connect
 from storage.records import ReportRecord
@@ -40,6 +41,7 @@ from tasks.preparing.iteration import prepare
 from tasks.prompts.loading import load_prompts
 from tasks.reporting.conclusion import conclude_iteration
 from tasks.sampling.session.member import generate_slot
+from tests.turn_journals import turns_metrics
 
 ROOT = Path(__file__).parents[1]
 GUIDE = ROOT / "docs" / "guide"
@@ -153,10 +155,7 @@ def sections() -> dict[str, type]:
 
     def walk(kind: type, path: str) -> Iterator[tuple[str, type]]:
         for name, hint in typing.get_type_hints(kind).items():
-            inner = next(
-                (a for a in (hint, *typing.get_args(hint)) if isinstance(a, type) and dataclasses.is_dataclass(a)), None
-            )
-            if inner is not None:
+            for inner in filter(dataclasses.is_dataclass, (hint, *typing.get_args(hint))):
                 yield f"{path}{name}", inner
                 yield from walk(inner, f"{path}{name}.")
 
@@ -200,7 +199,8 @@ def _type_and_range(hint: typing.Any) -> tuple[str, str]:
             _bounds(notes)
         )
     if typing.get_origin(kind) is typing.Literal:
-        return "name", ", ".join(f"`{value}`" for value in typing.get_args(kind))
+        values = [value if isinstance(value, str) else json.dumps(value) for value in typing.get_args(kind)]
+        return "name", ", ".join(f"`{value}`" for value in values)
     return NAMES[_plain(kind)], ", ".join(_bounds(notes))
 
 
@@ -209,10 +209,10 @@ def _plain(kind: typing.Any) -> typing.Any:
 
 
 def _bounds(notes: list[FieldInfo]) -> Iterator[str]:
-    for note in (item for info in notes for item in info.metadata):
+    for note in (item for info in notes for item in getattr(info, "metadata", [info])):
         if isinstance(note, annotated_types.MinLen):
             yield "not empty"
-        elif getattr(note, "pattern", None):
+        elif getattr(note, "func", None) is quantity_text:
             yield "a Kubernetes quantity"
         for attribute, sign in (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<")):
             if hasattr(note, attribute):
@@ -311,7 +311,7 @@ def report(model: Path, algorithm: str) -> ReportRecord:
 @pytest.mark.slow
 def test_every_metric_of_a_report_is_documented_and_no_other(model: Path) -> None:
     documented = re.findall(r"^\| `([\w/<>]+)` \|", (GUIDE / "metrics.md").read_text(encoding="utf-8"), re.MULTILINE)
-    found = {name for algorithm in ALGORITHMS for name in report(model, algorithm).metrics}
+    found = {name for algorithm in ALGORITHMS for name in report(model, algorithm).metrics} | turns_metrics().keys()
     emitted = {re.sub(r"^rewards/\w+/", "rewards/<function>/", name) for name in found}
     emitted = {re.sub(r"^lengths/\w+/", "lengths/<predictor>/", name) for name in emitted}
     assert len(emitted) > 45

@@ -1,5 +1,6 @@
 """The command line as a user meets it; runs are made in this process."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -8,12 +9,14 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from gleaner import COLUMNS, main, table
+from gleaner import main
 from storage import layout
 from storage.connect import connect
+from storage.package_version import VERSION
 from storage.records import ReportRecord
 from storage.run import read_report
 from tasks.configuration.run_config import load, parse
+from tasks.viewing.run_status import COLUMNS, table
 from tests.committed_runs import begin
 from tests.small_run import (
     commit_iteration,
@@ -112,7 +115,7 @@ def test_resolved_is_the_whole_configuration_and_reads_back(write):
         ({"rewards": [{"function": "tests.reward_functions:nobody"}]}, "reward 'tests.reward_functions:nobody': "),
         (
             {"algorithm": {"advantage_estimator": "tests.own_estimators:missing"}},
-            "algorithm.advantage_estimator: value 'tests.own_estimators:missing'; allowed: a function f(rewards) or",
+            "algorithm.advantage_estimator: value 'tests.own_estimators:missing'; allowed: a function of rewards",
         ),
     ],
 )
@@ -129,6 +132,19 @@ def test_status_of_a_run_without_a_committed_iteration(model, tmp_path):
     assert not (tmp_path / "run").exists()
     plan_iteration(config(url, model))
     assert gleaner("status", url).stdout == f"{url} holds no committed iteration yet\n"
+
+
+def test_the_version_is_told():
+    assert gleaner("--version").stdout == f"gleaner {VERSION}\n"
+
+
+def test_check_as_json_is_the_whole_configuration(write):
+    file = write()
+    found = json.loads(gleaner("check", file, "--json").stdout)
+    assert (found["config"], found["looked_at"]) == (str(file), [])
+    assert parse(found["settings"]) == load(file)
+    [line] = refused(gleaner("check", file, "--json", "--resolved"))
+    assert line.startswith("gleaner: check: allowed: CONFIG [--resolved | --json] [--files]")
 
 
 @pytest.mark.slow
@@ -152,6 +168,11 @@ def test_status_shows_the_history_of_a_run(model, tmp_path):
             f"{metrics['completions/max_length']:.0f}",
             f"{metrics['num_tokens']:.0f}",
         ]
+    found = json.loads(gleaner("status", url, "--json").stdout)
+    assert [each["metrics"] for each in found["iterations"]] == [
+        read_report(connect(url), iteration).metrics for iteration in range(2)
+    ]
+    assert (found["run_url"], found["evaluations"], found["stopped"]) == (url, [], None)
     assert "nan" not in result.stdout
     [titles] = [line for line in result.stdout.splitlines() if "reward" in line]
     assert "regenerated" in titles

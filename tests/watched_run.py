@@ -93,7 +93,13 @@ def record_batch(store: ObjectStore, number: int, groups: Sequence[int]) -> None
     """A micro-batch of whole groups, all of whose responses have 3 tokens."""
     graded = tuple(
         GradedResponse(
-            response=response, length=3, finish_reason="stop", lineage=(), reward=0.0, rewards={"reward": 0.0}
+            response=response,
+            length=3,
+            policy_length=3,
+            finish_reason="stop",
+            lineage=(),
+            reward=0.0,
+            rewards={"reward": 0.0},
         )
         for group in groups
         for response in (2 * group, 2 * group + 1)

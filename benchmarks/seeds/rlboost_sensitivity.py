@@ -7,8 +7,9 @@ from benchmarks.seeds.arms import Arm, Outcomes, colocated, with_pool, with_work
 from benchmarks.seeds.findings import Finding
 from benchmarks.seeds.rlboost import MODELS, PAPER, SEGMENT_S, fixed, on_trace
 from resources.accelerators import accelerator
+from resources.model_size import ModelSize
 from resources.spot_trace import PROCESSES
-from tasks.forecasting.engine_estimate import Device, ModelSize, bandwidth_reached, step_points
+from tasks.forecasting.engine_estimate import Device, bandwidth_reached, step_points
 from tasks.forecasting.scenario import AvailabilityScenario, Scenario
 
 # Responses in flight that RLBoost's own figures did not choose.

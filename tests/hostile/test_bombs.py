@@ -135,12 +135,14 @@ TABLES: dict[str, dict[str, list[object]]] = {
         "token_ids": [[1]],
         "prompt": ['"' + "a" * (65 << 20) + '"'],
         "columns": ["{}"],
+        "opening": [None],
     },
     "many equal prompts": {
         "prompt_id": ["a"] * 70_000,
         "token_ids": [[1]] * 70_000,
         "prompt": ['"' + "a" * 1000 + '"'] * 70_000,
         "columns": ["{}"] * 70_000,
+        "opening": [None] * 70_000,
     },
 }
 
@@ -158,6 +160,7 @@ def test_a_table_that_unpacks_to_much_is_refused_before_it_is_unpacked(name: str
 @pytest.mark.parametrize("text", ["[" * 99_999, '"'])
 def test_a_prompt_that_is_no_json_is_refused(text: str):
     columns: dict[str, list[object]] = {"prompt_id": ["a"], "token_ids": [[1]], "prompt": [text], "columns": ["{}"]}
+    columns["opening"] = [None]
     with pytest.raises(CorruptObject, match="'a-key' is corrupt: a prompt or its columns are no JSON"):
         decode_prompts("a-key", compressed(columns))
 

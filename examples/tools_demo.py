@@ -1,0 +1,253 @@
+"""`make demo-tools`: trains a tiny policy to use a tool, kills two slots in one iteration, repeats no answered call.
+
+The demo makes the policy (a short supervised warm start, kept for the next time) and trains it twice by `pyflyte run`.
+The first run is undisturbed and ends with the iteration that is compared. In that iteration of the second run, one
+slot is killed while it decodes, the other one inside a call of the tool that sleeps. All trajectories of the iteration
+must be equal in both runs, and the tool's own ledger must show that no answered call was made again.
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from examples.call_ledger import Audit, CallLedger, LedgerRow, audited
+from examples.hidden_sums import LEDGER, dataset_rows
+from examples.tools_warm_start import warm_start
+from examples.warm_start import WarmStart
+from storage import layout
+from storage.assembly import JournalReader
+from storage.compaction import read_responses
+from storage.connect import connect
+from storage.liveness import read_heartbeat
+from storage.records import AliveRecord
+from storage.responses import Response
+from storage.run import exists, next_iteration, read_plan, reports
+from storage.store import ObjectStore
+from storage.turns import TurnRecord, decode_turn
+from tasks.viewing.run_status import table
+
+ROOT = Path(__file__).resolve().parent.parent
+CONFIG = ROOT / "examples" / "tools_demo.yaml"
+ITERATIONS = 7
+ITERATION_KILLED = 1
+# Enough to know the form, and to leave something to learn.
+WARM_START = WarmStart(steps=400, batch=32)
+DECODING_SLOT, SLEEPING_SLOT = 1, 0
+# The call ends by itself only if its member could not be killed in time.
+SLEEP_S = 45.0
+STEPS = 128
+POLL_INTERVAL_S = 0.05
+END_TIME_LIMIT_S = 60.0
+console = Console(width=None if sys.stdout.isatty() else 120)
+
+
+@dataclass
+class Kills:
+    """The two kills. interrupted: the call that slept; killed: the slots, with how each died."""
+
+    store: ObjectStore
+    ledger: CallLedger
+    interrupted: str | None = None
+    killed: dict[int, str] = field(default_factory=dict)
+    ordered: bool = False
+
+    def attempt(self) -> None:
+        """Kill what has come to the point at which it is to die."""
+        if next_iteration(self.store) != ITERATION_KILLED or not exists(self.store, layout.plan(ITERATION_KILLED)):
+            return
+        if not self.ordered:
+            response = read_plan(self.store, ITERATION_KILLED).responses_of(SLEEPING_SLOT)[0]
+            self.ledger.order_sleep(ITERATION_KILLED, response, SLEEP_S)
+            self.ordered = True
+        working = [alive for alive in self._alive() if alive.state == "working"]
+        if DECODING_SLOT not in self.killed:
+            self._kill(
+                [alive for alive in working if alive.slot == DECODING_SLOT and self._journals(alive)], "decoding"
+            )
+        if SLEEPING_SLOT not in self.killed:
+            self._kill([alive for alive in working if self._only_sleeps(alive)], "inside a call")
+
+    def _alive(self) -> list[AliveRecord]:
+        keys = self.store.list(layout.alive_all(ITERATION_KILLED))
+        return [alive for key in keys if (alive := read_heartbeat(self.store, key)) is not None]
+
+    def _journals(self, alive: AliveRecord) -> bool:
+        return exists(self.store, layout.shard(ITERATION_KILLED, alive.incarnation, 0))
+
+    def _only_sleeps(self, alive: AliveRecord) -> bool:
+        """Whether the member waits for the sleeping call, and the answers to all of its others are in the journal."""
+        if alive.slot != SLEEPING_SLOT:
+            return False
+        mine = [row for row in self.ledger.rows(ITERATION_KILLED) if parent_of(row.process) == alive.pid]
+        asleep = [row for row in mine if not row.ended]
+        if len(asleep) != 1 or asleep[0].response != self._sleeper():
+            return False
+        if {row.call_id for row in mine} - self._answered() != {asleep[0].call_id}:
+            return False
+        self.interrupted = asleep[0].call_id
+        return True
+
+    def _sleeper(self) -> int:
+        return int(read_plan(self.store, ITERATION_KILLED).responses_of(SLEEPING_SLOT)[0])
+
+    def _answered(self) -> set[str]:
+        """The ids of the calls whose answers are in the journal."""
+        plan = read_plan(self.store, ITERATION_KILLED)
+        reader = JournalReader(self.store, plan)
+        reader.refresh()
+        events = [event for r in range(plan.num_responses) for event in reader.assemble(r).events]
+        return {call.call_id for event in events for call in decode_turn(event).calls}
+
+    def _kill(self, members: list[AliveRecord], how: str) -> None:
+        for alive in members[:1]:
+            os.kill(alive.pid, signal.SIGKILL)
+            self.killed[alive.slot] = how
+            console.print(f"iteration {ITERATION_KILLED}: SIGKILL to slot {alive.slot} (process {alive.pid}), {how}")
+
+
+def parent_of(process: int) -> int | None:
+    """The parent of a process of this machine; None if the process has ended."""
+    try:
+        lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    except OSError:
+        return None
+    return int(next(line.split()[1] for line in lines if line.startswith("PPid:")))
+
+
+def write_settings(path: Path, run: Path, model: Path, data: Path) -> None:
+    """Write examples/tools_demo.yaml for this run, model and dataset."""
+    settings: dict[str, Any] = yaml.safe_load(CONFIG.read_text())
+    settings["run"]["url"], settings["policy"]["path"], settings["data"]["source"] = str(run), str(model), str(data)
+    path.write_text(yaml.safe_dump(settings, sort_keys=False))
+
+
+def train(config: Path, iterations: int, log: Path, environment: Mapping[str, str], watch: Callable[[], None]) -> None:
+    """Run the workflow as a user does, and call `watch` again and again; exits if the workflow fails."""
+    command = [
+        str(Path(sys.executable).parent / "pyflyte"),
+        *("--config", str(ROOT / "flyte.config"), "run", str(ROOT / "workflows" / "training.py"), "training"),
+        *("--config", str(config), "--count", str(iterations)),
+    ]
+    console.print("$ " + " ".join(["pyflyte", *command[1:]]).replace(f"{ROOT}/", ""))
+    with log.open("wb") as output:
+        child = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, cwd=ROOT, env={**os.environ, **environment}
+        )
+        try:
+            while child.poll() is None:
+                watch()
+                time.sleep(POLL_INTERVAL_S)
+        finally:
+            if child.poll() is None:
+                child.terminate()
+                child.wait(END_TIME_LIMIT_S)
+    if child.returncode:
+        console.print(log.read_text(errors="replace")[-4000:])
+        sys.exit(f"the workflow failed with exit code {child.returncode}; its log is {log}")
+
+
+def equal(kept: Response, undisturbed: Response) -> bool:
+    """Whether two trajectories have the same tokens, by whom they were written, their end, and their rewards."""
+    return np.array_equal(kept.token_ids, undisturbed.token_ids) and (kept.origins, kept.finish, kept.rewards) == (
+        undisturbed.origins,
+        undisturbed.finish,
+        undisturbed.rewards,
+    )
+
+
+def turns_of(responses: list[Response]) -> list[TurnRecord]:
+    return [decode_turn(event) for response in responses for event in response.events]
+
+
+def report(kills: Kills, rows: list[LedgerRow], kept: list[Response], undisturbed: list[Response]) -> bool:
+    """Print the comparison and what the ledger says; whether all is as promised."""
+    audit = audited(rows, turns_of(kept))
+    same = sum(map(equal, kept, undisturbed)) if len(kept) == len(undisturbed) else 0
+    console.print(_table(audit))
+    console.print(
+        f"iteration {ITERATION_KILLED}, {len(kills.killed)} slots killed: {same} of {len(kept)} trajectories equal to "
+        "the undisturbed run's"
+    )
+    if set(kills.killed) != {DECODING_SLOT, SLEEPING_SLOT} or kills.interrupted is None:
+        console.print("not both slots could be killed in time; run the demo again")
+        return False
+    [slept] = [row for row in rows if row.call_id == kills.interrupted]
+    console.print(
+        f"the call in which a slot was killed: begun {slept.begun} times under one call_id, ended {slept.ended} times"
+    )
+    return same == len(kept) > 0 and audit.holds({kills.interrupted}) and (slept.begun, slept.ended) == (2, 1)
+
+
+def _table(audit: Audit) -> Table:
+    grid = Table("turns", "tool calls", "answered calls repeated", "unknown", "of these made again", "diverged")
+    counts = (audit.calls, len(audit.repeated), len(audit.unknown), len(audit.again), audit.diverged)
+    grid.add_row(str(audit.turns), *map(str, counts))
+    return grid
+
+
+def rewards_rose(store: ObjectStore) -> bool:
+    """Print the table of iterations; whether the mean reward of the last three exceeds that of the first three."""
+    history = reports(store)
+    console.print(table(history))
+    rewards = [item.metrics["reward"] for item in history]
+    first, last = sum(rewards[:3]) / len(rewards[:3]), sum(rewards[-3:]) / len(rewards[-3:])
+    console.print(f"mean reward: {first:.3f} in the first three iterations, {last:.3f} in the last three")
+    return last > first
+
+
+def make_inputs(model: Path, data: Path) -> None:
+    """Make the warm-started policy and the dataset, unless an earlier demo has made them."""
+    if not model.exists():
+        with console.status("warm start") as shown:
+            steps = WARM_START.steps
+            warm_start(model, WARM_START, lambda step, _: shown.update(f"warm start: step {step} of {steps}"))
+    rows = [json.dumps(row) for row in dataset_rows(random.Random(11), STEPS)]
+    data.write_text("".join(f"{row}\n" for row in rows))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Train a tiny policy to use a tool, and kill it on the way.")
+    parser.add_argument("--iterations", type=int, default=ITERATIONS)
+    parser.add_argument("--directory", type=Path, default=ROOT / "runs")
+    arguments = parser.parse_args()
+    started_s = time.monotonic()
+    directory: Path = arguments.directory.resolve()
+    directory.mkdir(parents=True, exist_ok=True)
+    model, data = directory / "demo-tools-model", directory / "hidden_sums.jsonl"
+    make_inputs(model, data)
+    folder = Path(tempfile.mkdtemp(prefix=time.strftime("demo-tools-%Y%m%d-%H%M%S-"), dir=directory))
+    calm, struck = folder / "undisturbed", folder / "killed"
+    for run in (calm, struck):
+        write_settings(run.with_suffix(".yaml"), run, model, data)
+    train(calm.with_suffix(".yaml"), ITERATION_KILLED + 1, calm.with_suffix(".log"), {}, lambda: None)
+    kills = Kills(connect(str(struck)), CallLedger(folder / "ledger.sqlite"))
+    noted = {LEDGER: str(folder / "ledger.sqlite")}
+    train(struck.with_suffix(".yaml"), arguments.iterations, struck.with_suffix(".log"), noted, kills.attempt)
+    rose = rewards_rose(kills.store)
+    kept, undisturbed = (list(read_responses(connect(str(run)), ITERATION_KILLED)) for run in (struck, calm))
+    passed = report(kills, kills.ledger.rows(ITERATION_KILLED), kept, undisturbed) and rose
+    console.print(f"run directory: {struck}\nledger: {folder / 'ledger.sqlite'}")
+    console.print(f"{'all good' if passed else 'NOT as promised'}, {time.monotonic() - started_s:.0f} s")
+    sys.exit(not passed)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,137 @@
+"""What docs/guide/platform.md and docs/guide/pods.md tell a cluster, against what the code asks for and accepts."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from resources.kubernetes_fields import check_affinity, check_subdomain, check_tolerations
+from resources.labels import is_spot_label
+from resources.pools import PoolConfig, PoolsConfig
+from resources.quantities import amount
+from tasks.configuration.run_config import load, parse
+from tasks.configuration.trainer import TrainerConfig
+from tasks.local_map import SYSTEM_RETRIES
+from tests.workflows.test_iteration import CONFIG, job
+from workflows.compiled_size import FLYTE_BYTES_MAX
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs/guide/platform.md").read_text(encoding="utf-8")
+# The right that a request of S3 needs, by the S3 user guide.
+RIGHTS = {
+    "put_object": "s3:PutObject",
+    "get_object": "s3:GetObject",
+    "delete_object": "s3:DeleteObject",
+    "list_objects_v2": "s3:ListBucket",
+}
+
+
+def block(mark: str) -> str:
+    [body] = re.findall(rf"^<!-- {mark} -->\n```\w+\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
+    return body
+
+
+INLINE = yaml.safe_load(block("helm values"))["configuration"]["inline"]
+KUBERNETES = INLINE["plugins"]["k8s"]
+
+
+def all_pools(pools: PoolsConfig) -> list[PoolConfig]:
+    return [*pools.rollout_pools.values(), pools.train, pools.control]
+
+
+@pytest.mark.parametrize("example", sorted(path.name for path in ROOT.glob("examples/*.yaml")))
+def test_the_limits_hold_the_pools_of_every_example(example):
+    limits = INLINE["task_resources"]["limits"]
+    for pool in all_pools(load(ROOT / "examples" / example).pools):
+        assert amount(pool.cpu) <= amount(limits["cpu"])
+        assert amount(pool.memory) <= amount(limits["memory"])
+        assert pool.gpus <= int(limits["gpu"])
+
+
+def test_flytes_own_limits_would_cap_the_default_pools():
+    """Why the page asks for others."""
+    [row] = re.findall(r"^\| `task_resources.limits` \| cpu (\S+), memory (\S+), gpu 1 \|", PAGE, flags=re.MULTILINE)
+    assert amount(PoolConfig().cpu) > amount(row[0])
+    assert amount(PoolConfig().memory) > amount(row[1])
+
+
+def test_lost_machines_are_counted_as_the_code_counts_on():
+    counted = INLINE["propeller"]["node-config"]
+    assert counted == {"max-node-retries-system-failures": SYSTEM_RETRIES, "interruptible-failure-threshold": -1}
+    assert f"| `propeller.node-config.max-node-retries-system-failures` | {SYSTEM_RETRIES} |" in PAGE
+
+
+def test_flyte_reads_and_keeps_the_longest_workflow_that_the_code_allows():
+    megabytes = FLYTE_BYTES_MAX >> 20
+    assert INLINE["storage"]["limits"]["maxDownloadMBs"] >= megabytes
+    assert INLINE["storage"]["cache"]["max_size_mbs"] in {0, 1024 * megabytes}
+    assert f"| `maxDownloadMBs` among the limits of the storage | {megabytes} |" in PAGE
+
+
+def test_pods_may_wait_at_least_as_long_as_the_trainer_does():
+    hours = int(KUBERNETES["pod-pending-timeout"].removesuffix("h"))
+    assert hours * 3600 >= TrainerConfig().group_timeout_s
+    assert hours * 3600 >= parse(CONFIG).run.lease_ttl_s
+
+
+def test_interruptible_pods_go_to_spot_machines_and_others_do_not():
+    check_tolerations("interruptible-tolerations", KUBERNETES["interruptible-tolerations"])
+    spot = KUBERNETES["interruptible-node-selector-requirement"]
+    other = KUBERNETES["non-interruptible-node-selector-requirement"]
+    for requirement in (spot, other):
+        terms = {"nodeSelectorTerms": [{"matchExpressions": [requirement]}]}
+        check_affinity("", {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}})
+    assert (spot["operator"], other["operator"]) == ("In", "NotIn")
+    assert spot["values"] == other["values"]
+    assert is_spot_label(spot["key"], spot["values"][0])
+
+
+@pytest.mark.parametrize("trainer", [{}, {"nproc_per_node": 2}, {"nnodes": 2}])
+def test_every_kind_of_task_has_a_plugin(trainer):
+    plugins = INLINE["tasks"]["task-plugins"]
+    kinds = {task.type for task in job(1, CONFIG | {"trainer": trainer}).tasks}
+    assert kinds <= plugins["default-for-task-types"].keys()
+    assert set(plugins["default-for-task-types"].values()) == set(plugins["enabled-plugins"])
+
+
+def requests_of(source: str) -> set[str]:
+    """The requests of S3 that a source makes."""
+    return set(re.findall(r"""ask\(\s*"(\w+)\"""", source))
+
+
+def test_the_policy_allows_what_the_store_calls_and_nothing_else():
+    called = requests_of((ROOT / "storage/s3.py").read_text(encoding="utf-8"))
+    assert called == RIGHTS.keys()
+    objects, bucket = json.loads(block("iam policy"))["Statement"]
+    assert {*objects["Action"], bucket["Action"]} == {RIGHTS[request] for request in called}
+    assert bucket["Action"] == "s3:ListBucket"
+    assert objects["Resource"].startswith(f"{bucket['Resource']}/")
+    assert {objects["Effect"], bucket["Effect"]} == {"Allow"}
+
+
+def test_a_request_that_the_policy_does_not_know_is_found():
+    assert requests_of('s3.ask("copy_object", request)\ns3.ask(\n "put_object")') == {"copy_object", "put_object"}
+
+
+def test_the_service_account_can_be_the_one_of_a_pool():
+    account = yaml.safe_load(block("service account"))
+    assert (account["apiVersion"], account["kind"]) == ("v1", "ServiceAccount")
+    name = account["metadata"]["name"]
+    check_subdomain("name", name)
+    assert PoolConfig(service_account=name).service_account == name
+    assert f"`--service-account {name}`" in PAGE
+
+
+PODS = re.findall(
+    r"^```yaml\n(.*?)^```", (ROOT / "docs/guide/pods.md").read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+)
+
+
+def test_the_fragments_on_the_page_about_pods_are_valid():
+    assert len(PODS) >= 6
+    pools = [parse(CONFIG | yaml.safe_load(fragment)).pools for fragment in PODS]
+    said = {name for each in pools for pool in all_pools(each) for name, value in vars(pool).items() if value}
+    fields = {"labels", "annotations", "queue", "priority_class", "env", "secrets", "volumes", "mounts", "tolerations"}
+    assert fields | {"affinity"} <= said
