@@ -17,7 +17,8 @@ from tests.vllm_engines import MISSING, WHY_NOT, vllm_tiny_config
 
 pytestmark = pytest.mark.skipif(MISSING, reason=WHY_NOT)
 URL = "memory://vllm-export"
-PROMPTS = [[1, 5, 9, 20, 7], [1, 30, 31, 8]]
+# Several, because greedy decoding soon repeats itself: each adds tokens of its own.
+PROMPTS = [[1, 5 + 7 * number, 9 + 5 * number, 20 + number, 7] for number in range(12)]
 TOKENS = 24
 # In a process of its own: an engine that ends takes vLLM's global state from those of other tests.
 SCRIPT = """
