@@ -58,7 +58,7 @@ def make_run(folder: Path, model: Path, prompts: int, environment: str | None, l
     rng = random.Random(5)
     folder.parent.mkdir(parents=True, exist_ok=True)
     data = folder.with_suffix(".jsonl")
-    data.write_text("".join(json.dumps(row) + "\n" for row in islice(dataset_rows(rng, prompts), prompts)))
+    data.write_text("".join(json.dumps(row) + "\n" for row in islice(dataset_rows(rng), prompts)))
     document: dict[str, Any] = {
         "run": {
             "url": str(folder),

@@ -8,7 +8,6 @@ a table. With `--engine vllm` the slots run vLLM, and the iteration is also comp
 import argparse
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,6 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from examples.compare import undisturbed_equals
+from examples.run_workflow import ROOT, run_workflow, show_command
 from examples.warm_start import WarmStart, warm_start
 from storage import layout
 from storage.connect import connect
@@ -29,12 +29,9 @@ from storage.run import exists, next_iteration, reports
 from storage.store import ObjectStore
 from tasks.viewing.run_status import table
 
-ROOT = Path(__file__).resolve().parent.parent
 CONFIG = ROOT / "examples" / "demo.yaml"
 ITERATIONS = {"torch": 12, "vllm": 6}
 ITERATION_KILLED = 2
-POLL_INTERVAL_S = 0.02
-END_TIME_LIMIT_S = 60.0
 console = Console(width=None if sys.stdout.isatty() else 120)
 
 
@@ -70,31 +67,19 @@ def make_policy(directory: Path) -> None:
 
 def train(config: Path, run: Path, iterations: int, log: Path) -> Kill:
     """Run the workflow as a user does, watch the run's directory, and kill slot 1 in one iteration."""
-    command = [
-        str(Path(sys.executable).parent / "pyflyte"),
-        *("--config", str(ROOT / "flyte.config"), "run", str(ROOT / "workflows" / "training.py"), "training"),
-        *("--config", str(config), "--count", str(iterations)),
-    ]
-    console.print("$ " + " ".join(["pyflyte", *command[1:]]).replace(f"{ROOT}/", ""))
+    show_command(console, config, iterations)
     store, kill = connect(str(run)), Kill(slot=1)
-    with log.open("wb") as output, _progress() as progress:
-        child = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, cwd=ROOT)
+    with _progress() as progress:
         bar = progress.add_task("iterations", total=iterations)
-        try:
-            while child.poll() is None:
-                done = next_iteration(store)
-                progress.update(bar, completed=done)
-                if done >= ITERATION_KILLED and not kill.done:
-                    kill.attempt(store, done)
-                time.sleep(POLL_INTERVAL_S)
-        finally:
-            if child.poll() is None:
-                child.terminate()
-                child.wait(END_TIME_LIMIT_S)
+
+        def watch() -> None:
+            done = next_iteration(store)
+            progress.update(bar, completed=done)
+            if done >= ITERATION_KILLED and not kill.done:
+                kill.attempt(store, done)
+
+        run_workflow(config, iterations, log, watch)
         progress.update(bar, completed=next_iteration(store))
-    if child.returncode:
-        console.print(log.read_text(errors="replace")[-4000:])
-        sys.exit(f"the workflow failed with exit code {child.returncode}; its log is {log}")
     return kill
 
 

@@ -17,29 +17,24 @@ from tasks.turns.current_call import current_call
 
 BASE = 5
 KEYS = "abcdefghijklmnop"
-KEYS_MAX = 10
-LAST_KEY_CHANCE = 0.4
-STEP_COUNTS = (*[1] * 12, *[2] * 8, *[3] * 5, *[4] * 3, 5, 6, 8, KEYS_MAX)
+# How many keys the problems of a step have.
+STEP_COUNTS = (*[1] * 12, *[2] * 8, *[3] * 5, *[4] * 3, 5, 6, 8, 10)
 UNKNOWN_KEY = "x"
 # The path of a ledger of all calls; without it, none is kept.
 LEDGER = "HIDDEN_SUMS_LEDGER"
 
 
-def problem(rng: random.Random, count: int | None = None) -> tuple[str, dict[str, str]]:
-    """The keys of a problem, and the digit behind each key there is. count: of keys; None: it is drawn."""
-    if count is None:
-        count = 1
-        while count < KEYS_MAX and rng.random() > LAST_KEY_CHANCE:
-            count += 1
+def problem(rng: random.Random, count: int) -> tuple[str, dict[str, str]]:
+    """`count` keys, and the digit behind each key there is."""
     return "".join(rng.choice(KEYS) for _ in range(count)), {key: str(rng.randrange(BASE)) for key in KEYS}
 
 
-def dataset_rows(rng: random.Random, steps: int) -> Iterator[dict[str, Any]]:
-    """Problems as rows of a dataset: chat messages, and the columns that `reset` and `right_sum` receive.
+def dataset_rows(rng: random.Random) -> Iterator[dict[str, Any]]:
+    """Endless problems as rows of a dataset: chat messages, and the columns that `reset` and `right_sum` receive.
 
     The problems of every step have as many keys as STEP_COUNTS says, so that all steps are equally hard.
     """
-    for _ in range(steps):
+    while True:
         for count in rng.sample(STEP_COUNTS, len(STEP_COUNTS)):
             keys, table = problem(rng, count)
             yield {"prompt": [{"role": "user", "content": keys}], "keys": keys, "table": table}

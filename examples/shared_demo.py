@@ -25,12 +25,12 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
+from examples.run_workflow import END_TIME_LIMIT_S, ROOT, exit_if_failed, workflow_command
 from examples.warm_start import build_model, build_tokenizer
 from storage.connect import connect
 from storage.run import read_plan, reports
 from storage.weights.tensor_sets import TensorEntry, read_manifest
 
-ROOT = Path(__file__).resolve().parent.parent
 RUNS = ("red", "green", "blue")
 TRAINERS = {"alone": "a trainer each", "shared": "one host"}
 ITERATIONS = 4
@@ -38,7 +38,6 @@ ITERATIONS = 4
 STEP_S = 0.12
 RESPONSE_LENGTH = 96
 HELD_LESS, SLOWDOWN_MAX = 0.55, 1.15
-END_TIME_LIMIT_S = 60.0
 MANIFEST = "manifest.json"
 console = Console(width=None if sys.stdout.isatty() else 120)
 
@@ -97,18 +96,13 @@ def train(configs: dict[str, Path], folder: Path, iterations: int) -> None:
     """Train all runs side by side, as three users do; exits if one fails."""
     processes: dict[str, subprocess.Popen[bytes]] = {}
     for name, config in configs.items():
-        command = [
-            str(Path(sys.executable).parent / "pyflyte"),
-            *("--config", str(ROOT / "flyte.config"), "run", str(ROOT / "workflows" / "training.py"), "training"),
-            *("--config", str(config), "--count", str(iterations)),
-        ]
         log = (folder / f"{name}.log").open("wb")
-        processes[name] = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT)
+        processes[name] = subprocess.Popen(
+            workflow_command(config, iterations), stdout=log, stderr=subprocess.STDOUT, cwd=ROOT
+        )
     with ended(list(processes.values())):
         for name, process in processes.items():
-            if process.wait():
-                console.print((folder / f"{name}.log").read_text(errors="replace")[-4000:])
-                sys.exit(f"run {name} failed with exit code {process.returncode}")
+            exit_if_failed(process.wait(), folder / f"{name}.log")
 
 
 def run_arm(folder: Path, model: Path, iterations: int, *, shared: bool) -> Arm:

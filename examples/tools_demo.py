@@ -1,9 +1,9 @@
 """`make demo-tools`: trains a tiny policy to use a tool, kills two slots in one iteration, repeats no answered call.
 
-The demo makes the policy (a short supervised warm start, kept for the next time) and trains it twice by `pyflyte run`.
-The first run is undisturbed and ends with the iteration that is compared. In that iteration of the second run, one
-slot is killed while it decodes, the other one inside a call of the tool that sleeps. All trajectories of the iteration
-must be equal in both runs, and the tool's own ledger must show that no answered call was made again.
+The demo makes the policy (a short supervised warm start, kept for the next time) and trains it by `pyflyte run`. In one
+iteration it kills one slot while that decodes, and the other one inside a call of the tool that sleeps. All
+trajectories of the iteration must be equal to those of an undisturbed rollout of the same plan, and the tool's own
+ledger must show that no answered call was made again.
 """
 
 import argparse
@@ -11,22 +11,22 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import yaml
 from rich.console import Console
 from rich.table import Table
 
 from examples.call_ledger import Audit, CallLedger, LedgerRow, audited
+from examples.compare import undisturbed_equals
 from examples.hidden_sums import LEDGER, dataset_rows
+from examples.run_workflow import ROOT, run_workflow, show_command
 from examples.tools_warm_start import warm_start
 from examples.warm_start import WarmStart
 from storage import layout
@@ -41,7 +41,6 @@ from storage.store import ObjectStore
 from storage.turns import TurnRecord, decode_turn
 from tasks.viewing.run_status import table
 
-ROOT = Path(__file__).resolve().parent.parent
 CONFIG = ROOT / "examples" / "tools_demo.yaml"
 ITERATIONS = 7
 ITERATION_KILLED = 1
@@ -50,9 +49,7 @@ WARM_START = WarmStart(steps=400, batch=32)
 DECODING_SLOT, SLEEPING_SLOT = 1, 0
 # The call ends by itself only if its member could not be killed in time.
 SLEEP_S = 45.0
-STEPS = 128
-POLL_INTERVAL_S = 0.05
-END_TIME_LIMIT_S = 60.0
+PROBLEMS = 4096
 console = Console(width=None if sys.stdout.isatty() else 120)
 
 
@@ -136,52 +133,20 @@ def write_settings(path: Path, run: Path, model: Path, data: Path) -> None:
     path.write_text(yaml.safe_dump(settings, sort_keys=False))
 
 
-def train(config: Path, iterations: int, log: Path, environment: Mapping[str, str], watch: Callable[[], None]) -> None:
-    """Run the workflow as a user does, and call `watch` again and again; exits if the workflow fails."""
-    command = [
-        str(Path(sys.executable).parent / "pyflyte"),
-        *("--config", str(ROOT / "flyte.config"), "run", str(ROOT / "workflows" / "training.py"), "training"),
-        *("--config", str(config), "--count", str(iterations)),
-    ]
-    console.print("$ " + " ".join(["pyflyte", *command[1:]]).replace(f"{ROOT}/", ""))
-    with log.open("wb") as output:
-        child = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, cwd=ROOT, env={**os.environ, **environment}
-        )
-        try:
-            while child.poll() is None:
-                watch()
-                time.sleep(POLL_INTERVAL_S)
-        finally:
-            if child.poll() is None:
-                child.terminate()
-                child.wait(END_TIME_LIMIT_S)
-    if child.returncode:
-        console.print(log.read_text(errors="replace")[-4000:])
-        sys.exit(f"the workflow failed with exit code {child.returncode}; its log is {log}")
-
-
-def equal(kept: Response, undisturbed: Response) -> bool:
-    """Whether two trajectories have the same tokens, by whom they were written, their end, and their rewards."""
-    return np.array_equal(kept.token_ids, undisturbed.token_ids) and (kept.origins, kept.finish, kept.rewards) == (
-        undisturbed.origins,
-        undisturbed.finish,
-        undisturbed.rewards,
-    )
-
-
 def turns_of(responses: list[Response]) -> list[TurnRecord]:
     return [decode_turn(event) for response in responses for event in response.events]
 
 
-def report(kills: Kills, rows: list[LedgerRow], kept: list[Response], undisturbed: list[Response]) -> bool:
-    """Print the comparison and what the ledger says; whether all is as promised."""
+def report(kills: Kills, rows: list[LedgerRow], kept: list[Response], same: int) -> bool:
+    """Print the comparison and what the ledger says; whether all is as promised.
+
+    kept: the responses of the iteration with kills. same: how many of them an undisturbed rollout has, too.
+    """
     audit = audited(rows, turns_of(kept))
-    same = sum(map(equal, kept, undisturbed)) if len(kept) == len(undisturbed) else 0
     console.print(_table(audit))
     console.print(
         f"iteration {ITERATION_KILLED}, {len(kills.killed)} slots killed: {same} of {len(kept)} trajectories equal to "
-        "the undisturbed run's"
+        "those of an undisturbed rollout"
     )
     if set(kills.killed) != {DECODING_SLOT, SLEEPING_SLOT} or kills.interrupted is None:
         console.print("not both slots could be killed in time; run the demo again")
@@ -216,7 +181,7 @@ def make_inputs(model: Path, data: Path) -> None:
         with console.status("warm start") as shown:
             steps = WARM_START.steps
             warm_start(model, WARM_START, lambda step, _: shown.update(f"warm start: step {step} of {steps}"))
-    rows = [json.dumps(row) for row in dataset_rows(random.Random(11), STEPS)]
+    rows = map(json.dumps, islice(dataset_rows(random.Random(11)), PROBLEMS))
     data.write_text("".join(f"{row}\n" for row in rows))
 
 
@@ -231,17 +196,16 @@ def main() -> None:
     model, data = directory / "demo-tools-model", directory / "hidden_sums.jsonl"
     make_inputs(model, data)
     folder = Path(tempfile.mkdtemp(prefix=time.strftime("demo-tools-%Y%m%d-%H%M%S-"), dir=directory))
-    calm, struck = folder / "undisturbed", folder / "killed"
-    for run in (calm, struck):
-        write_settings(run.with_suffix(".yaml"), run, model, data)
-    train(calm.with_suffix(".yaml"), ITERATION_KILLED + 1, calm.with_suffix(".log"), {}, lambda: None)
-    kills = Kills(connect(str(struck)), CallLedger(folder / "ledger.sqlite"))
-    noted = {LEDGER: str(folder / "ledger.sqlite")}
-    train(struck.with_suffix(".yaml"), arguments.iterations, struck.with_suffix(".log"), noted, kills.attempt)
+    run, config, ledger = folder / "run", folder / "run.yaml", folder / "ledger.sqlite"
+    write_settings(config, run, model, data)
+    kills = Kills(connect(str(run)), CallLedger(ledger))
+    show_command(console, config, arguments.iterations)
+    run_workflow(config, arguments.iterations, folder / "run.log", kills.attempt, {LEDGER: str(ledger)})
     rose = rewards_rose(kills.store)
-    kept, undisturbed = (list(read_responses(connect(str(run)), ITERATION_KILLED)) for run in (struck, calm))
-    passed = report(kills, kills.ledger.rows(ITERATION_KILLED), kept, undisturbed) and rose
-    console.print(f"run directory: {struck}\nledger: {folder / 'ledger.sqlite'}")
+    same, _, _ = undisturbed_equals(str(run), ITERATION_KILLED)
+    kept = list(read_responses(kills.store, ITERATION_KILLED))
+    passed = report(kills, kills.ledger.rows(ITERATION_KILLED), kept, same) and rose
+    console.print(f"run directory: {run}\nledger: {ledger}")
     console.print(f"{'all good' if passed else 'NOT as promised'}, {time.monotonic() - started_s:.0f} s")
     sys.exit(not passed)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from examples.hidden_sums import BASE, KEYS, UNKNOWN_KEY, problem
+from examples.hidden_sums import BASE, KEYS, STEP_COUNTS, UNKNOWN_KEY, problem
 from examples.warm_start import WarmStart, build_tokenizer, padded, train_policy
 
 # With it, about half of the sampled answers are right, and most groups have mixed rewards.
@@ -58,7 +58,7 @@ def batches(tokenizer: Any, config: WarmStart) -> Iterator[tuple[torch.Tensor, t
     rng = random.Random(config.seed)
 
     def row() -> tuple[list[int], list[bool]]:
-        keys, table = problem(rng)
+        keys, table = problem(rng, rng.choice(STEP_COUNTS))
         ids: list[int] = []
         learned: list[bool] = []
         for text, own in [(f"<bos>{keys}=", False), *demonstration(rng, keys, table, SUM_NOISE)]:

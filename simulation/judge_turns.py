@@ -41,9 +41,10 @@ def check_turns(outcome: Outcome, reference: Reference) -> None:
         by_call[call.call_id].append(call)
         if call.has_effects and not acted_at_s.get((call.response, call.end), ledger.now() + 1) <= call.at_s:
             ledger.breaks(f"turns: a call of response {call.response} was made before its turn was in the journal")
+    known_acts = {response: _known_acts(reference, response) for response in {call.response for call in calls}}
     for name, made in by_call.items():
         if made[0].response not in begun_again:
-            _check_call(outcome, made, answers.get(name), _known_acts(reference, made[0].response))
+            _check_call(outcome, made, answers.get(name), known_acts[made[0].response])
     counts = outcome.counts
     records = [call for _, _, call in answers.values()]
     counts["histories with turns"] += 1

@@ -150,6 +150,7 @@ class _Worker:
             self._called(environment.restore, request["turns"])
         self._environments[request["number"]] = environment
         if request["number"] in self._unwanted:
+            self._unwanted.discard(request["number"])
             self._forget(request)  # that was asked for during the build
         return {"text": text}
 
@@ -163,8 +164,11 @@ class _Worker:
         return {"reward": reward}
 
     def _forget(self, request: dict[str, Any]) -> dict[str, Any]:
+        # In this order, because a build may end meanwhile.
         self._unwanted.add(request["number"])
         environment = self._environments.pop(request["number"], None)
+        if environment is not None:
+            self._unwanted.discard(request["number"])
         if hasattr(environment, "close"):
             self._called(environment.close)
         return {}

@@ -3,14 +3,13 @@
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import yaml
 
 from examples.call_ledger import CallLedger
-from examples.tools_demo import CONFIG, ITERATION_KILLED, SLEEP_S, Kills, equal, parent_of, report, write_settings
+from examples.tools_demo import CONFIG, ITERATION_KILLED, SLEEP_S, Kills, parent_of, report, write_settings
 from storage.memory import MemoryStore
 from storage.responses import Response
 from storage.shard import Finish
@@ -57,18 +56,6 @@ def response(number: int, *calls: tuple[str, bool]) -> Response:
     )
 
 
-def test_trajectories_are_equal_by_tokens_writers_end_and_rewards():
-    one = response(0, ("a", False))
-    assert equal(one, replace(response(0, ("a", True)), spans=2))
-    for other in (
-        replace(one, token_ids=np.array([3, 4, 6], dtype=np.uint32)),
-        replace(one, origins=(1, 2)),
-        replace(one, finish=Finish.LENGTH),
-        replace(one, rewards={"environment": 0.0}),
-    ):
-        assert not equal(one, other)
-
-
 def judged(folder: Path, begun: list[str], *, interrupted: str | None = "b", same: bool = True) -> bool:
     """What is reported of two responses with the calls a and b, of which b was interrupted."""
     ledger = CallLedger(folder / "ledger")
@@ -78,11 +65,7 @@ def judged(folder: Path, begun: list[str], *, interrupted: str | None = "b", sam
         ledger.end(CurrentCall(call_id=call_id, epoch=0, iteration=ITERATION_KILLED, response=0))
     kills = Kills(MemoryStore(), ledger, interrupted, {0: "inside a call", 1: "decoding"})
     kept = [response(0, ("a", False)), response(1, ("b", True))]
-    calm = [
-        response(0, ("a", False)),
-        replace(response(1, ("b", False)), finish=Finish.STOP if same else Finish.LENGTH),
-    ]
-    return report(kills, ledger.rows(ITERATION_KILLED), kept, calm)
+    return report(kills, ledger.rows(ITERATION_KILLED), kept, len(kept) if same else len(kept) - 1)
 
 
 def test_only_the_interrupted_call_may_be_made_again(tmp_path: Path):
