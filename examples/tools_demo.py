@@ -49,6 +49,8 @@ WARM_START = WarmStart(steps=400, batch=32)
 DECODING_SLOT, SLEEPING_SLOT = 1, 0
 # The call ends by itself only if its member could not be killed in time.
 SLEEP_S = 45.0
+# With so few responses left, the slot that decodes is killed at any moment.
+LEFT_MIN = 4
 PROBLEMS = 4096
 console = Console(width=None if sys.stdout.isatty() else 120)
 
@@ -71,13 +73,18 @@ class Kills:
             response = read_plan(self.store, ITERATION_KILLED).responses_of(SLEEPING_SLOT)[0]
             self.ledger.order_sleep(ITERATION_KILLED, response, SLEEP_S)
             self.ordered = True
-        working = [alive for alive in self._alive() if alive.state == "working"]
-        if DECODING_SLOT not in self.killed:
-            self._kill(
-                [alive for alive in working if alive.slot == DECODING_SLOT and self._journals(alive)], "decoding"
-            )
-        if SLEEPING_SLOT not in self.killed:
-            self._kill([alive for alive in working if self._only_sleeps(alive)], "inside a call")
+        for alive in self._alive():
+            if alive.state != "working" or alive.slot in self.killed or not self._journals(alive):
+                continue
+            # Stopped, so that nothing happens between the look and the kill.
+            os.kill(alive.pid, signal.SIGSTOP)
+            how = self._point_reached(alive.slot)
+            os.kill(alive.pid, signal.SIGKILL if how else signal.SIGCONT)
+            if how:
+                self.killed[alive.slot] = how
+                console.print(
+                    f"iteration {ITERATION_KILLED}: SIGKILL to slot {alive.slot} (process {alive.pid}), {how}"
+                )
 
     def _alive(self) -> list[AliveRecord]:
         keys = self.store.list(layout.alive_all(ITERATION_KILLED))
@@ -86,44 +93,25 @@ class Kills:
     def _journals(self, alive: AliveRecord) -> bool:
         return exists(self.store, layout.shard(ITERATION_KILLED, alive.incarnation, 0))
 
-    def _only_sleeps(self, alive: AliveRecord) -> bool:
-        """Whether the member waits for the sleeping call, and the answers to all of its others are in the journal."""
-        if alive.slot != SLEEPING_SLOT:
-            return False
-        mine = [row for row in self.ledger.rows(ITERATION_KILLED) if parent_of(row.process) == alive.pid]
-        asleep = [row for row in mine if not row.ended]
-        if len(asleep) != 1 or asleep[0].response != self._sleeper():
-            return False
-        if {row.call_id for row in mine} - self._answered() != {asleep[0].call_id}:
-            return False
-        self.interrupted = asleep[0].call_id
-        return True
+    def _point_reached(self, slot: int) -> str:
+        """What a slot does if it is at the point at which it is to die, else "".
 
-    def _sleeper(self) -> int:
-        return int(read_plan(self.store, ITERATION_KILLED).responses_of(SLEEPING_SLOT)[0])
-
-    def _answered(self) -> set[str]:
-        """The ids of the calls whose answers are in the journal."""
+        A kill makes those calls unknown whose turn is in the journal and whose answer is not. They are none for the slot
+        that decodes, unless it is about to end, and the sleeping one alone for the other slot.
+        """
         plan = read_plan(self.store, ITERATION_KILLED)
         reader = JournalReader(self.store, plan)
         reader.refresh()
-        events = [event for r in range(plan.num_responses) for event in reader.assemble(r).events]
-        return {call.call_id for event in events for call in decode_turn(event).calls}
-
-    def _kill(self, members: list[AliveRecord], how: str) -> None:
-        for alive in members[:1]:
-            os.kill(alive.pid, signal.SIGKILL)
-            self.killed[alive.slot] = how
-            console.print(f"iteration {ITERATION_KILLED}: SIGKILL to slot {alive.slot} (process {alive.pid}), {how}")
-
-
-def parent_of(process: int) -> int | None:
-    """The parent of a process of this machine; None if the process has ended."""
-    try:
-        lines = Path(f"/proc/{process}/status").read_text().splitlines()
-    except OSError:
-        return None
-    return int(next(line.split()[1] for line in lines if line.startswith("PPid:")))
+        mine = plan.responses_of(slot)
+        left = [each for each in map(reader.assemble, mine) if not each.finish.ends_response]
+        owing = [each.response for each in left if each.owes]
+        if slot == DECODING_SLOT:
+            return "decoding" if left and (not owing or len(left) <= LEFT_MIN) else ""
+        asleep = [row for row in self.ledger.rows(ITERATION_KILLED) if row.response == mine[0] and not row.ended]
+        if not asleep or owing != [mine[0]]:
+            return ""
+        self.interrupted = asleep[0].call_id
+        return "inside a call"
 
 
 def write_settings(path: Path, run: Path, model: Path, data: Path) -> None:

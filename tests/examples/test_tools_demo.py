@@ -1,15 +1,12 @@
 """What `make demo-tools` concludes from the stored responses and the ledger, and the settings that it writes."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import yaml
 
 from examples.call_ledger import CallLedger
-from examples.tools_demo import CONFIG, ITERATION_KILLED, SLEEP_S, Kills, parent_of, report, write_settings
+from examples.tools_demo import CONFIG, ITERATION_KILLED, SLEEP_S, Kills, report, write_settings
 from storage.memory import MemoryStore
 from storage.responses import Response
 from storage.shard import Finish
@@ -77,9 +74,3 @@ def test_only_the_interrupted_call_may_be_made_again(tmp_path: Path):
     assert not judged(tmp_path / "other", ["a", "b", "b", "c"])
     assert not judged(tmp_path / "unequal", ["a", "b", "b"], same=False)
     assert not judged(tmp_path / "alive", ["a", "b", "b"], interrupted=None)
-
-
-def test_parent_of_a_process_is_known_while_it_lives():
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        assert parent_of(child.pid) == os.getpid()
-    assert parent_of(child.pid) is None
