@@ -96,8 +96,8 @@ class Kills:
     def _point_reached(self, slot: int) -> str:
         """What a slot does if it is at the point at which it is to die, else "".
 
-        A kill makes those calls unknown whose turn is in the journal and whose answer is not. They are none for the slot
-        that decodes, unless it is about to end, and the sleeping one alone for the other slot.
+        A kill makes those calls unknown whose turn is in the journal and whose answer is not. For the slot that decodes
+        there are none, unless it is about to end; for the other one, it is the sleeping call alone.
         """
         plan = read_plan(self.store, ITERATION_KILLED)
         reader = JournalReader(self.store, plan)
