@@ -44,16 +44,16 @@ class JournalTally:
 
     def add(self, part: range) -> None:
         """Count the rows of a part, which the reader holds now."""
-        shards, book = self.reader.shards, self.reader.book
+        book = self.reader.book
         for response in part:
             self.kept += self._sampled(response, self._lineages.get(response, ()))
             if not self.silent and response not in self._unused:
                 continue
             assembled, owner = self.reader.assemble(response), book.owner(response)
-            for span in assembled.lineage:
-                rows = shards.rows(span.incarnation, span.epoch, response)
+            for number, span in enumerate(assembled.lineage):
                 if span.incarnation in self.silent:
-                    self.recovered[span.incarnation] += rows[0][1].start
+                    before = self._sampled(response, assembled.lineage[:number])
+                    self.recovered[span.incarnation] += before.total()
             if response in self._unused:
                 self.unused += self._sampled(response, assembled.lineage)
             if response in self._unused and owner is not None and not assembled.finish.ends_response:

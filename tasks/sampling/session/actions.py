@@ -269,7 +269,7 @@ Action = (
 class Claims:
     """The claims as read so far: the responses that the member holds, with epochs, and how many claims it has made.
 
-    recovered: how many journalled tokens it found in the responses that it claimed.
+    recovered: how many tokens of the policy it found journalled in the responses that it claimed.
     """
 
     owned: dict[int, int]

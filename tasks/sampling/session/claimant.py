@@ -369,7 +369,7 @@ class Claimant:
             owner = self._reader.book.owner(response)
             assert owner is not None, f"response {response} is held without a claim"
             assert owner.incarnation == self._incarnation, f"response {response} is held by {owner.incarnation}"
-            self.tokens_recovered += len(assembled.token_ids)
+            self.tokens_recovered += assembled.policy_length
             if not assembled.finish.ends_response:
                 prefix = tuple(assembled.token_ids.tolist())
                 turns = assembled.events, assembled.turn_start, assembled.owes, assembled.restarts

@@ -188,6 +188,20 @@ def test_a_member_that_gets_notice_while_tools_run_leaves_and_its_successor_call
     assert conversations(store) == undisturbed(script)[0]
 
 
+def test_answers_of_tools_are_not_among_the_tokens_that_a_successor_recovers():
+    store, server, noticed = MemoryStore(), ToolServer(), []
+    victim = a_talker(store, 0, server, notice=lambda: bool(noticed))
+    until(victim, lambda: len(server.calls) > 3)
+    noticed.append(True)
+    with pytest.raises(Preempted):
+        victim.run()
+    kept = sum(response.policy_length for response in assembled(store))
+    assert kept < sum(len(response.token_ids) for response in assembled(store))
+    successor = a_talker(store, 0, server)
+    live(successor)
+    assert successor.outcome().tokens_recovered == kept
+
+
 def test_two_members_side_by_side_end_with_the_undisturbed_conversations():
     store, server, clock = MemoryStore(), ToolServer(), ManualClock()
     sessions = [
