@@ -42,8 +42,13 @@ def check_turns(outcome: Outcome, reference: Reference) -> None:
         if call.has_effects and not acted_at_s.get((call.response, call.end), ledger.now() + 1) <= call.at_s:
             ledger.breaks(f"turns: a call of response {call.response} was made before its turn was in the journal")
     known_acts = {response: _known_acts(reference, response) for response in {call.response for call in calls}}
-    for name, made in by_call.items():
-        if made[0].response not in begun_again:
+    for name, all_made in by_call.items():
+        if all_made[0].response in begun_again:
+            continue
+        # Its process began the response again, and ended before that reached the journal.
+        if any(call.restarts and call.has_effects for call in all_made):
+            ledger.breaks(f"turns: call {name} was made after a new beginning that is not in the journal")
+        if made := [call for call in all_made if not call.restarts]:
             _check_call(outcome, made, answers.get(name), known_acts[made[0].response])
     counts = outcome.counts
     records = [call for _, _, call in answers.values()]

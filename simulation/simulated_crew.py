@@ -34,7 +34,7 @@ from tasks.sampling.session.session_outcome import Preempted
 
 TRAINER, OBSERVER, FLYTE = "trainer", "observer", "flyte"
 RELAUNCH_AFTER_S = 300.0
-TURNS_MAX = 50_000
+TURNS_MAX = 200_000
 WAITS_MAX = 3
 EXPECTED = (Preempted, StoreUnavailable, EngineDied)
 # What a store that refuses requests for a while ends: the operator starts it again.

@@ -28,7 +28,7 @@ from tasks.sampling.engines.engine import Engine
 from tasks.sampling.session.crew_watch import CrewWatch
 from tasks.sampling.session.member import helping_slot
 from tasks.sampling.session.session_config import SessionConfig
-from tasks.sampling.session.session_outcome import SessionOutcome
+from tasks.sampling.session.session_outcome import EngineHealth, SessionOutcome
 from tasks.turns.scripted_environments import ScriptedEnvironments
 
 EXECUTION = "simulated"
@@ -131,7 +131,7 @@ class Members:
         notice: Callable[[], bool],
         enough: Callable[[], bool],
         *,
-        engine_died: bool,
+        health: EngineHealth,
     ) -> SessionOutcome:
         """One session of a standing member, which is `number` among the iteration's processes, in a slot."""
         name = f"{slot:05d}-{rng.getrandbits(64):016x}"
@@ -141,7 +141,7 @@ class Members:
         engine.enter(self._history, slot, self._dying(name), self._ledger, name)
         self.engines[number] = engine
         config = self._session_config(process, slot, stands=True)
-        session = self._session(process, name, store, engine, config, rng, notice, enough, engine_died=engine_died)
+        session = self._session(process, name, store, engine, config, rng, notice, enough, health=health)
         others = len(process.threads)
         try:
             session.run()
@@ -166,7 +166,7 @@ class Members:
         notice: Callable[[], bool],
         enough: Callable[[], bool] | None,
         *,
-        engine_died: bool = False,
+        health: EngineHealth | None = None,
     ) -> SimulatedSession:
         history = self._history
 
@@ -196,7 +196,7 @@ class Members:
             notice=notice,
             incarnation=name,
             enough=enough,
-            engine_died=engine_died,
+            health=health,
         )
 
     def _new_engine(self, process: Machine, name: str, member: int | None) -> HangingEngine:

@@ -68,7 +68,7 @@ def plan_next(
     """
     acquire_lease(store, execution, config.run.lease_ttl_s, clock)
     first_open = next_iteration(store)
-    check_needed_state(store, config, first_open)
+    check_needed_state(store, config, first_open, execution)
     iteration = first_open + (1 if ahead and exists(store, layout.plan(first_open)) else 0)
     if not exists(store, layout.plan(iteration)):
         if iteration == 0:

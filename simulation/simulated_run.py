@@ -24,7 +24,7 @@ from simulation.simulated_standing import StandingCrew
 from simulation.virtual_time import Timeline
 from storage.compaction import read_responses
 from storage.records import PlanRecord
-from storage.run import RunBusy, lease_holder, next_iteration, read_plan
+from storage.run import ConcludedByAnother, RunBusy, lease_holder, next_iteration, read_plan
 from storage.store import CorruptObject, ObjectMissing, ObjectStore, StoreDenied
 
 # How long the tasks of the path may take beyond what an iteration may.
@@ -220,5 +220,6 @@ class SimulatedRun:
         ledger: Ledger = self.ledger.common
         self._counts[f"path: {process.name[:4]} {how}"] += 1
         ledger.tell(process.name, f"ends: {how} {error or ''}")
-        if isinstance(error, Exception) and not isinstance(error, (*EXPECTED, StoreDenied, RunBusy)):
+        expected = (*EXPECTED, StoreDenied, RunBusy, ConcludedByAnother)
+        if isinstance(error, Exception) and not isinstance(error, expected):
             ledger.breaks(f"error: {process.name} ended with {error!r}")

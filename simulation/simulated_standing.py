@@ -22,10 +22,10 @@ from simulation.virtual_time import Timeline
 from storage import layout
 from storage.records import PlanRecord
 from storage.run import exists, lease_holder
-from storage.store import ObjectMissing
+from storage.store import ObjectMissing, ObjectStore
 from storage.weights.versions import pull_version
 from tasks.sampling.session.route import Route
-from tasks.sampling.session.session_outcome import SessionOutcome
+from tasks.sampling.session.session_outcome import EngineHealth, SessionOutcome
 from tasks.sampling.session.standing import Standing, slot_in
 
 # Numbers of standing members among an iteration's processes; its own members have the numbers of slots and beyond.
@@ -34,6 +34,20 @@ COMES_LATE_S = 300.0
 POLL_S = 0.5
 # How many lives Flyte gives a member; the first member has any number, so that an iteration can end.
 LIVES = (math.inf, math.inf, 1, 4)
+
+
+class WatchedRoute(Route):
+    """The route of a standing member, and when it last began to look who holds the lease."""
+
+    def __init__(self, timeline: Timeline, store: ObjectStore, last: int) -> None:
+        super().__init__(store, EXECUTION, 0, last)
+        self._timeline = timeline
+        self.looked_at_s = math.inf
+
+    def is_given_up(self) -> bool:
+        """As production's."""
+        self.looked_at_s = self._timeline.now_s
+        return super().is_given_up()
 
 
 class StandingCrew:
@@ -57,6 +71,7 @@ class StandingCrew:
         self._rng = random.Random(f"standing {history.seed}")
         self._lives_left = [math.inf, *(self._rng.choice(LIVES) for _ in range(size - 1))]
         self._starts: Counter[int] = Counter()
+        self._routes: dict[str, WatchedRoute] = {}
         self._calm = replace(history, weather=history.calm)
 
     def begin(self) -> None:
@@ -105,13 +120,13 @@ class StandingCrew:
             process.name,
         )
 
-        def work(plan: PlanRecord, engine_died: bool, enough: Callable[[], bool]) -> SessionOutcome:
+        health = EngineHealth()
+
+        def work(plan: PlanRecord, enough: Callable[[], bool]) -> SessionOutcome:
             while len(self._crews) <= plan.iteration:
                 process.clock.sleep(POLL_S)
             crew, slot = self._crews[plan.iteration], slot_in(store, plan, member)
-            return crew.lives.stand_in(
-                process, FIRST_NUMBER + member, slot, engine, rng, notice, enough, engine_died=engine_died
-            )
+            return crew.lives.stand_in(process, FIRST_NUMBER + member, slot, engine, rng, notice, enough, health=health)
 
         def warm(route: Route) -> bool:
             version = route.newer_weights(engine.weight_version)
@@ -127,8 +142,8 @@ class StandingCrew:
         def notice() -> bool:
             return any(process.name in crew.cast.noticed for crew in self._crews)
 
-        route = Route(store, EXECUTION, 0, self._history.iterations - 1)
-        Standing(route, work, warm, notice, process.clock, process.name).stand()
+        route = self._routes[process.name] = WatchedRoute(self._timeline, store, self._history.iterations - 1)
+        Standing(route, work, warm, notice, process.clock, process.name, health).stand()
 
     def _ended(self, member: int, process: Machine, error: BaseException | None) -> None:
         how, common = "done" if error is None else type(error).__name__, self._ledger.common
@@ -140,10 +155,18 @@ class StandingCrew:
         if isinstance(error, Exception) and not isinstance(error, EXPECTED) and not refuses:
             common.breaks(f"error: {process.name} ended with {error!r}")
         if error is None and not self._is_over():
-            if lease_holder(common.store) == EXECUTION:
+            if self._held_since_s() < self._routes[process.name].looked_at_s:
                 common.breaks(f"livelock: {process.name} left before the last iteration was closed")
             self._lives_left[member] += 1
         self._timeline.after(self._rng.uniform(*self._history.cold_start_s), partial(self._start, member))
+
+    def _held_since_s(self) -> float:
+        """Since when the execution holds the lease; infinity if it does not."""
+        store = self._ledger.common.store
+        if lease_holder(store) != EXECUTION:
+            return math.inf
+        newest = max(key for key in store.list(layout.LEASE) if key != layout.LEASE_BEAT)
+        return self._ledger.common.created_at_s[newest]
 
     def _is_over(self) -> bool:
         return exists(self._ledger.store, layout.closed(self._history.iterations - 1))

@@ -21,6 +21,19 @@ class RunBusy(ConflictingRecord):
     """Another execution advances this run."""
 
 
+class ConcludedByAnother(RuntimeError):  # noqa: N818 - reads as what happened
+    """The iteration was concluded by another process while this one worked on it, as after a long freeze.
+
+    What this one still needs may be gone.
+    """
+
+    def __init__(self, iteration: int, doing: str) -> None:
+        super().__init__(
+            f"iteration {iteration} was concluded by another execution or attempt while this one {doing}; nothing of "
+            "this attempt is used"
+        )
+
+
 def open_run(
     store: ObjectStore,
     *,

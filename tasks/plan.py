@@ -9,6 +9,7 @@ from flytekit.exceptions.user import FlyteRecoverableException
 
 from resources.pools import ControlPoolConfig, task_settings
 from storage.clock import SystemClock
+from storage.run import ConcludedByAnother
 from storage.store import StoreUnavailable
 from tasks.configuration.references import PlanReference
 from tasks.configuration.run_config import parse
@@ -46,7 +47,7 @@ def plan(
         try:
             reference, slots = prepare(settings, execution_name(), SystemClock(), ahead=ahead, pools=pools)
             return reference, slots, to_train(settings, reference) if ahead else reference
-        except (StoreUnavailable, WeightsTooOld) as error:
+        except (StoreUnavailable, WeightsTooOld, ConcludedByAnother) as error:
             raise FlyteRecoverableException(str(error)) from error
 
 

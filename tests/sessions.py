@@ -140,6 +140,7 @@ def a_session(
     plan=None,
     step_time_s=lambda _: 1.0,
     environments=None,
+    health=None,
     **settings,
 ):
     clock, plan = clock or ManualClock(), plan or a_plan()
@@ -169,6 +170,7 @@ def a_session(
         clock=clock,
         notice=notice,
         environments=environments,
+        health=health,
     )
 
 

@@ -18,6 +18,7 @@ from tasks.sampling.session.actions import (
     Work,
 )
 from tasks.sampling.session.session_config import SessionConfig
+from tasks.sampling.session.session_outcome import EngineHealth
 from tasks.sampling.session.state import State
 from tasks.sampling.session.state_machine import StateMachine
 from tests.sessions import IN_FLIGHT, a_plan
@@ -37,7 +38,9 @@ OWN = a_plan().responses_of(0)
 
 
 def a_state(incarnation, config):
-    return State(a_plan(), incarnation, config, engine_max=IN_FLIGHT, asks_enough=False, death=None, now_s=0.0)
+    return State(
+        a_plan(), incarnation, config, engine_max=IN_FLIGHT, asks_enough=False, health=EngineHealth(), now_s=0.0
+    )
 
 
 class Told:

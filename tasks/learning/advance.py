@@ -17,7 +17,7 @@ from storage.connect import connect
 from storage.metered import MeteredStore, Requests
 from storage.prompt_table import PromptRow
 from storage.records import PlanRecord, TrainingRecord
-from storage.run import connect_to_run, exists, is_trained, read_config, read_plan
+from storage.run import ConcludedByAnother, connect_to_run, exists, is_trained, read_config, read_plan
 from storage.store import ObjectStore, StorageError
 from storage.weights.tensor_sets import published_bytes, read_manifest
 from storage.weights.versions import pull_version
@@ -43,10 +43,6 @@ from tasks.sampling.session.crew_watch import CrewWatch, LeftAlone
 from tasks.turns.reading import message_reader
 
 log = logging.getLogger(__name__)
-
-
-class ConcludedByAnother(RuntimeError):  # noqa: N818 - reads as what happened
-    """The iteration was concluded by another process while this one trained it; nothing is left for this one to do."""
 
 
 def advance(run_url: str, iteration: int, execution: str, clock: Clock) -> TrainingRecord:
@@ -86,10 +82,7 @@ def advance(run_url: str, iteration: int, execution: str, clock: Clock) -> Train
                 # What is missing then was deleted because nobody needs it any more.
                 if not exists(store, layout.report(iteration)):
                     raise
-                raise ConcludedByAnother(
-                    f"iteration {iteration} was concluded by another execution or attempt while this one trained it; "
-                    "nothing of this attempt is used"
-                ) from error
+                raise ConcludedByAnother(iteration, "trained it") from error
     # On one machine the process goes on with the next iteration.
     give_back()
     return records.read(store, TrainingRecord, layout.training(iteration))

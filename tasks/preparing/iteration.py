@@ -31,7 +31,7 @@ from storage.run import (
     read_run,
     release_lease,
 )
-from storage.store import ConflictingRecord, CorruptObject, ObjectMissing, ObjectStore, commit
+from storage.store import ConflictingRecord, ObjectStore, commit
 from storage.weights.tensor_sets import publish
 from tasks.configuration.references import PlanReference
 from tasks.configuration.run_config import RunConfig, differences, digest, dump, identity, parse
@@ -78,8 +78,9 @@ def prepare(
 ) -> tuple[PlanReference, list[list[int]]]:
     """Plan the next iteration; returns the plan's reference and its `crew_slots`. pools: () means the configured ones.
 
-    Raises WeightsTooOld if the iteration may not begin yet, and CorruptObject or ObjectMissing if training could not
-    restore its state. Raises BudgetExceeded, with the lease released. But while an earlier iteration is under way, that
+    Raises WeightsTooOld if the iteration may not begin yet, CorruptObject or ObjectMissing if training could not
+    restore its state, and ConcludedByAnother, after which another attempt goes on with the run. Raises BudgetExceeded,
+    with the lease released. But while an earlier iteration is under way, that
     error would abort it although most of it is paid for: that one is returned again, without slots.
     """
     pools = pools or tuple(config.pools.rollout_pools)
@@ -116,7 +117,7 @@ def prepare(
         first_open = next_iteration(store)
         iteration = _passing_over(store, first_open, ahead)
         is_ahead = iteration > first_open
-        _check_restorable(store, config, first_open, execution)
+        check_needed_state(store, config, first_open, execution)
         if not exists(store, layout.plan(iteration)):
             # A committed iteration has published the version that it ends with.
             version = sampled_version(store, iteration, config.algorithm.max_staleness) if is_ahead else iteration
@@ -138,17 +139,6 @@ def prepare(
     written = read_plan(store, iteration)
     log.info("iteration %d: weight version %d, %d slots", iteration, written.weight_version, len(written.slots))
     return _reference(config, written, execution), crew_slots(written, pools)
-
-
-def _check_restorable(store: ObjectStore, config: RunConfig, first_open: int, execution: str) -> None:
-    """Look at what training will restore; if it is bad, release the lease and raise CorruptObject or ObjectMissing."""
-    try:
-        check_needed_state(store, config, first_open)
-    except (CorruptObject, ObjectMissing):
-        # If the iteration was concluded meanwhile, as after a long freeze, another attempt goes on with the run.
-        if next_iteration(store) == first_open:
-            release_lease(store, execution)
-        raise
 
 
 def _check_machine(config: RunConfig, is_new: bool) -> None:

@@ -22,7 +22,7 @@ _GAMMA = 0x9E3779B97F4A7C15
 class NotedCall:
     """A call that reached the server: when, by the claim of which epoch, and for which turn.
 
-    end: the number of tokens of the response up to the end of the turn.
+    end: the number of tokens of the response up to the end of the turn. restarts: how often it had begun again.
     """
 
     at_s: float
@@ -31,6 +31,7 @@ class NotedCall:
     call_id: str
     epoch: int
     has_effects: bool
+    restarts: int
 
 
 @dataclass(slots=True)
@@ -42,8 +43,8 @@ class ToolServer:
 
     def note(self, turn: OpenTurn, name: str, *, has_effects: bool) -> None:
         """Note a call that is made now."""
-        call = NotedCall(self.now_s(), turn.response, len(turn.token_ids), name, turn.epoch, has_effects)
-        self.calls.append(call)
+        end = len(turn.token_ids)
+        self.calls.append(NotedCall(self.now_s(), turn.response, end, name, turn.epoch, has_effects, turn.restarts))
 
 
 @dataclass(frozen=True, slots=True)

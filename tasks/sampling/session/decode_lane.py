@@ -102,7 +102,7 @@ def _load(state: State) -> Steps:
     if state.death is not None:
         state.restarts += 1
         yield RestartEngine()
-        state.death = None
+        state.note_restarted()
     elif (yield LoadWeights()):
         state.note_loaded()
 

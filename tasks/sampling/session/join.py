@@ -69,7 +69,6 @@ def join_run(
     if plan is None:
         return 0
     paid_since_s = started_at_s()
-    died = False
     with equipped(store, plan, config_in_force(store, plan), build) as equipment:
         while plan is not None:
             config = config_in_force(store, plan)
@@ -86,11 +85,10 @@ def join_run(
                 idle_timeout_s=math.inf if limits.patience_s is None else limits.patience_s,
             )
             try:
-                outcome = run_session(store, plan, equipment, cache, settings, notice, clock, engine_died=died)
+                outcome = run_session(store, plan, equipment, cache, settings, notice, clock)
             except Preempted:
                 return helped + 1
             report(plan, outcome)
-            died = outcome.engine_died
             helped, paid_since_s = helped + 1, clock.wall()
             # An evaluation has one iteration only.
             if helped == limits.iterations or plan.weights_url is not None:

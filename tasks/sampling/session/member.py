@@ -6,7 +6,7 @@ import re
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from resources.granted import check_granted
@@ -31,7 +31,7 @@ from tasks.sampling.engines.engine import Engine, EngineError
 from tasks.sampling.session.pull_ahead import PullAhead
 from tasks.sampling.session.session import Session
 from tasks.sampling.session.session_config import SessionConfig
-from tasks.sampling.session.session_outcome import Preempted, SessionOutcome
+from tasks.sampling.session.session_outcome import EngineHealth, Preempted, SessionOutcome
 from tasks.turns.environments import Environments
 from tasks.turns.opened_environments import opened_environments
 
@@ -184,6 +184,7 @@ class Equipment:
 
     engine: Engine
     environments: Environments | None
+    health: EngineHealth = field(default_factory=EngineHealth)
 
 
 @contextmanager
@@ -208,7 +209,6 @@ def run_session(
     notice: Callable[[], bool],
     clock: Clock,
     *,
-    engine_died: bool = False,
     enough: Callable[[], bool] | None = None,
     ahead: PullAhead | None = None,
 ) -> SessionOutcome:
@@ -236,7 +236,7 @@ def run_session(
         config=settings,
         clock=clock,
         notice=notice,
-        engine_died=engine_died,
+        health=equipment.health,
         enough=enough,
     )
     log.info("slot %d: iteration %d as %s", settings.slot, plan.iteration, session.incarnation)

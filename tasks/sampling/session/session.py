@@ -18,7 +18,7 @@ from tasks.sampling.engines.engine import Engine
 from tasks.sampling.session.actions import Action, Done, Event, Lane, Noticed, Rest, Wake
 from tasks.sampling.session.performer import Load, Performer
 from tasks.sampling.session.session_config import SessionConfig
-from tasks.sampling.session.session_outcome import SessionOutcome
+from tasks.sampling.session.session_outcome import EngineHealth, SessionOutcome
 from tasks.sampling.session.state import State
 from tasks.sampling.session.state_machine import StateMachine
 from tasks.turns.environments import Environments
@@ -46,7 +46,7 @@ class Session:
         notice: Callable[[], bool],
         environments: Environments | None = None,
         incarnation: str | None = None,
-        engine_died: bool = False,
+        health: EngineHealth | None = None,
         enough: Callable[[], bool] | None = None,
     ) -> None:
         """Create a session that has claimed nothing yet.
@@ -56,7 +56,7 @@ class Session:
         notice: whether the machine is wanted back; it is asked before every action of the decode lane.
         environments: they answer the policy's turns; None in a run without turns.
         incarnation: a name that was never used before; by default a random one.
-        engine_died: the engine must be restarted before it is used.
+        health: of the engine; kept up to date. None: it lives, and no later session uses it.
         enough: once time_limit_s has passed, or when a standing member holds nothing, the session ends only when this
         returns True. The claim lane calls it once per heartbeat interval, so it may read the store.
         """
@@ -70,7 +70,7 @@ class Session:
             engine_max=engine.max_responses_in_flight,
             asks_enough=enough is not None,
             has_turns=environments is not None,
-            death="in an earlier iteration" if engine_died else None,
+            health=health or EngineHealth(),
             now_s=clock.monotonic(),
         )
         self._machine = StateMachine(self.state)

@@ -7,15 +7,24 @@ class Preempted(Exception):  # noqa: N818 - not an error: the machine is taken a
     """A notice came; unless the store failed, all tokens are flushed, and held responses are free for other members."""
 
 
+@dataclass
+class EngineHealth:
+    """What a process knows of its engine, from one session to the next, however a session ends.
+
+    died: the engine must be restarted before it is used again.
+    """
+
+    died: bool = False
+
+
 @dataclass(frozen=True, kw_only=True)
 class SessionOutcome:
-    """What an incarnation did. engine_died: the engine is dead and must be restarted before it is used again."""
+    """What an incarnation did."""
 
     incarnation: str
     tokens_generated: int
     tokens_recovered: int
     responses_finished: int
-    engine_died: bool = False
 
     def __add__(self, other: "SessionOutcome") -> "SessionOutcome":
         """Both together, of which `other` is the later one."""
@@ -24,7 +33,6 @@ class SessionOutcome:
             tokens_generated=self.tokens_generated + other.tokens_generated,
             tokens_recovered=self.tokens_recovered + other.tokens_recovered,
             responses_finished=self.responses_finished + other.responses_finished,
-            engine_died=other.engine_died,
         )
 
     @classmethod

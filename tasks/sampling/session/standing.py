@@ -37,14 +37,14 @@ from tasks.sampling.session.member import (
 )
 from tasks.sampling.session.pull_ahead import PullAhead
 from tasks.sampling.session.route import Route
-from tasks.sampling.session.session_outcome import Preempted, SessionOutcome
+from tasks.sampling.session.session_outcome import EngineHealth, Preempted, SessionOutcome
 
 log = logging.getLogger(__name__)
 LEASE_INTERVAL_S = 10.0
 
 
-# One session on a plan. It gets whether the engine is dead, and the function `enough` of Session.
-Work = Callable[[PlanRecord, bool, Callable[[], bool]], SessionOutcome]
+# One session on a plan. It gets the function `enough` of Session.
+Work = Callable[[PlanRecord, Callable[[], bool]], SessionOutcome]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,7 @@ def stand(post: Post, notice: Callable[[], bool], clock: Clock, build: Build = b
     ):
         process = _Process(post, store, equipment, ahead, notice, clock)
         route = Route(store, post.execution, post.first, post.last)
-        return Standing(route, process.work, process.warm, notice, clock, f"slot {post.slot}").stand()
+        return Standing(route, process.work, process.warm, notice, clock, f"slot {post.slot}", equipment.health).stand()
 
 
 def slot_in(store: ObjectStore, plan: PlanRecord, slot: int) -> int:
@@ -109,15 +109,19 @@ class Standing:
         notice: Callable[[], bool],
         clock: Clock,
         name: str,
+        health: EngineHealth,
     ) -> None:
-        """warm: gives the engine newer weights, if there are any, and returns whether there were. name: for logs."""
+        """work: one session, which keeps `health` up to date whatever it raises.
+
+        warm: gives the engine newer weights, if there are any, and returns whether there were. name: for logs.
+        """
         self._route = route
         self._work = work
         self._warm = warm
         self._notice = notice
         self._clock = clock
         self._name = name
-        self._engine_died = False
+        self._health = health
         self._next_lease_s = clock.monotonic()
 
     def stand(self) -> SessionOutcome:
@@ -149,19 +153,17 @@ class Standing:
     def _worked(self, plan: PlanRecord) -> SessionOutcome:
         """One session, which ends when the iteration is closed or when the route leads away and nothing is held."""
         self._route.enter(plan.iteration)
-        outcome = self._work(plan, self._engine_died, lambda: self._route.leads_away(plan.iteration))
-        self._engine_died = outcome.engine_died
-        return outcome
+        return self._work(plan, lambda: self._route.leads_away(plan.iteration))
 
     def _stand_by(self) -> None:
         """Load the weights that the next plan will probably name, or wait for a moment."""
         try:
-            if self._engine_died or not self._warm(self._route):
+            if self._health.died or not self._warm(self._route):
                 self._clock.sleep(POLL_INTERVAL_S)
         except EngineDied as error:
             # The next session restarts it, as often as the configuration allows.
             log.warning("%s: the engine died while it stood by: %s", self._name, error)
-            self._engine_died = True
+            self._health.died = True
 
     def _is_given_up(self) -> bool:
         """Ask for the lease at most once per LEASE_INTERVAL_S: it costs a LIST."""
@@ -193,7 +195,7 @@ class _Process:
         self._clock = clock
         self._paid_since_s = started_at_s()
 
-    def work(self, plan: PlanRecord, engine_died: bool, enough: Callable[[], bool]) -> SessionOutcome:
+    def work(self, plan: PlanRecord, enough: Callable[[], bool]) -> SessionOutcome:
         """One session on the plan."""
         config = config_in_force(self._store, plan)
         pool = pool_of(config.pools, self._post.slot)
@@ -212,7 +214,6 @@ class _Process:
             settings,
             self._notice,
             self._clock,
-            engine_died=engine_died,
             enough=enough,
             ahead=self._ahead,
         )

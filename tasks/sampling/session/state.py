@@ -15,7 +15,7 @@ from tasks.sampling.session.actions import Action, Claims, HeldTurn, Lane, Seen,
 from tasks.sampling.session.heartbeat import Vitals
 from tasks.sampling.session.holdings import Holdings
 from tasks.sampling.session.session_config import SessionConfig
-from tasks.sampling.session.session_outcome import SessionOutcome
+from tasks.sampling.session.session_outcome import EngineHealth, SessionOutcome
 from tasks.turns.environments import Answer
 
 log = logging.getLogger(__name__)
@@ -25,8 +25,7 @@ class State:
     """An incarnation that has claimed nothing yet, at `now_s`.
 
     engine_max: the most responses that the engine decodes together. asks_enough: whether the member must ask, once its
-    time limit has passed or when it stands and holds nothing, if it may leave. death: why the engine is dead, as text,
-    because an exception would keep the memory of its frames alive; None: it lives.
+    time limit has passed or when it stands and holds nothing, if it may leave. health: of the engine; kept up to date.
     """
 
     def __init__(
@@ -38,7 +37,7 @@ class State:
         engine_max: int,
         asks_enough: bool,
         has_turns: bool = False,
-        death: str | None,
+        health: EngineHealth,
         now_s: float,
     ) -> None:
         self.incarnation = incarnation
@@ -49,7 +48,9 @@ class State:
         own = frozenset(plan.responses_of(config.slot)) if place else frozenset[int]()
         self.holdings = Holdings(own=own, batch_max=place.batch_max if place else None, has_turns=has_turns)
         self.rate = DecodeRate()
-        self.death = death
+        # Why the engine is dead; None: it lives. As text: an exception would keep the memory of its frames alive.
+        self.death = "in an earlier iteration" if health.died else None
+        self.health = health
         self.restarts = 0
         # What each lane does now; a lane that has not begun, or has ended, is missing.
         self.doing: dict[Lane, Action] = {}
@@ -293,6 +294,12 @@ class State:
     def note_death(self, error: Exception) -> None:
         """Note that the engine must be restarted before it is used again."""
         self.death = " ".join(str(error).split())
+        self.health.died = True
+
+    def note_restarted(self) -> None:
+        """Note that the engine can be used again, once it has weights."""
+        self.death = None
+        self.health.died = False
 
     def begin_again(self, error: EngineDied) -> None:
         """Queue the responses of a dead engine again; raises EngineDied after engine_restarts_max restarts."""
@@ -310,7 +317,6 @@ class State:
             tokens_generated=self.holdings.generated,
             tokens_recovered=self.claims.recovered,
             responses_finished=len(self.holdings.ended),
-            engine_died=self.death is not None,
         )
 
     def check(self) -> None:

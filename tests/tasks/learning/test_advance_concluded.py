@@ -4,7 +4,7 @@ import pytest
 
 from storage import layout
 from storage.memory import MemoryStore
-from tasks.learning.advance import ConcludedByAnother
+from storage.run import ConcludedByAnother
 from tests.small_run import config, everything, memory_store, model_directory, plan_iteration, roll_out, train_iteration
 
 URL = "memory://advance"

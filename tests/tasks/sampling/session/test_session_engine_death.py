@@ -13,8 +13,9 @@ from storage.assembly import JournalReader
 from storage.clock import ManualClock, SystemClock
 from storage.memory import MemoryStore
 from storage.records import AliveRecord, ClosedRecord
+from storage.store import StoreUnavailable
 from tasks.sampling.engines.engine import EngineDied, EngineError, TokenDelta
-from tasks.sampling.session.session_outcome import Preempted
+from tasks.sampling.session.session_outcome import EngineHealth, Preempted
 from tests.property_examples import part_of_examples
 from tests.sessions import EXPECTED, IN_FLIGHT, SLOTS, DiesAfter, a_plan, a_session, ask_for, live, responses
 
@@ -105,7 +106,7 @@ def test_an_engine_that_dies_at_any_calls_costs_no_token_it_had_returned(deaths,
     live(a_session(store, 1))
     assert responses(store) == EXPECTED
     assert session.engine.returned == outcome.tokens_generated == WHOLE
-    assert not outcome.engine_died
+    assert session.state.death is None
 
 
 @pytest.mark.slow
@@ -117,7 +118,7 @@ def test_beyond_the_restarts_it_fails_and_its_successor_goes_on_at_once_with_eve
     with pytest.raises(EngineDied, match="the engine died, 3 of 3 restarts tried: CUDA error: unspecified launch fail"):
         live(victim)
     assert victim.engine.calls.count("restart") == RESTARTS_MAX
-    assert victim.outcome().engine_died
+    assert victim.state.death is not None
     assert alive(store, victim).state == "gone"
     reader, died_at_s = JournalReader(store, a_plan()), clock.monotonic()
     reader.refresh()
@@ -245,7 +246,10 @@ def test_a_notice_while_the_engine_is_dead_hands_everything_over(restarts_max):
 
 def test_when_the_iteration_is_closed_over_a_dead_engine_it_leaves_without_touching_it():
     store = MemoryStore()
-    member = mortal_session(store, 0, [5, *[0] * 99], restarts_max=100, flush_interval_s=1.0, idle_timeout_s=9.0)
+    health = EngineHealth()
+    member = mortal_session(
+        store, 0, [5, *[0] * 99], restarts_max=100, flush_interval_s=1.0, idle_timeout_s=9.0, health=health
+    )
     restart = member.engine.restart
 
     def closes():
@@ -255,8 +259,8 @@ def test_when_the_iteration_is_closed_over_a_dead_engine_it_leaves_without_touch
         restart()
 
     member.engine.restart = closes
-    outcome = live(member)
-    assert outcome.engine_died
+    live(member)
+    assert health.died
     assert 1 <= member.engine.calls.count("restart") < 5
 
 
@@ -325,3 +329,43 @@ def test_tokens_that_come_in_bursts_are_journalled_and_timed_as_if_they_came_one
     assert responses(store) == EXPECTED
     speed = sessions[0].state.rate.per_response(IN_FLIGHT)[IN_FLIGHT]
     assert 0.5 < speed < 1.5  # the scripted engine takes 1 s for a token of each
+
+
+class Unreachable(MemoryStore):
+    """Answers nothing any more once `is_gone`."""
+
+    is_gone = False
+
+    def create(self, key, body):
+        self._answer()
+        return super().create(key, body)
+
+    def get(self, key, *ranges):
+        self._answer()
+        return super().get(key, *ranges)
+
+    def _answer(self) -> None:
+        if self.is_gone:
+            raise StoreUnavailable("no answer")
+
+
+def test_a_session_that_the_store_ends_says_that_its_engine_is_dead():
+    store, health = Unreachable(), EngineHealth()
+    member = mortal_session(store, 0, [5, *[0] * 99], restarts_max=100, flush_interval_s=1.0, health=health)
+    restart = member.engine.restart
+
+    def gone():
+        store.is_gone = True
+        member.clock.sleep(2.0)
+        restart()
+
+    member.engine.restart = gone
+    with pytest.raises(StoreUnavailable):
+        live(member)
+    assert (health.died, member.engine.dead) == (True, True)
+    store.is_gone = False
+    # The next session of the process restarts it before anything else.
+    again = a_session(store, 0, engine=lambda *_args, **_named: member.engine, health=health, engine_restarts_max=9)
+    member.engine.deaths, member.engine.restart, member.engine.calls[:] = [], restart, []
+    live(again)
+    assert (member.engine.calls[0], health.died) == ("restart", False)

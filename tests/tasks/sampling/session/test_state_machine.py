@@ -254,7 +254,7 @@ def test_an_engine_that_dies_of_being_told_to_forget_is_dead_to_its_next_user():
             member.tell(Lane.CLAIM)
         action = member.tell(Lane.DECODE)[0]
     assert member.fail(Lane.DECODE, EngineDied("gone")) == ()
-    assert member.state.outcome().engine_died
+    assert member.state.death is not None
 
 
 @pytest.mark.parametrize("lane", BESIDE)
