@@ -16,6 +16,7 @@ from tasks.turns.environments import Answer, OpenTurn
 
 _MASK = (1 << 64) - 1
 _GAMMA = 0x9E3779B97F4A7C15
+_ROUNDING_S = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,8 @@ class ScriptedEnvironments:
         if wait_s > 0:
             self._clock.sleep(wait_s)
         now_s = self._clock.monotonic()
-        ready = [response for response, (ready_s, _) in self._open.items() if ready_s <= now_s]
+        # A clock may never reach a moment that is nearer than its own rounding.
+        ready = [response for response, (ready_s, _) in self._open.items() if ready_s <= now_s + _ROUNDING_S]
         return [self._open.pop(response)[1] for response in ready]
 
     def forget(self, responses: Sequence[int]) -> None:
