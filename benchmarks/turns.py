@@ -1,8 +1,9 @@
 """Claim: trajectories with tools survive kills token by token, no answered call is made again, and turns cost little.
 
-Three parts: a rollout whose members are killed at random, against an undisturbed one, with the tool's own ledger as
-the judge; the speed of decoding with turns against single-turn decoding of as many tokens; and what it saves that a
-response finds its row again (`row_reuse.py`). Workers are processes, and kills are SIGKILL.
+Three parts, each of which prints its claims when it has ended: a rollout whose members are killed at random, against an
+undisturbed one, with the tool's own ledger as the judge; the speed of decoding with turns against single-turn decoding
+of as many tokens; and what it saves that a response finds its row again (`row_reuse.py`). Workers are processes, and
+kills are SIGKILL.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import random
 import shutil
 import statistics
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -53,7 +55,14 @@ class Size:
     turns: int
 
 
-def make_run(folder: Path, model: Path, prompts: int, environment: str | None, length: int = LENGTH_MAX) -> str:
+def make_run(
+    folder: Path,
+    model: Path,
+    prompts: int,
+    environment: str | None,
+    length: int = LENGTH_MAX,
+    side_effects: Sequence[str] = (),
+) -> str:
     """Create a run with one planned iteration; without an environment, it is single-turn."""
     rng = random.Random(5)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -81,7 +90,11 @@ def make_run(folder: Path, model: Path, prompts: int, environment: str | None, l
         "pools": {"rollout": {"count": SLOTS, "interruptible": True}},
     }
     if environment:
-        document["turns"] = {"environment": environment, "call_time_limit_s": 60.0}
+        document["turns"] = {
+            "environment": environment,
+            "call_time_limit_s": 60.0,
+            "side_effects": list(side_effects),
+        }
     prepare(parse(document), "benchmark", SystemClock())
     return str(folder)
 
@@ -131,19 +144,30 @@ def records_of(responses: list[Assembled]) -> list[TurnRecord]:
 
 
 @dataclass(frozen=True)
+class Part:
+    """The results of a part: rows of the table, claims, and what else the JSON object has."""
+
+    rows: list[dict[str, Any]]
+    targets: list[Target]
+    results: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class Kept:
-    """What a killed rollout kept of the undisturbed one. length: the mean number of the policy's tokens."""
+    """What a killed rollout kept of the undisturbed one."""
 
     trajectories: int
     identical: int
     kills: int
     audit: Audit
-    length: float
 
 
 def killed_rollout(folder: Path, model: Path, size: Size) -> Kept:
     """Generate the same iteration undisturbed and with kills, and compare."""
-    calm_url, storm_url = (make_run(folder / name, model, size.prompts, INSTANT) for name in ("calm", "storm"))
+    # Each turn is in the journal before its call, so a call that is made again is one that the journal knows.
+    calm_url, storm_url = (
+        make_run(folder / name, model, size.prompts, INSTANT, side_effects=["look"]) for name in ("calm", "storm")
+    )
     run_crew(folder / "calm-logs", calm_url, 0.0, None, [[]] * SLOTS)
     expected, _ = journal_of(connect(calm_url))
     policy_tokens = sum(response.policy_length for response in expected)
@@ -157,12 +181,13 @@ def killed_rollout(folder: Path, model: Path, size: Size) -> Kept:
         identical=sum(map(same, expected, kept)),
         kills=len(crew.kills),
         audit=audited(CallLedger(ledger).rows(0), records_of(kept)),
-        length=policy_tokens / len(expected),
     )
 
 
-def speeds(folder: Path, model: Path, size: Size, length: float) -> dict[str, list[float]]:
+def speeds(folder: Path, model: Path, size: Size) -> dict[str, list[float]]:
     """The policy's tokens per second of each arm, round by round; all arms decode about as many tokens."""
+    folder.mkdir()
+    lengths: list[float] = []
     endless = endless_policy(model, folder / "endless")
 
     def arm(name: str, policy: Path, environment: str | None, longest: int) -> float:
@@ -170,10 +195,15 @@ def speeds(folder: Path, model: Path, size: Size, length: float) -> dict[str, li
         url = make_run(place / "run", policy, size.speed_prompts, environment, longest)
         _, seconds = run_crew(place / "logs", url, size.step_s, None, [[]] * SLOTS)
         responses, _ = journal_of(connect(url))
-        return sum(response.policy_length for response in responses) / seconds
+        tokens = sum(response.policy_length for response in responses)
+        lengths.append(tokens / len(responses))
+        return tokens / seconds
 
+    # Sampling is keyed, so the responses with turns have the same lengths in every round.
+    arm("lengths", model, INSTANT, LENGTH_MAX)
+    length = round(lengths[0])
     arms = {
-        "single": lambda: arm("single", endless, None, round(length)),
+        "single": lambda: arm("single", endless, None, length),
         "instant": lambda: arm("instant", model, INSTANT, LENGTH_MAX),
         "slow": lambda: arm("slow", model, SLOW, LENGTH_MAX),
     }
@@ -201,79 +231,93 @@ def reuse_targets(found: dict[str, list[Turns]], ratio: Measured) -> list[Target
     return [Target("rows_reused_same_tokens", float(equal), "== 1"), ratio.target("rows_reused_cpu_ratio", "> 1")]
 
 
-def rollout_targets(kept: Kept, found: dict[str, list[float]]) -> list[Target]:
-    """The claims about kills and speed."""
+def kills_targets(kept: Kept) -> list[Target]:
+    """The claims about kills."""
     return [
         Target("trajectories", kept.trajectories, ">= 200"),
         Target("kills", kept.kills, ">= 20"),
         Target("share_identical", kept.identical / kept.trajectories, ">= 1"),
         Target("calls_repeated", len(kept.audit.repeated), "<= 0"),
         Target("calls_untold", len(kept.audit.untold), "<= 0"),
+    ]
+
+
+def speed_targets(found: dict[str, list[float]]) -> list[Target]:
+    """The claims about speed."""
+    return [
         ratios(found["instant"], found["single"]).target("speed_with_instant_tools", ">= 0.9"),
         ratios(found["slow"], found["single"]).target("speed_with_slow_tools", ">= 0.8"),
     ]
 
 
-def report(
-    kept: Kept | None,
-    found: dict[str, list[float]],
-    turns: dict[str, list[Turns]],
-    ratio: Measured,
-    size: Size,
-    *,
-    as_json: bool,
-) -> None:
-    """Print table, targets and JSON."""
-    rows: list[dict[str, Any]] = [{"arm": name, "tokens/s": measured(values)} for name, values in found.items()]
-    rows += [
+def rows_part(folder: Path, _model: Path, size: Size) -> Part:
+    """What it saves to find a row again."""
+    found, ratio = reuse(folder, size)
+    rows = [
         {
             "arm": f"rows: {name}",
             "processor s": statistics.median(one.cpu_s for one in values),
             "tokens prefilled": values[0].prefill_tokens,
         }
-        for name, values in turns.items()
+        for name, values in found.items()
     ]
-    targets, results = reuse_targets(turns, ratio), {}
-    if kept is not None:
-        targets = rollout_targets(kept, found) + targets
-        results = {
-            "identical": kept.identical == kept.trajectories,
-            "calls_repeated": len(kept.audit.repeated),
-            "calls": kept.audit.calls,
-            "calls_unknown": len(kept.audit.unknown),
-            "calls_made_again": len(kept.audit.again),
-            "turns": kept.audit.turns,
-        }
-    notes = {"rounds": size.rounds, "step_s": size.step_s, "in_flight": IN_FLIGHT, "turns": size.turns}
-    finish("turns", rows, targets, as_json=as_json, notes=notes, results=results)
+    return Part(rows, reuse_targets(found, ratio), {})
+
+
+def kills_part(folder: Path, model: Path, size: Size) -> Part:
+    """What a rollout keeps whose members are killed."""
+    kept = killed_rollout(folder, model, size)
+    results = {
+        "identical": kept.identical == kept.trajectories,
+        "calls_repeated": len(kept.audit.repeated),
+        "calls": kept.audit.calls,
+        "calls_unknown": len(kept.audit.unknown),
+        "calls_made_again": len(kept.audit.again),
+        "turns": kept.audit.turns,
+    }
+    return Part([], kills_targets(kept), results)
+
+
+def speed_part(folder: Path, model: Path, size: Size) -> Part:
+    """The speed of decoding with turns."""
+    found = speeds(folder, model, size)
+    return Part(
+        [{"arm": name, "tokens/s": measured(values)} for name, values in found.items()], speed_targets(found), {}
+    )
+
+
+PARTS = {"rows": rows_part, "kills": kills_part, "speed": speed_part}
 
 
 def main() -> None:
     """Parse, run, report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--rows-only", action="store_true", help="only what it saves to find a row again")
+    parser.add_argument("--parts", nargs="+", choices=tuple(PARTS), default=tuple(PARTS))
     parser.add_argument("--policy", type=Path, help="made by examples/tools_warm_start.py; by default it is made anew")
     parser.add_argument("--prompts", type=int, default=60)
     parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--speed-prompts", type=int, default=192)
+    parser.add_argument("--speed-prompts", type=int, default=96)
     parser.add_argument("--step-s", type=float, default=0.05, help="the least duration of a decode step, for speeds")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--turns", type=int, default=24, help="of a response, where rows are found again")
     given = parser.parse_args()
     size = Size(given.prompts, given.kills, given.speed_prompts, given.step_s, given.rounds, given.turns)
-    kept, found = None, {}
+    whole = Part([], [], {})
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        turns, ratio = reuse(folder / "engine", size)
-        if not given.rows_only:
-            model = given.policy or folder / "policy"
+        model = given.policy or folder / "policy"
+        if set(given.parts) != {"rows"}:
             if not given.policy:
                 warm_start(model, WarmStart(), lambda _step, _loss: None)
             Crew(folder / "none").warm_up()
-            kept = killed_rollout(folder / "kills", model, size)
-            found = speeds(folder, model, size, kept.length)
-    report(kept, found, turns, ratio, size, as_json=given.json)
+        for name in given.parts:
+            part = PARTS[name](folder / name, model, size)
+            for target in part.targets:
+                print(f"{name}: {target.name} {target.value:.3f} ({target.bound})", flush=True)
+            whole = Part(whole.rows + part.rows, whole.targets + part.targets, whole.results | part.results)
+    notes = {"rounds": size.rounds, "step_s": size.step_s, "in_flight": IN_FLIGHT, "turns": size.turns}
+    finish("turns", whole.rows, whole.targets, as_json=given.json, notes=notes, results=whole.results)
 
 
 if __name__ == "__main__":

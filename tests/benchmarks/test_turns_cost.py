@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 
 from benchmarks.reporting import Measured
 from benchmarks.row_reuse import OBSERVATION, TURN, Turns, decode_turns, turn_engine
-from benchmarks.turns import Kept, endless_policy, records_of, reuse_targets, rollout_targets, same
+from benchmarks.turns import Kept, endless_policy, kills_targets, records_of, reuse_targets, same, speed_targets
 from examples.call_ledger import Audit
 from examples.tools_warm_start import chat_tokenizer
 from storage.assembly import Assembled
@@ -27,7 +27,7 @@ def audit(**changes):
 
 
 def kept(**changes):
-    return replace(Kept(trajectories=240, identical=240, kills=20, audit=audit(), length=25.0), **changes)
+    return replace(Kept(trajectories=240, identical=240, kills=20, audit=audit()), **changes)
 
 
 def trajectory(**changes):
@@ -54,13 +54,13 @@ def missed(targets):
     ],
 )
 def test_fault_of_a_killed_rollout_is_missed_by_name(found, name):
-    assert missed(rollout_targets(kept(), SPEEDS)) == set()
-    assert missed(rollout_targets(found, SPEEDS)) == {name}
+    assert missed(kills_targets(kept())) == set()
+    assert missed(kills_targets(found)) == {name}
 
 
 def test_slow_turns_are_missed_by_name():
     slower = {**SPEEDS, "instant": [80.0] * 6, "slow": [70.0] * 6}
-    assert missed(rollout_targets(kept(), slower)) == {"speed_with_instant_tools", "speed_with_slow_tools"}
+    assert missed(speed_targets(slower)) == {"speed_with_instant_tools", "speed_with_slow_tools"}
 
 
 def test_trajectories_are_the_same_by_tokens_writers_end_and_reward():
