@@ -39,6 +39,8 @@ from tasks.reporting.crew_view import RunView
 from tasks.reporting.export import export_rollouts
 from tasks.reporting.export_adapter import export_adapter
 from tasks.reporting.export_model import DTYPES, STORED, export_model
+from tasks.reporting.metrics_outlets import Pushgateway, push, read_address, serve
+from tasks.reporting.run_metrics import RunMetrics
 from tasks.reporting.watch import Watcher
 from tasks.reporting.watch_screen import screen
 from tasks.sampling.engines.engine import EngineError
@@ -173,14 +175,35 @@ def _forecast_run(settings: RunConfig, *, save: bool, no_probe: bool, as_json: b
 @click.option(
     "--interval-s", type=click.FloatRange(min=0.1), default=2.0, show_default=True, help="Seconds between two looks."
 )
-def watch(run_url: str, once: bool, as_json: bool, interval_s: float) -> None:
+@click.option("--serve", "address", metavar="[HOST:]PORT", help="Serve metrics for Prometheus instead.")
+@click.option("--push", "gateway", metavar="URL", help="Push metrics to a Pushgateway instead.")
+def watch(run_url: str, once: bool, as_json: bool, interval_s: float, address: str | None, gateway: str | None) -> None:
     """Show the iteration in progress: which members work, how far it is, what the trainer waits for.
 
     Goes on to the next iteration until Ctrl-C. Writes nothing to the run.
     """
     with suppress(KeyboardInterrupt):
+        if address is not None or gateway is not None:
+            _give_metrics(run_url, address, gateway, interval_s, once=once, as_json=as_json)
+            return
         watcher = Watcher((connect_to_run if once else connect)(run_url), SystemClock())
         _display([watcher.look()] if once else watcher.looks(interval_s), as_json=as_json)
+
+
+def _give_metrics(
+    run_url: str, address: str | None, gateway: str | None, interval_s: float, *, once: bool, as_json: bool
+) -> None:
+    if as_json or (address is not None and (gateway is not None or once)):
+        raise ValueError("watch: allowed: [--json] [--once], --serve [HOST:]PORT, or --push URL [--once]")
+    where = None if address is None else read_address(address)
+    target = None if gateway is None else Pushgateway(gateway, connect(run_url).url)
+    metrics = RunMetrics((connect_to_run if once else connect)(run_url), SystemClock())
+    if where is not None:
+        serve(metrics.looks(interval_s), where, lambda line: click.echo(line, err=True))
+    elif target is not None and once:
+        target.push(metrics.look())
+    elif target is not None:
+        push(metrics.looks(interval_s), target, lambda line: click.echo(line, err=True))
 
 
 @main.command(short_help="Generate responses for a run on this machine.")

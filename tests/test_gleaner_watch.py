@@ -3,11 +3,13 @@
 import json
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -140,6 +142,35 @@ def test_it_waits_for_a_run_goes_on_and_ends_on_ctrl_c(tmp_path):
     while json.loads(process.stdout.readline())["phase"] != "planning":
         assert time.monotonic() < deadline_s
     assert end(process) == (0, "")
+
+
+@pytest.mark.slow
+def test_it_serves_metrics_until_ctrl_c(url):
+    process = follow(url, subprocess.DEVNULL, "--serve", "0")
+    line = process.stderr.readline().decode()
+    address = re.fullmatch(r"metrics at (http://127\.0\.0\.1:\d+/metrics) \(Ctrl-C ends\)\n", line)[1]
+    with urllib.request.urlopen(address, timeout=300) as answer:
+        text = answer.read().decode()
+    assert f'gleaner_journalled_tokens{{run="{url}"}} 3\n' in text
+    assert end(process) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--serve", "9464", "--once"], "gleaner: watch: allowed: [--json] [--once], --serve [HOST:]PORT, or --push"),
+        (["--serve", "9464", "--json"], "gleaner: watch: allowed: "),
+        (["--serve", "9464", "--push", "http://here"], "gleaner: watch: allowed: "),
+        (["--serve", "here"], "gleaner: --serve: value 'here'; allowed: PORT (on 127.0.0.1) or HOST:PORT"),
+        (["--push", "here"], "gleaner: --push: allowed: http://host:port"),
+        (["--push", "http://127.0.0.1:1", "--once"], "gleaner: --push: http://127.0.0.1:1: "),
+    ],
+)
+def test_metrics_that_cannot_be_given_are_one_line(url, arguments, message):
+    result = watch(url, *arguments)
+    assert (result.exit_code, result.stdout) == (1, "")
+    [line] = result.stderr.splitlines()
+    assert line.startswith(message)
 
 
 @pytest.mark.slow

@@ -1,0 +1,129 @@
+"""Where a run's metrics go: to a scraper that asks a port of this machine, or to a Pushgateway."""
+
+import base64
+import http.client
+import re
+import threading
+import urllib.request
+from collections.abc import Callable, Iterable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Self
+from urllib.parse import urlsplit
+
+from tasks.reporting.exposition import CONTENT_TYPE
+
+LOOPBACK = "127.0.0.1"
+LOOPBACK_NAMES = frozenset({LOOPBACK, "localhost"})
+TIME_LIMIT_S = 10.0
+Tell = Callable[[str], None]
+
+
+def read_address(text: str) -> tuple[str, int]:
+    """(host, port) of PORT or HOST:PORT; raises ValueError."""
+    match = re.fullmatch(r"(?:([A-Za-z0-9.-]+):)?(\d{1,5})", text)
+    if match is None or int(match[2]) > 65535:
+        raise ValueError(
+            f"--serve: value {text!r}; allowed: PORT (on {LOOPBACK}) or HOST:PORT; port 0: any that is free"
+        )
+    return match[1] or LOOPBACK, int(match[2])
+
+
+class MetricsServer:
+    """Answers GET /metrics with `text`. On the loopback address it answers no other name, as a page elsewhere has."""
+
+    def __init__(self, host: str, port: int, text: str) -> None:
+        """Raises OSError, which says so, if the address cannot be used."""
+        self.text = text
+        self._host = host
+        try:
+            self._server = ThreadingHTTPServer((host, port), self._handler())
+        except OSError as error:
+            raise OSError(f"--serve: value {host}:{port}; it cannot be used ({error.strerror})") from None
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+
+    @property
+    def address(self) -> str:
+        return f"http://{self._host}:{self._server.server_port}/metrics"
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        owner = self
+
+        class Handler(BaseHTTPRequestHandler):
+            timeout = TIME_LIMIT_S
+
+            def do_GET(self) -> None:
+                name = self.headers.get("Host", "").partition(":")[0]
+                if owner._host == LOOPBACK and name not in LOOPBACK_NAMES:
+                    self._answer(403, "the Host header names another machine\n")
+                elif self.path.partition("?")[0] != "/metrics":
+                    self._answer(404, "see /metrics\n")
+                else:
+                    self._answer(200, owner.text)
+
+            def _answer(self, status: int, text: str) -> None:
+                body = text.encode()
+                self.send_response(status)
+                self.send_header("Content-Type", CONTENT_TYPE)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                """A scrape is no news."""
+
+        return Handler
+
+
+def serve(texts: Iterable[str], address: tuple[str, int], tell: Tell) -> None:
+    """Serve the last of `texts`, which come one after another, until they end."""
+    looks = iter(texts)
+    with MetricsServer(*address, text=next(looks)) as server:
+        tell(f"metrics at {server.address} (Ctrl-C ends)")
+        for text in looks:
+            server.text = text
+
+
+class Pushgateway:
+    """Takes the metrics of one run; those of other runs stay as they are."""
+
+    def __init__(self, url: str, run_url: str) -> None:
+        """Raises ValueError unless `url` is http(s)://host[:port][/path]. The path names a group of the run's own."""
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
+            raise ValueError("--push: allowed: http://host:port or https://host:port, without a user or a password")
+        run = base64.urlsafe_b64encode(run_url.encode()).decode()
+        self._url = url
+        self._group = f"{url.rstrip('/')}/metrics/job/gleaner/run@base64/{run}"
+
+    def push(self, text: str) -> None:
+        """Replace what it has of the run; raises OSError."""
+        request = urllib.request.Request(self._group, text.encode(), {"Content-Type": CONTENT_TYPE}, method="PUT")  # noqa: S310 - http or https, see above
+        try:
+            with urllib.request.urlopen(request, timeout=TIME_LIMIT_S):  # noqa: S310
+                return
+        except (OSError, http.client.HTTPException) as error:
+            raise OSError(f"--push: {self._url}: {error}") from None
+
+
+def push(texts: Iterable[str], gateway: Pushgateway, tell: Tell) -> None:
+    """Push each text. A gateway that does not answer is told once, and gets the next one."""
+    fails = False
+    for text in texts:
+        try:
+            gateway.push(text)
+        except OSError as error:
+            if not fails:
+                tell(f"gleaner: {error}; trying again")
+            fails = True
+        else:
+            fails = False
