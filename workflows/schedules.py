@@ -1,6 +1,12 @@
-"""Cron schedules of launch plans, and the policy by which a tick is skipped while an execution of the plan runs."""
+"""What launch plans share: cron schedules, notifications, and the policy that skips a tick while an execution runs."""
 
-from flytekit import ConcurrencyLimitBehavior, ConcurrencyPolicy, CronSchedule
+from collections.abc import Iterator
+
+from flytekit import ConcurrencyLimitBehavior, ConcurrencyPolicy, CronSchedule, Email, PagerDuty, Slack
+from flytekit.core.notification import Notification
+from flytekit.models.core.execution import WorkflowExecutionPhase
+
+from tasks.configuration.schedules import NotifyConfig
 
 
 def cron(what: str, schedule: str) -> CronSchedule:
@@ -16,3 +22,11 @@ def cron(what: str, schedule: str) -> CronSchedule:
 def one_at_a_time() -> ConcurrencyPolicy:
     """Skip a tick while an execution of the plan runs. flyteadmin checks first and creates then, so two may start."""
     return ConcurrencyPolicy(max_concurrency=1, behavior=ConcurrencyLimitBehavior.SKIP)
+
+
+def notifications(notify: NotifyConfig) -> Iterator[Notification]:
+    """Flyte's notifications: one for each kind of address that is given."""
+    phases = [getattr(WorkflowExecutionPhase, phase.upper()) for phase in notify.phases]
+    for kind, addresses in ((Email, notify.email), (Slack, notify.slack), (PagerDuty, notify.pager_duty)):
+        if addresses:
+            yield kind(phases=phases, recipients_email=list(addresses))

@@ -1,4 +1,4 @@
-"""The scheduled launch plan, and configurations as the ways of starting a run hand them over."""
+"""The scheduled launch plans, and configurations as the ways of starting a run hand them over."""
 
 import importlib
 import json
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from croniter import croniter
+from flyteidl.core.execution_pb2 import WorkflowExecution
 from flytekit import LaunchPlan
 from flytekit.configuration import ImageConfig, SerializationSettings
 from flytekit.core.context_manager import FlyteContextManager
@@ -16,21 +17,24 @@ from flytekit.tools.translator import get_serializable
 from google.protobuf import json_format, struct_pb2
 
 from tasks.configuration.run_config import ConfigError, dump, load, parse
+from tests.test_docs import blocks
 from workflows import launch_plans
 
 SETTINGS = SerializationSettings(ImageConfig.auto(img_name="x/y:1"), "p", "d", "v")
-EXAMPLES = Path(__file__).parents[2] / "examples"
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
 
 
 @pytest.fixture
 def reload(monkeypatch):
-    """reload(VARIABLE=value, ...) -> the launch plan as a registration in that environment makes it."""
+    """reload(VARIABLE=value, ...) -> the launch plans by name as a registration in that environment makes them."""
 
     def again(**environment):
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
-        LaunchPlan.CACHE.pop("continue_run", None)
-        return importlib.reload(launch_plans).continue_run
+        for name in launch_plans.PLANS:
+            LaunchPlan.CACHE.pop(name, None)
+        return importlib.reload(launch_plans).PLANS
 
     yield again
     monkeypatch.undo()
@@ -46,7 +50,7 @@ def schedule_of(plan):
 
 
 def test_a_tick_is_skipped_while_an_execution_runs():
-    policy = serialised(launch_plans.continue_run).spec.concurrency_policy
+    policy = serialised(launch_plans.PLANS["continue_run"]).spec.concurrency_policy
     assert policy.max == 1
     assert (
         policy.DESCRIPTOR.fields_by_name["behavior"].enum_type.values_by_number[policy.behavior].name.endswith("SKIP")
@@ -54,23 +58,23 @@ def test_a_tick_is_skipped_while_an_execution_runs():
 
 
 def test_the_schedule_is_a_cron_expression_of_five_fields():
-    schedule = schedule_of(launch_plans.continue_run)
+    schedule = schedule_of(launch_plans.PLANS["continue_run"])
     assert len(schedule.split()) == 5
     assert croniter.is_valid(schedule)
 
 
 def test_it_continues_the_training_workflow_with_everything_said():
-    plan = serialised(launch_plans.continue_run)
+    plan = serialised(launch_plans.PLANS["continue_run"])
     assert plan.spec.workflow_id.name == "workflows.training.training"
     fixed = plan.spec.fixed_inputs.literals
     assert set(fixed) == {"config", "count"}
-    assert fixed["count"].scalar.primitive.integer == launch_plans.ITERATIONS_PER_TICK
+    assert fixed["count"].scalar.primitive.integer == 4
     assert not plan.spec.default_inputs.parameters
 
 
 def test_the_configuration_travels_within_the_plan_and_comes_out_as_it_went_in():
     """No file of the machine that registers is pointed at."""
-    literal = serialised(launch_plans.continue_run).spec.fixed_inputs.literals["config"]
+    literal = serialised(launch_plans.PLANS["continue_run"]).spec.fixed_inputs.literals["config"]
     assert "uri" not in json_format.MessageToJson(literal)
     context = FlyteContextManager.current_context()
     document = TypeEngine.to_python_value(context, Literal.from_flyte_idl(literal), dict)
@@ -78,7 +82,7 @@ def test_the_configuration_travels_within_the_plan_and_comes_out_as_it_went_in()
 
 
 def test_configuration_and_schedule_are_those_of_the_environment(reload):
-    plan = reload(GLEANER_RUN_CONFIG=str(EXAMPLES / "demo.yaml"), GLEANER_SCHEDULE="*/20 6 * * 1")
+    plan = reload(GLEANER_RUN_CONFIG=str(EXAMPLES / "demo.yaml"), GLEANER_SCHEDULE="*/20 6 * * 1")["continue_run"]
     assert schedule_of(plan) == "*/20 6 * * 1"
     literal = Literal.from_flyte_idl(serialised(plan).spec.fixed_inputs.literals["config"])
     document = TypeEngine.to_python_value(FlyteContextManager.current_context(), literal, dict)
@@ -99,6 +103,64 @@ def test_a_bad_schedule_is_not_registered(reload):
 def test_a_schedule_of_six_fields_is_not_registered(reload):
     with pytest.raises(ValueError, match="five fields"):
         reload(GLEANER_SCHEDULE="0 0 * * * *")
+
+
+def schedules(folder, text):
+    """A file of scheduled runs beside two configurations."""
+    for name in ("gsm8k_qwen3", "demo"):
+        (folder / f"{name}.yaml").write_text((EXAMPLES / f"{name}.yaml").read_text(encoding="utf-8"), encoding="utf-8")
+    (folder / "schedules.yaml").write_text(text, encoding="utf-8")
+    return str(folder / "schedules.yaml")
+
+
+def test_several_runs_have_a_plan_each_and_no_other_is_made(reload, tmp_path):
+    [fragment] = blocks(ROOT / "docs/guide/on_a_cluster.md", "yaml", "schedules")
+    plans = reload(
+        GLEANER_SCHEDULES=schedules(tmp_path, fragment.replace("my_run", "gsm8k_qwen3").replace("my_other_run", "demo"))
+    )
+    assert {name: schedule_of(plan) for name, plan in plans.items()} == {"math": "0 */2 * * *", "code": "0 * * * *"}
+    fixed = {name: serialised(plan).spec.fixed_inputs.literals for name, plan in plans.items()}
+    assert [fixed[name]["count"].scalar.primitive.integer for name in ("math", "code")] == [8, 4]
+    context = FlyteContextManager.current_context()
+    literal = Literal.from_flyte_idl(fixed["code"]["config"])
+    assert parse(TypeEngine.to_python_value(context, literal, dict)) == load(EXAMPLES / "demo.yaml")
+    for plan in plans.values():
+        assert plan.concurrency.max_concurrency == 1
+        assert serialised(plan).spec.workflow_id.name == "workflows.training.training"
+
+
+def test_the_addresses_are_told_of_the_phases_that_are_named(reload, tmp_path):
+    [fragment] = blocks(ROOT / "docs/guide/on_a_cluster.md", "yaml", "schedules")
+    plans = reload(
+        GLEANER_SCHEDULES=schedules(tmp_path, fragment.replace("my_run", "gsm8k_qwen3").replace("my_other_run", "demo"))
+    )
+    spec = serialised(plans["math"]).spec.entity_metadata
+    told = [
+        (
+            each.WhichOneof("type"),
+            list(getattr(each, each.WhichOneof("type")).recipients_email),
+            [WorkflowExecution.Phase.Name(phase) for phase in each.phases],
+        )
+        for each in spec.notifications
+    ]
+    ends_badly = ["FAILED", "TIMED_OUT", "ABORTED"]
+    assert told == [
+        ("email", ["team@example.org"], ends_badly),
+        ("pager_duty", ["oncall@example.pagerduty.com"], ends_badly),
+        ("slack", ["wins@example.slack.com"], ["SUCCEEDED"]),
+    ]
+    assert not serialised(plans["code"]).spec.entity_metadata.notifications
+
+
+@pytest.mark.parametrize("variable", ["GLEANER_RUN_CONFIG", "GLEANER_SCHEDULE"])
+def test_one_run_and_several_are_not_registered_together(reload, tmp_path, variable):
+    with pytest.raises(ValueError, match=f"^{variable}: allowed: unset, because GLEANER_SCHEDULES names a file"):
+        reload(GLEANER_SCHEDULES=schedules(tmp_path, "a: {config: demo.yaml}"), **{variable: "x"})
+
+
+def test_a_bad_schedule_in_the_file_names_its_run(reload, tmp_path):
+    with pytest.raises(ValueError, match=r"schedules.yaml: a.schedule: '0 0 \* \* \* \*' given; allowed: a cron"):
+        reload(GLEANER_SCHEDULES=schedules(tmp_path, "a: {config: demo.yaml, schedule: 0 0 * * * *}"))
 
 
 def as_flytekit_hands_it_over(document):

@@ -1,0 +1,83 @@
+"""A file of scheduled runs: which configurations are continued when, and which addresses Flyte tells how it ended."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+from resources.documents import DocumentError, read_document
+from tasks.configuration.problems import not_json, problems
+from tasks.configuration.run_config import RunConfig, load
+
+PLAN_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,62}")
+Phase = Literal["succeeded", "failed", "timed_out", "aborted"]
+Addresses = tuple[Annotated[str, Field(pattern=r"^[^@\s,]+@[^@\s,]+$")], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotifyConfig:
+    """Mail addresses that Flyte writes to when an execution ends in one of `phases`.
+
+    Slack and PagerDuty take mail at addresses of their own, too; Flyte knows the three apart.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
+    phases: Annotated[tuple[Phase, ...], Field(min_length=1)] = ("failed", "timed_out", "aborted")
+    email: Addresses = ()
+    slack: Addresses = ()
+    pager_duty: Addresses = ()
+
+    def __post_init__(self) -> None:
+        if not (self.email or self.slack or self.pager_duty):
+            raise ValueError("allowed: addresses in at least one of email, slack, pager_duty")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduledRun:
+    """config: a configuration file, from the folder of the file that names it. iterations: to add at each tick."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
+    config: Annotated[str, Field(min_length=1)]
+    schedule: Annotated[str, Field(min_length=1)] = "0 * * * *"
+    iterations: Annotated[int, Field(ge=1)] = 4
+    notify: tuple[NotifyConfig, ...] = ()
+
+
+_ADAPTER = TypeAdapter(ScheduledRun)
+
+
+def load_schedules(path: Path) -> dict[str, tuple[ScheduledRun, RunConfig]]:
+    """The scheduled runs of a file by the names of their launch plans, with their configurations.
+
+    Raises ValueError, and ConfigError for a configuration. Two plans of one run would wait for each other's lease at
+    every tick, so they are refused.
+    """
+    try:
+        document = read_document(path)
+    except DocumentError as error:
+        raise ValueError(f"{path}: {error}") from None
+    if not isinstance(document, Mapping) or not document:
+        raise ValueError(f"{path}: allowed: a mapping from names of launch plans to scheduled runs")
+    if unfit := list(not_json(document)):
+        raise ValueError(f"{path}: {'; '.join(unfit)}")
+    found: dict[str, tuple[ScheduledRun, RunConfig]] = {}
+    plan_of: dict[str, str] = {}
+    for name, described in document.items():
+        if not PLAN_NAME.fullmatch(name):
+            allowed = "letters, digits, '_' and '-', a letter first, up to 63"
+            raise ValueError(f"{path}: {name!r} given; allowed: {allowed}")
+        try:
+            run = _ADAPTER.validate_json(json.dumps(described))
+        except ValidationError as error:
+            lines = [f"{name}.{line}" for line in problems(error.errors(include_url=False), ScheduledRun)]
+            raise ValueError(f"{path}: {'; '.join(lines)}") from None
+        settings = load(path.parent / run.config)
+        url = settings.run.url
+        if (other := plan_of.setdefault(url.rstrip("/"), name)) != name:
+            raise ValueError(f"{path}: {name}.config: the run {url} is that of {other!r}")
+        found[name] = run, settings
+    return found
