@@ -25,7 +25,7 @@ _PROCESS_BYTES = 300 << 20
 
 
 class MachineTooSmall(RuntimeError):  # noqa: N818 - reads as what happened
-    """The pod was granted fewer GPUs than its pool asks for, or less memory than its work needs at the least."""
+    """The pod was granted less memory than its work needs at the least."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,11 +76,6 @@ def compared(pool_name: str, pool: PoolConfig, found: Granted, needed_bytes: int
     """
     path = pool_path(pool_name)
     asked = f"{path} asks for cpu {pool.cpu}, memory {pool.memory}, gpus {pool.gpus}"
-    if found.gpus < pool.gpus:
-        raise MachineTooSmall(
-            f"{path}.gpus: value {pool.gpus}; this pod sees {found.gpus}. Raise the gpu limit of Flyte's "
-            "task_resources, or lower the field"
-        )
     least = needed_bytes + _PROCESS_BYTES
     if found.memory_bytes is not None and found.memory_bytes < least:
         raise MachineTooSmall(

@@ -14,6 +14,7 @@ from flytekit.exceptions.user import FlyteRecoverableException
 from resources.granted import Granted, MachineTooSmall, granted, is_in_a_pod, memory_peak
 from storage.store import StoreDenied, StoreUnavailable
 from tasks.configuration.references import PlanReference
+from tasks.device.gpu_check import WrongGpus
 
 CAUSE_CHARACTERS_MAX = 400
 _ADVICE: tuple[tuple[type[BaseException], str], ...] = (
@@ -34,14 +35,14 @@ class TaskFailed(Exception):  # noqa: N818 - reads as what happened
     It shows no traceback of its own, because the text has that of the error which it replaces.
     """
 
-    # flytekit formats the traceback that it finds here.
-    __traceback__ = property(lambda _: None)
+    # flytekit formats the traceback that it finds here; context managers around the task set it.
+    __traceback__ = property(lambda _: None, lambda _, __: None)
 
 
 class TaskFailedForNow(FlyteRecoverableException):  # type: ignore[misc]  # flytekit has no types for it
     """The same, and Flyte tries again."""
 
-    __traceback__ = property(lambda _: None)
+    __traceback__ = property(lambda _: None, lambda _, __: None)
 
     def __str__(self) -> str:
         # flytekit's own begins with a code.
@@ -90,7 +91,7 @@ def _first(error: BaseException) -> BaseException:
 
 
 def _advice(error: BaseException, cause: str, found: Granted, peak_bytes: int | None, killed: int) -> str:
-    if isinstance(error, MachineTooSmall):
+    if isinstance(error, MachineTooSmall | WrongGpus):
         return "Nothing was done yet"
     if killed or isinstance(error, MemoryError) or "out of memory" in cause.lower():
         limit = "no limit" if found.memory_bytes is None else f"{found.memory_bytes / _GIB:.2f} GiB"

@@ -18,6 +18,7 @@ from storage.crew_records import note_failure
 from storage.run import exists
 from storage.store import StoreUnavailable
 from tasks.configuration.references import PlanReference, SlotOutcome
+from tasks.device.gpu_check import WrongNode
 from tasks.pod_story import place_of, tells
 
 if TYPE_CHECKING:
@@ -74,8 +75,8 @@ def attempt(
             os._exit(EXIT_CODE)
         except Exception as error:
             note(plan, slot, error, iterations)
-            if isinstance(error, StoreUnavailable | EngineDied):
-                # The next attempt may meet a better store or, if an engine died, a better machine. Any other exception
+            if isinstance(error, StoreUnavailable | EngineDied | WrongNode):
+                # The next attempt may meet a better store or a better machine. Any other exception
                 # ends the slot, whatever `retries` says.
                 raise FlyteRecoverableException(str(error)) from error
             raise

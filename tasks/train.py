@@ -8,6 +8,7 @@ from resources.pools import PoolConfig, pod_template
 from storage.clock import SystemClock
 from storage.store import StoreUnavailable
 from tasks.configuration.references import PlanReference, TrainOutcome
+from tasks.device.gpu_check import WrongNode
 from tasks.pod_story import place_of, tells
 
 DEFAULT_POOL = PoolConfig()
@@ -31,6 +32,6 @@ def trained(plan: PlanReference) -> TrainOutcome:
     with tells(place_of(plan)):
         try:
             record = advance(plan.run_url, plan.iteration, plan.execution, SystemClock())
-        except (StoreUnavailable, EngineDied) as error:
+        except (StoreUnavailable, EngineDied, WrongNode) as error:
             raise FlyteRecoverableException(str(error)) from error
     return TrainOutcome(plan=plan, weight_version=record.weight_version, reward=record.metrics["reward"])

@@ -109,11 +109,11 @@ def test_the_line_says_what_was_granted_and_what_is_less_than_asked_for(tmp_path
     assert "LESS cpu and memory than" in compared("train", PoolConfig(cpu="4", memory="13Gi"), found, 0, "nothing")
 
 
-def test_too_few_gpus_are_refused(tmp_path):
+def test_gpus_are_said_and_not_judged_because_the_devices_of_a_container_may_be_unusable(tmp_path):
     found = granted(machine(tmp_path, VERSION_2, gpus=1), {})
-    assert compared("train", PoolConfig(gpus=1), found, 0, "nothing")
-    with pytest.raises(MachineTooSmall, match=r"^pools\.train\.gpus: value 2; this pod sees 1\. Raise the gpu limit"):
-        compared("train", PoolConfig(gpus=2), found, 0, "nothing")
+    line = compared("train", PoolConfig(gpus=2), found, 0, "nothing")
+    assert line.startswith("granted 3.5 CPUs, 12.00 GiB memory, 1 GPUs; ")
+    assert "gpus 2" in line
 
 
 def test_memory_in_which_the_work_cannot_fit_is_refused(tmp_path):

@@ -43,7 +43,7 @@ def test_the_place_is_run_iteration_and_slot():
         (StoreDenied("s3://b/r: AccessDenied"), "get, put, delete and list"),
         (StoreUnavailable("no answer"), "endpoint and the network"),
         (OSError(errno.ENOSPC, "No space left on device"), "larger disk"),
-        (MachineTooSmall("pools.train.gpus: value 2; this pod sees 1. Lower the field"), "Nothing was done yet"),
+        (MachineTooSmall("pools.train.memory: value 1Gi; this pod is limited to 1.00 GiB"), "Nothing was done yet"),
         (ValueError("the data is bad"), "give the command again; the run stays"),
     ],
 )
@@ -96,7 +96,8 @@ def test_the_error_of_flyte_begins_with_the_line(tmp_path, refused):
     document.ParseFromString((tmp_path / "container" / "out" / "error.pb").read_bytes())
     lines = [line.strip() for line in document.error.message.splitlines() if line.strip()]
     assert lines[0] == "Trace:"
-    cause = "MachineTooSmall: pools.train.gpus: value 1; this pod sees 0" if refused else "GroupTimeout: "
+    cause = "WrongGpus: pools.train.gpus: value 1, and torch sees no GPU" if refused else "GroupTimeout: "
     assert re.match(rf"tasks\.pod_story\.TaskFailed: run {re.escape(url)}, iteration 0: {re.escape(cause)}", lines[1])
     assert any(line.startswith("Traceback") for line in lines[2:]), json.dumps(lines)
+    assert "AttributeError" not in document.error.message
     assert document.error.kind == errors_pb2.ContainerError.NON_RECOVERABLE

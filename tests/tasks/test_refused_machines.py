@@ -3,20 +3,29 @@
 import logging
 
 import pytest
+import torch
+from flytekit.exceptions.user import FlyteRecoverableException
 
-from resources.granted import MachineTooSmall
+from resources import granted as granted_module
+from resources.granted import Granted, MachineTooSmall
 from storage import layout
 from storage.clock import SystemClock
+from storage.crew_records import failures
 from storage.memory import MemoryStore
 from storage.weights.tensor_sets import published_bytes
+from tasks.configuration.references import PlanReference
+from tasks.device.gpu_check import WrongGpus
 from tasks.learning.advance import advance
 from tasks.preparing.iteration import prepare
+from tasks.rollout import rollout
 from tasks.sampling.session.member import generate_slot
 from tasks.sampling.session.standing import Post, stand
-from tests.small_run import config, memory_store, model_directory
+from tasks.train import train
+from tests.small_run import EXECUTION, config, memory_store, model_directory
 
 URL = "memory://refused"
 CLOCK = SystemClock()
+without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +35,7 @@ def model(tmp_path_factory):
 
 def planned(model, **pools):
     store = memory_store("refused")
-    prepare(config(URL, model, pools=pools), "test", CLOCK)
+    prepare(config(URL, model, pools=pools, rollout={"engine": "torch"}), EXECUTION, CLOCK)
     return store
 
 
@@ -36,31 +45,51 @@ def in_a_pod(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
 
 
-POST = Post(run_url=URL, execution="test", slot=0, first=0, iterations=1)
+POST = Post(run_url=URL, execution=EXECUTION, slot=0, first=0, iterations=1)
 WORK = {
     "rollout": [
-        lambda: generate_slot(URL, 0, 0, lambda: False, CLOCK, execution="test"),
+        lambda: generate_slot(URL, 0, 0, lambda: False, CLOCK, execution=EXECUTION),
         lambda: stand(POST, lambda: False, CLOCK),
     ],
-    "train": [lambda: advance(URL, 0, "test", CLOCK)],
+    "train": [lambda: advance(URL, 0, EXECUTION, CLOCK)],
 }
 
 
+@without_gpu
 @pytest.mark.parametrize(("pool", "number"), [("rollout", 0), ("rollout", 1), ("train", 0)])
 def test_a_pod_without_the_gpus_of_its_pool_is_refused_before_it_works(monkeypatch, model, pool, number):
     store = planned(model, **{pool: {"gpus": 1}})
     before = set(store.list(""))
     in_a_pod(monkeypatch)
-    with pytest.raises(MachineTooSmall, match=rf"^pools\.{pool}\.gpus: value 1; this pod sees 0\."):
+    with pytest.raises(WrongGpus, match=rf"^pools\.{pool}\.gpus: value 1, and torch sees no GPU"):
         WORK[pool][number]()
     assert set(store.list("")) == before
+
+
+@without_gpu
+@pytest.mark.parametrize(("cuda", "kind"), [("13.0", "TaskFailedForNow"), (None, "TaskFailed")])
+def test_another_node_is_tried_unless_the_image_is_to_blame(monkeypatch, model, cuda, kind):
+    store = planned(model, rollout={"gpus": 1}, train={"gpus": 1})
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    in_a_pod(monkeypatch)
+    plan = PlanReference(run_url=URL, iteration=0, weight_version=0, execution=EXECUTION)
+    tasks = {"rollout": lambda: rollout.task_function(0, plan), "train": lambda: train.task_function(plan)}
+    for pool, task in tasks.items():
+        with pytest.raises(Exception, match=rf"pools\.{pool}\.gpus: value 1, and torch sees no GPU") as refused:
+            task()
+        assert type(refused.value).__name__ == kind
+        assert isinstance(refused.value, FlyteRecoverableException) == (cuda is not None)
+        assert "Nothing was done yet" in str(refused.value).partition("\n")[0]
+    assert [told.slot for told in failures(store, 0, EXECUTION)] == [0]
 
 
 def test_a_plan_is_refused_before_the_run_is_there(monkeypatch, model):
     store = memory_store("refused")
     in_a_pod(monkeypatch)
-    with pytest.raises(MachineTooSmall, match=r"^pools\.control\.gpus: value 1"):
-        prepare(config(URL, model, pools={"control": {"gpus": 1}}), "test", CLOCK)
+    small = Granted(cpus=1.0, memory_bytes=64 << 20, gpus=0)
+    monkeypatch.setattr(granted_module, "granted", lambda: small)
+    with pytest.raises(MachineTooSmall, match=r"^pools\.control\.memory: value 4Gi; this pod is limited to 0\.06 GiB"):
+        prepare(config(URL, model), EXECUTION, CLOCK)
     assert not list(store.list(""))
 
 
@@ -68,7 +97,7 @@ def test_what_was_granted_is_the_first_line_of_a_plan(monkeypatch, model, caplog
     caplog.set_level(logging.INFO)
     memory_store("refused")
     in_a_pod(monkeypatch)
-    prepare(config(URL, model), "test", CLOCK)
+    prepare(config(URL, model), EXECUTION, CLOCK)
     assert caplog.messages[0].startswith(f"plan of {URL}: granted ")
     assert "pools.control asks for cpu 1, memory 4Gi, gpus 0" in caplog.messages[0]
 

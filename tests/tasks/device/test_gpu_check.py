@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.device.gpu_check import OLDEST_DRIVERS, WrongGpus, check_gpus
+from tasks.device.gpu_check import OLDEST_DRIVERS, WrongGpus, WrongNode, check_gpus
 from tasks.device.visible_gpus import VisibleGpus, seen_by, visible_gpus
 
 OPEN_MODULE = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (root@host)\nGCC 12\n"
@@ -102,17 +102,34 @@ def test_a_driver_too_old_is_refused_with_driver_cuda_and_image(tmp_path, monkey
 
 def test_each_reason_for_no_gpu_has_its_own_remedy(tmp_path):
     assert "allowed: an image whose torch is built for CUDA" in refusal(machine(tmp_path, Torch(0), built_for=None))
-    assert "no NVIDIA driver here" in refusal(machine(tmp_path, Torch(0), load=no_library))
+    bare = machine(tmp_path / "bare", Torch(0), module=None, load=no_library)
+    assert "no NVIDIA driver here" in refusal(bare)
+    capped = refusal(machine(tmp_path, Torch(0), load=no_library))
+    assert "the node has a driver, and this container was given no GPU" in capped
+    assert "a higher gpu limit of Flyte's task_resources" in capped
     assert "was given its GPUs" in refusal(machine(tmp_path, Torch(0)))
     unknown = machine(tmp_path, Torch(0), built_for="14.0", load=lambda _: Library(13000))
     assert "allowed: a driver for CUDA 14, or" in refusal(unknown)
 
 
-@pytest.mark.parametrize(("count", "gpus"), [(8, 1), (1, 8)])
-def test_another_number_of_gpus_is_refused(tmp_path, count, gpus):
+@pytest.mark.parametrize(
+    ("count", "gpus", "ways"),
+    [
+        (8, 1, "or as many in CUDA_VISIBLE_DEVICES as the pool says"),
+        (1, 8, "a higher gpu limit of Flyte's task_resources, or a node whose GPUs all work"),
+    ],
+)
+def test_another_number_of_gpus_is_refused(tmp_path, count, gpus, ways):
     line = refusal(machine(tmp_path, Torch(count)), gpus)
     assert line.startswith(f"pools.rollout.gpus: value {gpus}, and torch sees {count} GPUs (driver 580.95.05")
-    assert line.endswith(f"allowed: pools.rollout.gpus: {count}, or as many in CUDA_VISIBLE_DEVICES as the pool says")
+    assert line.endswith(f"allowed: pools.rollout.gpus: {count}, {ways}")
+
+
+@pytest.mark.parametrize(("built_for", "kind"), [("13.0", WrongNode), (None, WrongGpus)])
+def test_an_image_without_cuda_is_the_same_on_every_node(tmp_path, built_for, kind):
+    with pytest.raises(WrongGpus) as refused:
+        check_gpus("pools.train", 1, "auto", lambda: machine(tmp_path, Torch(0), built_for=built_for))
+    assert type(refused.value) is kind
 
 
 def test_this_machine_can_be_looked_at():
