@@ -21,7 +21,7 @@ from tasks.configuration.trainer import TrainerConfig
 from tasks.learning.batching import TokenBatch
 from tasks.learning.policy import Policy
 from tasks.learning.ranks import Ranks
-from tasks.learning.sharded import whole
+from tasks.learning.sharded import Stored, whole
 from tasks.learning.trained_model import PolicyError
 
 _ADAPTER = "default"
@@ -48,7 +48,7 @@ class AdaptedPolicy(Policy):
     def __init__(
         self,
         model_dir: str | Path,
-        tensors: Mapping[str, Tensor],
+        tensors: Mapping[str, Stored],
         config: TrainerConfig,
         lora: LoraConfig,
         *,
@@ -61,7 +61,7 @@ class AdaptedPolicy(Policy):
             model_dir, {}, config, ranks=ranks, trainable=_is_adapter, adapt=lambda module: _inject(module, lora)
         )
 
-    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+    def load_tensors(self, tensors: Mapping[str, Stored]) -> None:
         """Replace all values; without `tensors`, by the pretrained model's and the adapters' initial ones."""
         super().load_tensors(tensors or self._begin.tensors(self.module))
 
@@ -112,7 +112,7 @@ class AdaptedPolicy(Policy):
         for name in self.trained_shapes():
             yield name, whole(state[name].detach()).to("cpu")
 
-    def load_trained(self, tensors: Mapping[str, Tensor]) -> None:
+    def load_trained(self, tensors: Mapping[str, Stored]) -> None:
         """Replace the adapters' values."""
         self.load_some(tensors, self.trained_shapes())
 
@@ -145,11 +145,11 @@ class Pretrained:
 class _Beginning:
     """The initial values of an adapted model: the pretrained ones, and adapters that change nothing yet."""
 
-    def __init__(self, tensors: Mapping[str, Tensor], seed: int) -> None:
+    def __init__(self, tensors: Mapping[str, Stored], seed: int) -> None:
         self._tensors = tensors
         self._seed = seed
 
-    def tensors(self, module: Any) -> dict[str, Tensor]:
+    def tensors(self, module: Any) -> dict[str, Stored]:
         state = module.state_dict()
         within = {_published(name): name for name in state}
         values = {within.get(name, name): tensor for name, tensor in self._tensors.items()}

@@ -64,10 +64,10 @@ def advance(run_url: str, iteration: int, execution: str, clock: Clock) -> Train
         "train",
         config.pools.train,
         lambda: (
-            config.trainer.nproc_per_node
-            * published_bytes(store, layout.checkpoint(iteration) if iteration else layout.weights(0))
+            published_bytes(store, layout.checkpoint(iteration) if iteration else layout.weights(0))
+            // config.trainer.nnodes
         ),
-        "the stored state, which every process on a machine reads whole,",
+        "the stored state, of which every process reads a share,",
     )
     check_gpus("pools.train", config.pools.train.gpus, config.trainer.device)
     with joined(training_device(config.trainer.device)) as ranks, ExitStack() as stack:

@@ -22,10 +22,10 @@ from storage.store import ConflictingRecord, CorruptObject, ObjectStore
 from storage.weights import tensor_sets
 from tasks.learning.optimizer import Moments, PolicyOptimizer
 from tasks.learning.ranks import Ranks
-from tasks.learning.sharded import whole
+from tasks.learning.sharded import Stored, whole
 from tasks.learning.shared_reading import read_shared
 from tasks.learning.trained_model import TrainedModel
-from tasks.sampling.engines.weight_tensors import as_block, as_torch
+from tasks.sampling.engines.weight_tensors import as_block
 
 _STATE = "trainer_state"
 _KINDS = ("parameter", "exp_avg", "exp_avg_sq")
@@ -59,11 +59,14 @@ class TrainerState:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint in memory. Parameters have their Hugging Face names and are float32 on the CPU."""
+    """A checkpoint in memory. Parameters have their Hugging Face names and are float32 on the CPU.
+
+    Of several ranks each has its own rows.
+    """
 
     state: TrainerState
-    parameters: dict[str, Tensor]
-    moments: Moments
+    parameters: dict[str, Stored]
+    moments: Moments[Stored]
 
 
 class Saving:
@@ -166,7 +169,7 @@ def save(
     return begin(store, prefix, model, optimizer, state, ranks, object_bytes_max).finish()
 
 
-def _whole_tensors(model: TrainedModel, moments: Moments) -> Iterator[tuple[str, Tensor]]:
+def _whole_tensors(model: TrainedModel, moments: Moments[Tensor]) -> Iterator[tuple[str, Tensor]]:
     """All tensors of a checkpoint, gathered one after the other."""
     for name, tensor in model.each_trained():
         yield f"{_KINDS[0]}.{name}", tensor
@@ -176,7 +179,7 @@ def _whole_tensors(model: TrainedModel, moments: Moments) -> Iterator[tuple[str,
 
 
 def read(store: ObjectStore, prefix: str, ranks: Ranks | None = None) -> Checkpoint:
-    """Read and verify the checkpoint below `prefix`; with several ranks, all must call it, and each reads a share.
+    """Read and verify the checkpoint below `prefix`; with several ranks, all must call it, and each gets its rows.
 
     Raises:
         ObjectMissing: There is no checkpoint.
@@ -185,11 +188,11 @@ def read(store: ObjectStore, prefix: str, ranks: Ranks | None = None) -> Checkpo
     ranks, key = ranks or Ranks(), layout.manifest(prefix)
     with ranks.failing_together():
         manifest = tensor_sets.read_manifest(store, prefix)
-    blocks = read_shared(ranks, manifest.tensors, lambda names: tensor_sets.pull_some(store, prefix, manifest, names))
+    tensors = read_shared(ranks, manifest.tensors, lambda names: tensor_sets.pull_some(store, prefix, manifest, names))
     if _STATE not in manifest.metadata:
         raise CorruptObject(key, f"metadata: no {_STATE!r}; allowed: manifests of checkpoints")
     state = canonical.decode(TrainerState, key, json.dumps(manifest.metadata[_STATE]).encode())
-    sets = _by_kind(key, blocks)
+    sets = _by_kind(key, manifest, tensors)
     return Checkpoint(state, sets["parameter"], Moments(sets["exp_avg"], sets["exp_avg_sq"]))
 
 
@@ -205,11 +208,12 @@ def restore(checkpoint: Checkpoint, model: TrainedModel, optimizer: PolicyOptimi
     return checkpoint.state
 
 
-def _by_kind(key: str, blocks: Mapping[str, tensor_sets.TensorBlock]) -> dict[str, dict[str, Tensor]]:
-    sets: dict[str, dict[str, Tensor]] = {kind: {} for kind in _KINDS}
-    for full_name, block in blocks.items():
+def _by_kind(key: str, manifest: tensor_sets.Manifest, tensors: Mapping[str, Stored]) -> dict[str, dict[str, Stored]]:
+    sets: dict[str, dict[str, Stored]] = {kind: {} for kind in _KINDS}
+    for full_name, tensor in tensors.items():
         kind, _, name = full_name.partition(".")
-        if kind not in sets or block.dtype != "F32":
-            raise CorruptObject(key, f"tensor {full_name!r} of {block.dtype}; allowed: F32 of {', '.join(_KINDS)}")
-        sets[kind][name] = as_torch(block)
+        dtype = manifest.tensors[full_name].dtype
+        if kind not in sets or dtype != "F32":
+            raise CorruptObject(key, f"tensor {full_name!r} of {dtype}; allowed: F32 of {', '.join(_KINDS)}")
+        sets[kind][name] = tensor
     return sets

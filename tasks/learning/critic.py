@@ -19,7 +19,7 @@ from tasks.learning.loss import clipped_value_loss
 from tasks.learning.optimizer import NonFiniteGradient, PolicyOptimizer
 from tasks.learning.ranks import Ranks
 from tasks.learning.scoring import Valuer
-from tasks.learning.sharded import add_nothing, skeleton
+from tasks.learning.sharded import Stored, add_nothing, skeleton
 from tasks.learning.trained_model import TrainedModel, compute_dtype, read_model_config, training_device
 
 
@@ -41,7 +41,7 @@ class Critic(TrainedModel):
     def __init__(
         self,
         model_dir: str | Path,
-        tensors: Mapping[str, Tensor],
+        tensors: Mapping[str, Stored],
         config: TrainerConfig,
         *,
         ranks: Ranks | None = None,
@@ -55,7 +55,7 @@ class Critic(TrainedModel):
     def of_policy(
         cls,
         model_dir: str | Path,
-        tensors: Mapping[str, Tensor],
+        tensors: Mapping[str, Stored],
         config: TrainerConfig,
         *,
         ranks: Ranks | None = None,

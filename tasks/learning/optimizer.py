@@ -7,13 +7,15 @@ gradient. The optimizer keeps the moments and the number of steps taken.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from tasks.configuration.optimizer import OptimizerConfig
-from tasks.learning.sharded import copy_whole, whole
+from tasks.learning.sharded import Stored, copy_stored, whole
 
+Held = TypeVar("Held", Tensor, Stored)
 _CLIP_EPS = 1e-6
 _RESPONSES_SHOWN = 16
 
@@ -41,11 +43,11 @@ class StepOutcome:
 
 
 @dataclass(frozen=True)
-class Moments:
+class Moments(Generic[Held]):
     """AdamW's running means of the gradient and its square: parameter name -> tensor of its shape and dtype."""
 
-    exp_avg: dict[str, Tensor]
-    exp_avg_sq: dict[str, Tensor]
+    exp_avg: dict[str, Held]
+    exp_avg_sq: dict[str, Held]
 
 
 def learning_rate(step: int, config: OptimizerConfig) -> float:
@@ -137,7 +139,7 @@ class PolicyOptimizer:
         for parameter in self._parameters.values():
             parameter.grad = None
 
-    def moments(self) -> Moments:
+    def moments(self) -> Moments[Tensor]:
         """The running means. The tensors are not copies but the optimizer's own, sharded if the parameters are."""
         states = {name: self._adamw.state[p] for name, p in self._parameters.items()}
         return Moments(
@@ -150,12 +152,12 @@ class PolicyOptimizer:
         for state in self._adamw.state.values():
             yield from state.values()
 
-    def restore(self, steps: int, moments: Moments) -> None:
-        """Continue after `steps` steps with `moments`: whole tensors, of which each rank takes its part.
+    def restore(self, steps: int, moments: Moments[Stored]) -> None:
+        """Continue after `steps` steps with `moments`, of which each rank takes its part.
 
         Raises ValueError, with nothing changed, if names or shapes differ.
         """
-        pairs: list[tuple[Tensor, Tensor]] = []
+        pairs: list[tuple[Tensor, Stored]] = []
         own = self.moments()
         for kind, mine, theirs in (
             ("exp_avg", own.exp_avg, moments.exp_avg),
@@ -171,7 +173,7 @@ class PolicyOptimizer:
                 pairs.append((tensor, theirs[name]))
         with torch.no_grad():
             for tensor, value in pairs:
-                copy_whole(tensor, value)
+                copy_stored(tensor, value)
             for parameter in self._parameters.values():
                 self._adamw.state[parameter]["step"].fill_(steps)
         self._steps = steps

@@ -16,7 +16,7 @@ from tasks.learning.batching import TokenBatch
 from tasks.learning.liger import apply_liger_kernels
 from tasks.learning.ranks import Ranks
 from tasks.learning.scoring import Scorer
-from tasks.learning.sharded import skeleton
+from tasks.learning.sharded import Stored, skeleton
 from tasks.learning.token_objective import TokenLoss
 from tasks.learning.trained_model import PolicyError, TrainedModel, compute_dtype, read_model_config, training_device
 
@@ -47,7 +47,7 @@ class Policy(TrainedModel):
     def __init__(
         self,
         model_dir: str | Path,
-        tensors: Mapping[str, Tensor],
+        tensors: Mapping[str, Stored],
         config: TrainerConfig,
         *,
         trainable: bool | Callable[[str], bool] = True,

@@ -145,9 +145,20 @@ class Ranks:
             found |= {name: part for (name, _), part in zip(each, parts, strict=True)}
         return found
 
-    def send_all(self, tensor: torch.Tensor, owner: int) -> None:
-        """Copy a CPU tensor of rank `owner` over the tensor of the same shape and dtype on every other rank."""
-        dist.broadcast(tensor, src=owner)
+    def deal(self, parts: Sequence[torch.Tensor], target: torch.Tensor, owner: int) -> None:
+        """Copy part i of rank `owner` over the contiguous `target` of rank i, both on the CPU and of equal size.
+
+        The `parts` of other ranks are ignored. They travel as bytes, because not every dtype can be sent.
+        """
+        if self.rank == owner:
+            others = [(rank, _bytes(part)) for rank, part in enumerate(parts) if rank != owner and part.numel()]
+            sends = [dist.isend(part, rank) for rank, part in others]
+            target.copy_(parts[owner])
+            for send in sends:
+                if send is not None:
+                    send.wait()
+        elif target.numel():
+            dist.recv(_bytes(target), owner)
 
     @contextmanager
     def failing_together(self) -> Iterator[None]:
@@ -247,6 +258,11 @@ def _number(name: str, low: int, high: int | None) -> int:
     if not value.isdecimal() or int(value) < low or (high is not None and int(value) > high):
         raise ValueError(f"{name}: value {value!r} in the environment; allowed: {allowed}, as torchrun sets it")
     return int(value)
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous tensor's memory."""
+    return tensor.reshape(-1).view(torch.uint8)
 
 
 def _line(error: BaseException) -> str:

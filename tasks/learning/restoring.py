@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import torch
-
 from storage import layout
 from storage.clock import Clock
 from storage.store import ObjectStore
@@ -18,9 +16,9 @@ from tasks.learning.learner import CriticLearner, Learner
 from tasks.learning.optimizer import PolicyOptimizer
 from tasks.learning.policy import Policy, Scores
 from tasks.learning.ranks import Ranks
+from tasks.learning.sharded import Stored
 from tasks.learning.shared_reading import read_shared
 from tasks.learning.trained_model import training_device
-from tasks.sampling.engines.weight_tensors import as_torch
 
 REFERENCE_VERSION = 0
 
@@ -28,7 +26,7 @@ REFERENCE_VERSION = 0
 class StoredState:
     """What is stored of a learner, as tensors in host memory: read when it is asked for, or ahead of that.
 
-    With several ranks each has one, and all must call the same methods.
+    With several ranks each has one with its own rows, and all must call the same methods.
     """
 
     def __init__(self, store: ObjectStore, version: int, clock: Clock, ranks: Ranks | None = None) -> None:
@@ -37,7 +35,7 @@ class StoredState:
         self._clock = clock
         self._ranks = ranks or Ranks()
         self._checkpoints: dict[str, Checkpoint] = {}
-        self._pretrained: dict[str, torch.Tensor] | None = None
+        self._pretrained: dict[str, Stored] | None = None
 
     def read_ahead(self, config: RunConfig) -> None:
         """Read all that a learner of this configuration needs; it takes as much memory as `num_bytes` says then."""
@@ -64,7 +62,7 @@ class StoredState:
         """The checkpoint of the critic; None before the first. To be called once."""
         return self._checkpoint(layout.critic_checkpoint(self._version))
 
-    def pretrained(self) -> dict[str, torch.Tensor]:
+    def pretrained(self) -> dict[str, Stored]:
         """The run's first weights."""
         return self._pull_pretrained() if self._pretrained is None else self._pretrained
 
@@ -79,7 +77,7 @@ class StoredState:
         # It is given away, so that its memory is free as soon as the learner has its own.
         return self._checkpoints.pop(prefix, None) or checkpoint.read(self._store, prefix, self._ranks)
 
-    def _pull_pretrained(self) -> dict[str, torch.Tensor]:
+    def _pull_pretrained(self) -> dict[str, Stored]:
         ranks = self._ranks
         with ranks.failing_together():
             entries = read_manifest(self._store, layout.weights(REFERENCE_VERSION)).tensors
@@ -87,7 +85,7 @@ class StoredState:
         def read(names: list[str]) -> dict[str, TensorBlock]:
             return pull_version(self._store, REFERENCE_VERSION, None, self._clock, names=names)[1]
 
-        return {name: as_torch(block) for name, block in read_shared(ranks, entries, read).items()}
+        return read_shared(ranks, entries, read)
 
 
 def restore_learner(

@@ -6,6 +6,7 @@ tensors to shards and back. With one rank it changes nothing.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -61,25 +62,58 @@ def shard(root: nn.Module, ranks: Ranks, compute_dtype: torch.dtype | None) -> N
     root.register_forward_hook(_reshard_without_backward)
 
 
+@dataclass(frozen=True)
+class OwnRows:
+    """This rank's part of a stored tensor of `shape`: the rows that its shard of the parameter has."""
+
+    rows: Tensor
+    shape: tuple[int, ...]
+    ranks: Ranks
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that this rank holds."""
+        return self.rows.nbytes
+
+    def whole(self) -> Tensor:
+        """The whole tensor, on every rank; a collective."""
+        found, ranks = torch.empty(self.shape, dtype=self.rows.dtype), self.ranks
+        for owner in range(ranks.world_size):
+            rows = own_rows(self.shape[0], ranks.world_size, owner)
+            ranks.deal([self.rows] * ranks.world_size, found[rows], owner)
+        return found
+
+
+# A tensor from the store on several ranks, or on one.
+Stored = Tensor | OwnRows
+
+
+def own_rows(rows: int, world_size: int, rank: int) -> slice:
+    """The rows of a tensor that rank `rank` holds: equal numbers, of which the last ranks may get fewer or none."""
+    each = -(-rows // world_size)
+    return slice(min(each * rank, rows), min(each * (rank + 1), rows))
+
+
 def whole(tensor: Tensor) -> Tensor:
     """The whole tensor on its device. For a sharded tensor this is a collective: every rank must call it."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def copy_whole(target: Tensor, values: Tensor) -> None:
+def copy_stored(target: Tensor, values: Stored) -> None:
     """Copy `values` of the target's global shape into the target; into a sharded one, only this rank's part.
 
-    There is no communication, and only the part is moved to the target's device.
+    Only the part is moved to the target's device. There is no communication, except where every rank holds the whole
+    target and `values` are rows; then every rank must call it.
     """
     if not isinstance(target, DTensor):
-        target.copy_(values)
+        target.copy_(values.whole() if isinstance(values, OwnRows) else values)
         return
     if target.placements != (Shard(0),):
         raise ValueError(f"placements: value {target.placements}; allowed: {(Shard(0),)}")
-    local = target.to_local()
-    rows = -(-values.shape[0] // target.device_mesh.size())
-    start = min(rows * target.device_mesh.get_local_rank(), values.shape[0])
-    local.copy_(values[start : start + local.shape[0]])
+    if not isinstance(values, OwnRows):
+        mesh = target.device_mesh
+        values = values[own_rows(values.shape[0], mesh.size(), mesh.get_local_rank())]
+    target.to_local().copy_(values.rows if isinstance(values, OwnRows) else values)
 
 
 def add_nothing(scores: Tensor) -> None:

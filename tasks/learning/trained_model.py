@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from tasks.configuration.trainer import TrainerConfig
 from tasks.learning.ranks import Ranks
-from tasks.learning.sharded import copy_whole, shard, whole
+from tasks.learning.sharded import Stored, copy_stored, shard, whole
 
 _NAMES_SHOWN = 5
 
@@ -58,7 +58,8 @@ class TrainedModel:
 
     Args:
         module: A float32 module on its device; for several ranks, one made in `tasks.learning.sharded.skeleton`.
-        tensors: Name -> values, Hugging Face names; a tied tensor may be given under any of its names.
+        tensors: Name -> values, Hugging Face names; a tied tensor may be given under any of its names. Of several ranks
+            each gives its rows, or the whole tensor.
         config: gradient_checkpointing is used.
         trainable: Which parameters have gradients, by name; False for a model that is only evaluated.
         root: The module whose `forward` alone reads parameters: `module` (the default), or one that contains it.
@@ -71,7 +72,7 @@ class TrainedModel:
     def __init__(
         self,
         module: Any,
-        tensors: Mapping[str, Tensor],
+        tensors: Mapping[str, Stored],
         config: TrainerConfig,
         *,
         trainable: bool | Callable[[str], bool] = True,
@@ -140,15 +141,15 @@ class TrainedModel:
         """The tensors that training changes, in float32; otherwise as `each_tensor`."""
         return self.each_tensor()
 
-    def load_trained(self, tensors: Mapping[str, Tensor]) -> None:
+    def load_trained(self, tensors: Mapping[str, Stored]) -> None:
         """Replace the tensors that training changes; PolicyError, with nothing changed, if names or shapes differ."""
         self.load_tensors(tensors)
 
-    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+    def load_tensors(self, tensors: Mapping[str, Stored]) -> None:
         """Replace all values in place; raises PolicyError, with nothing changed, if names or shapes differ."""
         self.load_some(tensors, set(self._canonical.values()))
 
-    def load_some(self, tensors: Mapping[str, Tensor], names: Collection[str]) -> None:
+    def load_some(self, tensors: Mapping[str, Stored], names: Collection[str]) -> None:
         """Replace the values of the tensors `names`, all of which must be given; raises as `load_tensors`."""
         known = {name for name, canonical in self._canonical.items() if canonical in names}
         unknown = sorted(set(tensors) - known)
@@ -166,7 +167,7 @@ class TrainedModel:
                 )
         with torch.no_grad():
             for name, tensor in given.items():
-                copy_whole(state[name], tensor)
+                copy_stored(state[name], tensor)
 
 
 def _canonical_names(module: nn.Module) -> dict[str, str]:

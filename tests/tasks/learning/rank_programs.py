@@ -11,6 +11,7 @@ import sys
 import time
 import traceback
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -22,6 +23,7 @@ from storage.digests import digest_of
 from storage.local import LocalStore
 from storage.metered import MeteredStore
 from storage.run import read_plan
+from storage.weights import tensor_sets
 from tasks.configuration.algorithm import AlgorithmConfig
 from tasks.configuration.optimizer import OptimizerConfig
 from tasks.configuration.run_config import parse
@@ -34,9 +36,11 @@ from tasks.learning.optimizer import PolicyOptimizer
 from tasks.learning.policy import Policy
 from tasks.learning.ranks import joined
 from tasks.learning.scoring import Valuer
-from tasks.learning.sharded import add_nothing, skeleton
+from tasks.learning.sharded import OwnRows, add_nothing, skeleton
+from tasks.learning.shared_reading import read_shared
 from tasks.learning.step import accumulate
 from tasks.learning.trained_model import TrainedModel, compute_dtype, read_model_config
+from tasks.sampling.engines.weight_tensors import DTYPES, as_block
 from tasks.sampling.session.seeding_member import seed
 from tests.small_run import EXECUTION
 from tests.tasks.learning.tiny_model import VOCABULARY, write_model
@@ -46,6 +50,7 @@ OPTIMIZER = OptimizerConfig(learning_rate=1e-3, weight_decay=0.01, eps=1e-4)
 ALGORITHM = AlgorithmConfig()
 LENGTHS = ((3, 9), (1, 2), (5, 4), (2, 11), (6, 1))  # prompt and completion of five responses: not a multiple of 2
 TOKENS_MAX = 24
+DRAWS = 60
 # Many times what a collective takes on a busy machine.
 COLLECTIVE_MAX_S = 4.0
 
@@ -159,12 +164,62 @@ def resumed(directory, ranks, source):
 
 
 def read_together(directory, ranks, source):
-    """The bytes that this rank read of a checkpoint, and the digests of all tensors that it then has."""
+    """The bytes that this rank read of a checkpoint and then holds, and the digests of all its tensors."""
     store = MeteredStore(LocalStore(directory / "store"))
     saved = checkpoint.read(store, source, ranks)
     sets = (saved.parameters, saved.moments.exp_avg, saved.moments.exp_avg_sq)
-    digests = [digest_of(tensor.numpy().tobytes()) for kind in sets for tensor in kind.values()]
-    return {"bytes": store.requests.bytes_read, "digests": digests}
+    tensors = [tensor for kind in sets for tensor in kind.values()]
+    digests = [digest_of(whole_of(tensor).numpy().tobytes()) for tensor in tensors]
+    return {"bytes": store.requests.bytes_read, "held": sum(tensor.nbytes for tensor in tensors), "digests": digests}
+
+
+def whole_of(tensor):
+    return tensor.whole() if isinstance(tensor, OwnRows) else tensor
+
+
+def drawn_tensors(seed):
+    """Tensors of any shapes and dtypes, as large as a chunk of one or as small as nothing, by name."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def below(limit):
+        return int(torch.randint(0, limit, (), generator=generator))
+
+    drawn = {}
+    for number in range(below(12)):
+        shape = [below(14) for _ in range(below(4))]
+        dtype = list(DTYPES.values())[below(len(DTYPES))]
+        bits = torch.randint(0, 2 if dtype == torch.bool else 120, shape, generator=generator, dtype=torch.uint8)
+        drawn[f"t{number}"] = bits.to(dtype)
+    return drawn
+
+
+def deal_drawn(directory, ranks, draws):
+    """Read drawn tensors together; for each draw, the bytes read and held here, and which rows are not torch's own."""
+    found = []
+    for draw in range(draws):
+        tensors, prefix = drawn_tensors(draw), f"drawn/{ranks.world_size}/{draw}/"
+        if ranks.is_first:
+            blocks = {name: as_block(tensor) for name, tensor in tensors.items()}
+            tensor_sets.publish(LocalStore(directory / "store"), prefix, blocks, {}, object_bytes_max=64)
+        ranks.barrier()
+        store = MeteredStore(LocalStore(directory / "store"))
+        manifest = tensor_sets.read_manifest(store, prefix)
+        before = store.requests.bytes_read
+        dealt = read_shared(ranks, manifest.tensors, partial(tensor_sets.pull_some, store, prefix, manifest))
+        wrong = []
+        for name, tensor in tensors.items():
+            chunks = torch.chunk(tensor, ranks.world_size) if tensor.dim() else [tensor] * ranks.world_size
+            mine = chunks[ranks.rank] if ranks.rank < len(chunks) else tensor[:0]
+            rows = dealt[name].rows if isinstance(dealt[name], OwnRows) else dealt[name]
+            whole = whole_of(dealt[name])
+            if not (torch.equal(rows, mine) and rows.dtype == mine.dtype and torch.equal(whole, tensor)):
+                wrong.append(name)
+        held = sum(tensor.nbytes for tensor in dealt.values())
+        scalars = sum(tensor.nbytes for tensor in tensors.values() if not tensor.dim())
+        stored = sum(tensor.nbytes for tensor in tensors.values())
+        read = store.requests.bytes_read - before
+        found.append({"wrong": wrong, "held": held, "scalars": scalars, "stored": stored, "read": read})
+    return found
 
 
 def wait_long_for_the_first(directory):
@@ -196,6 +251,9 @@ def run(what, directory):
         advance(str(directory), 0, EXECUTION, SystemClock())
         return
     with joined(torch.device("cpu")) as ranks:
+        if what == "deal":
+            (directory / f"{what}{ranks.rank}.json").write_text(json.dumps(deal_drawn(directory, ranks, DRAWS)))
+            return
         found = everything(directory, ranks)
         found |= {"resumed": resumed(directory, ranks, "1/True/"), "read": read_together(directory, ranks, "1/True/")}
         (directory / f"{what}{ranks.rank}.json").write_text(json.dumps(found))

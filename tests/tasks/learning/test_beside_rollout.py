@@ -11,9 +11,20 @@ import pytest
 from resources.local_starter import StartedProcess, running_starter
 from storage import layout, records
 from storage.connect import connect
+from storage.memory import MemoryStore
 from storage.records import AliveRecord, BatchRecord
 from tasks.rollout import IMPORTS
-from tests.small_run import commit_iteration, config, model_directory, plan_iteration, train_iteration
+from tasks.learning.follow import GroupTimeout
+from tests.small_run import (
+    commit_iteration,
+    config,
+    everything,
+    memory_store,
+    model_directory,
+    plan_iteration,
+    roll_out,
+    train_iteration,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -25,6 +36,20 @@ from storage.clock import SystemClock
 from tasks.sampling.session.member import generate_slot
 generate_slot(sys.argv[1], 0, int(sys.argv[2]), lambda: False, SystemClock())
 """
+
+
+class ReadStore(MemoryStore):
+    """A store that keeps which keys were read."""
+
+    def __init__(self, name: str, objects: dict[str, bytes]) -> None:
+        super().__init__(name)
+        for key, body in objects.items():
+            self.create(key, body)
+        self.keys: list[str] = []
+
+    def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+        self.keys.append(key)
+        return super().get(key, start, end)
 
 
 def crew(url: str, script: Path, victim: int, outcome: list[int]) -> None:
@@ -84,3 +109,21 @@ def test_the_trainer_follows_a_crew_that_loses_a_member(tmp_path, order):
     groups = [graded.response // 4 for batch in batches for graded in batch.responses][::4]
     assert sorted(groups) == list(range(12))
     assert order == "arrival" or groups == sorted(groups)
+
+
+def test_the_trainer_restores_its_checkpoint_before_any_response_is_there(tmp_path):
+    store = memory_store("beside")
+    settings = config("memory://beside", model_directory(tmp_path / "model"), trainer={"group_timeout_s": 0.2})
+    plan_iteration(settings)
+    roll_out(settings.run.url, 0)
+    train_iteration(settings.run.url, 0)
+    commit_iteration(settings.run.url, 0)
+    plan_iteration(settings)
+    watched = ReadStore("beside", everything(store))
+    memory_store("beside", watched)
+    with pytest.raises(GroupTimeout):
+        train_iteration(settings.run.url, 1)
+    manifest = layout.manifest(layout.checkpoint(1))
+    read = [key for key in watched.keys if key.startswith(layout.checkpoint(1)) and key != manifest]
+    assert {key for key in watched.list(layout.checkpoint(1)) if key != manifest} == set(read)
+    assert not watched.list(layout.journal(1))

@@ -7,7 +7,7 @@ from storage.local import LocalStore
 from storage.weights.tensor_sets import read_manifest
 from tasks.learning import checkpoint
 from tasks.learning.ranks import Ranks
-from tasks.learning.sharded import copy_whole, skeleton, whole
+from tasks.learning.sharded import copy_stored, skeleton, whole
 from tests.tasks.learning.rank_programs import everything, read_together, resumed
 
 pytestmark = pytest.mark.slow
@@ -81,6 +81,8 @@ def test_ranks_read_a_checkpoint_once_together(results):
     extra = alone["read"]["bytes"] - stored  # the manifest and the objects' headers
     assert sum(each["read"]["bytes"] for each in found) <= stored + 2 * extra
     assert max(each["read"]["bytes"] for each in found) < 0.8 * stored + extra
+    assert alone["read"]["held"] == stored == sum(each["read"]["held"] for each in found)
+    assert max(each["read"]["held"] for each in found) < 0.6 * stored
 
 
 def test_bfloat16_keeps_float32_parameters_in_parts(results):
@@ -98,6 +100,6 @@ def test_one_rank_has_whole_tensors(tmp_path):
         layer = torch.nn.Linear(3, 2)
     assert not layer.weight.is_meta
     with torch.no_grad():
-        copy_whole(layer.weight, torch.ones(2, 3))
+        copy_stored(layer.weight, torch.ones(2, 3))
     assert whole(layer.weight) is layer.weight
     assert layer.weight.sum() == 6
