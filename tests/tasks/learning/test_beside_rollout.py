@@ -13,8 +13,8 @@ from storage import layout, records
 from storage.connect import connect
 from storage.memory import MemoryStore
 from storage.records import AliveRecord, BatchRecord
-from tasks.rollout import IMPORTS
 from tasks.learning.follow import GroupTimeout
+from tasks.rollout import IMPORTS
 from tests.small_run import (
     commit_iteration,
     config,
