@@ -61,6 +61,7 @@ class ForecastConfig:
         start_s: seconds until a process can start on a new machine: provisioning and image.
         process_s: seconds in each iteration until a member asks for weights: pod and engine.
         link_gbps: download rate of a member's machine.
+        train_link_gbps: rate at which the trainer's machines together read and write their state.
         more_rollout: what is different in the pools of pools.more_rollout, by name.
         control_s: seconds between two iterations, for conclusion and plan.
         seeds: trace windows and draws of lengths for each setup. iterations_simulated: iterations simulated for each;
@@ -90,6 +91,7 @@ class ForecastConfig:
     start_s: _AtLeast0 = 180.0
     process_s: _AtLeast0 = 60.0
     link_gbps: _Above0 = 10.0
+    train_link_gbps: _Above0 = 100.0
     more_rollout: dict[str, PoolForecast] = field(default_factory=dict)
     control_s: _AtLeast0 = 30.0
     seeds: Annotated[int, Field(ge=2, le=1000)] = 5

@@ -39,7 +39,8 @@ class Probe:
     """Measurements in a run's last iterations, from `first` to `last`.
 
     lengths: (quantile, tokens) of all graded responses. train_s_per_token: seconds of computing, without waiting, per
-    generated token; train_fixed_s: from the step to published weights; None if reports do not tell. control_s: seconds
+    generated token; train_fixed_s: from the step to published weights; restore_s: until the trainer has its stored
+    state; None if reports do not tell. control_s: seconds
     of an iteration in which no process works: from the plan to the first process (except in the run's first iteration,
     which waits for machines), and from published weights to the report. in_turn: the trainer's process started after
     the crew's had ended, as when one machine runs all tasks in turn; the time in between then counts as control_s, too.
@@ -52,6 +53,7 @@ class Probe:
     lengths: tuple[tuple[float, float], ...]
     train_s_per_token: float | None
     train_fixed_s: float | None
+    restore_s: float | None
     control_s: float
     in_turn: bool
 
@@ -91,6 +93,7 @@ def probe(store: ObjectStore) -> Probe | NoProbe:
         lengths=_quantiles([length for report in reports for length in report.lengths]),
         train_s_per_token=_per_token(reports),
         train_fixed_s=_median(report.metrics.get("timing_s/publish") for report in reports),
+        restore_s=_median(report.metrics.get("timing_s/restore") for report in reports),
         control_s=statistics.median(map(_control_s, reports)),
         in_turn=all(map(_is_in_turn, reports)),
     )

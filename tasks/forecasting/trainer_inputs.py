@@ -18,8 +18,6 @@ TRAINED_BYTES, FROZEN_BYTES = 16, 4
 # Of a GPU's memory; activations need the rest at least.
 STATE_SHARE_MAX = 0.9
 CHECKPOINT_BYTES_PER_PARAMETER = 12
-# From all of the trainer's machines to the store, and back.
-TRAIN_LINK_GBPS = 100.0
 
 
 def trainer_scenario(facts: KnownFacts) -> TrainerScenario:
@@ -148,8 +146,9 @@ def _between_s(facts: KnownFacts) -> tuple[float, float]:
         facts.show("between iterations", f"{publish_s + control_s:.1f} s", facts.probe.source)
         return publish_s, control_s
     control_s = facts.config.forecast.control_s
-    publish_s = (facts.weights[0] + _checkpoint_bytes(facts)) * 8 / 1e9 / TRAIN_LINK_GBPS
-    source = f"estimated: checkpoint and weights at {TRAIN_LINK_GBPS:g} Gbit/s, and forecast.control_s"
+    gbps = facts.config.forecast.train_link_gbps
+    publish_s = (facts.weights[0] + _checkpoint_bytes(facts)) * 8 / 1e9 / gbps
+    source = f"estimated: checkpoint and weights at {gbps:g} Gbit/s (train_link_gbps), and forecast.control_s"
     facts.show("between iterations", f"{publish_s + control_s:.0f} s", source)
     return publish_s, control_s
 
@@ -164,16 +163,34 @@ def _process_s(facts: KnownFacts) -> float:
 
 
 def _load_s(facts: KnownFacts) -> float:
-    """Seconds until a trainer's process that has generated, or that is new, can train: it reads its checkpoint."""
-    if facts.in_turn or not facts.config.pools.train.gpus:
+    """Seconds until a trainer's process that has generated, or that is new, has its stored state and can train."""
+    if facts.in_turn:
         return 0.0
-    load_s = max(_checkpoint_bytes(facts), facts.weights[0]) * 8 / 1e9 / TRAIN_LINK_GBPS
-    source = f"estimated: its checkpoint at {TRAIN_LINK_GBPS:g} Gbit/s"
-    facts.show(f"{TRAIN_POOL}: load", f"{load_s:.0f} s from generating to training", source)
+    probe, gbps = facts.probe, facts.config.forecast.train_link_gbps
+    if probe is not None and probe.restore_s is not None:
+        load_s, source = probe.restore_s, probe.source
+    elif facts.config.pools.train.gpus:
+        read, what = _restored_bytes(facts)
+        load_s, source = read * 8 / 1e9 / gbps, f"estimated: {what} at {gbps:g} Gbit/s (train_link_gbps)"
+    else:
+        return 0.0
+    facts.show(f"{TRAIN_POOL}: load", f"{load_s:.1f} s in each iteration, before training", source)
     return load_s
 
 
+def _restored_bytes(facts: KnownFacts) -> tuple[float, str]:
+    """What an iteration's trainer reads, and in words; all ranks together read it once."""
+    config, checkpoints, weights = facts.config, _checkpoint_bytes(facts), facts.weights[0]
+    parts = {"checkpoints": checkpoints} if checkpoints else {}
+    # What is not trained comes from the run's first weights: under adapters, and as the reference.
+    if config.lora is not None or config.algorithm.kl_coef > 0:
+        parts["the first weights"] = weights
+    return sum(parts.values()), " and ".join(f"{size / 1e9:.0f} GB of {name}" for name, size in parts.items())
+
+
 def _checkpoint_bytes(facts: KnownFacts) -> float:
-    """Adapters' checkpoints are small, and count as nothing."""
-    trains_all = facts.size is not None and facts.config.lora is None
-    return CHECKPOINT_BYTES_PER_PARAMETER * facts.sized().parameters if trains_all else 0.0
+    """Of the policy, and of a critic, which is as large; adapters' are small, and count as nothing."""
+    if facts.size is None:
+        return 0.0
+    models = (facts.config.lora is None) + facts.config.algorithm.estimator.needs_critic
+    return CHECKPOINT_BYTES_PER_PARAMETER * facts.sized().parameters * models

@@ -107,6 +107,7 @@ def _train_and_publish(
         while True:
             began_s = clock.monotonic()
             learner = restore_learner(store, before, config, model, clock, ranks)
+            restore_s = clock.monotonic() - began_s
             base = published_blocks(store, learner.policy, ranks, lasting=True)
             watch = generation.watch()
             try:
@@ -120,7 +121,7 @@ def _train_and_publish(
             dropped_s += clock.monotonic() - began_s
             generation.again()
         # The time of a dropped learner counts as waiting, not as training.
-        waited = {"timing_s/wait": record.metrics["timing_s/wait"] + dropped_s}
+        waited = {"timing_s/wait": record.metrics["timing_s/wait"] + dropped_s, "timing_s/restore": restore_s}
         measured = waited | request_metrics(store.requests, ranks) | generation.metrics()
         record = replace(record, metrics=record.metrics | measured)
         if ranks.is_first:

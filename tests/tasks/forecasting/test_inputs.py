@@ -30,6 +30,7 @@ def probe(**changes: Any) -> Probe:
             "lengths": ((0.0, 10.0), (0.5, 200.0), (1.0, 900.0)),
             "train_s_per_token": 0.002,
             "train_fixed_s": 4.0,
+            "restore_s": None,
             "control_s": 3.0,
             "in_turn": False,
             **changes,
@@ -359,3 +360,28 @@ def test_the_start_of_the_trainers_engines_is_measured_where_they_have_generated
     measured = gather(config(forecast={"process_s": 60.0}), probe())
     assert measured.trainer.process_s == 45.0
     assert sources(measured)["train: start"].startswith("measured in runs/a")
+
+
+CHECKPOINT_GB, WEIGHTS_GB = 12 * 1.2, 2 * 1.2
+
+
+@pytest.mark.parametrize(
+    ("sections", "read_gb"),
+    [
+        ({}, CHECKPOINT_GB),
+        ({"algorithm": {"advantage_estimator": "gae"}}, 2 * CHECKPOINT_GB),
+        ({"algorithm": {"kl_coef": 0.01}}, CHECKPOINT_GB + WEIGHTS_GB),
+        ({"lora": {"rank": 8}}, WEIGHTS_GB),
+    ],
+)
+def test_restoring_reads_every_checkpoint_and_the_first_weights_where_they_are_needed(sections, read_gb):
+    inputs = gather(config(forecast={"train_link_gbps": 40.0, "accelerator_train": "h100"}, **sections), UNPROBED)
+    assert inputs.trainer.load_s == pytest.approx(read_gb * 8 / 40)
+    assert sources(inputs)["train: load"].endswith("at 40 Gbit/s (train_link_gbps)")
+
+
+def test_restoring_takes_what_was_measured():
+    inputs = gather(config(), probe(restore_s=21.5))
+    assert inputs.trainer.load_s == 21.5
+    assert sources(inputs)["train: load"].startswith("measured in runs/a")
+    assert gather(config(), probe(restore_s=21.5, in_turn=True)).trainer.load_s == 0

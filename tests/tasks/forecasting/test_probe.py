@@ -76,11 +76,12 @@ def test_a_store_that_does_not_let_us_in_is_no_error(monkeypatch: pytest.MonkeyP
 
 
 def test_what_one_report_says():
-    found = probed(report(0, observation(), **{"timing_s/compute": 5.0, "timing_s/publish": 3.0}))
+    timed = {"timing_s/compute": 5.0, "timing_s/publish": 3.0, "timing_s/restore": 9.0}
+    found = probed(report(0, observation(), **timed))
     assert found.source.endswith(", iteration 0")
     pool = found.pools["rollout"]
     assert (pool.step_s, pool.start_s, pool.losses, pool.machine_h) == (((1, 0.01), (8, 0.02)), 30.0, 1, 1.0)
-    assert (found.train_s_per_token, found.train_fixed_s, found.control_s) == (0.005, 3.0, 7.0)
+    assert (found.train_s_per_token, found.train_fixed_s, found.restore_s, found.control_s) == (0.005, 3.0, 9.0, 7.0)
     assert (found.lengths[0], found.lengths[20], found.lengths[-1]) == ((0.0, 100.0), (0.5, 200.0), (1.0, 300.0))
 
 
@@ -94,7 +95,7 @@ def test_several_reports_count_together():
     assert pool.step_s == ((1, 0.02), (4, 0.05), (8, 0.02))
     assert (pool.start_s, pool.losses, pool.machine_h) == (30.0, 2, 3.0)
     assert found.train_s_per_token == pytest.approx(0.006)
-    assert found.train_fixed_s is None
+    assert (found.train_fixed_s, found.restore_s) == (None, None)
 
 
 def test_only_the_last_reports_count():
