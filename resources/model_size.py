@@ -14,6 +14,7 @@ class ModelSize:
     """parameters: their number; looked_up: those of them of which a token reads one row, an embedding that is not tied.
 
     weight_bytes: per parameter. kv_bytes_per_token: keys and values of all layers.
+    windowed_layers: those of `layers` that attend to the last `window` tokens alone, and cache no more.
     """
 
     parameters: float
@@ -21,6 +22,14 @@ class ModelSize:
     weight_bytes: int
     kv_bytes_per_token: float
     layers: int
+    windowed_layers: int = 0
+    window: int = 0
+
+    def cache_bytes(self, tokens: float) -> float:
+        """The keys and values of a response with so many tokens, in an engine that keeps no more than a window."""
+        windowed = self.windowed_layers / max(1, self.layers)
+        kept = (1 - windowed) * tokens + windowed * min(tokens, self.window)
+        return self.kv_bytes_per_token * kept
 
     @property
     def bytes(self) -> float:
@@ -58,6 +67,7 @@ def size_from_config(document: Mapping[str, Any], weight_bytes: int) -> ModelSiz
     kv_heads = int(document.get("num_key_value_heads") or heads)
     head = int(document.get("head_dim") or hidden // heads)
     attention = 2 * hidden * heads * head + 2 * hidden * kv_heads * head
+    windowed, window = _windows(document, layers)
     looked_up = 0 if document.get("tie_word_embeddings") else vocabulary * hidden
     return ModelSize(
         parameters=float(looked_up + vocabulary * hidden + layers * (attention + 3 * hidden * inner)),
@@ -65,4 +75,29 @@ def size_from_config(document: Mapping[str, Any], weight_bytes: int) -> ModelSiz
         weight_bytes=weight_bytes,
         kv_bytes_per_token=float(2 * layers * kv_heads * head * CACHE_VALUE_BYTES),
         layers=layers,
+        windowed_layers=windowed,
+        window=window,
     )
+
+
+# Which kinds of layers attend to a window, and the field that has its width.
+_WINDOWS = (("sliding_attention", "sliding_window"), ("chunked_attention", "attention_chunk_size"))
+
+
+def _windows(document: Mapping[str, Any], layers: int) -> tuple[int, int]:
+    """How many layers attend to a window, and its width; (0, 0) for none."""
+    types = document.get("layer_types")
+    for kind, field in _WINDOWS:
+        width = document.get(field)
+        if not isinstance(width, int) or width < 1:
+            continue
+        if isinstance(types, list):
+            windowed = min(layers, types.count(kind))
+        elif kind == _WINDOWS[0][0] and document.get("use_sliding_window", True):
+            # The first layers of Qwen2 have none.
+            windowed = layers - min(layers, int(document.get("max_window_layers") or 0))
+        else:
+            continue
+        if windowed:
+            return windowed, width
+    return 0, 0

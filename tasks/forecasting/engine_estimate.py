@@ -61,7 +61,7 @@ def decode_step_s(model: ModelSize, device: Device, batch: int, context_tokens: 
     """Seconds of a step that gives each of `batch` responses one token, at this mean context."""
     weights_s = model.multiplied * model.weight_bytes / device.bytes_per_s
     products_s = 2 * model.multiplied * batch / device.flops
-    cache_s = batch * context_tokens * model.kv_bytes_per_token / device.bytes_per_s
+    cache_s = batch * model.cache_bytes(context_tokens) / device.bytes_per_s
     constant_s = STEP_S + model.layers * LAYER_S
     if device.gpus > 1:
         constant_s += model.layers * SUMS_PER_LAYER * SUM_S
@@ -104,7 +104,7 @@ def responses_that_fit(
     left = memory * memory_share - model.bytes
     if cache_bytes is not None:
         left = min(memory - model.bytes, device.gpus * cache_bytes)
-    fit = int(left / (context_tokens * model.kv_bytes_per_token))
+    fit = int(left / model.cache_bytes(context_tokens))
     if fit < 1:
         raise ValueError(
             f"{device.gpus} x {device.accelerator.name} of an engine: {model.bytes / 1e9:.0f} GB of weights and one "

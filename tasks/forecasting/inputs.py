@@ -142,11 +142,14 @@ def _model_size(config: RunConfig, shown: list[ForecastInput]) -> ModelSize | No
         source += "; layers assumed from the size"
     elif path.is_file():
         found, source = size_from_config(_fields(path.parent), weight_bytes), f"counted from {path}"
-        found = replace(found, kv_bytes_per_token=forecast.kv_bytes_per_token or found.kv_bytes_per_token)
+        if forecast.kv_bytes_per_token is not None:
+            found = replace(found, kv_bytes_per_token=forecast.kv_bytes_per_token, windowed_layers=0)
     else:
         return None
     billions = found.parameters / 1e9
     words = f"{billions:.2f} billion" if billions >= 0.1 else f"{billions * 1000:.2f} million"
+    if found.windowed_layers:
+        source += f"; {found.windowed_layers} layers cache at most {found.window} tokens"
     words += f" parameters in {found.layers} layers, {found.kv_bytes_per_token:,.0f} bytes of cache per token"
     shown.append(ForecastInput(name="model", value=words, source=source))
     return found

@@ -41,7 +41,7 @@ def check_files(config: RunConfig) -> list[str]:
     EngineError, ToolsUnusable and ValueError.
     """
     directory = model_directory(config)
-    check_engine_fits(config, directory)
+    doubts = check_engine_fits(config, directory)
     config.algorithm.estimator.check(with_turns=config.turns is not None)
     prompts = load_prompts(config.data)
     check_rewards(config.rewards, prompts.columns, prompts=prompts)
@@ -61,7 +61,7 @@ def check_files(config: RunConfig) -> list[str]:
     if config.evaluation is not None:
         rows = check_held_out(config, directory, tokenizer)
         seen.append(f"evaluation: {_described(rows)} of {config.evaluation.data.source}, and its rewards")
-    return seen
+    return [*seen, *(f"not sure: {doubt}" for doubt in doubts)]
 
 
 def model_directory(config: RunConfig) -> Path:

@@ -5,6 +5,7 @@ take; what is refused cannot fit.
 """
 
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,11 @@ class EngineMisfit(ValueError):  # noqa: N818 - reads as what is wrong
     """The engine's weights and cache do not fit a pool's GPUs, or it has no kernel that the configuration asks for."""
 
 
-def check_engine_fits(config: RunConfig, model_dir: Path) -> None:
+def check_engine_fits(config: RunConfig, model_dir: Path) -> list[str]:
     """Raise EngineMisfit for the first pool of the crew whose GPUs cannot hold the engine, or lack a kernel.
+
+    With `engine: auto` the image decides between two engines, and which it has is not known here: a pool is refused if
+    neither fits. Returns a line for each pool on which only one of them does.
 
     Pools without GPUs, models whose size config.json does not tell, quantised engines and accelerators without a data
     sheet are passed over. Raises ModelConfigError and EngineError for a config.json that cannot be read.
@@ -38,30 +42,41 @@ def check_engine_fits(config: RunConfig, model_dir: Path) -> None:
     rollout, fields = engine_settings(config), model_fields(model_dir)
     pools = {name: pool for name, pool in config.pools.rollout_pools.items() if pool.gpus}
     if not pools or rollout.engine == "scripted" or rollout.device == "cpu":
-        return
+        return []
     if rollout.engine != "torch":
         _check_kernels(config, rollout, fields)
     model = _size(fields, rollout)
     context = context_length(rollout, model_dir)
+    doubts: list[str] = []
     for name, pool in pools.items():
         sheet = _sheet(pool)
         if model is not None and sheet is not None:
-            _check_pool(config, pool_path(name), model, sheet, context)
+            doubts += _check_pool(config, pool_path(name), model, sheet, context)
+    return doubts
 
 
-def _check_pool(config: RunConfig, path: str, model: ModelSize, sheet: Accelerator, context: int) -> None:
-    engine = config.rollout.engine
-    if engine in ("auto", "vllm"):
-        _check_vllm(config.rollout, path, model, sheet, context)
-    if engine in ("auto", "torch"):
-        _check_torch(config, path, model, sheet, context)
+def _check_pool(config: RunConfig, path: str, model: ModelSize, sheet: Accelerator, context: int) -> list[str]:
+    """Raise EngineMisfit if no engine that may run fits; returns why one of two does not."""
+    misfits: list[EngineMisfit] = []
+    engines = [name for name in ("vllm", "torch") if config.rollout.engine in (name, "auto")]
+    for engine in engines:
+        try:
+            if engine == "vllm":
+                _check_vllm(config.rollout, path, model, sheet, context)
+            else:
+                _check_torch(config, path, model, sheet, context)
+        except EngineMisfit as error:
+            misfits.append(error)
+    if len(misfits) == len(engines):
+        raise misfits[-1]
+    return [str(error) for error in misfits]
 
 
 def _check_vllm(rollout: RolloutConfig, path: str, model: ModelSize, sheet: Accelerator, context: int) -> None:
     """VLLM does not start unless its cache holds one response of the whole context beside the weights."""
     vllm = rollout.vllm
     memory = vllm.tensor_parallel_size * sheet.memory_bytes
-    one = context * model.kv_bytes_per_token
+    one = model.cache_bytes(context)
     room = memory * vllm.gpu_memory_utilization - model.bytes
     if vllm.kv_cache_memory_bytes is not None:
         room = min(memory - model.bytes, vllm.tensor_parallel_size * float(vllm.kv_cache_memory_bytes))
@@ -76,7 +91,7 @@ def _check_vllm(rollout: RolloutConfig, path: str, model: ModelSize, sheet: Acce
 
 
 def _check_torch(config: RunConfig, path: str, model: ModelSize, sheet: Accelerator, context: int) -> None:
-    """The torch engine's cache has a row for every response in flight, as long as the longest of them."""
+    """The torch engine's cache has a row for every response in flight, as long as the longest one, in all layers."""
     rollout = config.rollout
     reach = context
     if config.data.max_prompt_length is not None:
@@ -119,12 +134,7 @@ def _size(fields: dict[str, Any], rollout: RolloutConfig) -> ModelSize | None:
         size = size_from_config(fields, width)
     except ValueError:
         return None
-    return ModelSize(
-        parameters=size.parameters,
-        weight_bytes=width,
-        kv_bytes_per_token=size.kv_bytes_per_token * width / CACHE_VALUE_BYTES,
-        layers=size.layers,
-    )
+    return replace(size, kv_bytes_per_token=size.kv_bytes_per_token * width / CACHE_VALUE_BYTES)
 
 
 def _sheet(pool: PoolConfig) -> Accelerator | None:

@@ -93,7 +93,8 @@ def prepare(
     check_rewards(config.rewards, prompts.columns, held, prompts, every_truth=is_new)
     with tempfile.TemporaryDirectory(prefix="gleaner-model-") as folder:
         model_dir = _model_directory(store, config, Path(folder))
-        check_engine_fits(config, model_dir)
+        for doubt in check_engine_fits(config, model_dir):
+            log.warning("not sure: %s", doubt)
         tokenizer = cache(partial(prompt_tokenizer, config, model_dir))
         if is_new:
             _check_prompts(config, prompts, tokenizer(), model_dir)

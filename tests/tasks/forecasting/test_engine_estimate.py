@@ -116,6 +116,34 @@ def test_a_model_is_counted_from_its_config():
     assert found.width == pytest.approx(3584, rel=0.35)
 
 
+@pytest.mark.parametrize(
+    ("fields", "windowed"),
+    [
+        ({}, 0),
+        ({"sliding_window": 4096, "use_sliding_window": False}, 0),
+        ({"sliding_window": None}, 0),
+        ({"sliding_window": 4096}, 28),
+        ({"sliding_window": 4096, "max_window_layers": 21}, 7),
+        ({"sliding_window": 4096, "layer_types": ["full_attention"] * 28}, 0),
+        ({"sliding_window": 4096, "layer_types": ["sliding_attention", "full_attention"] * 14}, 14),
+        ({"attention_chunk_size": 4096, "layer_types": ["chunked_attention"] * 21 + ["full_attention"] * 7}, 21),
+    ],
+)
+def test_a_layer_with_a_window_caches_no_more(fields, windowed):
+    found = size_from_config({**QWEN_2_5_7B, **fields}, weight_bytes=2)
+    assert found.windowed_layers == windowed
+    assert found.cache_bytes(4096) == pytest.approx(57_344 * 4096)
+    kept = (28 - windowed) * 40_960 + windowed * 4096
+    assert found.cache_bytes(40_960) == pytest.approx(57_344 / 28 * kept)
+
+
+def test_with_windows_more_responses_fit_and_a_step_reads_less():
+    windowed = replace(MODEL, windowed_layers=LAYERS // 2, window=100)
+    assert responses_that_fit(windowed, ONE, 1000, memory_share=0.9, cache_bytes=4e9) == int(4e6 / 550)
+    saved_s = 8 * (1000 - 550) * 1000 / ONE.bytes_per_s
+    assert decode_step_s(MODEL, ONE, 8, 1000) - decode_step_s(windowed, ONE, 8, 1000) == pytest.approx(saved_s)
+
+
 def test_layers_are_assumed_as_models_of_that_size_have_them():
     for billions, layers in ((0.49, 24), (1.54, 28), (3.09, 36), (7.62, 28), (14.77, 48), (32.76, 64), (72.7, 80)):
         assert layers / 1.5 < assumed_layers(billions * 1e9) < layers * 1.5

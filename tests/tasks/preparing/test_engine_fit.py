@@ -24,7 +24,7 @@ L4 = {"machine": "g6.xlarge", "gpus": 1, "accelerator": "nvidia-l4"}
 
 
 def checked(tmp_path, fields=QWEN3_1_7B, pool=L4, pools=None, algorithm=None, **rollout):
-    """Check GSM8K's example with these fields of `rollout`; nothing is returned."""
+    """Check GSM8K's example with these fields of `rollout`: the doubts."""
     (tmp_path / "config.json").write_text(json.dumps(fields))
     document = {
         "run": {"url": "runs/x"},
@@ -36,7 +36,7 @@ def checked(tmp_path, fields=QWEN3_1_7B, pool=L4, pools=None, algorithm=None, **
         "rollout": {"dtype": "bfloat16", "context_length": 4608, "max_responses_in_flight": 64} | rollout,
         "pools": pools or {"rollout": pool},
     }
-    check_engine_fits(parse(document), tmp_path)
+    return check_engine_fits(parse(document), tmp_path)
 
 
 def refused(tmp_path, **given):
@@ -46,15 +46,22 @@ def refused(tmp_path, **given):
     return str(error.value)
 
 
-def test_the_first_example_with_engine_auto_is_refused_and_with_vllm_it_is_not(tmp_path):
-    line = refused(tmp_path, engine="auto")
+def test_where_the_image_decides_a_pool_is_refused_only_if_neither_engine_fits(tmp_path):
+    [line] = checked(tmp_path, engine="auto")
     assert pytest.approx(33.8e9, rel=1e-3) == 64 * 4608 * KV_BYTES
     assert line.startswith(
         "pools.rollout: the torch engine, which auto takes where the image has no vLLM, needs 33.8 GB of cache for 64 "
         "responses (rollout.max_responses_in_flight) of up to 4608 tokens beside 3.4 GB of weights, more than 1 x L4 "
         "(24 GB) has; allowed: rollout.engine: vllm"
     )
-    checked(tmp_path, engine="vllm")
+    assert checked(tmp_path, engine="vllm") == []
+    assert refused(tmp_path, engine="torch").startswith("pools.rollout: the torch engine needs 33.8 GB")
+    large = QWEN3_1_7B | {"num_hidden_layers": 28 * 7}
+    assert "the torch engine, which auto takes" in refused(tmp_path, fields=large, engine="auto")
+    tight = {"kv_cache_memory_bytes": 500 << 20}
+    [line] = checked(tmp_path, engine="auto", max_responses_in_flight=8, vllm=tight)
+    assert "vLLM's cache of one response" in line
+    assert checked(tmp_path, engine="auto", max_responses_in_flight=8) == []
 
 
 def test_the_number_of_responses_that_is_allowed_instead_fits_and_one_more_does_not(tmp_path):
@@ -134,3 +141,12 @@ def test_a_model_without_invariant_kernels_is_refused_where_they_are_asked_for(t
 def test_attention_over_windows_has_invariant_kernels(tmp_path):
     windows = QWEN3_1_7B | {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 1024}
     checked(tmp_path, fields=windows, engine="vllm", vllm={"batch_invariant": True})
+
+
+def test_of_a_window_vllm_caches_no_more_and_the_torch_engine_whole_rows(tmp_path):
+    every_second = {"layer_types": ["sliding_attention", "full_attention"] * 14, "sliding_window": 1024}
+    cache = {"kv_cache_memory_bytes": int(40_960 * KV_BYTES * 0.6)}
+    tight = {"engine": "vllm", "context_length": 40_960, "vllm": cache}
+    assert "one response of 40960 tokens (rollout.context_length) 4.7 GB" in refused(tmp_path, **tight)
+    checked(tmp_path, fields=QWEN3_1_7B | every_second, **tight)
+    assert "needs 33.8 GB" in refused(tmp_path, fields=QWEN3_1_7B | every_second, engine="torch")
