@@ -6,7 +6,9 @@ import pytest
 
 from resources.accelerators import accelerator
 from tasks.configuration.run_config import parse
+from tasks.preparing.checks import check_files
 from tasks.preparing.engine_fit import EngineMisfit, check_engine_fits
+from tests.small_run import config, memory_store, model_directory, plan_iteration
 
 QWEN3_1_7B = {
     "hidden_size": 2048,
@@ -150,3 +152,14 @@ def test_of_a_window_vllm_caches_no_more_and_the_torch_engine_whole_rows(tmp_pat
     assert "one response of 40960 tokens (rollout.context_length) 4.7 GB" in refused(tmp_path, **tight)
     checked(tmp_path, fields=QWEN3_1_7B | every_second, **tight)
     assert "needs 33.8 GB" in refused(tmp_path, fields=QWEN3_1_7B | every_second, engine="torch")
+
+
+@pytest.mark.slow
+def test_a_doubt_is_shown_by_check_and_logged_by_plan(tmp_path, caplog):
+    tiny_cache = {"engine": "auto", "vllm": {"gpu_memory_utilization": 1e-9}}
+    url, model = "memory://doubt", model_directory(tmp_path / "model")
+    settings = config(url, model, rollout=tiny_cache, pools={"rollout": L4 | {"count": 1}})
+    assert check_files(settings)[-1].startswith("not sure: pools.rollout: the weights take")
+    memory_store("doubt")
+    plan_iteration(settings)
+    assert any(line.startswith("not sure: pools.rollout: the weights take") for line in caplog.messages)
