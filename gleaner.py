@@ -1,4 +1,4 @@
-"""The command line that looks at configurations and runs. `pyflyte run workflows/training.py training` trains."""
+"""The command line that looks at configurations and runs, and the same for Python: `open` and `train`."""
 
 import io
 import json
@@ -34,6 +34,7 @@ from tasks.forecasting.realised import compare, save_forecast
 from tasks.forecasting.table import comparison_text, forecast_text
 from tasks.grading.reward import GradingError
 from tasks.preparing.checks import check_files, check_settings
+from tasks.preparing.local_training import TrainingFailed, train
 from tasks.prompts.prompt import PromptError
 from tasks.reporting.crew_view import RunView
 from tasks.reporting.export import export_rollouts
@@ -47,7 +48,11 @@ from tasks.sampling.engines.engine import EngineError
 from tasks.sampling.session.join import JoinLimits, join_run
 from tasks.sampling.session.session_outcome import SessionOutcome
 from tasks.sharing.commands import fleet
+from tasks.viewing.opened_run import Run
+from tasks.viewing.opened_run import open_run_at as open  # noqa: A004 - read as gleaner.open
 from tasks.viewing.reading_commands import show, status, view
+
+__all__ = ["Run", "TrainingFailed", "main", "open", "train"]
 
 # What can be exported, and how the options of each are shown.
 EXPORTS = {

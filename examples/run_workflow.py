@@ -9,18 +9,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-ROOT = Path(__file__).resolve().parent.parent
-END_TIME_LIMIT_S = 60.0
+from tasks.preparing.local_training import END_TIME_LIMIT_S, ROOT, workflow_command
+
 _POLL_INTERVAL_S = 0.02
-
-
-def workflow_command(config: Path, iterations: int) -> list[str]:
-    """The command that trains `iterations` iterations."""
-    return [
-        str(Path(sys.executable).parent / "pyflyte"),
-        *("--config", str(ROOT / "flyte.config"), "run", str(ROOT / "workflows" / "training.py"), "training"),
-        *("--config", str(config), "--count", str(iterations)),
-    ]
 
 
 def show_command(console: Console, config: Path, iterations: int) -> None:

@@ -25,11 +25,12 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from examples.run_workflow import END_TIME_LIMIT_S, ROOT, exit_if_failed, workflow_command
+from examples.run_workflow import exit_if_failed
 from examples.warm_start import build_model, build_tokenizer
 from storage.connect import connect
 from storage.run import read_plan, reports
 from storage.weights.tensor_sets import TensorEntry, read_manifest
+from tasks.preparing.local_training import END_TIME_LIMIT_S, ROOT, workflow_command
 
 RUNS = ("red", "green", "blue")
 TRAINERS = {"alone": "a trainer each", "shared": "one host"}

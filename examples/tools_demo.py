@@ -26,7 +26,7 @@ from rich.table import Table
 from examples.call_ledger import Audit, CallLedger, LedgerRow, audited
 from examples.compare import undisturbed_equals
 from examples.hidden_sums import LEDGER, dataset_rows
-from examples.run_workflow import ROOT, run_workflow, show_command
+from examples.run_workflow import run_workflow, show_command
 from examples.tools_warm_start import warm_start
 from examples.warm_start import WarmStart
 from storage import layout
@@ -39,6 +39,7 @@ from storage.responses import Response
 from storage.run import exists, next_iteration, read_plan, reports
 from storage.store import ObjectStore
 from storage.turns import TurnRecord, decode_turn
+from tasks.preparing.local_training import ROOT
 from tasks.viewing.run_status import table
 
 CONFIG = ROOT / "examples" / "tools_demo.yaml"

@@ -7,7 +7,7 @@ import json
 import logging
 import re
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,7 +100,28 @@ def load_decoder(store: ObjectStore, consequence: str, *, special_tokens: bool =
         return None
 
 
-def rollout_table(
+def rollout_tables(store: ObjectStore, plan: PlanRecord, decode: Decode | None) -> Iterator[pa.Table]:
+    """The finished responses of an iteration as they are now: a table without rows, then one for each part.
+
+    All have the same columns. Raises LookupError if the iteration got its first rewards meanwhile, because the tables
+    have no columns for them, and what reading raises.
+    """
+    prompts = read_prompts(store, plan)
+    parts = read_parts(store, plan.iteration)
+    rows = next(parts, [])
+    # The batches are read after the first part, so that they name every reward function that it has.
+    graded = (response for batch in read_batches(store, plan.iteration) for response in batch.graded)
+    functions = sorted({name for response in graded for name in response.rewards})
+    yield _rollout_table(plan, prompts, [], decode, functions)
+    while rows:
+        if not all(set(row.rewards) <= set(functions) for row in rows):
+            raise LookupError(f"iteration {plan.iteration} was graded while it was read; read it again")
+        yield _rollout_table(plan, prompts, rows, decode, functions)
+        del rows  # before the next part is read
+        rows = next(parts, [])
+
+
+def _rollout_table(
     plan: PlanRecord,
     prompts: Sequence[PromptRow],
     rows: Sequence[Response],
@@ -170,29 +191,17 @@ def _export_iteration(store: ObjectStore, iteration: int, path: Path, decode: De
 
 
 def _write_parts(store: ObjectStore, plan: PlanRecord, path: Path, decode: Decode | None) -> int:
-    """Write the responses part by part, and return how many there are.
-
-    Raises LookupError if the iteration got its first rewards meanwhile, because the file has no columns for them.
-    """
+    """Write the responses part by part, and return how many there are; raises what `rollout_tables` raises."""
     import pyarrow.parquet as pq  # noqa: PLC0415 - only an export needs it
 
-    prompts = read_prompts(store, plan)
-    parts = read_parts(store, plan.iteration)
-    rows = next(parts, [])
-    # The batches are read after the first part, so that they name every reward function that it has.
-    graded = (response for batch in read_batches(store, plan.iteration) for response in batch.graded)
-    functions = sorted({name for response in graded for name in response.rewards})
+    tables = rollout_tables(store, plan, decode)
     count = 0
     # Without Arrow's own schema in the file, the columns are plain Parquet lists to every reader.
-    schema = rollout_table(plan, prompts, [], decode, functions).schema
-    with pq.ParquetWriter(path, schema, compression="zstd", store_schema=False) as writer:
-        while rows:
-            if not all(set(row.rewards) <= set(functions) for row in rows):
-                raise LookupError(f"iteration {plan.iteration} was graded while it was exported; export it again")
-            writer.write_table(rollout_table(plan, prompts, rows, decode, functions))
-            count += len(rows)
-            del rows  # before the next part is read
-            rows = next(parts, [])
+    with pq.ParquetWriter(path, next(tables).schema, compression="zstd", store_schema=False) as writer:
+        for table in tables:
+            writer.write_table(table)
+            count += table.num_rows
+            del table  # before the next part is read
     return count
 
 

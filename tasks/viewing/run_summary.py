@@ -15,6 +15,7 @@ from storage.run import next_iteration, plans_in_flight, read_report, read_run
 from storage.store import ObjectMissing, ObjectStore
 from tasks.configuration.in_force import in_force
 from tasks.reporting import charts
+from tasks.reporting.metrics_lines import metrics_lines
 from tasks.reporting.reward_chart import reward_chart
 
 # So many of the last iterations say how long the next ones take.
@@ -52,18 +53,17 @@ class ToGo:
 
 
 def committed_metrics(store: ObjectStore) -> list[dict[str, float | None]]:
-    """The metrics of each committed iteration, in order, with `time_s` and the speed of its rollout.
+    """The metrics of each committed iteration, in order, as in metrics.jsonl, with the speed of its rollout.
 
-    They come from metrics.jsonl, which is one object, and from the reports that are newer than it.
+    They come from that file, which is one object, and from the reports that are newer than it.
     """
     found: list[dict[str, float | None]] = []
     committed = next_iteration(store)
     for line in _lines(store):
         if line.get("iteration") == len(found) < committed:
             found.append(line)
-    for iteration in range(len(found), committed):
-        report = read_report(store, iteration)
-        found.append({**report.metrics, "time_s": report.created_at_s})
+    newer = [read_report(store, iteration) for iteration in range(len(found), committed)]
+    found += map(json.loads, metrics_lines(newer).splitlines())
     for metrics in found:
         tokens, seconds = metrics.get("num_tokens"), metrics.get("timing_s/rollout")
         if tokens and seconds:
