@@ -27,11 +27,11 @@ def train(config: Path | str | Mapping[str, Any], count: int = 1) -> None:
     """Train `count` more iterations of a run on this machine, and print what the workflow prints.
 
     config: a YAML or JSON file, or the same as a mapping; paths in it are relative to the working directory. Raises
-    ValueError, LookupError and OSError for a configuration that is refused before anything starts, TrainingFailed.
+    ValueError (ConfigError) and LookupError for what is refused before anything starts, TrainingFailed.
     """
     if count < 1:
         raise ValueError(f"count: value {count}; allowed: 1 or more")
-    check_settings(parse(config) if isinstance(config, Mapping) else load(Path(config)))
+    check_settings(parse(config) if isinstance(config, Mapping) else load(config))
     with _as_file(config) as file:
         status = _follow(workflow_command(file, count))
     if status:

@@ -1,9 +1,11 @@
 """The whole thing, as a user runs it: `pyflyte run`, real processes, a real policy, and a store."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+import gleaner
 from examples.compare import undisturbed_equals
 from storage import layout
 from storage.connect import connect
@@ -13,9 +15,7 @@ from tests.whole_runs import (
     KILLABLE,
     ONE_SLOT,
     config_file,
-    ended,
     kill_a_slot_in_the_middle,
-    pyflyte,
     run_here,
     train_here,
 )
@@ -23,14 +23,17 @@ from tests.whole_runs import (
 pytestmark = pytest.mark.slow
 
 
-def test_a_killed_run_continues_and_learns_from_the_same_tokens(tmp_path, model):
+def test_a_killed_run_continues_and_learns_from_the_same_tokens(tmp_path, model, monkeypatch):
+    """Its first iteration is trained from Python, in a folder that is not the project's, as in a notebook."""
     url = str(tmp_path / "run")
     sections = KILLABLE | {"pools": ONE_SLOT}
     config = config_file(tmp_path, model, url, **sections)
     store = connect(url)
-    child = pyflyte("training", "--config", str(config))
-    victim = kill_a_slot_in_the_middle(store, lambda: child.poll() is None)
-    ended(child)
+    with monkeypatch.context() as elsewhere, ThreadPoolExecutor(1) as thread:
+        elsewhere.chdir(tmp_path)
+        training = thread.submit(gleaner.train, config.name)
+        victim = kill_a_slot_in_the_middle(store, lambda: not training.done())
+        training.result()
     [first] = reports(store)
     assert victim in {life.incarnation for life in first.lives if life.state == "lost"}
     assert first.metrics["resume/tokens_recovered"] > 0
