@@ -72,4 +72,7 @@ def _follow(command: list[str]) -> int:
             if child.poll() is None:
                 # Else the run would go on behind the notebook's back, and hold the lease.
                 child.terminate()
-                child.wait(END_TIME_LIMIT_S)
+                try:
+                    child.wait(END_TIME_LIMIT_S)
+                except subprocess.TimeoutExpired:
+                    child.kill()

@@ -1,5 +1,7 @@
 """gleaner.train: what is refused before anything starts, and how the end of the process is told."""
 
+import io
+import os
 import re
 import sys
 from pathlib import Path
@@ -10,6 +12,7 @@ import yaml
 import gleaner
 from examples.run_workflow import workflow_command
 from tasks.configuration.run_config import ConfigError
+from tasks.preparing import local_training
 from tests.small_run import document
 
 
@@ -38,6 +41,23 @@ def test_what_the_workflow_refuses_is_printed_and_raised(tmp_path, capsys):
         gleaner.train(document(str(tmp_path / "run"), tmp_path / "no-model"))
     printed = re.sub(r"[\s│]+", "", capsys.readouterr().out)
     assert f"{tmp_path}/no-model" in printed
+
+
+def test_an_interrupt_ends_the_process_before_it_is_raised(tmp_path, monkeypatch):
+    file = tmp_path / "pid"
+    program = (
+        f"import os, time; open({str(file)!r}, 'w').write(str(os.getpid())); print(1, flush=True); time.sleep(600)"
+    )
+
+    class Interrupted(io.StringIO):
+        def write(self, text):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "stdout", Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        local_training._follow([sys.executable, "-c", program])
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(file.read_text()), 0)
 
 
 def test_the_command_is_that_of_the_guide():
