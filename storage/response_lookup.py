@@ -1,18 +1,19 @@
-"""Single responses of an iteration, each read without the tokens of the others: from its part, or from the journal.
+"""Single responses of an iteration, or some of them at once: from their parts, or from the journal.
 
 A reader for people: it returns what is durable now, whether the response is recorded, running or not begun.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import pyarrow as pa
 
 from storage import layout, records
 from storage.assembly import JournalReader
-from storage.compaction import follow_recorded, stored_body, unrecorded_row
+from storage.compaction import each_batch, follow_recorded, stored_body, unrecorded_row
 from storage.records import BatchRecord, GradedResponse, PlanRecord, Span
-from storage.response_parts import ResponsesRecord
+from storage.response_parts import PART_TOKENS, ResponsesRecord, divide
 from storage.responses import Response, find_response, open_responses
 from storage.run import exists
 from storage.store import CorruptObject, ObjectMissing, ObjectStore
@@ -58,6 +59,48 @@ class ResponseLookup:
                     raise
         return None if named is None else self._stored(named)
 
+    def find_all(self, numbers: Iterable[int], part_tokens: int = PART_TOKENS) -> dict[int, Traced]:
+        """Those of these responses that are there, by number, ascending, each as `find` gives it.
+
+        The batches are read once, and a shard once for each part with rows of it, however many responses there are. The
+        result holds the tokens of all of them. Raises what `find` raises.
+        """
+        wanted = sorted(numbers)
+        asked = frozenset(wanted)
+        recorded = (graded for batch in each_batch(self._store, self._plan.iteration) for graded in batch.graded)
+        named = {graded.response: graded for graded in recorded if graded.response in asked}
+        key = layout.responses(self._plan.iteration)
+        if not exists(self._store, key):
+            try:
+                return self._all_journalled(wanted, named, part_tokens)
+            except (CorruptObject, ObjectMissing):
+                if not exists(self._store, key):
+                    raise
+                # More may be recorded than was when the batches were read.
+                return self.find_all(wanted, part_tokens)
+        return {number: self._stored(named[number]) for number in wanted if number in named}
+
+    def _all_journalled(
+        self, wanted: Sequence[int], named: Mapping[int, GradedResponse], part_tokens: int
+    ) -> dict[int, Traced]:
+        longest = self._plan.sampling.max_completion_length
+        lengths = {number: named[number].length if number in named else longest for number in wanted}
+        parts = divide(lengths, part_tokens)
+        reader = JournalReader(self._store, self._plan, parts=parts)
+        reader.refresh()
+        found = {}
+        for part in reader.parts() if parts else ():
+            for number in filter(lengths.__contains__, part):
+                found[number] = self._followed(number, named.get(number), reader)
+        return found
+
+    def _followed(self, number: int, named: GradedResponse | None, reader: JournalReader) -> Traced:
+        """The response from what the reader has read."""
+        if named is not None:
+            return Traced(follow_recorded(self._plan, self._prompt_ids, named, reader), named.lineage)
+        assembled = reader.assemble(number)
+        return Traced(unrecorded_row(self._plan, self._prompt_ids, assembled), assembled.lineage)
+
     def _named(self, number: int, batch: int) -> GradedResponse:
         key = layout.batch(self._plan.iteration, batch)
         for graded in records.read(self._store, BatchRecord, key).graded:
@@ -68,17 +111,19 @@ class ResponseLookup:
     def _journalled(self, number: int, named: GradedResponse | None) -> Traced:
         """The response with the shards of those incarnations alone that wrote it."""
         reader = JournalReader(self._store, self._plan, parts=[range(number, number + 1)])
-        if named is not None:
-            return Traced(follow_recorded(self._plan, self._prompt_ids, named, reader), named.lineage)
-        reader.book.refresh()
-        reader.shards.advance_all(reader.incarnations_to_read([number]))
-        assembled = reader.assemble(number)
-        return Traced(unrecorded_row(self._plan, self._prompt_ids, assembled), assembled.lineage)
+        if named is None:
+            reader.book.refresh()
+            reader.shards.advance_all(reader.incarnations_to_read([number]))
+        return self._followed(number, named, reader)
+
+    @cached_property
+    def _record(self) -> ResponsesRecord:
+        """What names the parts; it never changes."""
+        return records.read(self._store, ResponsesRecord, layout.responses(self._plan.iteration))
 
     def _stored(self, named: GradedResponse) -> Traced:
         iteration = self._plan.iteration
-        record = records.read(self._store, ResponsesRecord, layout.responses(iteration))
-        part = next((part for part in record.parts if part.first <= named.response <= part.last), None)
+        part = next((part for part in self._record.parts if part.first <= named.response <= part.last), None)
         if part is None:
             raise CorruptObject(layout.responses(iteration), f"none of its parts holds response {named.response}")
         key = layout.responses_part(iteration, part.first, part.last)

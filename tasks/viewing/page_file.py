@@ -74,10 +74,11 @@ def write_page(
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{path.parent} does not exist; allowed: a file in a folder that exists")
     answers: dict[str, Any] = {}
-    held = list(_held_groups(reader, responses_max, tokens_max))
     places: dict[str, list[tuple[int, int]]] = {}
-    for iteration, group in held:
-        _add_group(reader, clock, iteration, group, answers, places)
+    held = []
+    for iteration, groups in _held_groups(reader, responses_max, tokens_max):
+        _add_groups(reader, clock, iteration, groups, answers, places)
+        held.append(iteration)
     for prompt_id, found in places.items():
         answers[f"prompts/{_quoted(prompt_id)}"] = sorted(found)
     body = render_page(page_data(reader, clock, "summary"), answers).encode("utf-8", errors="replace")
@@ -90,46 +91,50 @@ def write_page(
     return Written(
         path=path,
         responses=sum(key.startswith("responses/") for key in answers),
-        iterations=tuple(sorted({iteration for iteration, _ in held})),
+        iterations=tuple(sorted(held)),
         num_bytes=len(body),
     )
 
 
 def _held_groups(reader: RunReader, responses_max: int, tokens_max: int) -> Iterator[tuple[int, int]]:
-    """(iteration, group) of the newest iterations, as long as a file has room."""
+    """(iteration, number of its first groups) of the newest iterations, as long as a file has room."""
     responses = tokens = 0
     for iteration in reversed(range(reader.count())):
         index = reader.iteration(iteration).index()
         size = index.num_generations
-        for group in range(len(index.states) // size):
+        groups = len(index.states) // size
+        for group in range(groups):
             responses += size
             tokens += sum(index.lengths[group * size : (group + 1) * size])
             if responses > responses_max or tokens > tokens_max:
+                if group:
+                    yield iteration, group
                 return
-            yield iteration, group
+        yield iteration, groups
 
 
-def _add_group(
+def _add_groups(
     reader: RunReader,
     clock: Clock,
     iteration: int,
-    group: int,
+    groups: int,
     answers: dict[str, Any],
     places: dict[str, list[tuple[int, int]]],
 ) -> None:
+    """Add the first groups of an iteration."""
     of_iteration = reader.iteration(iteration)
-    for kind in ("iterations", "advantages"):
-        if f"{kind}/{iteration}" not in answers:
+    size = of_iteration.plan.num_generations
+    for group, prompt in enumerate(of_iteration.prompts[:groups]):
+        places.setdefault(prompt.prompt_id, []).append((iteration, group * size))
+    with of_iteration.read_together(range(groups * size)) as numbers:
+        for kind in ("iterations", "advantages"):
             answers[f"{kind}/{iteration}"] = page_data(reader, clock, f"{kind}/{iteration}")
-    index, size = of_iteration.index(), of_iteration.plan.num_generations
-    places.setdefault(of_iteration.prompts[group].prompt_id, []).append((iteration, group * size))
-    for number in range(group * size, (group + 1) * size):
-        if index.states[number] == "unused":
-            continue
-        answers[f"responses/{iteration}/{number}"] = page_data(reader, clock, f"responses/{iteration}/{number}")
-        for first in range(0, max(1, index.lengths[number]), TOKENS_AT_ONCE):
-            path = f"tokens/{iteration}/{number}/{first}"
-            answers[path] = page_data(reader, clock, path)
+        for number in numbers:
+            response = page_data(reader, clock, f"responses/{iteration}/{number}")
+            answers[f"responses/{iteration}/{number}"] = response
+            for first in range(0, max(1, response["tokens"]), TOKENS_AT_ONCE):
+                path = f"tokens/{iteration}/{number}/{first}"
+                answers[path] = page_data(reader, clock, path)
 
 
 def _quoted(text: str) -> str:

@@ -2,7 +2,9 @@
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 
 from storage import layout
@@ -27,6 +29,14 @@ PLACES_ITERATIONS = 500
 TOKENS_AT_ONCE = 4096
 
 
+@dataclass(frozen=True)
+class _Moment:
+    """Responses as they were when they were read together, and what had become of the incarnations."""
+
+    traced: dict[int, Traced]
+    fates: dict[str, Fate]
+
+
 class IterationReader:
     """One iteration; its index is read again while the iteration is open."""
 
@@ -40,6 +50,7 @@ class IterationReader:
         self._decode = decode
         self._index: ResponseIndex | None = None
         self._is_closed = False
+        self._moment: _Moment | None = None
 
     @cached_property
     def prompts(self) -> list[PromptRow]:
@@ -52,11 +63,25 @@ class IterationReader:
 
     def index(self) -> ResponseIndex:
         """What is known of all responses now; of a closed iteration it is read once."""
-        if self._index is None or not self._is_closed:
+        if self._index is None or not (self._is_closed or self._moment):
             # Asked before it is read, so that an index that is kept is complete.
             self._is_closed = exists(self._store, layout.closed(self.plan.iteration))
             self._index = read_index(self._store, self.plan)
         return self._index
+
+    @contextmanager
+    def read_together(self, responses: range) -> Iterator[list[int]]:
+        """In this block, answer about these responses from what is read at its beginning, with few requests.
+
+        Gives the numbers of those that can be viewed: unused ones cannot. It holds the tokens of all of them.
+        """
+        states = self._last_index().states
+        traced = self._lookup.find_all(number for number in responses if states[number] != "unused")
+        self._moment = _Moment(traced, self._fates())
+        try:
+            yield list(traced)
+        finally:
+            self._moment = None
 
     def view(self, number: int, *, with_advantage: bool = True) -> ResponseView:
         """One response. Raises LookupError if the plan does not have it, or if it is unused and was deleted."""
@@ -86,7 +111,8 @@ class IterationReader:
     @property
     def advantages(self) -> dict[int, float] | None:
         """By response, as the train step computed them; None while the iteration is open, or if they are not known."""
-        return self._advantages if exists(self._store, layout.closed(self.plan.iteration)) else None
+        is_closed = self._is_closed or exists(self._store, layout.closed(self.plan.iteration))
+        return self._advantages if is_closed else None
 
     @property
     def has_advantages(self) -> bool:
@@ -102,6 +128,8 @@ class IterationReader:
 
     def _traced(self, number: int) -> tuple[Traced, ResponseIndex]:
         index = self._last_index()
+        if self._moment is not None and number in self._moment.traced:
+            return self._moment.traced[number], index
         batch = index.batches[number] if 0 <= number < self.plan.num_responses else None
         traced = self._lookup.find(number, batch)
         if traced is None:
@@ -110,11 +138,13 @@ class IterationReader:
 
     def _last_index(self) -> ResponseIndex:
         """The index as it was last read, unless the iteration was closed since; reading it may take long."""
-        is_newer = not self._is_closed and exists(self._store, layout.closed(self.plan.iteration))
+        is_newer = not (self._is_closed or self._moment) and exists(self._store, layout.closed(self.plan.iteration))
         return self.index() if self._index is None or is_newer else self._index
 
     def _fates(self) -> dict[str, Fate]:
         """What became of the incarnations, by the report, or else by their last heartbeats."""
+        if self._moment is not None:
+            return self._moment.fates
         try:
             return {life.incarnation: life.state for life in read_report(self._store, self.plan.iteration).lives}
         except ObjectMissing:

@@ -1,5 +1,7 @@
 """Single responses, from the journal and from parts, recorded, running and unused."""
 
+from collections import Counter
+
 import pytest
 
 from storage import layout
@@ -9,7 +11,7 @@ from storage.prompt_table import read_prompts
 from storage.response_lookup import ResponseLookup
 from storage.shard import Finish
 from storage.store import CorruptObject
-from tests.committed_runs import TOKENS, begin, committed_iteration, plan_iteration, roll_out
+from tests.committed_runs import TOKENS, begin, committed_iteration, grade, plan_iteration, roll_out
 from tests.watched_run import Counted
 
 
@@ -100,4 +102,71 @@ def test_a_response_that_is_compacted_and_deleted_meanwhile_is_read_from_its_par
     recorded, reader = batches(store), lookup(store, plan)
     store.overtake = True
     assert reader.find(0, recorded[0]).response.token_ids.tolist() == TOKENS[0]
+    assert not store.overtake
+
+
+def same(one, other):
+    return one.response.equals(other.response) and one.lineage == other.lineage
+
+
+@pytest.mark.parametrize("part_tokens", [1, 5, 1000])
+@pytest.mark.parametrize("compacted", [False, True])
+def test_several_at_once_are_what_each_is_alone(part_tokens, compacted):
+    store = Counted()
+    plan = committed_iteration(store, 0)
+    recorded = batches(store)
+    if compacted:
+        compact(store, 0, part_tokens)
+        delete(store, layout.journal(0))
+    alone = {number: lookup(store, plan).find(number, recorded[number]) for number in (0, 1, 3)}
+    at_once = lookup(store, plan)
+    store.asked.clear()
+    found = at_once.find_all([3, 0, 1], part_tokens)
+    assert list(found) == [0, 1, 3]
+    assert all(same(found[number], alone[number]) for number in alone)
+    asked = Counter(store.asked)
+    assert asked[layout.batch(0, 0)] == 1
+    assert asked[layout.responses(0)] <= 2  # whether it is there, and what it says
+    assert all(asked[key] <= 1 for key in store.list(layout.responses_parts(0)))
+    if not compacted and part_tokens == 1000:
+        assert all(asked[key] == 1 for key in store.list(layout.journal(0)) if key.endswith(".arrow"))
+
+
+def test_several_at_once_are_there_while_they_go_on():
+    store = MemoryStore()
+    begin(store)
+    plan = plan_iteration(store, 0)
+    roll_out(store, plan, responses=(1, 2, 3))
+    grade(store, plan, 0, (2, 3))
+    for part_tokens in (1, 1000):
+        found = lookup(store, plan).find_all(range(4), part_tokens)
+        assert [each.response.finish for each in found.values()] == [
+            Finish.RUNNING,
+            Finish.STOP,
+            Finish.STOP,
+            Finish.LENGTH,
+        ]
+        assert [each.response.reward for each in found.values()] == [None, None, 0.5, 0.75]
+        assert all(same(found[number], lookup(store, plan).find(number, None)) for number in (0, 1))
+    assert lookup(store, plan).find_all([]) == {}
+
+
+def test_several_that_are_compacted_and_deleted_meanwhile_are_read_from_their_parts():
+    class Overtaken(MemoryStore):
+        overtake = True
+
+        def get(self, key, start=0, end=None):
+            if "/journal/" in key and self.overtake:
+                self.overtake = False
+                compact(self, 0)
+                delete(self, layout.journal(0))
+                delete(self, layout.claims(0))
+            return super().get(key, start, end)
+
+    store = Overtaken()
+    store.overtake = False
+    plan = committed_iteration(store, 0)
+    store.overtake = True
+    found = lookup(store, plan).find_all(range(4))
+    assert [each.response.token_ids.tolist() for each in found.values()] == [TOKENS[number] for number in range(4)]
     assert not store.overtake

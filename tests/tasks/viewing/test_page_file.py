@@ -4,15 +4,24 @@ import base64
 import hashlib
 import json
 import re
+from collections import Counter
 from html.parser import HTMLParser
 
 import pytest
 
+from storage import layout, records
 from storage.clock import ManualClock
+from storage.digests import digest_of
+from storage.prompt_table import PromptRow, encode_prompts
+from storage.records import ClosedRecord
+from storage.shard import Finish
 from tasks.viewing.page_data import page_data
 from tasks.viewing.page_file import render_page, write_page
 from tasks.viewing.run_reader import RunReader
-from tests.viewed_run import HOSTILE, write_viewed_run
+from tests.committed_runs import begin, grade
+from tests.journals import Incarnation, a_plan
+from tests.viewed_run import CONFIG, HOSTILE, write_viewed_run
+from tests.watched_run import Counted
 
 pytestmark = pytest.mark.slow
 
@@ -106,6 +115,38 @@ def test_a_file_holds_whole_groups_of_the_newest_iterations(reader, tmp_path, li
     done, data, _ = written(reader, tmp_path / "run.html", **limits)
     assert (done.responses, done.iterations) == (responses, iterations)
     assert len(data["summary"]["iterations"]) == 2
+
+
+@pytest.mark.parametrize("groups", [2, 6])
+def test_each_shard_is_read_for_the_index_and_the_texts_however_many_responses_there_are(tmp_path, groups):
+    """Of an iteration that is closed, the index reads none; of one under way, it reads each of them."""
+    store = Counted()
+    begin(store, config=CONFIG)
+    plans = []
+    for iteration in range(2):
+        prompts = encode_prompts([PromptRow(f"p{group}", (1, 2), "1+1=", {}) for group in range(groups)])
+        key = layout.prompts(iteration, digest_of(prompts))
+        store.put(key, prompts)
+        plan = a_plan(groups=groups, generations=2, slots=1, iteration=iteration, prompts_key=key, config=CONFIG)
+        records.commit(store, layout.plan(iteration), plan)
+        plans.append(plan)
+        member = Incarnation(store, plan, 0, f"00000-{'a' * 16}")
+        for response in range(2 * groups):
+            member.write(response, [5] * (response + 1), Finish.STOP)
+        member.announce(started_at_s=1, updated_at_s=2, tokens_generated=1, gone=True)
+    grade(store, plans[0], 0, tuple(range(2 * groups)))
+    records.commit(store, layout.closed(0), ClosedRecord(iteration=0, reason="all recorded"))
+    store.asked.clear()
+    done = write_page(RunReader(store), tmp_path / "run.html", ManualClock())
+    assert (done.responses, done.iterations) == (4 * groups, (0, 1))
+    asked = Counter(store.asked)
+    for iteration, times in ((0, 1), (1, 2)):
+        shards = [key for key in store.list(layout.journal(iteration)) if key.endswith(".arrow")]
+        assert len(shards) == 2 * groups
+        assert {asked[key] for key in shards} == {times}
+    # Nothing else is asked for once for each response, either.
+    others = {key: count for key, count in asked.items() if "/journal/" not in key}
+    assert max(others.values()) < 8, others
 
 
 def test_a_file_that_cannot_be_is_refused_before_anything_is_read(reader, tmp_path):
