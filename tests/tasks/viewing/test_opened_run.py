@@ -52,6 +52,17 @@ def test_responses_are_the_table_that_an_export_writes(url, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_run_on_s3_is_read_as_one_in_a_directory(url, s3_url, tmp_path):
+    write_viewed_run(f"{s3_url}/opened", tmp_path)
+    here, there = gleaner.open(url), gleaner.open(f"{s3_url}/opened")
+    assert repr(there) == f"gleaner.open('{s3_url}/opened')"
+    assert there.iterations == here.iterations
+    assert there.config == here.config
+    assert there.metrics.equals(here.metrics)
+    assert all(there.responses(iteration).equals(here.responses(iteration)) for iteration in here.iterations)
+
+
+@pytest.mark.slow
 def test_responses_by_several_parts_are_one_table(url, monkeypatch):
     whole = gleaner.open(url).responses(1)
     monkeypatch.setattr("tasks.reporting.export.read_parts", _response_by_response)
