@@ -22,6 +22,7 @@ from storage.records import PlanRecord
 from storage.run import connect_to_run, exists, is_trained, read_config, read_plan
 from storage.store import ObjectMissing, ObjectStore, StorageError
 from tasks.configuration.run_config import RunConfig, dump, parse
+from tasks.device.gpu_check import check_gpus
 from tasks.learning.advance import publish_stored, request_metrics, take_step
 from tasks.learning.learner import Learner
 from tasks.learning.parking import Parked, park, unpark
@@ -138,6 +139,7 @@ class PhaseTrainer:
         plan = read_plan(store, iteration)
         config = parse(read_config(store, plan), f"the configuration of iteration {iteration}")
         check_staleness(plan, config.algorithm.max_staleness)
+        check_gpus("pools.train", config.pools.train.gpus, config.trainer.device)
         with model_files.downloaded(store) as model:
             if exists(store, layout.manifest(layout.checkpoint(iteration + 1))):
                 publish_stored(store, iteration + 1, config, model, clock)

@@ -20,6 +20,7 @@ from tasks.preparing.iteration import prepare
 from tasks.rollout import rollout
 from tasks.sampling.session.member import generate_slot
 from tasks.sampling.session.standing import Post, stand
+from tasks.sharing.phase_trainer import PhaseTrainer
 from tasks.train import train
 from tests.small_run import EXECUTION, config, memory_store, model_directory
 
@@ -51,12 +52,15 @@ WORK = {
         lambda: generate_slot(URL, 0, 0, lambda: False, CLOCK, execution=EXECUTION),
         lambda: stand(POST, lambda: False, CLOCK),
     ],
-    "train": [lambda: advance(URL, 0, EXECUTION, CLOCK)],
+    "train": [
+        lambda: advance(URL, 0, EXECUTION, CLOCK),
+        lambda: PhaseTrainer(URL, CLOCK, lambda _: None).train(0),
+    ],
 }
 
 
 @without_gpu
-@pytest.mark.parametrize(("pool", "number"), [("rollout", 0), ("rollout", 1), ("train", 0)])
+@pytest.mark.parametrize(("pool", "number"), [("rollout", 0), ("rollout", 1), ("train", 0), ("train", 1)])
 def test_a_pod_without_the_gpus_of_its_pool_is_refused_before_it_works(monkeypatch, model, pool, number):
     store = planned(model, **{pool: {"gpus": 1}})
     before = set(store.list(""))
