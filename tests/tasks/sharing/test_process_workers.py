@@ -4,6 +4,7 @@ import itertools
 import os
 import signal
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -34,7 +35,9 @@ def kill_workers():
     """SIGKILL every worker process of this machine's starter; returns how many there were."""
     workers = descendants(running_starter(os.environ).pid)
     for each in workers:
-        os.kill(each, signal.SIGKILL)
+        # What a worker had started may have ended with it.
+        with suppress(ProcessLookupError):
+            os.kill(each, signal.SIGKILL)
     return len(workers)
 
 

@@ -140,12 +140,15 @@ def test_members_go_from_iteration_to_iteration_with_one_engine_and_leave_behind
     plan_iteration(settings)
     engines = Engines()
     members = Members((0, 1), 2, engines)
+    # One of them alone may have generated everything before the other one is there.
+    members.until(lambda: len(lives(0)) == 2)
     train_iteration(URL, 0)
     commit_iteration(URL, 0)
     # They stand by with the weights that the next plan will name.
     members.until(lambda: all(versions and versions[-1] == 1 for versions in engines.loaded))
     assert not store().list(layout.alive_all(1))
     plan_iteration(settings)
+    members.until(lambda: len(lives(1)) == 2)
     train_iteration(URL, 1)
     members.join()
     assert engines.loaded == [[0, 1], [0, 1]]
