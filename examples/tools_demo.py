@@ -52,6 +52,8 @@ DECODING_SLOT, SLEEPING_SLOT = 1, 0
 SLEEP_S = 45.0
 # With so few responses left, the slot that decodes is killed at any moment.
 LEFT_MIN = 4
+# Looks in a row: the slot that decodes could pass its point between two of them, while the other one sleeps at its own.
+LOOKS, LOOK_INTERVAL_S = {DECODING_SLOT: 200, SLEEPING_SLOT: 1}, 0.002
 PROBLEMS = 4096
 console = Console(width=None if sys.stdout.isatty() else 120)
 
@@ -65,6 +67,7 @@ class Kills:
     interrupted: str | None = None
     killed: dict[int, str] = field(default_factory=dict)
     ordered: bool = False
+    _reader: JournalReader | None = None
 
     def attempt(self) -> None:
         """Kill what has come to the point at which it is to die."""
@@ -75,17 +78,22 @@ class Kills:
             self.ledger.order_sleep(ITERATION_KILLED, response, SLEEP_S)
             self.ordered = True
         for alive in self._alive():
-            if alive.state != "working" or alive.slot in self.killed or not self._journals(alive):
-                continue
-            # Stopped, so that nothing happens between the look and the kill.
-            os.kill(alive.pid, signal.SIGSTOP)
-            how = self._point_reached(alive.slot)
-            os.kill(alive.pid, signal.SIGKILL if how else signal.SIGCONT)
-            if how:
-                self.killed[alive.slot] = how
-                console.print(
-                    f"iteration {ITERATION_KILLED}: SIGKILL to slot {alive.slot} (process {alive.pid}), {how}"
-                )
+            if alive.state == "working" and alive.slot not in self.killed and self._journals(alive):
+                for _ in range(LOOKS[alive.slot]):
+                    if self._killed(alive):
+                        break
+                    time.sleep(LOOK_INTERVAL_S)
+
+    def _killed(self, alive: AliveRecord) -> bool:
+        """Kill the slot if it has come to its point."""
+        # Stopped, so that nothing happens between the look and the kill.
+        os.kill(alive.pid, signal.SIGSTOP)
+        how = self._point_reached(alive.slot)
+        os.kill(alive.pid, signal.SIGKILL if how else signal.SIGCONT)
+        if how:
+            self.killed[alive.slot] = how
+            console.print(f"iteration {ITERATION_KILLED}: SIGKILL to slot {alive.slot} (process {alive.pid}), {how}")
+        return bool(how)
 
     def _alive(self) -> list[AliveRecord]:
         keys = self.store.list(layout.alive_all(ITERATION_KILLED))
@@ -101,7 +109,7 @@ class Kills:
         there are none, unless it is about to end; for the other one, it is the sleeping call alone.
         """
         plan = read_plan(self.store, ITERATION_KILLED)
-        reader = JournalReader(self.store, plan)
+        reader = self._reader = self._reader or JournalReader(self.store, plan)
         reader.refresh()
         mine = plan.responses_of(slot)
         left = [each for each in map(reader.assemble, mine) if not each.finish.ends_response]
