@@ -135,7 +135,8 @@ class _Search:
         low, high = _bounds(request)
         looked_at = [counts for counts in _ladder(low, high) if _fewest(request) <= sum(counts)]
         before = tuple(dict(request.width).get(offer.pool, 0) for offer in request.offers)
-        is_kept = bool(request.width) and all(least <= b <= h for least, b, h in zip(low, before, high, strict=True))
+        within = all(least <= b <= h for least, b, h in zip(low, before, high, strict=True))
+        is_kept = bool(request.width) and within and _fewest(request) <= sum(before)
         if is_kept and before not in looked_at:
             looked_at.append(before)
         outlines = sorted(self._outlined(looked_at, cost_weight), key=partial(_rank, cost_weight))

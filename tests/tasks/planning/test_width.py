@@ -165,6 +165,10 @@ def test_the_trainers_machines_make_a_longer_iteration_dearer():
     assert waiting.outline.rollout_s < alone.outline.rollout_s
 
 
+def test_a_crew_without_members_is_not_kept_where_the_trainer_may_not_do_it_alone():
+    assert weighed(0.0, an_offer(count_min=0, count_max=1), width=(("rollout", 0),)).crew.size == 1
+
+
 def test_no_member_at_all_is_a_choice_where_the_trainer_may_do_it_alone():
     dear = an_offer(count_min=0, count_max=4, usd_per_h=500.0)
     assert weighed(1.0, dear, reserved=RESERVED, settings={"seeding": "auto"}, train_s=5.0).crew.size == 0
