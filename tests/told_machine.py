@@ -73,7 +73,8 @@ class Told:
         assert isinstance(self.tell(Lane.CLAIM, False)[0], Beat)
         assert self.tell(Lane.CLAIM)[0] == ClaimSlot()
         work = tuple(Work(response, 1, ()) for response in OWN)
-        assert self.tell(Lane.CLAIM, work, Claims(dict.fromkeys(OWN, 1), 1, 0)) == (Rest(4.0),)
+        assert self.tell(Lane.CLAIM, work, Claims(dict.fromkeys(OWN, 1), 1, 0)) == (ReadClosed(),)
+        assert self.tell(Lane.CLAIM, False) == (Rest(4.0),)
         assert self.woken
         return self
 

@@ -25,6 +25,7 @@ from tasks.sampling.session.actions import (
     Seen,
     Take,
     Taken,
+    Work,
 )
 from tasks.sampling.session.duties import Duties, Steps
 from tasks.sampling.session.state import State
@@ -57,14 +58,24 @@ class ClaimLane:
 
     def _claim(self) -> Steps:
         state = self._state
-        state.closed = yield ReadClosed()
+        yield from self._ask_closed()
         if state.closed:
             return
         if not state.announced:
             yield Beat(state.vitals())
             state.announced = True
-        state.take((yield ClaimSlot()))
+        work: tuple[Work, ...] = yield ClaimSlot()
+        yield from self._ask_closed()
         state.claimed = True
+        if not state.closed:
+            state.take(work)
+
+    def _ask_closed(self) -> Steps:
+        """Ask whether the iteration is closed; after a claim, because a closed iteration's journal may be deleted.
+
+        A member that slept while it read the journal may have missed a part of it, and would repeat what was in there.
+        """
+        self._state.closed = self._state.closed or (yield ReadClosed())
 
     def _round(self) -> Steps:
         """Read what is new, and do what is due or would be late at the next wake-up."""
@@ -83,7 +94,7 @@ class ClaimLane:
         """Read others' claims on what this member held at its last flush, whether the iteration is closed, and asks."""
         state = self._state
         yield ProbeClaims((*state.holdings.held, *state.released_journalled))
-        state.closed = state.closed or (yield ReadClosed())
+        yield from self._ask_closed()
         if state.holdings.in_flight:
             state.asked_for.update((yield ReadAsks()))
 
@@ -97,17 +108,25 @@ class ClaimLane:
             return
         state.is_looking = True
         try:
-            yield ReadClaims()
-            if not state.may_always_go:
-                # Other members may claim released responses before the next look.
-                state.own_ended = not state.holdings.released and bool(
-                    (yield from self._read(lambda: ReadOwnUnit(state.cuts, state.has_cut)))
-                )
+            yield from self._look_at_own()
             if state.wants_work():
                 yield from self._seek()
+                if state.own_ended:
+                    # The search takes time and reads claims, by which the slot may be responsible for more than before.
+                    yield from self._look_at_own()
             state.looks_answered = asked
         finally:
             state.is_looking = False
+
+    def _look_at_own(self) -> Steps:
+        """Read all claims, and note whether the responses have ended that this slot is responsible for."""
+        state = self._state
+        yield ReadClaims()
+        if not state.may_always_go:
+            # Other members may claim released responses before the next look.
+            state.own_ended = not state.holdings.released and bool(
+                (yield from self._read(lambda: ReadOwnUnit(state.cuts, state.has_cut)))
+            )
 
     def _read(self, action: Callable[[], Action]) -> Generator[Action, Any, Any]:
         """Perform an action that may read long journals in parts, and read the news between two parts.
@@ -129,8 +148,10 @@ class ClaimLane:
         )
         if seen is None:
             return
-        state.take(seen.stray)
         if seen.stray:
+            yield from self._ask_closed()
+            if not state.closed:
+                state.take(seen.stray)
             return
         found = 0
         turns = Turns(seeker, seen.holders, seen.unclaimed)
@@ -138,6 +159,10 @@ class ClaimLane:
             taken: Taken | None = yield from self._read(partial(Take, transfer))
             if taken is None:
                 return
+            if taken.work:
+                yield from self._ask_closed()
+                if state.closed:
+                    return
             state.take_more(taken)
             turns.took(transfer, len(taken.work) + taken.asked)
             found += len(taken.work)

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 # A holder answers an ask with its next flush. One that has not answered by so many looks is not waited for.
 LOOKS_TO_ANSWER = 2
 # How much of others' journals one call reads. With PARALLEL_READS it takes six round trips.
-SHARDS_A_CALL = 64
+SHARDS_A_CALL = 32
 
 
 @dataclass(slots=True)

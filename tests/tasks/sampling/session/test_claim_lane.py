@@ -24,19 +24,22 @@ def test_a_look_takes_from_each_source_once_and_holds_what_it_took_at_once():
     member.tell(Lane.CLAIM)
     member.tell(Lane.CLAIM, False)
     member.tell(Lane.CLAIM)
-    assert member.tell(Lane.CLAIM, ())[0] == ReadClaims()  # nothing to hold: it looks around
+    assert member.tell(Lane.CLAIM, ())[0] == ReadClosed()
+    assert member.tell(Lane.CLAIM, False)[0] == ReadClaims()  # nothing to hold: it looks around
     assert member.tell(Lane.CLAIM)[0] == ReadOwnUnit(cuts=False, has_cut=False)
     assert member.tell(Lane.CLAIM, False)[0] == LookAround({}, 0, 0)
     lost = {name: a_holder(name) for name in ("00001-x", "00001-y")}
     first = member.tell(Lane.CLAIM, Seen(holders=lost))[0]
     assert isinstance(first, Take)
     taken = Taken((Work(9, 2, (1,)),), 1)
-    second = member.tell(Lane.CLAIM, taken, Claims({9: 2}, 1, 1))[0]
+    assert member.tell(Lane.CLAIM, taken, Claims({9: 2}, 1, 1))[0] == ReadClosed()
+    second = member.tell(Lane.CLAIM, False)[0]
     assert {first.transfer.incarnation, second.transfer.incarnation} == lost.keys()
     assert list(member.state.holdings.held) == [9]
     assert member.state.vitals().claims == 1
     # An earlier claim came to light, which the next look will hand out.
-    rest = member.tell(Lane.CLAIM, Taken((Work(10, 3, ()),), 1), Claims({9: 2, 10: 3, 12: 4}, 3, 1))
+    member.tell(Lane.CLAIM, Taken((Work(10, 3, ()),), 1), Claims({9: 2, 10: 3, 12: 4}, 3, 1))
+    rest = member.tell(Lane.CLAIM, False)
     assert isinstance(rest[0], Rest)
     assert member.state.vitals().claims == 2
 
@@ -45,7 +48,7 @@ def looking():
     """A member that got nothing for its slot and has read the claims."""
     member = Told()
     member.tell(Lane.DECODE)
-    for result in (None, False, None, ()):
+    for result in (None, False, None, (), False):
         member.tell(Lane.CLAIM, result)
     return member
 
@@ -70,6 +73,36 @@ def test_journals_are_not_read_to_the_end_when_the_iteration_is_closed_meanwhile
     member.tell(Lane.CLAIM, None)
     assert member.tell(Lane.CLAIM)[0] == ReadClosed()
     assert isinstance(member.tell(Lane.CLAIM, True)[0], Rest)
+
+
+def test_what_was_claimed_in_a_closed_iteration_is_not_begun_because_its_journal_may_be_gone():
+    for claimed_first in (True, False):
+        member = Told()
+        member.tell(Lane.DECODE)
+        for result in (None, False, None):
+            member.tell(Lane.CLAIM, result)
+        work = (Work(9, 2, (1,)),)
+        if not claimed_first:
+            for result in ((), False, None, False):
+                member.tell(Lane.CLAIM, result)
+            [take] = member.tell(Lane.CLAIM, Seen(holders={"00001-x": a_holder("00001-x")}))
+            assert isinstance(take, Take)
+        result = work if claimed_first else Taken(work, 1)
+        assert member.tell(Lane.CLAIM, result, Claims({9: 2}, 1, 1))[0] == ReadClosed()
+        member.tell(Lane.CLAIM, True)
+        assert not member.state.holdings.held
+        assert member.state.is_done()
+
+
+def test_whether_the_own_responses_have_ended_is_read_again_after_a_search_which_reads_claims():
+    member = looking()
+    assert member.tell(Lane.CLAIM)[0] == ReadOwnUnit(cuts=False, has_cut=False)
+    assert isinstance(member.tell(Lane.CLAIM, True)[0], LookAround)
+    assert member.state.own_ended
+    assert member.tell(Lane.CLAIM, Seen())[0] == ReadClaims()
+    assert member.tell(Lane.CLAIM)[0] == ReadOwnUnit(cuts=False, has_cut=False)
+    member.tell(Lane.CLAIM, False)
+    assert not member.state.own_ended
 
 
 def a_holder(name):
