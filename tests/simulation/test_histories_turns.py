@@ -103,7 +103,7 @@ def test_an_answer_of_a_conversation_that_began_again_meanwhile_is_found(monkeyp
         return performed(performer, action)
 
     monkeypatch.setattr(Performer, "_engine_action", forgets_none)
-    slow = (replace(history, script=replace(history.script, call_s=30.0)) for history in talking())
+    slow = (replace(history, script=replace(history.script, call_s=100.0)) for history in talking())
     assert is_found(slow, error=1)
 
 

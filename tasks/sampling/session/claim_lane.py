@@ -115,6 +115,10 @@ class ClaimLane:
                     # The search takes time and reads claims, by which the slot may be responsible for more than before.
                     yield from self._look_at_own()
             state.looks_answered = asked
+        except Exception:
+            # The member may have claimed what it does not hold yet; the next look tells.
+            state.own_ended = state.may_always_go
+            raise
         finally:
             state.is_looking = False
 

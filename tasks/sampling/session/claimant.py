@@ -7,9 +7,7 @@ engine, and one thread uses it at a time.
 import logging
 import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-
-import numpy as np
+from dataclasses import dataclass
 
 from storage import layout
 from storage.asks import AskRecord, Asks
@@ -20,12 +18,10 @@ from storage.journal import PARALLEL_READS
 from storage.liveness import Liveness, MemberSign
 from storage.records import TRAIN_POOL, PlanRecord
 from storage.run import exists
-from storage.shard import Finish
 from storage.store import ObjectStore
-from tasks.planning.offer import GroupLengths
 from tasks.planning.rebalance import Candidate, Cause, Holder, Transfer, choose, looked_at
-from tasks.planning.sibling_lengths import expected_left
 from tasks.sampling.session.actions import Seen, Taken, Work
+from tasks.sampling.session.candidates import candidates_of, compared_with, with_what_is_left
 
 log = logging.getLogger(__name__)
 
@@ -154,7 +150,8 @@ class Claimant:
         chosen = looked_at(names, self._rng)
         self._looked_s = self._clock.monotonic()
         signs = self._liveness.look(chosen)
-        if not self._has_read([name for name, sign in signs.items() if holdings.get(name) and self._is_silent(sign)]):
+        silent = [name for name, sign in signs.items() if holdings.get(name) and self._is_silent(sign)]
+        if not (self._has_read(silent) and self._knows_ends(held for name in silent for held in holdings[name])):
             return None
         holders = {name: self._holder(name, sign, holdings.get(name, ())) for name, sign in signs.items()}
         seen = [sign.record for name, sign in signs.items() if sign.record and not holders[name].lost]
@@ -191,7 +188,7 @@ class Claimant:
         others = {
             r: owner.incarnation for r, owner in owners.items() if owner and owner.incarnation != self._incarnation
         }
-        if not self._has_read(sorted(set(others.values()))):
+        if not (self._has_read(sorted(set(others.values()))) and self._knows_ends(others)):
             return None
         return None not in owners.values() and all(self._has_ended(response) for response in others)
 
@@ -220,6 +217,17 @@ class Claimant:
     def _has_read(self, incarnations: Sequence[str]) -> bool:
         """Read on in journals; returns whether all that they hold is read."""
         return self._reader.shards.advance_some(incarnations, SHARDS_A_CALL)
+
+    def _has_reached(self, responses: Iterable[int]) -> bool:
+        """Read on in what earlier holders of these responses journalled; returns whether they can be assembled."""
+        shards, sealed = self._reader.shards, map(self._reader.book.sealed, responses)
+        spans = (span for lineage in sealed for span in lineage)
+        behind = {span.incarnation for span in spans if span.last_sequence > shards.last_sequence(span.incarnation)}
+        return shards.advance_some(sorted(behind), SHARDS_A_CALL)
+
+    def _knows_ends(self, responses: Iterable[int]) -> bool:
+        """Read on until `_has_ended` needs no more shards for these responses; returns whether it needs none."""
+        return self._has_reached([response for response in responses if response in self._reader.shards.ended])
 
     def _is_settled(self, name: str, holdings: dict[str, list[int]]) -> bool:
         return self._settled.get(name) == len(holdings.get(name, ()))
@@ -259,10 +267,10 @@ class Claimant:
         holder = transfer.incarnation
         if holder is None:
             return self._claim_all(self._free(transfer.count), None, transfer.cause)
-        if not self._has_read([holder]):
+        if not (self._has_read([holder]) and self._has_reached(compared_with(self._plan, self._reader.book, holder))):
             return None
         runs = transfer.cause in (Cause.OVERFULL, Cause.LATE)
-        candidates = self._candidates(holder, acting=not runs)
+        candidates = candidates_of(self._reader, holder, self._incarnation, acting=not runs)
         if runs:
             asked = self._asked.get(holder)
             if asked is None:
@@ -278,7 +286,7 @@ class Claimant:
 
     def _ask(self, transfer: Transfer, candidates: Sequence[Candidate]) -> Taken:
         """Ask the holder of running responses for those that suit best."""
-        responses = choose(transfer.cause, transfer.count, self._with_what_is_left(candidates))
+        responses = choose(transfer.cause, transfer.count, with_what_is_left(self._plan, self._reader, candidates))
         if responses and transfer.incarnation is not None:
             self._asks.write(transfer.incarnation, AskRecord(asker=self._incarnation, responses=responses))
             self._asked[transfer.incarnation] = _Asked(responses)
@@ -304,49 +312,6 @@ class Claimant:
         if taken:
             log.info("slot %d: took %d responses: %s", self._slot, len(taken), cause.value)
         return Taken(self._work(taken), claims)
-
-    def _candidates(self, holder: str, *, acting: bool) -> list[Candidate]:
-        """The unfinished responses of a member, as its journal shows them; `acting`: also those owed an answer."""
-        book, found = self._reader.book, []
-        for response in book.holdings().get(holder, ()):
-            assembled = self._reader.assemble(response)
-            owner = book.owner(response)
-            if assembled.finish.ends_response or owner is None or (assembled.owes and not acting):
-                continue
-            begun = bool(assembled.lineage) and assembled.lineage[-1].epoch == owner.epoch
-            found.append(
-                Candidate(
-                    response=response,
-                    length=len(assembled.token_ids),
-                    begun=begun,
-                    released=begun and assembled.finish == Finish.RELEASED,
-                    held_before=self._incarnation in book.former_owners(response),
-                )
-            )
-        return found
-
-    def _with_what_is_left(self, candidates: Sequence[Candidate]) -> list[Candidate]:
-        """Add the expected remaining length, from the plan's length prediction and the responses of their groups."""
-        if self._plan.lengths is None:
-            return list(candidates)
-        size = self._plan.num_generations
-        groups = sorted({candidate.response // size for candidate in candidates})
-        finished = np.full((len(groups), size), np.nan)
-        running = finished.copy()
-        for row, group in enumerate(groups):
-            for sample in range(size):
-                assembled = self._reader.assemble(group * size + sample)
-                if len(assembled.token_ids):
-                    found = finished if assembled.finish.ends_response else running
-                    found[row, sample] = len(assembled.token_ids)
-        expected, high = (np.array(told)[groups] for told in (self._plan.lengths.expected, self._plan.lengths.high))
-        left = expected_left(GroupLengths(self._plan.lengths.predictor, expected, high), finished, running)
-        row_of = {group: row for row, group in enumerate(groups)}
-        places = [(row_of[candidate.response // size], candidate.response % size) for candidate in candidates]
-        return [
-            candidate if np.isnan(left[place]) else replace(candidate, left=float(left[place]))
-            for candidate, place in zip(candidates, places, strict=True)
-        ]
 
     def _claim(self, unit: int, predecessors: Collection[str], responses: tuple[int, ...] | None) -> bool:
         return take_over(

@@ -1,5 +1,6 @@
 """The claim lane: how a member looks for work, and what it reads in between."""
 
+from storage.store import StoreUnavailable
 from tasks.planning.rebalance import Holder
 from tasks.sampling.session.actions import (
     Claims,
@@ -103,6 +104,16 @@ def test_whether_the_own_responses_have_ended_is_read_again_after_a_search_which
     assert member.tell(Lane.CLAIM)[0] == ReadOwnUnit(cuts=False, has_cut=False)
     member.tell(Lane.CLAIM, False)
     assert not member.state.own_ended
+
+
+def test_a_member_does_not_leave_after_a_search_that_failed_because_it_may_have_claimed_something():
+    member = looking()
+    member.tell(Lane.CLAIM)
+    member.tell(Lane.CLAIM, True)
+    assert member.state.own_ended
+    member.fail(Lane.CLAIM, StoreUnavailable("no answer"))
+    assert not member.state.own_ended
+    assert not member.state.is_looking
 
 
 def a_holder(name):
