@@ -2,7 +2,7 @@
 
 Three parts, each of which prints its claims when it has ended: a rollout whose members are killed at random, against an
 undisturbed one, with the tool's own ledger as the judge; the speed of decoding with turns against single-turn decoding
-of as many tokens; and what it saves that a response finds its row again (`row_reuse.py`). Workers are processes, and
+of responses of the same lengths; and what it saves that a response finds its row again (`row_reuse.py`). Workers are processes, and
 kills are SIGKILL.
 """
 
@@ -13,8 +13,8 @@ import random
 import shutil
 import statistics
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from transformers import AutoTokenizer
 
-from benchmarks.crew_processes import Crew, kill_schedule, paced_slot_process
+from benchmarks.crew_processes import Crew, LoggedEngine, StepLog, kill_schedule, paced_slot_process
 from benchmarks.reporting import Measured, Target, finish, interleave, measured, ratios
 from benchmarks.resume import journal_of
 from benchmarks.row_reuse import Turns, decode_turns, turn_engine
@@ -34,9 +34,14 @@ from examples.warm_start import WarmStart
 from storage.assembly import Assembled
 from storage.clock import SystemClock
 from storage.connect import connect
+from storage.records import SamplingParams
 from storage.turns import TurnRecord, decode_turn
+from tasks.configuration.rollout import RolloutConfig
 from tasks.configuration.run_config import parse
 from tasks.preparing.iteration import prepare
+from tasks.sampling.engines.choose import build_engine
+from tasks.sampling.engines.engine import Engine, GenerationRequest
+from tasks.sampling.session.member import generate_slot
 
 SLOTS, GENERATIONS, IN_FLIGHT = 2, 4, 8
 INSTANT, SLOW = "examples.hidden_sums:HiddenSums", "benchmarks.slow_sums:SlowSums"
@@ -60,7 +65,6 @@ def make_run(
     model: Path,
     prompts: int,
     environment: str | None,
-    length: int = LENGTH_MAX,
     side_effects: Sequence[str] = (),
 ) -> str:
     """Create a run with one planned iteration; without an environment, it is single-turn."""
@@ -78,7 +82,7 @@ def make_run(
         "policy": {"path": str(model)},
         "data": {"source": str(data)},
         "rewards": [{"function": "examples.hidden_sums:right_sum"}],
-        "sampling": {"max_completion_length": length},
+        "sampling": {"max_completion_length": LENGTH_MAX},
         "rollout": {
             "engine": "torch",
             "context_length": CONTEXT_LENGTH,
@@ -100,7 +104,7 @@ def make_run(
 
 
 def endless_policy(model: Path, folder: Path) -> Path:
-    """A copy of the policy whose stop token is one that it never samples, so that its responses have equal lengths."""
+    """A copy of the policy with a stop token that it never samples, so that its responses end where they are told to."""
     shutil.copytree(model, folder)
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     tokenizer.eos_token = tokenizer.pad_token
@@ -120,13 +124,42 @@ def ledger_process(run_url: str, iteration: int, slot: int, step_s: float, ledge
     paced_slot_process(run_url, iteration, slot, step_s, log_path)
 
 
+class EndingEngine(LoggedEngine):
+    """Ends each response after a given number of tokens."""
+
+    def __init__(self, engine: Engine, log: StepLog, step_time_s: float, lengths: dict[str, int]) -> None:
+        super().__init__(engine, log, step_time_s)
+        self._lengths = lengths
+
+    def start(self, requests: Sequence[GenerationRequest]) -> None:
+        super().start([replace(request, sampling=self._sampling(request)) for request in requests])
+
+    def _sampling(self, request: GenerationRequest) -> SamplingParams:
+        return replace(request.sampling, max_completion_length=self._lengths[str(request.response)])
+
+
+def ending_process(run_url: str, iteration: int, slot: int, step_s: float, lengths: str, log_path: str) -> None:
+    """The body of a worker whose responses end after as many tokens as the JSON file `lengths` says."""
+
+    def build(config: RolloutConfig, model_dir: Path, vocab_size: int) -> Engine:
+        engine = build_engine(config, model_dir, vocab_size)
+        return EndingEngine(engine, StepLog(Path(log_path)), step_s, json.loads(Path(lengths).read_text()))
+
+    generate_slot(run_url, iteration, slot, lambda: False, SystemClock(), build)
+
+
 def run_crew(
-    folder: Path, url: str, step_s: float, ledger: Path | None, schedule: list[list[int]]
+    folder: Path,
+    url: str,
+    step_s: float,
+    file: Path | None,
+    schedule: list[list[int]],
+    body: Callable[[str, int, int, float, str, str], None] = ledger_process,
 ) -> tuple[Crew, float]:
-    """Generate the run's iteration with two workers; the crew and the seconds."""
+    """Generate the run's iteration with two workers, which get `file`; the crew and the seconds."""
     crew = Crew(folder)
-    arguments = [(url, 0, slot, step_s, str(ledger or "")) for slot in range(SLOTS)]
-    return crew, crew.run(ledger_process, arguments, schedule)
+    arguments = [(url, 0, slot, step_s, str(file or "")) for slot in range(SLOTS)]
+    return crew, crew.run(body, arguments, schedule)
 
 
 def same(first: Assembled, second: Assembled) -> bool:
@@ -185,27 +218,36 @@ def killed_rollout(folder: Path, model: Path, size: Size) -> Kept:
 
 
 def speeds(folder: Path, model: Path, size: Size) -> dict[str, list[float]]:
-    """The policy's tokens per second of each arm, round by round; all arms decode about as many tokens."""
+    """The policy's tokens per second of each arm, round by round.
+
+    A response has as many of the policy's tokens in each arm, or the arms would differ in how long they wait for their
+    last responses, too.
+    """
     folder.mkdir()
-    lengths: list[float] = []
     endless = endless_policy(model, folder / "endless")
 
-    def arm(name: str, policy: Path, environment: str | None, longest: int) -> float:
+    def arm(name: str, policy: Path, environment: str | None, lengths: Path | None = None) -> tuple[list[int], float]:
         place = Path(tempfile.mkdtemp(prefix=name, dir=folder))
-        url = make_run(place / "run", policy, size.speed_prompts, environment, longest)
-        _, seconds = run_crew(place / "logs", url, size.step_s, None, [[]] * SLOTS)
-        responses, _ = journal_of(connect(url))
-        tokens = sum(response.policy_length for response in responses)
-        lengths.append(tokens / len(responses))
-        return tokens / seconds
+        url = make_run(place / "run", policy, size.speed_prompts, environment)
+        body = ledger_process if lengths is None else ending_process
+        _, seconds = run_crew(place / "logs", url, size.step_s, lengths, [[]] * SLOTS, body)
+        found = [response.policy_length for response in journal_of(connect(url))[0]]
+        return found, sum(found) / seconds
 
     # Sampling is keyed, so the responses with turns have the same lengths in every round.
-    arm("lengths", model, INSTANT, LENGTH_MAX)
-    length = round(lengths[0])
+    wanted, _ = arm("lengths", model, INSTANT)
+    lengths = folder / "lengths.json"
+    lengths.write_text(json.dumps(dict(enumerate(wanted))))
+
+    def rate(name: str, policy: Path, environment: str | None, lengths: Path | None = None) -> float:
+        found, tokens_per_s = arm(name, policy, environment, lengths)
+        assert found == wanted, f"{name}: responses of other lengths"
+        return tokens_per_s
+
     arms = {
-        "single": lambda: arm("single", endless, None, length),
-        "instant": lambda: arm("instant", model, INSTANT, LENGTH_MAX),
-        "slow": lambda: arm("slow", model, SLOW, LENGTH_MAX),
+        "single": lambda: rate("single", endless, None, lengths),
+        "instant": lambda: rate("instant", model, INSTANT),
+        "slow": lambda: rate("slow", model, SLOW),
     }
     return interleave(arms, size.rounds)
 
