@@ -2,6 +2,7 @@
 
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +70,14 @@ def one_slot_plan(groups: int, tokens: int) -> PlanRecord:
     )
 
 
-def journal(engine: Engine, responses: int, tokens: int, flush_interval_s: float) -> float:
-    """Tokens per second of a session that does the same work and journals to a local disk."""
+def journal(
+    engine: Engine,
+    responses: int,
+    tokens: int,
+    flush_interval_s: float,
+    clock_s: Callable[[], float] = time.perf_counter,
+) -> float:
+    """Tokens per second, by `clock_s`, of a session that does the same work and journals to a local disk."""
     groups = responses // GROUP_SIZE
     plan = one_slot_plan(groups, tokens)
     names = SessionConfig(
@@ -96,6 +103,6 @@ def journal(engine: Engine, responses: int, tokens: int, flush_interval_s: float
             clock=SystemClock(),
             notice=lambda: False,
         )
-        started_s = time.perf_counter()
+        started_s = clock_s()
         session.run()
-        return responses * tokens / (time.perf_counter() - started_s)
+        return responses * tokens / (clock_s() - started_s)
