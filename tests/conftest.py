@@ -20,6 +20,16 @@ for profile, examples in (("fast", 10), ("gleaner", 60), ("thorough", 1000)):
 hypothesis.settings.load_profile("gleaner")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _imported_is_not_looked_through() -> None:
+    """Take what earlier files have imported and kept out of garbage collection.
+
+    Production collects after every training. Late in the suite that took ten times as long as the training.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of a tiny random model, which tests only read."""
@@ -68,9 +78,3 @@ def radosgw_url(radosgw_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whole runs first: a file stays in one process, and a long one at the end would leave the other processes idle."""
     items.sort(key=lambda item: "workflows" not in item.path.parts)
-
-
-def pytest_collection_finish() -> None:
-    """Take what is imported by now out of garbage collection, because production collects after every training."""
-    gc.collect()
-    gc.freeze()
