@@ -2,8 +2,8 @@
 
 Three parts, each of which prints its claims when it has ended: a rollout whose members are killed at random, against an
 undisturbed one, with the tool's own ledger as the judge; the speed of decoding with turns against single-turn decoding
-of responses of the same lengths; and what it saves that a response finds its row again (`row_reuse.py`). Workers are processes, and
-kills are SIGKILL.
+of responses of the same lengths; and what it saves that a response finds its row again (`row_reuse.py`). Workers are
+processes, and kills are SIGKILL.
 """
 
 import argparse
@@ -104,7 +104,7 @@ def make_run(
 
 
 def endless_policy(model: Path, folder: Path) -> Path:
-    """A copy of the policy with a stop token that it never samples, so that its responses end where they are told to."""
+    """A copy of the policy with a stop token that it never samples: its responses end where they are told to."""
     shutil.copytree(model, folder)
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     tokenizer.eos_token = tokenizer.pad_token

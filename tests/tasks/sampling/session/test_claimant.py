@@ -180,6 +180,32 @@ def test_a_long_journal_is_read_in_parts_and_what_it_holds_is_taken_then():
     assert {item.response: len(item.prefix) for item in work}[0] == 2 * SHARDS_A_CALL + 2
 
 
+def test_the_journals_of_earlier_holders_are_read_in_parts_as_well():
+    store = MemoryStore()
+    first = Incarnation(store, PLAN, 0, "00000-first")
+    for token in range(2 * SHARDS_A_CALL + 1):
+        first.write(0, [token], Finish.RUNNING)
+    say(store, "00000-first", state="gone")
+    second = a_claimant(store, "00001-second")
+    second.take_own_slot()
+    second.refresh()
+    while second.look(second.owned(), running=0, released=0) is None:
+        pass
+    assert 0 in numbers(seek(second, IDLE, second.owned()))
+    say(store, "00001-second", state="gone")
+    me = a_claimant(store, "00007-me", slot=7)
+    me.take_own_slot()
+    me.refresh()
+    seen = me.look(me.owned(), running=0, released=0)
+    transfer = Turns(IDLE, seen.holders, seen.unclaimed).next()
+    assert transfer.incarnation == "00001-second"
+    parts = 0
+    while (found := me.take(transfer)) is None:
+        parts += 1
+    assert parts == 2
+    assert {item.response: len(item.prefix) for item in found.work}[0] == 2 * SHARDS_A_CALL + 1
+
+
 def test_a_beat_that_goes_on_keeps_what_is_held():
     store, clock = MemoryStore(), ManualClock()
     Incarnation(store, PLAN, 0, "00000-slow").write(0, [1], Finish.RUNNING)
