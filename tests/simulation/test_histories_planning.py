@@ -107,7 +107,7 @@ def test_a_member_that_leaves_after_a_cut_whoever_has_its_work_is_found(monkeypa
     monkeypatch.setattr(
         Claimant,
         "own_unit_ended",
-        lambda self, *, cuts, has_cut: has_cut or answers(self, cuts=cuts, has_cut=has_cut),
+        lambda self, known, *, cuts, has_cut: has_cut or answers(self, known, cuts=cuts, has_cut=has_cut),
     )
     assert is_found(taken_by_strangers(), livelock=1)
 

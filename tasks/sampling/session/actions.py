@@ -179,6 +179,7 @@ class ReadOwnUnit:
     None if journals were read in part: asked again, it reads on. So do LookAround and Take.
     """
 
+    known: Mapping[int, int]
     cuts: bool
     has_cut: bool
 

@@ -129,7 +129,7 @@ class ClaimLane:
         if not state.may_always_go:
             # Other members may claim released responses before the next look.
             state.own_ended = not state.holdings.released and bool(
-                (yield from self._read(lambda: ReadOwnUnit(state.cuts, state.has_cut)))
+                (yield from self._read(lambda: ReadOwnUnit(state.holdings.known(), state.cuts, state.has_cut)))
             )
 
     def _read(self, action: Callable[[], Action]) -> Generator[Action, Any, Any]:

@@ -169,14 +169,15 @@ class Claimant:
         working = tuple(record for record in seen if record.state == "working" and self._is_crew(record.slot))
         return Seen(holders=holders, unclaimed=unclaimed, nothing_left=nothing_left, working=working)
 
-    def own_unit_ended(self, *, cuts: bool = False, has_cut: bool = False) -> bool | None:
+    def own_unit_ended(self, known: Mapping[int, int], *, cuts: bool = False, has_cut: bool = False) -> bool | None:
         """Whether the responses that this slot is responsible for have ended, as far as other members hold them.
 
         A slot may leave once all responses it is responsible for have ended: its first assignment; those the trainer
         holds; those planned for the trainer that no other crew slot holds now; and, where members cut, also those it
         once held that no other crew slot holds now. After a cut the slot is no longer responsible for the part of its
         first assignment that other crew slots hold. The reason: Flyte restarts a slot of the crew that dies, whereas a
-        joined member may vanish unnoticed. An unclaimed response counts as not ended.
+        joined member may vanish unnoticed. An unclaimed response counts as not ended, and so does one that a call which
+        failed afterwards claimed for this incarnation; known: as in `look`.
         """
         book = self._reader.book
         answered = {response for response in self._own_unit if not (has_cut and self._is_with_crew(response))}
@@ -185,12 +186,15 @@ class Claimant:
         if self._trainers:
             answered |= {r for r in self._unit if self._is_from_trainer(r)}
         owners = {response: book.owner(response) for response in answered}
-        others = {
-            r: owner.incarnation for r, owner in owners.items() if owner and owner.incarnation != self._incarnation
+        asked = {
+            response: owner.incarnation
+            for response, owner in owners.items()
+            if owner and (owner.incarnation != self._incarnation or owner.epoch != known.get(response))
         }
-        if not (self._has_read(sorted(set(others.values()))) and self._knows_ends(others)):
+        others = sorted(set(asked.values()) - {self._incarnation})
+        if not (self._has_read(others) and self._knows_ends(asked)):
             return None
-        return None not in owners.values() and all(self._has_ended(response) for response in others)
+        return None not in owners.values() and all(self._has_ended(response) for response in asked)
 
     def _is_crew(self, slot: int) -> bool:
         """Whether this is a slot of the crew, which Flyte restarts when it dies, until the iteration is closed."""

@@ -158,8 +158,8 @@ class Performer:
                 result = claimant.probe(responses)
             case ReadClaims():
                 claimant.refresh()
-            case ReadOwnUnit(cuts, has_cut):
-                result = claimant.own_unit_ended(cuts=cuts, has_cut=has_cut)
+            case ReadOwnUnit(known, cuts, has_cut):
+                result = claimant.own_unit_ended(known, cuts=cuts, has_cut=has_cut)
             case LookAround(known, running, released):
                 result = claimant.look(known, running=running, released=released)
             case Take(transfer):

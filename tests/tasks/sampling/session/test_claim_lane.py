@@ -27,7 +27,7 @@ def test_a_look_takes_from_each_source_once_and_holds_what_it_took_at_once():
     member.tell(Lane.CLAIM)
     assert member.tell(Lane.CLAIM, ())[0] == ReadClosed()
     assert member.tell(Lane.CLAIM, False)[0] == ReadClaims()  # nothing to hold: it looks around
-    assert member.tell(Lane.CLAIM)[0] == ReadOwnUnit(cuts=False, has_cut=False)
+    assert member.tell(Lane.CLAIM)[0] == ReadOwnUnit({}, cuts=False, has_cut=False)
     assert member.tell(Lane.CLAIM, False)[0] == LookAround({}, 0, 0)
     lost = {name: a_holder(name) for name in ("00001-x", "00001-y")}
     first = member.tell(Lane.CLAIM, Seen(holders=lost))[0]
@@ -56,7 +56,7 @@ def looking():
 
 def test_the_news_are_read_between_the_parts_of_long_journals():
     member = looking()
-    assert member.tell(Lane.CLAIM)[0] == ReadOwnUnit(cuts=False, has_cut=False)
+    assert member.tell(Lane.CLAIM)[0] == ReadOwnUnit({}, cuts=False, has_cut=False)
     for asked in (ReadOwnUnit, LookAround):
         for _ in range(3):
             assert isinstance(member.tell(Lane.CLAIM, None)[0], ProbeClaims)
@@ -97,11 +97,11 @@ def test_what_was_claimed_in_a_closed_iteration_is_not_begun_because_its_journal
 
 def test_whether_the_own_responses_have_ended_is_read_again_after_a_search_which_reads_claims():
     member = looking()
-    assert member.tell(Lane.CLAIM)[0] == ReadOwnUnit(cuts=False, has_cut=False)
+    assert member.tell(Lane.CLAIM)[0] == ReadOwnUnit({}, cuts=False, has_cut=False)
     assert isinstance(member.tell(Lane.CLAIM, True)[0], LookAround)
     assert member.state.own_ended
     assert member.tell(Lane.CLAIM, Seen())[0] == ReadClaims()
-    assert member.tell(Lane.CLAIM)[0] == ReadOwnUnit(cuts=False, has_cut=False)
+    assert member.tell(Lane.CLAIM)[0] == ReadOwnUnit({}, cuts=False, has_cut=False)
     member.tell(Lane.CLAIM, False)
     assert not member.state.own_ended
 

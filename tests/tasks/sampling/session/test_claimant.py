@@ -372,7 +372,7 @@ def test_nothing_is_left_when_every_holder_says_so_and_nobody_waits():
     mine = me.owned()
     say(store, "00000-other", unfinished=1, running=1)
     assert not nothing_left(me, mine)
-    assert me.own_unit_ended()  # of what others hold of it: nothing
+    assert me.own_unit_ended(me.owned())  # of what others hold of it: nothing
     for response in (0, 1, 4, 5):
         other.write(response, [1])
     say(store, "00000-other", 2)
@@ -386,9 +386,19 @@ def test_its_own_unit_has_ended_when_those_who_took_it_have_ended_it():
     me.probe([2])
     for response in (2, 3, 6):
         thief.write(response, [1])
-    assert not me.own_unit_ended()
+    assert not me.own_unit_ended(me.owned())
     thief.write(7, [1])
-    assert me.own_unit_ended()
+    assert me.own_unit_ended(me.owned())
+
+
+def test_what_it_has_claimed_and_does_not_hold_has_not_ended():
+    store = MemoryStore()
+    me = a_claimant(store)
+    me.take_own_slot()
+    assert me.own_unit_ended(me.owned())
+    lost = me.owned()
+    del lost[6]
+    assert not me.own_unit_ended(lost)
 
 
 def test_an_iteration_is_closed_by_the_trainer():

@@ -210,10 +210,10 @@ def test_the_crew_answers_for_what_a_member_from_outside_took_from_the_trainers_
     joined.refresh()
     assert joined._claim(1, {"00001-a"}, plan.responses_of(1))
     member.refresh()
-    assert not member.own_unit_ended()
+    assert not member.own_unit_ended(member.owned())
     end(store, *joined.owned().items())
     member.refresh()
-    assert member.own_unit_ended()
+    assert member.own_unit_ended(member.owned())
 
 
 def test_what_the_crew_took_from_the_trainers_machine_is_one_members_business():
@@ -227,7 +227,7 @@ def test_what_the_crew_took_from_the_trainers_machine_is_one_members_business():
     other.refresh()
     assert other._claim(2, {"00002-a"}, plan.responses_of(2))
     member.refresh()
-    assert member.own_unit_ended()
+    assert member.own_unit_ended(member.owned())
 
 
 def test_where_members_cut_each_answers_for_what_it_had_until_the_crew_has_it_or_it_has_ended():
@@ -241,18 +241,18 @@ def test_where_members_cut_each_answers_for_what_it_had_until_the_crew_has_it_or
     taker.refresh()
     assert taker._claim(0, {"00000-a"}, mine)
     cutter.refresh()
-    assert not cutter.own_unit_ended(cuts=True)
-    assert cutter.own_unit_ended(cuts=True, has_cut=True)
+    assert not cutter.own_unit_ended(cutter.owned(), cuts=True)
+    assert cutter.own_unit_ended(cutter.owned(), cuts=True, has_cut=True)
     joined.refresh()
     assert joined._claim(0, {"00001-a"}, (last,))
     for each in (cutter, taker):
         each.refresh()
-        assert not each.own_unit_ended(cuts=True, has_cut=True)
-    assert taker.own_unit_ended()  # where nobody cuts, slot 0 answers for it
+        assert not each.own_unit_ended(each.owned(), cuts=True, has_cut=True)
+    assert taker.own_unit_ended(taker.owned())  # where nobody cuts, slot 0 answers for it
     end(store, (last, joined.owned()[last]))
     for each in (cutter, taker):
         each.refresh()
-        assert each.own_unit_ended(cuts=True, has_cut=True)
+        assert each.own_unit_ended(each.owned(), cuts=True, has_cut=True)
 
 
 def test_only_the_plans_own_crew_leaves_for_the_sake_of_its_machines_time(tmp_path):

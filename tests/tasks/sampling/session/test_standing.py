@@ -231,7 +231,8 @@ def test_an_engine_that_died_is_restarted_and_given_its_weights_again(ahead):
     close(1)
     members.join()
     assert not members.errors
-    assert sorted(engines.loaded) == [[0], [0, 0]]  # both iterations name version 0
+    # Both iterations name version 0. The other member may have come too late for any work.
+    assert sorted(engines.loaded) in ([[0], [0, 0]], [[], [0, 0]])
 
 
 def test_a_store_that_fails_for_a_moment_does_not_end_it(settings):
