@@ -77,8 +77,8 @@ class AlgorithmConfig:
         num_epochs: How often an iteration trains on its groups (TRL's num_iterations, verl's ppo_epochs).
         max_staleness: The most versions by which the weights that sampled a token may be older than the trainer's at
             the beginning of the iteration. So many iterations are rolled out ahead of training.
-        micro_batch_order: "plan" trains groups in the order of the plan (bit-reproducible), "arrival" as they finish.
-            "auto" is "plan" where training can be reproduced to the last bit, and with filter_groups; else "arrival".
+        micro_batch_order: "plan" trains groups in the order of the plan, "arrival" as they finish.
+            "auto" is "plan" where the engine repeats a response exactly, and with filter_groups; else "arrival".
     """
 
     __pydantic_config__ = STRICT
