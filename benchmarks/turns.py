@@ -10,7 +10,6 @@ import argparse
 import json
 import os
 import random
-import shutil
 import statistics
 import tempfile
 from collections.abc import Callable, Sequence
@@ -21,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from transformers import AutoTokenizer
 
 from benchmarks.crew_processes import Crew, LoggedEngine, StepLog, kill_schedule, paced_slot_process
 from benchmarks.reporting import Measured, Target, finish, interleave, measured, ratios
@@ -103,19 +101,6 @@ def make_run(
     return str(folder)
 
 
-def endless_policy(model: Path, folder: Path) -> Path:
-    """A copy of the policy with a stop token that it never samples: its responses end where they are told to."""
-    shutil.copytree(model, folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    tokenizer.eos_token = tokenizer.pad_token
-    tokenizer.save_pretrained(folder)
-    # The model's own stop tokens count, too.
-    for path in (folder / "config.json", folder / "generation_config.json"):
-        fields = json.loads(path.read_text())
-        path.write_text(json.dumps(fields | {"eos_token_id": tokenizer.pad_token_id}))
-    return folder
-
-
 def ledger_process(run_url: str, iteration: int, slot: int, step_s: float, ledger: str, log_path: str) -> None:
     """The body of a worker whose tools note their calls in a ledger; "" for none."""
     os.environ.pop(LEDGER, None)
@@ -125,7 +110,7 @@ def ledger_process(run_url: str, iteration: int, slot: int, step_s: float, ledge
 
 
 class EndingEngine(LoggedEngine):
-    """Ends each response after a given number of tokens."""
+    """Ends each response after a given number of tokens, and not before: no token stops it."""
 
     def __init__(self, engine: Engine, log: StepLog, step_time_s: float, lengths: dict[str, int]) -> None:
         super().__init__(engine, log, step_time_s)
@@ -135,7 +120,8 @@ class EndingEngine(LoggedEngine):
         super().start([replace(request, sampling=self._sampling(request)) for request in requests])
 
     def _sampling(self, request: GenerationRequest) -> SamplingParams:
-        return replace(request.sampling, max_completion_length=self._lengths[str(request.response)])
+        length = self._lengths[str(request.response)]
+        return replace(request.sampling, max_completion_length=length, stop_token_ids=())
 
 
 def ending_process(run_url: str, iteration: int, slot: int, step_s: float, lengths: str, log_path: str) -> None:
@@ -224,30 +210,29 @@ def speeds(folder: Path, model: Path, size: Size) -> dict[str, list[float]]:
     last responses, too.
     """
     folder.mkdir()
-    endless = endless_policy(model, folder / "endless")
 
-    def arm(name: str, policy: Path, environment: str | None, lengths: Path | None = None) -> tuple[list[int], float]:
+    def arm(name: str, environment: str | None, lengths: Path | None = None) -> tuple[list[int], float]:
         place = Path(tempfile.mkdtemp(prefix=name, dir=folder))
-        url = make_run(place / "run", policy, size.speed_prompts, environment)
+        url = make_run(place / "run", model, size.speed_prompts, environment)
         body = ledger_process if lengths is None else ending_process
         _, seconds = run_crew(place / "logs", url, size.step_s, lengths, [[]] * SLOTS, body)
         found = [response.policy_length for response in journal_of(connect(url))[0]]
         return found, sum(found) / seconds
 
     # Sampling is keyed, so the responses with turns have the same lengths in every round.
-    wanted, _ = arm("lengths", model, INSTANT)
+    wanted, _ = arm("lengths", INSTANT)
     lengths = folder / "lengths.json"
     lengths.write_text(json.dumps(dict(enumerate(wanted))))
 
-    def rate(name: str, policy: Path, environment: str | None, lengths: Path | None = None) -> float:
-        found, tokens_per_s = arm(name, policy, environment, lengths)
+    def rate(name: str, environment: str | None, lengths: Path | None = None) -> float:
+        found, tokens_per_s = arm(name, environment, lengths)
         assert found == wanted, f"{name}: responses of other lengths"
         return tokens_per_s
 
     arms = {
-        "single": lambda: rate("single", endless, None, lengths),
-        "instant": lambda: rate("instant", model, INSTANT),
-        "slow": lambda: rate("slow", model, SLOW),
+        "single": lambda: rate("single", None, lengths),
+        "instant": lambda: rate("instant", INSTANT),
+        "slow": lambda: rate("slow", SLOW),
     }
     return interleave(arms, size.rounds)
 

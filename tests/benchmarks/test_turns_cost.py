@@ -1,20 +1,22 @@
 """benchmarks/turns.py finds the faults that it is for, and its arms that reuse rows decode the same tokens."""
 
-import json
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from transformers import AutoTokenizer
 
+from benchmarks.crew_processes import StepLog
 from benchmarks.reporting import Measured
 from benchmarks.row_reuse import OBSERVATION, TURN, Turns, decode_turns, turn_engine
-from benchmarks.turns import Kept, endless_policy, kills_targets, records_of, reuse_targets, same, speed_targets
+from benchmarks.turns import EndingEngine, Kept, kills_targets, records_of, reuse_targets, same, speed_targets
 from examples.call_ledger import Audit
-from examples.tools_warm_start import chat_tokenizer
 from storage.assembly import Assembled
+from storage.noise_keys import noise_key
+from storage.records import SamplingParams
 from storage.shard import Finish
 from storage.turns import TurnRecord, encode_turn
+from tasks.sampling.engines.engine import GenerationRequest
 
 SPEEDS = {"single": [100.0] * 6, "instant": [95.0] * 6, "slow": [85.0] * 6}
 
@@ -74,15 +76,17 @@ def test_trajectories_are_the_same_by_tokens_writers_end_and_reward():
     assert [record.reward for record in records_of([trajectory()])] == [1.0]
 
 
-def test_single_turn_arm_has_a_policy_that_never_stops(tmp_path):
-    chat_tokenizer().save_pretrained(tmp_path / "model")
-    for name in ("config.json", "generation_config.json"):
-        (tmp_path / "model" / name).write_text('{"eos_token_id": 2, "model_type": "qwen2"}')
-    tokenizer = AutoTokenizer.from_pretrained(endless_policy(tmp_path / "model", tmp_path / "endless"))
-    assert tokenizer.eos_token_id == tokenizer.pad_token_id != chat_tokenizer().eos_token_id
-    for name in ("config.json", "generation_config.json"):
-        fields = json.loads((tmp_path / "endless" / name).read_text())
-        assert fields == {"eos_token_id": tokenizer.pad_token_id, "model_type": "qwen2"}
+@pytest.mark.slow
+def test_responses_of_the_single_turn_arm_end_at_their_lengths_and_at_no_token(tmp_path):
+    engine, weights = turn_engine(tmp_path, responses=2, turns=1)
+    engine.load_weights(1, weights)
+    ending = EndingEngine(engine, StepLog(tmp_path / "log", create=True), 0.0, {"0": 3, "1": 7})
+    any_token = SamplingParams(max_completion_length=99, stop_token_ids=tuple(range(400)))
+    ending.start([GenerationRequest(each, each, (60, 61), (), noise_key(3, 0, each), any_token) for each in range(2)])
+    lengths = Counter[int]()
+    while deltas := ending.step():
+        lengths.update({delta.response: len(delta.token_ids) for delta in deltas})
+    assert lengths == {0: 3, 1: 7}
 
 
 @pytest.mark.slow
