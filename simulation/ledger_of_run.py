@@ -8,6 +8,7 @@ from simulation.virtual_time import Timeline
 from storage import layout
 from storage.memory import MemoryStore
 from storage.run import exists, next_iteration, plans_in_flight
+from storage.stored_versions import list_versions
 from storage.weights.versions import bases
 
 ERASED = ("journal", "asks", "alive", "claims")
@@ -100,7 +101,7 @@ class LedgerOfRun:
         if any(exists(self.store, name) for name in first) or version >= current:
             return False
         if prefix == layout.CHECKPOINTS:
-            return True
+            return list_versions(self.store, prefix).newest_up_to(current) > version
         named = {0, current, *(plan.weight_version for plan in plans_in_flight(self.store))}
         kept = {one for one in named if exists(self.store, layout.manifest(layout.weights(one)))}
         return version not in {base for one in kept for base in bases(self.store, one)}

@@ -66,10 +66,10 @@ def read_parts(store: ObjectStore, iteration: int, part_tokens: int = PART_TOKEN
                 raise
     for stored in records.read(store, ResponsesRecord, key).parts:
         if stored.last >= start:
-            yield [row for row in _stored_rows(store, iteration, stored) if row.response >= start]
+            yield [row for row in stored_rows(store, iteration, stored) if row.response >= start]
 
 
-def _stored_rows(store: ObjectStore, iteration: int, part: StoredPart) -> list[Response]:
+def stored_rows(store: ObjectStore, iteration: int, part: StoredPart) -> list[Response]:
     """The responses of a part that the record names."""
     key = layout.responses_part(iteration, part.first, part.last)
     rows = decode_responses(key, stored_body(store, iteration, part))

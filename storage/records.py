@@ -148,6 +148,7 @@ class SettingsRecord:
     __pydantic_config__ = STRICT
     config: dict[str, Any]
     execution: str = ""
+    ends_execution: bool = False  # it plans none after this one, so a checkpoint is stored whatever the interval
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ interrupted one, and also deletes what a frozen member writes after it.
 """
 
 import logging
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,6 +18,7 @@ from storage.records import ClosedRecord
 from storage.retention_config import RetentionConfig
 from storage.run import next_iteration, plans_in_flight, read_plan
 from storage.store import ConflictingRecord, CorruptObject, ObjectMissing, ObjectStore, StoreDenied
+from storage.stored_versions import Versions, list_versions, newest_of
 from storage.weights.versions import bases
 
 log = logging.getLogger(__name__)
@@ -49,19 +50,6 @@ class Swept:
         return Counter(names[2] if f"{names[0]}/" == layout.ITERATIONS else names[0] for names in parts)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Versions:
-    """The versions below `weights/` or `checkpoints/`: `keys` by version; a `complete` version has its manifest."""
-
-    keys: dict[int, list[str]]
-    complete: frozenset[int]
-
-    @property
-    def newest(self) -> int:
-        """The newest complete version; -1 if there is none."""
-        return max(self.complete, default=-1)
-
-
 def sweep(store: ObjectStore, config: RetentionConfig, *, newest: int | None = None, dry_run: bool = False) -> Swept:
     """Compact and delete as `config` says; may be repeated, or run beside another sweep, at any time.
 
@@ -75,8 +63,8 @@ def sweep(store: ObjectStore, config: RetentionConfig, *, newest: int | None = N
     compacted: list[int] = []
     problems: list[str] = []
     first = 0 if newest is None else max(0, current - newest)
-    # No process trains an iteration again once the next one can begin from what is published.
-    trained = min(current, weights.newest, checkpoints.newest)
+    # Once an iteration's weights are published it is trained again only by a replay, which reads its parts as well.
+    trained = min(current, weights.newest)
     for iteration in range(first, trained) if config.compact else ():
         try:
             _sweep_iteration(store, iteration, deletion, compacted)
@@ -92,7 +80,8 @@ def sweep(store: ObjectStore, config: RetentionConfig, *, newest: int | None = N
     except PROBLEMS as error:
         problems.append(f"weights: {error}")
     try:
-        _sweep_versions(checkpoints, {current, *newest_of(checkpoints, config.keep_checkpoints)}, current, deletion)
+        restored = checkpoints.newest_up_to(current)
+        _sweep_versions(checkpoints, {restored, *newest_of(checkpoints, config.keep_checkpoints)}, current, deletion)
     except PROBLEMS as error:
         problems.append(f"checkpoints: {error}")
     try:
@@ -111,24 +100,6 @@ def settle(store: ObjectStore, iteration: int) -> None:
     Raises what `compact` raises, and StoreDenied.
     """
     _sweep_iteration(store, iteration, _Deletion(store, dry_run=False), [])
-
-
-def list_versions(store: ObjectStore, prefix: str) -> Versions:
-    """The versions below `prefix` (layout.WEIGHTS or layout.CHECKPOINTS), with one LIST; other keys are ignored."""
-    keys: dict[int, list[str]] = defaultdict(list)
-    complete = set()
-    for key in store.list(prefix):
-        number, _, name = key.removeprefix(prefix).partition("/")
-        if number.isdecimal() and name:
-            keys[int(number)].append(key)
-            if key == layout.manifest(f"{prefix}{number}/"):
-                complete.add(int(number))
-    return Versions(keys=dict(keys), complete=frozenset(complete))
-
-
-def newest_of(versions: Versions, count: int) -> list[int]:
-    """The `count` newest complete versions, in ascending order."""
-    return sorted(versions.complete)[-count:]
 
 
 class _Deletion:

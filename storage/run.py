@@ -176,6 +176,14 @@ def read_config(store: ObjectStore, plan: PlanRecord) -> dict[str, Any]:
         return plan.config
 
 
+def ends_execution(store: ObjectStore, iteration: int) -> bool:
+    """Whether the execution that works on an iteration plans none after it."""
+    try:
+        return records.read(store, SettingsRecord, layout.settings(iteration)).ends_execution
+    except ObjectMissing:
+        return False
+
+
 def exists(store: ObjectStore, key: str) -> bool:
     """Whether an object exists, by reading its first byte."""
     try:

@@ -25,6 +25,7 @@ def plan(
     after: int,
     pools: list[str],
     ahead: int = 0,
+    last: bool = False,
 ) -> tuple[PlanReference, list[list[int]], PlanReference]:
     """Write the next iteration's plan, or find the one that an earlier attempt wrote.
 
@@ -37,6 +38,7 @@ def plan(
         after: only orders this task behind another, by the iteration that this one gave
         pools: those of the crew for which the workflow has machines; slots are returned in this order
         ahead: how many planned but uncommitted iterations are passed over; they need not be trained yet
+        last: the execution plans no iteration after this one
     """
     from tasks.preparing.iteration import WeightsTooOld, prepare, to_train  # noqa: PLC0415 - when the task runs
 
@@ -45,7 +47,9 @@ def plan(
     settings = parse(config)
     with tells(f"run {settings.run.url}, plan of the next iteration"):
         try:
-            reference, slots = prepare(settings, execution_name(), SystemClock(), ahead=ahead, pools=pools)
+            reference, slots = prepare(
+                settings, execution_name(), SystemClock(), ahead=ahead, pools=pools, ends_execution=last
+            )
             return reference, slots, to_train(settings, reference) if ahead else reference
         except (StoreUnavailable, WeightsTooOld, ConcludedByAnother) as error:
             raise FlyteRecoverableException(str(error)) from error

@@ -37,10 +37,12 @@ def built_on(task: Any, pools: PoolsConfig, pool: str) -> Any:
     return task
 
 
-def plan_node(config: dict[str, Any], pools: PoolsConfig, names: NodeNames, *, after: Any, ahead: int = 0) -> Any:
+def plan_node(
+    config: dict[str, Any], pools: PoolsConfig, names: NodeNames, *, after: Any, ahead: int = 0, last: bool
+) -> Any:
     """Wire the plan; its outputs are its reference, its slots by pool, and the iteration to train next (tasks.plan)."""
     task = built_on(plan, pools, "control")
-    planned = task(config=config, after=after, ahead=ahead, pools=list(pools.rollout_pools))
+    planned = task(config=config, after=after, ahead=ahead, pools=list(pools.rollout_pools), last=last)
     return planned.with_overrides(**settings_on(pools, "control", names, "plan"))
 
 
@@ -120,7 +122,7 @@ def iteration_nodes(
 
     train is called after rollout, because siblings run in the order of their calls on one machine.
     """
-    reference, slots, _ = plan_node(config, pools, names, after=after)
+    reference, slots, _ = plan_node(config, pools, names, after=after, last=last)
     rollout_nodes(reference, slots, pools, names)
     trained = train_node(reference, pools, trainer, names)
     return conclude_node(trained, pools, names, last=last)

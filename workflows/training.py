@@ -46,8 +46,10 @@ def chained(config: dict[str, Any], settings: RunConfig, count: int) -> list[Any
 
     def plan_next(after: Any) -> Any:
         """Wire the next plan; returns the reference of the iteration to train then."""
-        passed_over = min(len(planned), ahead)
-        reference, slots, to_train = plan_node(config, pools, names[len(planned)], after=after, ahead=passed_over)
+        passed_over, last = min(len(planned), ahead), len(planned) == count - 1
+        reference, slots, to_train = plan_node(
+            config, pools, names[len(planned)], after=after, ahead=passed_over, last=last
+        )
         planned.append((reference, slots))
         return to_train
 

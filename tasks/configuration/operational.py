@@ -34,6 +34,7 @@ OPERATIONAL: dict[str, set[str] | None] = {
         "micro_batch_tokens_max",
         "gradient_checkpointing",
         "weights_full_interval",
+        "checkpoint_interval",
         "nnodes",
         "nproc_per_node",
     },

@@ -31,6 +31,9 @@ class TrainerConfig:
         poll_interval_s: The pause between two looks at the journal.
         weights_full_interval: Weights are published as differences, and whole after this many versions, or earlier when
             the differences since the last whole version exceed a version's bytes.
+        checkpoint_interval: The trainer's state (parameters, moments) is stored every so many versions, and at the end
+            of an execution. A trainer that finds no state of the version before its own reads an older one, and trains
+            on the recorded batches of the iterations since then again.
         nnodes: The number of machines that train together; more than one need Kubeflow's training operator.
         nproc_per_node: The number of processes on each machine, one per GPU. FSDP2 divides the model among all.
     """
@@ -47,5 +50,6 @@ class TrainerConfig:
     group_timeout_s: Annotated[float, Field(gt=0)] = 3600.0
     poll_interval_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     weights_full_interval: Annotated[int, Field(ge=1)] = 10
+    checkpoint_interval: Annotated[int, Field(ge=1)] = 1
     nnodes: Annotated[int, Field(ge=1)] = 1
     nproc_per_node: Annotated[int, Field(ge=1)] = 1

@@ -19,25 +19,25 @@ from storage.prompt_table import PromptRow
 from storage.records import PlanRecord, TrainingRecord
 from storage.run import ConcludedByAnother, connect_to_run, exists, is_trained, read_config, read_plan
 from storage.store import ObjectStore, StorageError
-from storage.weights.tensor_sets import published_bytes, read_manifest
+from storage.stored_versions import restored_from
+from storage.weights.tensor_sets import published_bytes
 from storage.weights.versions import pull_version
 from tasks.configuration.run_config import RunConfig, parse
 from tasks.device.gpu_check import check_gpus
 from tasks.grading.run_rewards import open_grader
 from tasks.learning.follow import FollowConfig
 from tasks.learning.generation import Generation, free_device
-from tasks.learning.importance import same_engine
 from tasks.learning.learner import Learner
 from tasks.learning.lease import keep_lease
 from tasks.learning.nonfinite import keep_nonfinite
 from tasks.learning.optimizer import NonFiniteGradient
-from tasks.learning.publication import AnotherWasFirstError, publish, published_blocks, save_and_publish
+from tasks.learning.publication import AnotherWasFirstError, is_checkpoint_due, publish, save_and_publish
 from tasks.learning.ranks import Ranks, joined
 from tasks.learning.recorded_batches import Batches, RecordedBatches
+from tasks.learning.replaying import base_of, iteration_trainer, learner_at
 from tasks.learning.restoring import restore_learner
 from tasks.learning.totals import check_staleness
 from tasks.learning.trained_model import training_device
-from tasks.learning.trainer import IterationTrainer
 from tasks.prompts.decode import open_decoder
 from tasks.sampling.session.crew_watch import CrewWatch, LeftAlone
 from tasks.turns.reading import message_reader
@@ -63,10 +63,7 @@ def advance(run_url: str, iteration: int, execution: str, clock: Clock) -> Train
         f"training of iteration {iteration} of {run_url}",
         "train",
         config.pools.train,
-        lambda: (
-            published_bytes(store, layout.checkpoint(iteration) if iteration else layout.weights(0))
-            // config.trainer.nnodes
-        ),
+        lambda: _stored_bytes(store, iteration) // config.trainer.nnodes,
         "the stored state, of which every process reads a share,",
     )
     check_gpus("pools.train", config.pools.train.gpus, config.trainer.device)
@@ -106,9 +103,9 @@ def _train_and_publish(
         dropped_s = 0.0
         while True:
             began_s = clock.monotonic()
-            learner = restore_learner(store, before, config, model, clock, ranks)
-            restore_s = clock.monotonic() - began_s
-            base = published_blocks(store, learner.policy, ranks, lasting=True)
+            learner, replayed = learner_at(store, before, config, model, clock, ranks)
+            restore_s = clock.monotonic() - began_s - replayed.seconds
+            base, changed = base_of(store, before, learner, replayed, clock)
             watch = generation.watch()
             try:
                 record = _step(store, plan, config, model, clock, started_at_s, learner, watch)
@@ -122,19 +119,29 @@ def _train_and_publish(
             generation.again()
         # The time of a dropped learner counts as waiting, not as training.
         waited = {"timing_s/wait": record.metrics["timing_s/wait"] + dropped_s, "timing_s/restore": restore_s}
-        measured = waited | request_metrics(store.requests, ranks) | generation.metrics()
+        measured = waited | replayed.metrics() | changed | request_metrics(store.requests, ranks) | generation.metrics()
         record = replace(record, metrics=record.metrics | measured)
         if ranks.is_first:
             records.commit(store, layout.training(plan.iteration), record)
+        saves = ranks.broadcast(ranks.is_first and is_checkpoint_due(store, plan, config.trainer))
         try:
-            save_and_publish(store, version, learner, base, config.trainer.weights_full_interval, clock)
+            save_and_publish(store, version, learner, base, config.trainer, clock, saves=saves)
         except AnotherWasFirstError:
+            if not saves:
+                log.info("another trainer has published weight version %d first", version)
+                return
             # The device may be too small for two learners.
             del learner
         else:
             log.info("published weight version %d", version)
             return
     publish_stored(store, version, config, model, clock, ranks)
+
+
+def _stored_bytes(store: ObjectStore, iteration: int) -> int:
+    """The bytes of the state from which the training of an iteration is restored."""
+    version = restored_from(store, iteration)
+    return published_bytes(store, layout.checkpoint(version) if version else layout.weights(0))
 
 
 def publish_stored(
@@ -200,21 +207,11 @@ def take_step(
 
     If the gradient is not finite, the reason is stored for people.
     """
-    published = {entry.dtype for entry in read_manifest(store, layout.weights(0)).tensors.values()}
     with ExitStack() as stack:
         if learner.ranks.is_first:
             stack.enter_context(keep_nonfinite(store, plan))
-        return IterationTrainer(
-            store,
-            plan,
-            prompts=prompts,
-            learner=learner,
-            batches=batches,
-            algorithm=config.algorithm,
-            trainer=config.trainer,
-            clock=clock,
-            started_at_s=started_at_s,
-            same_engine=same_engine(config.rollout, config.trainer, published),
+        return iteration_trainer(
+            store, plan, config, prompts, learner, batches, clock, started_at_s=started_at_s
         ).step()
 
 

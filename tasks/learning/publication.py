@@ -1,7 +1,7 @@
-"""Publication: makes the result of a step durable, first the checkpoint, then the weights.
+"""Publication: makes the result of a step durable, first the checkpoint if one is due, then the weights.
 
-Published weights promise that their checkpoint exists. The objects of both are written side by side; only the order of
-their manifests matters. Every rank takes part.
+Published weights promise that their checkpoint exists if one is due, or else that a replay leads to their state. The
+objects of both are written side by side; only the order of their manifests matters. Every rank takes part.
 """
 
 from collections import Counter
@@ -12,11 +12,13 @@ import torch
 
 from storage import layout
 from storage.clock import Clock
-from storage.run import exists
+from storage.records import PlanRecord
+from storage.run import ends_execution, exists
 from storage.store import ConflictingRecord, ObjectStore
 from storage.weights.manifest import TensorBlock
 from storage.weights.tensor_sets import PUBLISHED_AT_S, read_manifest
 from storage.weights.versions import publish_version
+from tasks.configuration.trainer import TrainerConfig
 from tasks.learning import checkpoint
 from tasks.learning.checkpoint import Saving, TrainerState
 from tasks.learning.learner import Learner
@@ -29,7 +31,13 @@ SOURCE = {"source": "train"}
 
 
 class AnotherWasFirstError(Exception):
-    """Another trainer has stored a checkpoint whose last bits differ, as on GPUs; the run continues from that one."""
+    """Another trainer has stored a state whose last bits differ, as on GPUs; the run continues from that one."""
+
+
+def is_checkpoint_due(store: ObjectStore, plan: PlanRecord, trainer: TrainerConfig) -> bool:
+    """Whether the trainer of an iteration is to store its state: at each interval, and at the end of an execution."""
+    version = plan.iteration + 1
+    return version % trainer.checkpoint_interval == 0 or ends_execution(store, plan.iteration)
 
 
 def save_and_publish(
@@ -37,15 +45,20 @@ def save_and_publish(
     version: int,
     learner: Learner,
     base: Mapping[str, TensorBlock],
-    full_interval: int,
+    trainer: TrainerConfig,
     clock: Clock,
+    *,
+    saves: bool,
 ) -> None:
-    """Write the checkpoints of a version and publish its weights, which exist only when the checkpoints do.
+    """Write the checkpoints of a version if it `saves`, and publish its weights, which exist only when those do.
 
     `base` is the content of version - 1, needed on the first rank. The critic's checkpoint comes first. It may be
     another trainer's although the policy's is ours, because both trainers learned from the same records. Raises
-    AnotherWasFirstError on every rank; nothing is published then.
+    AnotherWasFirstError on every rank; then nothing is published, or without checkpoints the other trainer's weights.
     """
+    if not saves:
+        _publish_alone(store, version, learner, base, trainer.weights_full_interval, clock)
+        return
     critic: Saving | None = None
     if learner.critic is not None:
         model, optimizer = learner.critic.critic, learner.critic.optimizer
@@ -71,7 +84,36 @@ def save_and_publish(
     if not learner.ranks.is_first:
         finish()
         return
-    publish_version(store, version, blocks, SOURCE, base=base, full_interval=full_interval, before_manifest=finish)
+    interval = trainer.weights_full_interval
+    publish_version(store, version, blocks, SOURCE, base=base, full_interval=interval, before_manifest=finish)
+
+
+def _publish_alone(
+    store: ObjectStore,
+    version: int,
+    learner: Learner,
+    base: Mapping[str, TensorBlock],
+    full_interval: int,
+    clock: Clock,
+) -> None:
+    """Publish the weights of a version without a checkpoint; raises AnotherWasFirstError on every rank."""
+    ranks, conflict = learner.ranks, None
+    blocks = published_blocks(store, learner.policy, ranks)
+    if ranks.is_first:
+        try:
+            publish_version(
+                store,
+                version,
+                blocks,
+                SOURCE,
+                base=base,
+                full_interval=full_interval,
+                before_manifest=lambda: {PUBLISHED_AT_S: clock.wall()},
+            )
+        except ConflictingRecord as error:
+            conflict = str(error)
+    if conflict := ranks.broadcast(conflict):
+        raise AnotherWasFirstError(conflict)
 
 
 def publish(

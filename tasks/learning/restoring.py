@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import torch
+
 from storage import layout
 from storage.clock import Clock
 from storage.store import ObjectStore
@@ -26,12 +28,13 @@ REFERENCE_VERSION = 0
 class StoredState:
     """What is stored of a learner, as tensors in host memory: read when it is asked for, or ahead of that.
 
-    With several ranks each has one with its own rows, and all must call the same methods.
+    With several ranks each has one with its own rows, and all must call the same methods. version: 0, or one that has a
+    checkpoint.
     """
 
     def __init__(self, store: ObjectStore, version: int, clock: Clock, ranks: Ranks | None = None) -> None:
         self._store = store
-        self._version = version
+        self.version = version
         self._clock = clock
         self._ranks = ranks or Ranks()
         self._checkpoints: dict[str, Checkpoint] = {}
@@ -40,10 +43,10 @@ class StoredState:
     def read_ahead(self, config: RunConfig) -> None:
         """Read all that a learner of this configuration needs; it takes as much memory as `num_bytes` says then."""
         needs_critic = config.algorithm.estimator.needs_critic
-        critic = [layout.critic_checkpoint(self._version)] if needs_critic else []
-        for prefix in [layout.checkpoint(self._version), *critic] if self._version else []:
+        critic = [layout.critic_checkpoint(self.version)] if needs_critic else []
+        for prefix in [layout.checkpoint(self.version), *critic] if self.version else []:
             self._checkpoints[prefix] = checkpoint.read(self._store, prefix, self._ranks)
-        if not self._version or config.lora is not None or config.algorithm.kl_coef > 0:
+        if not self.version or config.lora is not None or config.algorithm.kl_coef > 0:
             self._pretrained = self._pull_pretrained()
 
     @property
@@ -56,11 +59,11 @@ class StoredState:
 
     def policy(self) -> Checkpoint | None:
         """The checkpoint of the policy; None before the first. To be called once."""
-        return self._checkpoint(layout.checkpoint(self._version))
+        return self._checkpoint(layout.checkpoint(self.version))
 
     def critic(self) -> Checkpoint | None:
         """The checkpoint of the critic; None before the first. To be called once."""
-        return self._checkpoint(layout.critic_checkpoint(self._version))
+        return self._checkpoint(layout.critic_checkpoint(self.version))
 
     def pretrained(self) -> dict[str, Stored]:
         """The run's first weights."""
@@ -72,7 +75,7 @@ class StoredState:
         self._pretrained = None
 
     def _checkpoint(self, prefix: str) -> Checkpoint | None:
-        if not self._version:
+        if not self.version:
             return None
         # It is given away, so that its memory is free as soon as the learner has its own.
         return self._checkpoints.pop(prefix, None) or checkpoint.read(self._store, prefix, self._ranks)
@@ -103,6 +106,7 @@ def learner_of(state: StoredState, config: RunConfig, model: Path, ranks: Ranks 
     """The learner of a stored state, on the device of `ranks`; all of them must call it."""
     ranks = ranks or Ranks(device=training_device(config.trainer.device))
     saved = state.policy()
+    generator = None if saved is None else saved.state.rng_tensor()
     policy = _policy(state, saved, config, model, ranks)
     optimizer = PolicyOptimizer(policy.parameters(), config.optimizer)
     if saved:
@@ -113,6 +117,11 @@ def learner_of(state: StoredState, config: RunConfig, model: Path, ranks: Ranks 
         critic = _critic(state, config, model, ranks)
     learner = Learner(policy, optimizer, _reference(state, policy, config, model, ranks), critic, ranks)
     state.release()
+    # Last, because building a model draws numbers. A replay builds none between two iterations.
+    if generator is None:
+        torch.manual_seed(config.run.seed)
+    else:
+        torch.set_rng_state(generator)
     return learner
 
 

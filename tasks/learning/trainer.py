@@ -52,10 +52,12 @@ class IterationTrainer:
         clock: Clock,
         started_at_s: float | None = None,
         same_engine: bool = True,
+        reader: BatchReader | None = None,
     ) -> None:
         """Create the trainer of one rank.
 
-        batches: the iteration's micro-batches; None on all ranks but the first, which tells the others.
+        batches: the iteration's micro-batches; None on all ranks but the first, which tells the others. reader: how
+        those ranks read them and their tokens; None: as the journal has them.
         same_engine: the sampler is known to compute as the trainer does (`tasks.learning.importance`).
         """
         self._plan = plan
@@ -66,9 +68,9 @@ class IterationTrainer:
         self._clock = clock
         self._started_at_s = clock.wall() if started_at_s is None else started_at_s
         self._batches = batches
-        reader = BatchReader(store, plan) if batches is None else batches
-        self._reader: BatchReader = reader
-        self._passes = ForwardPasses(reader, plan, prompts, trainer.micro_batch_tokens_max, self._ranks)
+        own = BatchReader(store, plan) if reader is None else reader
+        self._reader: BatchReader = own if batches is None else batches
+        self._passes = ForwardPasses(self._reader, plan, prompts, trainer.micro_batch_tokens_max, self._ranks)
 
     def step(self) -> TrainingRecord:
         """Train on every recorded group that is not filtered, and return the metrics, which are not yet stored.

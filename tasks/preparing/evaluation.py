@@ -10,9 +10,9 @@ from storage.connect import connect
 from storage.digests import digest_of
 from storage.evaluations import begun_evaluations, ended_evaluations, version_of
 from storage.records import PlanRecord, RunRecord, SettingsRecord, SlotPlan
-from storage.retention import list_versions
 from storage.run import exists, read_plan, read_run
 from storage.store import ConflictingRecord, ObjectMissing, ObjectStore, commit
+from storage.stored_versions import list_versions
 from tasks.configuration.evaluation import settings_digest
 from tasks.configuration.references import PlanReference
 from tasks.configuration.run_config import RunConfig, differences, dump, identity, parse

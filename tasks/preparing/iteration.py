@@ -74,9 +74,17 @@ def _check_prompts(config: RunConfig, prompts: PromptSet, tokenizer: Tokenizer, 
 
 
 def prepare(
-    config: RunConfig, execution: str, clock: Clock, *, ahead: int = 0, pools: Sequence[str] = ()
+    config: RunConfig,
+    execution: str,
+    clock: Clock,
+    *,
+    ahead: int = 0,
+    pools: Sequence[str] = (),
+    ends_execution: bool = False,
 ) -> tuple[PlanReference, list[list[int]]]:
     """Plan the next iteration; returns the plan's reference and its `crew_slots`. pools: () means the configured ones.
+
+    ends_execution: this execution plans none after it.
 
     Raises WeightsTooOld if the iteration may not begin yet, CorruptObject or ObjectMissing if training could not
     restore its state, and ConcludedByAnother, after which another attempt goes on with the run. Raises BudgetExceeded,
@@ -135,7 +143,7 @@ def prepare(
                     raise
                 log.warning("iteration %d is not planned; iteration %d is completed: %s", iteration, first_open, error)
                 return _reference(config, read_plan(store, first_open), execution), [[] for _ in pools]
-    settings = SettingsRecord(config=dump(config), execution=execution)
+    settings = SettingsRecord(config=dump(config), execution=execution, ends_execution=ends_execution)
     records.put(store, layout.settings(iteration), settings)
     written = read_plan(store, iteration)
     log.info("iteration %d: weight version %d, %d slots", iteration, written.weight_version, len(written.slots))

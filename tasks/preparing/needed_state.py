@@ -1,29 +1,49 @@
 """What training an iteration will read: it is looked at before the iteration's rollout is paid for."""
 
 from storage import layout
-from storage.run import ConcludedByAnother, exists, next_iteration, release_lease
+from storage.run import ConcludedByAnother, exists, next_iteration, read_plan, release_lease
 from storage.store import CorruptObject, ObjectMissing, ObjectStore
+from storage.stored_versions import restored_from
 from storage.weights.inspection import inspect_set
 from tasks.configuration.run_config import RunConfig
 
 
 def check_needed_state(store: ObjectStore, config: RunConfig, iteration: int, execution: str) -> None:
-    """Look at the checkpoints and the pretrained weights that training `iteration` restores from.
+    """Look at the checkpoints, the pretrained weights and the recorded batches that training `iteration` restores from.
 
     Does nothing for the first iteration, whose weights each member verifies, or if the iteration is trained already.
     Raises ObjectMissing or CorruptObject, which names what is damaged, with the lease of `execution` released; or
     ConcludedByAnother, if they are gone because the iteration was concluded meanwhile.
     """
-    if iteration == 0 or exists(store, layout.manifest(layout.checkpoint(iteration + 1))):
+    made = (layout.weights(iteration + 1), layout.checkpoint(iteration + 1))
+    if iteration == 0 or any(exists(store, layout.manifest(prefix)) for prefix in made):
         return
     try:
-        inspect_set(store, layout.checkpoint(iteration))
-        if config.algorithm.estimator.needs_critic:
-            inspect_set(store, layout.critic_checkpoint(iteration))
-        if config.lora is not None or config.algorithm.kl_coef:
+        version = restored_from(store, iteration)
+        if version:
+            inspect_set(store, layout.checkpoint(version))
+            if config.algorithm.estimator.needs_critic:
+                inspect_set(store, layout.critic_checkpoint(version))
+        if not version or config.lora is not None or config.algorithm.kl_coef:
             inspect_set(store, layout.weights(0))
+        for replayed in range(version, iteration):
+            check_replayable(store, replayed)
     except (CorruptObject, ObjectMissing) as error:
         if next_iteration(store) != iteration:
             raise ConcludedByAnother(iteration, "planned it") from error
         release_lease(store, execution)
         raise
+
+
+def check_replayable(store: ObjectStore, iteration: int) -> None:
+    """Raise CorruptObject unless, by the names of its objects, a committed iteration can be trained again."""
+    keys = set(store.list(layout.iteration(iteration)))
+    batches = [key for key in keys if key.startswith(layout.batches(iteration))]
+    last_batch = layout.batch(iteration, max(0, len(batches) - 1))
+    needed = {key: key in keys for key in (read_plan(store, iteration).prompts_key, last_batch)}
+    has_journal = any(key.startswith(layout.journal(iteration)) for key in keys)
+    needed[layout.responses(iteration)] = has_journal or layout.responses(iteration) in keys
+    for key, is_there in needed.items():
+        if not is_there:
+            reason = f"it is missing, and iteration {iteration} must be replayed, because no newer checkpoint is stored"
+            raise CorruptObject(key, reason)

@@ -21,9 +21,9 @@ from resources.documents import parse_json
 from storage import layout, model_files
 from storage.clock import Clock
 from storage.paths import expanded
-from storage.retention import list_versions
 from storage.run import exists
 from storage.store import CorruptObject, ObjectMissing, ObjectStore
+from storage.stored_versions import list_versions
 from storage.weights.manifest import PUBLISHED_AT_S, Manifest, TensorBlock, num_bytes
 from storage.weights.objects import Described, encode_header, in_file_order
 from storage.weights.tensor_sets import read_manifest
@@ -123,6 +123,8 @@ def choose_version(
         return published[-1]
     if version not in published:
         why = "was deleted by the run's retention" if 0 <= version < published[-1] else "is not published"
+        if prefix == layout.CHECKPOINTS:
+            why = "was deleted by the run's retention, or never stored (trainer.checkpoint_interval)"
         raise LookupError(f"version: {noun} {version} {why}; allowed: {_ranges(published)}")
     return version
 

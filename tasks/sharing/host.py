@@ -349,7 +349,7 @@ class Host:
         served, state, now_s = self._served[run], self._workers.state(run), self._now_s()
         if state.has_device:
             self._spending.note(KINDS[state.phase], run, iteration, now_s)
-            self._end_overtime(served, served.begun_s, "trains")
+            self._end_overtime(served, served.begun_s, "trains", phases=1 + state.replays)
             return
         self._spending.note("idle", None, None, now_s)
         self._trains = None
@@ -387,9 +387,9 @@ class Host:
             log.error("run %s: its worker is %s: %s", served.run.run_url, state.phase, state.message)
             self._put_off(served)
 
-    def _end_overtime(self, served: _Served, since_s: float, does: str) -> None:
+    def _end_overtime(self, served: _Served, since_s: float, does: str, phases: int = 1) -> None:
         """Kill a worker that takes a multiple of what was expected; its phase is due again, and is repeated cold."""
         lasts_s = self._now_s() - since_s
-        if lasts_s > self._settings.limit_s(served.run):
+        if lasts_s > phases * self._settings.limit_s(served.run):
             log.error("run %s %s for %.0f s; its worker is killed", served.run.run_url, does, lasts_s)
             self._workers.kill(served.run.id)

@@ -1,8 +1,8 @@
 """Training the phases of one run in one process, which keeps the run's state between them.
 
 What is learned is what `tasks.learning.advance` learns: the same batches, the same step, the same objects, each created
-once. Two things differ: the collector records the batches, never this process; and a state that equals the checkpoint
-in the store is used again instead of being read again. It is in host memory, because it was parked there or read ahead,
+once. Two things differ: the collector records the batches, never this process; and a state that equals the stored one
+is used again instead of being read again, or replayed. It is in host memory, because it was parked there or read ahead,
 or on the local disk, as a copy of the checkpoint's objects.
 """
 
@@ -21,13 +21,15 @@ from storage.metered import MeteredStore
 from storage.records import PlanRecord
 from storage.run import connect_to_run, exists, is_trained, read_config, read_plan
 from storage.store import ObjectMissing, ObjectStore, StorageError
+from storage.stored_versions import restored_from
 from tasks.configuration.run_config import RunConfig, dump, parse
 from tasks.device.gpu_check import check_gpus
 from tasks.learning.advance import publish_stored, request_metrics, take_step
 from tasks.learning.learner import Learner
 from tasks.learning.parking import Parked, park, unpark
-from tasks.learning.publication import AnotherWasFirstError, Blocks, published_blocks, save_and_publish
+from tasks.learning.publication import AnotherWasFirstError, Blocks, is_checkpoint_due, save_and_publish
 from tasks.learning.recorded_batches import FollowedBatches
+from tasks.learning.replaying import base_of, replay
 from tasks.learning.restoring import REFERENCE_VERSION, StoredState, learner_of, restore_learner
 from tasks.learning.totals import check_staleness
 from tasks.sharing.disk_copies import StoreWithCopies
@@ -54,12 +56,14 @@ class _Kept:
 def state_digest(store: ObjectStore, version: int) -> str:
     """What identifies the stored state from which iteration `version` trains: a digest of its manifests.
 
-    Another trainer may have stored the critic of a version whose policy this process has stored, so both count. Raises
-    ObjectMissing if the state is not stored.
+    Another trainer may have stored the critic of a version whose policy this process has stored, so both count. A
+    version without a checkpoint is identified by its weights: a replay leads to the same. Raises ObjectMissing if the
+    state is not stored.
     """
-    if version == 0:
-        return digest_of(store.get(layout.manifest(layout.weights(0))))
-    body = store.get(layout.manifest(layout.checkpoint(version)))
+    try:
+        body = store.get(layout.manifest(layout.checkpoint(version)))
+    except ObjectMissing:
+        return digest_of(store.get(layout.manifest(layout.weights(version))))
     try:
         critic = store.get(layout.manifest(layout.critic_checkpoint(version)))
     except ObjectMissing:
@@ -87,6 +91,7 @@ class PhaseTrainer:
         self._phase: WorkerPhase = "parked"
         self._kept: _Kept | None = None
         self._restored: Restored | None = None
+        self._replays = 0
 
     def train(self, iteration: int, *, onto_disk: bool = False) -> None:
         """Train the phase of an iteration, unless its weights are published, and publish them.
@@ -95,7 +100,7 @@ class PhaseTrainer:
         `onto_disk`, a copy of it is on the disk, too. Raises what `tasks.learning.advance` raises; the state is dropped
         then.
         """
-        self._iteration, self._restored = iteration, None
+        self._iteration, self._restored, self._replays = iteration, None, 0
         self._says("restoring")
         kept, self._kept = self._kept, None
         try:
@@ -118,7 +123,7 @@ class PhaseTrainer:
 
         If it cannot be read now, that is logged, and the phase reads it.
         """
-        self._iteration, self._restored = iteration, None
+        self._iteration, self._restored, self._replays = iteration, None, 0
         self._says("prefetching")
         if self._kept is None or not self._is_next(self._kept, iteration):
             self._kept = None
@@ -127,7 +132,7 @@ class PhaseTrainer:
                 plan = read_plan(self._store, iteration)
                 config = parse(read_config(self._store, plan), f"the configuration of iteration {iteration}")
                 digest = state_digest(self._store, iteration)
-                state = StoredState(self._store, iteration, self._clock)
+                state = StoredState(self._store, restored_from(self._store, iteration), self._clock)
                 self._note_restored(lambda: state.read_ahead(config), ahead=True)
                 self._kept = _Kept(state, digest, config)
             except (StorageError, ValueError) as error:
@@ -144,27 +149,33 @@ class PhaseTrainer:
             if exists(store, layout.manifest(layout.checkpoint(iteration + 1))):
                 publish_stored(store, iteration + 1, config, model, clock)
                 return None
-            learner, is_warm = self._state(config, iteration, model, kept)
+            learner, version, is_warm = self._state(config, iteration, model, kept)
+            replayed = replay(store, learner, version, iteration, clock, self._replay_begins)
         began_s = clock.wall()
-        base = published_blocks(store, learner.policy, learner.ranks, lasting=True)
+        base, changed = base_of(store, iteration, learner, replayed, clock)
         batches = FollowedBatches(store, plan, clock, config.trainer.poll_interval_s, self._waits)
         prompts = prompt_table.read_prompts(store, plan)
         self._says("training")
         record = take_step(store, plan, config, prompts, learner, batches, clock, began_s)
         measured = request_metrics(self._metered.requests, learner.ranks) | {"sharing/warm": float(is_warm)}
+        measured |= replayed.metrics() | changed
         records.commit(store, layout.training(iteration), replace(record, metrics=record.metrics | measured))
         return self._park_and_publish(plan, config, learner, base, onto_disk=onto_disk)
 
-    def _state(self, config: RunConfig, version: int, model: Path, kept: _Kept | None) -> tuple[Learner, bool]:
-        """A learner at this version on the device, and whether its state was in host memory."""
+    def _state(self, config: RunConfig, version: int, model: Path, kept: _Kept | None) -> tuple[Learner, int, bool]:
+        """A learner on the device, its version, which a replay leads to this one, and whether it was in host memory."""
         if kept is None or not self._is_next(kept, version) or dump(kept.config) != dump(config):
-            store, clock = self._store, self._clock
-            return self._note_restored(lambda: restore_learner(store, version, config, model, clock)), False
+            store, clock, start = self._store, self._clock, restored_from(self._store, version)
+            return self._note_restored(lambda: restore_learner(store, start, config, model, clock)), start, False
         began_s, state, num_bytes = self._clock.monotonic(), kept.state, kept.state.num_bytes
         learner = unpark(state) if isinstance(state, Parked) else learner_of(state, config, model)
         took_s = self._clock.monotonic() - began_s
         self._restored = Restored(tier="host memory", seconds=took_s, num_bytes=num_bytes, ahead=False)
-        return learner, True
+        return learner, version if isinstance(state, Parked) else state.version, True
+
+    def _replay_begins(self, iterations: int) -> None:
+        self._replays = iterations
+        self._says("replaying")
 
     def _note_restored(self, read: Callable[[], Result], *, ahead: bool = False) -> Result:
         """What `read` returns, which reads a state that is not in memory; notes from where most of it came."""
@@ -194,19 +205,20 @@ class PhaseTrainer:
     ) -> _Kept | None:
         """Free the device, then make the step durable from host memory.
 
-        Returns None if another trainer has stored the checkpoint first. If that has not published its weights, the
+        Returns None if another trainer has stored other bits first. If that has not published its weights, the
         phase is still due, and the next attempt at it publishes them.
         """
         self._says("parking")
         parked = park(learner)
         self._says("publishing")
-        version, interval = plan.iteration + 1, config.trainer.weights_full_interval
-        if onto_disk and self._copies is not None:
+        version = plan.iteration + 1
+        saves = is_checkpoint_due(self._store, plan, config.trainer)
+        if saves and onto_disk and self._copies is not None:
             self._copies.copy_from_now(layout.checkpoint(version))
             if config.lora is not None or config.algorithm.kl_coef > 0:
                 self._copies.copy_stored(layout.weights(REFERENCE_VERSION))
         try:
-            save_and_publish(self._store, version, learner, base, interval, self._clock)
+            save_and_publish(self._store, version, learner, base, config.trainer, self._clock, saves=saves)
         except AnotherWasFirstError:
             log.info("another trainer has stored version %d first; this state is dropped", version)
             return None
@@ -230,5 +242,6 @@ class PhaseTrainer:
                 digest=None if kept is None else kept.digest,
                 bytes_held=0 if kept is None else kept.state.num_bytes,
                 restored=self._restored,
+                replays=self._replays,
             )
         )

@@ -63,7 +63,7 @@ class _Worker:
     def _order(self, phase: WorkerPhase, order: Mapping[str, Any]) -> None:
         with self._lock:
             # What it holds stays so until it says more.
-            self._state = replace(self._state, phase=phase, iteration=order["iteration"], restored=None)
+            self._state = replace(self._state, phase=phase, iteration=order["iteration"], restored=None, replays=0)
             self._orders.append(json.dumps(order).encode() + b"\n")
             self._send()
 

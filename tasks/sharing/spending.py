@@ -16,6 +16,7 @@ log = logging.getLogger(__name__)
 
 KINDS: dict[WorkerPhase, SpentKind] = {
     "restoring": "switch",
+    "replaying": "switch",
     "waiting": "wait",
     "training": "train",
     "parking": "park",

@@ -11,9 +11,18 @@ from typing import Literal, Protocol
 from storage.fleet_records import AdmittedRun, Tier
 
 WorkerPhase = Literal[
-    "absent", "prefetching", "restoring", "waiting", "training", "parking", "publishing", "parked", "failed"
+    "absent",
+    "prefetching",
+    "restoring",
+    "replaying",
+    "waiting",
+    "training",
+    "parking",
+    "publishing",
+    "parked",
+    "failed",
 ]
-ON_DEVICE: frozenset[WorkerPhase] = frozenset({"restoring", "waiting", "training", "parking"})
+ON_DEVICE: frozenset[WorkerPhase] = frozenset({"restoring", "replaying", "waiting", "training", "parking"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,11 +40,12 @@ class WorkerState:
     """What a worker does now.
 
     phase: "absent" if there is no process; "prefetching" from `prefetch` until its state is in host memory;
-    "restoring" from `begin` until its state is on the device; "waiting" for groups that are not recorded yet; "parked"
-    if its phase is published, or was refused because another host's is, or if it has prefetched; "failed" if its
-    process ended, or gave up the phase. iteration: of its present or last phase. digest: of the checkpoint that its
-    resident state equals; None if it holds none. message: why it failed. bytes_held: of its resident state. restored:
-    how it got its state for what it was told last; None until it has it.
+    "restoring" from `begin` until its state is on the device; "replaying" while it trains again what was recorded since
+    its checkpoint, which is that of `replays` iterations; "waiting" for groups that are not recorded yet; "parked" if
+    its phase is published, or was refused because another host's is, or if it has prefetched; "failed" if its process
+    ended, or gave up the phase. iteration: of its present or last phase. digest: of the stored state that its resident
+    state equals; None if it holds none. message: why it failed. bytes_held: of its resident state. restored: how it got
+    its state for what it was told last; None until it has it.
     """
 
     phase: WorkerPhase = "absent"
@@ -44,6 +54,7 @@ class WorkerState:
     message: str = ""
     bytes_held: int = 0
     restored: Restored | None = None
+    replays: int = 0
 
     @property
     def has_device(self) -> bool:

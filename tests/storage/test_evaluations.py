@@ -17,9 +17,10 @@ from storage.evaluations import (
 )
 from storage.memory import MemoryStore
 from storage.records import PlanRecord
-from storage.retention import list_versions, sweep
+from storage.retention import sweep
 from storage.retention_config import RetentionConfig
 from storage.store import CorruptObject
+from storage.stored_versions import list_versions
 from tests.committed_runs import run_of
 from tests.journals import a_plan
 

@@ -13,9 +13,10 @@ from storage.fitness import probe
 from storage.memory import MemoryStore
 from storage.records import decode
 from storage.response_parts import ResponsesRecord
-from storage.retention import list_versions, newest_of, sweep
+from storage.retention import sweep
 from storage.retention_config import RetentionConfig
 from storage.store import ObjectMissing, StoreDenied, StoreUnavailable
+from storage.stored_versions import list_versions, newest_of
 from storage.weights.manifest import TensorBlock
 from storage.weights.tensor_sets import publish, pull, read_manifest
 from storage.weights.versions import bases, pull_version

@@ -4,9 +4,10 @@ import pytest
 
 from storage import layout, records
 from storage.memory import MemoryStore
-from storage.retention import list_versions, sweep
+from storage.retention import sweep
 from storage.retention_config import RetentionConfig
 from storage.run import read_plan
+from storage.stored_versions import list_versions
 from tests.committed_runs import commit, plan_iteration, publish_version, run_of
 from tests.journals import a_plan
 

@@ -11,9 +11,9 @@ from storage.compaction import read_responses
 from storage.crew_records import note_failure
 from storage.memory import MemoryStore
 from storage.records import SettingsRecord
-from storage.retention import list_versions
 from storage.run import acquire_lease, next_iteration, read_report, read_run
 from storage.store import ObjectMissing, StoreDenied
+from storage.stored_versions import list_versions
 from tasks.conclude import conclude
 from tasks.configuration.references import PlanReference, TrainOutcome
 from tasks.configuration.run_config import dump

@@ -1,0 +1,206 @@
+"""Replaying: brings a learner from an older checkpoint to a later version, by training what was recorded since again.
+
+A phase is a function of storage, so the replayed learner has the bits that the trainers of these iterations had. It
+reads their plans, settings, prompts and batches, and the tokens from the journal or from the parts that stand for it.
+Nothing is graded, recorded or published.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from storage import layout, prompt_table, records
+from storage.assembly import Assembled
+from storage.clock import Clock
+from storage.compaction import stored_rows
+from storage.prompt_table import PromptRow
+from storage.records import BatchRecord, GradedResponse, PlanRecord
+from storage.response_parts import ResponsesRecord
+from storage.responses import Response
+from storage.run import exists, read_config, read_plan
+from storage.store import CorruptObject, ObjectMissing, ObjectStore
+from storage.stored_versions import restored_from
+from storage.weights.tensor_sets import digest_all, read_manifest
+from storage.weights.versions import pull_version
+from tasks.configuration.run_config import RunConfig, parse
+from tasks.learning.importance import same_engine
+from tasks.learning.learner import Learner
+from tasks.learning.publication import Blocks, published_blocks
+from tasks.learning.ranks import Ranks
+from tasks.learning.recorded_batches import Batches, BatchReader
+from tasks.learning.restoring import restore_learner
+from tasks.learning.trained_model import training_device
+from tasks.learning.trainer import IterationTrainer
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replayed:
+    """What a replay took. iterations: how many were trained again, in `seconds`."""
+
+    iterations: int = 0
+    seconds: float = 0.0
+
+    def metrics(self) -> dict[str, float]:
+        """Of a trainer that has replayed; empty if it had not to."""
+        if not self.iterations:
+            return {}
+        return {"replay/iterations": float(self.iterations), "timing_s/replay": self.seconds}
+
+
+class ReplayReader(BatchReader):
+    """Reads recorded micro-batches with their tokens from the journal, or from the parts once it is compacted.
+
+    The parts that were read stay in memory, with 8 bytes per token, because batches need not be in their order.
+    """
+
+    def __init__(self, store: ObjectStore, plan: PlanRecord) -> None:
+        super().__init__(store, plan)
+        self._key = layout.responses(plan.iteration)
+        self._is_compacted = exists(store, self._key)
+        self._rows: dict[int, Response] = {}
+
+    def tokens(self, graded: GradedResponse) -> Assembled:
+        if not self._is_compacted:
+            try:
+                return super().tokens(graded)
+            except (CorruptObject, ObjectMissing):
+                # It may have been compacted and deleted meanwhile.
+                self._is_compacted = exists(self._store, self._key)
+                if not self._is_compacted:
+                    raise
+        row = self._row(graded.response)
+        if (len(row.token_ids), row.policy_length) != (graded.length, graded.policy_length):
+            reason = f"response {row.response} has {len(row.token_ids)} tokens; its batch says {graded.length}"
+            raise CorruptObject(self._key, reason)
+        return Assembled(
+            response=row.response,
+            token_ids=row.token_ids,
+            logprobs=row.logprobs,
+            finish=row.finish,
+            lineage=graded.lineage,
+            span_tokens=row.spans,
+            weight_versions=np.full(len(row.token_ids), row.weight_version, dtype=np.uint32),
+            origins=row.origins,
+            events=row.events,
+            owes=False,
+            restarts=0,
+        )
+
+    def _row(self, response: int) -> Response:
+        if response not in self._rows:
+            parts = records.read(self._store, ResponsesRecord, self._key).parts
+            part = next((each for each in parts if each.first <= response <= each.last), None)
+            rows = [] if part is None else stored_rows(self._store, self._plan.iteration, part)
+            self._rows |= {row.response: row for row in rows}
+        if response not in self._rows:
+            raise CorruptObject(self._key, f"no part holds response {response}, which is in a batch")
+        return self._rows[response]
+
+
+class ReplayedBatches(ReplayReader, Batches):
+    """The micro-batches of an iteration that is trained already: all of them are recorded, and none is waited for."""
+
+    @property
+    def waited_s(self) -> float:
+        return 0.0
+
+    def _batch(self, number: int) -> BatchRecord:
+        return self.read(number)
+
+
+def learner_at(
+    store: ObjectStore, version: int, config: RunConfig, model: Path, clock: Clock, ranks: Ranks | None = None
+) -> tuple[Learner, Replayed]:
+    """The learner at `version`: restored from the newest checkpoint up to it, then replayed. All ranks must call it."""
+    ranks = ranks or Ranks(device=training_device(config.trainer.device))
+    start = restorable(store, version, ranks)
+    learner = restore_learner(store, start, config, model, clock, ranks)
+    return learner, replay(store, learner, start, version, clock)
+
+
+def restorable(store: ObjectStore, version: int, ranks: Ranks) -> int:
+    """`restored_from`, the same on all ranks, which must all call it."""
+    with ranks.failing_together():
+        found = restored_from(store, version) if ranks.is_first else version
+    return int(ranks.broadcast(found))
+
+
+def replay(
+    store: ObjectStore,
+    learner: Learner,
+    start: int,
+    version: int,
+    clock: Clock,
+    on_begin: Callable[[int], None] = lambda _: None,
+) -> Replayed:
+    """Train the iterations from `start` to `version` again; every rank must call it.
+
+    on_begin: called with the number of iterations, if there are any. Raises ObjectMissing and CorruptObject, which name
+    what a replay lacks.
+    """
+    if start == version:
+        return Replayed()
+    on_begin(version - start)
+    began_s = clock.monotonic()
+    for iteration in range(start, version):
+        log.info("replaying iteration %d, to restore version %d from checkpoint %d", iteration, version, start)
+        plan = read_plan(store, iteration)
+        config = parse(read_config(store, plan), f"the configuration of iteration {iteration}")
+        prompts = prompt_table.read_prompts(store, plan)
+        batches = ReplayedBatches(store, plan) if learner.ranks.is_first else None
+        reader = None if learner.ranks.is_first else ReplayReader(store, plan)
+        iteration_trainer(store, plan, config, prompts, learner, batches, clock, reader=reader).step()
+    return Replayed(iterations=version - start, seconds=clock.monotonic() - began_s)
+
+
+def iteration_trainer(
+    store: ObjectStore,
+    plan: PlanRecord,
+    config: RunConfig,
+    prompts: Sequence[PromptRow],
+    learner: Learner,
+    batches: Batches | None,
+    clock: Clock,
+    *,
+    reader: BatchReader | None = None,
+    started_at_s: float | None = None,
+) -> IterationTrainer:
+    """The trainer of an iteration of a run, whether for the first time or again."""
+    published = {entry.dtype for entry in read_manifest(store, layout.weights(0)).tensors.values()}
+    return IterationTrainer(
+        store,
+        plan,
+        prompts=prompts,
+        learner=learner,
+        batches=batches,
+        reader=reader,
+        algorithm=config.algorithm,
+        trainer=config.trainer,
+        clock=clock,
+        started_at_s=started_at_s,
+        same_engine=same_engine(config.rollout, config.trainer, published),
+    )
+
+
+def base_of(
+    store: ObjectStore, version: int, learner: Learner, replayed: Replayed, clock: Clock
+) -> tuple[Blocks, dict[str, float]]:
+    """What `version` holds, to which the next version is published as differences, and metrics; for the first rank.
+
+    A replay on a GPU, or on another number of ranks, may end with other last bits than were published. Differences
+    refer to what was published.
+    """
+    blocks = published_blocks(store, learner.policy, learner.ranks, lasting=True)
+    if not replayed.iterations or not learner.ranks.is_first:
+        return blocks, {}
+    entries = read_manifest(store, layout.weights(version)).tensors
+    changed = sum(digest != entries[name].digest for name, digest in digest_all(blocks).items())
+    if changed:
+        log.warning("%d of %d tensors of the replayed version %d have other last bits", changed, len(blocks), version)
+        blocks = pull_version(store, version, None, clock)[1]
+    return blocks, {"replay/tensors_changed": float(changed)}
