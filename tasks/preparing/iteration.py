@@ -111,18 +111,7 @@ def prepare(
             check_held_out(config, model_dir, tokenizer(), held_models(store, *rewards_of(config)))
         if is_new:
             probe(store)
-        # Before run.json, which names them: a run that exists has its model files.
-        files = model_files.upload(store, model_dir) if is_new else model_files.describe(model_dir)
-        open_run(
-            store,
-            config=dump(config),
-            digest=digest(config),
-            vocab_size=vocabulary_size(model_dir),
-            model_files=files,
-            clock=clock,
-            explain=lambda stored: differences(identity(config), identity(parse(stored))),
-        )
-        acquire_lease(store, execution, config.run.lease_ttl_s, clock, known_dead=ended_here)
+        _open(store, config, model_dir, execution, clock, is_new=is_new)
         first_open = next_iteration(store)
         iteration = _passing_over(store, first_open, ahead)
         is_ahead = iteration > first_open
@@ -148,6 +137,24 @@ def prepare(
     written = read_plan(store, iteration)
     log.info("iteration %d: weight version %d, %d slots", iteration, written.weight_version, len(written.slots))
     return _reference(config, written, execution), crew_slots(written, pools)
+
+
+def _open(
+    store: ObjectStore, config: RunConfig, model_dir: Path, execution: str, clock: Clock, *, is_new: bool
+) -> None:
+    """Create the run, or compare it with the configuration, and take its lease."""
+    # Before run.json, which names them: a run that exists has its model files.
+    files = model_files.upload(store, model_dir) if is_new else model_files.describe(model_dir)
+    open_run(
+        store,
+        config=dump(config),
+        digest=digest(config),
+        vocab_size=vocabulary_size(model_dir),
+        model_files=files,
+        clock=clock,
+        explain=lambda stored: differences(identity(config), identity(parse(stored))),
+    )
+    acquire_lease(store, execution, config.run.lease_ttl_s, clock, known_dead=ended_here)
 
 
 def _check_machine(config: RunConfig, is_new: bool) -> None:

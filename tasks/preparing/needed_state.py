@@ -39,8 +39,8 @@ def check_replayable(store: ObjectStore, iteration: int) -> None:
     """Raise CorruptObject unless, by the names of its objects, a committed iteration can be trained again."""
     keys = set(store.list(layout.iteration(iteration)))
     batches = [key for key in keys if key.startswith(layout.batches(iteration))]
-    last_batch = layout.batch(iteration, max(0, len(batches) - 1))
-    needed = {key: key in keys for key in (read_plan(store, iteration).prompts_key, last_batch)}
+    numbered = [layout.batch(iteration, number) for number in range(max(1, len(batches)))]
+    needed = {key: key in keys for key in (read_plan(store, iteration).prompts_key, *numbered)}
     has_journal = any(key.startswith(layout.journal(iteration)) for key in keys)
     needed[layout.responses(iteration)] = has_journal or layout.responses(iteration) in keys
     for key, is_there in needed.items():

@@ -123,8 +123,8 @@ def choose_version(
         return published[-1]
     if version not in published:
         why = "was deleted by the run's retention" if 0 <= version < published[-1] else "is not published"
-        if prefix == layout.CHECKPOINTS:
-            why = "was deleted by the run's retention, or never stored (trainer.checkpoint_interval)"
+        if prefix == layout.CHECKPOINTS and version < published[-1]:
+            why += ", or never stored (trainer.checkpoint_interval)"
         raise LookupError(f"version: {noun} {version} {why}; allowed: {_ranges(published)}")
     return version
 

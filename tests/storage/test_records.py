@@ -55,7 +55,7 @@ def test_whatever_is_in_a_record_comes_back(config, execution):
     settings = SettingsRecord(config=config, execution=execution)
     data = records.encode("settings.json", settings)
     assert records.decode(SettingsRecord, "settings.json", data) == settings
-    assert json.loads(data)["body"] == {"config": config, "execution": execution}
+    assert json.loads(data)["body"] == {"config": config, "ends_execution": False, "execution": execution}
     assert records.encode("settings.json", records.decode(SettingsRecord, "settings.json", data)) == data
 
 

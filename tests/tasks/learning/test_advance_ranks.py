@@ -9,6 +9,9 @@ from storage import layout, records
 from storage.clock import ManualClock
 from storage.connect import connect
 from storage.records import TrainingRecord
+from storage.retention import sweep
+from storage.retention_config import RetentionConfig
+from storage.weights.tensor_sets import read_manifest
 from storage.weights.versions import pull_version
 from tasks.learning import checkpoint
 from tasks.sampling.engines.weight_tensors import as_torch
@@ -35,13 +38,13 @@ RUNS = {
 }
 
 
-def tensors(directory):
+def tensors(directory, version=1):
     """What an iteration published, and what its checkpoints hold."""
     store = connect(str(directory))
-    found = {name: as_torch(block) for name, block in pull_version(store, 1, None, ManualClock())[1].items()}
-    prefixes = [layout.checkpoint(1)]
-    if store.list(layout.critic_checkpoint(1)):
-        prefixes.append(layout.critic_checkpoint(1))
+    found = {name: as_torch(block) for name, block in pull_version(store, version, None, ManualClock())[1].items()}
+    prefixes = [layout.checkpoint(version)]
+    if store.list(layout.critic_checkpoint(version)):
+        prefixes.append(layout.critic_checkpoint(version))
     for prefix in prefixes:
         saved = checkpoint.read(store, prefix)
         for kind in (saved.parameters, saved.moments.exp_avg, saved.moments.exp_avg_sq):
@@ -69,3 +72,31 @@ def test_two_ranks_learn_what_one_learns(tmp_path, ranks_server, name):
         torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-5)
     report = commit_iteration(str(two), 0)
     assert report.metrics["num_tokens"] == sum(report.lengths)
+
+
+def test_two_ranks_replay_what_one_has_trained_and_store_their_shares_of_the_checkpoint(tmp_path, ranks_server):
+    """Two iterations without a checkpoint; the trainer of the third replays them on two ranks, from the parts."""
+    model = model_directory(tmp_path / "model")
+    one, two = tmp_path / "one", tmp_path / "two"
+    run = config(str(one), model, optimizer=OPTIMIZER, trainer={"checkpoint_interval": 3}, **RUNS["ppo"])
+    for iteration in range(3):
+        plan_iteration(run)
+        roll_out(str(one), iteration)
+        if iteration < 2:
+            train_iteration(str(one), iteration)
+            commit_iteration(str(one), iteration)
+            sweep(connect(str(one)), RetentionConfig())
+    assert connect(str(one)).list(layout.CHECKPOINTS) == []
+    shutil.copytree(one, two)
+    alone = train_iteration(str(one), 2)
+    ranks_server.launch("advance to 3", two, 2)
+    together = records.read(connect(str(two)), TrainingRecord, layout.training(2))
+    assert together.metrics["replay/iterations"] == alone.metrics["replay/iterations"] == 2
+    # Two ranks add in another order. What is published next refers to what one rank has published.
+    assert together.metrics["replay/tensors_changed"] > alone.metrics["replay/tensors_changed"] == 0
+    manifest = read_manifest(connect(str(two)), layout.weights(3))
+    assert {entry.encoding for entry in manifest.tensors.values()} == {
+        entry.encoding for entry in read_manifest(connect(str(one)), layout.weights(3)).tensors.values()
+    }
+    for left, right in zip(tensors(two, 3), tensors(one, 3), strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-4)
