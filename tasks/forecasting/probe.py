@@ -92,7 +92,8 @@ def probe(store: ObjectStore) -> Probe | NoProbe:
         pools=_pools(observation for report in reports for observation in report.pools),
         lengths=_quantiles([length for report in reports for length in report.lengths]),
         train_s_per_token=_per_token(reports),
-        train_fixed_s=_median(report.metrics.get("timing_s/publish") for report in reports),
+        # A mean, because only some iterations may store a checkpoint.
+        train_fixed_s=_mean(report.metrics.get("timing_s/publish") for report in reports),
         restore_s=_median(report.metrics.get("timing_s/restore") for report in reports),
         control_s=statistics.median(map(_control_s, reports)),
         in_turn=all(map(_is_in_turn, reports)),
@@ -156,6 +157,11 @@ def _control_s(report: ReportRecord) -> float:
     if span_s is not None and _is_in_turn(report):
         idle_s += report.train_started_at_s - span_s[1]
     return max(0.0, idle_s)
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
 
 
 def _median(values: Iterable[float | None]) -> float | None:

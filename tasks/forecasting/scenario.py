@@ -118,6 +118,8 @@ class TrainerScenario:
     control_s: from published weights to the next plan: conclusion and plan. No process is on any machine then.
     waits: whether its process waits while responses are generated; else it starts when all have ended, as when one
         machine runs all tasks in turn.
+    replay_interval: a process of its own trains again what was trained since the last multiple of so many iterations,
+        because only then a checkpoint is stored; 1: nothing.
     upload_gbps: the highest rate at which weights reach all members together; None: unlimited, as from object storage.
     micro_batch_responses: with streaming, training continues when this many responses have ended in complete groups.
     """
@@ -135,6 +137,7 @@ class TrainerScenario:
     train_fixed_s: _AtLeast0 = 0.0
     control_s: _AtLeast0 = 0.0
     waits: bool = True
+    replay_interval: Annotated[int, Field(ge=1)] = 1
     upload_gbps: _Above0 | None = None
     micro_batch_responses: Annotated[int, Field(ge=1)] = 16
 

@@ -101,6 +101,8 @@ class _Simulation:
         self._trained_s = 0.0
         self._over = False
         self._concluded: list[SimulatedIteration] = []
+        # Of the iterations begun.
+        self._tokens: list[int] = []
         self._stopped: str | None = None
 
     def run(self) -> SimulatedRun:
@@ -134,6 +136,8 @@ class _Simulation:
         }
         accounts[TRAIN_POOL] = self._account(TRAIN_POOL, trainer.usd_per_h, trainer.gpus)
         responses = Responses(lengths, plan.slots)
+        replayed = self._tokens[number - number % trainer.replay_interval : number]
+        self._tokens.append(sum(responses.group_tokens))
         iteration = _Iteration(
             number=number,
             plan=plan,
@@ -149,6 +153,7 @@ class _Simulation:
                 streaming=self._policy.streaming,
                 in_order=self._policy.in_order,
                 on_end=self._training_ended,
+                replay_tokens=sum(replayed),
             ),
             accounts=accounts,
             began_s=now_s,

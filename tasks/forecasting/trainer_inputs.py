@@ -46,6 +46,7 @@ def trainer_scenario(facts: KnownFacts) -> TrainerScenario:
         train_fixed_s=publish_s,
         control_s=control_s,
         waits=not facts.in_turn,
+        replay_interval=_replay_interval(facts),
         micro_batch_responses=config.run.num_generations,
     )
 
@@ -146,9 +147,10 @@ def _between_s(facts: KnownFacts) -> tuple[float, float]:
         facts.show("between iterations", f"{publish_s + control_s:.1f} s", facts.probe.source)
         return publish_s, control_s
     control_s = facts.config.forecast.control_s
-    gbps = facts.config.forecast.train_link_gbps
-    publish_s = (facts.weights[0] + _checkpoint_bytes(facts)) * 8 / 1e9 / gbps
-    source = f"estimated: checkpoint and weights at {gbps:g} Gbit/s (train_link_gbps), and forecast.control_s"
+    gbps, interval = facts.config.forecast.train_link_gbps, facts.config.trainer.checkpoint_interval
+    publish_s = (facts.weights[0] + _checkpoint_bytes(facts) / interval) * 8 / 1e9 / gbps
+    what = "checkpoint" if interval == 1 else f"a checkpoint every {interval} iterations"
+    source = f"estimated: {what} and weights at {gbps:g} Gbit/s (train_link_gbps), and forecast.control_s"
     facts.show("between iterations", f"{publish_s + control_s:.0f} s", source)
     return publish_s, control_s
 
@@ -176,6 +178,16 @@ def _load_s(facts: KnownFacts) -> float:
         return 0.0
     facts.show(f"{TRAIN_POOL}: load", f"{load_s:.1f} s in each iteration, before training", source)
     return load_s
+
+
+def _replay_interval(facts: KnownFacts) -> int:
+    """After how many iterations a trainer's process has nothing to replay; a host keeps the state between phases."""
+    interval = facts.config.trainer.checkpoint_interval
+    if interval == 1 or facts.config.trainer.placement == "shared":
+        return 1
+    told = f"up to {interval - 1} iterations are trained again before training"
+    facts.show(f"{TRAIN_POOL}: replay", told, f"trainer.checkpoint_interval {interval}")
+    return interval
 
 
 def _restored_bytes(facts: KnownFacts) -> tuple[float, str]:

@@ -1,7 +1,8 @@
 """The trainer's machines: they may generate for a while, then train on complete groups as these end, then publish.
 
 If no crew member lives, they go on generating, or begin again by production's rule. What was trained by then is trained
-a second time, from the last checkpoint. Before they train they load the model.
+a second time, from the last checkpoint. Before they train they load the model, and train again what was trained since
+the last checkpoint.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +29,7 @@ class Training:
     (RLBoost, arXiv 2510.19225, section 4.1), or with fewer if no more will come. in_order: a group counts only when all
     groups before it are complete. seeding_s: seconds in which the machines generated; generated_s: the part with
     started engines; wait_s, train_s: seconds of waiting and of training; retrain_s: the part of train_s that repeats
-    earlier training.
+    earlier training. replay_tokens: those of the earlier iterations that are trained again after loading.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Training:
         streaming: bool,
         in_order: bool,
         on_end: Callable[[], None],
+        replay_tokens: int = 0,
     ) -> None:
         self._events = events
         self._scenario = scenario
@@ -50,6 +52,7 @@ class Training:
         self._responses = responses
         self._streaming, self._in_order = streaming, in_order
         self._on_end = on_end
+        self._replay_s = replay_tokens * scenario.train_s_per_token
         self._complete: set[int] = set()
         self._trained = self._trained_tokens = 0
         self._engines: list[Member] = []
@@ -166,15 +169,20 @@ class Training:
         self._load()
 
     def _load(self) -> None:
-        """Load the model, then repeat what was trained before the machines generated again."""
+        """Load the model and replay, then repeat what was trained before the machines generated again."""
         self._phase = "loading"
-        if self._scenario.load_s:
-            self._events.after(self._scenario.load_s, self._loaded)
+        if self._scenario.load_s or self._replay_s:
+            self._events.after(self._scenario.load_s + self._replay_s, self._loaded)
         else:
             self._loaded()
 
     def _loaded(self) -> None:
-        self._account.add("process", self._events.now_s - self._since_s)
+        took_s = self._events.now_s - self._since_s
+        replay_s = min(took_s, self._replay_s)
+        self.train_s += replay_s
+        self.retrain_s += replay_s
+        self._account.add("train", replay_s)
+        self._account.add("process", took_s - replay_s)
         self._since_s = self._events.now_s
         if self._trained_tokens:
             self._phase = "training"

@@ -77,7 +77,7 @@ def _divided(decode_s: float, kept: int, others: int) -> MachineTime:
 
 
 def trainer_time(lives: Sequence[SlotLife], training: TrainingRecord) -> MachineTime:
-    """Seconds of the trainer's machines, which are paid for together: generating, waiting and training.
+    """Seconds of the trainer's machines, which are paid for together: generating, waiting, training, training again.
 
     Lives of TRAIN_POOL run side by side on them. If they began before training did, the machines are paid for from then
     on.
@@ -91,7 +91,8 @@ def trainer_time(lives: Sequence[SlotLife], training: TrainingRecord) -> Machine
     share = seeding_s / generated.total if generated.total else 0.0
     left_s = total_s - (seeding_s if share else 0.0)
     idle_s = min(left_s, training.metrics.get("timing_s/wait", 0.0))
-    return generated.scaled(share) + MachineTime(useful=left_s - idle_s, idle=idle_s)
+    again_s = min(left_s - idle_s, training.metrics.get("timing_s/replay", 0.0))
+    return generated.scaled(share) + MachineTime(useful=left_s - idle_s - again_s, wasted=again_s, idle=idle_s)
 
 
 def _covered_s(spans: Sequence[tuple[float, float]]) -> float:

@@ -232,9 +232,14 @@ def test_a_standing_crew_is_one_map_per_pool_beside_the_whole_chain(stale):
 
 
 def lasts(nodes):
-    conclusions = [node for node in nodes if node.id.endswith("-conclude")]
-    last = [binding.binding for node in conclusions for binding in node.inputs if binding.var == "last"]
-    return [binding.scalar.primitive.boolean for binding in last]
+    """Which conclusions are the last of their execution; the plans, by which trainers store a checkpoint, agree."""
+    found = {}
+    for what in ("plan", "conclude"):
+        of_kind = [node for node in nodes if node.id.endswith(f"-{what}")]
+        last = [binding.binding for node in of_kind for binding in node.inputs if binding.var == "last"]
+        found[what] = [binding.scalar.primitive.boolean for binding in last]
+    assert found["plan"] == found["conclude"]
+    return found["conclude"]
 
 
 @pytest.mark.slow

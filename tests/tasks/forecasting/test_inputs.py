@@ -334,6 +334,18 @@ def test_of_adapters_no_checkpoint_of_the_whole_model_is_written():
     assert whole - adapters == pytest.approx(12 * 1.2e9 * 8 / 100e9)
 
 
+def test_a_checkpoint_now_and_then_costs_fewer_bytes_and_a_replay_but_not_on_a_host_that_keeps_the_state():
+    def trainer(**fields):
+        return gather(config(trainer=fields, planning={"seeding": "off"}), UNPROBED).trainer
+
+    each, fifth = trainer(), trainer(checkpoint_interval=5)
+    assert each.train_fixed_s - fifth.train_fixed_s == pytest.approx(12 * 1.2e9 * 8 / 100e9 * 4 / 5)
+    assert (each.replay_interval, fifth.replay_interval) == (1, 5)
+    assert fifth.load_s == each.load_s
+    shared = trainer(checkpoint_interval=5, placement="shared", fleet="s3://bucket/fleet")
+    assert (shared.replay_interval, shared.train_fixed_s) == (1, fifth.train_fixed_s)
+
+
 def test_the_planner_is_told_how_the_trainer_takes_groups():
     found = gather(config(algorithm={"micro_batch_order": "plan"}), UNPROBED).policy
     assert (found.streaming, found.in_order, found.keep_order) == (True, True, False)

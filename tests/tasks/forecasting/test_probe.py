@@ -87,15 +87,20 @@ def test_what_one_report_says():
 
 def test_several_reports_count_together():
     found = probed(
-        report(0, observation(start_s=None, losses=0), **{"timing_s/compute": 5.0}),
-        report(1, observation(((1, 0.03), (4, 0.05)), start_s=40.0), **{"timing_s/compute": 7.0}),
-        report(2, observation(((1, 0.02),), start_s=20.0)),
+        report(0, observation(start_s=None, losses=0), **{"timing_s/compute": 5.0, "timing_s/publish": 2.0}),
+        report(
+            1,
+            observation(((1, 0.03), (4, 0.05)), start_s=40.0),
+            **{"timing_s/compute": 7.0, "timing_s/publish": 2.0},
+        ),
+        report(2, observation(((1, 0.02),), start_s=20.0), **{"timing_s/publish": 8.0}),
     )
     pool = found.pools["rollout"]
     assert pool.step_s == ((1, 0.02), (4, 0.05), (8, 0.02))
     assert (pool.start_s, pool.losses, pool.machine_h) == (30.0, 2, 3.0)
     assert found.train_s_per_token == pytest.approx(0.006)
-    assert (found.train_fixed_s, found.restore_s) == (None, None)
+    # Only some iterations may store a checkpoint.
+    assert (found.train_fixed_s, found.restore_s) == (4.0, None)
 
 
 def test_only_the_last_reports_count():

@@ -200,3 +200,20 @@ def test_machines_that_wait_load_the_model_meanwhile():
 
     assert beside(1.0) == pytest.approx(beside(0.0))
     assert beside(500.0) > beside(0.0) + 400.0
+
+
+def test_what_was_trained_since_the_last_checkpoint_is_trained_again_while_the_machines_wait():
+    def run(interval: int, *, per_token_s: float) -> list[SimulatedIteration]:
+        trainer = a_trainer(train_s_per_token=per_token_s, train_fixed_s=0.0, replay_interval=interval)
+        scenario = a_scenario(a_pool(1), trainer=trainer, lengths=all_alike(200), groups=4, iterations=5)
+        return list(simulate(scenario, seed=1).iterations)
+
+    each, third = run(1, per_token_s=1e-4), run(3, per_token_s=1e-4)
+    once_s = each[0].train_s
+    assert [found.retrain_s for found in each] == [0.0] * 5
+    assert [found.retrain_s for found in third] == pytest.approx([0.0, once_s, 2 * once_s, 0.0, once_s])
+    assert third[1].train_s == pytest.approx(2 * once_s)
+    # A short replay is over before the first group is.
+    assert sum(found.duration_s for found in third) == pytest.approx(sum(found.duration_s for found in each))
+    slow, slower = run(1, per_token_s=1.0), run(3, per_token_s=1.0)
+    assert slower[2].duration_s > slow[2].duration_s + 1.5 * slow[0].train_s

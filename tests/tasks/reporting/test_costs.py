@@ -84,6 +84,9 @@ def test_a_life_that_told_no_times_decoded_if_it_decoded_at_all():
     nothing = replace(silent, tokens_kept=0, tokens_regenerated=0, tokens_unused=0)
     assert life_time(nothing).starting == 100.0
     assert trainer_time([LIFE], replace(TRAINING, metrics={})).useful == 100.0
+    again = trainer_time([LIFE], replace(TRAINING, metrics={"timing_s/wait": 30.0, "timing_s/replay": 25.0}))
+    assert (again.useful, again.wasted, again.idle) == (45.0, 25.0, 30.0)
+    assert trainer_time([LIFE], replace(TRAINING, metrics={"timing_s/replay": 1e9})).wasted == 100.0
 
 
 def test_machines_that_joined_cost_what_they_said():

@@ -71,6 +71,22 @@ def test_a_state_that_is_kept_needs_neither_checkpoint_nor_replay(model, expecte
     assert {state.replays for state in said} == {0}
 
 
+def test_a_state_that_is_kept_is_not_used_for_a_version_that_another_host_has_trained(model, expected):
+    store = memory_store("shared-run")
+    settings = shared_config(model, 9)
+    first = None
+    for iteration in range(3):
+        plan_iteration(settings)
+        roll_out(URL, iteration)
+        first = first or PhaseTrainer(URL, SystemClock(), lambda _: None)
+        trainer = PhaseTrainer(URL, SystemClock(), lambda _: None) if iteration == 1 else first
+        metrics = train_on(trainer, iteration).metrics
+        assert (metrics["sharing/warm"], metrics.get("replay/iterations", 0.0)) == (0.0, float(iteration))
+        commit_iteration(URL, iteration)
+    found = states(store)
+    assert found == {key: expected[key] for key in found}
+
+
 @pytest.mark.parametrize("read_ahead", [False, True])
 def test_a_new_process_replays_what_the_checkpoint_lacks(model, expected, read_ahead):
     store, disk = memory_store("shared-run"), MemoryStore("disk")
