@@ -150,8 +150,8 @@ class PhaseTrainer:
                 publish_stored(store, iteration + 1, config, model, clock)
                 return None
             learner, version, is_warm = self._state(config, iteration, model, kept)
+            began_s = clock.wall()
             replayed = replay(store, learner, version, iteration, clock, self._replay_begins)
-        began_s = clock.wall()
         base, changed = base_of(store, iteration, learner, replayed, clock)
         batches = FollowedBatches(store, plan, clock, config.trainer.poll_interval_s, self._waits)
         prompts = prompt_table.read_prompts(store, plan)

@@ -10,6 +10,7 @@ from examples.compare import undisturbed_equals
 from storage import layout
 from storage.connect import connect
 from storage.run import read_plan, reports
+from storage.stored_versions import list_versions
 from tests.small_run import everything
 from tests.whole_runs import (
     KILLABLE,
@@ -21,6 +22,9 @@ from tests.whole_runs import (
 )
 
 pytestmark = pytest.mark.slow
+
+# For what is about members and stores: members need no model.
+WITHOUT_MODEL = {"engine": "scripted"}
 
 
 def test_a_killed_run_continues_and_learns_from_the_same_tokens(tmp_path, model, monkeypatch):
@@ -79,8 +83,29 @@ def test_with_staleness_the_next_iteration_is_sampled_from_older_weights_and_cor
         assert undisturbed_equals(url, iteration)[:2] == (16, 16)
 
 
-# What follows is about members and stores, so the members need no model.
-WITHOUT_MODEL = {"engine": "scripted"}
+def test_checkpoints_are_stored_at_the_end_of_each_execution_whatever_the_interval(tmp_path, model):
+    """The second iteration of each replays the first; with staleness, its plan is written before that is trained."""
+    url = str(tmp_path / "run")
+    file = config_file(
+        tmp_path,
+        model,
+        url,
+        run={"num_prompts_per_step": 4},
+        algorithm={"max_staleness": 1},
+        rollout=WITHOUT_MODEL,
+        rewards=[{"function": "tests.reward_functions:even_length"}],
+        trainer={"checkpoint_interval": 9},
+        retention={"keep_checkpoints": 9},
+        pools=ONE_SLOT,
+    )
+    store = connect(url)
+    for ends in ({2}, {2, 4}):
+        train_here(file, "--count", "2")
+        assert list_versions(store, layout.CHECKPOINTS).complete == ends
+    history = [report.metrics for report in reports(store)]
+    assert [metrics.get("replay/iterations", 0.0) for metrics in history] == [0.0, 1.0, 0.0, 1.0]
+    assert [metrics.get("replay/tensors_changed", 0.0) for metrics in history] == [0.0] * 4
+    assert all(0 < metrics["timing_s/replay"] < metrics["timing_s/train"] for metrics in history[1::2])
 
 
 def test_on_one_machine_pools_run_one_after_another_and_the_first_leaves_nothing_to_the_others(tmp_path, model):

@@ -42,6 +42,7 @@ ALGORITHMS = {
     "grpo": {},
     "importance sampling in two steps": {"algorithm": {"importance_sampling": "auto", "num_mini_batches": 2}},
     "ppo with a reference": {"algorithm": {"advantage_estimator": "gae", "kl_coef": 0.1}},
+    "dynamic sampling": {"algorithm": {"filter_groups": True, "filter_groups_budget": 2.0}},
     "adapters with a reference": {"lora": {"rank": 2}, "algorithm": {"kl_coef": 0.1}},
 }
 ALL = RetentionConfig(keep_weights=99, keep_checkpoints=99)

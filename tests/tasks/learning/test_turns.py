@@ -7,12 +7,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from storage import layout, records
 from storage.assembly import JournalReader
 from storage.clock import ManualClock
 from storage.compaction import read_batches
+from storage.digests import digest_of
 from storage.memory import MemoryStore
-from storage.prompt_table import PromptRow
+from storage.prompt_table import PromptRow, encode_prompts
 from storage.records import Span
+from storage.retention import settle
 from tasks.configuration.algorithm import AlgorithmConfig
 from tasks.configuration.rewards import RewardConfig
 from tasks.grading.grader import Grader
@@ -24,6 +27,7 @@ from tasks.learning.follow import FollowConfig
 from tasks.learning.forward_passes import ForwardPasses
 from tasks.learning.ranks import Ranks
 from tasks.learning.recorded_batches import BatchReader, RecordedBatches, check_some_graded
+from tasks.learning.replaying import ReplayReader
 from tests.turn_journals import LOGPROB, PLAN, ROWS, journalled
 
 PROMPTS = [PromptRow("p", (1, 2), [{"role": "user", "content": "look"}], {})]
@@ -66,6 +70,26 @@ def test_a_response_that_failed_stands_in_its_batch_without_a_reward(store):
     assert (second.length, second.policy_length, second.finish_reason, second.reward) == (1, 1, "length", -1.0)
     assert (failed.length, failed.finish_reason, failed.reward, failed.rewards) == (2, "failed", None, {})
     assert read_batches(store, 0) == [batch]
+
+
+def test_a_replay_reads_the_same_turns_from_the_parts_as_from_the_journal(store):
+    """But for the version that sampled each token: of a compacted iteration, only its plan's is known."""
+    prompts = encode_prompts(PROMPTS)
+    plan = replace(PLAN, prompts_key=layout.prompts(0, digest_of(prompts)))
+    store.put(plan.prompts_key, prompts)
+    records.commit(store, layout.plan(0), plan)
+    [batch] = recorded(store, plan)
+    journal, replay = BatchReader(store, plan), ReplayReader(store, plan)
+    before = [journal.tokens(graded) for graded in batch.responses]
+    assert sum(map(len, (each.events for each in before))) > 2
+    settle(store, 0)
+    assert store.list(layout.journal(0)) == []
+    for reader in (replay, ReplayReader(store, plan)):
+        for first, again in zip(before, map(reader.tokens, batch.responses), strict=True):
+            assert again.token_ids.tolist() == first.token_ids.tolist()
+            assert again.logprobs.tobytes() == first.logprobs.tobytes()
+            assert (again.origins, again.events, again.finish) == (first.origins, first.events, first.finish)
+            assert (again.lineage, again.span_tokens, again.owes) == (first.lineage, first.span_tokens, False)
 
 
 def test_equal_rewards_beside_a_failure_are_filtered_and_others_are_not(store):
