@@ -38,7 +38,8 @@ class EventfulClock(ManualClock):
 
 
 class ScriptedWorkers:
-    """Phases of fixed duration. hang: runs whose training does not end. fail: runs whose next training fails.
+    """Phases of fixed duration. hang: runs whose training does not end. fail: runs whose next training fails. replays:
+    how many iterations of a run are trained again before its own.
 
     prefetched: (run, iteration, second) of each state that is to be read ahead, which takes READ_S.
     """
@@ -47,7 +48,7 @@ class ScriptedWorkers:
         self.clock, self.store_of = clock, store_of
         self.begun, self.evicted, self.killed = [], [], []
         self.at, self.digests, self.hang, self.fail = {}, {}, set(), set()
-        self.failed, self.reads = {}, {}
+        self.failed, self.reads, self.replays = {}, {}, {}
         self.prefetched, self.onto_disk, self.dropped = [], [], []
 
     def begin(self, run, iteration, *, onto_disk):
@@ -90,11 +91,14 @@ class ScriptedWorkers:
             self.failed[run_id] = "it broke"
             return self.state(run_id)
         train_s = 1e9 if run_id in self.hang else TRAIN_S
-        phases = (("restoring", SWITCH_S), ("training", train_s), ("parking", PARK_S), ("publishing", PUBLISH_S))
+        replays = self.replays.get(run_id, 0)
+        on_device = (("restoring", SWITCH_S), ("replaying", replays * TRAIN_S), ("training", train_s))
+        phases = (*on_device, ("parking", PARK_S), ("publishing", PUBLISH_S))
         for phase, duration_s in phases:
             if passed_s < duration_s:
                 held = run.state_bytes if phase == "publishing" else 0
-                return WorkerState(phase=phase, iteration=iteration, bytes_held=held)
+                told = 0 if phase == "restoring" else replays
+                return WorkerState(phase=phase, iteration=iteration, bytes_held=held, replays=told)
             passed_s -= duration_s
         self.store_of(run).put(layout.manifest(layout.weights(iteration + 1)), b"m")
         return WorkerState(phase="parked", iteration=iteration, bytes_held=run.state_bytes)

@@ -161,7 +161,8 @@ def test_what_the_export_of_an_adapter_cannot_do_is_one_line(run, tmp_path):
     begin(connect(run), config=resolved(lora={}))
     assert gleaner("sweep", run).exit_code == 0
     assert refused(gleaner("export", "--adapter", run, "--to", tmp_path / "out", "--version", 1)) == (
-        "gleaner: version: checkpoint 1 was deleted by the run's retention; allowed: 2, 3"
+        "gleaner: version: checkpoint 1 was deleted by the run's retention, or never stored "
+        "(trainer.checkpoint_interval); allowed: 2, 3"
     )
     assert not (tmp_path / "out").exists()
 

@@ -129,6 +129,27 @@ def test_a_phase_that_takes_a_multiple_of_its_expectation_is_killed_and_repeated
     assert "its worker is killed" in caplog.text
 
 
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_phase_that_replays_has_as_much_more_time_as_it_replays_and_its_run_pays_for_it(stage, hangs):
+    stage.admit(A)
+    stage.workers.replays[A.id] = 4
+    if hangs:
+        stage.workers.hang.add(A.id)
+    stage.due(A, 0, at_s=20)
+    limit_s = max(15.0, 1.2 * A.phase_s)
+    assert limit_s < 4 * TRAIN_S
+    begun = stage.play(500, overtime=1.2, overtime_s_min=15.0)
+    assert len(begun) == 1 + hangs
+    assert stage.workers.killed == [A.id] * hangs
+    if hangs:
+        took_s = stage.workers.begun[1][2] - stage.workers.begun[0][2]
+        assert 5 * limit_s <= took_s <= 5 * limit_s + 10
+    else:
+        billed = bill(stage.spent, stage.beat.lived_s, {A.id: 1.0})
+        assert billed[A.id]["switch"] == pytest.approx(SWITCH_S + 4 * TRAIN_S, abs=1.0)
+        assert billed[A.id]["train"] == pytest.approx(TRAIN_S, abs=1.0)
+
+
 def test_a_worker_that_fails_is_begun_again_later_and_stops_no_other(stage, caplog):
     stage.admit(A, B)
     stage.workers.fail.add(A.id)
