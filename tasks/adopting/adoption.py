@@ -63,7 +63,7 @@ class Left:
 
 
 class Adoption:
-    """The settings of one file while they are carried over: `value` reads, `carry` and `leave` decide, `settle` ends."""
+    """The settings of one file on their way: `value` reads, `carry` and `leave` decide, `settle` ends it."""
 
     def __init__(self, settings: Iterable[Setting], library: str) -> None:
         self.library = library

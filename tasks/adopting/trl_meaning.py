@@ -21,7 +21,7 @@ REASONS = {
     "use_cpu": "`trainer.device` and `rollout.device` take the GPU if there is one",
 }
 # TRL's loss types by how they make one number of token losses.
-_AGGREGATIONS = dict(
+_AGGREGATIONS = dict(  # noqa: C408 - a text would look like the name of an estimator
     grpo="seq-mean-token-mean",
     dapo="token-mean",
     bnpo="token-mean",
@@ -58,13 +58,14 @@ def _batch(adoption: Adoption) -> None:
     rows, accumulated = (adoption.count(name, plain) for name, plain in ((_BATCH[1], 8), (_BATCH[3], 1)))
     steps = adoption.count("steps_per_generation", accumulated)
     responses, group = adoption.count("generation_batch_size", rows * steps), adoption.count("num_generations", 8)
-    if min(rows, accumulated, responses, group) < 1:
-        return
-    prompts, rest = divmod(responses, group)
-    parts, parts_rest = divmod(responses, rows * accumulated)
-    if rest or parts_rest:
+    prompts, rest = divmod(responses, max(1, group))
+    parts, parts_rest = divmod(responses, max(1, rows * accumulated))
+    if min(rows, accumulated, responses, group) < 1 or rest or parts_rest:
+        adoption.note(
+            "run.num_prompts_per_step", f"{responses} responses are no whole groups of {group} in whole steps"
+        )
         for name in _BATCH:
-            adoption.leave(name, f"{responses} responses are no whole groups or no whole optimizer steps")
+            adoption.leave(name, "see run.num_prompts_per_step")
         return
     adoption.carry("run.num_prompts_per_step", prompts, *_BATCH, "num_generations")
     adoption.carry("algorithm.num_mini_batches", parts, *_BATCH)

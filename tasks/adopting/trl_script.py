@@ -72,7 +72,7 @@ def _settings(call: ast.Call) -> Iterator[Setting]:
 
 def _renamed(call: ast.Call, kept: Mapping[str, str]) -> Iterator[Setting]:
     for keyword in call.keywords:
-        if keyword.arg in kept:
+        if keyword.arg is not None and keyword.arg in kept:
             yield _setting(kept[keyword.arg], keyword.value)
 
 

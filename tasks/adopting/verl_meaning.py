@@ -127,7 +127,7 @@ def _loss(adoption: Adoption) -> None:
 
 
 def _kl(adoption: Adoption) -> None:
-    """verl has a KL in the reward and one in the loss, each with a switch."""
+    """There is a KL in the reward and one in the loss, each with a switch."""
     used = None
     for switch, coefficient, kind, plain, place in (
         ("algorithm.use_kl_in_reward", "algorithm.kl_ctrl.kl_coef", "algorithm.kl_penalty", "kl", "reward"),
@@ -155,7 +155,7 @@ def _filtering(adoption: Adoption) -> None:
     most, prompts = adoption.count(f"{group}max_num_gen_batches", 0), adoption.count("data.train_batch_size", 1024)
     generated = adoption.count("data.gen_batch_size", prompts)
     if adoption.value(f"{group}enable") is True:
-        adoption.carry("algorithm.filter_groups", True, f"{group}enable")  # noqa: FBT003 - a value, no switch
+        adoption.carry("algorithm.filter_groups", True, f"{group}enable")
         if most > 0 and prompts > 0:
             names = (f"{group}max_num_gen_batches", "data.gen_batch_size")
             adoption.carry("algorithm.filter_groups_budget", most * generated / prompts, *names)
@@ -181,7 +181,7 @@ def _weights(adoption: Adoption) -> None:
 
 
 def _optimizer(adoption: Adoption) -> None:
-    """verl counts its schedule in iterations, and Gleaner in optimizer steps."""
+    """The schedule is counted in iterations there, and in optimizer steps here."""
     rate = f"{ACTOR}optim."
     adoption.carry("optimizer.weight_decay", adoption.value(f"{rate}weight_decay", 0.01), f"{rate}weight_decay")
     parts = adoption.fields.get("algorithm.num_mini_batches")

@@ -1,4 +1,4 @@
-"""Reads the overrides of verl, `a.b=value`, from a shell script or a list of words; nothing is executed or filled in."""
+"""Reads the overrides of verl, `a.b=value`, from a shell script or a list of words; nothing is executed."""
 
 import io
 import re
