@@ -217,6 +217,13 @@ def test_settings_that_contradict_each_other_are_left_out_by_name(tmp_path):
     assert adoption.fields["trainer.dtype"].value == "float32"
 
 
+def test_a_value_that_clashes_with_a_default_is_left_out(tmp_path):
+    (tmp_path / "source").write_text("GRPOConfig(vllm_max_model_length=200)")
+    adoption = adopt("trl", tmp_path / "source")
+    assert not {"sampling.max_completion_length", "rollout.context_length"} & adoption.fields.keys()
+    assert any(each.line == 1 and "rollout.context_length (200)" in each.reason for each in adoption.left)
+
+
 @pytest.mark.parametrize("path", sorted({*TRL.values(), *VERL.values()}))
 def test_every_name_is_of_a_field_that_exists(path):
     *section, name = path.split(".")

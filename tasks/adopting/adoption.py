@@ -171,14 +171,15 @@ class Adoption:
         return None
 
     def _drop(self, problem: str) -> None:
-        """Leave out the field that a problem is about: itself, one in it or around it, else another of its section."""
+        """Leave out the field that a problem is about, or one that it clashes with: a default may be what it names."""
         path = problem.partition(":")[0]
         section = path.rpartition(".")[0]
         ways = (
             [field for field in self.fields if field == path],
-            [field for field in self.fields if path.startswith(f"{field}.")],
-            [field for field in self.fields if field.startswith(f"{path}.")],
+            [field for field in self.fields if path.startswith(f"{field}.") or field.startswith(f"{path}.")],
+            [field for field in self.fields if field in problem],
             [field for field in self.fields if field.rpartition(".")[0] == section],
+            [*self.fields],
         )
         field = next((found for way in ways for found in way), None)
         if field is None:
