@@ -43,13 +43,15 @@ trainer = GRPOTrainer(model="models/tiny", args=config, peft_config=peft.LoraCon
 OVERRIDES = """\
 #!/bin/bash
 # it's a comment, with data.seed=5 in it
+RATE=${RATE:-3e-6} TWICE=1
+TWICE=2
 python3 -m verl.trainer.main_ppo \\
     algorithm.adv_estimator=grpo \\
     data.train_files=$HOME/train.parquet data.val_files=test.parquet \\
     data.train_batch_size=256 \\
-    actor_rollout_ref.actor.ppo_mini_batch_size=64 \\
+    actor_rollout_ref.actor.ppo_mini_batch_size=${PART:-64} data.seed=$TWICE \\
     actor_rollout_ref.actor.use_kl_loss=True \\
-    actor_rollout_ref.actor.optim.lr=3e-6 \\
+    actor_rollout_ref.actor.optim.lr=$RATE \\
     actor_rollout_ref.model.path="models/a tiny one" \\
     actor_rollout_ref.rollout.n=4 \\
     actor_rollout_ref.rollout.top_k=-1 \\
@@ -115,9 +117,10 @@ def test_overrides_of_verl_become_a_configuration(tmp_path):
     assert (algorithm["clip_ratio_high"], algorithm["clip_ratio_c"]) == (0.2, 3.0)
     assert "gae_lambda" not in algorithm  # nothing reads verl's default of it with this estimator
     assert [line for line in result.stdout.splitlines() if line.startswith("not carried over")] == [
-        "not carried over: line 5: data.train_files: $HOME/train.parquet is no literal",
-        "not carried over: line 16: trainer.total_epochs: `--count` says how many iterations are trained",
-        "not carried over: line 17: algorithm.magic: there is no such setting in Gleaner",
+        "not carried over: line 7: data.train_files: $HOME/train.parquet is no literal",
+        "not carried over: line 9: data.seed: $TWICE is no literal",
+        "not carried over: line 18: trainer.total_epochs: `--count` says how many iterations are trained",
+        "not carried over: line 19: algorithm.magic: there is no such setting in Gleaner",
     ]
 
 
@@ -205,6 +208,14 @@ def test_whatever_the_values_are_the_result_is_a_configuration(library, names, d
     except ConfigError as error:
         complaints = [problem.split(":")[0] for problem in error.problems]
     assert complaints == adoption.missing
+
+
+def test_variables_that_multiply_do_not_fill_the_memory(tmp_path):
+    doubled = [f"V{n + 1}=" + f"$V{n}" * 100 for n in range(60)]
+    (tmp_path / "source").write_text("\n".join(["V0=x", *doubled, "data.prompt_key=$V60 data.seed=$V0"]))
+    reasons = {each.name: each.reason for each in adopt("verl", tmp_path / "source").left}
+    assert len(reasons["data.prompt_key"]) < 200
+    assert reasons["data.seed"].startswith('data.seed: "x" given; ')
 
 
 def test_settings_that_contradict_each_other_are_left_out_by_name(tmp_path):

@@ -123,8 +123,10 @@ class Adoption:
             self.left.append(Left(setting.line, name, f"{shown(repr(setting.value))} given; allowed: {allowed}"))
 
     def carry(self, field: str, value: Any, *names: str) -> None:
-        """Write a field of ours that these settings decide, given or not."""
+        """Write a field of ours that these settings decide, given or not; nothing if the file hides what is given."""
         given = tuple(name for name in names if name in self._given)
+        if not given and self.is_open(*names):
+            return
         self.fields[field] = Carried(value, given)
         self._done.update(names)
 
