@@ -25,6 +25,7 @@ from storage.records import PlanRecord
 from storage.retention import sweep as sweep_run
 from storage.run import connect_to_run, count_committed, read_config, read_plan
 from storage.store import StorageError
+from tasks.adopting.init_command import init
 from tasks.configuration.in_force import in_force
 from tasks.configuration.run_config import RunConfig, dump, load, parse
 from tasks.doctor.doctor import doctor
@@ -373,7 +374,7 @@ def _discard_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-for command in (doctor, fleet, status, show, view):
+for command in (doctor, fleet, init, status, show, view):
     main.add_command(command)
 
 if __name__ == "__main__":

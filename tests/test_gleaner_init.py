@@ -1,0 +1,257 @@
+"""`gleaner init` as a user meets it: what it writes, what `gleaner check` says to it, and what it refuses."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.adopting.adoption import FILL_IN, Adoption, Setting, text_of
+from tasks.adopting.init_command import LIBRARIES, adopt
+from tasks.configuration.other_names import OTHER_NAMES, TRL, VERL
+from tasks.configuration.problems import names_at
+from tasks.configuration.run_config import ConfigError, RunConfig, parse
+from tests.test_gleaner import gleaner, refused
+
+GUIDE = Path(__file__).parents[1] / "docs" / "guide" / "configuration.md"
+SCRIPT = """\
+from trl import GRPOConfig as Config, GRPOTrainer
+raise SystemExit("this script is never executed")
+config = Config(
+    "out/first",
+    learning_rate=1e-5,
+    per_device_train_batch_size=16,
+    gradient_accumulation_steps=4,
+    steps_per_generation=8,
+    epsilon_high=0.28,
+    loss_type="grpo",
+    beta=0.04,
+    lr_scheduler_type="cosine",
+    max_steps=200,
+    warmup_ratio=0.1,
+    report_to=["wandb", "none"],
+    logging_steps=1,
+    temperature="hot",
+    min_p=0.1,
+    seed=read_seed(),
+    **more,
+)
+trainer = GRPOTrainer(model="models/tiny", args=config, peft_config=peft.LoraConfig(r=8, lora_alpha=16))
+"""
+OVERRIDES = """\
+#!/bin/bash
+# it's a comment, with data.seed=5 in it
+RATE=${RATE:-3e-6} TWICE=1
+TWICE=2
+python3 -m verl.trainer.main_ppo \\
+    algorithm.adv_estimator=grpo \\
+    data.train_files=$HOME/train.parquet data.val_files=test.parquet \\
+    data.train_batch_size=256 \\
+    actor_rollout_ref.actor.ppo_mini_batch_size=${PART:-64} data.seed=$TWICE \\
+    actor_rollout_ref.actor.use_kl_loss=True \\
+    actor_rollout_ref.actor.optim.lr=$RATE \\
+    actor_rollout_ref.model.path="models/a tiny one" \\
+    actor_rollout_ref.rollout.n=4 \\
+    actor_rollout_ref.rollout.top_k=-1 \\
+    custom_reward_function.path=mine/reward.py \\
+    trainer.logger='["console","wandb"]' \\
+    trainer.test_freq=5 \\
+    trainer.total_epochs=15 \\
+    +algorithm.magic=1 "$@"
+"""
+
+
+def init(tmp_path, library, text, *more):
+    """The result of the command, and the configuration that it wrote."""
+    file, target = tmp_path / "source", tmp_path / "mine.yaml"
+    file.write_text(text)
+    result = gleaner("init", "--from", library, file, "--to", target, *more)
+    assert result.exit_code == 0, result.stderr
+    return result, yaml.safe_load(target.read_text())
+
+
+def test_a_script_of_trl_becomes_a_configuration(tmp_path):
+    result, document = init(tmp_path, "trl", SCRIPT)
+    assert document["run"] == {"url": "out/first", "num_prompts_per_step": 16, "num_generations": 8}
+    assert document["policy"] == {"path": "models/tiny"}
+    assert document["lora"] == {"rank": 8, "alpha": 16}
+    assert document["sampling"] == {"max_completion_length": 256}
+    algorithm = document["algorithm"]
+    assert (algorithm["clip_ratio_low"], algorithm["clip_ratio_high"]) == (0.2, 0.28)
+    assert (algorithm["loss_agg_mode"], algorithm["kl_coef"]) == ("seq-mean-token-mean", 0.04)
+    assert (algorithm["num_mini_batches"], algorithm["advantage_eps"]) == (2, 1e-4)
+    assert document["optimizer"] == {
+        "learning_rate": 1e-5,
+        "warmup_steps": 20,
+        "schedule": "cosine",
+        "total_steps": 200,
+    }
+    assert document["tracking"] == {"backends": ["wandb"]}
+    processes = "no script says it; run.num_prompts_per_step is for 1, so write 16 times yours"
+    assert result.stdout.splitlines()[:-1] == [
+        f"not carried over: the number of processes: {processes}",
+        "not carried over: line 16: logging_steps: every iteration is recorded and can be continued",
+        'not carried over: line 17: temperature: sampling.temperature: "hot" given; input should be a valid number',
+        "not carried over: line 18: min_p: there is no such setting in Gleaner",
+        "not carried over: line 19: seed: read_seed() is no literal",
+        "not carried over: line 20: **: more is no literal",
+        f"fill in: data.source: {FILL_IN['data.source'][0]}",
+        f"fill in: rewards: {FILL_IN['rewards'][0]}",
+    ]
+
+
+def test_overrides_of_verl_become_a_configuration(tmp_path):
+    result, document = init(tmp_path, "verl", OVERRIDES)
+    assert document["run"] == {"url": None, "num_prompts_per_step": 256, "num_generations": 4}
+    assert document["policy"] == {"path": "models/a tiny one"}
+    assert document["rewards"] == [{"function": "mine.reward:compute_score"}]
+    assert document["sampling"] == {"top_k": 0, "max_completion_length": 512}
+    assert document["optimizer"] == {"learning_rate": 3e-6, "weight_decay": 0.01}
+    assert document["tracking"] == {"backends": ["wandb"]}
+    assert document["evaluation"]["interval"] == 5
+    assert document["evaluation"]["data"] == {"source": "test.parquet", "shuffle": False}
+    algorithm = document["algorithm"]
+    assert (algorithm["kl_coef"], algorithm["kl_in"], algorithm["num_mini_batches"]) == (0.001, "loss", 4)
+    assert (algorithm["clip_ratio_high"], algorithm["clip_ratio_c"]) == (0.2, 3.0)
+    assert "gae_lambda" not in algorithm  # nothing reads verl's default of it with this estimator
+    assert [line for line in result.stdout.splitlines() if line.startswith("not carried over")] == [
+        "not carried over: line 7: data.train_files: $HOME/train.parquet is no literal",
+        "not carried over: line 9: data.seed: $TWICE is no literal",
+        "not carried over: line 18: trainer.total_epochs: `--count` says how many iterations are trained",
+        "not carried over: line 19: algorithm.magic: there is no such setting in Gleaner",
+    ]
+
+
+@pytest.mark.parametrize(("library", "text"), [("trl", SCRIPT), ("verl", OVERRIDES)])
+def test_check_names_what_is_to_fill_in_and_accepts_the_rest(tmp_path, library, text):
+    result, document = init(tmp_path, library, text.replace("wandb", "console"))  # W&B need not be installed
+    named = re.findall(r"^fill in: ([\w.]+): ", result.stdout, flags=re.MULTILINE)
+    complaints = refused(gleaner("check", tmp_path / "mine.yaml"))[1:]
+    assert [line.split(":")[0].strip() for line in complaints] == named != []
+    for field in named:
+        section, _, name = field.rpartition(".")
+        (document[section] if section else document)[name] = FILL_IN[field][1]
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(document))
+    assert gleaner("check", tmp_path / "mine.yaml").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("library", "text", "message"),
+    [
+        ("trl", "def (:", "it is no Python: line 1: invalid syntax"),
+        ("trl", "\0", "it is no Python: "),
+        ("trl", "-" * 100_000 + "1", "it is no Python"),
+        (
+            "trl",
+            "print('GRPOConfig(beta=1)')",
+            "it has no call of GRPOConfig; allowed: a Python script with exactly one",
+        ),
+        ("trl", "GRPOConfig()\ntrl.GRPOConfig()", "it has 2 calls of GRPOConfig, on lines 1, 2; allowed: exactly one"),
+        ("verl", "", "it has no override of verl; allowed: a shell script or a list of words key.name=value"),
+        ("verl", "A=1 python x.py --b=2", "it has no override of verl"),
+        ("verl", "a.b=1\nc.d='2", "it is no shell script: line 2: no closing quotation"),
+        ("verl", "a.b=\udcff", "line 1: byte 0xff is not UTF-8"),
+        ("verl", "x" * (1 << 20) + "y", "it is more than 1048576 bytes long"),
+    ],
+)
+def test_a_file_that_holds_no_configuration_is_refused_in_one_line(tmp_path, library, text, message):
+    file = tmp_path / "source"
+    file.write_bytes(text.encode("utf-8", "surrogateescape"))
+    [line] = refused(gleaner("init", "--from", library, file, "--to", tmp_path / "mine.yaml"))
+    assert line.startswith(f"gleaner: {file}: {message}")
+    assert not (tmp_path / "mine.yaml").exists()
+
+
+def test_a_file_that_exists_is_not_overwritten(tmp_path):
+    (tmp_path / "mine.yaml").write_text("mine")
+    (tmp_path / "source").write_text(SCRIPT)
+    [line] = refused(gleaner("init", "--from", "trl", tmp_path / "source", "--to", tmp_path / "mine.yaml"))
+    assert line == f"gleaner: --to: {tmp_path / 'mine.yaml'} exists; allowed: a file that does not exist"
+    assert (tmp_path / "mine.yaml").read_text() == "mine"
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path):
+    [line] = refused(gleaner("init", "--from", "trl", tmp_path / "none.py", "--to", tmp_path / "mine.yaml"))
+    assert "No such file" in line
+
+
+VALUES = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=8)
+    | st.lists(st.integers(-2, 2), max_size=2)
+)
+TELLING = st.sampled_from(
+    ["dapo", "cispo", "sequence", "cosine", "gspo", "kl", "none", "token", "vllm", 1, 2, 8, 0.5, True]
+)
+
+
+@pytest.mark.parametrize(("library", "names"), [("trl", sorted(TRL)), ("verl", sorted(VERL))])
+@given(data=st.data())
+def test_whatever_the_values_are_the_result_is_a_configuration(library, names, data):
+    given_values = data.draw(st.dictionaries(st.sampled_from(names), VALUES | TELLING, max_size=12))
+    settings = [
+        Setting(line=line, name=name, value=value) for line, (name, value) in enumerate(given_values.items(), 1)
+    ]
+    adoption = Adoption(settings, LIBRARIES[library][0])
+    LIBRARIES[library][2](adoption)
+    text = text_of(adoption, "script\x1b[31m")
+    assert "\x1b" not in text
+    document = yaml.safe_load(text)
+    try:
+        parse(document)
+        complaints = []
+    except ConfigError as error:
+        complaints = [problem.split(":")[0] for problem in error.problems]
+    assert complaints == adoption.missing
+
+
+def test_variables_that_multiply_do_not_fill_the_memory(tmp_path):
+    doubled = [f"V{n + 1}=" + f"$V{n}" * 100 for n in range(60)]
+    (tmp_path / "source").write_text("\n".join(["V0=x", *doubled, "data.prompt_key=$V60 data.seed=$V0"]))
+    reasons = {each.name: each.reason for each in adopt("verl", tmp_path / "source").left}
+    assert len(reasons["data.prompt_key"]) < 200
+    assert reasons["data.seed"].startswith('data.seed: "x" given; ')
+
+
+def test_settings_that_contradict_each_other_are_left_out_by_name(tmp_path):
+    (tmp_path / "source").write_text("GRPOConfig(loss_type='sapo', scale_rewards='x', num_generations=3, bf16=False)")
+    adoption = adopt("trl", tmp_path / "source")
+    left = {each.name: each.reason for each in adoption.left}
+    assert left["loss_type"].startswith("Gleaner has no such loss; allowed: ")
+    assert left["scale_rewards"].startswith('algorithm.scale_rewards: "x" given; ')
+    assert "no whole groups" in left["run.num_prompts_per_step"]
+    assert adoption.fields["trainer.dtype"].value == "float32"
+
+
+def test_a_value_that_clashes_with_a_default_is_left_out(tmp_path):
+    (tmp_path / "source").write_text("GRPOConfig(vllm_max_model_length=200)")
+    adoption = adopt("trl", tmp_path / "source")
+    assert not {"sampling.max_completion_length", "rollout.context_length"} & adoption.fields.keys()
+    assert any(each.line == 1 and "rollout.context_length (200)" in each.reason for each in adoption.left)
+
+
+@pytest.mark.parametrize("path", sorted({*TRL.values(), *VERL.values()}))
+def test_every_name_is_of_a_field_that_exists(path):
+    *section, name = path.split(".")
+    assert name in names_at(RunConfig, tuple(section))
+
+
+def test_the_guide_says_of_a_name_what_the_table_says():
+    part = GUIDE.read_text(encoding="utf-8").partition("## Names in other libraries")[2]
+    compared = 0
+    for row in re.findall(r"^\| (`.*) \|$", part, flags=re.MULTILINE):
+        ours, *theirs = row.split(" | ")
+        fields = re.findall(r"`([\w.]+)`", ours)
+        section = fields[0].rpartition(".")[0]
+        fields = [field if "." in field else f"{section}.{field}" for field in fields]
+        for cell, table in zip(theirs[:2], (TRL, OTHER_NAMES | VERL), strict=True):
+            for name in re.findall(r"`([\w.]+)[`:]", cell):
+                if name in table:
+                    compared += 1
+                    assert table[name] in fields or name == "loss_type", (name, row)
+    assert compared > 20
