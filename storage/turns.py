@@ -47,7 +47,8 @@ class TurnRecord:
     holds it (at most STATE_BYTES_MAX as JSON are stored here). failure: why the environment is lost, or why the
     response begins again; None if neither. rebuilt: how the environment came about in this process: "kept" from the
     turn before, "new" for a first turn, else by which method. diverged: a rebuilt environment did not answer as
-    recorded.
+    recorded, or an agent sent another request. messages: of an agent that goes on, the chat messages that its next
+    request added, which are the observation; None of others.
     """
 
     __pydantic_config__ = STRICT
@@ -60,6 +61,7 @@ class TurnRecord:
     failure: str | None = None
     rebuilt: Rebuilt = "kept"
     diverged: bool = False
+    messages: JsonValue = None
 
 
 _TURN = TypeAdapter(TurnRecord)
