@@ -1,4 +1,4 @@
-"""Agents of tests; child processes import this module by name. They speak to their address with the standard library."""
+"""Agents of tests, which child processes import by name; they speak to their address with the standard library."""
 
 import json
 import os
@@ -197,3 +197,16 @@ def streams(base_url: str, api_key: str, fields: dict[str, Any], **_columns: Any
     status, answer = sent(base_url, api_key, body)
     note([status, answer.decode()])
     return 1.0
+
+
+def roams(base_url: str, api_key: str, prompt: list[dict[str, Any]], size: int, **_columns: Any) -> float:
+    """Answers with the length of what it reads, until that is divisible by three; the reward is the sum."""
+    messages, total = list(prompt), 0
+    while True:
+        message = said(base_url, api_key, messages, tools=[ADD] * (size % 2))
+        length = len(message["content"] or "")
+        note([size, length])
+        total += length
+        if length % 3 == 0:
+            return float(total)
+        messages += [message, {"role": "user", "content": f"{length}"}]

@@ -100,7 +100,7 @@ class AgentLanguage:
         return found
 
     def _conversation(self, tools: Sequence[Schema]) -> Conversation:
-        name = json.dumps(list(tools), sort_keys=True)
+        name = json.dumps(list(tools))
         if name not in self._kept:
             self._kept[name] = Conversation(self._tokenizer, tools, self._stop_token_ids)
         self._kept.move_to_end(name)

@@ -1,6 +1,6 @@
 """One life of an agent: a program of the user's that asks, is answered, and ends.
 
-The server hands its requests in; whoever answers turns takes them one by one. All of it happens on one event loop.
+The server hands its requests in, and the answers to turns take them one by one. All of it happens on one event loop.
 """
 
 import asyncio

@@ -100,11 +100,13 @@ def _logprobs(completion: Completion, request: ChatRequest) -> dict[str, Any] | 
     if not request.logprobs:
         return None
     tokens = zip(completion.pieces, completion.logprobs, strict=True)
-    content = [
-        {"token": piece, "logprob": logprob, "bytes": list(piece.encode()), "top_logprobs": []}
-        for piece, logprob in tokens
-    ]
-    return {"content": content, "refusal": None}
+    return {"content": [_token(*each) for each in tokens], "refusal": None}
+
+
+def _token(piece: str, logprob: float) -> dict[str, Any]:
+    # A token may hold a part of a character only, which has no text.
+    written = None if "\ufffd" in piece else list(piece.encode())
+    return {"token": piece, "logprob": logprob, "bytes": written, "top_logprobs": []}
 
 
 def _usage(completion: Completion) -> dict[str, int]:

@@ -16,10 +16,8 @@ class FirstRequest:
     tools: tuple[Schema, ...]
 
     def text(self) -> str:
-        """As a prompt's `opening` holds it: canonical JSON."""
-        return json.dumps(
-            {"messages": self.messages, "tools": self.tools}, sort_keys=True, separators=(",", ":"), ensure_ascii=False
-        )
+        """As a prompt's `opening` holds it: JSON, with keys in the agent's order, which a template may show."""
+        return json.dumps({"messages": self.messages, "tools": self.tools}, separators=(",", ":"), ensure_ascii=False)
 
 
 def read_opening(opening: str | None) -> FirstRequest:
