@@ -1,11 +1,13 @@
 """Agents of tests, which child processes import by name; they speak to their address with the standard library."""
 
+import http.client
 import json
 import os
 import sys
 import threading
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -122,6 +124,24 @@ def hurries(base_url: str, api_key: str, **_columns: Any) -> float:
     for thread in threads:
         thread.join()
     return float(len(found))
+
+
+def impatient(base_url: str, api_key: str, **_columns: Any) -> float:
+    """Hangs up twice while its second request waits, and sends it again."""
+    messages = [{"role": "user", "content": "begin"}]
+    messages += [said(base_url, api_key, messages), {"role": "user", "content": "go on"}]
+    address = urllib.parse.urlsplit(base_url)
+    for patience in range(2):
+        connection = http.client.HTTPConnection(address.netloc)
+        headers = {"Authorization": f"Bearer {api_key}"}
+        body = json.dumps({"model": "policy", "messages": messages})
+        connection.request("POST", f"{address.path}/chat/completions", body, headers)
+        time.sleep(0.3)
+        connection.close()
+        time.sleep(0.3)
+        note(f"hung up {patience}")
+    said(base_url, api_key, messages)
+    return 1.0
 
 
 def raises(base_url: str, api_key: str, **_columns: Any) -> float:

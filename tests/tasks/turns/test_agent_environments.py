@@ -173,6 +173,18 @@ def test_a_process_that_ends_is_replaced_and_the_agent_runs_again(notes):
         assert ended(answered(environments, conversation.then(turn, first, "two"))) == (Finish.STOP, (), 1.0)
 
 
+def test_a_client_that_asks_again_gets_the_same_answer(notes):
+    with talk("impatient") as conversation:
+        notes()
+        environments, turn = conversation.environments(), conversation.said("one")
+        first = answered(environments, turn)
+        for patience in range(2):
+            found: list[str] = []
+            wait_until(lambda found=found: found.extend(notes()) or found)
+            assert found == [f"hung up {patience}"]
+        assert ended(answered(environments, conversation.then(turn, first, "two"))) == (Finish.STOP, (), 1.0)
+
+
 def test_the_last_turn_is_read_and_no_other_is_asked_for(notes):
     with talk("endless", turns_max=2) as conversation:
         notes()
