@@ -54,11 +54,16 @@ def sent(base_url: str, api_key: str, body: Any, path: str = "/chat/completions"
 
 def said(base_url: str, api_key: str, messages: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
     """The message of the policy; raises RuntimeError with the message of an error."""
+    return chosen(base_url, api_key, messages, **fields)["message"]
+
+
+def chosen(base_url: str, api_key: str, messages: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
+    """The choice in an answer, as `said`."""
     status, body = sent(base_url, api_key, {"model": "policy", "messages": messages, **fields})
     answer = json.loads(body)
     if status != 200:
         raise RuntimeError(answer["error"]["message"])
-    return answer["choices"][0]["message"]
+    return answer["choices"][0]
 
 
 def adds(base_url: str, api_key: str, prompt: list[dict[str, Any]], start: int, seed: int) -> float:
@@ -220,13 +225,14 @@ def streams(base_url: str, api_key: str, fields: dict[str, Any], **_columns: Any
 
 
 def roams(base_url: str, api_key: str, prompt: list[dict[str, Any]], size: int, **_columns: Any) -> float:
-    """Answers with the length of what it reads, until that is divisible by three; the reward is the sum."""
+    """Answers with length and log-prob of what it reads, until three divides the length; the reward is its sum."""
     messages, total = list(prompt), 0
     while True:
-        message = said(base_url, api_key, messages, tools=[ADD] * (size % 2))
+        choice = chosen(base_url, api_key, messages, tools=[ADD] * (size % 2), logprobs=True)
+        message, tokens = choice["message"], choice["logprobs"]["content"]
         length = len(message["content"] or "")
         note([size, length])
         total += length
         if length % 3 == 0:
             return float(total)
-        messages += [message, {"role": "user", "content": f"{length}"}]
+        messages += [message, {"role": "user", "content": f"{length} {sum(token['logprob'] for token in tokens):.4f}"}]

@@ -186,14 +186,14 @@ class AgentAnswer:
             raise EnvironmentLost(f"the agent took longer than {limit_s:g} s to its next request, or its end") from None
 
     def _asked_reward(self, program: AgentProgram, *, is_limited: bool) -> float | None:
-        """What the agent returned. One that was refused more turns, and raised or hangs, has no reward."""
+        """What the agent returned; 0 if it raised or hangs because the policy has reached a limit."""
         if not program.has_ended:
-            return None
+            return 0.0
         try:
             return program.reward()
         except Failed as failed:
             if is_limited:
-                return None
+                return 0.0
             raise EnvironmentLost(f"the agent raised {failed}") from None
 
     def _observation(self, program: AgentProgram, request: ChatRequest) -> tuple[list[Message], tuple[int, ...]]:

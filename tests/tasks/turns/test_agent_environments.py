@@ -211,10 +211,10 @@ def test_a_limit_ends_the_response_with_the_agents_reward(notes, changes, settin
         assert notes()[0].startswith(reason)
 
 
-def test_one_that_raises_at_a_limit_is_not_lost(notes):
+def test_one_that_raises_at_a_limit_is_not_lost_and_has_earned_nothing(notes):
     with talk("stubborn") as conversation:
         answer = answered(conversation.environments(), conversation.said("one", room=0))
-        assert ended(answer) == (Finish.LENGTH, (), None)
+        assert ended(answer) == (Finish.LENGTH, (), 0.0)
 
 
 def test_a_forgotten_response_ends_its_agent(notes):
