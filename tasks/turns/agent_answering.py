@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from storage.shard import Finish
-from storage.turns import Rebuilt, TurnRecord, call_id, decode_turn, encode_turn
+from storage.turns import Rebuilt, TurnRecord, added_messages, call_id, decode_turn, encode_turn
 from tasks.configuration.turns import TurnsConfig
 from tasks.prompts.prompt import PromptError
-from tasks.turns.agent_language import AgentLanguage, added_messages
+from tasks.turns.agent_language import AgentLanguage
 from tasks.turns.agent_program import AgentProgram
 from tasks.turns.agent_programs import AgentPrograms
 from tasks.turns.answering import as_event

@@ -7,16 +7,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
-
-from storage.turns import TurnRecord, decode_turn
+from storage.turns import added_messages, decode_turn
 from tasks.turns.conversation import Conversation
 from tasks.turns.own_template import Message
 from tasks.turns.policy_turn import PolicyTurn, ToolCall
 from tasks.turns.tool_schemas import Schema, name_of
 
 _KEPT_MAX = 64
-_MESSAGES: TypeAdapter[list[Message]] = TypeAdapter(list[dict[str, str]], config=ConfigDict(strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +104,6 @@ class AgentLanguage:
         while len(self._kept) > _KEPT_MAX:
             self._kept.popitem(last=False)
         return self._kept[name]
-
-
-def added_messages(record: TurnRecord) -> list[Message]:
-    """The messages that an agent added after a turn; raises ValueError if they are none."""
-    try:
-        return _MESSAGES.validate_python(record.messages or [])
-    except ValidationError:
-        raise ValueError("no record of an agent's turn: its messages are none") from None
 
 
 def _without_rules(tool: Schema) -> Schema:

@@ -7,7 +7,7 @@ import pytest
 
 from storage import connect
 from storage.assembly import JournalReader
-from storage.clock import ManualClock
+from storage.clock import ManualClock, SystemClock
 from storage.compaction import read_batches
 from storage.memory import MemoryStore
 from storage.prompt_table import read_prompts
@@ -17,6 +17,8 @@ from storage.turns import decode_turn
 from tasks.preparing.checks import check_files
 from tasks.preparing.iteration import prepare
 from tasks.prompts.prompt import PromptError
+from tasks.reporting.conclusion import conclude_iteration
+from tasks.reporting.export import rollout_tables
 from tasks.sampling.engines.scripted_engine import ScriptedEngine
 from tasks.sampling.session.session_config import SessionConfig
 from tasks.turns.first_request import read_opening
@@ -25,7 +27,7 @@ from tasks.turns.reading import message_reader
 from tasks.turns.tool_schemas import ToolsUnusable
 from tests.chat_tokenizers import FORGETFUL, QWEN, chat_tokenizer
 from tests.sessions import InTurns, Killed, load
-from tests.small_run import config, everything, memory_store, roll_out, train_iteration
+from tests.small_run import PRICES_USD_PER_H, config, everything, memory_store, roll_out, train_iteration
 from tests.tiny_model import save_tiny_model, tiny_config, tiny_model
 
 pytestmark = pytest.mark.slow
@@ -194,20 +196,27 @@ def test_what_an_agent_returns_is_the_reward_and_its_conversation_can_be_read(mo
     prepare(chosen, "e1", ManualClock())
     for slot in read_plan(store, 0).slots:
         lived(store, slot.slot, chosen, model_dir)
+    responses = assembled(store)
     train_iteration(URL, 0)
     graded = {
         each.response: each.rewards["environment"] for batch in read_batches(store, 0) for each in batch.responses
     }
-    assert len(graded) == len(assembled(store))
+    assert len(graded) == len(responses)
     plan, prompts = read_plan(store, 0), read_prompts(store, read_plan(store, 0))
+    conclude_iteration(store, 0, PRICES_USD_PER_H, SystemClock())
+    exported = [row for table in rollout_tables(store, plan, TOKENIZER.decode) for row in table.to_pylist()]
+    shown = {row["response"]: json.loads(row["messages"]) for row in exported}
     read = message_reader(chosen.turns, model_dir, plan.sampling.stop_token_ids)
-    for each in assembled(store):
+    for each in responses:
         row = prompts[each.response // plan.num_generations]
         asked, followed = read(row, each.token_ids.tolist(), each.origins, each.events)
         assert list(asked) == row.prompt
         said = [len(message["content"]) for message in followed if message["role"] == "assistant"]
         told = [message["content"].split()[0] for message in followed if message["role"] == "user"]
         assert told == [str(length) for length in said[: len(told)]]
+        assert [m["content"] for m in shown[each.response] if m["role"] == "user"] == [
+            message["content"] for message in followed if message["role"] == "user"
+        ]
         reward = decode_turn(each.events[-1]).reward
         assert reward == graded[each.response]
         # One that a limit has ended raises, unless it would have ended then.
