@@ -96,9 +96,10 @@ async def chats(base_url: str, api_key: str, **_columns: Any) -> None:
 
 
 def forgets(base_url: str, api_key: str, **_columns: Any) -> float:
-    """Begins another conversation with its second request."""
+    """Sends a history with its second request that is not its own."""
     said(base_url, api_key, [{"role": "user", "content": "begin"}])
-    said(base_url, api_key, [{"role": "user", "content": "another"}])
+    rewritten = [{"role": "user", "content": "begin"}, {"role": "assistant", "content": "what was not said"}]
+    said(base_url, api_key, [*rewritten, {"role": "user", "content": "go on"}])
     return 1.0
 
 
