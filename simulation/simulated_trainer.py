@@ -19,6 +19,7 @@ from simulation.undisturbed import Whole, begins, prompt
 from simulation.virtual_time import Process
 from storage import layout
 from storage.assembly import Assembled, JournalReader
+from storage.prompt_table import PromptRow
 from storage.records import BatchRecord, GradedResponse
 from storage.run import beat_lease, exists
 from storage.store import CorruptObject, ObjectMissing, ObjectStore, StorageError
@@ -136,10 +137,11 @@ class Batches(RecordedBatches):
 
 
 def _read_messages(
-    prompt: Sequence[Message], token_ids: Sequence[int], _origins: Sequence[int], _events: Sequence[bytes]
-) -> list[Message]:
+    row: PromptRow, token_ids: Sequence[int], _origins: Sequence[int], _events: Sequence[bytes]
+) -> tuple[Sequence[Message], list[Message]]:
     """A conversation as the reward sees it: one message whose text is the reward of all tokens."""
-    return [*prompt, {"role": "assistant", "content": str(reward_of(token_ids))}]
+    asked = [{"role": "user", "content": row.prompt}] if isinstance(row.prompt, str) else row.prompt
+    return asked, [{"role": "assistant", "content": str(reward_of(token_ids))}]
 
 
 def _follow(history: History) -> FollowConfig:

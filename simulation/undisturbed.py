@@ -87,6 +87,7 @@ def _answer(
         epoch=0,
         prompt=prompt(group),
         token_ids=tuple(token_ids),
+        logprobs=(),
         events=tuple(events),
         turn_start=turn_start,
         room=plan.sampling.max_completion_length - len(token_ids),

@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import ConfigDict, JsonValue, TypeAdapter, ValidationError
 
@@ -47,7 +47,8 @@ class TurnRecord:
     holds it (at most STATE_BYTES_MAX as JSON are stored here). failure: why the environment is lost, or why the
     response begins again; None if neither. rebuilt: how the environment came about in this process: "kept" from the
     turn before, "new" for a first turn, else by which method. diverged: a rebuilt environment did not answer as
-    recorded.
+    recorded, or an agent sent another request. messages: of an agent that goes on, the chat messages that its next
+    request added, which are the observation; None of others.
     """
 
     __pydantic_config__ = STRICT
@@ -60,9 +61,11 @@ class TurnRecord:
     failure: str | None = None
     rebuilt: Rebuilt = "kept"
     diverged: bool = False
+    messages: JsonValue = None
 
 
 _TURN = TypeAdapter(TurnRecord)
+_MESSAGES: TypeAdapter[list[dict[str, Any]]] = TypeAdapter(list[dict[str, str]], config=ConfigDict(strict=True))
 
 
 def encode_turn(record: TurnRecord) -> bytes:
@@ -78,6 +81,14 @@ def decode_turn(event: bytes) -> TurnRecord:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"])) or "it"
         raise ValueError(f"no record of a turn: {place}: {first['msg']}") from None
+
+
+def added_messages(record: TurnRecord) -> list[dict[str, Any]]:
+    """The messages that an agent added after a turn; raises ValueError if they are none."""
+    try:
+        return _MESSAGES.validate_python(record.messages or [])
+    except ValidationError:
+        raise ValueError("no record of an agent's turn: its messages are none") from None
 
 
 def call_id(run_seed: int, iteration: int, response: int, turn: int, index: int) -> str:

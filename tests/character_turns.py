@@ -64,6 +64,7 @@ def said(text: str, response: int = 0, *, stopped: bool = True, **changes: Any) 
         epoch=5,
         prompt=PROMPT,
         token_ids=(*before, *own),
+        logprobs=(),
         events=(),
         turn_start=len(before),
         room=10_000,

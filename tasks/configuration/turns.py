@@ -1,4 +1,4 @@
-"""The section `turns`: the tools or the environment that the policy uses, and the limits on them."""
+"""The section `turns`: the tools, the environment or the agent that the policy works with, and the limits on them."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,11 +17,13 @@ OPERATIONAL = ("processes", "calls_per_process", "load_time_limit_s")
 
 @dataclass(frozen=True, kw_only=True)
 class TurnsConfig:
-    """Tools, and an environment whose public methods are tools, with the signatures that TRL asks for.
+    """Tools, and an environment whose public methods are tools, with the signatures that TRL asks for; or an agent.
 
     Attributes:
         tools: functions "package.module:function", with types and a Google docstring.
         environment: a class "package.module:Class" with reset(**columns); its other public methods are tools.
+        agent: a function "package.module:function" with (base_url, api_key, **columns); it is a program that sends
+            requests to that address, as to OpenAI's, and returns a reward or None.
         side_effects: names of tools whose calls change something outside; the policy's turn is in the journal before
             they are called.
         on_unknown: what follows if an earlier incarnation may have made a call: "call" makes it with the same call_id;
@@ -32,15 +34,18 @@ class TurnsConfig:
         invalid_calls_max: after so many calls in a row that name no tool or do not fit it, the response ends.
         observation_tokens_max: the most tokens of one observation; longer results are cut, and marked as cut.
         attempts_max: how often a response whose environment was lost is generated before it is left out of its group.
-        call_time_limit_s: a call that takes longer is answered with an error.
-        load_time_limit_s: limits the import of the module, and each construction of the class.
+        call_time_limit_s: a call that takes longer is answered with an error; an agent that needs longer from one
+            answer to its next request, or to its end, is lost.
+        load_time_limit_s: limits the import of the module, and each construction of the class; of an agent, the time
+            to its first request.
         processes: the number of child processes of a member.
-        calls_per_process: the most calls that a process performs side by side.
+        calls_per_process: the most calls, or agents, that a process performs side by side.
     """
 
     __pydantic_config__ = STRICT
     tools: tuple[str, ...] = ()
     environment: str | None = None
+    agent: str | None = None
     side_effects: tuple[str, ...] = ()
     on_unknown: Literal["call", "fail"] = "call"
     replay: bool = False
@@ -54,12 +59,16 @@ class TurnsConfig:
     calls_per_process: Annotated[int, Field(ge=1, le=1024)] = 32
 
     def __post_init__(self) -> None:
-        if not self.tools and self.environment is None:
-            raise ValueError("tools, environment: neither is given; allowed: tools, an environment, or both")
-        named = [*self.tools, *([self.environment] if self.environment else [])]
+        if not self.tools and self.environment is None and self.agent is None:
+            raise ValueError(
+                "tools, environment, agent: none is given; allowed: tools, an environment, or both, or an agent"
+            )
+        if self.agent is not None:
+            self._check_alone()
+        named = [*self.tools, *filter(None, (self.environment, self.agent))]
         for value in named:
             if not user_function.PATTERN.fullmatch(value):
-                raise ValueError(f"tools, environment: value {value!r}; allowed: 'package.module:name'")
+                raise ValueError(f"tools, environment, agent: value {value!r}; allowed: 'package.module:name'")
         names = [value.rpartition(":")[2].rpartition(".")[2] for value in self.tools]
         for name in names:
             if names.count(name) > 1:
@@ -68,15 +77,30 @@ class TurnsConfig:
             if self.environment is None and name not in names:
                 raise ValueError(f"side_effects: value {name!r}; allowed: names of tools: {', '.join(names)}")
 
+    def _check_alone(self) -> None:
+        """Raise ValueError for settings that say nothing of an agent, which calls its tools itself."""
+        idle = {
+            "tools": bool(self.tools),
+            "environment": self.environment is not None,
+            "side_effects": bool(self.side_effects),
+            "replay": self.replay,
+            "on_unknown": self.on_unknown != "call",
+        }
+        for name in (name for name, is_set in idle.items() if is_set):
+            raise ValueError(
+                f"{name}: given together with agent, which calls its tools itself; allowed: one of the two"
+            )
+
 
 def rewards_without_environment(
     turns: TurnsConfig | None, rewards: Sequence[RewardConfig], evaluation: EvaluationConfig | None
 ) -> Iterator[str]:
     """A line about each reward "environment" in a run that has none."""
-    if turns is not None and turns.environment is not None:
+    if turns is not None and (turns.environment or turns.agent):
         return
     own = evaluation.rewards if evaluation is not None else None
     for section, configs in (("rewards", rewards), ("evaluation.rewards", own or ())):
         for index, config in enumerate(configs):
             if config.function == "environment":
-                yield f"{section}.{index}.function: value 'environment'; allowed only with turns.environment"
+                where = f"{section}.{index}.function"
+                yield f"{where}: value 'environment'; allowed only with turns.environment or turns.agent"

@@ -22,11 +22,10 @@ def grading_case(
         if response.events or len(response.origins) > 1:
             raise ValueError(f"response {response.response} has turns; allowed: none, in a run without the section")
         return GradingCase(response.response, prompt.prompt, decode(ids), ids, prompt.columns)
-    asked = [{"role": "user", "content": prompt.prompt}] if isinstance(prompt.prompt, str) else prompt.prompt
-    messages = read_messages(asked, ids, response.origins, response.events)
-    said = [message for message in messages[len(asked) :] if message["role"] == "assistant"]
+    asked, followed = read_messages(prompt, ids, response.origins, response.events)
+    said = [message for message in followed if message["role"] == "assistant"]
     conversation = GradedConversation(
-        messages=messages,
+        messages=[*asked, *followed],
         asked=len(asked),
         policy_length=response.policy_length,
         reward=decode_turn(response.events[-1]).reward if response.events else None,

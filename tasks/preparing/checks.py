@@ -56,8 +56,11 @@ def check_files(config: RunConfig) -> list[str]:
     if config.turns is not None:
         first = openings(config, prompts_at(prompts, config.data, 0, 1), config.run.seed, 0)
         draw(config, prompts, tokenizer, directory, first=0, count=1, openings=first)
-        reset = f", and a reset of {config.turns.environment}" if first else ""
-        seen.append(f"turns: the tools and their schemas, the chat template with tools{reset}")
+        if config.turns.agent is not None:
+            seen.append(f"turns: the first request of {config.turns.agent}, and the chat template with its tools")
+        else:
+            reset = f", and a reset of {config.turns.environment}" if first else ""
+            seen.append(f"turns: the tools and their schemas, the chat template with tools{reset}")
     if config.evaluation is not None:
         rows = check_held_out(config, directory, tokenizer)
         seen.append(f"evaluation: {_described(rows)} of {config.evaluation.data.source}, and its rewards")

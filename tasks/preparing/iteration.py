@@ -68,9 +68,10 @@ def _check_before_anything(config: RunConfig) -> None:
 
 
 def _check_prompts(config: RunConfig, prompts: PromptSet, tokenizer: Tokenizer, model_dir: Path) -> None:
-    """Tokenise all prompts, so that no later iteration meets one that does not fit, and reset the first environment."""
+    """Tokenise all prompts, so that no later iteration meets one that does not fit, and the first as it is opened."""
     draw(config, prompts, tokenizer, model_dir, first=0, count=len(prompts))
-    openings(config, [prompts[0]], config.run.seed, 0)
+    first = openings(config, prompts_at(prompts, config.data, 0, 1), config.run.seed, 0)
+    draw(config, prompts, tokenizer, model_dir, first=0, count=1, openings=first)
 
 
 def prepare(

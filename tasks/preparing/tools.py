@@ -1,6 +1,7 @@
-"""Tools in prompts: the tokenizer that renders them, and what environments add to the prompts of their groups."""
+"""Tools in prompts: the tokenizer that renders them, and what environments and agents make of their groups' prompts."""
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,15 @@ from tasks.prompts.openings import reset_columns
 from tasks.prompts.prompt import Message, Prompt, PromptError
 from tasks.prompts.tokenise import Tokenizer
 from tasks.sampling.engines.choose import context_length
+from tasks.turns.agent_environments import first_requests
 from tasks.turns.conversation import Conversation
+from tasks.turns.first_request import read_opening
 from tasks.turns.group_seed import group_seed
 from tasks.turns.process_environments import load_schemas, reset_texts
 from tasks.turns.tool_schemas import check_names
 
-# What `reset` returns for each of the columns and seeds.
-Resets = Callable[[TurnsConfig, Sequence[Mapping[str, Any]], Sequence[int]], list[str | None]]
+# What `reset` returns, or an agent asks first, for each of the columns and seeds.
+Resets = Callable[[TurnsConfig, Sequence[Mapping[str, Any]], Sequence[int]], Sequence[str | None]]
 
 
 class ToolTokenizer:
@@ -36,6 +39,28 @@ class ToolTokenizer:
         return self._conversation.prompt_ids(conversation)
 
 
+class FirstRequestTokenizer(ToolTokenizer):
+    """A Tokenizer of prompts of which an agent's first request tells the policy; others are shown without tools."""
+
+    def __init__(self, tokenizer: Any, stops: Collection[int]) -> None:
+        """Raises TemplateError."""
+        super().__init__(Conversation(tokenizer, (), stops))
+        self._tokenizer = tokenizer
+        self._stops = stops
+        self._of_tools: dict[str, ToolTokenizer] = {}
+        self._conversation.check()
+
+    def of_opening(self, opening: str) -> tuple[list[Message], Tokenizer]:
+        """See AgentTokenizer; the chat template is checked once with each set of tools."""
+        first = read_opening(opening)
+        name = json.dumps(first.tools)
+        if name not in self._of_tools:
+            conversation = Conversation(self._tokenizer, first.tools, self._stops)
+            conversation.check()
+            self._of_tools[name] = ToolTokenizer(conversation)
+        return list(first.messages), self._of_tools[name]
+
+
 def prompt_tokenizer(config: RunConfig, model_dir: Path) -> Tokenizer:
     """The tokenizer of prompts; with `turns` it loads the tools in a child process, and checks the chat template.
 
@@ -46,6 +71,8 @@ def prompt_tokenizer(config: RunConfig, model_dir: Path) -> Tokenizer:
     tokenizer = open_tokenizer(model_dir)
     if config.turns is None:
         return tokenizer
+    if config.turns.agent is not None:
+        return FirstRequestTokenizer(tokenizer, stop_token_ids(model_dir))
     schemas = load_schemas(config.turns)
     check_names(config.turns, schemas)
     conversation = Conversation(tokenizer, schemas, stop_token_ids(model_dir))
@@ -54,13 +81,15 @@ def prompt_tokenizer(config: RunConfig, model_dir: Path) -> Tokenizer:
 
 
 def openings(
-    config: RunConfig, prompts: Sequence[Prompt], run_seed: int, iteration: int, resets: Resets = reset_texts
-) -> list[str | None]:
-    """What the environment adds to each group's prompt: one reset per group. [] without an environment.
+    config: RunConfig, prompts: Sequence[Prompt], run_seed: int, iteration: int, resets: Resets | None = None
+) -> Sequence[str | None]:
+    """What the environment adds to each group's prompt, or the agent asks first: one reset or start per group.
 
-    Raises ToolsUnusable if an environment cannot be reset.
+    [] without an environment or an agent. Raises ToolsUnusable if one cannot be reset, or asks nothing.
     """
-    if config.turns is None or config.turns.environment is None:
+    if config.turns is None or (config.turns.environment is None and config.turns.agent is None):
         return []
+    if resets is None:
+        resets = reset_texts if config.turns.agent is None else first_requests
     columns = [reset_columns(prompt.text_or_messages, prompt.columns) for prompt in prompts]
     return resets(config.turns, columns, [group_seed(run_seed, iteration, group) for group in range(len(prompts))])

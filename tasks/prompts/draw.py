@@ -8,7 +8,7 @@ from tasks.configuration.data import DataConfig
 from tasks.prompts.openings import opened
 from tasks.prompts.order import prompt_index
 from tasks.prompts.prompt import Prompt, PromptSet
-from tasks.prompts.tokenise import Tokenizer, tokenise
+from tasks.prompts.tokenise import AgentTokenizer, Tokenizer, tokenise
 
 
 def prompts_at(prompts: PromptSet, data: DataConfig, first: int, count: int) -> list[Prompt]:
@@ -30,12 +30,18 @@ def draw_prompts(
 ) -> list[PromptRow]:
     """The prompts at running positions first .. first + count - 1; raises PromptError naming one that does not fit.
 
-    openings: what environments add to each of them; () if nothing.
+    openings: what environments add to each of them, or what agents ask first; () if nothing.
     """
     rows = []
     for number, prompt in enumerate(prompts_at(prompts, data, first, count)):
         opening = openings[number] if openings else None
-        whole = replace(prompt, text_or_messages=opened(prompt, opening))
-        ids = tokenise(whole, tokenizer, data.max_prompt_length, context_length, max_completion_length)
-        rows.append(PromptRow(prompt.id, ids, whole.text_or_messages, prompt.columns, opening))
+        if opening is not None and isinstance(tokenizer, AgentTokenizer):
+            # The row keeps the prompt, because the agent is begun with it again.
+            messages, shown = tokenizer.of_opening(opening)
+            asked, kept = replace(prompt, text_or_messages=messages), prompt.text_or_messages
+        else:
+            asked, shown = replace(prompt, text_or_messages=opened(prompt, opening)), tokenizer
+            kept = asked.text_or_messages
+        ids = tokenise(asked, shown, data.max_prompt_length, context_length, max_completion_length)
+        rows.append(PromptRow(prompt.id, ids, kept, prompt.columns, opening))
     return rows

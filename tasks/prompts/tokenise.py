@@ -4,7 +4,7 @@ Truncating a prompt would silently train on another question, so prompts are nev
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from tasks.prompts.prompt import Message, Prompt, PromptError
 
@@ -17,6 +17,15 @@ class Tokenizer(Protocol):
     def apply_chat_template(
         self, conversation: list[Message], *, add_generation_prompt: bool, tokenize: bool, return_dict: bool
     ) -> Any: ...
+
+
+@runtime_checkable
+class AgentTokenizer(Tokenizer, Protocol):
+    """A Tokenizer of runs whose agents begin the conversations: an opening is then an agent's first request."""
+
+    def of_opening(self, opening: str) -> tuple[list[Message], Tokenizer]:
+        """The messages of a first request, and the tokenizer that shows its tools. Raises PromptError."""
+        ...
 
 
 def tokenise(

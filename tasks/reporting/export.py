@@ -23,7 +23,7 @@ from storage.records import PlanRecord
 from storage.responses import Response
 from storage.run import exists, next_iteration, read_plan, read_run
 from storage.store import CorruptObject, ObjectStore
-from storage.turns import decode_turn
+from storage.turns import added_messages, decode_turn
 from tasks.prompts.decode import Decode, open_decoder
 
 log = logging.getLogger(__name__)
@@ -157,7 +157,7 @@ def _rollout_table(
 
 
 def _messages(row: Response, decode: Decode | None) -> str | None:
-    """The turns of a response as JSON: the policy's texts, and the results of its calls; None without a tokenizer."""
+    """The turns of a response as JSON: the policy's texts, and what it read then; None without a tokenizer."""
     if decode is None:
         return None
     messages, start = [], 0
@@ -166,8 +166,10 @@ def _messages(row: Response, decode: Decode | None) -> str | None:
         start += length
         if stretch % 2 == 0 and ids:
             messages.append({"role": "assistant", "content": decode(ids)})
-            calls = decode_turn(row.events[stretch // 2]).calls if stretch // 2 < len(row.events) else ()
-            messages += [{"role": "tool", "name": call.name, "content": call.result} for call in calls]
+            if stretch // 2 < len(row.events):
+                turn = decode_turn(row.events[stretch // 2])
+                messages += [{"role": "tool", "name": call.name, "content": call.result} for call in turn.calls]
+                messages += added_messages(turn)
     return _as_json(messages)
 
 

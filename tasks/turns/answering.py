@@ -116,7 +116,7 @@ class TurnAnswer:
             self._living.keep(self._turn, objects)
         else:
             self._living.forget(self._turn.response)
-        event, problem = _as_event(record)
+        event, problem = as_event(record)
         if problem is not None:
             self._living.forget(self._turn.response)
             event = encode_turn(replace(record, calls=(), state=None, reward=None, failure=problem))
@@ -271,7 +271,7 @@ def _unknown_name(name: str, offer: Offer) -> str | None:
     return None if name in names else f"there is no tool {name!r}; there are: {', '.join(names)}"
 
 
-def _as_event(record: TurnRecord) -> tuple[bytes, str | None]:
+def as_event(record: TurnRecord) -> tuple[bytes, str | None]:
     """The bytes of a record, and why no reader would take them; None if one would."""
     try:
         event = encode_turn(record)

@@ -34,7 +34,7 @@ class Conversation:
         self._schemas = tuple(schemas)
         self._stops = {int(token) for token in (*stop_token_ids, tokenizer.eos_token_id) if token is not None}
         self._template = getattr(tokenizer, "response_template", None)
-        self._is_ours = not self._knows_tools()
+        self._is_ours = bool(self._schemas) and not self._knows_tools()
         self._prefix: str | None = None
 
     def check(self) -> None:
@@ -43,7 +43,8 @@ class Conversation:
             raise TemplateError("policy.path: the tokenizer has no chat template; allowed with turns: one that has")
         names = list(map(name_of, self._schemas))
         self._tried([_ASKED], asks=True)
-        self.suffix_ids([{"role": "tool", "name": name, "content": _MARK} for name in names[:2]])
+        if names:
+            self.suffix_ids([{"role": "tool", "name": name, "content": _MARK} for name in names[:2]])
         if self._template is not None:
             try:
                 self._parsed("dummy")
@@ -57,14 +58,15 @@ class Conversation:
         """The tokens of a prompt, tools and generation prompt included; raises what the template raises."""
         return self._rendered(messages, asks=True)
 
-    def suffix_ids(self, tool_messages: Sequence[Message]) -> tuple[int, ...]:
-        """The tokens after the policy's stop token, for messages {"role": "tool", "name", "content"}.
+    def suffix_ids(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """The tokens after the policy's stop token, for messages {"role": "tool", "name", "content"}, or others.
 
         The generation prompt is included. Raises TemplateError for a template that does not preserve prefixes.
         """
-        calls = [_call(message["name"], {}) for message in tool_messages]
-        spoken = [_ASKED, {"role": "assistant", "content": "", "tool_calls": calls}]
-        alone, followed = self._tried(spoken, asks=False), self._tried([*spoken, *tool_messages], asks=True)
+        calls = [_call(message["name"], {}) for message in messages if message["role"] == "tool"]
+        turn: Message = {"role": "assistant", "content": "", "tool_calls": calls}
+        spoken = [_ASKED, turn if calls else {"role": "assistant", "content": "dummy"}]
+        alone, followed = self._tried(spoken, asks=False), self._tried([*spoken, *messages], asks=True)
         begun = _shared(self._tried([_ASKED], asks=True), followed)
         shared = _shared(alone, followed)
         ends = (place for place in range(begun, len(followed)) if followed[place] in self._stops)
@@ -73,7 +75,7 @@ class Conversation:
         if end > shared or end == len(followed):
             raise TemplateError(
                 "policy.path: the chat template does not preserve prefixes: the tokens of a conversation up to a turn "
-                "of the assistant change when tool messages follow; allowed with turns: one that preserves them, and "
+                "of the assistant change when messages follow; allowed with turns: one that preserves them, and "
                 f"that ends a turn with a stop token ({', '.join(map(str, sorted(self._stops)))})"
             )
         return followed[end + 1 :]

@@ -26,6 +26,7 @@ from tasks.turns.current_call import CALL, CurrentCall
 from tasks.turns.tool_schemas import NOT_TOOLS, ToolsUnusable, describe_tools
 
 STATE_OBJECT_BYTES_MAX = 64 << 20
+LOOPBACK = "127.0.0.1"
 _PROCESS = os.getpid()
 _MAIN_THREAD_ONLY = "signal only works in main thread"
 
@@ -40,7 +41,7 @@ def main() -> None:
     end_with_parent()
     request = inbox.get()
     worker = _Worker(replies)
-    worker.reply(request, lambda: worker.load(request["tools"], request["environment"], request["describes"]))
+    worker.reply(request, lambda: worker.load(request))
     threading.Thread(target=_serve_all, args=(inbox, worker), daemon=True).start()
     worker.serve_main_thread()
 
@@ -58,6 +59,7 @@ class _Worker:
         self._writing = threading.Lock()
         self._tools: dict[str, Callable[..., Any]] = {}
         self._class: Callable[[], Any] | None = None
+        self._agent: Callable[..., Any] | None = None
         self._environments: dict[int, Any] = {}
         self._unwanted: set[int] = set()
         self._of_main_thread: set[Any] = set()
@@ -71,14 +73,17 @@ class _Worker:
             with contextlib.suppress(BaseException):
                 self._loop.run_forever()
 
-    def load(self, tools: list[str], environment: str | None, describes: bool) -> dict[str, Any]:
+    def load(self, request: dict[str, Any]) -> dict[str, Any]:
         """Import what the configuration names, and say what it offers; `describes`: with the schemas of the tools."""
-        functions = [_loaded("tools", spec) for spec in tools]
+        functions = [_loaded("tools", spec) for spec in request["tools"]]
         self._tools = {function.__name__: function for function in functions}
-        if environment is not None:
-            self._class = _loaded("environment", environment)
+        if request["environment"] is not None:
+            self._class = _loaded("environment", request["environment"])
+        if request["agent"] is not None:
+            self._agent = _loaded("agent", request["agent"])
+            _go_around_proxies()
         offered = dir(self._class) if self._class else []
-        described = describe_tools(functions, self._class) if describes else []
+        described = describe_tools(functions, self._class) if request["describes"] else []
         return {
             "schemas": described,
             "functions": list(self._tools),
@@ -98,6 +103,7 @@ class _Worker:
             "build": self._build,
             "reward": self._reward,
             "forget": self._forget,
+            "agent": self._run_agent,
         }
         # If this process ends now, the parent knows that the call may have been made.
         self._send({"begun": True, "request": request["request"]})
@@ -155,13 +161,16 @@ class _Worker:
         return {"text": text}
 
     def _reward(self, request: dict[str, Any]) -> dict[str, Any]:
-        value = self._called(self._environments[request["number"]].get_reward)
-        if value is None:
-            return {"reward": None}
-        reward = float(value)
-        if not math.isfinite(reward):
-            raise _Refused(f"get_reward returned {reward}; allowed: a finite number or None")
-        return {"reward": reward}
+        return _as_reward("get_reward", self._called(self._environments[request["number"]].get_reward))
+
+    def _run_agent(self, request: dict[str, Any]) -> dict[str, Any]:
+        assert self._agent is not None
+        given = _accepted(self._agent, request["columns"], request["seed"])
+        # These come before columns of the same names.
+        given |= {"base_url": request["base_url"], "api_key": request["api_key"]}
+        value = self._agent(**given)
+        # Each on a loop of its own: one that blocks its loop while it is not answered must not keep others waiting.
+        return _as_reward("the agent", asyncio.run(_whole(value)) if inspect.isawaitable(value) else value)
 
     def _forget(self, request: dict[str, Any]) -> dict[str, Any]:
         # In this order, because a build may end meanwhile.
@@ -233,6 +242,10 @@ def _loaded(setting: str, spec: str) -> Any:
         raise _Refused(f"turns.{setting}: {spec!r} cannot be loaded: {describe(error)}") from None
 
 
+async def _whole(result: Awaitable[Any]) -> Any:
+    return await result
+
+
 async def _ended(result: Awaitable[Any]) -> tuple[Any, BaseException | None]:
     """What an awaitable returns, or raises: SystemExit would end the loop."""
     try:
@@ -241,8 +254,23 @@ async def _ended(result: Awaitable[Any]) -> tuple[Any, BaseException | None]:
         return None, error
 
 
+def _as_reward(name: str, value: Any) -> dict[str, Any]:
+    if value is None:
+        return {"reward": None}
+    reward = float(value)
+    if not math.isfinite(reward):
+        raise _Refused(f"{name} returned {reward}; allowed: a finite number or None")
+    return {"reward": reward}
+
+
+def _go_around_proxies() -> None:
+    """Have clients of an agent reach this machine directly, whatever proxy the environment names for others."""
+    for name in ("NO_PROXY", "no_proxy"):
+        os.environ[name] = ",".join(filter(None, (os.environ.get(name), LOOPBACK)))
+
+
 def _accepted(reset: Callable[..., Any], columns: dict[str, Any], seed: int) -> dict[str, Any]:
-    """The arguments of a reset: the columns that its signature takes, and the seed if that is one of its parameters.
+    """The arguments of a reset or an agent: the columns that its signature takes, and the seed if it is a parameter.
 
     A column that is called seed comes before ours.
     """

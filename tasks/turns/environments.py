@@ -18,7 +18,8 @@ class OpenTurn:
 
     run_seed, iteration, group: of the plan that the response is of.
     epoch: of the claim under which the response is held; a tool can refuse a caller with an older one.
-    token_ids: all tokens of the response so far, those of the turn last. events: the answers to its earlier turns.
+    token_ids: all tokens of the response so far, those of the turn last. logprobs: of those that the policy sampled.
+    events: the answers to its earlier turns.
     turn_start: the position of the turn's first token.
     room: how many tokens may still follow. With 0, or after a turn that no stop token ended, nothing is called.
     unknown: an earlier incarnation may have made the calls of this turn. restarts: how often the response began again.
@@ -31,6 +32,7 @@ class OpenTurn:
     epoch: int
     prompt: PromptRow
     token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
     events: tuple[bytes, ...]
     turn_start: int
     room: int

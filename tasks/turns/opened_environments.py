@@ -1,4 +1,4 @@
-"""The environments of a member: its tools' processes, and the policy's language, from the run's model files."""
+"""The environments of a member: processes of tools or agents, and the policy's language, from the run's model files."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +10,8 @@ from storage.store import ObjectStore
 from tasks.configuration.turns import TurnsConfig
 from tasks.prompts.auto_tokenizer import read_tokenizer
 from tasks.prompts.openings import reset_columns
+from tasks.turns.agent_environments import AgentEnvironments
+from tasks.turns.agent_language import AgentLanguage
 from tasks.turns.conversation import Conversation
 from tasks.turns.environments import Environments, OpenTurn
 from tasks.turns.group_seed import group_seed
@@ -29,13 +31,18 @@ def opened_environments(
         yield None
         return
     stops = plan.sampling.stop_token_ids
-    environments = ProcessEnvironments(
-        turns,
-        Conversation(read_tokenizer(model_dir), load_schemas(turns), stops),
-        stops,
-        resets=_reset,
-        read_object=lambda iteration, digest: store.get(layout.environment_state(iteration, digest)),
-    )
+    tokenizer = read_tokenizer(model_dir)
+    environments: AgentEnvironments | ProcessEnvironments
+    if turns.agent is not None:
+        environments = AgentEnvironments(turns, AgentLanguage(tokenizer, stops), stops, _reset)
+    else:
+        environments = ProcessEnvironments(
+            turns,
+            Conversation(tokenizer, load_schemas(turns), stops),
+            stops,
+            resets=_reset,
+            read_object=lambda iteration, digest: store.get(layout.environment_state(iteration, digest)),
+        )
     try:
         yield environments
     finally:

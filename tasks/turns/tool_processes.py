@@ -93,6 +93,13 @@ class ToolProcess:
         """
         return await asyncio.shield(self._task(self._asked(message, limit_s)))
 
+    async def run(self, message: dict[str, Any], begun: asyncio.Event) -> dict[str, Any]:
+        """Make a request without a limit; its reply. `begun` is set when fewer than `calls_per_process` ran.
+
+        Raises ProcessLost, NotBegun and Failed. The request is not waited for any more if the caller is cancelled.
+        """
+        return await self._asked(message, None, begun)
+
     def forget(self, number: int) -> None:
         """An environment is not wanted any more."""
         self.environments.discard(number)
@@ -156,6 +163,7 @@ class ToolProcess:
             {
                 "tools": list(self._config.tools),
                 "environment": self._config.environment,
+                "agent": self._config.agent,
                 "describes": self._describes,
             },
             self._config.load_time_limit_s,
@@ -206,18 +214,22 @@ class ToolProcess:
         except (PeerGone, ValueError, KeyError, TypeError):
             self.kill("wrote what is no reply")
 
-    async def _asked(self, message: dict[str, Any], limit_s: float) -> dict[str, Any]:
+    async def _asked(
+        self, message: dict[str, Any], limit_s: float | None, begun: asyncio.Event | None = None
+    ) -> dict[str, Any]:
         self._queued += 1
         try:
             async with self._slots:
                 if self.retired and not (self._keeps and message.get("number") in self.environments):
                     raise NotBegun
+                if begun is not None:
+                    begun.set()
                 return await self._exchange(message, limit_s)
         finally:
             self._queued -= 1
             self._end_if_unwanted()
 
-    async def _exchange(self, message: dict[str, Any], limit_s: float) -> dict[str, Any]:
+    async def _exchange(self, message: dict[str, Any], limit_s: float | None) -> dict[str, Any]:
         if self.lost or self._writer is None:
             raise NotBegun
         number = next(self._numbers)
@@ -272,7 +284,7 @@ class ToolProcesses:
                 return least, least.loaded.result()
             if not isinstance(problem, ProcessLost | NotBegun):
                 break
-        named = ", ".join([*self._config.tools, *filter(None, [self._config.environment])])
+        named = ", ".join([*self._config.tools, *filter(None, [self._config.environment, self._config.agent])])
         if isinstance(problem, Failed):
             raise ToolsUnusable(str(problem))
         if isinstance(problem, TimedOut):

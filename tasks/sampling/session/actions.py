@@ -4,7 +4,7 @@ A member does three things side by side. The DECODE lane drives the engine, the 
 and the CLAIM lane reads and writes claims and looks for work. Each lane performs one action at a time.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -28,8 +28,9 @@ class Lane(Enum):
 class Work:
     """A response to extend from the end of `prefix`, under a claim of `epoch`.
 
-    events: the answers to its turns. turn_start: where the present turn of the policy began, or is to begin. owes:
-    the policy has ended that turn, and it is not answered. restarts: how often the response began again.
+    logprobs: of the prefix's tokens that the policy sampled, in a run with turns. events: the answers to its turns.
+    turn_start: where the present turn of the policy began, or is to begin. owes: the policy has ended that turn, and it
+    is not answered. restarts: how often the response began again.
     """
 
     response: int
@@ -39,6 +40,7 @@ class Work:
     turn_start: int = 0
     owes: bool = False
     restarts: int = 0
+    logprobs: Sequence[float] = ()
 
 
 # Actions of any lane: one that leaves writes from the decode lane, and the slot's claim follows the first heartbeat.
@@ -102,6 +104,7 @@ class HeldTurn:
     response: int
     epoch: int
     token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
     events: tuple[bytes, ...]
     turn_start: int
     unknown: bool

@@ -342,7 +342,9 @@ class Claimant:
             if not assembled.finish.ends_response:
                 prefix = tuple(assembled.token_ids.tolist())
                 turns = assembled.events, assembled.turn_start, assembled.owes, assembled.restarts
-                work.append(Work(response, owner.epoch, prefix, *turns))
+                # Only those who answer turns ask for them.
+                logprobs = tuple(assembled.logprobs.tolist()) if self._plan.config.get("turns") else ()
+                work.append(Work(response, owner.epoch, prefix, *turns, logprobs))
         return tuple(work)
 
     def _has_ended(self, response: int) -> bool:

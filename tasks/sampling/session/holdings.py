@@ -1,5 +1,6 @@
 """Holdings: the responses that an incarnation holds, the state of each, and its tokens that are in no shard yet."""
 
+from array import array
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -18,11 +19,12 @@ FINISH = {FinishReason.STOP: Finish.STOP, FinishReason.LENGTH: Finish.LENGTH}
 class Held:
     """A response to extend: the epoch of its claim, and its tokens and answered turns so far, journalled or not.
 
-    turn_start, restarts: as in Work.
+    logprobs: of the policy's tokens, in a run with turns. turn_start, restarts: as in Work.
     """
 
     epoch: int
     token_ids: list[int]
+    logprobs: "array[float]" = field(default_factory=lambda: array("f"))
     events: list[bytes] = field(default_factory=list)
     turn_start: int = 0
     restarts: int = 0
@@ -89,7 +91,12 @@ class Holdings:
         if work.response in self.held:
             self.let_go({work.response})
         self.held[work.response] = Held(
-            work.epoch, list(work.prefix), list(work.events), work.turn_start, work.restarts
+            work.epoch,
+            list(work.prefix),
+            array("f", work.logprobs if self.has_turns else ()),
+            list(work.events),
+            work.turn_start,
+            work.restarts,
         )
         self.released.pop(work.response, None)
         if work.owes:
@@ -134,6 +141,8 @@ class Holdings:
         self.pending.append(response, held.epoch, len(known), new, delta.logprobs, finish)
         known += new
         self.generated += len(new)
+        if self.has_turns:
+            held.logprobs.extend(delta.logprobs)
         if reason is not None:
             self.in_flight.remove(response)
             if self.has_turns:
@@ -151,7 +160,7 @@ class Holdings:
         for response, owed in self.acting.items():
             if not owed.begun and (owed.journalled or not owed.has_effects):
                 held = self.held[response]
-                so_far = tuple(held.token_ids), tuple(held.events), held.turn_start
+                so_far = tuple(held.token_ids), tuple(held.logprobs), tuple(held.events), held.turn_start
                 turn = HeldTurn(response, held.epoch, *so_far, owed.unknown, held.restarts, owed.journalled)
                 found.append(turn)
         return tuple(found)

@@ -217,6 +217,7 @@ class Performer:
             epoch=turn.epoch,
             prompt=self._prompts[group],
             token_ids=turn.token_ids,
+            logprobs=turn.logprobs,
             events=turn.events,
             turn_start=turn.turn_start,
             # Prompts are so short that the context has room for the longest completion (tasks/prompts/tokenise.py).

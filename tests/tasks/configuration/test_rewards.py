@@ -118,7 +118,7 @@ def test_the_environments_own_reward_needs_an_environment():
     tools = TurnsConfig(tools=("package.module:look",))
     acting = TurnsConfig(environment="package.module:Game")
     evaluation = EvaluationConfig(data=DataConfig(), rewards=own)
-    expected = "function: value 'environment'; allowed only with turns.environment"
+    expected = "function: value 'environment'; allowed only with turns.environment or turns.agent"
     for turns in (None, tools):
         found = list(rewards_without_environment(turns, own, evaluation))
         assert found == [f"rewards.0.{expected}", f"evaluation.rewards.0.{expected}"]

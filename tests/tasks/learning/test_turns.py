@@ -37,14 +37,14 @@ FOLLOW = FollowConfig(in_plan_order=True, timeout_s=1.0, poll_interval_s=0.1, fl
 
 def read_messages(prompt, token_ids, origins, events):
     """The policy's stretches as text, without a tokenizer."""
-    found, start = list(prompt), 0
+    found, start = [], 0
     for stretch, length in enumerate(origins):
         if stretch % 2 == 0:
             found.append({"role": "assistant", "content": str(token_ids[start : start + length])})
         else:
             found.append({"role": "tool", "content": "8"})
         start += length
-    return found
+    return prompt.prompt, found
 
 
 def recorded(store, plan=PLAN, rewards=ENVIRONMENT, **settings):
