@@ -27,8 +27,7 @@ _NO_RETRIES = {"max_retries": 0, "retry_timeout": timedelta(seconds=1)}
 _PAGE_KEYS = 1000
 _STATUS = re.compile(r"status code: (\d{3})")
 _ADVICE = {
-    "gs": "GOOGLE_APPLICATION_CREDENTIALS or the machine's service account; it needs storage.objects.get, create, "
-    "delete and list",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS or the machine's service account; it needs the role Storage Object User",
     "az": "AZURE_STORAGE_ACCOUNT_NAME and a credential (AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_TOKEN, or the "
     "machine's identity); it needs the role Storage Blob Data Contributor",
 }
