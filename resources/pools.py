@@ -1,7 +1,7 @@
 """Pools: kinds of machines as values, and their translation into Flyte's settings.
 
-A pool is either interruptible (spot: cheap, may vanish) or reserved. In this package only this file and pod_template.py
-import flytekit, and only when a task is declared or a node is built.
+A pool is either interruptible (spot: cheap, may vanish) or reserved. In this package this file and pod_template.py
+import flytekit when a task is declared or a node is built, and flyte_admin.py does to read.
 """
 
 from collections.abc import Iterator, Mapping

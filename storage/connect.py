@@ -1,5 +1,6 @@
 """Finds the store that a URL names. Knows which stores exist, and nothing about their content."""
 
+import importlib.util
 import os
 import re
 import threading
@@ -10,9 +11,9 @@ from urllib.parse import unquote
 from storage.local import LocalStore
 from storage.memory import MemoryStore, NestedStore
 from storage.paths import expanded
-from storage.store import ObjectStore
+from storage.store import ObjectStore, StoreUnfit
 
-ALLOWED = "a path, file:///path, s3://bucket/prefix or memory://name"
+ALLOWED = "a path, file:///path, s3://bucket/prefix, gs://bucket/prefix, az://container/prefix or memory://name"
 SCHEME_PATTERN = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 NAME_PATTERN = re.compile(r"[A-Za-z0-9._-]+")
 NESTED_PATTERN = re.compile(r"[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)+")
@@ -30,10 +31,11 @@ _memory_lock = threading.Lock()
 
 
 def connect(url: str) -> ObjectStore:
-    """The store rooted at `url`: a path, file:///path, s3://bucket/prefix, memory://name or memory://name/prefix.
+    """The store rooted at `url`, which is one of ALLOWED; memory://name may have a prefix, too.
 
     Opens no connection and makes no directory. The same memory:// name is the same store within a process. Raises
-    ValueError for anything else, without repeating a password that the URL may hold.
+    ValueError for anything else, without repeating a password that the URL may hold, and StoreUnfit without the package
+    that a store needs.
     """
     return _opener(url)()
 
@@ -64,8 +66,8 @@ def _opener(url: str) -> Callable[[], ObjectStore]:
         case "memory" if NESTED_PATTERN.fullmatch(rest) and not {".", ".."} & set(rest.split("/")):
             name, _, prefix = rest.partition("/")
             return lambda: NestedStore(_memory_store(name), prefix)
-        case "s3":
-            return _s3(rest)
+        case "s3" | "gs" | "az" as kind:
+            return _bucket(kind, rest)
     raise ValueError(f"storage URL: value {_shown(url)}; allowed: {ALLOWED}")
 
 
@@ -90,21 +92,42 @@ def _memory_store(name: str) -> MemoryStore:
         return _memory_stores.setdefault(name, MemoryStore(name))
 
 
-def _s3(address: str) -> Callable[[], ObjectStore]:
+def _bucket(scheme: str, address: str) -> Callable[[], ObjectStore]:
     bucket, _, prefix = address.rstrip("/").partition("/")
     if not NAME_PATTERN.fullmatch(bucket) or bucket in (".", ".."):
         shown = "a bucket with credentials" if "@" in bucket or ":" in bucket else f"bucket {bucket!r}"
-        raise ValueError(f"storage URL: value {shown}; allowed: s3://bucket/prefix, credentials by environment only")
+        raise ValueError(
+            f"storage URL: value {shown}; allowed: {scheme}://bucket/prefix, credentials by environment only"
+        )
     if prefix and (not PREFIX_PATTERN.fullmatch(prefix) or {".", ".."} & set(prefix.split("/"))):
         raise ValueError(
             f"storage URL: prefix {prefix!r}; allowed: parts of letters, digits and ._=+@~:,- joined by '/'"
         )
     if len(prefix) > PREFIX_BYTES_MAX:
         raise ValueError(f"storage URL: a prefix of {len(prefix)} bytes; allowed: up to {PREFIX_BYTES_MAX}")
-    return partial(_s3_store, bucket, prefix)
+    return partial({"s3": _s3_store, "gs": _google_store, "az": _azure_store}[scheme], bucket, prefix)
 
 
 def _s3_store(bucket: str, prefix: str) -> ObjectStore:
     from storage.s3 import S3Store  # noqa: PLC0415 - importing s3fs takes longer than a local run's whole start
 
     return S3Store(bucket, prefix)
+
+
+def _google_store(bucket: str, prefix: str) -> ObjectStore:
+    _need_obstore("gs")
+    from storage.cloud import google_store  # noqa: PLC0415 - obstore is an extra
+
+    return google_store(bucket, prefix)
+
+
+def _azure_store(container: str, prefix: str) -> ObjectStore:
+    _need_obstore("az")
+    from storage.cloud import azure_store  # noqa: PLC0415 - obstore is an extra
+
+    return azure_store(container, prefix)
+
+
+def _need_obstore(scheme: str) -> None:
+    if importlib.util.find_spec("obstore") is None:
+        raise StoreUnfit(f"{scheme}:// needs the package obstore: pip install -c constraints.txt -e '.[obstore]'")

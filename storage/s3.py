@@ -8,8 +8,6 @@ demand.
 
 import asyncio
 import os
-import random
-import time
 import weakref
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
@@ -21,12 +19,10 @@ import botocore.parsers
 import fsspec.asyn
 import s3fs
 
+from storage.budget import Budget
 from storage.memory import check_body, check_prefix, check_range
 from storage.store import ObjectMissing, StorageError, StoreDenied, StoreUnavailable, StoreUnfit, check_key
 
-# A body adds to the deadline the time that it takes at this rate, the slowest transfer that is not called a failure.
-BYTES_PER_S_MIN = 8 << 20
-BACKOFF_S_MAX = 5.0
 CLOSE_S = 1.0
 # The most that one request may write. More needs an upload in parts, whose condition some servers ignore.
 BODY_BYTES_MAX = 5 << 30
@@ -208,11 +204,8 @@ class S3Store:
                 if verdict != "again":
                     raise _refusal(where, verdict, error) from error
                 last = error
-            # The whole pause is random, so that a crew that was throttled together does not return together.
-            pause_s = random.uniform(0.0, min(BACKOFF_S_MAX, self._backoff_s * 2 ** (budget.attempts - 1)))
-            if pause_s >= budget.left_s:
+            if not budget.pause(self._backoff_s):
                 break
-            time.sleep(pause_s)
         unknown = "; a write may or may not have happened" if verb in WRITES else ""
         raise StoreUnavailable(
             f"{where}: no answer within {budget.elapsed_s:.3g} s and {budget.attempts} attempts, "
@@ -223,37 +216,6 @@ class S3Store:
         """The endpoint without user and password, for messages."""
         url = self._options["endpoint_url"]
         return url.replace(f"{urlsplit(url).netloc.rpartition('@')[0]}@", "") if url else "AWS"
-
-
-class Budget:
-    """The time of one call: `deadline_s` for all attempts, half of it for each, and the time of `num_bytes`."""
-
-    def __init__(self, deadline_s: float, num_bytes: int) -> None:
-        self.attempts = 0
-        self._deadline_s = deadline_s
-        self._transfer_s = num_bytes / BYTES_PER_S_MIN
-        self._began_s = self._attempt_began_s = time.monotonic()
-
-    @property
-    def elapsed_s(self) -> float:
-        return time.monotonic() - self._began_s
-
-    @property
-    def left_s(self) -> float:
-        return self._deadline_s + self._transfer_s - self.elapsed_s
-
-    @property
-    def attempt_left_s(self) -> float:
-        ends_s = self._attempt_began_s + self._deadline_s / 2 + self._transfer_s
-        return min(self.left_s, ends_s - time.monotonic())
-
-    def begin_attempt(self) -> None:
-        self.attempts += 1
-        self._attempt_began_s = time.monotonic()
-
-    def carry(self, num_bytes: int) -> None:
-        """Allow time for the answer's body of `num_bytes`, a size known only from its headers."""
-        self._transfer_s = num_bytes / BYTES_PER_S_MIN
 
 
 class Session:

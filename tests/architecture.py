@@ -43,12 +43,12 @@ LAYERS_ALLOWED = {
 FLYTE = {"flytekit", "flytekitplugins", "flyteidl", "kubernetes"}
 # Third-party libraries a layer may import; a layer that is not named may import all that are not confined below.
 LIBRARIES_ALLOWED = {
-    "storage": {"blake3", "numpy", "pyarrow", "fsspec", "s3fs", "botocore", "pydantic", "safetensors"},
-    "resources": {"numpy", "pydantic", "yaml"} | FLYTE,
+    "storage": {"blake3", "numpy", "pyarrow", "fsspec", "s3fs", "botocore", "obstore", "pydantic", "safetensors"},
+    "resources": {"numpy", "pydantic", "urllib3", "yaml"} | FLYTE,
     "workflows": FLYTE,
 }
 TRACKERS = {"tensorboard", "wandb", "mlflow"}
-_FLYTE_MODULES = r"resources\.(pools|pod_template|images)|tasks\.\w+|workflows(\.\w+)?"
+_FLYTE_MODULES = r"resources\.(pools|pod_template|images|flyte_admin|kubernetes_api)|tasks\.\w+|workflows(\.\w+)?"
 CONFINED = {
     "torch": r"tasks\.learning\.(?!(padding|follow|recorded_batches|pretrained)$)\w+"
     r"|tasks\.sampling\.engines\.(torch_engine|\w*decoder|batch|kv_cache|slot_table|tied_names|keyed_noise\w*)"
@@ -62,7 +62,7 @@ CONFINED = {
 # Libraries that take long to import, and the modules that can be imported without waiting for them.
 HEAVY = {"torch", "triton", "transformers", "datasets", "vllm", "s3fs", "math_verify", "flytekit"} | TRACKERS
 LIGHT = re.compile(
-    r"storage\.(?!s3$)[\w.]+|resources\.(?!pod_template$)\w+|tasks\.(configuration|planning|prompts|reporting)\.\w+"
+    r"storage\.(?!(s3|cloud)$)[\w.]+|resources\.(?!(pod_template|flyte_admin)$)\w+|tasks\.(configuration|planning|prompts|reporting)\.\w+"
     r"|tasks\.sharing\.(?!phase_trainer$)\w+|tasks\.sampling\.engines\.(choose|vllm_names|vllm_settings)"
 )
 # What containers import waits for Flyte and nothing else that is heavy. The plugin of train_elastic imports torch.

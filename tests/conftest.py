@@ -7,7 +7,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from tests import radosgw_server
+from tests import azurite_server, radosgw_server
 from tests.s3_server import S3_BUCKET, SerialisedMoto, make_bucket, moto_server, point_to
 
 # Nearly all that a test process holds is imported code and stays. To look through it less often saves a fifteenth of
@@ -73,6 +73,25 @@ def radosgw_url(radosgw_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """URL of a bucket on radosgw, where the environment points for one test. Tests add a prefix of their own."""
     point_to(radosgw_endpoint, monkeypatch)
     return f"s3://{S3_BUCKET}"
+
+
+@pytest.fixture(scope="session")
+def azurite_endpoint() -> Iterator[str]:
+    """A running Azurite with one container, or a skip that says what to install."""
+    pytest.importorskip("obstore")
+    if azurite_server.program() is None:
+        pytest.skip(
+            "Azurite is not installed: npm install azurite, and name node_modules/.bin/azurite-blob in AZURITE_BLOB"
+        )
+    with azurite_server.azurite_server() as endpoint:
+        yield endpoint
+
+
+@pytest.fixture
+def azurite_url(azurite_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """URL of a container on Azurite, where the environment points for one test. Tests add a prefix of their own."""
+    azurite_server.point_to(azurite_endpoint, monkeypatch)
+    return f"az://{azurite_server.CONTAINER}"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

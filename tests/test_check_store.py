@@ -85,7 +85,9 @@ def test_a_store_that_cannot_be_used_is_one_line(tmp_path):
     assert result.exit_code == 1
     assert result.stderr.startswith("gleaner: cannot create 'probe/")
     assert len(result.stderr.splitlines()) == 1
-    assert check("--store", "gs://bucket/x").stderr.startswith("gleaner: storage URL: value 'gs://bucket/x'; allowed:")
+    assert check("--store", "gcs://bucket/x").stderr.startswith(
+        "gleaner: storage URL: value 'gcs://bucket/x'; allowed:"
+    )
 
 
 @pytest.mark.slow

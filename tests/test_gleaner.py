@@ -251,7 +251,7 @@ def test_a_forecast_refuses_the_run_of_another_format(write, tmp_path):
     assert line.endswith("format 2; this version of Gleaner reads format 1")
 
 
-@pytest.mark.parametrize("url", ["gs://bucket/run", "s3:/bucket", "memory://"])
+@pytest.mark.parametrize("url", ["gcs://bucket/run", "s3:/bucket", "memory://"])
 def test_status_of_what_is_no_store(url):
     [line] = refused(gleaner("status", url))
     assert line.startswith(f"gleaner: storage URL: value '{url}'; allowed: a path, file:///path, s3://bucket/prefix")

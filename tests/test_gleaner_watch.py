@@ -94,7 +94,7 @@ def test_a_whole_run_from_plan_to_commit(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["gs://bucket/run"], "gleaner: storage URL: value 'gs://bucket/run'; allowed: a path, file:///path"),
+        (["gcs://bucket/run"], "gleaner: storage URL: value 'gcs://bucket/run'; allowed: a path, file:///path"),
         (["memory://nothing-here", "--once"], "gleaner: memory://nothing-here holds no run"),
         (["memory://nothing-here", "--once", "--json"], "gleaner: memory://nothing-here holds no run"),
     ],

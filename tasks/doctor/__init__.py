@@ -1,1 +1,1 @@
-"""What `gleaner doctor` looks at: a machine's GPUs, room and kernels."""
+"""What `gleaner doctor` looks at: a machine's GPUs, room and kernels, or a cluster."""

@@ -1,23 +1,70 @@
-"""The command `gleaner doctor`: what this machine has, what of it is wrong, and self-tests of its kernels."""
+"""The command `gleaner doctor`: what this machine, or a cluster, has, and what of it is wrong."""
 
 import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NoReturn
 
 import click
 
 from storage.fitness import Finding
+from tasks.doctor.cluster import Place, Unread
 
 
-@click.command(short_help="Examine this machine: GPUs, driver, memory, kernels.")
+@click.command(short_help="Examine this machine: GPUs, driver, memory, kernels. Or a cluster.")
+@click.argument("config", type=click.Path(path_type=Path, exists=True, dir_okay=False), required=False)
 @click.option("--gpus", type=click.IntRange(min=0), help="How many GPUs it should have. Default: as many as it has.")
-def doctor(gpus: int | None) -> None:
-    """Examine this machine, with or without a GPU, in less than a minute; exits with 1 where something is wrong."""
-    from tasks.doctor.examination import examine  # noqa: PLC0415 - it imports torch: seconds
+@click.option(
+    "--cluster",
+    "flyte_config",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Examine the cluster of this Flyte configuration file instead.",
+)
+@click.option("--project", default="flytesnacks", show_default=True, help="Of Flyte, with --cluster.")
+@click.option("--domain", default="development", show_default=True, help="Of Flyte, with --cluster.")
+@click.option("--namespace", help="Of the run's pods, with --cluster. Default: <project>-<domain>.")
+@click.option("--flyte-namespace", default="flyte", show_default=True, help="Of Flyte itself, with --cluster.")
+@click.option("--kube-context", help="A context of your kubeconfig, with --cluster. Default: the current one.")
+def doctor(
+    config: Path | None,
+    gpus: int | None,
+    flyte_config: Path | None,
+    project: str,
+    domain: str,
+    namespace: str | None,
+    flyte_namespace: str,
+    kube_context: str | None,
+) -> None:
+    """Examine this machine in less than a minute, or with --cluster a cluster; exits with 1 if something is wrong.
 
-    wrong = 0
-    for finding in examine(gpus):
+    With --cluster, CONFIG is the configuration of the run that the cluster shall hold. Without it, the default pools
+    are looked for, and no store is tried.
+    """
+    if flyte_config is None:
+        if config is not None:
+            raise ValueError(f"doctor: value {str(config)!r}; allowed: CONFIG with --cluster")
+        from tasks.doctor.examination import examine  # noqa: PLC0415 - it imports torch: seconds
+
+        tell(examine(gpus))
+        return
+    if gpus is not None:
+        raise ValueError("doctor: --gpus and --cluster given; allowed: one of them")
+    from tasks.doctor.cluster_examination import examine_cluster  # noqa: PLC0415 - it imports flytekit: a second
+
+    pods = namespace or f"{project}-{domain}"
+    place = Place(project=project, domain=domain, namespace=pods, flyte_namespace=flyte_namespace)
+    tell(examine_cluster(flyte_config, config, place, kube_context))
+
+
+def tell(findings: Iterable[Finding]) -> NoReturn:
+    """Print each finding when it is there, then a verdict; ends the process with 1 if something is wrong."""
+    wrong = unread = 0
+    for finding in findings:
         click.echo(line_of(finding))
         wrong += finding.lack is not None
-    click.echo(f"wrong: {wrong} of these" if wrong else "nothing is wrong")
+        unread += isinstance(finding, Unread)
+    unseen = f"; not readable: {unread}" if unread else ""
+    click.echo(f"wrong: {wrong} of these{unseen}" if wrong else f"nothing {'read ' if unread else ''}is wrong{unseen}")
     sys.exit(int(wrong > 0))
 
 

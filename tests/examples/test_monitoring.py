@@ -21,7 +21,7 @@ PAGE = (ROOT / "docs/guide/monitoring.md").read_text(encoding="utf-8")
 EXPRESSIONS = [
     *(rule["expr"] for rule in RULES),
     *(target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]),
-    *(each["definition"] for each in DASHBOARD["templating"]["list"] if each["type"] == "query"),
+    *(each["query"]["query"] for each in DASHBOARD["templating"]["list"] if each["type"] == "query"),
 ]
 pytestmark = pytest.mark.slow
 

@@ -14,7 +14,15 @@ from tests.small_run import document
 
 MATH = {"function": "math"}
 URLS = [
-    *("gs://bucket/x", "az://c/x", "abfs://c/x", "hdfs://h/x", "http://host/x", "https://user:pw@host/x", "ftp://h/x"),
+    *(
+        "gcs://bucket/x",
+        "adl://c/x",
+        "abfs://c/x",
+        "hdfs://h/x",
+        "http://host/x",
+        "https://user:pw@host/x",
+        "ftp://h/x",
+    ),
     *("s3://", "s3:///x", "s3:/bucket/x", "s3:bucket/x", "s3://b/../x", "s3://../x", "s3://b/a//c", "s3://b/x?y=1"),
     *("s3://key:pw@bucket/x", "s3://b/" + "x" * 1000, "file://host/x", "file://", "file:/x", "file:///a%00b"),
     *("memory://", "memory://a//b", "a\0b", "a\nb", " runs/x", "runs/x ", "\tx", "a\x1bb", "x" * 300, "y/" * 2000),

@@ -58,7 +58,7 @@ def test_the_url_of_a_store_leads_back_to_it(tmp_path, kind):
     "url",
     [
         "",
-        "gs://bucket/x",
+        "gcs://bucket/x",
         "http://host/x",
         "memory://",
         "memory://a//b",
@@ -76,7 +76,7 @@ def test_the_url_of_a_store_leads_back_to_it(tmp_path, kind):
     ],
 )
 def test_other_urls_are_refused_with_what_is_allowed(url):
-    with pytest.raises(ValueError, match=r"s3://bucket/prefix or memory://name") as caught:
+    with pytest.raises(ValueError, match=r"az://container/prefix or memory://name") as caught:
         connect(url)
     assert repr(url) in str(caught.value)
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from storage import s3
+from storage import budget, s3
 from storage.s3 import S3Store
 from storage.store import StoreUnavailable
 from tests.s3_server import point_to, scripted_server
@@ -115,7 +115,7 @@ def test_a_body_that_nobody_takes_is_given_up_in_time(monkeypatch):
         started_s = time.monotonic()
         with pytest.raises(StoreUnavailable, match="cannot create"):
             store.create("big", body)
-        assert time.monotonic() - started_s < DEADLINE_S + len(body) / s3.BYTES_PER_S_MIN + 60
+        assert time.monotonic() - started_s < DEADLINE_S + len(body) / budget.BYTES_PER_S_MIN + 60
 
 
 class Pauses:
@@ -124,8 +124,8 @@ class Pauses:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 0.0
         self.bounds: list[float] = []
-        monkeypatch.setattr(s3, "time", self)
-        monkeypatch.setattr(s3.random, "uniform", self.uniform)
+        monkeypatch.setattr(budget, "time", self)
+        monkeypatch.setattr(budget.random, "uniform", self.uniform)
 
     def monotonic(self) -> float:
         return self.now_s
@@ -195,7 +195,7 @@ def test_a_server_that_comes_back_on_its_port_is_found_again(monkeypatch):
 def test_a_body_that_breaks_off_late_is_asked_for_again(monkeypatch):
     """The time of a call grows with the bytes that it reads, not only that of its attempts."""
     body = b"x" * 60_000
-    monkeypatch.setattr(s3, "BYTES_PER_S_MIN", 1_000)
+    monkeypatch.setattr(budget, "BYTES_PER_S_MIN", 1_000)
     requests = []
 
     def breaking_off_once(connection: socket.socket) -> None:

@@ -144,8 +144,8 @@ def test_an_iteration_under_way_is_refused_with_what_shows_it(url):
 def test_what_is_no_run_is_refused_in_one_line(tmp_path):
     with pytest.raises(LookupError, match=r"^\S+/none holds no run$"):
         gleaner.open(str(tmp_path / "none"))
-    with pytest.raises(ValueError, match=r"^storage URL: value 'gs://bucket'; allowed: .*$"):
-        gleaner.open("gs://bucket")
+    with pytest.raises(ValueError, match=r"^storage URL: value 'gcs://bucket'; allowed: .*$"):
+        gleaner.open("gcs://bucket")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -40,10 +40,10 @@ def model(tmp_path_factory):
     return model_directory(tmp_path_factory.mktemp("model"))
 
 
-@pytest.fixture(params=["local directory", "moto, serialised", "radosgw"])
+@pytest.fixture(params=["local directory", "moto, serialised", "radosgw", "azurite"])
 def url(request, tmp_path):
     """Of a run on each store."""
-    fixture = {"moto, serialised": "s3_url", "radosgw": "radosgw_url"}.get(request.param)
+    fixture = {"moto, serialised": "s3_url", "radosgw": "radosgw_url", "azurite": "azurite_url"}.get(request.param)
     return str(tmp_path / "run") if fixture is None else f"{request.getfixturevalue(fixture)}/{uuid.uuid4().hex}"
 
 

@@ -1,0 +1,89 @@
+"""What Flyte's admin API says of a project: its release, its domains, what is registered, and its resource limits.
+
+It only reads, with the client and the credentials of `pyflyte`, and knows nothing about what would be right.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flyteidl.admin.common_pb2 import NamedEntityIdentifier, ResourceListRequest, Sort
+from flyteidl.admin.matchable_resource_pb2 import TASK_RESOURCE, ListMatchableAttributesRequest
+from flyteidl.admin.project_pb2 import ProjectListRequest
+from flyteidl.admin.version_pb2 import GetVersionRequest
+from flytekit.clients.raw import RawSynchronousFlyteClient
+from flytekit.configuration import Config
+from flytekit.exceptions.base import FlyteException
+
+from resources.unreadable import NoAnswer, NotReadable
+
+# Flyte's names of the resources, which a limit may leave out.
+RESOURCES = ("cpu", "memory", "gpu")
+_LISTED_MAX = 1000
+
+
+@dataclass(frozen=True)
+class Registered:
+    """How many versions of a workflow there are (at most 1,000 are counted), and the newest."""
+
+    count: int
+    newest: str
+
+
+class FlyteAdmin(RawSynchronousFlyteClient):  # type: ignore[misc]  # flytekit has no types for it
+    """The admin API that a configuration file of Flyte names, or the FLYTE_* variables before it.
+
+    All methods raise NotReadable: NoAnswer if nothing answers.
+    """
+
+    def __init__(self, config_file: Path) -> None:
+        platform = Config.auto(str(config_file)).platform
+        self.endpoint = str(platform.endpoint)
+        super().__init__(platform)
+
+    def release(self) -> str:
+        version = self._asked(lambda: self._stub.GetVersion(GetVersionRequest(), metadata=self._metadata))
+        return str(version.control_plane_version.Version)
+
+    def domains(self) -> dict[str, list[str]]:
+        """The domains of each project."""
+        listed = self._asked(lambda: self.list_projects(ProjectListRequest(limit=_LISTED_MAX)))
+        return {project.id: [domain.id for domain in project.domains] for project in listed.projects}
+
+    def registered(self, project: str, domain: str, workflow: str) -> Registered | None:
+        """The versions of a workflow; None if it is not registered."""
+        request = ResourceListRequest(
+            id=NamedEntityIdentifier(project=project, domain=domain, name=workflow),
+            limit=_LISTED_MAX,
+            sort_by=Sort(key="created_at", direction=Sort.DESCENDING),
+        )
+        found = self._asked(lambda: self.list_workflows_paginated(request)).workflows
+        return Registered(len(found), found[0].id.version) if found else None
+
+    def limits(self, project: str, domain: str, workflow: str) -> dict[str, str] | None:
+        """The limits by resource that are set for the workflow, the domain or the project, the narrowest of these.
+
+        None: those of flyteadmin's own configuration hold, which this API does not show.
+        """
+        request = ListMatchableAttributesRequest(resource_type=TASK_RESOURCE)
+        rows = self._asked(lambda: self.list_matchable_attributes(request)).configurations
+        wanted = {"project": project, "domain": domain, "workflow": workflow, "launch_plan": ""}
+
+        def width(row: Any) -> int:
+            return sum(not getattr(row, name) for name in wanted)
+
+        fitting = [row for row in rows if all(getattr(row, name) in ("", value) for name, value in wanted.items())]
+        if not fitting:
+            return None
+        limits = min(fitting, key=width).attributes.task_resource_attributes.limits
+        return {name: getattr(limits, name) for name in RESOURCES if getattr(limits, name)}
+
+    def _asked(self, question: Callable[[], Any]) -> Any:
+        try:
+            return question()
+        except FlyteException as error:
+            cause = error.__cause__
+            code = cause.code().name if cause is not None and hasattr(cause, "code") else type(error).__name__
+            kind = NoAnswer if code in ("UNAVAILABLE", "DEADLINE_EXCEEDED") else NotReadable
+            raise kind(f"{self.endpoint} says {code}") from error

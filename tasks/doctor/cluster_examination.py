@@ -1,0 +1,69 @@
+"""The examination of a whole cluster: Flyte's admin API, Kubernetes, Flyte's configuration and the store, in turn."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from resources.flyte_admin import FlyteAdmin
+from resources.kubernetes_api import KubernetesApi
+from resources.pools import PoolsConfig
+from resources.unreadable import NotReadable
+from storage.fitness import Finding
+from tasks.configuration.run_config import load
+from tasks.configuration.trainer import TrainerConfig
+from tasks.doctor.cluster import Asked, Cluster, Place, Unread, flyte_findings, looked_at, store_findings
+from tasks.doctor.cluster_objects import kubernetes_findings
+from tasks.doctor.cluster_room import LIMITS, limit_findings, quota_findings
+from tasks.doctor.flyte_settings import configured_limits, flyte_settings, setting_findings
+
+
+def examine_cluster(
+    flyte_config: Path, run_config: Path | None, place: Place, kube_context: str | None
+) -> Iterator[Finding]:
+    """Look at a cluster; it is fit if no finding has a lack. Raises ValueError for a wrong run_config.
+
+    run_config: None looks for the default pools, and tries no store.
+    """
+    asked = _asked(run_config)
+    admin = FlyteAdmin(flyte_config)
+    yield from flyte_findings(admin, place)
+    try:
+        cluster = KubernetesApi(kube_context)
+        release = cluster.release()
+    except NotReadable as error:
+        yield from looked_at(LIMITS, lambda: limit_findings(admin, place, asked, lambda: None))
+        yield Unread("Kubernetes", f"not readable: {error}")
+    else:
+        yield Finding("Kubernetes", f"{release}, context {cluster.context} at {cluster.server}")
+        yield from _with_kubernetes(admin, cluster, place, asked)
+        cluster.close()
+    if asked.store_url is None:
+        yield Unread("store", "not readable: name the run's configuration to try its store")
+    else:
+        yield from store_findings(asked.store_url)
+
+
+def _with_kubernetes(admin: FlyteAdmin, cluster: Cluster, place: Place, asked: Asked) -> Iterator[Finding]:
+    settings: dict[str, Any] | None
+    try:
+        settings, why = flyte_settings(cluster, place), ""
+    except NotReadable as error:
+        settings, why = None, str(error)
+
+    def configured() -> Mapping[str, Any] | None:
+        return None if settings is None else configured_limits(settings)
+
+    yield from looked_at(LIMITS, lambda: limit_findings(admin, place, asked, configured))
+    if settings is None:
+        yield Unread("settings of Flyte", f"not readable: {why}")
+    else:
+        yield from setting_findings(settings, asked)
+    yield from kubernetes_findings(cluster, place, asked)
+    yield from looked_at("quotas", lambda: quota_findings(cluster, place, asked))
+
+
+def _asked(run_config: Path | None) -> Asked:
+    if run_config is None:
+        return Asked(pools=PoolsConfig(), trainer=TrainerConfig())
+    settings = load(run_config)
+    return Asked(pools=settings.pools, trainer=settings.trainer, store_url=settings.run.url)

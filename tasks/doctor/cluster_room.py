@@ -1,0 +1,98 @@
+"""Whether a cluster leaves the pools' pods what they ask for: Flyte's limits, and the namespace's quotas."""
+
+from collections.abc import Callable, Iterator, Mapping
+from fractions import Fraction
+from typing import Any
+
+from resources.pools import PoolConfig
+from resources.quantities import amount
+from storage.fitness import Finding
+from tasks.doctor.cluster import WORKFLOW, Admin, Asked, Cluster, Place, Unread
+
+LIMITS = "task_resources.limits"
+GPU = "nvidia.com/gpu"
+# What a quota may bound, by the resource that pods request and are limited to alike.
+_BOUNDS = {
+    "cpu": ("cpu", "requests.cpu", "limits.cpu"),
+    "memory": ("memory", "requests.memory", "limits.memory"),
+    "gpu": (f"requests.{GPU}", f"limits.{GPU}"),
+    "pods": ("pods", "count/pods"),
+}
+
+
+def needs(pool: PoolConfig) -> dict[str, tuple[Fraction, str]]:
+    """What a pod of the pool asks for, as a number and in words, by Flyte's name of the resource."""
+    asked = {"cpu": pool.cpu, "memory": pool.memory, "gpu": str(pool.gpus)}
+    return {name: (amount(text), text) for name, text in asked.items()}
+
+
+def limit_findings(
+    admin: Admin, place: Place, asked: Asked, configured: Callable[[], Mapping[str, Any] | None]
+) -> Iterator[Finding]:
+    """Flyte's limits against the pools.
+
+    configured: the limits in Flyte's own configuration, where that can be read; they hold where none are set for the
+    project.
+    """
+    limits: Mapping[str, Any] | None = admin.limits(place.project, place.domain, WORKFLOW)
+    source = "set for the project"
+    if limits is None:
+        limits, source = configured(), "from Flyte's configuration"
+    if limits is None:
+        shown = "not readable: none are set for the project; those of Flyte's configuration hold, unseen"
+        yield Unread(LIMITS, f"{shown} (default: cpu 2, memory 1Gi, gpu 1)")
+        return
+    shown = ", ".join(f"{name} {value}" for name, value in limits.items()) or "none"
+    lacks = list(_caps(limits, asked))
+    if not lacks:
+        yield Finding(LIMITS, f"{shown}, {source}")
+    for lack in lacks:
+        yield Finding(LIMITS, shown, f"{lack} ({source}): raise the limit, or Flyte caps the pods without a word")
+
+
+def _caps(limits: Mapping[str, Any], asked: Asked) -> Iterator[str]:
+    for path, pool in asked.named_pools().items():
+        for name, (need, text) in needs(pool).items():
+            if name in limits and need > amount(str(limits[name])):
+                yield f"{path} asks for {name} {text}, the limit is {limits[name]}"
+
+
+def quota_findings(cluster: Cluster, place: Place, asked: Asked) -> Iterator[Finding]:
+    """Each quota of the namespace: must hold the largest pod, and should hold all pods of an iteration at once."""
+    listed = cluster.get(f"/api/v1/namespaces/{place.namespace}/resourcequotas")
+    quotas = (listed or {}).get("items", [])
+    if not quotas:
+        yield Finding("quotas", f"none in namespace {place.namespace}")
+    for quota in quotas:
+        hard = {name: str(value) for name, value in (quota.get("spec", {}).get("hard") or {}).items()}
+        title = f"quota {quota['metadata']['name']}"
+        lacks = list(_shortages(hard, asked))
+        if not lacks:
+            yield Finding(title, ", ".join(f"{name} {value}" for name, value in hard.items()) or "bounds nothing")
+        for lack in lacks:
+            yield Finding(title, "", lack)
+
+
+def _shortages(hard: Mapping[str, str], asked: Asked) -> Iterator[str]:
+    pools = asked.named_pools()
+    for resource, names in _BOUNDS.items():
+        for name in names:
+            if name not in hard:
+                continue
+            bound, total = amount(hard[name]), Fraction(0)
+            too_large = []
+            for path, pool in pools.items():
+                need = Fraction(1) if resource == "pods" else needs(pool)[resource][0]
+                total += need * min(pool.count, pool.concurrency or pool.count)
+                too_large += [path] if need > bound else []
+            if too_large:
+                yield f"{name} is {hard[name]}, less than one pod of {', '.join(too_large)}: raise it, or ask for less"
+            elif total > bound:
+                yield (
+                    f"{name} is {hard[name]}, and an iteration asks for {_shown(resource, total)} at once, so members "
+                    "wait for each other: raise it, or lower count"
+                )
+
+
+def _shown(resource: str, total: Fraction) -> str:
+    return f"{float(total) / (1 << 30):.3g}Gi" if resource == "memory" else f"{float(total):.6g}"

@@ -1,0 +1,135 @@
+"""Flyte's own configuration, as far as ConfigMaps of its namespace show it, against docs/guide/platform.md."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import yaml
+
+from resources.unreadable import NotReadable
+from storage.fitness import Finding
+from tasks.doctor.cluster import Asked, Cluster, Place
+
+PENDING = "plugins.k8s.pod-pending-timeout"
+SPOT = "plugins.k8s.interruptible-node-selector-requirement"
+RESERVED = "plugins.k8s.non-interruptible-node-selector-requirement"
+SYSTEM_RETRIES = "propeller.node-config.max-node-retries-system-failures"
+THRESHOLD = "propeller.node-config.interruptible-failure-threshold"
+DOWNLOAD = "storage.limits.maxdownloadmbs"
+CACHE = "storage.cache.max_size_mbs"
+PLUGINS = "tasks.task-plugins.enabled-plugins"
+_SECONDS = re.compile(r"(\d+(?:\.\d+)?)(h|ms|m|s)")
+_S_OF = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
+Judge = Callable[[Any, Asked], str | None]
+
+
+def flyte_settings(cluster: Cluster, place: Place) -> dict[str, Any]:
+    """All settings in the ConfigMaps of Flyte's namespace, merged, with keys in small letters.
+
+    Raises NotReadable, also where there are none.
+    """
+    listed = cluster.get(f"/api/v1/namespaces/{place.flyte_namespace}/configmaps")
+    settings: dict[str, Any] = {}
+    for each in sorted((listed or {}).get("items", []), key=lambda found: str(found["metadata"]["name"])):
+        for _, text in sorted((each.get("data") or {}).items()):
+            try:
+                document = yaml.safe_load(text)
+            except yaml.YAMLError:
+                continue  # not a file of settings
+            if isinstance(document, dict):
+                _merge(settings, document)
+    if not any(section in settings for section in ("propeller", "plugins", "tasks", "storage", "task_resources")):
+        raise NotReadable(f"no configuration of Flyte among the ConfigMaps of namespace {place.flyte_namespace}")
+    return settings
+
+
+def setting(settings: Mapping[str, Any], path: str) -> Any:
+    """The value at a path in small letters; None if it is not set."""
+    value: Any = settings
+    for part in path.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def configured_limits(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """task_resources.limits, with Flyte's own where it sets none."""
+    return {"cpu": "2", "memory": "1Gi", "gpu": "1"} | (setting(settings, "task_resources.limits") or {})
+
+
+def setting_findings(settings: Mapping[str, Any], asked: Asked) -> Iterator[Finding]:
+    """One finding for each setting that the page names."""
+    for path, judge in JUDGES.items():
+        value = setting(settings, path)
+        shown = "Flyte's default" if value is None else " ".join(str(value).split())[:120]
+        yield Finding(path, shown, judge(value, asked))
+
+
+def _merge(settings: dict[str, Any], document: Mapping[Any, Any]) -> None:
+    """Put a document into the settings; its values go before, section by section."""
+    for key, value in document.items():
+        name = str(key).lower()
+        if isinstance(value, Mapping):
+            inner = settings[name] if isinstance(settings.get(name), dict) else {}
+            settings[name] = inner
+            _merge(inner, value)
+        else:
+            settings[name] = value
+
+
+def _seconds(text: str) -> float:
+    return sum(float(number) * _S_OF[unit] for number, unit in _SECONDS.findall(text))
+
+
+def _pending(value: Any, _asked: Asked) -> str | None:
+    if value is not None and _seconds(str(value)) > 0:
+        return None
+    return "off: pods that never get a machine keep an execution open for ever; set it to hours, such as 6h"
+
+
+def _spot(value: Any, asked: Asked) -> str | None:
+    if value or not any(pool.interruptible for pool in asked.named_pools().values()):
+        return None
+    return "not set: members run wherever Kubernetes puts them, not on spot machines; set the label of your spot nodes"
+
+
+def _reserved(value: Any, _asked: Asked) -> str | None:
+    return None if value else "not set: the trainer may get a spot machine; set that a node is not one"
+
+
+def _at_least(least: int, default: int, harm: str) -> Judge:
+    def judge(value: Any, _asked: Asked) -> str | None:
+        return None if int(default if value is None else value) >= least else f"{value}: {harm}; set {least} or more"
+
+    return judge
+
+
+def _threshold(value: Any, _asked: Asked) -> str | None:
+    if value is None or int(value) == -1:
+        return None
+    return f"{value}: the last attempt of a slot need not be on a reserved machine; leave it at -1"
+
+
+def _cache(value: Any, _asked: Asked) -> str | None:
+    if value is None or int(value) == 0 or int(value) >= 2048:
+        return None
+    return f"{value}: larger workflows than 1/1,024 of it are compiled again at every look; set 0, or 2048 and more"
+
+
+def _plugins(value: Any, asked: Asked) -> str | None:
+    if value is None:
+        return None
+    wanted = {"container"} | ({"pytorch"} if asked.trainer.nnodes > 1 else set())
+    missing = ", ".join(sorted(wanted - {str(each) for each in value}))
+    return f"without {missing}, whose tasks do not start; add it" if missing else None
+
+
+JUDGES: dict[str, Judge] = {
+    PENDING: _pending,
+    SPOT: _spot,
+    RESERVED: _reserved,
+    SYSTEM_RETRIES: _at_least(3, 3, "fewer lost machines end a slot for good"),
+    THRESHOLD: _threshold,
+    DOWNLOAD: _at_least(2, 2, "executions of many iterations fail"),
+    CACHE: _cache,
+    PLUGINS: _plugins,
+}
