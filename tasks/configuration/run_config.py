@@ -238,7 +238,10 @@ def _placements_that_clash(config: RunConfig) -> Iterator[str]:
     for field_name in ("nnodes", "nproc_per_node") if trainer.placement == "shared" else ():
         if getattr(trainer, field_name) > 1:
             value = getattr(trainer, field_name)
-            yield f"trainer.{field_name}: value {value}; allowed with {placement}: 1, because a host trains alone"
+            yield (
+                f"trainer.{field_name}: value {value}; allowed with {placement}: 1, because a host trains each run in "
+                "one process"
+            )
 
 
 def load(path: str | Path) -> RunConfig:
