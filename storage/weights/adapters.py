@@ -4,6 +4,7 @@ Owns their record, their names and their checks (docs/format.md section 7). It a
 weights: its callers do.
 """
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -91,10 +92,12 @@ def adapter_record(manifest: Manifest, version: int) -> AdapterRecord | None:
             key, f"adapter: format {found!r}; this version of Gleaner reads adapters of format {FORMAT}"
         )
     try:
-        # JSON has no tuples.
-        record = TypeAdapter(AdapterRecord).validate_python({**stated, "transposed": tuple(stated["transposed"])})
-    except (ValidationError, KeyError, TypeError) as error:
-        raise CorruptObject(key, f"adapter: {' '.join(str(error).split())}") from None
+        # Through JSON, so that lists become tuples.
+        record = TypeAdapter(AdapterRecord).validate_json(json.dumps(stated))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, (ADAPTER, *first["loc"])))
+        raise CorruptObject(key, f"{place}: {first['msg']}") from None
     if manifest.base != BASE_VERSION:
         raise CorruptObject(key, f"base: value {manifest.base}; allowed for an adapter: {BASE_VERSION}")
     return record

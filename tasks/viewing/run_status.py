@@ -23,6 +23,7 @@ COLUMNS = (
     ("losses", "preempt/count", "{:.0f}"),
     ("seconds", "timing_s/iteration", "{:.1f}"),
     ("dollars", "cost/usd_iter", "{:.5f}"),
+    ("weight bytes", "weights/bytes", "{:,.0f}"),
 )
 TURNS_COLUMNS = (
     ("turns", "turns/mean", "{:.1f}"),

@@ -3,6 +3,7 @@
 import pytest
 
 from storage import layout
+from storage.assembly import JournalReader
 from storage.clock import SystemClock
 from storage.retention import sweep
 from storage.retention_config import RetentionConfig
@@ -15,7 +16,6 @@ from storage.weights.versions import bases
 from tasks.reporting.export_model import export_model
 from tasks.sampling.session.pulled_model import pull_model
 from tests.dying_store import DiesAtWrite, Killed
-from tests.journals import all_responses
 from tests.small_run import (
     commit_iteration,
     config,
@@ -49,7 +49,7 @@ def played(model, publish, kills=0, sweeps=False):
     for iteration in range(ITERATIONS):
         plan_iteration(run(model, publish))
         roll_out(URL, iteration)
-        tokens.append(all_responses(store, read_plan(store, iteration)))
+        tokens.append(sampled(store, iteration))
         for writes in range(kills):
             store.left = writes
             with pytest.raises(Killed):
@@ -60,6 +60,15 @@ def played(model, publish, kills=0, sweeps=False):
         if sweeps:
             sweep(store, RetentionConfig(keep_weights=2, keep_checkpoints=1))
     return store, tokens
+
+
+def sampled(store, iteration):
+    """The tokens and log-probs of each response, bit for bit."""
+    plan = read_plan(store, iteration)
+    reader = JournalReader(store, plan)
+    reader.refresh()
+    found = [reader.assemble(response) for response in range(plan.num_responses)]
+    return [(each.token_ids.tobytes(), each.logprobs.tobytes()) for each in found]
 
 
 def contents(store, version):
