@@ -39,13 +39,13 @@ def arms(traces: Path | None) -> dict[str, Arm]:
     dispatched = with_policy(seeded, planning={"dispatch": "auto"}, predictor="recall", recall=RECALL)
     weighed = with_policy(fixed(dispatched, given.pools[0].count), planning={"width": "cost", "cost_weight": 0.3})
     cut = with_policy(weighed, planning={"objective": "gpu_seconds", "cut_share": 0.7})
-    late = with_policy(cut, one_step_off=True)
+    late = with_policy(cut, max_staleness=1)
     steps = zip(STEPS, (spot, seeded, dispatched, weighed, cut, late), strict=True)
     found = {f"together {name}": _arm(changed) for (name, _), changed in steps}
     quick = with_policy(fixed(seeded, given.pools[0].count), planning={"width": "cost", "cost_weight": 0.0})
-    found[f"together {WITHOUT}"] = _arm(with_policy(quick, one_step_off=True))
+    found[f"together {WITHOUT}"] = _arm(with_policy(quick, max_staleness=1))
     for instances in STATIC:
-        static = with_policy(fixed(spot, instances), one_step_off=True)
+        static = with_policy(fixed(spot, instances), max_staleness=1)
         found[f"one step off, static {instances}"] = _arm(static)
         found[f"one step off, static {instances}, seeding"] = _arm(with_policy(static, planning={"seeding": "auto"}))
     return found
