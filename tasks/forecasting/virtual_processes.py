@@ -68,7 +68,9 @@ class Processes:
         """Whether the member, which holds nothing, is to work on another iteration."""
         return False
 
-    def _enter(self, iteration: Iteration, stock: Stock, machine: Machine, slot: int, part: str | None = None) -> Member:
+    def _enter(
+        self, iteration: Iteration, stock: Stock, machine: Machine, slot: int, part: str | None = None
+    ) -> Member:
         """Let the machine's process claim in the iteration, whose account gets its time from now on."""
         account = iteration.accounts[stock.pool.name]
         machine.settle(self._events.now_s, part, account)
