@@ -85,7 +85,7 @@ class StandingProcesses(Processes):
                 if machine.account is iteration.accounts[name]:
                     machine.settle(self._events.now_s, account=account)
 
-    def ready(self, stock: Stock, machine: Machine, slot: int) -> None:
+    def ready(self, stock: Stock, machine: Machine, slot: int) -> None:  # noqa: ARG002
         machine.settle(self._events.now_s, "process")
         self._events.after(stock.pool.process_s, partial(self._started, stock, machine))
 
@@ -147,9 +147,9 @@ class StandingProcesses(Processes):
         self._stop_pull(stock, machine)
         if machine.weight_version != version:
             machine.settle(self._events.now_s, "transfer")
-            self._pull(stock, machine, version, partial(self._pulled, stock, machine, version))
+            self._pull(stock, machine, version, partial(self._pulled, machine, version))
 
-    def _pulled(self, stock: Stock, machine: Machine, version: int) -> None:
+    def _pulled(self, machine: Machine, version: int) -> None:
         machine.pull = machine.pulling = None
         machine.weight_version = version
         machine.settle(self._events.now_s, "idle")
