@@ -6,9 +6,9 @@ Every setting is a file in scenarios/, with the source of each parameter. The kn
 figure that they were fitted on. All other figures are predictions, and those outside the common bound
 (benchmarks/seeds/findings.py) are reported as missed; a figure that follows from others, and one that "no effect" would
 meet, is marked. For every arm there is the share that it reaches of the work-conserving bound (work_bound.py). Three
-settings of our own follow: all mechanisms together, a wide crew, and an outage of all spot machines. PlexRL is different: its
-settings are in plexrl.py, because they are about a trainer and not about members, and its knobs were chosen with all
-its figures in sight, so that none of them is a prediction.
+settings of our own follow: all mechanisms together, a wide crew, and an outage of all spot machines. PlexRL is
+different: its settings are in plexrl.py, because they are about a trainer and not about members, and its knobs were
+chosen with all its figures in sight, so that none of them is a prediction.
 """
 
 import argparse

@@ -36,13 +36,14 @@ def findings(got: Outcomes) -> list[Finding]:
         best = got.best(figure, "static")
         for ahead in AHEAD:
             arm = f"standing, {ahead} ahead"
+            took_s, best_s = (got.median(name, "duration_s") for name in (arm, best))
             found.append(
                 Finding(
                     paper=PAPER,
                     what=f"{arm}: {what} over the best static choice one step off",
                     ours=got.ratio(figure, arm, best),
                     least=FLOW_LEAST if ahead == 1 and figure == "tokens_per_s" else None,
-                    comment=f"{got.median(arm, 'duration_s'):.0f} s for {got.median(best, 'duration_s'):.0f} s ({best})",
+                    comment=f"{took_s:.0f} s for {best_s:.0f} s ({best})",
                 )
             )
     return found

@@ -1,7 +1,7 @@
-"""The setups to compare: the user's own, the trainer's machines alone, each pool alone, both, a standing crew, and a
-chosen width.
+"""The setups to compare: the user's own, the trainer's machines alone, each pool alone, both, and a chosen width.
 
-A setup is a set of the configuration's fields, and the scenario that follows from them.
+A pool alone is compared with either kind of crew. A setup is a set of the configuration's fields, and the scenario that
+follows from them.
 """
 
 from collections.abc import Iterator, Mapping

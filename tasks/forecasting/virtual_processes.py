@@ -135,7 +135,7 @@ class MappedProcesses(Processes):
                 if last or not stock.pool.kept:
                     stock.release(machine)
 
-    def before_conclusion(self, iteration: Iteration, following: Iteration | None) -> None:
+    def before_conclusion(self, iteration: Iteration, following: Iteration | None) -> None:  # noqa: ARG002
         if following is None:
             for stock in self.stocks.values():
                 stock.settle()
