@@ -101,7 +101,7 @@ def drawn(setting: int) -> Scenario:
     policy = Policy(
         planning=PlanningConfig(width="cost", seeding="auto", cost_weight=rng.choice((0.0, 0.3, 0.5, 0.7))),
         in_order=rng.random() < 0.3,
-        one_step_off=rng.random() < 0.2,
+        max_staleness=int(rng.random() < 0.2),
         predictor=rng.choice(("none", "none", "history")),
         weights_bytes=size.bytes,
         weights_delta_bytes=0.02 * size.bytes,

@@ -5,10 +5,10 @@
 Every setting is a file in scenarios/, with the source of each parameter. The knobs of each paper are named with the
 figure that they were fitted on. All other figures are predictions, and those outside the common bound
 (benchmarks/seeds/findings.py) are reported as missed; a figure that follows from others, and one that "no effect" would
-meet, is marked. For every arm there is the share that it reaches of the work-conserving bound (work_bound.py). Two
-settings of our own follow: all mechanisms together, and an outage of all spot machines. PlexRL is different: its
-settings are in plexrl.py, because they are about a trainer and not about members, and its knobs were chosen with all
-its figures in sight, so that none of them is a prediction.
+meet, is marked. For every arm there is the share that it reaches of the work-conserving bound (work_bound.py). Three
+settings of our own follow: all mechanisms together, a wide crew, and an outage of all spot machines. PlexRL is
+different: its settings are in plexrl.py, because they are about a trainer and not about members, and its knobs were
+chosen with all its figures in sight, so that none of them is a prediction.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.reporting import finish
-from benchmarks.seeds import outage, plexrl, rlboost, rlboost_sensitivity, rlhfless, streamrl, together
+from benchmarks.seeds import outage, plexrl, rlboost, rlboost_sensitivity, rlhfless, streamrl, together, wide
 from benchmarks.seeds.arms import Arm, Outcomes, run_all
 from benchmarks.seeds.findings import RATIO_OFF_MAX, SHARE_OFF_MAX, Finding, summary
 from resources.spot_trace import PROCESSES
@@ -55,6 +55,7 @@ PAPERS = {
         findings=lambda got, _: together.findings(got),
         knobs={},
     ),
+    wide.PAPER: Paper(arms=lambda _: wide.arms(), findings=lambda got, _: wide.findings(got), knobs={}),
     outage.PAPER: Paper(arms=lambda _: outage.arms(), findings=lambda got, _: outage.findings(got), knobs={}),
 }
 

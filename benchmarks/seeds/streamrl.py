@@ -44,7 +44,7 @@ def _ladder(given: Scenario) -> dict[str, Arm]:
             ("in turn", with_policy(apart, predictor="none", planning=IN_TURN)),
         ):
             found[f"sync, {ranks}, {engines}"] = Arm(scenario=changed)
-            late = with_policy(with_work(changed, iterations=4), one_step_off=True)
+            late = with_policy(with_work(changed, iterations=4), max_staleness=1)
             found[f"async, {ranks}, {engines}"] = Arm(scenario=late, settle=2)
         whole = with_policy(apart, predictor="none", planning=IN_TURN, streaming=False)
         found[f"apart, whole, {engines}"] = Arm(scenario=whole)

@@ -78,6 +78,7 @@ def forecast(
         tell(f"simulating {setup.name}")
         results.append(_simulated(setup, settings.iterations, settings.seeds))
     chosen, reason = recommend(results, config.planning.cost_weight, config.planning.usd_per_run_max)
+    reason += against_other_crew(chosen, results)
     setup = next(setup for setup in compared if setup.name == chosen.name)
     snippet = setup.settings | _flush_setting(setup.scenario, _iteration_s(chosen, settings.iterations))
     refused = refusal(config, snippet)
@@ -155,6 +156,19 @@ def recommend(
     if not others:
         return best.setup, f"{best.said}, is the fastest and the cheapest"
     return best.setup, f"{best.said}, weighs best at planning.cost_weight {cost_weight:g}: {', '.join(others)}"
+
+
+def against_other_crew(chosen: SetupForecast, results: Sequence[SetupForecast]) -> str:
+    """What the same machines would take with the other kind of crew, as an ending of the reason; "" if not compared."""
+    for other in results:
+        differ = {name for name in chosen.settings | other.settings
+                  if chosen.settings.get(name) != other.settings.get(name)}  # fmt: skip
+        if differ == {"rollout.crew"} and other.hours and other.usd and chosen.hours and chosen.usd:
+            said = _Weighed(other, other.hours.median, other.usd).against(
+                _Weighed(chosen, chosen.hours.median, chosen.usd)
+            )
+            return f"; the same with rollout.crew {other.settings['rollout.crew']!r} {said}"
+    return ""
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ class Knowledge:
             train_s=statistics.median(each.waits.train_s for each in self._recent) if last else None,
             past=self._past(),
             control_s=last.iteration.control_s if last else 0.0,
-            overlaps=policy.one_step_off,
+            overlaps=policy.max_staleness > 0,
             spent_usd=self._usd,
             usd_no_machine=last.iteration.usd_no_machine if last else 0.0,
             length_max=float(scenario.work.lengths.cap),

@@ -14,11 +14,17 @@ from tasks.forecasting.virtual_member import Member
 
 
 class Machine:
-    """A machine that is paid for. part: what its time is spent on while no member works on it (ledger.PARTS)."""
+    """A machine that is paid for.
 
-    def __init__(self, place: int, now_s: float) -> None:
+    account: where its time is booked. part: what its time is spent on while no member works on it (ledger.PARTS).
+    entered: the last iteration that its process has entered. pulling: the weight version of `pull`.
+    """
+
+    def __init__(self, place: int, now_s: float, account: Account) -> None:
         self.place = place
+        self.account = account
         self.part = "starting"
+        self.began_s = now_s
         self.since_s = now_s
         self.ready = False
         self.there = True
@@ -26,15 +32,21 @@ class Machine:
         self.member: Member | None = None
         self.weight_version: int | None = None
         self.pull: int | None = None
+        self.pulling: int | None = None
+        self.entered = -1
 
-    def settle(self, account: Account, now_s: float, part: str | None = None) -> None:
-        """Book the time until now; later time is spent on `part`. A member that works books its own time."""
+    def settle(self, now_s: float, part: str | None = None, account: Account | None = None) -> None:
+        """Book the time until now; later time is spent on `part`, and goes to `account`, if these are given.
+
+        A member that works books its own time.
+        """
         if self.member is None or self.member.state != "working":
-            account.add(self.part, now_s - self.since_s)
+            self.account.add(self.part, now_s - self.since_s)
         else:
             self.member.advance(now_s)
         self.since_s = now_s
         self.part = part or self.part
+        self.account = account or self.account
 
 
 class Stock:
@@ -58,6 +70,7 @@ class Stock:
         self._there: dict[int, None] = {}
         self._pending: deque[int] = deque()
         self._available: int | None = None
+        self._released_s = 0.0
         self._next_change()
 
     @property
@@ -70,11 +83,17 @@ class Stock:
         """How many machines are paid for and have started."""
         return sum(machine.ready for machine in self.machines.values())
 
+    @property
+    def paid_s(self) -> float:
+        """Machine seconds that were paid for so far, from when a machine was taken until it went."""
+        now_s = self._events.now_s
+        return self._released_s + sum(now_s - machine.began_s for machine in self.machines.values())
+
     def settle(self, account: Account | None = None) -> None:
         """Book all time until now; later time goes to `account`, if one is given."""
-        for machine in self.machines.values():
-            machine.settle(self.account, self._events.now_s)
         self.account = account or self.account
+        for machine in self.machines.values():
+            machine.settle(self._events.now_s, account=account)
 
     def assign(self, slots: Sequence[int]) -> None:
         """Give every slot a machine: first those that are paid for, then new ones, then any that comes later.
@@ -103,7 +122,8 @@ class Stock:
 
     def release(self, machine: Machine) -> None:
         """Stop paying for the machine."""
-        machine.settle(self.account, self._events.now_s)
+        machine.settle(self._events.now_s)
+        self._released_s += self._events.now_s - machine.began_s
         machine.there = False
         del self.machines[machine.place]
 
@@ -115,7 +135,7 @@ class Stock:
                 self._on_ready(self, machine, machine.slot)
         free = [place for place in self._there if place not in self.machines] if self._pending else []
         for place in free[: len(self._pending)]:
-            machine = Machine(place, self._events.now_s)
+            machine = Machine(place, self._events.now_s, self.account)
             machine.slot = self._pending.popleft()
             self.machines[place] = machine
             self._events.after(self.pool.start_s, lambda machine=machine: self._started(machine))  # type: ignore[misc]
@@ -123,7 +143,7 @@ class Stock:
     def _started(self, machine: Machine) -> None:
         if machine.there:
             machine.ready = True
-            machine.settle(self.account, self._events.now_s, "standing")
+            machine.settle(self._events.now_s, "standing")
             if machine.slot is not None:
                 self._on_ready(self, machine, machine.slot)
 
@@ -141,7 +161,7 @@ class Stock:
             del self._there[place]
             machine = self.machines.get(place)
             if machine is not None:
-                self.account.losses += 1
+                machine.account.losses += 1
                 self.release(machine)
                 self._on_lost(self, machine)
         self._next_change()

@@ -1,6 +1,6 @@
 """The results of a simulated run: every iteration with its seconds, tokens and dollars, and the run's totals."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from storage.planning_records import DecisionRecord
 from storage.records import TRAIN_POOL
@@ -76,10 +76,12 @@ class SimulatedRun:
     """A run; iterations that had not ended when its time was over are left out.
 
     stopped: the planner's reason for ending it before its iterations and its time were over; None: it was not stopped.
+    paid_s: by pool, machine seconds from when machines were taken until they went, whatever was booked.
     """
 
     iterations: tuple[SimulatedIteration, ...]
     stopped: str | None = None
+    paid_s: dict[str, float] = field(default_factory=dict)
 
     @property
     def duration_s(self) -> float:

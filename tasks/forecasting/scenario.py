@@ -226,7 +226,9 @@ class Policy:
     streaming: the trainer begins with the first complete groups; without it, when all responses have ended. in_order:
         it takes groups in the order of their numbers. keep_order: members begin them in that order, as with dynamic
         sampling.
-    one_step_off: the next iteration is generated while this one is trained, with weights one version behind.
+    crew: as in tasks.configuration.rollout.RolloutConfig. A crew that is started for each iteration works on one
+        iteration at a time; a member of a standing one goes on with the next as soon as that is planned.
+    max_staleness: iterations that are generated while one is trained, with weights so many versions behind.
     seeding_memory: the controller remembers seeding times by number of members.
     predictor: what the planner is told of lengths: nothing; the truth; the prompt's lengths in the last epoch; or the
         truth in a wrong order, in which the share `recall` of the longest fifth of the groups is still in it.
@@ -243,7 +245,8 @@ class Policy:
     streaming: bool = True
     in_order: bool = False
     keep_order: bool = False
-    one_step_off: bool = False
+    crew: Literal["iteration", "standing"] = "iteration"
+    max_staleness: Annotated[int, Field(ge=0)] = 0
     seeding_memory: bool = True
     predictor: Literal["none", "oracle", "history", "recall"] = "none"
     recall: _Share = 0.87

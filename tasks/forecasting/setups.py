@@ -1,6 +1,7 @@
 """The setups to compare: the user's own, the trainer's machines alone, each pool alone, both, and a chosen width.
 
-A setup is a set of the configuration's fields, and the scenario that follows from them.
+A pool alone is compared with either kind of crew. A setup is a set of the configuration's fields, and the scenario that
+follows from them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -46,6 +47,7 @@ def _configured(config: RunConfig, inputs: ForecastInputs) -> Setup:
     for pool in inputs.pools:
         settings |= {f"{pool.path}.count": pool.configured.count, f"{pool.path}.count_min": pool.configured.count_min}
     settings |= {"planning.width": config.planning.width, "planning.seeding": config.planning.seeding}
+    settings["rollout.crew"] = config.rollout.crew
     return _setup(CONFIGURED, settings, inputs, [pool.configured for pool in inputs.pools])
 
 
@@ -58,10 +60,19 @@ def _alternatives(config: RunConfig, inputs: ForecastInputs) -> Iterator[Setup]:
         for pool in inputs.pools:
             for width in widths[pool.path]:
                 yield _of_counts(form.format(_kind(pool, inputs), width), {pool.path: width}, seeding, inputs)
+    for pool in inputs.pools if _may_stand(config.planning) else ():
+        for width in widths[pool.path]:
+            name = f"{_kind(pool, inputs)} standing, {width}"
+            yield _of_counts(name, {pool.path: width}, "off", inputs, crew="standing")
     for factor, name in ((0.5, "half of every pool"), (2.0, "twice every pool"))[: 2 * (len(inputs.pools) > 1)]:
         counts = {pool.path: max(1, round(pool.configured.count * factor)) for pool in inputs.pools}
         yield _of_counts(name, counts, config.planning.seeding, inputs)
     yield _chosen({path: max(of_pool) for path, of_pool in widths.items()}, inputs, can_seed=can_seed)
+
+
+def _may_stand(planning: PlanningConfig) -> bool:
+    """Whether a standing crew is allowed; what saves by letting machines go is not."""
+    return planning.objective == "makespan" and planning.usd_per_iteration_max is None
 
 
 def _widths(config: RunConfig, pool: PoolScenario) -> tuple[int, ...]:
@@ -76,7 +87,9 @@ def _kind(pool: CrewPool, inputs: ForecastInputs) -> str:
     return "spot" if pool.configured.interruptible else "crew"
 
 
-def _of_counts(name: str, counts: Mapping[str, int], seeding: str, inputs: ForecastInputs) -> Setup:
+def _of_counts(
+    name: str, counts: Mapping[str, int], seeding: str, inputs: ForecastInputs, crew: str = "iteration"
+) -> Setup:
     """A fixed number of members of some pools, by path, and none of the others."""
     settings: dict[str, Setting] = {}
     pools = []
@@ -87,7 +100,8 @@ def _of_counts(name: str, counts: Mapping[str, int], seeding: str, inputs: Forec
         if count:
             settings |= pool.trim
             pools.append(replace(pool.trimmed, count=count, count_min=least))
-    return _setup(name, settings | {"planning.width": "fixed", "planning.seeding": seeding}, inputs, pools)
+    settings |= {"planning.width": "fixed", "planning.seeding": seeding, "rollout.crew": crew}
+    return _setup(name, settings, inputs, pools)
 
 
 def _chosen(most: Mapping[str, int], inputs: ForecastInputs, *, can_seed: bool) -> Setup:
@@ -98,7 +112,8 @@ def _chosen(most: Mapping[str, int], inputs: ForecastInputs, *, can_seed: bool) 
         settings |= {f"{pool.path}.count": most[pool.path], f"{pool.path}.count_min": least} | pool.trim
         pools.append(replace(pool.trimmed, count=most[pool.path], count_min=least))
     seeding = "auto" if can_seed else "off"
-    return _setup(CHOSEN, settings | {"planning.width": "cost", "planning.seeding": seeding}, inputs, pools)
+    settings |= {"planning.width": "cost", "planning.seeding": seeding, "rollout.crew": "iteration"}
+    return _setup(CHOSEN, settings, inputs, pools)
 
 
 def _setup(name: str, settings: dict[str, Setting], inputs: ForecastInputs, pools: list[PoolScenario]) -> Setup:
@@ -107,11 +122,12 @@ def _setup(name: str, settings: dict[str, Setting], inputs: ForecastInputs, pool
         width=settings["planning.width"],  # type: ignore[arg-type]
         seeding=settings["planning.seeding"],  # type: ignore[arg-type]
     )
+    policy = replace(inputs.policy, planning=planning, crew=settings["rollout.crew"])  # type: ignore[arg-type]
     scenario = Scenario(
         name=name,
         pools=tuple(pools),
         trainer=inputs.trainer,
         work=inputs.work,
-        policy=replace(inputs.policy, planning=planning),
+        policy=policy,
     )
     return Setup(name=name, settings=settings, scenario=scenario)

@@ -23,7 +23,8 @@ class Crew:
 
     on_group: called with the number of every complete group. on_end: called when all responses have ended. on_leave:
     called when a member leaves before the iteration ends. on_members: called when a crew member outside the trainer's
-    machines has claimed, or has ended.
+    machines has claimed, or has ended. on_held: called when a member without weights holds something after a look.
+    enough: whether a member that has nothing left is to work elsewhere.
     """
 
     def __init__(
@@ -39,6 +40,8 @@ class Crew:
         on_end: Callable[[], None],
         on_leave: Callable[[Member], None],
         on_members: Callable[[], None],
+        on_held: Callable[[Member], None] = lambda member: None,  # noqa: ARG005
+        enough: Callable[[Member], bool] = lambda member: False,  # noqa: ARG005
     ) -> None:
         self._events = events
         self._responses = responses
@@ -48,6 +51,7 @@ class Crew:
         self._rng = rng
         self._on_group, self._on_end, self._on_leave = on_group, on_end, on_leave
         self._on_members = on_members
+        self._on_held, self._enough = on_held, enough
         self._holdings = Holdings(responses, slots, policy)
         self._leaves_early = policy.planning.objective == "gpu_seconds"
         self._incarnations = 0
@@ -182,7 +186,10 @@ class Crew:
             if giver.state == "working":
                 self._fill(giver)
                 self._note_next_end(giver)
-        if self._leaves_early and self._may_leave(member):
+        if member.state == "loading" and member.waiting:
+            self._on_held(member)
+        goes_on = member.alive and not member.unfinished and member.account.pool != TRAIN_POOL
+        if (self._leaves_early and self._may_leave(member)) or (goes_on and self._enough(member)):
             self._on_leave(member)
 
     def _may_leave(self, member: Member) -> bool:

@@ -43,6 +43,7 @@ class Training:
         streaming: bool,
         in_order: bool,
         on_end: Callable[[], None],
+        on_published: Callable[[], None] = lambda: None,
         replay_tokens: int = 0,
     ) -> None:
         self._events = events
@@ -51,7 +52,7 @@ class Training:
         self._account = account
         self._responses = responses
         self._streaming, self._in_order = streaming, in_order
-        self._on_end = on_end
+        self._on_end, self._on_published = on_end, on_published
         self._replay_s = replay_tokens * scenario.train_s_per_token
         self._complete: set[int] = set()
         self._trained = self._trained_tokens = 0
@@ -235,6 +236,7 @@ class Training:
             self._phase = "ended"
             self.ended_s = self._events.now_s
             self._account.add("standing", self._scenario.control_s)
+            self._on_published()
             self._events.after(self._scenario.control_s, self._on_end)
         else:
             self._go_on()

@@ -11,7 +11,7 @@ from resources.spot_trace import TraceError
 from storage import records
 from storage.forecast_records import ForecastRecord, SetupForecast
 from tasks.configuration.run_config import load, parse
-from tasks.forecasting.comparison import PARTS, forecast, recommend
+from tasks.forecasting.comparison import PARTS, forecast, recommend, refusal
 from tasks.forecasting.probe import NoProbe
 from tasks.forecasting.table import forecast_text, snippet_yaml
 from tests.forecast_documents import a_setup, document
@@ -34,7 +34,8 @@ def test_setups_are_compared_with_figures_that_add_up(record: ForecastRecord):
     names = [one.name for one in record.setups]
     # Two members beside the trainer's engines are what is configured.
     assert names == ["as configured", "reserved only", "spot only, 1", "spot only, 2", "spot only, 4",
-                     "reserved + spot, 1", "reserved + spot, 4", "width by cost"]  # fmt: skip
+                     "reserved + spot, 1", "reserved + spot, 4", "spot standing, 1",
+                     "spot standing, 2", "spot standing, 4", "width by cost"]  # fmt: skip
     for one in record.setups:
         assert one.hours is not None
         assert one.usd is not None
@@ -67,6 +68,17 @@ def test_a_setup_larger_than_the_trace_is_left_out_and_no_other(tmp_path: Path):
     trace.write_text("0,add\n")
     with pytest.raises(TraceError, match="line 1: value '0,add'"):
         made(forecast={**document()["forecast"], "trace_path": str(trace)})
+
+
+def test_a_standing_crew_is_recommended_where_engines_start_slowly_and_says_why():
+    slow = {**document()["forecast"], "process_s": 600.0}
+    found = made(forecast=slow)
+    assert found.snippet["rollout.crew"] == "standing"
+    assert "; the same with rollout.crew 'iteration' takes " in found.reason
+    assert refusal(parse(document(forecast=slow)), found.snippet) is None
+    # What saves by letting machines go is not combined with machines that stay.
+    saving = made(forecast=slow, planning={"usd_per_iteration_max": 1000.0})
+    assert not any("standing" in one.name for one in saving.setups)
 
 
 def test_reserved_machines_alone_cost_at_least_what_they_cost(record: ForecastRecord):

@@ -28,6 +28,7 @@ def test_every_setup_is_a_configuration_that_is_accepted_and_gives_its_scenario(
     for sections in (
         {},
         {"pools": {"more_rollout": FAR}},
+        {"lora": {}, "rollout": {"crew": "standing"}},
         {"pools": {"rollout": {**eight, "count_min": 0}, "train": {**eight, "count": 1}}, "rollout": parallel},
         {
             "pools": {"rollout": {**eight, "count_min": 0}, "train": {**eight, "count": 1}},

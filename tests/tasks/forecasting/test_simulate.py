@@ -43,9 +43,13 @@ def check(scenario: Scenario, run: SimulatedRun) -> None:
             gpu_s += sum(parts.values()) * pool.gpus
             assert each.members[pool.name] <= pool.count + 1e-9
         assert each.gpu_s == pytest.approx(gpu_s)
+    if len(run.iterations) == work.iterations:
+        for pool in scenario.pools:
+            booked_s = sum(sum(each.seconds[pool.name].values()) for each in run.iterations)
+            assert booked_s == pytest.approx(run.paid_s[pool.name])
     if scenario.pools and all(pool.availability is None and pool.kept for pool in scenario.pools) and run.iterations:
         first, later = run.iterations[0], run.iterations[1:-1]
-        for pool in scenario.pools if not scenario.policy.one_step_off else ():
+        for pool in scenario.pools if not scenario.policy.max_staleness else ():
             for each in (first, *later):
                 machines = each.planned.get(pool.name, 0)
                 assert sum(each.seconds[pool.name].values()) == pytest.approx(machines * each.duration_s)
@@ -98,7 +102,7 @@ pools = st.builds(
             "resume": st.sampled_from(["token", "response"]),
             "balance": st.booleans(),
             "streaming": st.booleans(),
-            "one_step_off": st.booleans(),
+            "max_staleness": st.integers(0, 2),
             "seeding_memory": st.booleans(),
             "transfer": st.sampled_from(["pull", "barrier"]),
             "predictor": st.sampled_from(["none", "oracle", "history", "recall"]),
@@ -114,6 +118,31 @@ def test_tokens_and_seconds_are_conserved_whatever_happens(pools, planning, trai
     run = simulate(scenario, seed=seed)
     assert run.stopped is None
     assert len(run.iterations) == scenario.work.iterations
+    check(scenario, run)
+
+
+@pytest.mark.slow
+@given(
+    st.lists(pools, min_size=1, max_size=2),
+    st.builds(a_trainer, engines=st.integers(0, 2), process_s=st.sampled_from([0.0, 2.0]), upload_gbps=st.just(20.0)),
+    st.fixed_dictionaries(
+        {
+            "balance": st.booleans(),
+            "streaming": st.booleans(),
+            "max_staleness": st.integers(0, 3),
+            "predictor": st.sampled_from(["none", "recall"]),
+            "claim_ttl_s": st.sampled_from([1.0, 10.0]),
+            "weights_delta_bytes": st.sampled_from([None, 1e7]),
+        }
+    ),
+    st.integers(0, 1000),
+)
+def test_a_standing_crew_conserves_tokens_and_seconds_whatever_happens(pools, trainer, policy, seed):
+    named = [replace(pool, name=f"pool-{k}") for k, pool in enumerate(pools)]
+    planning = SEEDING if trainer.engines else PlanningConfig()
+    scenario = a_scenario(*named, trainer=trainer, planning=planning, iterations=5, crew="standing", **policy)
+    run = simulate(scenario, seed=seed)
+    assert len(run.iterations) == 5
     check(scenario, run)
 
 
@@ -193,14 +222,14 @@ def test_streaming_and_a_step_off_each_save_time():
     policies = [
         base.policy,
         replace(base.policy, streaming=True),
-        replace(base.policy, streaming=True, one_step_off=True),
+        replace(base.policy, streaming=True, max_staleness=1),
     ]
     durations = [simulate(replace(base, policy=policy), seed=0).duration_s for policy in policies]
     assert durations[0] > durations[1] > durations[2]
 
 
 def test_a_step_off_takes_the_longer_of_generating_and_training():
-    scenario = a_scenario(a_pool(2), lengths=all_alike(300), iterations=8, one_step_off=True)
+    scenario = a_scenario(a_pool(2), lengths=all_alike(300), iterations=8, max_staleness=1)
     steady = simulate(scenario, seed=0).iterations[3:-1]
     for each in steady:
         assert each.duration_s == pytest.approx(max(each.rollout_s, each.train_s), rel=0.01)
@@ -308,7 +337,7 @@ def test_whoever_may_leave_early_stays_until_the_trainer_has_handed_on(seed):
     """Else nobody would go on with what it had begun when it began to train."""
     planning = PlanningConfig(objective="gpu_seconds", cut_share=0.5, seeding="auto", seeding_s_initial=3.0)
     scenario = a_scenario(
-        a_pool(3), trainer=a_trainer(engines=2), groups=12, planning=planning, one_step_off=True, predictor="recall"
+        a_pool(3), trainer=a_trainer(engines=2), groups=12, planning=planning, max_staleness=1, predictor="recall"
     )
     assert len(simulate(scenario, seed=seed).iterations) == 3
 

@@ -162,15 +162,15 @@ def test_the_planner_learns_how_much_they_generated():
     assert decision.inputs["members_needed"] == pytest.approx(work_s / first.train_s, rel=0.05)
 
 
-@pytest.mark.parametrize("one_step_off", [False, True])
+@pytest.mark.parametrize("max_staleness", [0, 1])
 @pytest.mark.parametrize("engines", [1, 2])
-def test_an_outage_costs_an_order_more_without(engines, one_step_off):
+def test_an_outage_costs_an_order_more_without(engines, max_staleness):
     """All members gone for three hours: with the rule little more than the trainer's machines take alone."""
     times = AvailabilityScenario(counts=((0.0, 3), (30.0, 0), (10_800.0, 3)))
     planning = PlanningConfig(seeding="auto", seeding_s_initial=2.0, seeding_s_min=0.5, seeding_after_s=AFTER_S)
     trainer = a_trainer(engines=engines, process_s=START_S)
     scenario = a_scenario(
-        a_pool(3, availability=times), trainer=trainer, groups=64, planning=planning, one_step_off=one_step_off
+        a_pool(3, availability=times), trainer=trainer, groups=64, planning=planning, max_staleness=max_staleness
     )
     alone = simulate(replace(scenario, pools=()), seed=4)
     seeded = simulate(scenario, seed=4)

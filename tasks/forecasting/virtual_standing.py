@@ -1,0 +1,158 @@
+"""The processes of a standing crew in virtual time; each fills the slot of its number in every plan.
+
+Where a process goes is decided as in tasks.sampling.session.route, and when it leaves an iteration as in
+tasks.sampling.session.state. Two things are simpler: a process that stands by sees a plan at once, and an iteration is
+closed for it when its last response has ended. Time of standing by is booked to the oldest iteration that is not
+concluded, where a report counts it for the one that follows.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from tasks.forecasting.events import Events
+from tasks.forecasting.links import Links
+from tasks.forecasting.machines import Machine, Stock
+from tasks.forecasting.scenario import Policy
+from tasks.forecasting.virtual_iteration import Iteration
+from tasks.forecasting.virtual_member import EngineModel, Member
+from tasks.forecasting.virtual_processes import Processes
+
+
+class StandingProcesses(Processes):
+    """Processes that stay until the last iteration has been generated, with engine and weights."""
+
+    def __init__(
+        self,
+        events: Events,
+        policy: Policy,
+        links: Links,
+        engines: Mapping[str, EngineModel],
+        may_begin: Callable[[int], bool],
+    ) -> None:
+        super().__init__(events, policy, links, engines, may_begin)
+        # Planned and not concluded, in order.
+        self._open: dict[int, Iteration] = {}
+        self._place: dict[Machine, Iteration] = {}
+        self._published = 0
+        self._over = False
+
+    def begin(self, iteration: Iteration) -> None:
+        is_first = not iteration.number
+        if not self._open:
+            for name, stock in self.stocks.items():
+                stock.settle(iteration.accounts[name])
+        self._open[iteration.number] = iteration
+        for name, stock in self.stocks.items():
+            if is_first:
+                stock.assign([slot.slot for slot in iteration.plan.slots if slot.pool == name])
+            for machine in list(stock.machines.values()):
+                if machine.entered >= 0 and (machine.member is None or not machine.member.alive):
+                    self._go_on(stock, machine)
+
+    def rollout_ended(self, iteration: Iteration) -> None:
+        there = [
+            (stock, machine)
+            for stock in self.stocks.values()
+            for machine in stock.machines.values()
+            if machine.member is not None and machine.member.alive and self._place[machine] is iteration
+        ]
+        for _, machine in there:
+            self._leave(iteration, machine, "idle")
+        if all(one.is_generated for one in self._open.values()) and not self._may_begin(max(self._open) + 1):
+            self._over = True
+            for stock in self.stocks.values():
+                stock.withdraw()
+                for machine in list(stock.machines.values()):
+                    self._stop_pull(stock, machine)
+                    stock.release(machine)
+        for stock, machine in there:
+            if machine.there:
+                self._go_on(stock, machine)
+
+    def published(self, version: int) -> None:
+        self._published = version
+        for stock in self.stocks.values():
+            for machine in stock.machines.values():
+                if machine.entered >= 0 and (machine.member is None or not machine.member.alive):
+                    self._equip(stock, machine, version)
+
+    def before_conclusion(self, iteration: Iteration, following: Iteration | None) -> None:
+        del self._open[iteration.number]
+        for name, stock in self.stocks.items():
+            account = None if following is None else following.accounts[name]
+            stock.account = account or stock.account
+            for machine in stock.machines.values():
+                if machine.account is iteration.accounts[name]:
+                    machine.settle(self._events.now_s, account=account)
+
+    def ready(self, stock: Stock, machine: Machine, slot: int) -> None:  # noqa: ARG002
+        machine.settle(self._events.now_s, "process")
+        self._events.after(stock.pool.process_s, partial(self._started, stock, machine))
+
+    def lost(self, stock: Stock, machine: Machine) -> None:
+        self._stop_pull(stock, machine)
+        if machine.member is not None and machine.member.alive:
+            self._place[machine].crew.stop(machine.member, notice=False)
+        if machine.slot is not None and not self._over:
+            stock.want(machine.slot)
+
+    def left(self, iteration: Iteration, member: Member) -> None:
+        stock, machine = self._of_member[iteration.number, member.name]
+        self._leave(iteration, machine, "idle")
+        self._go_on(stock, machine)
+
+    def held(self, iteration: Iteration, member: Member) -> None:
+        stock, machine = self._of_member[iteration.number, member.name]
+        self._equip(stock, machine, iteration.version)
+
+    def enough(self, iteration: Iteration, member: Member) -> bool:
+        """Whether the member, which holds nothing, is to work on another iteration."""
+        _, machine = self._of_member[iteration.number, member.name]
+        following = self._next(machine)
+        return following is not None and following is not iteration
+
+    def _started(self, stock: Stock, machine: Machine) -> None:
+        if machine.there:
+            machine.entered = min(self._open, default=machine.entered + 1) - 1
+            machine.settle(self._events.now_s, "idle")
+            self._go_on(stock, machine)
+
+    def _next(self, machine: Machine) -> Iteration | None:
+        """As Route.next: the next one that is planned, else the oldest one that is open; None if there is none."""
+        unended = [number for number, one in self._open.items() if not one.is_generated]
+        ahead = [number for number in unended if number > machine.entered]
+        number = min(ahead or unended, default=None)
+        return None if number is None else self._open[number]
+
+    def _go_on(self, stock: Stock, machine: Machine) -> None:
+        """Enter the next iteration, or stand by with the newest weights."""
+        iteration = self._next(machine)
+        if iteration is None or machine.slot is None:
+            machine.entered = max(machine.entered, 0)
+            machine.settle(self._events.now_s, "idle", stock.account)
+            self._equip(stock, machine, self._published)
+            return
+        machine.entered = max(machine.entered, iteration.number)
+        self._place[machine] = iteration
+        member = self._enter(iteration, stock, machine, machine.slot)
+        if machine.weight_version == iteration.version:
+            iteration.crew.work(member)
+        elif member.waiting:
+            self._equip(stock, machine, iteration.version)
+
+    def _equip(self, stock: Stock, machine: Machine, version: int) -> None:
+        """Have the machine pull a version, unless it does so or has it."""
+        if machine.pulling == version:
+            return
+        self._stop_pull(stock, machine)
+        if machine.weight_version != version:
+            machine.settle(self._events.now_s, "transfer")
+            self._pull(stock, machine, version, partial(self._pulled, machine, version))
+
+    def _pulled(self, machine: Machine, version: int) -> None:
+        machine.pull = machine.pulling = None
+        machine.weight_version = version
+        machine.settle(self._events.now_s, "idle")
+        member = machine.member
+        if member is not None and member.state == "loading" and self._place[machine].version == version:
+            self._place[machine].crew.work(member)

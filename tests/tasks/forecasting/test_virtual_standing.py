@@ -1,0 +1,80 @@
+"""A standing crew in the simulator, in scenarios whose figures can be worked out by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from tasks.forecasting.results import SimulatedRun
+from tasks.forecasting.scenario import AvailabilityScenario, Scenario
+from tasks.forecasting.simulate import simulate
+from tests.simulated_scenarios import a_pool, a_scenario, a_trainer, all_alike, some_lengths
+
+
+def spent_s(run: SimulatedRun, part: str) -> float:
+    return sum(each.seconds["rollout"][part] for each in run.iterations)
+
+
+def both(scenario: Scenario) -> tuple[SimulatedRun, SimulatedRun]:
+    """The scenario with a crew for each iteration, and with a standing one."""
+    policies = [replace(scenario.policy, crew=crew) for crew in ("iteration", "standing")]
+    of_each, standing = (simulate(replace(scenario, policy=policy), seed=3) for policy in policies)
+    return of_each, standing
+
+
+def test_a_standing_member_starts_once_and_pulls_differences():
+    pool = a_pool(2, start_s=3.0, process_s=5.0)
+    of_each, standing = both(a_scenario(pool, iterations=4, weights_delta_bytes=1e8))
+    assert (spent_s(of_each, "process"), spent_s(standing, "process")) == pytest.approx((2 * 4 * 5.0, 2 * 5.0))
+    assert spent_s(standing, "starting") == pytest.approx(2 * 3.0)
+    # A whole version takes 1 s; differences of a tenth follow each of the three trainings that another plan follows.
+    assert spent_s(standing, "transfer") == pytest.approx(2 * (1.0 + 3 * 0.1))
+    assert standing.duration_s == pytest.approx(of_each.duration_s - 3 * 5.0)
+
+
+def test_a_new_machine_starts_a_process_and_pulls_everything():
+    losing = AvailabilityScenario(counts=((0.0, 2), (20.0, 1), (21.0, 2)))
+    scenario = a_scenario(a_pool(2, start_s=3.0, process_s=5.0, availability=losing), iterations=6, crew="standing")
+    run = simulate(scenario, seed=3)
+    assert sum(each.losses["rollout"] for each in run.iterations) == 1
+    assert spent_s(run, "starting") == pytest.approx(3 * 3.0)
+    assert spent_s(run, "process") == pytest.approx(3 * 5.0)
+
+
+def test_standing_by_is_paid_for_as_idle_time():
+    scenario = a_scenario(a_pool(2), trainer=a_trainer(control_s=50.0), iterations=3, crew="standing")
+    run = simulate(scenario, seed=0)
+    for each in run.iterations[:-1]:
+        # While it is trained and concluded, both members wait.
+        waited_s = 2 * (each.duration_s - each.rollout_s)
+        assert each.seconds["rollout"]["idle"] + each.seconds["rollout"]["transfer"] >= waited_s > 100.0
+        assert each.seconds["rollout"]["standing"] == 0.0
+    # The machines go when the last response has ended.
+    last = run.iterations[-1]
+    assert run.paid_s["rollout"] == pytest.approx(2 * (run.duration_s - last.duration_s + last.rollout_s))
+
+
+def test_a_member_without_work_goes_on_with_the_next_iteration():
+    trainer = a_trainer(train_s_per_token=1e-5, train_fixed_s=0.1)
+    scenario = a_scenario(
+        a_pool(8, responses_max=4), trainer=trainer, lengths=some_lengths(sigma=1.0), iterations=20, max_staleness=1
+    )
+    of_each, standing = both(scenario)
+    assert standing.tokens == of_each.tokens
+    assert standing.duration_s < 0.9 * of_each.duration_s
+    assert spent_s(standing, "idle") < spent_s(of_each, "idle") + spent_s(of_each, "standing")
+
+
+def test_no_more_iterations_are_in_flight_than_are_allowed():
+    trainer = a_trainer(train_s_per_token=0.01, train_fixed_s=5.0)
+    durations = [
+        simulate(
+            a_scenario(
+                a_pool(2), trainer=trainer, lengths=all_alike(300), iterations=6, crew="standing", max_staleness=ahead
+            ),
+            seed=0,
+        ).duration_s
+        for ahead in (0, 1, 2)
+    ]
+    # Training binds, so that one iteration ahead hides all of the generating and a second one nothing more.
+    assert durations[0] > durations[1] + 5.0
+    assert durations[1] == pytest.approx(durations[2], rel=0.01)
