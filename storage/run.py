@@ -42,9 +42,9 @@ def open_run(
     digest: str,
     vocab_size: int,
     model_files: Mapping[str, str],
-    sources: Mapping[str, HubSource] | None,
     clock: Clock,
     explain: Callable[[Mapping[str, Any]], list[str]],
+    sources: Mapping[str, HubSource] | None = None,
 ) -> RunRecord:
     """Create run.json, or accept the one that is there if it is the same run.
 

@@ -22,7 +22,15 @@ SETTINGS: dict[str, tuple[str, ...]] = {
 }
 REQUIRED = {"format": ("pattern",), "length": ("free_tokens", "scale_tokens"), "reward_model": ("model",)}
 # Settings for where a function runs, how long it may take and how often it may fail; rewards do not depend on them.
-OPERATIONAL = ("model", "revision", "device", "batch_tokens_max", "time_limit_s", "load_time_limit_s", "failed_share_max")
+OPERATIONAL = (
+    "model",
+    "revision",
+    "device",
+    "batch_tokens_max",
+    "time_limit_s",
+    "load_time_limit_s",
+    "failed_share_max",
+)
 # The name becomes part of metric names and of storage keys.
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 

@@ -100,7 +100,7 @@ def explained(kind: Kind, repo: str, revision: str | None, field: str) -> Iterat
 
 
 def _check_has_safetensors(repo: str, commit: str, field: str) -> None:
-    """Raise HubError before anything is downloaded if there are no weights that may be read; offline it is not known."""
+    """Raise HubError before anything is downloaded if no weights may be read; offline it is not known."""
     import httpx2  # noqa: PLC0415
     import huggingface_hub  # noqa: PLC0415
     from huggingface_hub import errors  # noqa: PLC0415

@@ -114,8 +114,8 @@ class InputsAtHand:
         commit = commit_of("model" if kind == "model" else "dataset", asked.repo, asked.revision, name)
         if self.held is not None and COMMIT.fullmatch(asked.revision or "") is None:
             raise HubError(
-                f"{name.rpartition('.')[0]}.revision: value {asked.revision!r}; allowed in a run that has begun without "
-                f"it: a commit, such as {commit}, so that every evaluation reads the same"
+                f"{name.rpartition('.')[0]}.revision: value {asked.revision!r}; allowed, because the run began "
+                f"without it: a commit, such as {commit}, so that every evaluation reads the same"
             )
         return commit
 
