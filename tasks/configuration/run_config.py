@@ -76,10 +76,14 @@ class RunSection:
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyConfig:
-    """path: a Hugging Face model directory (config.json, safetensors, tokenizer) on the machine that runs `plan`."""
+    """path: a Hugging Face model directory (config.json, safetensors, tokenizer) on the machine that runs `plan`.
+
+    If there is no such path, it is the id of a model on the hub; revision: its branch, tag or commit, None for main.
+    """
 
     __pydantic_config__ = STRICT
     path: Annotated[str, Field(min_length=1)]
+    revision: Annotated[str, Field(min_length=1)] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
