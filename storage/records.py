@@ -55,7 +55,7 @@ class SamplingParams:
 class RunRecord:
     """run.json: what a run is. `config` is the resolved RunConfig; `digest` identifies what must not change in it.
 
-    model_files: the digest of each file below `model/`; sources: what the hub gave, by field. Empty in an evaluation.
+    model_files: the digest of each file below `model/`; sources: what the hub gave. Both are empty in an evaluation.
     """
 
     KIND: ClassVar[str] = "run"
