@@ -91,7 +91,7 @@ class PlanRecord:
     the groups in slots[u]. groups_wanted: how many groups with unequal rewards are trained, in the order of their
     numbers, and no group after them; None: all. weights_url: the run with the weights and model files, relative to this
     run's url: this run (None), or the run that this evaluation is part of; no other, so that no plan sends a member to
-    another place. lengths, seeding, decisions: what the planner expected and decided; None or empty: too little was known.
+    another place. lengths, seeding, decisions: what the planner expected and decided; None or empty: too little known.
     """
 
     KIND: ClassVar[str] = "plan"
