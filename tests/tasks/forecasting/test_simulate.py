@@ -121,31 +121,6 @@ def test_tokens_and_seconds_are_conserved_whatever_happens(pools, planning, trai
     check(scenario, run)
 
 
-@pytest.mark.slow
-@given(
-    st.lists(pools, min_size=1, max_size=2),
-    st.builds(a_trainer, engines=st.integers(0, 2), process_s=st.sampled_from([0.0, 2.0]), upload_gbps=st.just(20.0)),
-    st.fixed_dictionaries(
-        {
-            "balance": st.booleans(),
-            "streaming": st.booleans(),
-            "max_staleness": st.integers(0, 3),
-            "predictor": st.sampled_from(["none", "recall"]),
-            "claim_ttl_s": st.sampled_from([1.0, 10.0]),
-            "weights_delta_bytes": st.sampled_from([None, 1e7]),
-        }
-    ),
-    st.integers(0, 1000),
-)
-def test_a_standing_crew_conserves_tokens_and_seconds_whatever_happens(pools, trainer, policy, seed):
-    named = [replace(pool, name=f"pool-{k}") for k, pool in enumerate(pools)]
-    planning = SEEDING if trainer.engines else PlanningConfig()
-    scenario = a_scenario(*named, trainer=trainer, planning=planning, iterations=5, crew="standing", **policy)
-    run = simulate(scenario, seed=seed)
-    assert len(run.iterations) == 5
-    check(scenario, run)
-
-
 def test_one_seed_one_history():
     pool = a_pool(4, availability=AvailabilityScenario(process="aws-p3", rate_factor=500.0))
     scenario = a_scenario(pool, trainer=a_trainer(engines=2), planning=SEEDING, predictor="recall")

@@ -3,11 +3,15 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from tasks.configuration.planning import PlanningConfig
 from tasks.forecasting.results import SimulatedRun
 from tasks.forecasting.scenario import AvailabilityScenario, Scenario
 from tasks.forecasting.simulate import simulate
 from tests.simulated_scenarios import a_pool, a_scenario, a_trainer, all_alike, some_lengths
+from tests.tasks.forecasting.test_simulate import SEEDING, check, pools
 
 
 def spent_s(run: SimulatedRun, part: str) -> float:
@@ -78,3 +82,28 @@ def test_no_more_iterations_are_in_flight_than_are_allowed():
     # Training binds, so that one iteration ahead hides all of the generating and a second one nothing more.
     assert durations[0] > durations[1] + 5.0
     assert durations[1] == pytest.approx(durations[2], rel=0.01)
+
+
+@pytest.mark.slow
+@given(
+    st.lists(pools, min_size=1, max_size=2),
+    st.builds(a_trainer, engines=st.integers(0, 2), process_s=st.sampled_from([0.0, 2.0]), upload_gbps=st.just(20.0)),
+    st.fixed_dictionaries(
+        {
+            "balance": st.booleans(),
+            "streaming": st.booleans(),
+            "max_staleness": st.integers(0, 3),
+            "predictor": st.sampled_from(["none", "recall"]),
+            "claim_ttl_s": st.sampled_from([1.0, 10.0]),
+            "weights_delta_bytes": st.sampled_from([None, 1e7]),
+        }
+    ),
+    st.integers(0, 1000),
+)
+def test_a_standing_crew_conserves_tokens_and_seconds_whatever_happens(pools, trainer, policy, seed):
+    named = [replace(pool, name=f"pool-{k}") for k, pool in enumerate(pools)]
+    planning = SEEDING if trainer.engines else PlanningConfig()
+    scenario = a_scenario(*named, trainer=trainer, planning=planning, iterations=5, crew="standing", **policy)
+    run = simulate(scenario, seed=seed)
+    assert len(run.iterations) == 5
+    check(scenario, run)
