@@ -104,18 +104,18 @@ def adapter_record(manifest: Manifest, version: int) -> AdapterRecord | None:
 
 
 def adapter_of(
-    manifest: Manifest, version: int, factors: Mapping[str, TensorBlock], base: Mapping[str, TensorBlock]
+    manifest: Manifest, version: int, factors: Mapping[str, TensorBlock], base: Mapping[str, tuple[int, ...]]
 ) -> Adapter | None:
     """The adapter that was pulled as weight version `version`; None if that has the model's tensors.
 
-    `base`: the tensors of version 0. Raises CorruptObject, which names the manifest, if the factors do not fit them.
+    `base`: the shapes of version 0. Raises CorruptObject, which names the manifest, if the factors do not fit them.
     """
     record = adapter_record(manifest, version)
     if record is None:
         return None
     try:
         layers = _layers(factors, record)
-        _check_fits(layers, record, {name: block.shape for name, block in base.items()})
+        _check_fits(layers, record, base)
     except ValueError as error:
         raise CorruptObject(layout.manifest(layout.weights(version)), str(error)) from None
     return Adapter(record=record, layers=layers)

@@ -26,6 +26,8 @@ class VllmConfig:
             a CPU enough for all responses, up to 4 GiB.
         tensor_parallel_size: the number of GPUs of one member; for more responses at once, use more slots.
         quantization: vLLM's name of a method, such as "fp8".
+        max_lora_rank: With `lora.publish` "adapter", vLLM loads each version as an adapter beside version 0, of at most
+            this rank; None: it gets merged weights.
         enforce_eager: whether vLLM runs without compiled graphs; None: on a CPU only.
         max_num_batched_tokens: the most tokens of one forward pass.
         block_size: the number of tokens in a cache block; only whole blocks of a prompt are shared.
@@ -43,6 +45,7 @@ class VllmConfig:
     kv_cache_memory_bytes: Annotated[int, Field(ge=1 << 20)] | None = None
     tensor_parallel_size: Annotated[int, Field(ge=1)] = 1
     quantization: Annotated[str, Field(min_length=1)] | None = None
+    max_lora_rank: Literal[8, 16, 32, 64, 128, 256, 320, 512] | None = None
     enforce_eager: bool | None = None
     max_num_batched_tokens: Annotated[int, Field(ge=1)] | None = None
     block_size: Annotated[int, Field(ge=1)] | None = None
@@ -53,7 +56,7 @@ class VllmConfig:
 
 
 # What may change within a run: all that changes no token.
-OPERATIONAL_OF_VLLM = {item.name for item in fields(VllmConfig)} - {"batch_invariant", "quantization"}
+OPERATIONAL_OF_VLLM = {item.name for item in fields(VllmConfig)} - {"batch_invariant", "quantization", "max_lora_rank"}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -118,6 +118,7 @@ class RunConfig:
             *rewards_without_environment(self.turns, self.rewards, self.evaluation),
             *_machines_that_clash(self),
             *_crews_that_clash(self),
+            *_adapters_that_clash(self),
             *pools_that_clash(self.pools, self.rollout, self.planning, self.forecast),
             *_placements_that_clash(self),
         ]
@@ -206,6 +207,16 @@ def _crews_that_clash(config: RunConfig) -> Iterator[str]:
                 f"planning.{field_name}: value {value!r}; allowed with rollout.crew 'standing': "
                 f"{'null' if allowed is None else repr(allowed)}, because its machines stay until the last iteration"
             )
+
+
+def _adapters_that_clash(config: RunConfig) -> Iterator[str]:
+    rank_max, lora = config.rollout.vllm.max_lora_rank, config.lora
+    if rank_max is None:
+        return
+    if lora is None or lora.publish != "adapter":
+        yield f"rollout.vllm.max_lora_rank: value {rank_max}; allowed without lora.publish 'adapter': null"
+    elif lora.rank > rank_max:
+        yield f"lora.rank: value {lora.rank}; allowed: 1 to rollout.vllm.max_lora_rank ({rank_max}), or that null"
 
 
 def _needs_all_groups(algorithm: AlgorithmConfig) -> bool:

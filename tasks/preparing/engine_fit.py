@@ -23,6 +23,7 @@ _VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
 # Fields of config.json that only models with state-space, linear or sparse attention layers have.
 _OTHER_LAYERS = ("mamba_", "ssm_", "linear_num_", "layers_block_type", "hybrid_override_pattern", "index_topk")
+_CONV1D = ("gpt2", "openai-gpt")
 _GB = 1e9
 
 
@@ -112,7 +113,15 @@ def _check_torch(config: RunConfig, path: str, model: ModelSize, sheet: Accelera
 
 
 def _check_kernels(config: RunConfig, rollout: RolloutConfig, fields: dict[str, Any]) -> None:
-    """VLLM has batch-invariant kernels for attention over all or a window of positions, and for no other layer."""
+    """VLLM has batch-invariant kernels for attention over all or a window of positions, and for no other layer.
+
+    It adapts no Conv1D.
+    """
+    if rollout.vllm.max_lora_rank is not None and (kind := fields.get("model_type")) in _CONV1D:
+        raise EngineMisfit(
+            f"rollout.vllm.max_lora_rank: value {rollout.vllm.max_lora_rank}, and vLLM adapts no Conv1D, which this "
+            f"model, a {kind}, has; allowed: null"
+        )
     types = fields.get("layer_types")
     strange = sorted(set(types) - _ATTENTION) if isinstance(types, list) else []
     strange += sorted(name for name in fields if name.startswith(_OTHER_LAYERS) and fields[name])

@@ -212,7 +212,8 @@ def _free_folder(folder: Path) -> Path:
 
 def _pull(store: ObjectStore, version: int, clock: Clock) -> tuple[Manifest, dict[str, TensorBlock]]:
     try:
-        return pull_model(store, version, None, clock)
+        manifest, tensors = pull_model(store, version, None, clock)
+        return manifest, dict(tensors)
     except ObjectMissing:
         choose_version(store, version)  # raises the clearer error if retention has deleted it meanwhile
         raise

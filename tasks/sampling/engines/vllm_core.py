@@ -34,12 +34,14 @@ class CoreRequest:
     """A request to vLLM.
 
     name: never used before. params: vLLM's SamplingParams. salt: requests share cached prompts only under one salt.
+    adapter: vLLM's LoRARequest of the adapter that is loaded.
     """
 
     name: str
     token_ids: list[int]
     params: Any
     salt: str
+    adapter: Any = None
 
 
 class Core(Protocol):
@@ -56,7 +58,7 @@ class Core(Protocol):
     def abort(self, names: Sequence[str]) -> None: ...
 
     def load(self, path: str, version: str) -> float:
-        """Replace the weights, drop the cache computed with the old ones, and return the seconds it took."""
+        """Replace the weights or the adapter, drop the cache computed with the old, and return the seconds taken."""
         ...
 
     def close(self) -> None:
@@ -78,7 +80,7 @@ class SameProcess:
         try:
             for request in requests:
                 prompt = tokens_input(request.token_ids, cache_salt=request.salt)
-                self._engine.add_request(request.name, prompt, request.params)
+                self._engine.add_request(request.name, prompt, request.params, lora_request=request.adapter)
         except (ValueError, resolve("VLLMClientError")) as error:
             self.abort(names)
             raise EngineError(f"vLLM refuses a request: {error}") from error
@@ -201,7 +203,9 @@ class OwnProcess:
         try:
             for request in requests:
                 prompt = tokens_input(request.token_ids, cache_salt=request.salt)
-                collector = await self._engine.add_request(request.name, prompt, request.params)
+                collector = await self._engine.add_request(
+                    request.name, prompt, request.params, lora_request=request.adapter
+                )
                 begun.append((request.name, collector))
         except (ValueError, resolve("VLLMClientError")) as error:
             await self._engine.abort([name for name, _ in begun])

@@ -8,6 +8,7 @@ import itertools
 import logging
 import math
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -20,12 +21,15 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from storage.weights.adapters import BASE_VERSION
 from storage.weights.tensor_sets import TensorBlock
 from tasks.configuration.rollout import VllmConfig
+from tasks.sampling.engines.adapted_weights import AdaptedWeights
 from tasks.sampling.engines.admission import check_idle, check_requests, check_sizes, finish_reason
 from tasks.sampling.engines.decoder import matched_weights, model_config, torch_weights
 from tasks.sampling.engines.engine import EngineDied, EngineError, FinishReason, GenerationRequest, TokenDelta
 from tasks.sampling.engines.tied_names import tied_names
+from tasks.sampling.engines.vllm_adapter import adapter_request, check_adapter, write_adapter
 from tasks.sampling.engines.vllm_core import Core, CoreRequest, OwnProcess, SameProcess
 from tasks.sampling.engines.vllm_names import installed_version, resolve
 from tasks.sampling.engines.vllm_settings import build_vllm_config, prepare_environment
@@ -102,6 +106,8 @@ class VllmEngine:
         self._responses: dict[str, int] = {}
         self._names = (f"r{number}" for number in itertools.count())
         self._version: int | None = None
+        self._holds_base = False
+        self._adapter: Any = None
         self._prefill_tokens = 0
         self._core: Core | None = None
         try:
@@ -133,21 +139,47 @@ class VllmEngine:
         return self._version
 
     def load_weights(self, version: int, tensors: Mapping[str, TensorBlock]) -> None:
-        """See `Engine`. A tied parameter may be given by one name or several; vLLM converts dtypes to its own."""
+        """See `Engine`. A tied parameter may be given by one name or several; vLLM converts dtypes to its own.
+
+        With `max_lora_rank`, the tensors of version 0 below an adapter are loaded once, and then adapters alone.
+        """
         core = self._alive()
         check_idle(version, self._in_flight)
+        rank_max = self._config.max_lora_rank
+        if isinstance(tensors, AdaptedWeights) and rank_max is not None:
+            check_adapter(tensors.adapter, rank_max)
+            if not self._holds_base:
+                self._load_whole(core, BASE_VERSION, tensors.base())
+            self._load_adapter(core, version, tensors)
+        else:
+            self._load_whole(core, version, tensors)
+
+    def _load_whole(self, core: Core, version: int, tensors: Mapping[str, TensorBlock]) -> None:
         matched = matched_weights(self._parameters, torch_weights(version, tensors))
         began_s = time.monotonic()
         path = Path(self._folder.name) / "weights.safetensors"
-        self._version = None
+        self._version, self._adapter, self._holds_base = None, None, False
         try:
             self._write(matched, version, path)
             written_s = time.monotonic() - began_s
             taken_s = self._guarded(lambda: core.load(str(path), str(version)))
         finally:
             path.unlink(missing_ok=True)
-        self._version = version
+        self._version, self._holds_base = version, version == BASE_VERSION
         log.info("weights %d in vLLM: %.2f s to write, %.2f s to load", version, written_s, taken_s)
+
+    def _load_adapter(self, core: Core, version: int, weights: AdaptedWeights) -> None:
+        folder = Path(self._folder.name) / "adapter"
+        self._version = None
+        try:
+            write_adapter(weights.adapter, folder)
+            taken_s = self._guarded(lambda: core.load(str(folder), str(version)))
+        except (OSError, MemoryError, SafetensorError) as error:
+            raise self._dead(EngineDied(f"weights {version}: {folder} cannot be written: {error}")) from error
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        self._version, self._adapter = version, adapter_request(str(folder), replace=False)
+        log.info("adapter %d in vLLM: %.2f s to load", version, taken_s)
 
     def _write(self, tensors: dict[str, Tensor], version: int, path: Path) -> None:
         """Write weights to a file for vLLM's workers, tied parameters under all their names, each a full copy."""
@@ -233,12 +265,14 @@ class VllmEngine:
         self._name = (
             f"vllm {installed_version()} {self._dtype} {self._device}, {'keyed' if self._keyed else 'unkeyed'} "
             f"sampling in runner {runner}{', batch-invariant kernels' if kernels else ''}"
+            f"{', adapters beside the weights' if self._config.max_lora_rank is not None else ''}"
         )
         log.info("%s started in %.1f s", self._name, time.monotonic() - began_s)
         return core
 
     def _end(self) -> None:
         self._in_flight, self._responses, self._version = {}, {}, None
+        self._adapter, self._holds_base = None, False
         core, self._core = self._core, None
         if core is not None:
             core.close()
@@ -268,7 +302,7 @@ class VllmEngine:
 
     def _core_request(self, item: _InFlight, version: int) -> CoreRequest:
         token_ids = [*item.request.prompt_ids, *item.request.generated_ids]
-        return CoreRequest(item.name, token_ids, self._params(item.request), str(version))
+        return CoreRequest(item.name, token_ids, self._params(item.request), str(version), self._adapter)
 
     def _params(self, request: GenerationRequest) -> Any:
         """The vLLM SamplingParams of a request."""

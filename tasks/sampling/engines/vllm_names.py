@@ -23,6 +23,8 @@ NAMES = {
     "VllmConfig": ("vllm.config", "which model runner it will use"),
     "RequestOutputCollector": ("vllm.v1.engine.output_processor", "the outputs of one request"),
     "Worker": ("vllm.v1.worker.gpu_worker", "what holds the weights"),
+    "LoRARequest": ("vllm.lora.request", "an adapter"),
+    "LoRAModelManager": ("vllm.lora.model_manager", "what holds the adapters"),
     "current_platform": ("vllm.platforms", "whether it runs on a CPU or a GPU"),
     "BatchRowsProcessor": ("vllm.v1.sample.logits_processor:LogitsProcessor", "keyed sampling, model runner V1"),
     "MoveDirectionality": ("vllm.v1.sample.logits_processor", "rows that change places, model runner V1"),
@@ -36,7 +38,8 @@ MEMBERS = {
     "EngineArgs": "create_engine_config",
     "VllmConfig": "use_v2_model_runner",
     "RequestOutputCollector": "put get_nowait",
-    "Worker": "reload_weights",
+    "Worker": "reload_weights add_lora",
+    "LoRAModelManager": "get_adapter",
 }
 
 

@@ -98,6 +98,7 @@ def build_vllm_config(
         # Without keys, every member needs noise of its own.
         "seed": 0 if keyed else secrets.randbits(31),
         "logprobs_mode": "processed_logits" if keyed else "raw_logprobs",
+        **_adapters(config),
         "worker_extension_cls": "tasks.sampling.engines.vllm_worker.WorkerExtension",
         "disable_log_stats": True,
     }
@@ -132,6 +133,12 @@ def cpu_cache_bytes(model_dir: Path, dtype: str, max_responses_in_flight: int, c
     )
     blocks = max_responses_in_flight * math.ceil(context_length / CPU_BLOCK_SIZE) + 8
     return min(_KV_BYTES_MAX_CPU, max(8 << 20, blocks * CPU_BLOCK_SIZE * per_token))
+
+
+def _adapters(config: VllmConfig) -> dict[str, Any]:
+    if config.max_lora_rank is None:
+        return {}
+    return {"enable_lora": True, "max_loras": 1, "max_lora_rank": config.max_lora_rank}
 
 
 def _model(model_dir: Path) -> dict[str, Any]:

@@ -9,26 +9,34 @@ import signal
 import threading
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from safetensors import safe_open
 
+from tasks.sampling.engines.vllm_adapter import adapter_request, check_loaded
 from tasks.sampling.engines.vllm_settings import OWNER
 
 
 class WorkerExtension:
     """A mixin of vLLM's worker class."""
 
-    # vLLM's worker has this method.
+    # vLLM's worker has these.
     reload_weights: Any
+    add_lora: Any
+    model_runner: Any
 
     def gleaner_load_weights(self, path: str) -> float:
-        """Replace all weights by those of a safetensors file, and return the seconds taken.
+        """Replace all weights by those of a safetensors file, or the adapter by that of a folder; returns the seconds.
 
-        The file has tied parameters under every name: vLLM's CPU build keeps a packed copy of the head, and renews it
-        only from the head's own name.
+        With new weights vLLM forgets the adapter. The file has tied parameters under every name: vLLM's CPU build keeps
+        a packed copy of the head, and renews it only from the head's own name.
         """
         began_s = time.perf_counter()
+        if Path(path).is_dir():
+            self.add_lora(adapter_request(path, replace=True))
+            check_loaded(self.model_runner.lora_manager._adapter_manager)  # noqa: SLF001 - vLLM offers no other way
+            return time.perf_counter() - began_s
         with safe_open(path, framework="pt") as file:
             self.reload_weights(weights_iterator=((name, file.get_tensor(name)) for name in file.keys()))  # noqa: SIM118
         return time.perf_counter() - began_s

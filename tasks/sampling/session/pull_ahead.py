@@ -13,6 +13,7 @@ from storage.clock import Clock
 from storage.store import ObjectStore
 from storage.weights.cache import WeightCache
 from storage.weights.tensor_sets import TensorBlock
+from tasks.sampling.engines.adapted_weights import AdaptedWeights
 from tasks.sampling.session.pulled_model import pull_model
 
 log = logging.getLogger(__name__)
@@ -65,6 +66,8 @@ class PullAhead:
     def _pull(self, store: ObjectStore, cache: WeightCache | None, clock: Clock) -> None:
         try:
             _, tensors = pull_model(store, self._version, cache, clock, check=self._check)
+            if isinstance(tensors, AdaptedWeights):
+                tensors.base()
             self._tensors = None if self._is_given_up else tensors
         except _NotNeededError:
             pass

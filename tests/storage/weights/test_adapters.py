@@ -23,6 +23,7 @@ def block(*shape, fill=1.0, dtype="F32"):
 
 
 BASE = {"a.weight": block(3, 5), "b.weight": block(4, 4), "norm": block(7)}
+SHAPES = {name: each.shape for name, each in BASE.items()}
 FACTORS = {
     "a.lora_A.weight": block(2, 5),
     "a.lora_B.weight": block(3, 2),
@@ -47,7 +48,7 @@ def test_it_is_pulled_as_it_was_published_and_refers_to_version_0(store):
         "adapter": {"format": 1, "rank": 2, "alpha": 4.0, "transposed": []},
     }
     found, tensors = pull_version(store, 3, None, CLOCK)
-    adapter = adapter_of(found, 3, tensors, BASE)
+    adapter = adapter_of(found, 3, tensors, SHAPES)
     assert adapter.record == RECORD
     assert {name: [bytes(each.data) for each in pair] for name, pair in adapter.layers.items()} == {
         name: [bytes(FACTORS[f"{name}.lora_{letter}.weight"].data) for letter in "AB"] for name in "ab"
@@ -109,5 +110,5 @@ def test_a_manifest_whose_factors_do_not_fit_version_0_is_refused(store):
     publish_adapter(store, 1, FACTORS, RECORD, {})
     manifest, tensors = pull_version(store, 1, None, CLOCK)
     with pytest.raises(CorruptObject, match=r"weights/00000001/manifest\.json.*'a' in version 0 has shape \(5, 3\)"):
-        adapter_of(manifest, 1, tensors, BASE | {"a.weight": block(5, 3)})
+        adapter_of(manifest, 1, tensors, SHAPES | {"a.weight": (5, 3)})
     assert records.read(store, type(manifest), layout.manifest(layout.weights(1))) == manifest

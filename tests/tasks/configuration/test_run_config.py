@@ -196,6 +196,7 @@ OTHER_VLLM_VALUES = {
     "kv_cache_memory_bytes": 1 << 30,
     "tensor_parallel_size": 2,
     "quantization": "fp8",
+    "max_lora_rank": 16,
     "enforce_eager": True,
     "max_num_batched_tokens": 4096,
     "block_size": 64,
@@ -208,10 +209,11 @@ OTHER_VLLM_VALUES = {
 
 @pytest.mark.parametrize("name", [item.name for item in fields(VllmConfig)])
 def test_identity_holds_of_vllm_what_changes_the_tokens(name):
-    other = parse(with_value(f"rollout.vllm.{name}", OTHER_VLLM_VALUES[name]))
+    adapters = {"lora": {"rank": 8, "publish": "adapter"}}  # without which max_lora_rank is refused
+    other = parse(with_value(f"rollout.vllm.{name}", OTHER_VLLM_VALUES[name]) | adapters)
     assert getattr(other.rollout.vllm, name) == OTHER_VLLM_VALUES[name]
-    changes = digest(other) != digest(parse(MINIMAL))
-    assert changes == (name in {"batch_invariant", "quantization"})
+    changes = digest(other) != digest(parse(MINIMAL | adapters))
+    assert changes == (name in {"batch_invariant", "quantization", "max_lora_rank"})
     assert changes == (name not in OPERATIONAL["rollout.vllm"])
 
 
@@ -291,6 +293,14 @@ def test_the_overlong_buffer_is_within_the_length_of_responses():
                 "rollout": {"vllm": {"tensor_parallel_size": 2}},
             },
             r"rollout\.vllm\.tensor_parallel_size: value 2; allowed with planning\.seeding 'auto' and 2 processes",
+        ),
+        (
+            {"rollout": {"vllm": {"max_lora_rank": 16}}, "lora": {"rank": 8}},
+            r"rollout\.vllm\.max_lora_rank: value 16; allowed without lora\.publish 'adapter': null",
+        ),
+        (
+            {"rollout": {"vllm": {"max_lora_rank": 16}}, "lora": {"rank": 17, "publish": "adapter"}},
+            r"lora\.rank: value 17; allowed: 1 to rollout\.vllm\.max_lora_rank \(16\), or that null",
         ),
         *(
             (

@@ -1,10 +1,13 @@
 """Adapters that are published alone against merged weights: the same tokens and the same training, through kills."""
 
+import threading
+
 import pytest
 
 from storage import layout
 from storage.assembly import JournalReader
 from storage.clock import SystemClock
+from storage.connect import connect
 from storage.retention import sweep
 from storage.retention_config import RetentionConfig
 from storage.run import read_plan
@@ -13,10 +16,15 @@ from storage.stored_versions import list_versions
 from storage.weights.adapters import adapter_record, loaded_bytes
 from storage.weights.tensor_sets import read_manifest
 from storage.weights.versions import bases
+from tasks.preparing.evaluation import prepare
 from tasks.reporting.export_model import export_model
+from tasks.sampling.session.member import generate_slot
 from tasks.sampling.session.pulled_model import pull_model
+from tasks.sampling.session.standing import Post, stand
 from tests.dying_store import DiesAtWrite, Killed
+from tests.evaluated_run import EVALUATION
 from tests.small_run import (
+    EXECUTION,
     commit_iteration,
     config,
     everything,
@@ -100,6 +108,38 @@ def test_they_sample_the_same_tokens_and_train_to_the_same_bytes_as_merged_weigh
 
 
 @pytest.mark.slow
+def test_a_standing_member_samples_what_the_members_of_each_iteration_do(model):
+    _, tokens = played(model, "adapter")
+    store = memory_store("adapters")
+    settings = run(model, "adapter", rollout={"crew": "standing", "flush_interval_s": 0.05})
+    plan_iteration(settings)
+    post = Post(run_url=URL, execution=EXECUTION, slot=0, first=0, iterations=ITERATIONS)
+    member = threading.Thread(target=stand, args=(post, lambda: False, CLOCK), daemon=True)
+    member.start()
+    found = []
+    for iteration in range(ITERATIONS):
+        if iteration:
+            plan_iteration(settings)
+        train_iteration(URL, iteration)
+        found.append(sampled(store, iteration))
+        commit_iteration(URL, iteration)
+    member.join(300)
+    assert not member.is_alive()
+    assert found == tokens
+
+
+def test_an_evaluation_of_an_adapter_samples_what_one_of_merged_weights_does(model):
+    found = []
+    for publish in ("merged", "adapter"):
+        played(model, publish)
+        reference, slots = prepare(run(model, publish, evaluation=EVALUATION), 1, "e1", CLOCK)
+        for slot in slots:
+            generate_slot(reference.run_url, 0, slot, lambda: False, CLOCK)
+        found.append(sampled(connect(reference.run_url), 0))
+    assert len(found[0]) == 15
+    assert found[0] == found[1]
+
+
 def test_retention_keeps_what_an_adapter_needs_and_an_export_holds_the_merged_model(model, tmp_path):
     store, _ = played(model, "adapter", sweeps=True)
     assert list_versions(store, layout.WEIGHTS).complete == {0, ITERATIONS - 1, ITERATIONS}

@@ -25,7 +25,7 @@ KV_BYTES = 2 * 28 * 8 * 128 * 2
 L4 = {"machine": "g6.xlarge", "gpus": 1, "accelerator": "nvidia-l4"}
 
 
-def checked(tmp_path, fields=QWEN3_1_7B, pool=L4, pools=None, algorithm=None, **rollout):
+def checked(tmp_path, fields=QWEN3_1_7B, pool=L4, pools=None, algorithm=None, lora=None, **rollout):
     """Check GSM8K's example with these fields of `rollout`: the doubts."""
     (tmp_path / "config.json").write_text(json.dumps(fields))
     document = {
@@ -37,6 +37,7 @@ def checked(tmp_path, fields=QWEN3_1_7B, pool=L4, pools=None, algorithm=None, **
         "algorithm": algorithm or {},
         "rollout": {"dtype": "bfloat16", "context_length": 4608, "max_responses_in_flight": 64} | rollout,
         "pools": pools or {"rollout": pool},
+        "lora": lora,
     }
     return check_engine_fits(parse(document), tmp_path)
 
@@ -138,6 +139,13 @@ def test_a_model_without_invariant_kernels_is_refused_where_they_are_asked_for(t
     checked(tmp_path, fields=model, engine="vllm", vllm={"batch_invariant": False})
     uncorrected = {"importance_sampling": "none"}
     assert "value auto, and" in refused(tmp_path, fields=model, engine="vllm", algorithm=uncorrected)
+
+
+def test_a_model_of_conv1d_is_refused_where_vllm_is_to_adapt_it(tmp_path):
+    given = {"engine": "vllm", "vllm": {"max_lora_rank": 8}, "lora": {"rank": 8, "publish": "adapter"}}
+    line = refused(tmp_path, fields=QWEN3_1_7B | {"model_type": "gpt2"}, **given)
+    assert line.startswith("rollout.vllm.max_lora_rank: value 8, and vLLM adapts no Conv1D, which this model, a gpt2")
+    checked(tmp_path, **given)
 
 
 def test_attention_over_windows_has_invariant_kernels(tmp_path):
