@@ -2,12 +2,14 @@
 
 Our engine decodes equal responses with each interval, in one vLLM, which runs in a process of its own. Processor time
 is that of our process, which receives the tokens: that is the share that bounds small models on a fast GPU.
+`python -m benchmarks.gpu --part frontend` compares intervals in the same way on a GPU.
 """
 
 import argparse
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +17,12 @@ from benchmarks.equal_work import PROMPT, probe_model
 from benchmarks.reporting import Target, finish, interleave, ratios
 from storage.noise_keys import noise_key
 from storage.records import SamplingParams
-from tasks.sampling.engines.engine import GenerationRequest
+from tasks.sampling.engines.engine import Engine, GenerationRequest
 from tasks.sampling.engines.vllm_engine import VllmEngine
 from tasks.sampling.engines.weight_tensors import as_block
 
 INTERVALS = (1, 4, 16)
 VOCABULARY = 512
-Responses = dict[int, tuple[int, ...]]
 
 
 class Streaming(VllmEngine):
@@ -35,18 +36,54 @@ class Streaming(VllmEngine):
         return params
 
 
-def decoded(engine: Streaming, interval: int, responses: int, tokens: int) -> tuple[float, float, Responses]:
-    """Microseconds per token, of time and of our process's processor time, and the tokens."""
-    engine.interval = interval
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """One decoding: microseconds per token, of time and of our process's processor time, and what was handed out.
+
+    deltas: how often a response got tokens, over all responses. token_ids: response -> its tokens.
+    """
+
+    us_per_token: float
+    cpu_us_per_token: float
+    deltas: int
+    token_ids: dict[int, tuple[int, ...]]
+
+
+def decoded(engine: Engine, responses: int, tokens: int) -> Decoded:
+    """Decode `responses` responses of `tokens` tokens."""
     sampling = SamplingParams(max_completion_length=tokens)
-    found: Responses = dict.fromkeys(range(responses), ())
+    found: dict[int, tuple[int, ...]] = dict.fromkeys(range(responses), ())
+    count = 0
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
     engine.start([GenerationRequest(i, i, PROMPT, (), noise_key(0, 0, i), sampling) for i in found])
     while deltas := engine.step():
+        count += len(deltas)
         for delta in deltas:
             found[delta.response] += delta.token_ids
     each = 1e6 / (responses * tokens)
-    return (time.perf_counter() - began_s) * each, (time.process_time() - began_cpu_s) * each, found
+    took_s, took_cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
+    return Decoded(took_s * each, took_cpu_s * each, count, found)
+
+
+def compared(
+    engine: Streaming, intervals: Sequence[int], responses: int, tokens: int, rounds: int
+) -> dict[int, list[Decoded]]:
+    """The decodings with each interval, which take turns; a first one of each does not count."""
+    found: dict[int, list[Decoded]] = {interval: [] for interval in intervals}
+
+    def arm(interval: int) -> Callable[[], float]:
+        def once() -> float:
+            engine.interval = interval
+            found[interval].append(decoded(engine, responses, tokens))
+            return found[interval][-1].cpu_us_per_token
+
+        return once
+
+    interleave({str(interval): arm(interval) for interval in intervals}, 1)
+    for each in found.values():
+        each.clear()
+    interleave({str(interval): arm(interval) for interval in intervals}, rounds)
+    return found
 
 
 def measure(responses: int, tokens: int, rounds: int) -> tuple[list[dict[str, Any]], list[Target]]:
@@ -62,32 +99,19 @@ def measure(responses: int, tokens: int, rounds: int) -> tuple[list[dict[str, An
             context_length=len(PROMPT) + tokens,
         )
         engine.load_weights(0, {name: as_block(tensor) for name, tensor in model.named_parameters()})
-        outcomes: dict[int, Responses] = {}
-        taken: dict[int, list[float]] = {interval: [] for interval in INTERVALS}
-
-        def arm(interval: int) -> Callable[[], float]:
-            def once() -> float:
-                took, cpu, outcomes[interval] = decoded(engine, interval, responses, tokens)
-                taken[interval].append(took)
-                return cpu
-
-            return once
-
-        arms = {str(interval): arm(interval) for interval in INTERVALS}
-        interleave(arms, 1)
-        for each in taken.values():
-            each.clear()
-        cpu = interleave(arms, rounds)
+        found = compared(engine, INTERVALS, responses, tokens, rounds)
         engine.close()
+    cpu = {interval: [one.cpu_us_per_token for one in those] for interval, those in found.items()}
+    taken = {interval: [one.us_per_token for one in those] for interval, those in found.items()}
     rows = [
         {
             "measure": f"{responses} responses of {tokens} tokens, every {interval}",
-            "processor time over every 1": ratios(cpu[str(interval)], cpu["1"]),
+            "processor time over every 1": ratios(cpu[interval], cpu[1]),
             "time over every 1": ratios(taken[interval], taken[1]),
         }
         for interval in INTERVALS
     ]
-    same = sum(outcomes[interval] == outcomes[1] for interval in INTERVALS)
+    same = sum(found[interval][-1].token_ids == found[1][-1].token_ids for interval in INTERVALS)
     return rows, [Target("intervals_with_the_same_tokens", float(same), f">= {len(INTERVALS)}")]
 
 

@@ -7,7 +7,7 @@ Figures = Mapping[str, Any]
 
 
 def other_rows(figures: Mapping[str, Figures]) -> Iterator[dict[str, Any]]:
-    """The rows of identity, kernels, start, head, handover and iteration, as far as they were measured."""
+    """The rows of identity, kernels, start, head, handover, frontend and iteration, as far as they were measured."""
     yield from _identity_rows(figures.get("identity", {}))
     yield from _kernel_rows(figures)
     for name in ("cold", "warm"):
@@ -18,6 +18,7 @@ def other_rows(figures: Mapping[str, Figures]) -> Iterator[dict[str, Any]]:
         for way in ("write", "read"):
             value = arm.get("skipped") or arm[f"{way}_bytes_per_s"] / 1e9
             yield {"measure": f"weights through {name}, {way}, GB/s", "value": value}
+    yield from _frontend_rows(figures.get("frontend", {}))
     whole = figures.get("iteration", {})
     for name, seconds in whole.get("seconds", {}).items():
         yield {"measure": f"iteration on {whole['engine']}, {name}, s", "value": seconds}
@@ -60,3 +61,12 @@ def _head_rows(head: Figures) -> Iterator[dict[str, Any]]:
             yield {"measure": name, "value": microseconds, **marks}
     if head.get("chosen"):
         yield {"measure": "head, logits a chunk that the trainer takes", "value": head["chosen"]}
+
+
+def _frontend_rows(frontend: Figures) -> Iterator[dict[str, Any]]:
+    for arm in frontend.get("arms", []):
+        name = f"front end, {frontend['responses']} in flight, tokens every {arm['interval']}"
+        yield {"measure": f"{name}, tokens/s", "value": arm["tokens_per_s"]}
+        yield {"measure": f"{name}, its processor time, us per token", "value": arm["cpu_us_per_token"]}
+        yield {"measure": f"{name}, share of a core", "value": arm["busy"]}
+        yield {"measure": f"{name}, responses with the same tokens", "value": arm["same_tokens"]}

@@ -44,12 +44,13 @@ PARTS = {
     "invariant_1.7b": Part("benchmarks.gpu.engines:measure_invariant", 3, _WITH_VLLM, "1.7b"),
     "plain_7b": Part("benchmarks.gpu.engines:measure_plain", 4, _WITH_VLLM, "7b"),
     "invariant_7b": Part("benchmarks.gpu.engines:measure_invariant", 4, _WITH_VLLM, "7b"),
-    "start": Part("benchmarks.gpu.start:measure", 5, _WITH_VLLM),
-    "head": Part("benchmarks.gpu.head:measure", 2, ("torch",)),
-    "trainer": Part("benchmarks.gpu.trainer:measure", 5),
+    "start": Part("benchmarks.gpu.start:measure", 4, _WITH_VLLM),
+    "head": Part("benchmarks.gpu.head:measure", 1.5, ("torch",)),
+    "trainer": Part("benchmarks.gpu.trainer:measure", 4),
     "handover": Part("benchmarks.gpu.handover:measure", 2, ("torch",)),
+    "frontend": Part("benchmarks.gpu.frontend:measure", 3, _WITH_VLLM),
     "engines": Part("benchmarks.gpu.engines:measure", 5, _WITH_VLLM),
-    "iteration": Part("benchmarks.gpu.iteration:measure", 4),
+    "iteration": Part("benchmarks.gpu.iteration:measure", 3.5),
     "noise": Part("benchmarks.gpu.noise:measure", 1, ("torch",)),
 }
 _ROOT = Path(__file__).parents[2]

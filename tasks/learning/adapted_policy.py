@@ -125,10 +125,10 @@ class AdaptedPolicy(Policy):
         return {name: shape for name, shape in super().shapes().items() if _is_adapter(name)}
 
     def each_trained(self) -> Iterator[tuple[str, Tensor]]:
-        """The adapters' values, float32 on the CPU, one after the other; a collective like `each_tensor`."""
+        """The adapters' values in float32; otherwise as `each_tensor`."""
         state = self.module.state_dict()
         for name in self.trained_shapes():
-            yield name, whole(state[name].detach()).to("cpu")
+            yield name, self.on_host(whole(state[name].detach()))
 
     def load_trained(self, tensors: Mapping[str, Stored]) -> None:
         """Replace the adapters' values."""

@@ -171,8 +171,8 @@ def published_blocks(store: ObjectStore, policy: Policy, ranks: Ranks, *, lastin
     parameters, gradients and moments.
     """
     if isinstance(policy, AdaptedPolicy) and policy.adapter is not None:
-        factors = ((name, tensor.clone() if lasting else tensor) for name, tensor in policy.each_factor())
-        return {name: as_block(tensor) for name, tensor in factors if ranks.is_first}
+        factors = policy.each_factor()
+        return {name: as_block(tensor.clone() if lasting else tensor) for name, tensor in factors if ranks.is_first}
     given = {name: DTYPES[entry.dtype] for name, entry in read_manifest(store, layout.weights(0)).tensors.items()}
     # A tied tensor has several names, and the first weights may use any of them.
     dtypes = {policy.canonical(name): dtype for name, dtype in given.items()} | given

@@ -1,3 +1,4 @@
+import importlib.util
 import json
 import subprocess
 import sys
@@ -9,10 +10,13 @@ import torch
 
 from benchmarks.gpu import handover, head, identity, iteration
 from benchmarks.gpu.engines import journalling_costs
+from benchmarks.gpu.frontend import arms
 from benchmarks.gpu.noise import SAMPLERS, agreement, random_logits
 from benchmarks.gpu.part import PARTS, Outcome, measure, run_part
 from benchmarks.gpu.report import decode_share, rows, targets, taxes
 from benchmarks.gpu.sizes import SHAPES, size_for
+from benchmarks.stream_interval import Decoded, decoded
+from tasks.sampling.engines.scripted_engine import ScriptedEngine
 from tasks.sampling.engines.torch_engine import TorchEngine
 
 ROOT = Path(__file__).parents[2]
@@ -64,6 +68,13 @@ FIGURES = {
             "disk": {"write_bytes_per_s": 2e9, "read_bytes_per_s": 3e9},
         }
     },
+    "frontend": {
+        "responses": 256,
+        "arms": [
+            {"interval": 1, "tokens_per_s": 20_000.0, "cpu_us_per_token": 45.0, "busy": 0.9, "same_tokens": 1.0},
+            {"interval": 4, "tokens_per_s": 24_000.0, "cpu_us_per_token": 36.0, "busy": 0.864, "same_tokens": 0.5},
+        ],
+    },
     "iteration": {"engine": "vllm", "seconds": {"plan": 1.0}, "metrics": {"num_tokens": 7.0}},
     "trainer": {
         "arms": [
@@ -96,7 +107,7 @@ def test_small_run_ends_with_the_figures_of_its_parts_and_the_reason_of_what_was
     ended = [json.loads(line) for line in lines[:-1] if line.startswith("{")]
     assert [each["part"] for each in ended] == ["invariant_7b", "trainer", "noise"]
     assert ended[1]["figures"] == summary["trainer"]
-    assert lines[0] == "10 minutes; a part ends at the latest after:"
+    assert lines[0] == "9 minutes; a part ends at the latest after:"
     assert summary["noise"]["vocab_size"] == SMALL.shape.vocab_size
     assert [batch["batch"] for batch in summary["noise"]["batches"]] == list(SMALL.batches)
     assert summary["noise"]["warnings"] == summary["trainer"]["warnings"] == []
@@ -156,6 +167,44 @@ def test_small_parts_measure_what_they_say(module):
     else:
         assert list(found["seconds"]) == ["plan", "rollout", "train", "conclude"]
         assert found["metrics"]["num_tokens"] > 0
+
+
+@pytest.mark.slow
+def test_the_front_end_is_measured_with_each_interval_or_skipped_without_vllm():
+    outcome = run_part("frontend", SMALL, "0.5b", 180.0)
+    if importlib.util.find_spec("vllm") is None:
+        assert outcome == Outcome("skipped", {}, "vllm is not installed")
+        return
+    assert outcome.status == "measured", outcome.reason
+    every, fourth = outcome.figures["arms"]
+    assert (every["interval"], fourth["interval"]) == (1, 4)
+    for arm in (every, fourth):
+        # Tokens per second and seconds per token belong to the same decodings.
+        assert arm["cpu_us_per_token"] * arm["tokens_per_s"] / 1e6 == pytest.approx(arm["busy"], rel=0.5)
+        assert arm["same_tokens"] == 1.0
+    # The first token alone, then four at a time; an interval that vLLM does not see would give about 1.
+    assert fourth["tokens_per_delta"] >= SMALL.frontend_tokens / (1 + (SMALL.frontend_tokens - 1) / 4)
+
+
+def test_what_is_handed_out_is_counted():
+    engine = ScriptedEngine(vocab_size=100, max_responses_in_flight=3)
+    engine.load_weights(0, {})
+    found = decoded(engine, 3, 5)
+    assert found.deltas == 15
+    assert {response: len(tokens) for response, tokens in found.token_ids.items()} == {0: 5, 1: 5, 2: 5}
+    assert found.us_per_token > 0
+    assert found.cpu_us_per_token > 0
+
+
+def test_intervals_are_compared_by_hand():
+    every = [Decoded(40.0, 30.0, 4, {0: (1, 2), 1: (3, 4)}), Decoded(50.0, 40.0, 4, {0: (1, 2), 1: (3, 4)})]
+    fourth = [Decoded(20.0, 15.0, 2, {0: (1, 2), 1: (3, 5)}), Decoded(50.0, 20.0, 2, {0: (1, 2), 1: (3, 5)})]
+    first, second = arms({1: every, 4: fourth})
+    assert (first["tokens_per_s"], first["cpu_us_per_token"], first["busy"]) == (1e6 / 45, 35.0, (0.75 + 0.8) / 2)
+    assert (first["tokens_per_delta"], second["tokens_per_delta"]) == (1.0, 2.0)
+    assert (first["same_tokens"], second["same_tokens"]) == (1.0, 0.5)
+    assert second["cpu_over_first"] == {"median": 0.5, "interval": (0.5, 0.5)}
+    assert second["time_over_first"] == {"median": 0.75, "interval": (0.5, 1.0)}
 
 
 @pytest.mark.slow
@@ -250,5 +299,8 @@ def test_table_shows_every_part_and_what_did_not_fit():
     }
     assert table["weights through disk, read, GB/s"]["value"] == 3.0
     assert table["weights through /dev/shm, write, GB/s"]["value"] == "1.0 GB are free"
+    assert table["front end, 256 in flight, tokens every 4, tokens/s"]["value"] == 24_000.0
+    assert table["front end, 256 in flight, tokens every 1, its processor time, us per token"]["value"] == 45.0
+    assert table["front end, 256 in flight, tokens every 1, share of a core"]["value"] == 0.9
     assert table["iteration on vllm, plan, s"]["value"] == 1.0
     assert rows({}) == []

@@ -1,5 +1,7 @@
 """The parts of benchmarks.gpu in a given number of minutes, on a clock that the parts themselves turn."""
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -49,6 +51,16 @@ def test_a_part_that_hangs_is_ended_and_what_no_longer_fits_is_skipped_with_a_re
     assert [outcome.status for outcome in found.values()] == ["failed", "skipped", "measured"]
     assert found["price"].reason == "2.5 minutes are left, and it may take 4"
     assert hangs.told == list(PARTS)
+
+
+@pytest.mark.parametrize("parts", [{"head": 2.0}, {"identity": 7.0, "price": 4.0}])
+def test_a_plan_of_exactly_the_minutes_of_its_parts_runs_them_all(parts):
+    """Also if a clock goes on between two readings, and no part ends sooner."""
+    machine, readings = Machine(parts), itertools.count()
+    minutes = sum(parts.values())
+    found = run_in_turn(minutes, parts, machine.run, lambda *_: None, lambda: machine.now_s + 0.001 * next(readings))
+    assert all(outcome.reason in ("", "too long") for outcome in found.values())
+    assert machine.now_s <= 60 * minutes
 
 
 @given(

@@ -13,6 +13,7 @@ from tasks.learning.adapted_policy import AdaptedPolicy, Pretrained
 from tasks.learning.batching import collate
 from tasks.learning.optimizer import PolicyOptimizer
 from tasks.learning.policy import Policy
+from tasks.learning.ranks import Ranks
 from tasks.learning.trained_model import PolicyError
 from tests.tasks.learning.tiny_model import VOCABULARY, write_model
 
@@ -46,6 +47,19 @@ def test_it_begins_as_the_pretrained_model(adapted, model, batch):
     assert found.keys() == plain.tensors().keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in plain.tensors().items())
     assert adapted().shapes() == plain.shapes()
+
+
+def test_only_the_first_rank_copies_adapters_to_its_host(model):
+    """The device is one from which nothing can be copied."""
+    ranks = [Ranks(rank=rank) for rank in (0, 1)]
+    first, second = (AdaptedPolicy(*model, CPU, LORA, seed=5, ranks=each) for each in ranks)
+    for policy in (first, second):
+        policy.module.to("meta")
+    trained = dict(second.each_trained())
+    assert trained.keys() == second.trained_shapes().keys()
+    assert all(tensor.is_meta for tensor in trained.values())
+    with pytest.raises(NotImplementedError, match="Cannot copy out of meta tensor"):
+        next(first.each_trained())
 
 
 @pytest.mark.parametrize("tied", [True, False])
