@@ -1,9 +1,11 @@
 """Claim: a crew that stands, and goes on when it has no work, makes an iteration much shorter than a map for each one.
 
-Three arms take turns: a map per iteration; a standing crew; a standing crew with flow, one iteration ahead. Each is
-`pyflyte run` of the training workflow on this machine: eight processes are members, journal and trainer are real, and
-the policy is tiny. The engines are scripted: they sleep at each step, and lengths have a heavy tail. In every run
-members are killed. On one machine the first arm generates and trains in turn, as its nodes are called.
+Three arms take turns: a map per iteration; a standing crew; a standing crew with flow, up to AHEAD iterations ahead.
+Each is `pyflyte run` of the training workflow on this machine: eight processes are members, journal and trainer are
+real, and the policy is tiny. The engines are scripted: they sleep at each step, and lengths have a heavy tail. Rollout
+binds: an engine decodes the responses of its slot in four waves, and training takes a small part of that. In every run
+members are killed. On one machine the first arm generates and trains in turn, as its nodes are called. The time after
+the last plan counts, in which members have nothing to go on with.
 """
 
 import argparse
@@ -37,12 +39,15 @@ from tasks.sampling.engines.engine import GenerationRequest
 from tasks.sampling.engines.scripted_engine import ScriptedEngine
 
 ROOT = Path(__file__).resolve().parent.parent
+AHEAD = 2
 ARMS: dict[str, dict[str, dict[str, Any]]] = {
     "a map per iteration": {},
     "standing": {"rollout": {"crew": "standing"}},
-    "standing with flow": {"rollout": {"crew": "standing"}, "algorithm": {"max_staleness": 1}},
+    "standing with flow": {"rollout": {"crew": "standing"}, "algorithm": {"max_staleness": AHEAD}},
 }
 MEMBERS, ITERATIONS = 8, 6
+# The responses that an engine decodes at once, and how many times as many its slot has.
+IN_FLIGHT, WAVES, GENERATIONS = 8, 4, 4
 # After so many commits a member is killed.
 KILLED_AFTER = (1, 3)
 LENGTH_MAX = 400
@@ -80,7 +85,12 @@ def idle_share(lives: Sequence[SlotLife]) -> float:
 def document(url: Path, model: Path, arm: str, step_s: float) -> dict[str, Any]:
     """The configuration of an arm."""
     whole: dict[str, Any] = {
-        "run": {"url": str(url), "seed": 11, "num_prompts_per_step": 2 * MEMBERS, "num_generations": 4},
+        "run": {
+            "url": str(url),
+            "seed": 11,
+            "num_prompts_per_step": MEMBERS * IN_FLIGHT * WAVES // GENERATIONS,
+            "num_generations": GENERATIONS,
+        },
         "policy": {"path": str(model)},
         "data": {"source": "arithmetic", "size": 64},
         "rewards": [{"function": "arithmetic"}],
@@ -89,7 +99,7 @@ def document(url: Path, model: Path, arm: str, step_s: float) -> dict[str, Any]:
             "engine": "scripted",
             "scripted_step_s": step_s,
             "context_length": LENGTH_MAX + 100,
-            "max_responses_in_flight": 8,
+            "max_responses_in_flight": IN_FLIGHT,
             "flush_interval_s": 0.5,
             "heartbeat_interval_s": 0.5,
             "claim_ttl_s": 10.0,
@@ -206,6 +216,8 @@ def main() -> None:
                 "cycle_s": medians[arm],
                 "of the first": medians[arm] / medians[first],
                 "idle share": idle[arm],
+                "idle share, each round": [round(course.idle_share, 3) for course in found],
+                "cycle_s, each round": [round(cycle_s, 2) for cycle_s in cycles[arm]],
                 "identical": f"{sum(c.identical for c in found)} of {sum(c.responses for c in found)}",
                 "killed": sum(len(course.killed) for course in found),
             }

@@ -5,15 +5,21 @@ simulations that are many times as long and have other seeds, and that are repea
 that they judge. A run that was refused although it fits is one whose
 longer simulation keeps the bound. A draw whose long simulation lies closer to the bound than the two may differ counts
 for neither answer. Both sides are simulated: nothing here was measured on a trainer.
+
+Draws 0 to 499 were looked at while predictions were built, so others judge them. With `--kept FILE` each result is
+added to a file, and draws that it holds are not compared again, so that a long run can be divided.
 """
 
 import argparse
+import json
+import math
 import multiprocessing
 import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from benchmarks.reporting import Target, finish
 from storage.fleet_records import AdmittedRun
@@ -22,10 +28,11 @@ from tasks.sharing.shared_cycles import Conditions
 
 SLOWDOWN_MAX = 1.1
 OFF_MAX = 0.03
-LONG_SEEDS = range(1000, 1060)
-LONG_ITERATIONS, LONG_SIMULATIONS = 1000, 4
+FIRST = 1000
+LONG_SEEDS = range(1000, 1300)
+LONG_ITERATIONS, LONG_SETTLED, LONG_SIMULATIONS = 1000, 200, 6
 # The standard error of the slowest run's slowdown, as far as the seeds suffice.
-LONG_UNSURE_MAX = 0.005
+LONG_UNSURE_MAX = 0.003
 LOAD_MAX = 1.3
 # A run one step off may make up for waits of before, so that its slowdown is a little below 1.
 BINS = ((0.9, 1.05), (1.05, 1.1), (1.1, 1.3), (1.3, 10.0))
@@ -43,7 +50,8 @@ class Drawn:
 class Compared:
     """The worst slowdown of the runs on one host, as predicted and in the long simulations.
 
-    number: of the draw. load: of all runs. repeated: how many long simulations there were.
+    number: of the draw. load: of all runs. repeated: how many long simulations there were. unsure: the standard error
+    of `long`.
     """
 
     number: int
@@ -51,6 +59,7 @@ class Compared:
     long: float
     load: float
     repeated: int
+    unsure: float
 
     @property
     def off(self) -> float:
@@ -101,13 +110,16 @@ def compare(number: int) -> Compared:
         seeds=LONG_SEEDS,
         step=LONG_SIMULATIONS,
         unsure_max=LONG_UNSURE_MAX,
+        settled=LONG_SETTLED,
     )
+    slowest = max(long, key=statistics.fmean)
     return Compared(
         number=number,
         predicted=max(predicted.values()),
-        long=max(statistics.fmean(slowdowns) for slowdowns in long),
+        long=statistics.fmean(slowest),
         load=sum(run.load for run in drawn.runs),
-        repeated=len(long[0]),
+        repeated=len(slowest),
+        unsure=statistics.stdev(slowest) / math.sqrt(len(slowest)),
     )
 
 
@@ -136,6 +148,8 @@ def report(found: Sequence[Compared], *, as_json: bool) -> None:
     notes = {
         "fleets": len(found),
         "slowdown_max": SLOWDOWN_MAX,
+        "draws": f"{min(each.number for each in found)}..{max(each.number for each in found)}",
+        "long simulations unsure, most": max(each.unsure for each in found),
         "longer": f"{LONG_SIMULATIONS} to {len(LONG_SEEDS)} x {LONG_ITERATIONS}",
         "most off": f"draw {worst.number}, load {worst.load:.2f}, {worst.predicted:.3f} for {worst.long:.3f}",
     }
@@ -145,18 +159,40 @@ def report(found: Sequence[Compared], *, as_json: bool) -> None:
 def main() -> None:
     """Parse, compare, report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--first", type=int, default=FIRST, help="the first draw")
     parser.add_argument("--fleets", type=int, default=500)
     parser.add_argument("--workers", type=int, default=2, help="processes; 0: this one")
+    parser.add_argument("--kept", type=Path, help="a file that keeps results")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     if options.fleets < 1:
         parser.error(f"--fleets: value {options.fleets}; allowed: at least 1")
+    report(compare_all(range(options.first, options.first + options.fleets), options), as_json=options.json)
+
+
+def compare_all(numbers: Sequence[int], options: argparse.Namespace) -> list[Compared]:
+    """Compare these draws, except those that the file of results holds; a line there that was cut off is the last."""
+    kept = {}
+    if options.kept is not None and options.kept.exists():
+        lines = options.kept.read_text().splitlines(keepends=True)
+        kept = {each.number: each for line in lines if line.endswith("\n") for each in [Compared(**json.loads(line))]}
+        options.kept.write_text("".join(json.dumps(asdict(each)) + "\n" for each in kept.values()))
+    left = [number for number in numbers if number not in kept]
     if options.workers == 0:
-        found = [compare(number) for number in range(options.fleets)]
-    else:
+        kept |= {each.number: each for each in _keeping(map(compare, left), options.kept)}
+    elif left:
         with ProcessPoolExecutor(options.workers, multiprocessing.get_context("spawn")) as pool:
-            found = list(pool.map(compare, range(options.fleets), chunksize=10))
-    report(found, as_json=options.json)
+            kept |= {each.number: each for each in _keeping(pool.map(compare, left), options.kept)}
+    return [kept[number] for number in numbers]
+
+
+def _keeping(found: Iterator[Compared], file: Path | None) -> Iterator[Compared]:
+    """The same, each added to the file first."""
+    for each in found:
+        if file is not None:
+            with file.open("a") as kept:
+                kept.write(json.dumps(asdict(each)) + "\n")
+        yield each
 
 
 if __name__ == "__main__":

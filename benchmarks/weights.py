@@ -1,7 +1,8 @@
 """Claim: pulling weights costs hardly more than copying them, and an optimizer step sends few of their bytes.
 
-There are three measurements: a verified pull against plain parallel copies of the same bytes, interleaved; the bytes of
-versions after real optimizer steps in bfloat16; and the time of a late joiner to its first token, part by part.
+There are four measurements: a verified pull against plain parallel copies of the same bytes, interleaved; the bytes of
+versions after real optimizer steps in bfloat16; the time of a late joiner to its first token, part by part; and bytes
+and seconds of a version with LoRA adapters, merged and alone.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.adapter_versions import measure_adapters
 from benchmarks.late_joiner import PARTS, joined
 from benchmarks.reporting import Target, finish, interleave, medians, ratios
 from benchmarks.weight_steps import Step, make_policy, make_random_policy, steps
@@ -271,14 +273,25 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=512, help="width of the late joiner's model")
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--join-rounds", type=int, default=2)
+    parser.add_argument("--only-adapters", action="store_true", help="only the versions with adapters")
     given = parser.parse_args()
+    lora_rows = [
+        row
+        for rank in (8, 32)
+        for row in measure_adapters(
+            hidden=given.hidden, layers=given.layers, rank=rank, learning_rates=(1e-5, 1e-4), rounds=given.rounds
+        )
+    ]
+    if given.only_adapters:
+        finish("weights", lora_rows, [], as_json=given.json, notes={"only_adapters": True})
+        return
     pull_rows, targets = measure_pull(given.mib << 20, given.s3_mib << 20, given.rounds)
     counts = {rate: given.steps if k == 0 else max(1, given.steps // 2) for k, rate in enumerate(LEARNING_RATES)}
     with tempfile.TemporaryDirectory() as temporary:
         model = make_policy(Path(temporary) / "model", given.warm_steps)
         step_rows, step_targets, results = measure_steps(model, counts)
     join_rows = measure_join(given.hidden, given.layers, given.join_rounds, versions=3)
-    rows = [*pull_rows, *step_rows, codec_rates(min(given.mib, 64) << 20), *join_rows]
+    rows = [*pull_rows, *step_rows, codec_rates(min(given.mib, 64) << 20), *join_rows, *lora_rows]
     notes = {key: value for key, value in vars(given).items() if key != "json"}
     finish("weights", rows, [*targets, *step_targets], as_json=given.json, notes=notes, results=results)
 

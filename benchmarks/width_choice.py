@@ -128,7 +128,7 @@ def static_crews(given: Scenario) -> dict[tuple[int, str], Scenario]:
     for count in range(pool.count + 1):
         for seeding in ("auto", "off") if count else ("auto",):
             planning = replace(given.policy.planning, width="fixed", seeding=seeding)
-            pools = (replace(pool, count=count),) if count else ()
+            pools = (replace(pool, count=count, places=pool.count),) if count else ()
             found[count, seeding] = replace(given, pools=pools, policy=replace(given.policy, planning=planning))
     return found
 

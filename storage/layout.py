@@ -12,6 +12,7 @@ MODEL = "model/"
 WEIGHTS = "weights/"
 CHECKPOINTS = "checkpoints/"
 REWARD_MODELS = "reward_models/"
+SOURCES = "sources/"
 ITERATIONS = "iterations/"
 EVALUATIONS = "evaluations/"
 LENGTHS = "lengths/"
@@ -24,6 +25,11 @@ PROBE = "probe/"
 def model_file(name: str) -> str:
     """A small file of the model: configuration, tokenizer or chat template."""
     return f"{MODEL}{name}"
+
+
+def source_rows(digest: str) -> str:
+    """Rows of a data set of the hub, named by their content."""
+    return f"{SOURCES}{digest}.parquet"
 
 
 def weights(version: int) -> str:

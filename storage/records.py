@@ -1,7 +1,7 @@
 """The small JSON objects of a run as frozen dataclasses, and their strict codec (docs/format.md section 3).
 
-A record is encoded for one key, and refused under any other. Decoding refuses unknown fields and wrong types. Records
-that are created once carry a nonce, so that a writer can recognise its own bytes.
+A record is encoded for one key, and refused under any other, with unknown fields and wrong types. Records that are
+created once carry a nonce, so that a writer can recognise its own bytes.
 """
 
 import uuid
@@ -14,6 +14,7 @@ from pydantic import ConfigDict
 from storage import canonical
 from storage.envelope import unwrap, wrap
 from storage.planning_records import DecisionRecord, LengthsRecord, PoolObservation, SeedingRecord
+from storage.sources import HubSource
 from storage.store import ObjectStore
 from storage.store import commit as commit_bytes
 
@@ -54,7 +55,7 @@ class SamplingParams:
 class RunRecord:
     """run.json: what a run is. `config` is the resolved RunConfig; `digest` identifies what must not change in it.
 
-    model_files: the digest of each file below `model/` by its name; empty in an evaluation, which uses the run's.
+    model_files: the digest of each file below `model/`; sources: what the hub gave, by field. Empty in an evaluation.
     """
 
     KIND: ClassVar[str] = "run"
@@ -63,6 +64,7 @@ class RunRecord:
     digest: str
     vocab_size: int
     model_files: dict[str, str]
+    sources: dict[str, HubSource] = field(default_factory=dict)
     created_at_s: float
     nonce: str = field(default_factory=nonce)
 

@@ -11,6 +11,7 @@ from storage.clock import Clock
 from storage.connect import connect
 from storage.evaluations import signs_of_life
 from storage.records import LeaseRecord, PlanRecord, ReportRecord, RunRecord, SettingsRecord
+from storage.sources import HubSource
 from storage.store import ConflictingRecord, CorruptObject, ObjectMissing, ObjectStore
 
 LEASE_POLLS_PER_TTL = 6
@@ -43,10 +44,12 @@ def open_run(
     model_files: Mapping[str, str],
     clock: Clock,
     explain: Callable[[Mapping[str, Any]], list[str]],
+    sources: Mapping[str, HubSource] | None = None,
 ) -> RunRecord:
     """Create run.json, or accept the one that is there if it is the same run.
 
-    model_files: the digests of the files below `model/`, which must be stored before. `explain` gets the stored
+    model_files: the digests of the files below `model/`, which must be stored before. sources: what came from the hub,
+    with rows stored before; None: as the run has it. `explain` gets the stored
     configuration and returns the differences that are not allowed. If there is one, or if a model file differs, the
     directory holds another run: this raises ConflictingRecord. Nothing is overwritten.
     """
@@ -55,6 +58,7 @@ def open_run(
         digest=digest,
         vocab_size=vocab_size,
         model_files=dict(model_files),
+        sources=dict(sources or {}),
         created_at_s=clock.wall(),
     )
     if records.commit(store, layout.RUN, mine):
@@ -64,6 +68,10 @@ def open_run(
     for name in sorted({*model_files, *theirs.model_files}):
         if model_files.get(name) != theirs.model_files.get(name):
             differences.append(f"{layout.model_file(name)}: it differs, or only one of both has it")
+    if sources is not None:
+        for name in sorted({*sources, *theirs.sources}):
+            if sources.get(name) != theirs.sources.get(name):
+                differences.append(f"{name}: another commit of the hub, or only one of both has it")
     if differences:
         reasons = "\n".join(f"  {line}" for line in differences)
         raise ConflictingRecord(f"{store.url} holds a run of another configuration; nothing was changed:\n{reasons}")

@@ -72,6 +72,14 @@ class Row:
     def lack(self) -> str | None:
         """Why the row may not be stored or used; None if nothing is wrong."""
         policy = self.origin is Origin.POLICY
+        if (
+            policy
+            and self.finish is Finish.RUNNING
+            and self.event is None
+            and len(self.logprobs) == len(self.token_ids)
+        ):
+            # Nearly every row; a reader of many members asks this for each.
+            return None
         if len(self.logprobs) != (len(self.token_ids) if policy else 0):
             kind = self.origin.name.lower()
             return f"response {self.response}: {len(self.token_ids)} token ids, {len(self.logprobs)} logprobs ({kind})"

@@ -176,6 +176,10 @@ def test_status_shows_the_history_of_a_run(model, tmp_path):
     assert "nan" not in result.stdout
     [titles] = [line for line in result.stdout.splitlines() if "reward" in line]
     assert "regenerated" in titles
+    sizes = [
+        f"{each['metrics']['weights/bytes']:,.0f} (version {each['weight_version']})" for each in found["iterations"]
+    ]
+    assert f"bytes of weights: {', '.join(sizes)}" in result.stdout
 
 
 def test_a_metric_that_a_report_lacks_is_no_number_and_no_error():

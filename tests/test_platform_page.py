@@ -13,6 +13,8 @@ from resources.pools import PoolConfig, PoolsConfig
 from resources.quantities import amount
 from tasks.configuration.run_config import load, parse
 from tasks.configuration.trainer import TrainerConfig
+from tasks.doctor.cluster import Asked
+from tasks.doctor.flyte_settings import JUDGES, PENDING, RESERVED, SPOT, configured_limits
 from tasks.local_map import SYSTEM_RETRIES
 from tests.workflows.test_iteration import CONFIG, job
 from workflows.compiled_size import FLYTE_BYTES_MAX
@@ -35,6 +37,21 @@ def block(mark: str) -> str:
 
 INLINE = yaml.safe_load(block("helm values"))["configuration"]["inline"]
 KUBERNETES = INLINE["plugins"]["k8s"]
+# Setting -> (what the page calls its default, what it says to set).
+SETTINGS = {
+    name: (default, wanted)
+    for names, default, wanted in re.findall(
+        r"^\| (`[^|]+) \| ([^|]+) \| ([^|]+) \| [^|]+ \|$", PAGE, flags=re.MULTILINE
+    )
+    for name in re.findall(r"`([\w.-]+)`", names)
+}
+# How the page calls the settings that `gleaner doctor --cluster` reads, where it is not their path.
+ON_THE_PAGE = {
+    SPOT: "interruptible-node-selector-requirement",
+    "storage.limits.maxdownloadmbs": "maxDownloadMBs",
+    "storage.cache.max_size_mbs": "max_size_mbs",
+    "tasks.task-plugins.enabled-plugins": "tasks.task-plugins",
+}
 
 
 def all_pools(pools: PoolsConfig) -> list[PoolConfig]:
@@ -55,6 +72,31 @@ def test_flytes_own_limits_would_cap_the_default_pools():
     [row] = re.findall(r"^\| `task_resources.limits` \| cpu (\S+), memory (\S+), gpu 1 \|", PAGE, flags=re.MULTILINE)
     assert amount(PoolConfig().cpu) > amount(row[0])
     assert amount(PoolConfig().memory) > amount(row[1])
+
+
+def test_the_doctor_takes_the_defaults_that_the_page_names():
+    """A setting that nobody has made is judged as its default, and wrong only if the page says to change it."""
+    asked = Asked(pools=PoolsConfig(), trainer=TrainerConfig())
+    for path, judge in JUDGES.items():
+        default = SETTINGS[ON_THE_PAGE.get(path, path)][0]
+        number = re.match(r"-?\d+", default)
+        if number is not None:
+            assert judge(int(number[0]), asked) == judge(None, asked)
+        assert (judge(None, asked) is not None) == (path in (PENDING, SPOT, RESERVED))
+        assert (default in ("off", "none")) == (path in (PENDING, SPOT, RESERVED))
+    limits = configured_limits({})
+    default, _ = SETTINGS["task_resources.limits"]
+    assert default == f"cpu {limits['cpu']}, memory {limits['memory']}, gpu {limits['gpu']}"
+
+
+def test_what_the_page_says_to_leave_is_left_or_set_to_its_default():
+    left = [name for name, (_, wanted) in SETTINGS.items() if wanted.startswith("leave")]
+    assert len(left) == 4
+    for name in left:
+        value = INLINE
+        for part in name.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        assert value is None or isinstance(value, dict) or str(value) == SETTINGS[name][0]
 
 
 def test_lost_machines_are_counted_as_the_code_counts_on():

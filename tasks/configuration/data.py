@@ -30,14 +30,17 @@ class DataConfig:
     """The prompts of a run.
 
     `source` is "arithmetic" (the built-in generator, `size` prompts) or a path: a .jsonl or .parquet file, or a
-    directory written by datasets.save_to_disk, whose part `split` names. `limit` keeps the first rows only. Without
+    directory written by datasets.save_to_disk, whose part `split` names; or the id of a data set on the Hugging Face
+    Hub, with its `subset`, `split` and `revision`. `limit` keeps the first rows only. Without
     `id_column`, the id is verl's extra_info.index if that is unique, else the row number. `seed` determines the
     generated problems and, with `shuffle`, the order within each epoch.
     """
 
     __pydantic_config__ = STRICT
     source: Annotated[str, Field(min_length=1)] = ARITHMETIC
+    subset: Annotated[str, Field(min_length=1)] | None = None
     split: str | None = None
+    revision: Annotated[str, Field(min_length=1)] | None = None
     prompt_column: Annotated[str, Field(min_length=1)] = "prompt"
     id_column: str | None = None
     shuffle: bool = True
@@ -50,7 +53,9 @@ class DataConfig:
     def __post_init__(self) -> None:
         if self.source == ARITHMETIC:
             for name, value, default in (
+                ("subset", self.subset, None),
                 ("split", self.split, None),
+                ("revision", self.revision, None),
                 ("id_column", self.id_column, None),
                 ("prompt_column", self.prompt_column, "prompt"),
             ):

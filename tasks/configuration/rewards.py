@@ -18,11 +18,19 @@ BUILT_IN = ("arithmetic", "environment", "format", "length", "math", "reward_mod
 SETTINGS: dict[str, tuple[str, ...]] = {
     "format": ("pattern",),
     "length": ("free_tokens", "scale_tokens"),
-    "reward_model": ("model", "label", "device", "dtype", "batch_tokens_max", "max_length"),
+    "reward_model": ("model", "revision", "label", "device", "dtype", "batch_tokens_max", "max_length"),
 }
 REQUIRED = {"format": ("pattern",), "length": ("free_tokens", "scale_tokens"), "reward_model": ("model",)}
 # Settings for where a function runs, how long it may take and how often it may fail; rewards do not depend on them.
-OPERATIONAL = ("model", "device", "batch_tokens_max", "time_limit_s", "load_time_limit_s", "failed_share_max")
+OPERATIONAL = (
+    "model",
+    "revision",
+    "device",
+    "batch_tokens_max",
+    "time_limit_s",
+    "load_time_limit_s",
+    "failed_share_max",
+)
 # The name becomes part of metric names and of storage keys.
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
@@ -42,7 +50,8 @@ class RewardConfig:
     arguments: for a function of the user's own that returns the reward function; it is called with them by name.
     pattern: for "format", a regular expression that must match the whole completion; "." also matches line ends.
     free_tokens, scale_tokens: for "length", which is -max(0, tokens - free_tokens) / scale_tokens, but at least -1.
-    model: for "reward_model", a Hugging Face directory with a sequence classification model.
+    model: for "reward_model", a Hugging Face directory with a sequence classification model, or its id on the hub,
+    where revision names a branch, tag or commit.
     label: the index of the logit that is the reward; None if the model has only one.
     device: "auto" takes the trainer's. dtype: the dtype of the reward model's weights and activations.
     batch_tokens_max: the most padded tokens of one forward pass of the reward model; a longer input has its own pass.
@@ -63,6 +72,7 @@ class RewardConfig:
     free_tokens: Annotated[int, Field(ge=0)] | None = None
     scale_tokens: Annotated[int, Field(ge=1)] | None = None
     model: Annotated[str, Field(min_length=1)] | None = None
+    revision: Annotated[str, Field(min_length=1)] | None = None
     label: Annotated[int, Field(ge=0)] | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"

@@ -76,10 +76,14 @@ class RunSection:
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyConfig:
-    """path: a Hugging Face model directory (config.json, safetensors, tokenizer) on the machine that runs `plan`."""
+    """path: a Hugging Face model directory (config.json, safetensors, tokenizer) on the machine that runs `plan`.
+
+    If there is no such path, it is the id of a model on the hub; revision: its branch, tag or commit, None for main.
+    """
 
     __pydantic_config__ = STRICT
     path: Annotated[str, Field(min_length=1)]
+    revision: Annotated[str, Field(min_length=1)] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,7 +242,10 @@ def _placements_that_clash(config: RunConfig) -> Iterator[str]:
     for field_name in ("nnodes", "nproc_per_node") if trainer.placement == "shared" else ():
         if getattr(trainer, field_name) > 1:
             value = getattr(trainer, field_name)
-            yield f"trainer.{field_name}: value {value}; allowed with {placement}: 1, because a host trains alone"
+            yield (
+                f"trainer.{field_name}: value {value}; allowed with {placement}: 1, because a host trains each run in "
+                "one process"
+            )
 
 
 def load(path: str | Path) -> RunConfig:

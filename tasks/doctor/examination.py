@@ -82,7 +82,8 @@ def _wrong_count(seen: VisibleGpus, gpus: int | None) -> str | None:
     try:
         check_gpus("expected", gpus, "auto", lambda: seen)
     except WrongGpus as error:
-        return str(error)
+        # Nothing here is a field of a configuration.
+        return str(error).replace(f"expected.gpus: value {gpus}, and", f"{gpus} expected, and")
     return None
 
 

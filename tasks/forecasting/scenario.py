@@ -64,7 +64,8 @@ class AvailabilityScenario:
 class PoolScenario:
     """A pool of machines that generate, one member of the crew each.
 
-    count_min, count: the least and the most members; the planner chooses between them.
+    count_min, count: the least and the most members; the planner chooses between them. places: the machines that the
+        market has for the pool, of which at most count are taken at a time; None: count.
     usd_per_h: price of one machine. gpus: GPUs of one machine, for GPU-seconds.
     responses_max: the most responses decoded together. step_s: (batch, seconds of a decode step), as in StepTime.
     prefill_tokens_per_s: rate of prompts and prefixes; decoding stands still meanwhile.
@@ -81,6 +82,7 @@ class PoolScenario:
     interruptible: bool = True
     count: Annotated[int, Field(ge=0)]
     count_min: Annotated[int, Field(ge=0)] = 0
+    places: Annotated[int, Field(ge=0)] | None = None
     usd_per_h: _AtLeast0
     gpus: _AtLeast0 = 1.0
     responses_max: Annotated[int, Field(ge=1)]
@@ -96,6 +98,8 @@ class PoolScenario:
     def __post_init__(self) -> None:
         if self.count_min > self.count:
             raise ValueError(f"count_min: value {self.count_min}; allowed: 0 to count ({self.count})")
+        if self.places is not None and self.places < self.count:
+            raise ValueError(f"places: value {self.places}; allowed: null, or at least count ({self.count})")
         if self.name == TRAIN_POOL:
             raise ValueError(f"name: value {self.name!r}; allowed: another, that is what the trainer's machines are")
         StepTime(self.step_s)

@@ -67,7 +67,7 @@ class _Simulation:
                 self._events,
                 pool,
                 # Each pool has its own seed, so that no two pools lose their machines together.
-                changes(pool.availability, pool.count, seed + POOL_SEEDS * number),
+                changes(pool.availability, pool.places or pool.count, seed + POOL_SEEDS * number),
                 on_ready=self._processes.ready,
                 on_lost=self._processes.lost,
             )

@@ -37,6 +37,11 @@ def held_models(store: ObjectStore, configs: Sequence[RewardConfig], prefix: str
     return held
 
 
+def models_named(configs: Sequence[RewardConfig]) -> set[str]:
+    """The names of the configured reward models."""
+    return set(_folders(configs))
+
+
 def content_digests(store: ObjectStore, configs: Sequence[RewardConfig], prefix: str = "") -> dict[str, str]:
     """The content digest of each configured reward model by name, from the run's copy or else from the folder.
 

@@ -1,7 +1,7 @@
 """AdaptedPolicy: a policy of which only LoRA adapters are trained; without them it is its own reference.
 
-Published weights are merged, so that engines need not know about adapters; checkpoints hold the adapters only. This
-module names, initialises and merges the adapters' layers; peft computes them.
+Published weights are merged, or the adapters alone (`lora.publish`); checkpoints hold the adapters only. This module
+names and initialises the adapters' layers, and merges them by `adapter_merge`; peft computes them.
 """
 
 import functools
@@ -16,6 +16,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from storage.weights.adapters import FIRST, SECOND, AdapterRecord
 from tasks.configuration.lora import LoraConfig
 from tasks.configuration.trainer import TrainerConfig
 from tasks.learning.batching import TokenBatch
@@ -23,6 +24,7 @@ from tasks.learning.policy import Policy
 from tasks.learning.ranks import Ranks
 from tasks.learning.sharded import Stored, whole
 from tasks.learning.trained_model import PolicyError
+from tasks.sampling.engines.adapter_merge import merged_weight
 
 _ADAPTER = "default"
 _BASE = ".base_layer."
@@ -55,7 +57,7 @@ class AdaptedPolicy(Policy):
         seed: int,
         ranks: Ranks | None = None,
     ) -> None:
-        self._scale = lora.alpha / lora.rank
+        self._lora = lora
         self._begin = _Beginning(tensors, seed)
         super().__init__(
             model_dir, {}, config, ranks=ranks, trainable=_is_adapter, adapt=lambda module: _inject(module, lora)
@@ -87,7 +89,8 @@ class AdaptedPolicy(Policy):
     ) -> Iterator[tuple[str, Tensor]]:
         """The merged weights, W + alpha / rank * B A in float32 on the device, otherwise as in `TrainedModel`."""
         state = self.module.state_dict()
-        modules = dict(self.module.named_modules())
+        transposed = self._transposed
+        scale = self._lora.alpha / self._lora.rank
         for name in super().shapes():
             if _is_adapter(name):
                 continue
@@ -96,11 +99,26 @@ class AdaptedPolicy(Policy):
             layer, is_adapted, leaf = name.partition(_BASE)
             if is_adapted and leaf == "weight":
                 first, second = (whole(state[layer + end].detach()) for end in (_FIRST, _SECOND))
-                difference = (second.float() @ first.float()).mul_(self._scale)
-                transposed: Any = getattr(modules[layer], "fan_in_fan_out", False)
-                merged = value.float() + (difference.T if transposed else difference)
+                merged = merged_weight(value, first, second, scale, transposed=layer in transposed)
             dtype_here = (dtypes or {}).get(published, dtype)
             yield published, self.on_host(merged.to(dtype_here) if merged.is_floating_point() else merged)
+
+    @property
+    def adapter(self) -> AdapterRecord | None:
+        """What a weight version says of its adapter, if the adapters are published alone."""
+        if self._lora.publish == "merged":
+            return None
+        return AdapterRecord(rank=self._lora.rank, alpha=self._lora.alpha, transposed=tuple(sorted(self._transposed)))
+
+    def each_factor(self) -> Iterator[tuple[str, Tensor]]:
+        """`each_trained` by the names of a published adapter."""
+        for name, value in self.each_trained():
+            yield name.replace(_FIRST, FIRST).replace(_SECOND, SECOND), value
+
+    @property
+    def _transposed(self) -> set[str]:
+        """The adapted layers that hold their weights as [inputs, outputs]."""
+        return {name for name, layer in self.module.named_modules() if getattr(layer, "fan_in_fan_out", False) is True}
 
     def trained_shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of the adapters' tensors."""

@@ -31,7 +31,13 @@ from tasks.learning.learner import Learner
 from tasks.learning.lease import keep_lease
 from tasks.learning.nonfinite import keep_nonfinite
 from tasks.learning.optimizer import NonFiniteGradient
-from tasks.learning.publication import AnotherWasFirstError, is_checkpoint_due, publish, save_and_publish
+from tasks.learning.publication import (
+    AnotherWasFirstError,
+    is_checkpoint_due,
+    publish,
+    published_adapter,
+    save_and_publish,
+)
 from tasks.learning.ranks import Ranks, joined
 from tasks.learning.recorded_batches import Batches, RecordedBatches
 from tasks.learning.replaying import base_of, iteration_trainer, learner_at
@@ -152,7 +158,8 @@ def publish_stored(
     With several ranks, every rank calls it. ranks: None means this process alone.
     """
     learner = restore_learner(store, version, config, model, clock, ranks)
-    base = pull_version(store, version - 1, None, clock)[1] if learner.ranks.is_first else {}
+    needs_base = learner.ranks.is_first and published_adapter(learner.policy) is None
+    base = pull_version(store, version - 1, None, clock)[1] if needs_base else {}
     publish(store, version, learner, base, config.trainer.weights_full_interval, clock)
     log.info("published weight version %d", version)
 

@@ -5,8 +5,9 @@ objects of both are written side by side; only the order of their manifests matt
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from typing import Any
 
 import torch
 
@@ -15,11 +16,13 @@ from storage.clock import Clock
 from storage.records import PlanRecord
 from storage.run import ends_execution, exists
 from storage.store import ConflictingRecord, ObjectStore
-from storage.weights.manifest import TensorBlock
+from storage.weights.adapters import AdapterRecord, publish_adapter
+from storage.weights.manifest import Manifest, TensorBlock
 from storage.weights.tensor_sets import PUBLISHED_AT_S, read_manifest
 from storage.weights.versions import publish_version
 from tasks.configuration.trainer import TrainerConfig
 from tasks.learning import checkpoint
+from tasks.learning.adapted_policy import AdaptedPolicy
 from tasks.learning.checkpoint import Saving, TrainerState
 from tasks.learning.learner import Learner
 from tasks.learning.policy import Policy
@@ -52,9 +55,10 @@ def save_and_publish(
 ) -> None:
     """Write the checkpoints of a version if it `saves`, and publish its weights, which exist only when those do.
 
-    `base` is the content of version - 1, needed on the first rank. The critic's checkpoint comes first. It may be
-    another trainer's although the policy's is ours, because both trainers learned from the same records. Raises
-    AnotherWasFirstError on every rank; then nothing is published, or without checkpoints the other trainer's weights.
+    `base` is the content of version - 1, needed on the first rank unless adapters are published alone. The critic's
+    checkpoint comes first. It may be another trainer's although the policy's is ours, because both trainers learned
+    from the same records. Raises AnotherWasFirstError on every rank; then nothing is published, or without checkpoints
+    the other trainer's weights.
     """
     if not saves:
         _publish_alone(store, version, learner, base, trainer.weights_full_interval, clock)
@@ -85,7 +89,7 @@ def save_and_publish(
         finish()
         return
     interval = trainer.weights_full_interval
-    publish_version(store, version, blocks, SOURCE, base=base, full_interval=interval, before_manifest=finish)
+    _publish(store, version, learner.policy, blocks, base, interval, SOURCE, finish)
 
 
 def _publish_alone(
@@ -101,14 +105,15 @@ def _publish_alone(
     blocks = published_blocks(store, learner.policy, ranks)
     if ranks.is_first:
         try:
-            publish_version(
+            _publish(
                 store,
                 version,
+                learner.policy,
                 blocks,
+                base,
+                full_interval,
                 SOURCE,
-                base=base,
-                full_interval=full_interval,
-                before_manifest=lambda: {PUBLISHED_AT_S: clock.wall()},
+                lambda: {PUBLISHED_AT_S: clock.wall()},
             )
         except ConflictingRecord as error:
             conflict = str(error)
@@ -129,16 +134,45 @@ def publish(
     blocks = published_blocks(store, learner.policy, learner.ranks)
     if learner.ranks.is_first:
         metadata = {**SOURCE, PUBLISHED_AT_S: clock.wall()}
-        publish_version(store, version, blocks, metadata, base=base, full_interval=full_interval)
+        _publish(store, version, learner.policy, blocks, base, full_interval, metadata)
+
+
+def _publish(
+    store: ObjectStore,
+    version: int,
+    policy: Policy,
+    blocks: Blocks,
+    base: Mapping[str, TensorBlock],
+    full_interval: int,
+    metadata: Mapping[str, Any],
+    before_manifest: Callable[[], Mapping[str, Any]] = dict,
+) -> Manifest:
+    """Publish what `published_blocks` returned, as an adapter or as differences to `base`."""
+    adapter = published_adapter(policy)
+    if adapter is not None:
+        return publish_adapter(store, version, blocks, adapter, metadata, before_manifest=before_manifest)
+    return publish_version(
+        store, version, blocks, metadata, base=base, full_interval=full_interval, before_manifest=before_manifest
+    )
+
+
+def published_adapter(policy: Policy) -> AdapterRecord | None:
+    """What the policy's weight versions say of their adapter; None if they hold the model's tensors."""
+    return policy.adapter if isinstance(policy, AdaptedPolicy) else None
 
 
 def published_blocks(store: ObjectStore, policy: Policy, ranks: Ranks, *, lasting: bool = False) -> Blocks:
     """The policy's tensors for publication, each in the dtype that it has in the run's first weights.
 
+    If adapters are published alone, their factors in float32.
+
     Every rank must call it; only the first gets the tensors. `lasting`: they do not change with the next optimizer
     step, which costs the host the bytes of one weight version: 2 per parameter in bfloat16, beside the 16 for
     parameters, gradients and moments.
     """
+    if isinstance(policy, AdaptedPolicy) and policy.adapter is not None:
+        factors = ((name, tensor.clone() if lasting else tensor) for name, tensor in policy.each_factor())
+        return {name: as_block(tensor) for name, tensor in factors if ranks.is_first}
     given = {name: DTYPES[entry.dtype] for name, entry in read_manifest(store, layout.weights(0)).tensors.items()}
     # A tied tensor has several names, and the first weights may use any of them.
     dtypes = {policy.canonical(name): dtype for name, dtype in given.items()} | given

@@ -28,7 +28,7 @@ from storage.weights.versions import pull_version
 from tasks.configuration.run_config import RunConfig, parse
 from tasks.learning.importance import same_engine
 from tasks.learning.learner import Learner
-from tasks.learning.publication import Blocks, published_blocks
+from tasks.learning.publication import Blocks, published_adapter, published_blocks
 from tasks.learning.ranks import Ranks
 from tasks.learning.recorded_batches import Batches, BatchReader
 from tasks.learning.restoring import restore_learner
@@ -193,8 +193,11 @@ def base_of(
     """What `version` holds, to which the next version is published as differences, and metrics; for the first rank.
 
     A replay on a GPU, or on another number of ranks, may end with other last bits than were published. Differences
-    refer to what was published.
+    refer to what was published. Adapters refer to version 0, so that for them nothing is kept.
     """
+    is_adapter = published_adapter(learner.policy) is not None
+    if is_adapter and not replayed.iterations:
+        return {}, {}
     blocks = published_blocks(store, learner.policy, learner.ranks, lasting=True)
     if not replayed.iterations or not learner.ranks.is_first:
         return blocks, {}
@@ -202,5 +205,6 @@ def base_of(
     changed = sum(digest != entries[name].digest for name, digest in digest_all(blocks).items())
     if changed:
         log.warning("%d of %d tensors of the replayed version %d have other last bits", changed, len(blocks), version)
-        blocks = pull_version(store, version, None, clock)[1]
-    return blocks, {"replay/tensors_changed": float(changed)}
+        if not is_adapter:
+            blocks = pull_version(store, version, None, clock)[1]
+    return {} if is_adapter else blocks, {"replay/tensors_changed": float(changed)}

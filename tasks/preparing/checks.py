@@ -11,6 +11,7 @@ from tasks.configuration.run_config import RunConfig
 from tasks.evaluation.held_out import check_number, draw_held_out, load_held_out
 from tasks.grading.grader import check_rewards
 from tasks.learning.pretrained import ModelError, check_model
+from tasks.preparing.at_hand import all_at_hand, inputs_at_hand
 from tasks.preparing.engine_fit import check_engine_fits
 from tasks.preparing.tools import openings, prompt_tokenizer
 from tasks.prompts.draw import draw_prompts, prompts_at
@@ -38,8 +39,15 @@ def check_files(config: RunConfig) -> list[str]:
     """Open everything that the configuration names, as the first plan of a run does; writes nothing.
 
     Returns a line about each thing that was looked at. Raises ModelError, EngineMisfit, PromptError, GradingError,
-    EngineError, ToolsUnusable and ValueError.
+    EngineError, ToolsUnusable, HubError and ValueError.
     """
+    with inputs_at_hand() as inputs:
+        local = all_at_hand(config, inputs)
+        pinned = [f"{name}: {found.repo} at commit {found.commit}" for name, found in inputs.found.items()]
+        return [*pinned, *_look_at(local, config)]
+
+
+def _look_at(config: RunConfig, written: RunConfig) -> list[str]:
     directory = model_directory(config)
     doubts = check_engine_fits(config, directory)
     config.algorithm.estimator.check(with_turns=config.turns is not None)
@@ -51,7 +59,7 @@ def check_files(config: RunConfig) -> list[str]:
         f"model: the configuration, the tokenizer and the headers of the weights in {directory}",
         f"advantage estimator: {config.algorithm.advantage_estimator}",
         f"rewards: {', '.join(reward.function for reward in config.rewards)}",
-        f"prompts: {_described(rows)} of {config.data.source}",
+        f"prompts: {_described(rows)} of {written.data.source}",
     ]
     if config.turns is not None:
         first = openings(config, prompts_at(prompts, config.data, 0, 1), config.run.seed, 0)
@@ -61,9 +69,9 @@ def check_files(config: RunConfig) -> list[str]:
         else:
             reset = f", and a reset of {config.turns.environment}" if first else ""
             seen.append(f"turns: the tools and their schemas, the chat template with tools{reset}")
-    if config.evaluation is not None:
+    if written.evaluation is not None:
         rows = check_held_out(config, directory, tokenizer)
-        seen.append(f"evaluation: {_described(rows)} of {config.evaluation.data.source}, and its rewards")
+        seen.append(f"evaluation: {_described(rows)} of {written.evaluation.data.source}, and its rewards")
     return [*seen, *(f"not sure: {doubt}" for doubt in doubts)]
 
 

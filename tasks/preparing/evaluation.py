@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Collection
+from dataclasses import replace
 
 from resources.pools import ControlPoolConfig
 from storage import layout, model_files, prompt_table, records
@@ -24,9 +25,10 @@ from tasks.evaluation.measure import (
     evaluation_of,
     rewards_of,
 )
-from tasks.grading.run_rewards import held_models, publish_models
+from tasks.grading.run_rewards import held_models, models_named, publish_models
 from tasks.learning.pretrained import stop_token_ids
 from tasks.planning.division import assign_groups
+from tasks.preparing.at_hand import InputsAtHand, inputs_at_hand
 from tasks.preparing.tools import openings, prompt_tokenizer
 from tasks.prompts.draw import prompts_at
 
@@ -46,7 +48,6 @@ def prepare(config: RunConfig, version: int, execution: str, clock: Clock) -> tu
     errors of opening prompts and rewards, ConflictingRecord for another run's configuration, VersionGone, and
     StoreDenied if the evaluation's directory is a link.
     """
-    rewards, prefix = rewards_of(config)
     config.pools.check_prices()
     run = connect(config.run.url)
     try:
@@ -58,8 +59,25 @@ def prepare(config: RunConfig, version: int, execution: str, clock: Clock) -> tu
         reasons = "\n".join(f"  {line}" for line in unlike)
         raise ConflictingRecord(f"{run.url} holds a run of another configuration; nothing was changed:\n{reasons}")
     version = published(run, version)
+    with inputs_at_hand(run) as inputs:
+        return _prepare(run, stored, config, inputs, version, execution, clock)
+
+
+def _prepare(
+    run: ObjectStore,
+    stored: RunRecord,
+    config: RunConfig,
+    inputs: InputsAtHand,
+    version: int,
+    execution: str,
+    clock: Clock,
+) -> tuple[PlanReference, list[int]]:
+    local, (rewards, prefix) = config, rewards_of(config)
     held = held_models(run, rewards, prefix)
-    decided_by = settings_digest(deciding_settings(run, config))
+    if config.evaluation is not None and config.evaluation.rewards and not held.issuperset(models_named(rewards)):
+        own = inputs.rewards(config.evaluation.rewards, "evaluation.rewards")
+        local = replace(config, evaluation=replace(config.evaluation, rewards=own))
+    decided_by = settings_digest(deciding_settings(run, local))
     name = layout.evaluation_name(version, decided_by)
     url = layout.evaluation_url(config.run.url, name)
     reference = PlanReference(run_url=url, iteration=ITERATION, weight_version=version, execution=execution)
@@ -70,7 +88,9 @@ def prepare(config: RunConfig, version: int, execution: str, clock: Clock) -> tu
     any(run.list(layout.evaluation_directory(name)))
     store = connect(url)
     if not exists(store, layout.plan(ITERATION)):
-        _write_plan(run, store, stored, config, version, decided_by, held, clock)
+        evaluation = evaluation_of(local)
+        local = replace(local, evaluation=replace(evaluation, data=inputs.data(evaluation.data, "evaluation.data")))
+        _write_plan(run, store, stored, config, local, version, decided_by, held, clock)
         # From now on retention keeps the version; it may have deleted it before.
         published(run, version)
     records.put(store, layout.settings(ITERATION), SettingsRecord(config=dump(config), execution=execution))
@@ -109,6 +129,7 @@ def _write_plan(
     store: ObjectStore,
     stored: RunRecord,
     config: RunConfig,
+    local: RunConfig,
     version: int,
     decided_by: str,
     held: Collection[str],
@@ -117,8 +138,9 @@ def _write_plan(
     """Write prompts, identity and plan; losing the race to another planner is no error, because it planned the same.
 
     decided_by: the digest of the settings that decide the outcome. held: the reward models that the run holds.
+    local: the configuration with paths at hand.
     """
-    evaluation = evaluation_of(config)
+    evaluation = evaluation_of(local)
     prompts = load_held_out(evaluation, config.rewards, held)
     with model_files.downloaded(run) as folder:
         count = evaluation.num_prompts or len(prompts)

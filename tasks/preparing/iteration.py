@@ -3,8 +3,8 @@
 import logging
 import os
 import socket
-import tempfile
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -35,15 +35,16 @@ from storage.store import ConflictingRecord, ObjectStore, commit
 from storage.weights.tensor_sets import publish
 from tasks.configuration.references import PlanReference
 from tasks.configuration.run_config import RunConfig, differences, digest, dump, identity, parse
-from tasks.evaluation.measure import rewards_of
+from tasks.evaluation.measure import evaluation_of, rewards_of
 from tasks.grading.grader import check_rewards
-from tasks.grading.run_rewards import held_models, publish_models
+from tasks.grading.run_rewards import held_models, models_named, publish_models
 from tasks.history.known_lengths import expected_lengths
 from tasks.history.planning_inputs import planning_request
 from tasks.learning.pretrained import read_tensors, stop_token_ids, vocabulary_size
 from tasks.planning.division import groups_in_budget
 from tasks.planning.iteration_plan import BudgetExceeded, plan_iteration
 from tasks.planning.offer import GroupLengths
+from tasks.preparing.at_hand import InputsAtHand, inputs_at_hand
 from tasks.preparing.checks import check_held_out, check_settings, draw, model_directory
 from tasks.preparing.engine_fit import check_engine_fits
 from tasks.preparing.needed_state import check_needed_state
@@ -96,12 +97,13 @@ def prepare(
     _check_before_anything(config)
     store = connect(config.run.url)
     is_new = not holds_run(store)
-    _check_machine(config, is_new)
-    prompts = load_prompts(config.data, check_rows=is_new)
     held = held_models(store, config.rewards)
-    check_rewards(config.rewards, prompts.columns, held, prompts, every_truth=is_new)
-    with tempfile.TemporaryDirectory(prefix="gleaner-model-") as folder:
-        model_dir = _model_directory(store, config, Path(folder))
+    with inputs_at_hand(None if is_new else store) as inputs:
+        local = _at_hand(store, config, inputs, held)
+        _check_machine(local, is_new)
+        prompts = load_prompts(local.data, check_rows=is_new)
+        check_rewards(local.rewards, prompts.columns, held, prompts, every_truth=is_new)
+        model_dir = _model_directory(store, local, inputs.folder)
         for doubt in check_engine_fits(config, model_dir):
             log.warning("not sure: %s", doubt)
         tokenizer = cache(partial(prompt_tokenizer, config, model_dir))
@@ -109,10 +111,11 @@ def prepare(
             _check_prompts(config, prompts, tokenizer(), model_dir)
         evaluates = config.evaluation is not None and config.evaluation.interval > 0
         if evaluates and (is_new or not _is_evaluation_known(store, config)):
-            check_held_out(config, model_dir, tokenizer(), held_models(store, *rewards_of(config)))
+            local = replace(local, evaluation=inputs.evaluation(evaluation_of(config)))
+            check_held_out(local, model_dir, tokenizer(), held_models(store, *rewards_of(local)))
         if is_new:
             probe(store)
-        _open(store, config, model_dir, execution, clock, is_new=is_new)
+        _open(store, config, model_dir, execution, clock, inputs if is_new else None)
         first_open = next_iteration(store)
         iteration = _passing_over(store, first_open, ahead)
         is_ahead = iteration > first_open
@@ -124,7 +127,7 @@ def prepare(
             rows = _drawn(config, prompts, tokenizer(), model_dir, first, iteration)
             if iteration == 0:
                 publish_initial(store, model_dir)
-                publish_models(store, config.rewards)
+                publish_models(store, local.rewards)
             try:
                 write_plan(store, config, rows, iteration, version, first, stop_token_ids(model_dir), clock)
             except BudgetExceeded as error:
@@ -140,12 +143,22 @@ def prepare(
     return _reference(config, written, execution), crew_slots(written, pools)
 
 
+def _at_hand(store: ObjectStore, config: RunConfig, inputs: InputsAtHand, held: set[str]) -> RunConfig:
+    """The configuration with local paths for what the run does not hold yet; held: its reward models."""
+    local = replace(config, data=inputs.data(config.data))
+    if not exists(store, layout.manifest(layout.weights(0))):
+        local = replace(local, policy=inputs.policy(config.policy))
+    if not held.issuperset(models_named(config.rewards)):
+        local = replace(local, rewards=inputs.rewards(config.rewards))
+    return local
+
+
 def _open(
-    store: ObjectStore, config: RunConfig, model_dir: Path, execution: str, clock: Clock, *, is_new: bool
+    store: ObjectStore, config: RunConfig, model_dir: Path, execution: str, clock: Clock, inputs: InputsAtHand | None
 ) -> None:
-    """Create the run, or compare it with the configuration, and take its lease."""
+    """Create the run, or compare it with the configuration, and take its lease; inputs: of a run that is new."""
     # Before run.json, which names them: a run that exists has its model files.
-    files = model_files.upload(store, model_dir) if is_new else model_files.describe(model_dir)
+    files = model_files.upload(store, model_dir) if inputs else model_files.describe(model_dir)
     open_run(
         store,
         config=dump(config),
@@ -154,6 +167,7 @@ def _open(
         model_files=files,
         clock=clock,
         explain=lambda stored: differences(identity(config), identity(parse(stored))),
+        sources=inputs.store_found(store) if inputs else None,
     )
     acquire_lease(store, execution, config.run.lease_ttl_s, clock, known_dead=ended_here)
 

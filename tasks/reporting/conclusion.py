@@ -139,12 +139,15 @@ def _measure(store: ObjectStore, iteration: int, rates: Rates, clock: Clock, par
 
 
 def _published(store: ObjectStore, training: TrainingRecord, longest_s: float) -> TrainingRecord:
-    """The training record; if the weights say when they were published, training ends then.
+    """The training record with the bytes of its weights; if these say when they were published, training ends then.
 
     Another machine may have published them, after the trainer was lost; by a clock that is provably wrong if that took
     less than no time, or longer than `longest_s`. Training then ends as its record says.
     """
-    published_s = read_manifest(store, layout.weights(training.weight_version)).metadata.get(PUBLISHED_AT_S)
+    manifest = read_manifest(store, layout.weights(training.weight_version))
+    stored_bytes = float(sum(entry.bytes for entry in manifest.objects.values()))
+    training = replace(training, metrics=training.metrics | {"weights/bytes": stored_bytes})
+    published_s = manifest.metadata.get(PUBLISHED_AT_S)
     if not published_s:
         return training
     took_s = published_s - training.ended_at_s

@@ -1,7 +1,7 @@
 """Export: a weight version of a run as a Hugging Face model directory, for transformers, vLLM and other readers.
 
 Owns which version it is, how tensors are divided into files, and that a directory appears whole or not at all. Every
-tensor is verified before it is written. Without a conversion no torch is needed.
+tensor is verified before it is written. torch is needed for a conversion and to merge an adapter, and for nothing else.
 """
 
 import json
@@ -24,10 +24,11 @@ from storage.paths import expanded
 from storage.run import exists
 from storage.store import CorruptObject, ObjectMissing, ObjectStore
 from storage.stored_versions import list_versions
+from storage.weights.adapters import BASE_VERSION, adapter_record
 from storage.weights.manifest import PUBLISHED_AT_S, Manifest, TensorBlock, num_bytes
 from storage.weights.objects import Described, encode_header, in_file_order
 from storage.weights.tensor_sets import read_manifest
-from storage.weights.versions import pull_version
+from tasks.sampling.session.pulled_model import pull_model
 
 # Bytes of tensors in a file; with any header the file stays below 4 GiB.
 SHARD_BYTES_MAX = 4_000_000_000
@@ -74,7 +75,9 @@ def export_model(
         model_files.download(store, unfinished)
         config = _read_config(store, unfinished)
         manifest, tensors = _pull(store, chosen, clock)
-        for name in _tied(config, manifest):
+        is_adapter = adapter_record(manifest, chosen) is not None
+        stored = read_manifest(store, layout.weights(BASE_VERSION)) if is_adapter else manifest
+        for name in _tied(config, stored):
             del tensors[name]
         described = {name: (_code(block.dtype, dtype), block.shape) for name, block in tensors.items()}
         usual = _usual_dtype(described)
@@ -209,7 +212,7 @@ def _free_folder(folder: Path) -> Path:
 
 def _pull(store: ObjectStore, version: int, clock: Clock) -> tuple[Manifest, dict[str, TensorBlock]]:
     try:
-        return pull_version(store, version, None, clock)
+        return pull_model(store, version, None, clock)
     except ObjectMissing:
         choose_version(store, version)  # raises the clearer error if retention has deleted it meanwhile
         raise

@@ -9,13 +9,14 @@ from storage.fleet_records import AdmittedRun
 from tasks.sharing.seat_placement import Room
 from tasks.sharing.shared_cycles import Conditions, share_trainer
 
-# Six simulations are sure to 0.01 up to a slowdown of 1.3. On an overloaded host with unlike runs, the order of phases
-# falls into patterns that last, so that simulations differ by more (python -m benchmarks.sharing_admission).
-SIMULATIONS, SIMULATIONS_MAX = 6, 60
-UNSURE_MAX = 0.01
-ITERATIONS = 250
+# A few simulations are sure enough where the trainer keeps up. On an overloaded host with unlike runs, the order of
+# phases falls into patterns that last, so that simulations differ by up to 0.1, and many are needed
+# (python -m benchmarks.sharing_admission).
+SIMULATIONS, SIMULATIONS_MAX = 6, 240
+UNSURE_MAX = 0.006
+ITERATIONS = 500
 # The first iterations on an idle trainer wait less: those of overloaded hosts did until about the twentieth.
-SETTLED = 40
+SETTLED = 80
 # How fast a state leaves the device or comes back, where no host has measured it. A processor under load copied 2.5 GB
 # in a second; the bus of a GPU is faster, so that this errs towards refusing.
 COPIED_BYTES_PER_S = 2.5e9
@@ -44,7 +45,8 @@ class Choice:
 def predict_slowdowns(runs: Sequence[AdmittedRun], given: Conditions) -> dict[str, float]:
     """The mean slowdown of each run over simulations, by id, if these runs share one host.
 
-    There are so many simulations that the standard error of the greatest mean is 0.01, and at most 60.
+    There are so many simulations that the standard error of the greatest mean is 0.006, and at most 240. That takes
+    less than a second for most hosts, and up to half a minute for overloaded ones.
     """
     simulated = simulate_until_sure(
         runs, given, iterations=ITERATIONS, seeds=range(SIMULATIONS_MAX), step=SIMULATIONS, unsure_max=UNSURE_MAX
@@ -60,6 +62,7 @@ def simulate_until_sure(
     seeds: Sequence[int],
     step: int,
     unsure_max: float,
+    settled: int = SETTLED,
 ) -> list[list[float]]:
     """The slowdowns of each run, in the order of the runs, in one simulation for each seed, once the host has settled.
 
@@ -69,7 +72,7 @@ def simulate_until_sure(
     found: list[list[float]] = [[] for _ in runs]
     for first in range(0, len(seeds), step):
         for seed in seeds[first : first + step]:
-            simulated = share_trainer(runs, given, iterations=iterations, seed=seed, settled=SETTLED)
+            simulated = share_trainer(runs, given, iterations=iterations, seed=seed, settled=settled)
             for slowdowns, run in zip(found, simulated.runs, strict=True):
                 slowdowns.append(run.slowdown)
         slowest = max(found, key=statistics.fmean)

@@ -18,7 +18,7 @@ from tasks.sharing.admission_forecast import Choice, choices
 from tasks.sharing.admission_queue import Waiting, may_not_pass
 from tasks.sharing.fleet_ledger import measured_cycle_s
 from tasks.sharing.fleet_rooms import look_at_rooms
-from tasks.sharing.membership import open_fleet
+from tasks.sharing.membership import check_no_other_fleet, open_fleet
 from tasks.sharing.seat_placement import Room
 
 FLOAT32_BYTES = 4
@@ -71,9 +71,10 @@ def admit(
 
     A run that is admitted already keeps its record, and only the prediction is made again. With `dry_run` nothing is
     written. Two runs that are admitted at the same moment are not seen by each other. waiting: of the run, if it waits.
-    Raises ValueError for a run that the fleet does not allow, of which nothing is known, or whose state no host can
-    hold; MustWaitError if some run would exceed the fleet's `slowdown_max`, no host has memory left, or a run that it
-    may not pass waits; LookupError if there is no fleet, and ConflictingRecord if the run has left.
+    Raises ValueError for a run that the fleet does not allow, that another fleet has, of which nothing is known, or
+    whose state no host can hold; MustWaitError if some run would exceed the fleet's `slowdown_max`, no host has memory
+    left, or a run that it may not pass waits; LookupError if there is no fleet, and ConflictingRecord if the run has
+    left.
     """
     store, fleet = _fleet_of(config)
     run_id = fleet_layout.run_id(config.run.url)
@@ -123,13 +124,14 @@ def admit_at_last(
 
 
 def _fleet_of(config: RunConfig) -> tuple[ObjectStore, FleetRecord]:
-    """The fleet that a configuration names, if it allows the run."""
+    """The fleet that a configuration names, if it allows the run, and no other fleet has it."""
     if config.trainer.fleet is None:
         placement = config.trainer.placement
         raise ValueError(f"trainer.placement: value {placement!r}; allowed in a fleet: 'shared', with trainer.fleet")
     store, fleet = open_fleet(config.trainer.fleet)
     if not fleet.allows(config.run.url):
         raise ValueError(f"run.url: value {config.run.url!r}; allowed in this fleet: below {_or(fleet.run_prefixes)}")
+    check_no_other_fleet(config, config.trainer.fleet)
     return store, fleet
 
 

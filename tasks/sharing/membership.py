@@ -8,7 +8,7 @@ from storage.connect import connect
 from storage.fleet_reading import has_left, last_beat
 from storage.fleet_records import FleetRecord, HostRecord, LeftRecord
 from storage.package_version import VERSION
-from storage.run import exists
+from storage.run import exists, holds_run, next_iteration, plans_in_flight, read_config, read_plan
 from storage.seats import newest_seat
 from storage.store import ConflictingRecord, ObjectMissing, ObjectStore
 from tasks.configuration.run_config import RunConfig
@@ -59,8 +59,8 @@ def leave(url: str, run_url: str, reason: str, clock: Clock) -> None:
 def check_admitted(config: RunConfig) -> None:
     """Check the run's place in the fleet that its configuration names, if it names one.
 
-    Raises LookupError unless the fleet has admitted the run, and ValueError if the host that has its seat is of another
-    version of this package.
+    Raises LookupError unless the fleet has admitted the run, and ValueError if another fleet has it, too, or if the
+    host that has its seat is of another version of this package.
     """
     if config.trainer.fleet is None:
         return
@@ -71,6 +71,7 @@ def check_admitted(config: RunConfig) -> None:
             f"trainer.fleet: value {config.trainer.fleet!r}, which has not admitted {config.run.url} or has let it "
             "go; admit it by: gleaner fleet admit CONFIG"
         )
+    check_no_other_fleet(config, config.trainer.fleet)
     seat = newest_seat(store, run_id)
     host = None if seat is None else records.read(store, HostRecord, fleet_layout.host(seat.host))
     if host is not None and host.version != VERSION and not _is_gone(store, host.incarnation):
@@ -78,6 +79,35 @@ def check_admitted(config: RunConfig) -> None:
             f"trainer.fleet: value {config.trainer.fleet!r}, whose host {host.machine} ({host.incarnation[:12]}) "
             f"{other_version(host.version, VERSION)}"
         )
+
+
+def check_no_other_fleet(config: RunConfig, fleet: str) -> None:
+    """Raise ValueError if a run belongs to another fleet than this: to the one that its newest plan names.
+
+    Hosts of both would train each of its phases. Nothing learned would differ, but all would be paid for twice.
+    """
+    store = connect(config.run.url)
+    before = _fleet_before(store) if holds_run(store) else None
+    if before is None:
+        return
+    other, run_id = connect(before), fleet_layout.run_id(config.run.url)
+    if other.url == connect(fleet).url or has_left(other, run_id) or not exists(other, fleet_layout.admitted(run_id)):
+        return
+    raise ValueError(
+        f"trainer.fleet: value {fleet!r}; allowed: {before!r}, to which {config.run.url} belongs; take it out of there "
+        f"for good by: gleaner fleet leave {before} {config.run.url}"
+    )
+
+
+def _fleet_before(store: ObjectStore) -> str | None:
+    """The fleet that the newest plan of a run names; None if there is none."""
+    planned = plans_in_flight(store)
+    try:
+        plan = planned[-1] if planned else read_plan(store, next_iteration(store) - 1)
+    except ObjectMissing:
+        return None
+    fleet = read_config(store, plan).get("trainer", {}).get("fleet")
+    return fleet if isinstance(fleet, str) else None
 
 
 def _is_gone(store: ObjectStore, incarnation: str) -> bool:

@@ -179,15 +179,15 @@ class _Simulated:
             share=self.run.share,
         )
 
-    def result(self, settled: int) -> SharedRun:
-        """How it fared after so many iterations."""
+    def result(self, first: int) -> SharedRun:
+        """How it fared from this iteration on."""
         done = len(self._cycle.ended_s)
         return SharedRun(
             run=self.run.id,
-            began_s=self._cycle.ended_s[settled - 1] if settled else self.began_s,
+            began_s=self._cycle.ended_s[first - 1] if first else self.began_s,
             ended_s=self._cycle.ended_s[-1],
-            alone_s=self._alone.ended_s[done - 1] - (self._alone.ended_s[settled - 1] if settled else self.began_s),
-            waited_s=tuple(self.waited_s[settled:]),
+            alone_s=self._alone.ended_s[done - 1] - (self._alone.ended_s[first - 1] if first else self.began_s),
+            waited_s=tuple(self.waited_s[first:]),
         )
 
 
@@ -196,8 +196,8 @@ def share_trainer(
 ) -> SharedTrainer:
     """Simulate runs on one host until each has trained so many iterations; the others go on until then.
 
-    settled: how many iterations of each run come before these and do not count in how it fared. At the beginning the
-    trainer is idle, so that phases wait less than they do later. The result is a function of the arguments, and the
+    settled: until each run has trained so many iterations, nothing counts in how it fared: at the beginning the trainer
+    is idle, so that phases wait less than they do later. The result is a function of the arguments, and the
     order of the runs changes nothing but ties of like ids. It takes time in proportion to the iterations and to the
     longest cycle over the shortest. Raises ValueError if there is no run, if two have one id,
     or if a member is to help a run whose GPUs for rollout are unknown.
@@ -216,7 +216,13 @@ def share_trainer(
             entries.append(SpentEntry(kind=kind, run=run, iteration=iteration, began_s=now_s, ended_s=until_s))
             now_s = until_s
 
-    while any(len(each.waited_s) < settled + iterations for each in by_id.values()):
+    first: dict[str, int] = {}
+    while True:
+        trained = {name: len(each.waited_s) for name, each in by_id.items()}
+        if not first and min(trained.values()) >= settled:
+            first = trained
+        if first and all(trained[name] >= first[name] + iterations for name in by_id):
+            break
         while (due_s := min(each.due_s for each in by_id.values())) > now_s:
             helped, until_s = _help(by_id, given.helping, now_s, due_s)
             spend("idle" if helped is None else "backfill", until_s, helped)
@@ -228,7 +234,7 @@ def share_trainer(
         resident = chosen.id
         spend("train", now_s + run.phase_s, chosen.id, run.iteration)
         run.train(ordered_s, now_s)
-    return SharedTrainer(runs=tuple(by_id[run.id].result(settled) for run in runs), entries=tuple(entries))
+    return SharedTrainer(runs=tuple(by_id[run.id].result(first[run.id]) for run in runs), entries=tuple(entries))
 
 
 def _help(runs: Mapping[str, _Simulated], how: Helping | None, now_s: float, due_s: float) -> tuple[str | None, float]:

@@ -24,6 +24,7 @@ COLUMNS = (
     ("seconds", "timing_s/iteration", "{:.1f}"),
     ("dollars", "cost/usd_iter", "{:.5f}"),
 )
+VERSIONS_SHOWN = 3
 TURNS_COLUMNS = (
     ("turns", "turns/mean", "{:.1f}"),
     ("calls", "turns/calls", "{:.0f}"),
@@ -32,13 +33,16 @@ TURNS_COLUMNS = (
 
 
 def table(history: list[ReportRecord]) -> Table:
-    """A table with one row per iteration: reward, lengths, losses, seconds, dollars."""
+    """A table with one row per iteration: reward, lengths, losses, seconds, dollars; below, bytes of weights."""
     with_turns = any("turns/mean" in report.metrics for report in history)
     columns = (*COLUMNS, *TURNS_COLUMNS) if with_turns else COLUMNS
     grid = Table("iteration", *(title for title, _, _ in columns), title="committed iterations")
     for report in history:
         cells = [form.format(report.metrics.get(name, float("nan"))) for _, name, form in columns]
         grid.add_row(str(report.iteration), *cells)
+    sizes = [(report.weight_version, report.metrics.get("weights/bytes")) for report in history[-VERSIONS_SHOWN:]]
+    shown = [f"{size:,.0f} (version {version})" for version, size in sizes if size is not None]
+    grid.caption = f"bytes of weights: {', '.join(shown)}" if shown else None
     return grid
 
 

@@ -1,14 +1,15 @@
 """What the benchmark of admission counts as wrong, and what it draws."""
 
 import json
+from argparse import Namespace
 
 import pytest
 
-from benchmarks.sharing_admission import LOAD_MAX, Compared, draw, report
+from benchmarks.sharing_admission import LOAD_MAX, Compared, compare_all, draw, report
 
 
 def compared(predicted, long):
-    return Compared(number=0, predicted=predicted, long=long, load=0.5, repeated=4)
+    return Compared(number=0, predicted=predicted, long=long, load=0.5, repeated=4, unsure=0.001)
 
 
 @pytest.mark.parametrize(
@@ -48,3 +49,16 @@ def test_a_prediction_that_is_off_or_an_answer_that_is_wrong_is_missed(capsys):
         "admitted_although_too_slow": True,
     }
     assert [row["fleets"] for row in summary["rows"]] == [1, 1, 0, 0]
+
+
+def test_a_draw_that_a_file_holds_is_not_compared_again(tmp_path):
+    file = tmp_path / "kept.jsonl"
+    kept = '{"number": 0, "predicted": 7.0, "long": 7.5, "load": 1.0, "repeated": 6, "unsure": 0.0}'
+    file.write_text(f'{kept}\n{{"number": 1, "predi')
+    calm = next(number for number in range(1, 50) if sum(run.load for run in draw(number).runs) < 0.2)
+    found = compare_all([0, calm], Namespace(kept=file, workers=0))
+    assert [each.number for each in found] == [0, calm]
+    assert found[0].predicted == 7.0
+    assert found[1].predicted == pytest.approx(1.0, abs=0.1)
+    assert compare_all([0, calm], Namespace(kept=file, workers=0)) == found
+    assert [json.loads(line)["number"] for line in file.read_text().splitlines()] == [0, calm]

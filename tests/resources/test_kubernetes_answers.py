@@ -33,6 +33,7 @@ FIELDS = {
     "container.env": "env",
     "container.image": "image",
 }
+GPU = "nvidia.com/gpu"
 # A pool asks for more than the server does: time for a last flush, and an image of which a run can be repeated.
 STRICTER = {"grace_s", "image"}
 
@@ -49,9 +50,11 @@ def pool_of(row: dict[str, Any]) -> dict[str, Any] | None:
     if field == "container.resources":
         # A pool requests what it is limited to, and Flyte names the GPUs.
         asked = value["requests"]
-        if asked != value["limits"] or not asked.keys() <= {"cpu", "memory"} or None in asked.values():
+        if asked != value["limits"] or not asked.keys() <= {"cpu", "memory", GPU} or None in asked.values():
             return None
-        return dict(asked)
+        return {
+            "gpus" if name == GPU else name: json.loads(text) if name == GPU else text for name, text in asked.items()
+        }
     return {FIELDS[field]: value}
 
 
@@ -69,7 +72,7 @@ JUDGED = [row for row in ROWS if pool_of(row) is not None and row["code"] != DEP
 
 def test_the_table_says_something_about_every_field():
     judged = Counter((next(iter(pool_of(row))), row["code"] == CREATED) for row in JUDGED)
-    fields = {*FIELDS.values(), "cpu", "memory", "volumes"}
+    fields = {*FIELDS.values(), "cpu", "memory", "gpus", "volumes"}
     assert {field for field, accepted in judged if accepted} == fields
     assert {field for field, accepted in judged if not accepted} == fields - {"priority_class"}
     assert len(JUDGED) > 120
@@ -150,6 +153,51 @@ def test_operators_have_the_values_that_they_need(operator, count):
     allowed = (needs | {"Gt": count == 1, "Lt": count == 1}).get(operator, False)
     pool = {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}}
     assert (refusal_of(pool) is None) == allowed
+
+
+@given(
+    st.sampled_from([None, "", "a", "a/b", "a/b/c"]),
+    st.sampled_from([None, "", "Equal", "Exists", "exists", "In"]),
+    st.sampled_from([None, "", "x", "x y"]),
+    st.sampled_from([None, "", "NoSchedule", "PreferNoSchedule", "NoExecute", "noexecute"]),
+    st.sampled_from([None, -1, 0, 30]),
+)
+def test_tolerations(key, operator, value, effect, seconds):
+    given_fields = {"key": key, "operator": operator, "value": value, "effect": effect, "tolerationSeconds": seconds}
+    allowed = (
+        key != "a/b/c"
+        and operator in (None, "", "Equal", "Exists")
+        and (bool(key) or operator == "Exists")
+        and value != "x y"
+        and not (operator == "Exists" and value)
+        and effect != "noexecute"
+        and (seconds is None or effect == "NoExecute")
+    )
+    for toleration in (given_fields, {name: each for name, each in given_fields.items() if each is not None}):
+        assert (refusal_of({"tolerations": [toleration]}) is None) == allowed
+
+
+@given(st.integers(1, 63), st.integers(-3, 3), st.sampled_from(["x", "\u00fc", "\u20ac"]))
+def test_annotations_are_256_kib_of_names_and_values_together(name_size, beyond, letter):
+    size = 262_144 + beyond - name_size
+    text = letter * (size // len(letter.encode())) + "x" * (size % len(letter.encode()))
+    assert (refusal_of({"annotations": {"n" * name_size: text}}) is None) == (beyond <= 0)
+
+
+@given(
+    TEXTS,
+    TEXTS,
+    st.sampled_from(["/x", "x", "/x/../y", "a", "/"]),
+    st.sampled_from([None, "", "a/b", "/a", "../a", "a/..", "..a"]),
+)
+def test_volumes_and_mounts(name, other, path, inside):
+    volumes, mounts = [{"name": name}], [{"name": name, "mountPath": path, "subPath": inside}]
+    is_name = re.fullmatch("[a-z0-9]([-a-z0-9]*[a-z0-9])?", name) is not None and len(name) <= 63
+    allowed = is_name and inside not in ("/a", "../a", "a/..")
+    assert (refusal_of({"volumes": volumes, "mounts": mounts}) is None) == allowed
+    assert (refusal_of({"volumes": volumes, "mounts": [*mounts, *mounts]}) is None) is False
+    unknown = [{"name": other, "mountPath": path}]
+    assert (refusal_of({"volumes": volumes, "mounts": unknown}) is None) == (is_name and other == name)
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,8 @@ def test_a_server_that_does_not_know_the_request_is_unfit(server):
 def test_a_server_that_never_recovers_is_unavailable(server):
     store, seen = server((503, SECRET, ""), deadline_s=0.5)
     for verb in VERBS:
-        with pytest.raises(StoreUnavailable, match=r"attempts, last GenericError, status 503") as caught:
+        # The time may be over in the middle of a request: then the last attempt ends without an answer.
+        with pytest.raises(StoreUnavailable, match=r"attempts, last (GenericError, status 503|TimeoutError)") as caught:
             verb(store)
         assert SECRET not in str(caught.value)
     assert len(seen) > len(VERBS)

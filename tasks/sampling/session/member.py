@@ -19,9 +19,8 @@ from storage.metered import metered
 from storage.records import JOINED_POOL, TRAIN_POOL, PlanRecord, SettingsRecord
 from storage.run import exists, lease_holder, next_iteration, read_config, read_plan, read_run
 from storage.store import CorruptObject, ObjectMissing, ObjectStore
+from storage.weights.adapters import loaded_bytes
 from storage.weights.cache import WeightCache, open_cache
-from storage.weights.tensor_sets import published_bytes
-from storage.weights.versions import pull_version
 from tasks.configuration.engine_settings import engine_settings
 from tasks.configuration.rollout import RolloutConfig
 from tasks.configuration.run_config import RunConfig, parse
@@ -29,6 +28,7 @@ from tasks.device.gpu_check import check_gpus
 from tasks.sampling.engines.choose import build_engine
 from tasks.sampling.engines.engine import Engine, EngineError
 from tasks.sampling.session.pull_ahead import PullAhead
+from tasks.sampling.session.pulled_model import pull_model
 from tasks.sampling.session.session import Session
 from tasks.sampling.session.session_config import SessionConfig
 from tasks.sampling.session.session_outcome import EngineHealth, Preempted, SessionOutcome
@@ -96,7 +96,10 @@ def check_machine(what: str, store: ObjectStore, plan: PlanRecord, config: RunCo
         # A volume may hold weights that another process has fetched; they reach a GPU piece by piece.
         if settings.gpus and (settings.mounts or settings.pod_template):
             return 0
-        return published_bytes(weights_store(store, plan), layout.weights(plan.weight_version))
+        try:
+            return loaded_bytes(weights_store(store, plan), plan.weight_version)
+        except ObjectMissing:  # retention may have deleted it: the iteration is over
+            return 0
 
     check_granted(what, pool, settings, weights_bytes, "a weight version")
 
@@ -223,7 +226,7 @@ def run_session(
     def load(into: Engine, heed: Callable[[], None]) -> None:
         tensors = None if ahead is None else ahead.take(plan.weight_version, heed)
         if tensors is None:
-            _, tensors = pull_version(weights, plan.weight_version, cache, clock, check=heed)
+            _, tensors = pull_model(weights, plan.weight_version, cache, clock, check=heed)
         into.load_weights(plan.weight_version, tensors)
 
     session = Session(

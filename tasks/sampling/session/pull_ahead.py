@@ -13,7 +13,7 @@ from storage.clock import Clock
 from storage.store import ObjectStore
 from storage.weights.cache import WeightCache
 from storage.weights.tensor_sets import TensorBlock
-from storage.weights.versions import pull_version
+from tasks.sampling.session.pulled_model import pull_model
 
 log = logging.getLogger(__name__)
 _LOOK_INTERVAL_S = 0.1
@@ -64,7 +64,7 @@ class PullAhead:
 
     def _pull(self, store: ObjectStore, cache: WeightCache | None, clock: Clock) -> None:
         try:
-            _, tensors = pull_version(store, self._version, cache, clock, check=self._check)
+            _, tensors = pull_model(store, self._version, cache, clock, check=self._check)
             self._tensors = None if self._is_given_up else tensors
         except _NotNeededError:
             pass

@@ -18,7 +18,6 @@ from storage.metered import metered
 from storage.records import TRAIN_POOL, PlanRecord
 from storage.run import exists, read_plan
 from storage.store import CorruptObject, ObjectMissing, ObjectStore, StoreUnavailable
-from storage.weights.versions import pull_version
 from tasks.sampling.engines.choose import build_engine
 from tasks.sampling.engines.engine import EngineDied
 from tasks.sampling.session.duties import FAILURES_MAX
@@ -36,6 +35,7 @@ from tasks.sampling.session.member import (
     weight_cache,
 )
 from tasks.sampling.session.pull_ahead import PullAhead
+from tasks.sampling.session.pulled_model import pull_model
 from tasks.sampling.session.route import Route
 from tasks.sampling.session.session_outcome import EngineHealth, Preempted, SessionOutcome
 
@@ -228,7 +228,7 @@ class _Process:
         plan = read_plan(self._store, max(self._post.first, version - 1))
         cache = weight_cache(config_in_force(self._store, plan))
         try:
-            _, tensors = pull_version(self._store, version, cache, self._clock, check=self._heed)
+            _, tensors = pull_model(self._store, version, cache, self._clock, check=self._heed)
             self._engine.load_weights(version, tensors)
         except (ObjectMissing, CorruptObject):
             # Retention deletes a version as soon as a newer one is committed.

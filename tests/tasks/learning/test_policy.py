@@ -5,6 +5,7 @@ from transformers import CohereConfig, CohereForCausalLM, GPT2Config, GPT2LMHead
 from tasks.configuration.trainer import TrainerConfig
 from tasks.learning.batching import collate
 from tasks.learning.policy import Policy, PolicyError
+from tasks.learning.ranks import Ranks
 from tests.tasks.learning.tiny_model import write_model
 
 
@@ -147,3 +148,15 @@ def test_dropout_of_the_model_is_switched_off(tmp_path):
 
 def test_a_reference_policy_holds_no_gradients(build, batch):
     assert not build(trainable=False).logprobs(batch, 1.0)[0].requires_grad
+
+
+def test_only_the_first_rank_copies_published_tensors_to_its_host(model):
+    """The device is one from which nothing can be copied."""
+    first, second = (Policy(*model, TrainerConfig(device="cpu"), ranks=Ranks(rank=rank)) for rank in (0, 1))
+    for policy in (first, second):
+        policy.module.to("meta")
+    published = dict(second.each_tensor())
+    assert published.keys() == second.shapes().keys()
+    assert all(tensor.is_meta for tensor in published.values())
+    with pytest.raises(NotImplementedError, match="Cannot copy out of meta tensor"):
+        next(first.each_tensor())

@@ -44,6 +44,7 @@ ALGORITHMS = {
     "ppo with a reference": {"algorithm": {"advantage_estimator": "gae", "kl_coef": 0.1}},
     "dynamic sampling": {"algorithm": {"filter_groups": True, "filter_groups_budget": 2.0}},
     "adapters with a reference": {"lora": {"rank": 2}, "algorithm": {"kl_coef": 0.1}},
+    "adapters alone": {"lora": {"rank": 2, "publish": "adapter"}},
 }
 ALL = RetentionConfig(keep_weights=99, keep_checkpoints=99)
 FEWEST = RetentionConfig(keep_weights=2, keep_checkpoints=1)

@@ -15,6 +15,7 @@ from storage.prompt_table import PromptRow, encode_prompts
 from storage.records import AliveRecord, BatchRecord, GradedResponse, ReportRecord, TrainingRecord
 from storage.shard import Finish
 from storage.store import CorruptObject, ObjectMissing
+from storage.weights.objects import encode_header
 from storage.weights.tensor_sets import PUBLISHED_AT_S, TensorBlock, publish
 from tasks.reporting.conclusion import conclude_iteration, response_metrics
 from tasks.reporting.verification import IntegrityError
@@ -148,6 +149,7 @@ def test_the_report_is_that_of_the_hand_made_case():
             "timing_s/rollout_machines": 100,
             "timing_s/train": 60,
             "timing_s/publish": 5,
+            "weights/bytes": len(encode_header({"w": ("F32", (1,))})) + 4,
             # The victim told no times: 3 of its 7 tokens count. The successor waited 4 s for its weights and decoded
             # for 30 s, the third decoded for all of its 50 s but 5 for the weights.
             "cost/usd_rollout": 0.1,

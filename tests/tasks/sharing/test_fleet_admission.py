@@ -19,10 +19,10 @@ from tasks.sharing.fleet_admission import (
     expected_state_bytes,
     host_name,
 )
-from tasks.sharing.membership import check_admitted
+from tasks.sharing.membership import check_admitted, leave
 from tasks.sharing.seating import Seating
 from tests.fleet_records import TTL_S, BeatingClock, a_beat, a_host, a_run
-from tests.small_run import config, memory_store
+from tests.small_run import config, memory_store, plan_iteration
 
 FLEET, URL = "memory://admitting", "memory://admitted/run"
 PROFILE = Profile(phase_s=60.0, cycle_s=300.0)
@@ -204,3 +204,26 @@ def test_a_run_whose_host_is_of_another_version_is_refused_by_name_until_that_ho
     check_admitted(settings)
     assert take_seat(store, run.id, 1, "new")
     check_admitted(settings)
+
+
+def test_a_run_that_another_fleet_has_is_refused_until_it_has_left_that(store, settings, model):
+    """Two fleets would both train each of its phases."""
+    memory_store("admitted")
+    admit(settings, model, PROFILE, ManualClock())
+    plan_iteration(settings)
+    second = memory_store("second")
+    records.put(second, fleet_layout.FLEET, FLEET_OF_ALL)
+    moved = config(URL, model, trainer={"placement": "shared", "fleet": "memory://second"})
+    said = rf"trainer\.fleet: value 'memory://second'; allowed: '{FLEET}', to which {URL} belongs; take it out"
+    with pytest.raises(ValueError, match=said):
+        admit(moved, model, PROFILE, ManualClock())
+    assert list(second.list("")) == [fleet_layout.FLEET]
+    # Nor is it planned, if it was admitted there while it had no plan.
+    run = records.read(store, AdmittedRun, fleet_layout.admitted(fleet_layout.run_id(URL)))
+    records.put(second, fleet_layout.admitted(run.id), run)
+    with pytest.raises(ValueError, match=said):
+        check_admitted(moved)
+    check_admitted(settings)
+    leave(FLEET, URL, "it moves", ManualClock())
+    check_admitted(moved)
+    assert admit(moved, model, PROFILE, ManualClock()).run == run

@@ -161,6 +161,35 @@ def test_a_worker_that_fails_is_begun_again_later_and_stops_no_other(stage, capl
     assert "it broke" in caplog.text
 
 
+def begun_by_b(killed_at_s, due_at_s):
+    """When the phases of B begin, beside a run A whose worker is killed then; None: it is not."""
+    stage = Stage(MemoryStore("true"))
+    stage.admit(A, B)
+    for iteration, at_s in enumerate((20.0, 60.0, 100.0)):
+        stage.due(A, iteration, at_s=at_s)
+        stage.due(B, iteration, at_s=at_s + due_at_s)
+    if killed_at_s is not None:
+        stage.clock.at(killed_at_s, lambda: stage.workers.kill(A.id))
+    begun = stage.play(250)
+    assert begun.count(("b", 0)) == begun.count(("b", 1)) == begun.count(("b", 2)) == 1
+    again = len(begun) - 6
+    return [at_s for run, _, at_s in stage.workers.begun if run == "b"], again
+
+
+@pytest.mark.parametrize("due_at_s", [-5.0, 2.0, 8.0, 15.0])
+def test_a_run_whose_worker_is_killed_delays_no_other_by_more_than_its_repeated_phase(due_at_s):
+    undisturbed, none_again = begun_by_b(None, due_at_s)
+    assert none_again == 0
+    repeated_s, repeats, most_s = SWITCH_S + TRAIN_S + PARK_S, 0, 0.0
+    for killed_at_s in range(18, 62, 2):
+        disturbed, again = begun_by_b(killed_at_s + 0.5, due_at_s)
+        late_s = [after - before for before, after in zip(undisturbed, disturbed, strict=True)]
+        # Each of the moments at which the host looks may be one poll later.
+        assert max(late_s) <= repeated_s + 2, killed_at_s
+        repeats, most_s = repeats + again, max(most_s, *late_s)
+    assert repeats >= 5
+
+
 def test_a_seat_that_was_lost_is_noticed_before_a_phase_begins_and_its_worker_is_ended(stage):
     stage.admit(A, B)
     stage.due(A, 0, at_s=10)

@@ -198,11 +198,22 @@ def test_iterations_before_a_host_has_settled_do_not_count():
     assert settled.slowdown_mean == pytest.approx(2.4, rel=0.1)
     assert abs(settled.slowdown_mean - 2.4) < abs(everything.slowdown_mean - 2.4)
     assert {len(run.waited_s) >= 8 for run in settled.runs} == {True}
-    long = share_trainer(runs, given, iterations=28, seed=1)
-    for late, whole in zip(settled.runs, long.runs, strict=True):
-        assert late.ended_s == whole.ended_s
-        assert late.began_s > whole.began_s
-        assert late.waited_s == whole.waited_s[20:]
+
+
+def test_runs_begin_to_count_at_one_moment_and_change_nothing_of_what_happens():
+    """A run with short cycles has trained more often by then, and a host has settled only when all have."""
+    runs = [*like_runs(2, train_share=0.5), a_run("short", phase_s=30.0, cycle_s=100.0)]
+    given = Conditions(switch_s=5.0)
+    settled = share_trainer(runs, given, iterations=8, seed=1, settled=20)
+    everything = share_trainer(runs, given, iterations=40, seed=1)
+    ended_s = [
+        [entry.ended_s for entry in everything.entries if entry.kind == "train" and entry.run == run.id] for run in runs
+    ]
+    first = [ended.index(run.began_s) + 1 for ended, run in zip(ended_s, settled.runs, strict=True)]
+    assert min(first) == 20
+    assert first[2] > 30
+    for number, late, whole in zip(first, settled.runs, everything.runs, strict=True):
+        assert late.waited_s == whole.waited_s[number:][: len(late.waited_s)]
 
 
 def test_rollouts_that_are_long_together_keep_phases_apart():

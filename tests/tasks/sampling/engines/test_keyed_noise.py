@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from storage.noise_keys import mix64, noise_key
 from tasks.sampling.engines.keyed_noise import _fused_draw, gumbel, sample, signed64
@@ -138,6 +139,32 @@ def test_top_p_counts_what_top_k_left():
     logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
     assert set(draw(logits, top_p=0.5, top_k=2, rows=2000)[0].tolist()) == {0}
     assert set(draw(logits, top_p=0.5, rows=2000)[0].tolist()) == {0, 1}
+
+
+class Sorts(TorchDispatchMode):
+    """Notes how many elements each call of torch sorts."""
+
+    def __init__(self):
+        super().__init__()
+        self.elements = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if "sort" in func.name() or "topk" in func.name():
+            self.elements.append(args[0].numel())
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_large_batch_is_sorted_a_few_rows_at_a_time_and_draws_the_same():
+    rows, vocab_size = 48, 1 << 17
+    logits = torch.randn(rows, vocab_size, generator=torch.Generator().manual_seed(0))
+    settings = (torch.arange(rows), torch.arange(rows), torch.ones(rows), torch.full((rows,), 0.9), torch.zeros(rows))
+    with Sorts() as sorts:
+        tokens, logprobs = sample(logits, *settings)
+    assert max(sorts.elements) <= 1 << 22
+    assert sum(sorts.elements) >= rows * vocab_size
+    alone = [sample(logits[row : row + 1], *(each[row : row + 1] for each in settings)) for row in (0, 31, 32, 47)]
+    assert [int(token) for token, _ in alone] == tokens[[0, 31, 32, 47]].tolist()
+    assert torch.allclose(torch.cat([each for _, each in alone]), logprobs[[0, 31, 32, 47]])
 
 
 def test_ties_keep_the_smaller_ids():

@@ -1,0 +1,139 @@
+"""Resolves ids on the hub to commits, and models to folders of its cache, on the network or without it."""
+
+import hashlib
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from storage import model_files
+from storage.paths import expanded
+
+Kind = Literal["model", "dataset"]
+COMMIT = re.compile(r"[0-9a-f]{40}")
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
+# What a model folder is read for; the patterns of huggingface_hub, in which a star matches "/" too.
+_PATTERNS = [f"*{suffix}" for suffix in sorted(model_files.SUFFIXES | {".safetensors"})]
+_DEEPER = ["*/*"]
+_BLOCK_BYTES = 1 << 20
+
+
+class HubError(ValueError):
+    """A repository of the hub that cannot be used; one line that begins with the field of the configuration."""
+
+
+def names_repository(path: str) -> bool:
+    """Whether a configured path is an id such as Qwen/Qwen2.5-0.5B-Instruct; a path that exists here is none."""
+    if _ID.fullmatch(path) is None:
+        return False
+    try:
+        return not expanded(path).exists()
+    except (OSError, ValueError):
+        return False
+
+
+def commit_of(kind: Kind, repo: str, revision: str | None, field: str) -> str:
+    """The commit that a revision names: a branch, a tag or a commit; None is the default branch.
+
+    Without the network it is what the cache of huggingface_hub holds of it. Raises HubError.
+    """
+    import huggingface_hub  # noqa: PLC0415 - few configurations need it
+
+    with explained(kind, repo, revision, field):
+        resolved = huggingface_hub.HfApi().resolve_revision(repo, repo_type=kind, revision=revision)
+        return str(resolved.resolved)
+
+
+def model_folder(repo: str, commit: str, field: str, *, weights: bool = True) -> Path:
+    """The folder of a model at a commit: safetensors, text and tokenizer files, never pickles or code.
+
+    Each file is compared with the digest by which the cache names it. weights: False reads config.json alone. Raises
+    HubError.
+    """
+    import huggingface_hub  # noqa: PLC0415
+
+    with explained("model", repo, commit, field):
+        if not weights:
+            return Path(huggingface_hub.hf_hub_download(repo, "config.json", revision=commit)).parent
+        _check_has_safetensors(repo, commit, field)
+        folder = huggingface_hub.snapshot_download(
+            repo, revision=commit, allow_patterns=_PATTERNS, ignore_patterns=_DEEPER
+        )
+    _check_files(Path(folder), field)
+    return Path(folder)
+
+
+@contextmanager
+def explained(kind: Kind, repo: str, revision: str | None, field: str) -> Iterator[None]:
+    """Turn what huggingface_hub raises into HubError."""
+    import httpx2  # noqa: PLC0415
+    from huggingface_hub import constants, errors  # noqa: PLC0415
+
+    where = f"{field}: value {repo!r}"
+    what = "model" if kind == "model" else "data set"
+    try:
+        yield
+    except HubError:
+        raise
+    except errors.GatedRepoError:
+        raise HubError(
+            f"{where} is gated at {constants.ENDPOINT}; allowed: with HF_TOKEN in the environment, of an account that "
+            "has been granted access"
+        ) from None
+    except errors.RepositoryNotFoundError:
+        raise HubError(
+            f"{where} is no path here, and {constants.ENDPOINT} shows no such {what}; a private one needs HF_TOKEN in "
+            "the environment"
+        ) from None
+    except errors.RevisionNotFoundError:
+        raise HubError(
+            f"{field.rpartition('.')[0]}.revision: value {revision!r}; allowed: a branch, a tag or a commit of {repo}"
+        ) from None
+    except (errors.RevisionResolutionError, errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled):
+        reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"{constants.ENDPOINT} cannot be reached"
+        raise HubError(
+            f"{where} is no path here, is not (or not whole) in the cache {constants.HF_HUB_CACHE}, and {reason}"
+        ) from None
+    except (OSError, ValueError, httpx2.HTTPError, errors.EntryNotFoundError) as error:
+        raise HubError(f"{where} cannot be read from {constants.ENDPOINT}: {_line(error)}") from None
+
+
+def _check_has_safetensors(repo: str, commit: str, field: str) -> None:
+    """Raise HubError before anything is downloaded if no weights may be read; offline it is not known."""
+    import httpx2  # noqa: PLC0415
+    import huggingface_hub  # noqa: PLC0415
+    from huggingface_hub import errors  # noqa: PLC0415
+
+    try:
+        names = huggingface_hub.HfApi().list_repo_files(repo, revision=commit)
+    except (errors.OfflineModeIsEnabled, errors.HfHubHTTPError, httpx2.HTTPError):
+        return
+    if any(name.endswith(".safetensors") and "/" not in name for name in names):
+        return
+    pickles = sorted(name for name in names if name.endswith((".bin", ".pt", ".pth")))
+    hint = f"; {pickles[0]} is a pickle, which is never read: convert it to safetensors" if pickles else ""
+    raise HubError(f"{field}: value {repo!r} holds no .safetensors file{hint}")
+
+
+def _check_files(folder: Path, field: str) -> None:
+    """Compare files with the names of their blobs: SHA-256 of large files, Git's name of small ones."""
+    for file in sorted(folder.iterdir()):
+        if not file.is_symlink() or file.suffix not in model_files.SUFFIXES | {".safetensors"}:
+            continue
+        blob = file.resolve()
+        if re.fullmatch(r"[0-9a-f]{64}", blob.name):
+            digest: Any = hashlib.sha256()
+        elif COMMIT.fullmatch(blob.name):
+            digest = hashlib.sha1(b"blob %d\0" % blob.stat().st_size, usedforsecurity=False)
+        else:
+            continue
+        with blob.open("rb") as opened:
+            while block := opened.read(_BLOCK_BYTES):
+                digest.update(block)
+        if digest.hexdigest() != blob.name:
+            raise HubError(f"{field}: {file.name} in the cache is damaged; delete {blob}, and it is downloaded again")
+
+
+def _line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
