@@ -1,18 +1,26 @@
 """Responses that wait for tools in a simulated run: what it costs, worked out by hand, and bugs that are found."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from storage.forecast_records import ForecastInput
 from storage.records import TRAIN_POOL
 from tasks.configuration.planning import PlanningConfig
+from tasks.configuration.run_config import parse
+from tasks.forecasting.inputs import gather
+from tasks.forecasting.probe import NoProbe, Probe, ToolProbe
 from tasks.forecasting.results import SimulatedRun
 from tasks.forecasting.scenario import AvailabilityScenario, Scenario, ToolsScenario
 from tasks.forecasting.simulate import simulate
 from tasks.forecasting.virtual_member import Member
+from tests.forecast_documents import document
 from tests.simulated_scenarios import STEP_S, a_pool, a_scenario, a_trainer, all_alike
+from tests.tasks.forecasting.test_inputs import UNPROBED
+from tests.tasks.forecasting.test_inputs import probe as a_probe
 from tests.tasks.forecasting.test_simulate import SEEDING, check, pools
 
 # Every response gets exactly one answer, after 20 s.
@@ -172,3 +180,24 @@ def test_tools_make_an_iteration_longer_and_not_the_trainings_tokens():
     assert waiting.duration_s > plain.duration_s + 10.0
     for each in waiting.iterations:
         assert each.seconds[TRAIN_POOL]["train"] == pytest.approx(each.train_s)
+
+
+def tools_of(probed: Probe | NoProbe, **sections: Any) -> tuple[ToolsScenario | None, list[ForecastInput]]:
+    inputs = gather(parse(document(**sections)), probed)
+    return inputs.work.tools, [each for each in inputs.shown if each.name == "tools"]
+
+
+def test_what_was_measured_of_tools_wins_and_without_anything_they_answer_at_once():
+    turns = {"tools": ["examples.any:tool"], "turns_max": 7}
+    declared = {"tool_answers": 3.0, "tool_s": 2.5, "observation_tokens": 40}
+    measured = a_probe(tools=ToolProbe(answers=1.5, answer_s=0.25))
+    assert tools_of(UNPROBED) == (None, [])
+    found, shown = tools_of(UNPROBED, turns=turns, forecast=declared)
+    assert found == ToolsScenario(answers=3.0, answers_max=7, answer_s=2.5, observation_tokens=40)
+    assert shown[0].source.startswith("configured (forecast.tool_answers, tool_s)")
+    found, shown = tools_of(measured, turns=turns, forecast=declared)
+    assert found == ToolsScenario(answers=1.5, answers_max=7, answer_s=0.25, observation_tokens=40)
+    assert shown[0].source.startswith("measured in runs/a")
+    for probed in (UNPROBED, a_probe()):
+        found, shown = tools_of(probed, turns=turns)
+        assert (found, [each.value for each in shown]) == (None, ["taken to answer at once"])
