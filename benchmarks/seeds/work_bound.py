@@ -2,7 +2,8 @@
 
 No order of work and no hand-over does better. What must be done is to decode every token once, at the rate of the
 batch and the engine that take the fewest GPU-seconds for it; to prefill every prompt once; and to train on every token
-once. The GPUs that are there are the trainer's, and those of every machine that the trace has for a pool, used or not.
+once. The GPUs that are there are the trainer's, and those of every machine that the trace has for a pool, used or not,
+as far as the pool may take so many at a time.
 Training has the trainer's GPUs only, so that iterations take at least as long as their training.
 """
 
@@ -74,11 +75,11 @@ def _least_s_per_token(step_time: StepTime, responses_max: int) -> float:
 
 
 def _there_s(pool: PoolScenario, duration_s: float, seed: int) -> float:
-    """Machine-seconds that the pool's places had, from second 0 on."""
+    """Machine-seconds that the pool's places had, of at most `count` at a time, from second 0 on."""
     up, since_s, total_s = 0, 0.0, 0.0
-    for at_s, _, there in changes(pool.availability, pool.count, seed):
+    for at_s, _, there in changes(pool.availability, pool.places or pool.count, seed):
         if at_s >= duration_s:
             break
-        total_s += up * (at_s - since_s)
+        total_s += min(up, pool.count) * (at_s - since_s)
         up, since_s = up + (1 if there else -1), at_s
-    return total_s + up * (duration_s - since_s)
+    return total_s + min(up, pool.count) * (duration_s - since_s)

@@ -54,6 +54,8 @@ class ForecastConfig:
         response_median, response_sigma: a log-normal distribution of response lengths in tokens; sigma is that of the
             natural logarithm.
         prompt_tokens: mean tokens of a prompt.
+        tool_answers: mean answers of tools in a response; tool_s: mean seconds until one is there, which vary as in
+            tasks.forecasting.tool_answers. None: tools answer at once. observation_tokens: mean tokens of an answer.
         prompts_in_dataset: prompts until the next epoch begins; None: no prompt recurs.
         loss_process: the process of resources.spot_trace by which interruptible machines are lost. trace_path: a trace
             instead.
@@ -84,6 +86,9 @@ class ForecastConfig:
     response_median: _Above0 | None = None
     response_sigma: _AtLeast0 = 0.8
     prompt_tokens: Annotated[int, Field(ge=1)] = 256
+    tool_answers: _Above0 | None = None
+    tool_s: _AtLeast0 | None = None
+    observation_tokens: Annotated[int, Field(ge=0)] = 256
     prompts_in_dataset: Annotated[int, Field(ge=1)] | None = None
     loss_process: _LossProcess = "aws-p3"
     trace_path: str | None = None
@@ -98,6 +103,11 @@ class ForecastConfig:
     iterations_simulated: Annotated[int, Field(ge=2, le=1000)] = 12
 
     def __post_init__(self) -> None:
+        if (self.tool_answers is None) != (self.tool_s is None):
+            raise ValueError(
+                f"tool_s: value {self.tool_s!r}; allowed with tool_answers {self.tool_answers!r}: "
+                f"{'null' if self.tool_answers is None else 'at least 0'}"
+            )
         if (self.lengths_path is None) != (self.lengths_column is None):
             raise ValueError(
                 f"lengths_column: value {self.lengths_column!r}; allowed with lengths_path {self.lengths_path!r}: "

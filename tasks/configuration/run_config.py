@@ -121,6 +121,7 @@ class RunConfig:
             *_adapters_that_clash(self),
             *pools_that_clash(self.pools, self.rollout, self.planning, self.forecast),
             *_placements_that_clash(self),
+            *_forecasts_that_clash(self),
         ]
         if problems_found:
             raise ValueError("; ".join(problems_found))
@@ -222,6 +223,11 @@ def _adapters_that_clash(config: RunConfig) -> Iterator[str]:
 def _needs_all_groups(algorithm: AlgorithmConfig) -> bool:
     """Whether a train phase that begins before the last group is recorded would wait, or let members generate on."""
     return algorithm.filter_groups or not algorithm.streams
+
+
+def _forecasts_that_clash(config: RunConfig) -> Iterator[str]:
+    if config.turns is None and config.forecast.tool_answers is not None:
+        yield f"forecast.tool_answers: value {config.forecast.tool_answers}; allowed only with turns"
 
 
 def _placements_that_clash(config: RunConfig) -> Iterator[str]:

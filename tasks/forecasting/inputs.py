@@ -23,7 +23,7 @@ from tasks.forecasting.engine_estimate import assumed_layers
 from tasks.forecasting.known_facts import KnownFacts
 from tasks.forecasting.probe import NoProbe, Probe
 from tasks.forecasting.response_lengths import ResponseLengths
-from tasks.forecasting.scenario import LengthsScenario, Policy, TrainerScenario, WorkScenario
+from tasks.forecasting.scenario import LengthsScenario, Policy, ToolsScenario, TrainerScenario, WorkScenario
 from tasks.forecasting.trainer_inputs import trainer_scenario
 from tasks.planning.division import groups_in_budget
 
@@ -58,7 +58,7 @@ def gather(config: RunConfig, probe: Probe | NoProbe) -> ForecastInputs:
         shown.append(ForecastInput(name="probe", value="none: nothing is measured", source=probe.reason))
     measured = probe if isinstance(probe, Probe) else None
     lengths = _response_lengths(config, measured, shown)
-    work = _planned_work(config, lengths, shown)
+    work = _planned_work(config, lengths, _tools(config, measured, shown), shown)
     drawn = ResponseLengths(work, seed=0).lengths(0).astype(np.float64)
     mean = float(drawn.mean())
     shown.append(ForecastInput(name="mean response", value=f"{mean:.0f} tokens", source="of the lengths above"))
@@ -106,7 +106,27 @@ def _response_lengths(config: RunConfig, probe: Probe | None, shown: list[Foreca
     return found
 
 
-def _planned_work(config: RunConfig, lengths: LengthsScenario, shown: list[ForecastInput]) -> WorkScenario:
+def _tools(config: RunConfig, probe: Probe | None, shown: list[ForecastInput]) -> ToolsScenario | None:
+    """How responses wait for tools; None if none does, or nothing tells how long."""
+    forecast, turns = config.forecast, config.turns
+    if turns is None:
+        return None
+    answers, answer_s, source = forecast.tool_answers, forecast.tool_s, "configured (forecast.tool_answers, tool_s)"
+    if probe is not None and probe.tools is not None:
+        answers, answer_s, source = probe.tools.answers, probe.tools.answer_s, probe.source
+    if answers is None or answer_s is None:
+        reason = "nothing is measured, and forecast.tool_answers and tool_s are not given"
+        shown.append(ForecastInput(name="tools", value="taken to answer at once", source=reason))
+        return None
+    observed = forecast.observation_tokens
+    words = f"{answers:.1f} answers in a response, of {answer_s:.2f} s and {observed} tokens each, on average"
+    shown.append(ForecastInput(name="tools", value=words, source=f"{source}; tokens: forecast.observation_tokens"))
+    return ToolsScenario(answers=answers, answers_max=turns.turns_max, answer_s=answer_s, observation_tokens=observed)
+
+
+def _planned_work(
+    config: RunConfig, lengths: LengthsScenario, tools: ToolsScenario | None, shown: list[ForecastInput]
+) -> WorkScenario:
     run, algorithm, forecast = config.run, config.algorithm, config.forecast
     prompts = run.num_prompts_per_step
     if algorithm.filter_groups:
@@ -120,6 +140,7 @@ def _planned_work(config: RunConfig, lengths: LengthsScenario, shown: list[Forec
         prompt_tokens=forecast.prompt_tokens,
         prompts_in_dataset=None if in_dataset is None else max(in_dataset, prompts),
         lengths=lengths,
+        tools=tools,
         iterations=forecast.iterations_simulated,
     )
 

@@ -120,7 +120,7 @@ def _seen(member: Member, now_s: float, claim_ttl_s: float) -> Holder:
         idle=member.alive and unfinished == 0,
         unfinished=unfinished,
         running=running,
-        waiting=unfinished - running,
+        waiting=unfinished - running - len(member.acting),
         released=0,
         tokens_per_s=running / float(member.engine.step_s[running]) if running else None,
         plateau=member.engine.plateau if running else 0,
@@ -129,8 +129,8 @@ def _seen(member: Member, now_s: float, claim_ttl_s: float) -> Holder:
 
 
 def _candidates(holdings: Holdings, seeker: Member, holder: Member) -> list[Candidate]:
-    kept = holdings.responses.kept
-    begun = holder.running.keys() | holder.journalled
+    """What the holder decodes and what waits for a place; who lives keeps a response whose answer a tool owes."""
+    kept, begun = holdings.responses.kept, holder.begun
     return [
         Candidate(
             response=response,

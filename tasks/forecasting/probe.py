@@ -35,6 +35,14 @@ class PoolProbe:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ToolProbe:
+    """answers: mean answers of tools in a response; answer_s: mean seconds of one."""
+
+    answers: float
+    answer_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Probe:
     """Measurements in a run's last iterations, from `first` to `last`.
 
@@ -44,6 +52,7 @@ class Probe:
     of an iteration in which no process works: from the plan to the first process (except in the run's first iteration,
     which waits for machines), and from published weights to the report. in_turn: the trainer's process started after
     the crew's had ended, as when one machine runs all tasks in turn; the time in between then counts as control_s, too.
+    tools: None if no response got an answer.
     """
 
     run_url: str
@@ -56,6 +65,7 @@ class Probe:
     restore_s: float | None
     control_s: float
     in_turn: bool
+    tools: ToolProbe | None = None
 
     @property
     def source(self) -> str:
@@ -97,6 +107,7 @@ def probe(store: ObjectStore) -> Probe | NoProbe:
         restore_s=_median(report.metrics.get("timing_s/restore") for report in reports),
         control_s=statistics.median(map(_control_s, reports)),
         in_turn=all(map(_is_in_turn, reports)),
+        tools=_tools(reports),
     )
 
 
@@ -134,6 +145,18 @@ def _per_token(reports: Iterable[ReportRecord]) -> float | None:
     told = [report.metrics for report in reports if "timing_s/compute" in report.metrics]
     tokens = sum(metrics["num_tokens"] for metrics in told)
     return sum(metrics["timing_s/compute"] for metrics in told) / tokens if tokens else None
+
+
+def _tools(reports: Iterable[ReportRecord]) -> ToolProbe | None:
+    """The means over all these iterations' responses and answers."""
+    told = [report for report in reports if "turns/answers" in report.metrics]
+    answers = sum(report.metrics["turns/answers"] for report in told)
+    if not answers:
+        return None
+    return ToolProbe(
+        answers=answers / sum(len(report.lengths) for report in told),
+        answer_s=sum(report.metrics["turns/tool_seconds"] for report in told) / answers,
+    )
 
 
 def _crew_span_s(report: ReportRecord) -> tuple[float, float] | None:

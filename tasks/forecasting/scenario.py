@@ -188,10 +188,27 @@ class LengthsScenario:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ToolsScenario:
+    """The tools for which responses wait, as tasks.forecasting.tool_answers draws it.
+
+    answers: mean number of answers in a response. answers_max: the most. answer_s: mean seconds from the end of a turn
+    to its answer; sigma: that of the natural logarithm. observation_tokens: of every answer.
+    """
+
+    __pydantic_config__ = STRICT
+    answers: _AtLeast0
+    answers_max: Annotated[int, Field(ge=0)] = 10_000
+    answer_s: _AtLeast0
+    sigma: Annotated[float, Field(ge=0, le=5)] = 1.0
+    observation_tokens: Annotated[int, Field(ge=0)] = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class WorkScenario:
     """The work: num_prompts_per_step groups of num_generations responses in each of `iterations`.
 
     prompt_tokens: of every prompt. prompts_in_dataset: prompts until the next epoch begins; None: no prompt recurs.
+    tools: None: no response waits for any.
     """
 
     __pydantic_config__ = STRICT
@@ -200,6 +217,7 @@ class WorkScenario:
     prompt_tokens: Annotated[int, Field(ge=1)]
     prompts_in_dataset: Annotated[int, Field(ge=1)] | None = None
     lengths: LengthsScenario
+    tools: ToolsScenario | None = None
     iterations: Annotated[int, Field(ge=1)]
 
     def __post_init__(self) -> None:

@@ -17,6 +17,7 @@ from tasks.forecasting.machines import Stock
 from tasks.forecasting.response_lengths import ResponseLengths
 from tasks.forecasting.results import SimulatedIteration, SimulatedRun
 from tasks.forecasting.scenario import Scenario
+from tasks.forecasting.tool_answers import tool_answers
 from tasks.forecasting.virtual_crew import Crew
 from tasks.forecasting.virtual_iteration import Iteration
 from tasks.forecasting.virtual_ledger import Account
@@ -114,7 +115,9 @@ class _Simulation:
             for pool in self._scenario.pools
         }
         accounts[TRAIN_POOL] = self._account(TRAIN_POOL, trainer.usd_per_h, trainer.gpus)
-        responses = Responses(lengths, plan.slots)
+        tools = self._scenario.work.tools
+        answers = () if tools is None else tool_answers(tools, lengths, self._seed, number)
+        responses = Responses(lengths, plan.slots, answers)
         replayed = self._tokens[number - number % trainer.replay_interval : number]
         self._tokens.append(sum(responses.group_tokens))
         iteration = Iteration(
@@ -146,6 +149,7 @@ class _Simulation:
             self._policy,
             self._scenario.work.prompt_tokens,
             random.Random(f"{self._seed} {number}"),
+            observation_tokens=0 if tools is None else tools.observation_tokens,
             on_group=iteration.training.group_ended,
             on_end=partial(self._rollout_ended, iteration),
             on_leave=partial(self._processes.left, iteration),

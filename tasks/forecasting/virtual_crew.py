@@ -1,10 +1,12 @@
 """The crew of one iteration: members claim, decode, look for work, are lost and hand over, by production's rules.
 
-Three things are simpler than in a session. What a member sees of others is never old. The end of a response counts at
-once, not at the next flush. A member at once stops decoding what another takes from it.
+Four things are simpler than in a session. What a member sees of others is never old. The end of a response or turn, and
+the answer of a tool, count at once, not at the next flush. A member at once stops decoding what another takes from it.
+An answer that is owed when its member stops is asked for again by the next one, and takes as long again.
 """
 
 import random
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from storage.records import TRAIN_POOL, SlotPlan
@@ -36,6 +38,7 @@ class Crew:
         prompt_tokens: int,
         rng: random.Random,
         *,
+        observation_tokens: int = 0,
         on_group: Callable[[int], None],
         on_end: Callable[[], None],
         on_leave: Callable[[Member], None],
@@ -47,7 +50,7 @@ class Crew:
         self._responses = responses
         self._slots = {slot.slot: slot for slot in slots}
         self._policy = policy
-        self._prompt_tokens = prompt_tokens
+        self._prompt_tokens, self._observation_tokens = prompt_tokens, observation_tokens
         self._rng = rng
         self._on_group, self._on_end, self._on_leave = on_group, on_end, on_leave
         self._on_members = on_members
@@ -59,7 +62,7 @@ class Crew:
         self._alive = 0
         self._alone_from_s = events.now_s
         self.ended_s: float | None = None
-        # When the last response so far has ended; the beginning before that.
+        # When the last response or turn so far has ended; the beginning before that.
         self.progress_s = events.now_s
 
     @property
@@ -140,11 +143,40 @@ class Crew:
     def _fill(self, member: Member) -> None:
         member.advance(self._events.now_s)
         responses = self._responses
+        if responses.owed and member.state == "working":
+            self._ask_again(member)
         while member.state == "working" and member.waiting and len(member.running) < member.batch_limit:
             response = member.waiting.popleft()
-            kept = responses.kept[response]
-            left, group = responses.length[response] - kept, responses.group(response)
-            member.start(response, left, group, self._prompt_tokens, kept)
+            kept, observed = responses.kept[response], self._observation_tokens * responses.answered(response)
+            prefix = self._observation_tokens if response in member.cached else kept + observed
+            left, group = responses.turn_end(response) - kept, responses.group(response)
+            member.start(response, left, group, self._prompt_tokens, prefix)
+
+    def _ask_again(self, member: Member) -> None:
+        """Ask for the answers that are owed to responses of other members, which have stopped."""
+        owed = [response for response in member.waiting if response in self._responses.owed]
+        if owed:
+            member.waiting = deque(response for response in member.waiting if response not in self._responses.owed)
+        for response in owed:
+            self._ask(member, response)
+
+    def _ask(self, member: Member, response: int) -> None:
+        """Let a response wait for the answer that it is owed."""
+        answer = self._responses.next_answer(response)
+        if answer is None:
+            raise RuntimeError(f"response {response} is owed an answer that it does not have")
+        due_s = self._events.now_s + answer.wait_s
+        member.wait_for_answer(response, due_s)
+        self._events.at(due_s, lambda: self._answered(member, response, due_s))
+
+    def _answered(self, member: Member, response: int, due_s: float) -> None:
+        if member.acting.get(response) != due_s:
+            return
+        member.advance(self._events.now_s)
+        self._responses.answer(response)
+        member.answered(response)
+        self._fill(member)
+        self._note_next_end(member)
 
     def _note_next_end(self, member: Member) -> None:
         member.version += 1
@@ -158,6 +190,11 @@ class Crew:
         member.advance(self._events.now_s)
         self.progress_s = self._events.now_s
         for response in member.ended():
+            if self._responses.next_answer(response) is not None:
+                self._responses.end_turn(response, member.life)
+                member.cached.add(response)
+                self._ask(member, response)
+                continue
             member.own.discard(response)
             if self._responses.end(response, member.life):
                 self._on_group(self._responses.group(response))
@@ -233,5 +270,5 @@ class Crew:
             # machine.
             mine = (member.unfinished, member.name)
             rooms = [m.room for m in crew if m.state == "working" and (m.unfinished, m.name) > mine]
-            if should_cut(ended, total, member.unfinished, rooms, share):
+            if not member.acting and should_cut(ended, total, member.unfinished, rooms, share):
                 self._on_leave(member)

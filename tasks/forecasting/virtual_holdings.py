@@ -74,13 +74,16 @@ class Holdings:
 
         It keeps what it holds until another member takes it.
         """
+        again = state == "dead" and self._policy.resume == "response"
         running = sorted(member.running)
         for response in running:
             kept, lost = member.flushed(response, self._policy.flush_interval_s)
             self.responses.keep(response, member.life, kept + (lost if state == "gone" else 0.0))
             self.responses.waste(member.life, 0.0 if state == "gone" else lost)
-            if state == "dead" and self._policy.resume == "response":
+            if again:
                 self.responses.begin_again(response)
+        for response in sorted(member.acting.keys() | member.cached) if again else ():
+            self.responses.begin_again(response)
         member.stop(state, now_s)
         if not member.unfinished:
             del self.members[member.name]

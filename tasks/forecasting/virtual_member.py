@@ -44,7 +44,9 @@ class Member:
     """One process life in a slot. `advance` brings its time up to date, before anything else is asked.
 
     state: "loading" until the weights are in place, then "working"; "gone" when it has left, "dead" when its machine
-    was lost. journalled: the responses that it was decoding when it stopped; since then all that it holds is in
+    was lost. acting: when the answers are there for which responses wait; such a response takes no place among those
+    that are decoded. cached: those whose turn it has decoded and whose next one has not begun; the engine still has
+    their tokens. journalled: the responses that it was decoding when it stopped; since then all that it holds is in
     `waiting`. own: what it holds of its slot's first assignment. phase_s: offset of its flushes within the flush
     interval.
     """
@@ -71,6 +73,8 @@ class Member:
         self.ended_s = 0.0
         self.waiting: deque[int] = deque()
         self.running: dict[int, float] = {}
+        self.acting: dict[int, float] = {}
+        self.cached: set[int] = set()
         self.own: set[int] = set()
         self.journalled: set[int] = set()
         self.version = 0
@@ -87,7 +91,12 @@ class Member:
 
     @property
     def unfinished(self) -> int:
-        return len(self.waiting) + len(self.running)
+        return len(self.waiting) + len(self.running) + len(self.acting)
+
+    @property
+    def begun(self) -> set[int]:
+        """What it holds of which it has decoded something."""
+        return self.running.keys() | self.cached | self.journalled
 
     @property
     def alive(self) -> bool:
@@ -135,9 +144,13 @@ class Member:
             self.account.add("idle", rest_s * self.life.weight)
 
     def start(self, response: int, tokens_left: float, group: int, prompt_tokens: int, prefix_tokens: float) -> None:
-        """Prefill the prompt, unless another response of the group has done so, and the prefix; then decode."""
+        """Prefill the prompt, unless another response of the group has done so, and the prefix; then decode.
+
+        tokens_left: until the response or its turn ends.
+        """
         prefill = prefix_tokens + (0 if group in self._groups else prompt_tokens)
         self._groups.add(group)
+        self.cached.discard(response)
         self.life.prefill_tokens += prefill
         self._stalled_until_s = max(self._now_s, self._stalled_until_s) + prefill / self.engine.prefill_tokens_per_s
         self.running[response] = self._tokens
@@ -153,8 +166,17 @@ class Member:
         decode_s = max(0.0, self._ends[0][0] - self._tokens) * float(self.engine.step_s[len(self.running)])
         return max(self._now_s, self._stalled_until_s) + decode_s
 
+    def wait_for_answer(self, response: int, until_s: float) -> None:
+        """Hold a response that waits for a tool, without a place among those that are decoded."""
+        self.acting[response] = until_s
+
+    def answered(self, response: int) -> None:
+        """The answer is there: the response goes on as soon as there is a place, before those that wait already."""
+        del self.acting[response]
+        self.waiting.appendleft(response)
+
     def ended(self) -> list[int]:
-        """Responses whose end is reached; they stop running."""
+        """Responses that have decoded what they were started for; they stop running."""
         found = []
         while self._ends and self._ends[0][0] <= self._tokens + _DONE_TOKENS:
             end, response = heapq.heappop(self._ends)
@@ -175,12 +197,13 @@ class Member:
         return self._tokens - self.running[response]
 
     def stop(self, state: str, now_s: float) -> None:
-        """End the member, dead or gone; what it was decoding comes before what it had not begun."""
+        """End the member, dead or gone; what it had begun comes before what it had not."""
         self.state, self.life.ended_s, self.ended_s = state, now_s, now_s
         self.version += 1
         self.journalled = set(self.running)
-        self.waiting.extendleft(sorted(self.running, reverse=True))
+        self.waiting.extendleft(sorted(self.running.keys() | self.acting.keys(), reverse=True))
         self.running.clear()
+        self.acting.clear()
         self._end_of.clear()
 
     def drop(self, responses: Sequence[int]) -> None:
@@ -188,6 +211,7 @@ class Member:
         taken = set(responses)
         self.own -= taken
         self.journalled -= taken
+        self.cached -= taken
         for response in taken & self.running.keys():
             del self.running[response], self._end_of[response]
         if not taken.isdisjoint(self.waiting):

@@ -4,16 +4,20 @@ from collections.abc import Sequence
 
 from storage.records import SlotPlan
 from tasks.forecasting.response_lengths import Ints
+from tasks.forecasting.tool_answers import ToolAnswer
 from tasks.forecasting.virtual_ledger import Life
 
 
 class Responses:
     """Responses by number, as in a plan: response r is sample r % num_generations of group r // num_generations.
 
-    Every decoded token is in the end either kept or wasted, and is counted for the life that decoded it.
+    Every decoded token is in the end either kept or wasted, and is counted for the life that decoded it. answers: what
+    each response waits for; none if it is empty. owed: the responses whose turn has ended without an answer.
     """
 
-    def __init__(self, lengths: Ints, slots: Sequence[SlotPlan]) -> None:
+    def __init__(
+        self, lengths: Ints, slots: Sequence[SlotPlan], answers: Sequence[tuple[ToolAnswer, ...]] = ()
+    ) -> None:
         groups, generations = int(lengths.shape[0]), int(lengths.shape[1])
         self.length: list[int] = lengths.ravel().tolist()
         self.kept = [0.0] * len(self.length)
@@ -29,6 +33,9 @@ class Responses:
             for response in samples:
                 self.unit[response] = slot.slot
         self.unit_left = {unit: len(samples) for unit, samples in self.of_unit.items()}
+        self.owed: set[int] = set()
+        self._answers = answers
+        self._answered: dict[int, int] = {}
         self._ended = bytearray(len(self.length))
         self._parts: dict[int, list[tuple[Life, float]]] = {}
 
@@ -44,6 +51,30 @@ class Responses:
         self.kept[response] += tokens
         self._parts.setdefault(response, []).append((life, tokens))
 
+    def answered(self, response: int) -> int:
+        """How many answers of tools the response has; they are journalled."""
+        return self._answered.get(response, 0)
+
+    def next_answer(self, response: int) -> ToolAnswer | None:
+        """The answer that the response waits for now, or that it will wait for next."""
+        answers, done = self._answers[response] if self._answers else (), self.answered(response)
+        return answers[done] if done < len(answers) else None
+
+    def turn_end(self, response: int) -> int:
+        """The tokens that the response has when its present turn ends."""
+        answer = self.next_answer(response)
+        return self.length[response] if answer is None else answer.at_tokens
+
+    def end_turn(self, response: int, life: Life) -> None:
+        """The present turn has its last token, and an answer is owed; what was decoded is journalled."""
+        self.keep(response, life, self.turn_end(response) - self.kept[response])
+        self.owed.add(response)
+
+    def answer(self, response: int) -> None:
+        """The answer that was owed is there."""
+        self.owed.remove(response)
+        self._answered[response] = self.answered(response) + 1
+
     def waste(self, life: Life, tokens: float) -> None:
         """Count this many tokens as decoded for nothing."""
         life.decoded += tokens
@@ -54,6 +85,8 @@ class Responses:
         for life, tokens in self._parts.pop(response, ()):
             life.wasted += tokens
         self.kept[response] = 0.0
+        self.owed.discard(response)
+        self._answered.pop(response, None)
 
     def end(self, response: int, life: Life) -> bool:
         """The response has its last token; returns whether its group is now complete."""

@@ -48,6 +48,7 @@ class TurnsTally:
             return {}
         return {
             "turns/mean": sum(self._turns) / len(self._turns),
+            "turns/answers": float(sum(self._turns)),
             "turns/max": float(max(self._turns)),
             "turns/calls": float(self._outcomes.total()),
             **{f"turns/calls_{outcome}": float(self._outcomes[outcome]) for outcome in OUTCOMES},

@@ -33,6 +33,22 @@ def test_the_bound_is_all_work_over_all_gpus_that_are_there():
     assert bound.least_s == pytest.approx(max(training_s, lived.duration_s * bound.needed_gpu_s / bound.there_gpu_s))
 
 
+def test_of_more_places_than_a_pool_may_take_only_so_many_count():
+    """The machines are those of the trace over all places, of which the pool has at most two at a time."""
+    there = AvailabilityScenario(counts=((0.0, 1), (10.0, 5)))
+    scenario = a_scenario(a_pool(2, places=6, gpus=2, availability=there), lengths=all_alike(300), iterations=2)
+    lived = simulate(scenario, seed=1)
+    bound = work_bound(scenario, lived, seed=1)
+    assert bound.there_gpu_s == pytest.approx(lived.duration_s * 8 + 2 * (10 + 2 * (lived.duration_s - 10)))
+    # Another number of places is another draw of the trace; the bound looks at the one that the run had.
+    pool = a_pool(2, places=12, availability=AvailabilityScenario(process="aws-p3", rate_factor=300.0))
+    for seed in range(5):
+        scenario = a_scenario(pool, lengths=all_alike(300), iterations=2)
+        lived = simulate(scenario, seed=seed)
+        bound = work_bound(scenario, lived, seed=seed)
+        assert sum(lived.paid_s.values()) <= bound.there_gpu_s - lived.duration_s * 8 + 1e-6
+
+
 def test_training_binds_where_rollout_does_not():
     scenario = a_scenario(a_pool(4), trainer=a_trainer(train_s_per_token=0.1), lengths=all_alike(200))
     bound = work_bound(scenario, simulate(scenario, seed=1), seed=1)

@@ -17,6 +17,10 @@ from tests.forecast_documents import document
         ({"step_s": {}}, r"forecast\.step_s: \{\} given"),
         ({"mfu": 1.5}, r"forecast\.mfu: 1\.5 given"),
         ({"loss_process": "h100"}, r"forecast\.loss_process: \"h100\" given"),
+        ({"tool_answers": 2.0, "tool_s": 1.0}, r"forecast\.tool_answers: value 2\.0; allowed only with turns"),
+        ({"tool_answers": 2.0}, r"tool_s: value None; allowed with tool_answers 2\.0: at least 0"),
+        ({"tool_s": 2.0}, r"tool_s: value 2\.0; allowed with tool_answers None: null"),
+        ({"tool_answers": 0.0, "tool_s": 1.0}, r"forecast\.tool_answers: 0\.0 given"),
         ({"sed": 1}, r"forecast\.sed: unknown field; did you mean 'seeds'"),
     ],
 )

@@ -6,7 +6,7 @@ from storage import layout, records
 from storage.memory import MemoryStore
 from storage.planning_records import PoolObservation
 from storage.records import TRAIN_POOL, ReportRecord, SlotLife
-from tasks.forecasting.probe import REPORTS_READ, NoProbe, Probe, probe, probe_run
+from tasks.forecasting.probe import REPORTS_READ, NoProbe, Probe, ToolProbe, probe, probe_run
 from tests.committed_runs import begin
 
 
@@ -113,6 +113,19 @@ def test_without_observations_there_are_no_pools():
     found = probed(report(0))
     assert found.pools == {}
     assert found.train_s_per_token is None
+
+
+def test_tools_are_averaged_over_all_responses_and_answers():
+    told = [
+        report(0, **{"turns/answers": 6.0, "turns/tool_seconds": 3.0}),
+        report(1, **{"turns/answers": 2.0, "turns/tool_seconds": 9.0}),
+    ]
+    # Two responses in each report.
+    assert probed(*told).tools == ToolProbe(answers=2.0, answer_s=1.5)
+    assert probed(report(0), *(replace(each, iteration=each.iteration + 1) for each in told)).tools == ToolProbe(
+        answers=2.0, answer_s=1.5
+    )
+    assert probed(report(0)).tools is None
 
 
 def test_time_without_any_process_is_control():

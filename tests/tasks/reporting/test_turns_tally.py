@@ -16,6 +16,7 @@ from tests.turn_journals import NAME, PLAN, read_back, said, turns_metrics
 def test_turns_are_counted_as_they_count():
     assert turns_metrics() == {
         "turns/mean": 4 / 3,
+        "turns/answers": 4,
         "turns/max": 2,
         "turns/calls": 4,
         "turns/calls_invalid": 1,
