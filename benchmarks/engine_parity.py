@@ -1,9 +1,10 @@
-"""Agreement of engines: vLLM, TorchEngine and a plain Hugging Face forward pass, with interruptions.
+"""Agreement of engines: vLLM, TorchEngine and a plain Hugging Face forward pass, with interruptions and turns.
 
 Run: python -m benchmarks.engine_parity --json; it needs vLLM. 28 groups of 8 responses with mixed sampling are decoded
 on a small random model: by each engine alone; by each with every response interrupted at random tokens and resumed
 among others; with responses that change engines half-way; with new weights; and, with --full, while vLLM's process is
-killed. With keyed noise, all draw the same tokens as long as their logits agree. This is required in float32 on a CPU.
+killed. All but the last two are done with turns, too: a tool answers each turn, and cuts fall inside its observations
+as well. With keyed noise, all draw the same tokens as long as their logits agree. This is required in float32 on a CPU.
 On a GPU it is required of an engine that says it is batch-invariant, against itself, and only reported otherwise.
 """
 
@@ -26,7 +27,9 @@ from benchmarks.parity_work import (
     Decoding,
     ForwardPass,
     Size,
+    Tool,
     compare,
+    echo_tool,
     random_cuts,
     random_model,
     requests_for,
@@ -46,6 +49,7 @@ DEFAULT = Size(groups=28, tokens=96, in_flight=32)
 SMALL = Size(groups=2, tokens=24, in_flight=8)
 TORCH, VLLM = "torch", "vllm"
 NEW_WEIGHTS = ", new weights"
+TURNS = ", turns"
 Dtype = Literal["float32", "bfloat16", "float16"]
 # The share for vLLM; TorchEngine and the Hugging Face model take what they need.
 _GPU_MEMORY_SHARE = 0.4
@@ -59,6 +63,7 @@ class Arm:
     Attributes:
         against: the arm whose answers it should equal; "" for the first.
         engines: the names of the engines that took part.
+        inside_observations: how many of its cuts lie inside an observation.
         prefill_over_naive: the prompt and prefix tokens that they computed, over those they were given.
     """
 
@@ -68,6 +73,7 @@ class Arm:
     engines: tuple[str, ...]
     decoding: Decoding
     prefill_over_naive: float
+    inside_observations: int
 
 
 class Parity:
@@ -78,26 +84,37 @@ class Parity:
         engines: Mapping[str, Engine],
         requests: Sequence[GenerationRequest],
         weights: Sequence[Mapping[str, TensorBlock]],
+        tool: Tool,
     ) -> None:
-        """engines: the engines by the names TORCH and VLLM. weights: by version."""
+        """engines: the engines by the names TORCH and VLLM. weights: by version. tool: answers turns."""
         self.engines = engines
         self.requests = requests
         self.arms: dict[str, Arm] = {}
         self._weights = weights
+        self._tool = tool
 
     def decode_alive(self) -> None:
         """Run every arm in which no engine dies."""
         on_torch, on_vllm = (partial(_run, engine=self.engines[name]) for name in (TORCH, VLLM))
-        self._decode("torch", on_torch, TORCH)
-        self._decode("vllm", on_vllm, VLLM, against="torch")
-        cuts = random_cuts(self.arms["torch"].decoding.answers, random.Random(3))
-        self._decode("torch, interrupted", on_torch, TORCH, against="torch", cuts=cuts)
-        self._decode("vllm, interrupted", on_vllm, VLLM, against="vllm", cuts=cuts)
-        for first, second in [(TORCH, VLLM), (VLLM, TORCH)]:
-            move = partial(_move, first=self.engines[first], second=self.engines[second])
-            self._decode(f"{first}, then {second}", move, first, second, against="torch", cuts=cuts)
+        self._decode_interrupted(on_torch, on_vllm, "")
         self._decode("torch" + NEW_WEIGHTS, on_torch, TORCH, version=1)
         self._decode("vllm" + NEW_WEIGHTS, on_vllm, VLLM, against="torch" + NEW_WEIGHTS, version=1)
+        self._decode_interrupted(on_torch, on_vllm, TURNS)
+
+    def _decode_interrupted(
+        self, on_torch: Callable[[Decoding], None], on_vllm: Callable[[Decoding], None], suffix: str
+    ) -> None:
+        """Run the arms of each engine alone, interrupted, and followed by the other; with turns if `suffix` says so."""
+        tool = self._tool if suffix == TURNS else None
+        decode, torch_alone = partial(self._decode, tool=tool), "torch" + suffix
+        decode(torch_alone, on_torch, TORCH)
+        decode("vllm" + suffix, on_vllm, VLLM, against=torch_alone)
+        cuts = random_cuts(self.arms[torch_alone].decoding.answers, random.Random(3))
+        decode("torch, interrupted" + suffix, on_torch, TORCH, against=torch_alone, cuts=cuts)
+        decode("vllm, interrupted" + suffix, on_vllm, VLLM, against="vllm" + suffix, cuts=cuts)
+        for first, second in [(TORCH, VLLM), (VLLM, TORCH)]:
+            move = partial(_move, first=self.engines[first], second=self.engines[second])
+            decode(f"{first}, then {second}{suffix}", move, first, second, against=torch_alone, cuts=cuts)
 
     def decode_killed(self, kill: Callable[[], None]) -> None:
         """Run the arm in which `kill` kills vLLM after half of all tokens; vLLM is restarted and finishes.
@@ -130,15 +147,22 @@ class Parity:
         against: str = "",
         version: int = 0,
         cuts: Mapping[int, Sequence[int]] | None = None,
+        tool: Tool | None = None,
     ) -> None:
         """Decode one more arm, which begins with empty caches."""
         for engine in engines:
             self.engines[engine].load_weights(version, self._weights[version])
         before = self._prefill_tokens(engines)
-        decoding = Decoding(self.requests, cuts, random.Random(2) if cuts else None)
+        decoding = Decoding(self.requests, cuts, random.Random(2) if cuts else None, tool)
         run(decoding)
         share = (self._prefill_tokens(engines) - before) / decoding.prefill_naive
-        self.arms[name] = Arm(name, against, version, engines, decoding, share)
+        observed = {response: answer.observed for response, answer in decoding.answers.items()}
+        inside = sum(
+            any(start < at < start + length for start, length in observed[response].items())
+            for response, places in (cuts or {}).items()
+            for at in places
+        )
+        self.arms[name] = Arm(name, against, version, engines, decoding, share, inside)
 
     def _prefill_tokens(self, engines: Sequence[str]) -> int:
         return sum(self.engines[engine].prefill_tokens for engine in engines)
@@ -166,6 +190,8 @@ def rows(
             "responses": len(answers),
             "interrupted": len(arm.decoding.interrupted),
             "tokens": arm.decoding.tokens,
+            "observations": sum(len(answer.observed) for answer in answers.values()),
+            "cut inside one": arm.inside_observations,
         }
         if arm.against:
             other = parity.arms[arm.against]
@@ -207,7 +233,11 @@ def targets(found: Sequence[Mapping[str, Any]], unchanged: float, *, exact: bool
         ]
     if not small:
         interrupted = min(row["interrupted"] for row in found if "interrupted" in row["arm"] or "then" in row["arm"])
-        claims.append(Target("interrupted_responses", interrupted, ">= 200"))
+        inside = min(row["cut inside one"] for row in found if row["interrupted"] and row["arm"].endswith(TURNS))
+        claims += [
+            Target("interrupted_responses", interrupted, ">= 200"),
+            Target("cuts_inside_observations", inside, ">= 20"),
+        ]
     return claims
 
 
@@ -250,9 +280,10 @@ def measure(model: Any, model_dir: Path, size: Size, dtype: Dtype, *, full: bool
     on_gpu = torch.cuda.is_available()
     exact = dtype == "float32" and not on_gpu
     config, weights = model.config.get_text_config(), weight_versions(model)
-    requests = requests_for(size, config.vocab_size, stop_tokens(config))
+    stops = stop_tokens(config)
+    requests = requests_for(size, config.vocab_size, stops)
     with engines_for(model_dir, config.vocab_size, size, dtype, "own" if full or on_gpu else "same") as engines:
-        parity = Parity(engines, requests, weights)
+        parity = Parity(engines, requests, weights, echo_tool(config.vocab_size, stops))
         parity.decode_alive()
         if full:
             parity.decode_killed(kill_children)

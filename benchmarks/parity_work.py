@@ -52,11 +52,39 @@ class Size:
 
 @dataclass(slots=True)
 class Answer:
-    """The tokens, log-probs and end of one response, as engines returned them."""
+    """The tokens, log-probs and end of one response, as engines returned them.
+
+    observed: by where it begins, the length of each observation among the tokens; its log-probs are 0.
+    """
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    observed: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def turn(self) -> list[int]:
+        """The tokens since the last observation."""
+        return self.token_ids[max((start + length for start, length in self.observed.items()), default=0) :]
+
+    def observe(self, observation: Sequence[int]) -> None:
+        """Add an observation."""
+        self.observed[len(self.token_ids)] = len(observation)
+        self.token_ids += observation
+        self.logprobs += [0.0] * len(observation)
+        self.finish_reason = None
+
+    def cut(self, kept: int) -> bool:
+        """Keep so many tokens; an observation whole or not at all. Returns whether a turn then waits for its answer."""
+        inside = [start for start, length in self.observed.items() if start <= kept < start + length]
+        kept = inside[0] if inside else kept
+        del self.token_ids[kept:], self.logprobs[kept:]
+        self.observed = {start: length for start, length in self.observed.items() if start < kept}
+        self.finish_reason = None
+        return bool(inside)
+
+
+Tool = Callable[[Sequence[int]], Sequence[int] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +98,11 @@ class Agreement:
 class Decoding:
     """Responses that one or several engines decode: their tokens so far, and the positions of their cuts.
 
-    A response is removed from its engine at each of its cuts, keeps the tokens up to there, and waits for its next
-    turn. The next response to begin or resume is drawn from `order`; without `order` it is the first that waits.
+    A response is removed from its engine at each of its cuts, keeps the tokens up to there, and waits to go on. The
+    next response to begin or resume is drawn from `order`; without `order` it is the first that waits.
+
+    With a tool, a stop token ends a turn, and the response goes on after the tool's observation, as a new request. A
+    cut inside an observation leaves the turn without an answer, and the tool is asked again.
     """
 
     def __init__(
@@ -79,15 +110,19 @@ class Decoding:
         requests: Sequence[GenerationRequest],
         cuts: Mapping[int, Sequence[int]] | None = None,
         order: random.Random | None = None,
+        tool: Tool | None = None,
     ) -> None:
+        """tool: the observation that follows the tokens of a turn, or None where the response ends."""
         self.answers = {request.response: Answer() for request in requests}
         self.interrupted: set[int] = set()
         self.prefill_naive = 0
         self._requests = {request.response: request for request in requests}
         self._cuts = {response: list(at) for response, at in (cuts or {}).items()}
         self._order = order
+        self._tool = tool
         self._waiting = list(self._requests)
         self._in_flight: set[int] = set()
+        self._unanswered: set[int] = set()
 
     @property
     def tokens(self) -> int:
@@ -122,6 +157,9 @@ class Decoding:
         while self._waiting and len(chosen) < room:
             index = self._order.randrange(len(self._waiting)) if self._order else 0
             response = self._waiting.pop(index)
+            if response in self._unanswered:
+                self._unanswered.remove(response)
+                self._ask_tool(response)
             chosen.append(replace(self._requests[response], generated_ids=tuple(self.answers[response].token_ids)))
         self._in_flight.update(request.response for request in chosen)
         self.prefill_naive += sum(len(request.prompt_ids) + len(request.generated_ids) for request in chosen)
@@ -135,17 +173,33 @@ class Decoding:
             answer.token_ids += delta.token_ids
             answer.logprobs += delta.logprobs
             answer.finish_reason = delta.finish_reason
-            if cuts and len(answer.token_ids) >= cuts[0]:
+            goes_on = delta.finish_reason is FinishReason.STOP and self._ask_tool(delta.response)
+            ended_at_cut = answer.finish_reason is not None and cuts == [len(answer.token_ids)]
+            if cuts and len(answer.token_ids) >= cuts[0] and not ended_at_cut:
                 # An engine in its own process may be some tokens further, which a journal would not hold either.
-                kept = cuts.pop(0)
-                del answer.token_ids[kept:], answer.logprobs[kept:]
-                answer.finish_reason = None
+                if answer.cut(cuts.pop(0)):
+                    self._unanswered.add(delta.response)
                 cut.append(delta.response)
+                self._in_flight.remove(delta.response)
+            elif goes_on:
+                self._waiting.append(delta.response)
                 self._in_flight.remove(delta.response)
             elif answer.finish_reason is not None:
                 self._in_flight.remove(delta.response)
         self._interrupt(cut)
         return cut
+
+    def _ask_tool(self, response: int) -> bool:
+        """Add the observation that follows the last turn; returns whether the response goes on."""
+        answer = self.answers[response]
+        observation = self._tool(answer.turn) if self._tool is not None else None
+        if observation is None:
+            return False
+        if len(answer.token_ids) + len(observation) >= self._requests[response].sampling.max_completion_length:
+            answer.finish_reason = FinishReason.LENGTH
+            return False
+        answer.observe(observation)
+        return True
 
     def _interrupt(self, responses: Iterable[int]) -> None:
         self.interrupted.update(response for response in responses if self.answers[response].token_ids)
@@ -166,14 +220,17 @@ class ForwardPass:
     ) -> Agreement:
         """Compare answers with the tokens that keyed noise draws from the model's logits after the same tokens.
 
-        Log-probs are those of the answers' tokens, whether or not the model would have drawn these.
+        Observations are given, not drawn. Log-probs are those of the answers' tokens, whether or not the model would
+        have drawn these.
         """
         differences, identical = [0.0], 0
         for request in requests:
             answer = answers[request.response]
             drawn, logprobs = self._of(version, request, tuple(answer.token_ids))
-            identical += drawn == answer.token_ids
-            differences += [abs(a - b) for a, b in zip(answer.logprobs, logprobs, strict=True)]
+            given = {place for start, length in answer.observed.items() for place in range(start, start + length)}
+            own = [place for place in range(len(drawn)) if place not in given]
+            identical += all(drawn[place] == answer.token_ids[place] for place in own)
+            differences += [abs(answer.logprobs[place] - logprobs[place]) for place in own]
         return Agreement(identical / len(requests), max(differences))
 
     @torch.inference_mode()
@@ -212,7 +269,11 @@ def compare(found: Mapping[int, Answer], wanted: Mapping[int, Answer]) -> Agreem
     differences, identical = [0.0], 0
     for response, answer in found.items():
         other = wanted[response]
-        identical += answer.token_ids == other.token_ids and answer.finish_reason == other.finish_reason
+        identical += (answer.token_ids, answer.finish_reason, answer.observed) == (
+            other.token_ids,
+            other.finish_reason,
+            other.observed,
+        )
         for here, there, a, b in zip(answer.token_ids, other.token_ids, answer.logprobs, other.logprobs, strict=False):
             if here != there:
                 break
@@ -233,8 +294,30 @@ def requests_for(size: Size, vocab_size: int, stop_token_ids: tuple[int, ...]) -
     return requests
 
 
+def echo_tool(vocab_size: int, stop_token_ids: Sequence[int]) -> Tool:
+    """A deterministic tool: it answers a turn with up to nine tokens that follow from the turn's tokens.
+
+    A turn that ends with the first stop token calls nothing, so the response ends. No observation has a stop token.
+    """
+    allowed = [token for token in range(vocab_size) if token not in stop_token_ids]
+
+    def answer(turn: Sequence[int]) -> list[int] | None:
+        if turn[-1] == stop_token_ids[0]:
+            return None
+        state, found = sum(turn), []
+        for place in range(3 + state % 7):
+            state = (31 * state + turn[place % len(turn)] + place) % vocab_size
+            found.append(allowed[state % len(allowed)])
+        return found
+
+    return answer
+
+
 def random_cuts(answers: Mapping[int, Answer], rnd: random.Random) -> dict[int, list[int]]:
-    """Draw the cuts of each response: one random token, two for some, and none for a response of one token."""
+    """Draw the cuts of each response: one random token, two for some, and none for a response of one token.
+
+    Tokens of observations are drawn as well as others.
+    """
     cuts = {}
     for response, answer in answers.items():
         places = range(1, len(answer.token_ids))

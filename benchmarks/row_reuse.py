@@ -1,15 +1,15 @@
 """What it saves that a response which ended a turn finds its tokens still in its row of the key-value cache.
 
-Responses with turns of 20 tokens of the policy and 5 of an observation are decoded by TorchEngine on a small random
-model. In the arm that starts again, the weights are loaded before each turn, so the engine has forgotten all tokens;
-the time of the loading is not counted.
+Responses with turns of 20 tokens of the policy and 5 of an observation are decoded by TorchEngine, or by vLLM with its
+prefix cache, on a small random model. In the arm that starts again, the weights are loaded before each turn, so the
+engine has forgotten all tokens; the time of the loading is not counted.
 """
 
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
@@ -17,8 +17,10 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from storage.noise_keys import noise_key
 from storage.records import SamplingParams
 from storage.weights.tensor_sets import TensorBlock
-from tasks.sampling.engines.engine import GenerationRequest
+from tasks.configuration.rollout import VllmConfig
+from tasks.sampling.engines.engine import Engine, GenerationRequest
 from tasks.sampling.engines.torch_engine import TorchEngine
+from tasks.sampling.engines.vllm_engine import VllmEngine
 from tasks.sampling.engines.weight_tensors import as_block
 
 VOCABULARY = 512
@@ -38,8 +40,13 @@ class Turns:
 Weights = Mapping[str, TensorBlock]
 
 
-def turn_engine(folder: Path, responses: int, turns: int) -> tuple[TorchEngine, Weights]:
-    """An engine with a row for each response, and its weights: those of a random Qwen2 with 3 million parameters."""
+def turn_engine(
+    folder: Path, responses: int, turns: int, kind: Literal["torch", "vllm"] = "torch"
+) -> tuple[Engine, Weights]:
+    """An engine with a row for each response, and its weights: those of a random Qwen2 with 3 million parameters.
+
+    vLLM runs in this process, whose processor time is measured.
+    """
     torch.manual_seed(0)
     context_length = PROMPT + turns * (TURN + len(OBSERVATION)) + 1
     model = Qwen2ForCausalLM(
@@ -55,14 +62,26 @@ def turn_engine(folder: Path, responses: int, turns: int) -> tuple[TorchEngine, 
         )
     )
     model.config.save_pretrained(folder)
-    engine = TorchEngine(folder, device="cpu", max_responses_in_flight=responses, context_length=context_length)
+    engine: Engine
+    if kind == "torch":
+        engine = TorchEngine(folder, device="cpu", max_responses_in_flight=responses, context_length=context_length)
+    else:
+        engine = VllmEngine(
+            folder,
+            vocab_size=VOCABULARY,
+            dtype="float32",
+            device="cpu",
+            max_responses_in_flight=responses,
+            context_length=context_length,
+            config=VllmConfig(process="same"),
+        )
     tensors: dict[str, Any] = dict(model.named_parameters())
     weights = {name: as_block(tensor) for name, tensor in tensors.items()}
     engine.load_weights(0, weights)
     return engine, weights
 
 
-def decode_turns(engine: TorchEngine, weights: Weights, responses: int, turns: int, *, reuses: bool) -> Turns:
+def decode_turns(engine: Engine, weights: Weights, responses: int, turns: int, *, reuses: bool) -> Turns:
     """Decode all turns of all responses; with `reuses` false, each turn is computed from its first token."""
     tokens: dict[int, tuple[int, ...]] = dict.fromkeys(range(responses), ())
     before, cpu_s = engine.prefill_tokens, 0.0

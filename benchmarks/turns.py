@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -48,7 +48,13 @@ LENGTH_MAX, CONTEXT_LENGTH = 112, 192
 
 @dataclass(frozen=True)
 class Size:
-    """kills, prompts: of the killed rollout. speed_prompts, step_s: of the arms whose speed is compared."""
+    """The sizes of the parts.
+
+    Attributes:
+        kills, prompts: of the killed rollout.
+        speed_prompts, step_s: of the arms whose speed is compared.
+        engine: the one that finds rows again.
+    """
 
     prompts: int
     kills: int
@@ -56,6 +62,7 @@ class Size:
     step_s: float
     rounds: int
     turns: int
+    engine: Literal["torch", "vllm"] = "torch"
 
 
 def make_run(
@@ -240,7 +247,7 @@ def speeds(folder: Path, model: Path, size: Size) -> dict[str, list[float]]:
 def reuse(folder: Path, size: Size) -> tuple[dict[str, list[Turns]], Measured]:
     """Turns with the rows of before and without, round by round, and the ratio of their processor times."""
     folder.mkdir(parents=True, exist_ok=True)
-    engine, weights = turn_engine(folder, IN_FLIGHT, size.turns)
+    engine, weights = turn_engine(folder, IN_FLIGHT, size.turns, size.engine)
     found: dict[str, list[Turns]] = {"again": [], "reused": []}
 
     def arm(name: str) -> float:
@@ -328,8 +335,9 @@ def main() -> None:
     parser.add_argument("--step-s", type=float, default=0.05, help="the least duration of a decode step, for speeds")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--turns", type=int, default=24, help="of a response, where rows are found again")
+    parser.add_argument("--engine", choices=("torch", "vllm"), default="torch", help="finds rows again; not for kills")
     given = parser.parse_args()
-    size = Size(given.prompts, given.kills, given.speed_prompts, given.step_s, given.rounds, given.turns)
+    size = Size(given.prompts, given.kills, given.speed_prompts, given.step_s, given.rounds, given.turns, given.engine)
     whole = Part([], [], {})
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -343,7 +351,13 @@ def main() -> None:
             for target in part.targets:
                 print(f"{name}: {target.name} {target.value:.3f} ({target.bound})", flush=True)
             whole = Part(whole.rows + part.rows, whole.targets + part.targets, whole.results | part.results)
-    notes = {"rounds": size.rounds, "step_s": size.step_s, "in_flight": IN_FLIGHT, "turns": size.turns}
+    notes = {
+        "rounds": size.rounds,
+        "step_s": size.step_s,
+        "in_flight": IN_FLIGHT,
+        "turns": size.turns,
+        "engine": size.engine,
+    }
     finish("turns", whole.rows, whole.targets, as_json=given.json, notes=notes, results=whole.results)
 
 

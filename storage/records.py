@@ -1,7 +1,6 @@
 """The small JSON objects of a run as frozen dataclasses, and their strict codec (docs/format.md section 3).
 
-A record is encoded for one key, and refused under any other, with unknown fields and wrong types. Records that are
-created once carry a nonce, so that a writer can recognise its own bytes.
+A record is refused under another key, with unknown fields and wrong types. Those created once carry a nonce.
 """
 
 import uuid
@@ -55,7 +54,7 @@ class SamplingParams:
 class RunRecord:
     """run.json: what a run is. `config` is the resolved RunConfig; `digest` identifies what must not change in it.
 
-    model_files: the digest of each file below `model/`; sources: what the hub gave, by field. Empty in an evaluation.
+    model_files: the digest of each file below `model/`; sources: what the hub gave. Both are empty in an evaluation.
     """
 
     KIND: ClassVar[str] = "run"
@@ -89,11 +88,10 @@ class PlanRecord:
     """plan.json: everything about an iteration that is fixed before it starts.
 
     Response r is sample r % num_generations of group r // num_generations. Unit u of the claims holds the responses of
-    the groups in slots[u]. `config` is the resolved RunConfig of the plan. groups_wanted: how many groups with unequal
-    rewards are trained, in the order of their numbers, and no group after them; None: all groups are trained.
-    weights_url: the run with the weights and model files, relative to this run's url: this run (None), or the run that
-    this evaluation is part of. No other value is allowed, so that no plan sends a member to another place. lengths,
-    seeding, decisions: what the planner expected and decided; None or empty if it knew too little.
+    the groups in slots[u]. groups_wanted: how many groups with unequal rewards are trained, in the order of their
+    numbers, and no group after them; None: all. weights_url: the run with the weights and model files, relative to this
+    run's url: this run (None), or the run that this evaluation is part of; no other, so that no plan sends a member to
+    another place. lengths, seeding, decisions: what the planner expected and decided; None or empty: too little known.
     """
 
     KIND: ClassVar[str] = "plan"

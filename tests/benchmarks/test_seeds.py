@@ -329,7 +329,7 @@ def small_arm(arm):
 
 @pytest.mark.slow
 def test_rlboost_and_together_compare_arms_that_exist():
-    for paper, lines in ((rlboost.PAPER, 43), (together.PAPER, 20), (wide.PAPER, 6)):
+    for paper, lines in ((rlboost.PAPER, 43), (together.PAPER, 22), (wide.PAPER, 6)):
         arms = {name: small_arm(arm) for name, arm in shortened(seeds.PAPERS[paper].arms(None)).items()}
         found = seeds.PAPERS[paper].findings(run_all(arms, (1,), 0), (1,))
         assert len(found) == len({finding.what for finding in found}) == lines

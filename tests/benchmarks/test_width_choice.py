@@ -30,6 +30,8 @@ def test_a_setting_is_its_number_and_its_static_crews_are_all_that_may_be_asked_
     count = drawn(3).pools[0].count
     assert set(crews) == {(0, "auto"), *((n, way) for n in range(1, count + 1) for way in ("auto", "off"))}
     assert {len(scenario.pools) for scenario in crews.values()} == {0, 1}
+    # All may take their machines from the whole market, so that these come and go alike.
+    assert {pool.places for scenario in crews.values() for pool in scenario.pools} == {count}
 
 
 @pytest.mark.slow

@@ -69,5 +69,5 @@ def test_the_command_on_a_machine_without_a_gpu():
     unfit = CliRunner().invoke(main, ["doctor", "--gpus", "1"], catch_exceptions=False)
     assert unfit.exit_code == 1
     [wrong] = [line for line in unfit.stdout.splitlines() if "WRONG" in line]
-    assert wrong.startswith(f"{GPUS}: WRONG: expected.gpus: value 1, and torch sees no GPU")
+    assert wrong.startswith(f"{GPUS}: WRONG: 1 expected, and torch sees no GPU")
     assert unfit.stdout.splitlines()[-1] == "wrong: 1 of these"

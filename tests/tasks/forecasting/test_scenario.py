@@ -36,6 +36,7 @@ def test_numbers_with_an_exponent_are_numbers(tmp_path: Path):
     [
         ("pools.0.count", -1, r"pools.0.count: value -1; allowed: greater than or equal to 0"),
         ("pools.0.count_min", 3, r"pools.0: count_min: value 3; allowed: 0 to count \(2\)"),
+        ("pools.0.places", 1, r"pools.0: places: value 1; allowed: null, or at least count \(2\)"),
         ("pools.0.name", "train", r"pools.0: name: value 'train'"),
         ("pools.0.step_s", [[2, 0.1], [1, 0.1]], r"pools.0: points: batches"),
         ("pools.0.availability", {}, r"path, process, counts: value none given; allowed: exactly one"),

@@ -49,6 +49,7 @@ def configuration(url: Path, **changes: object) -> dict[str, object]:
 
 PROGRAM = """
 import json, sys
+from storage.clock import ManualClock
 from tasks.configuration.run_config import parse
 from tasks.preparing.checks import check_files
 from tasks.preparing.iteration import prepare
@@ -66,7 +67,7 @@ except ValueError as error:
 
 def ask(what: str, config: dict[str, object], home: Path, hub: Hub | None, **more: str) -> subprocess.CompletedProcess:
     """A process with the hub's address in its environment; hub None: without the network."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "TRANSFORMERS_"))}
     offline = {"HF_HUB_OFFLINE": "1"} if hub is None else {"HF_ENDPOINT": hub.url}
     environment = {**kept, "HF_HOME": str(home), **offline, **more}
     command = [sys.executable, "-c", PROGRAM, what, json.dumps(config)]

@@ -1,8 +1,10 @@
-"""A host with real worker processes trains two runs in turns; kills of workers and of the host change no bit."""
+"""A host with real worker processes trains runs in turns; kills of workers, collectors and the host change no bit."""
 
 import itertools
 import os
 import signal
+import subprocess
+import sys
 import time
 from contextlib import suppress
 
@@ -79,6 +81,49 @@ def test_two_runs_on_one_host_learn_what_each_learns_alone_though_workers_and_th
     view = look_at_fleet(fleet)
     assert [(run.host, run.left) for run in view.runs] == [("second", False)] * 2
     assert {each.incarnation: each.state for each in view.hosts} == {"first": "gone", "second": "gone"}
+
+
+COLLECTOR = (
+    "import sys; from tasks.learning.collecting import collect_and_wait; from storage.clock import SystemClock; "
+    "collect_and_wait(sys.argv[1], int(sys.argv[2]), sys.argv[3], SystemClock())"
+)
+
+
+def begin_and_kill_the_collector(settings, iteration):
+    """As `begin`, but the first attempt is a process that is killed as soon as it has recorded a micro-batch."""
+    plan_iteration(settings, SystemClock())
+    roll_out(settings.run.url, iteration)
+    store = connect(settings.run.url)
+    with subprocess.Popen([sys.executable, "-c", COLLECTOR, settings.run.url, str(iteration), EXECUTION]) as collector:
+        while not list(store.list(layout.batches(iteration))):
+            assert collector.poll() is None, "it ended before it had recorded anything"
+            time.sleep(0.005)
+        collector.kill()
+    assert collector.returncode == -signal.SIGKILL
+    return in_thread(collect_and_wait, settings.run.url, iteration, EXECUTION, SystemClock())
+
+
+def test_three_runs_learn_what_each_learns_alone_though_a_collector_a_worker_and_the_host_are_killed(
+    tmp_path, fleet, model
+):
+    runs = {name: a_shared_run(tmp_path, fleet, model, name) for name in ("a", "b", "c")}
+
+    def go_through(iteration, victim=None):
+        waiting = [(begin_and_kill_the_collector if name == victim else begin)(runs[name], iteration) for name in runs]
+        if iteration == 1:
+            assert kill_workers() >= 3
+        for wait in waiting:
+            wait()
+        for each in runs.values():
+            commit_iteration(each.run.url, iteration)
+
+    with serving(fleet, "first"):
+        go_through(0, victim="a")
+        go_through(1, victim="c")
+    with serving(fleet, "second"):
+        go_through(2, victim="b")
+    for name, each in runs.items():
+        assert states(each.run.url) == alone(tmp_path, model, name, 3)
 
 
 def test_states_that_memory_does_not_hold_at_once_come_from_the_disk_with_the_same_bits(tmp_path, fleet, model):

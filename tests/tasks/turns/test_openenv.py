@@ -1,0 +1,87 @@
+"""An environment that OpenEnv serves is played over its own client, and goes on after its member is gone.
+
+OpenEnv's dependencies cannot be installed beside constraints.txt. These tests run in an environment of their own:
+
+    python3.11 -m venv /tmp/openenv
+    /tmp/openenv/bin/pip install -c constraints.txt '.[dev]' fastapi uvicorn websockets fastmcp
+    /tmp/openenv/bin/pip install --no-deps openenv==0.10.0
+    /tmp/openenv/bin/python -m pytest -m peers tests/tasks/turns/test_openenv.py
+"""
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import pytest
+
+from storage.shard import Finish
+from tasks.configuration.turns import TurnsConfig
+from tasks.turns.living_environments import Reset
+from tasks.turns.process_environments import ProcessEnvironments, reset_texts
+from tests.character_turns import LIMIT_S, STOP, CharacterConversation, record_of, text_of, walk
+
+pytestmark = [pytest.mark.peers, pytest.mark.slow]
+OPENENV, SEED = "0.10.0", 27
+GAME = TurnsConfig(
+    environment="tests.openenv_game:GuessingEnv",
+    load_time_limit_s=LIMIT_S,
+    call_time_limit_s=LIMIT_S,
+    processes=1,
+    replay=True,
+)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    try:
+        found = version("openenv")
+    except PackageNotFoundError:
+        found = "none"
+    if found != OPENENV:
+        pytest.skip(f"needs openenv {OPENENV} (found: {found}); this file says how to install it")
+    uvicorn, game = import_module("uvicorn"), import_module("tests.openenv_game")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = uvicorn.Server(uvicorn.Config(game.served(), log_level="error", ws="websockets-sansio"))
+        thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
+        thread.start()
+        deadline_s = time.monotonic() + LIMIT_S
+        while not server.started:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+        monkeypatch.setenv(game.URL, f"http://127.0.0.1:{listener.getsockname()[1]}")
+        yield server
+        server.should_exit = True
+        thread.join(LIMIT_S)
+
+
+def test_a_served_game_is_played_and_goes_on_in_another_session_of_its_server(server: Any):
+    opening, again = reset_texts(GAME, [{}, {}], [SEED, SEED])
+    assert opening == again == "Guess a digit."
+    opened: list[ProcessEnvironments] = []
+
+    def open_environments() -> ProcessEnvironments:
+        reset = Reset({}, SEED, opening)
+        opened.append(ProcessEnvironments(GAME, CharacterConversation(), [STOP], lambda _: reset, bytes))
+        return opened[-1]
+
+    try:
+        texts = [
+            '!guess {"number": 3}',
+            '!guess {"number": 9}',
+            '!guess {"number": "seven"}',
+            '!guess {"number": 7}',
+            "so",
+        ]
+        answers = walk(open_environments, texts, [1, 3])
+    finally:
+        for environments in opened:
+            environments.close()
+    assert [text_of(answer) for answer in answers[:2]] == ["<too low after 1>\n", "<too high after 2>\n"]
+    assert text_of(answers[2]).startswith("<error: ")
+    assert text_of(answers[3]) == "<right after 3>\n"
+    assert [record_of(answer).rebuilt for answer in answers] == ["new", "replayed", "kept", "replayed", "kept"]
+    assert (answers[4].finish, record_of(answers[4]).reward) == (Finish.STOP, 1.0)
