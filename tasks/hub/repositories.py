@@ -2,6 +2,8 @@
 
 import hashlib
 import re
+import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,6 +55,7 @@ def model_folder(repo: str, commit: str, field: str, *, weights: bool = True) ->
     """
     import huggingface_hub  # noqa: PLC0415
 
+    bars_only_on_a_terminal(huggingface_hub.utils)
     with explained("model", repo, commit, field):
         if not weights:
             return Path(huggingface_hub.hf_hub_download(repo, "config.json", revision=commit)).parent
@@ -62,6 +65,15 @@ def model_folder(repo: str, commit: str, field: str, *, weights: bool = True) ->
         )
     _check_files(Path(folder), field)
     return Path(folder)
+
+
+def bars_only_on_a_terminal(library: Any) -> None:
+    """Turn off the progress bars of huggingface_hub.utils or datasets.utils where nobody sees them move."""
+    if not sys.stderr.isatty():
+        with warnings.catch_warnings():
+            # HF_HUB_DISABLE_PROGRESS_BARS=0 asks for them all the same, and the library says so.
+            warnings.simplefilter("ignore")
+            library.disable_progress_bars()
 
 
 @contextmanager
