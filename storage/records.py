@@ -54,7 +54,7 @@ class SamplingParams:
 class RunRecord:
     """run.json: what a run is. `config` is the resolved RunConfig; `digest` identifies what must not change in it.
 
-    model_files: the digest of each file below `model/`; sources: what the hub gave, left out if empty, as in older runs.
+    model_files: the digest of each file below `model/`; sources: what the hub gave, left out if empty, as in old runs.
     """
 
     KIND: ClassVar[str] = "run"
