@@ -7,12 +7,15 @@ import sys
 from pathlib import Path
 
 import huggingface_hub
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
 from storage.clock import ManualClock
 from storage.connect import connect
 from storage.run import read_plan, read_run
+from storage.sources import read_rows
 from tasks.configuration.run_config import PolicyConfig, parse
 from tasks.hub.data_sets import parquet_pieces
 from tasks.hub.repositories import HubError
@@ -21,6 +24,7 @@ from tasks.preparing.checks import check_files
 from tasks.preparing.iteration import prepare
 from tests.hub_data import GSM_CARD, parquet_of
 from tests.hub_server import TOKEN, Hub, folder_files, pointed_to, running_hub
+from tests.tasks.grading.tiny_reward_model import save_reward_model
 
 MODEL, DATA = "Small/Tiny-Instruct", "openai/gsm8k"
 ROOT = Path(__file__).parents[3]
@@ -211,3 +215,23 @@ def test_a_path_that_exists_wins(hub: Hub, home: Path, tmp_path: Path, model: Pa
         assert inputs.policy(PolicyConfig(path=MODEL)).path == MODEL
         assert not inputs.found
     assert not hub.requests
+
+
+def test_held_out_prompts_and_a_reward_model_come_from_the_hub(hub: Hub, home: Path, tmp_path: Path):
+    hub.add("models", "Small/Judge", folder_files(save_reward_model(tmp_path / "judge")))
+    held_out = {"source": DATA, "subset": "main", "split": "test", "prompt_column": "question"}
+    config = configuration(
+        tmp_path / "run",
+        rewards=[{"function": "reward_model", "model": "Small/Judge"}],
+        evaluation={"data": held_out, "interval": 1, "sampling": {"max_completion_length": 8}},
+    )
+    with pointed_to(hub, home):
+        prepare(parse(config), "here", ManualClock())
+    store = connect(str(tmp_path / "run"))
+    sources = read_run(store).sources
+    judge = hub.repositories["models", "Small/Judge"].refs["main"]
+    assert sources["rewards.reward_model.model"].commit == judge
+    held = sources["evaluation.data.source"]
+    assert held.split == "test"
+    rows = pq.read_table(pa.BufferReader(read_rows(store, held)[0])).to_pylist()
+    assert [row["question"] for row in rows] == [f"test{i}" for i in range(8)]
