@@ -6,9 +6,9 @@ A record is refused under another key, with unknown fields and wrong types. Thos
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Protocol, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 
 from storage import canonical
 from storage.envelope import unwrap, wrap
@@ -54,7 +54,7 @@ class SamplingParams:
 class RunRecord:
     """run.json: what a run is. `config` is the resolved RunConfig; `digest` identifies what must not change in it.
 
-    model_files: the digest of each file below `model/`; sources: what the hub gave. Both are empty in an evaluation.
+    model_files: the digest of each file below `model/`; sources: what the hub gave, left out if empty, as in old runs.
     """
 
     KIND: ClassVar[str] = "run"
@@ -63,7 +63,7 @@ class RunRecord:
     digest: str
     vocab_size: int
     model_files: dict[str, str]
-    sources: dict[str, HubSource] = field(default_factory=dict)
+    sources: Annotated[dict[str, HubSource], Field(exclude_if=lambda held: not held)] = field(default_factory=dict)
     created_at_s: float
     nonce: str = field(default_factory=nonce)
 

@@ -14,6 +14,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import datasets
+import huggingface_hub
+import pytest
+
 Files = dict[str, bytes]
 TOKEN = "hf_only_for_the_test_hub"
 
@@ -37,11 +41,15 @@ class Repository:
 
 @dataclass
 class Hub:
-    """A running hub: its address, its repositories by kind ("models", "datasets") and id, and what was asked of it."""
+    """A running hub: its address, its repositories by kind ("models", "datasets") and id, and what was asked of it.
+
+    tokens: those that requests carried.
+    """
 
     url: str
     repositories: dict[tuple[str, str], Repository] = field(default_factory=dict)
     requests: list[str] = field(default_factory=list)
+    tokens: set[str] = field(default_factory=set)
 
     def add(self, kind: str, repo: str, files: Files, *, gated: bool = False) -> Repository:
         """A repository with one commit on main."""
@@ -70,6 +78,53 @@ def running_hub() -> Iterator[Hub]:
         server.server_close()
 
 
+@contextmanager
+def pointed_to(hub: Hub | None, home: Path, token: str | None = None) -> Iterator[None]:
+    """This process asks `hub` with its caches in `home`, as if HF_ENDPOINT and HF_HOME had been set before it began.
+
+    hub None: as with HF_HUB_OFFLINE=1. token: as in HF_TOKEN.
+    """
+    url = hub.url if hub else "http://127.0.0.1:9"
+    offline = hub is None
+    with pytest.MonkeyPatch.context() as patch:
+        for module, values in (
+            (
+                huggingface_hub.constants,
+                {
+                    "ENDPOINT": url,
+                    "HUGGINGFACE_CO_URL_TEMPLATE": url + "/{repo_id}/resolve/{revision}/{filename}",
+                    "HF_HUB_OFFLINE": offline,
+                    "HF_HOME": str(home),
+                    "HF_HUB_CACHE": str(home / "hub"),
+                    "HF_TOKEN_PATH": str(home / "token"),
+                    "HF_STORED_TOKENS_PATH": str(home / "stored_tokens"),
+                },
+            ),
+            (
+                datasets.config,
+                {
+                    "HF_ENDPOINT": url,
+                    "HUB_DATASETS_URL": url + "/datasets/{repo_id}/resolve/{revision}/{path}",
+                    "HF_HUB_OFFLINE": offline,
+                    "HF_DATASETS_OFFLINE": offline,
+                    "HF_CACHE_HOME": str(home),
+                    "HF_DATASETS_CACHE": home / "datasets",
+                    "DOWNLOADED_DATASETS_PATH": home / "datasets" / "downloads",
+                    "HF_MODULES_CACHE": home / "modules",
+                },
+            ),
+        ):
+            for name, value in values.items():
+                patch.setattr(module, name, value)
+        patch.delenv("HF_TOKEN", raising=False)
+        if token is not None:
+            patch.setenv("HF_TOKEN", token)
+        try:
+            yield
+        finally:
+            huggingface_hub.close_session()
+
+
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
@@ -89,6 +144,7 @@ class _Handler(BaseHTTPRequestHandler):
         hub: Hub = self.server.hub  # type: ignore[attr-defined]
         path = unquote(urlsplit(self.path).path)
         hub.requests.append(f"{self.command} {path}")
+        hub.tokens.add((self.headers.get("Authorization") or "").removeprefix("Bearer "))
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         parts = path.strip("/").split("/")
         if parts[0] == "api" and len(parts) >= 4:

@@ -72,9 +72,13 @@ def settings(
     """The settings that decide the outcome of an evaluation, as JSON values.
 
     rewards: the run's. models: a content digest for each reward model's name; it replaces the path in the
-    configuration.
+    configuration. A setting that is younger than the format counts only where it is set, so that an evaluation from
+    before it is found.
     """
     resolved: dict[str, Any] = json.loads(json.dumps(asdict(evaluation)))
+    for young in ("subset", "revision"):
+        if resolved["data"][young] is None:
+            del resolved["data"][young]
     decisive = rewards if evaluation.rewards is None else evaluation.rewards
     resolved["rewards"] = [
         _deciding(reward, models.get(name)) for name, reward in zip(reward_names(decisive), decisive, strict=True)

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tasks.hub.repositories import HubError, explained
+from tasks.hub.repositories import HubError, bars_only_on_a_terminal, explained
 
 PIECE_BYTES = 64 << 20
 # What `datasets` reads without any code of the repository, and what it has prepared before.
@@ -43,7 +43,10 @@ def join_pieces(pieces: list[bytes], file: Path) -> None:
 
 def _rows(repo: str, commit: str, subset: str | None, split: str | None, section: str) -> Any:
     import datasets  # noqa: PLC0415 - costs seconds
+    import huggingface_hub  # noqa: PLC0415
 
+    for library in (datasets, huggingface_hub):
+        bars_only_on_a_terminal(library.utils)
     builder = _builder(repo, commit, subset, section)
     kind = type(builder).__module__.rpartition(".")[2]
     if kind not in _TABLES:
@@ -68,6 +71,7 @@ def _builder(repo: str, commit: str, subset: str | None, section: str) -> Any:
     import huggingface_hub  # noqa: PLC0415
 
     field, error = f"{section}.source", None
+    where = f"{field}: value {repo!r} with subset {subset!r}"
     try:
         builder = datasets.load_dataset_builder(repo, name=subset, revision=commit)
         # Without the network, `datasets` takes the newest version that it has prepared, whichever that is.
@@ -80,14 +84,12 @@ def _builder(repo: str, commit: str, subset: str | None, section: str) -> Any:
         error = raised
     with explained("dataset", repo, commit, field):
         if isinstance(error, ValueError) and not isinstance(error, OSError):
-            raise HubError(f"{section}.subset: value {subset!r}: {_line(error)}")
+            raise HubError(f"{where}: {_line(error)}")
         folder = huggingface_hub.snapshot_download(repo, repo_type="dataset", revision=commit, local_files_only=True)
     try:
         builder = datasets.load_dataset_builder(folder, name=subset)
-    except ValueError as raised:
-        raise HubError(f"{section}.subset: value {subset!r}: {_line(raised)}") from None
     except Exception as raised:  # noqa: BLE001
-        raise HubError(f"{field}: value {repo!r} cannot be read: {_line(error or raised)}") from None
+        raise HubError(f"{where}: {_line(raised)}") from None
     _check_places(builder, f"{folder}/", field)
     return builder
 

@@ -2,6 +2,8 @@
 
 import hashlib
 import re
+import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,23 +47,30 @@ def commit_of(kind: Kind, repo: str, revision: str | None, field: str) -> str:
         return str(resolved.resolved)
 
 
-def model_folder(repo: str, commit: str, field: str, *, weights: bool = True) -> Path:
+def model_folder(repo: str, commit: str, field: str) -> Path:
     """The folder of a model at a commit: safetensors, text and tokenizer files, never pickles or code.
 
-    Each file is compared with the digest by which the cache names it. weights: False reads config.json alone. Raises
-    HubError.
+    Each file is compared with the digest by which the cache names it. Raises HubError.
     """
     import huggingface_hub  # noqa: PLC0415
 
+    bars_only_on_a_terminal(huggingface_hub.utils)
     with explained("model", repo, commit, field):
-        if not weights:
-            return Path(huggingface_hub.hf_hub_download(repo, "config.json", revision=commit)).parent
         _check_has_safetensors(repo, commit, field)
         folder = huggingface_hub.snapshot_download(
             repo, revision=commit, allow_patterns=_PATTERNS, ignore_patterns=_DEEPER
         )
     _check_files(Path(folder), field)
     return Path(folder)
+
+
+def bars_only_on_a_terminal(library: Any) -> None:
+    """Turn off the progress bars of huggingface_hub.utils or datasets.utils in pods and in logs."""
+    if not sys.stderr.isatty():
+        with warnings.catch_warnings():
+            # HF_HUB_DISABLE_PROGRESS_BARS=0 asks for them all the same, and the library says so.
+            warnings.simplefilter("ignore")
+            library.disable_progress_bars()
 
 
 @contextmanager

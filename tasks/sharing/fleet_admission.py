@@ -13,6 +13,7 @@ from storage.fleet_records import GIB, AdmittedRun, FleetRecord, Prediction
 from storage.run import exists, holds_run, reports
 from storage.store import ConflictingRecord, ObjectStore
 from tasks.configuration.run_config import RunConfig
+from tasks.hub.repositories import names_repository
 from tasks.learning.pretrained import count_parameters
 from tasks.sharing.admission_forecast import Choice, choices
 from tasks.sharing.admission_queue import Waiting, may_not_pass
@@ -188,6 +189,11 @@ def host_name(admission: Admission, choice: Choice) -> str:
 
 
 def _new_run(config: RunConfig, model: Path, profile: Profile, clock: Clock) -> AdmittedRun:
+    if names_repository(config.policy.path):
+        raise ValueError(
+            f"policy.path: value {config.policy.path!r} is no directory here; allowed when a run is admitted: a "
+            "model's directory, because its parameters are counted in the headers of its files, and no hub is asked"
+        )
     phase_s, cycle_s = _times(config, profile.phase_s, profile.cycle_s)
     pools = config.pools
     return AdmittedRun(

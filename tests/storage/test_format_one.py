@@ -63,6 +63,11 @@ def test_the_codes_of_ends_and_origins():
     assert {origin.name: origin.value for origin in Origin} == {"POLICY": 0, "OBSERVATION": 1}
 
 
+def test_a_run_from_before_sources_is_read(store):
+    assert b'"sources"' not in SHIPPED[layout.RUN]
+    assert read_run(store).sources == {}
+
+
 def test_prompts(store):
     assert read_prompts(store, read_plan(store, 0)) == format_one.PROMPTS
 

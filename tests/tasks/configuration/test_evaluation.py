@@ -59,6 +59,16 @@ def test_an_evaluation_is_no_part_of_the_runs_identity():
     assert digest(config()) == digest(parse(RUN)) == digest(config(interval=3, num_generations=4, k=[1, 4]))
 
 
+def test_an_evaluation_from_before_ids_of_the_hub_keeps_its_name():
+    reward = {"function": "reward_model", "model": "/judge"}
+    settled = config(data={"source": "held_out.parquet"}, rewards=[reward])
+    found = settings(settled.evaluation, settled.rewards, {"reward_model": "0" * 32})
+    # As the last version wrote it that knew neither data.subset nor revision.
+    assert settings_digest(found) == "a9e710bcfabb15577cf7f9844a6d1ded"
+    names = {named(config(data={"source": "a/b", **one})) for one in ({}, {"subset": "c"}, {"revision": "d"})}
+    assert len(names) == 3
+
+
 def test_it_survives_its_way_to_the_tasks():
     settled = config(num_generations=4, k=[1, 4], rewards=[{"function": "math"}], interval=2)
     assert parse(dump(settled)) == settled

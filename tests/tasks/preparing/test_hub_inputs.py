@@ -6,13 +6,25 @@ import subprocess
 import sys
 from pathlib import Path
 
+import huggingface_hub
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from storage.clock import ManualClock
 from storage.connect import connect
 from storage.run import read_plan, read_run
+from storage.sources import read_rows
+from tasks.configuration.run_config import PolicyConfig, parse
+from tasks.hub.data_sets import parquet_pieces
+from tasks.hub.repositories import HubError
+from tasks.preparing.at_hand import inputs_at_hand
+from tasks.preparing.checks import check_files
+from tasks.preparing.iteration import prepare
 from tests.hub_data import GSM_CARD, parquet_of
-from tests.hub_server import TOKEN, Hub, folder_files, running_hub
+from tests.hub_server import TOKEN, Hub, folder_files, pointed_to, running_hub
+from tests.tasks.grading.tiny_reward_model import save_reward_model
 
 MODEL, DATA = "Small/Tiny-Instruct", "openai/gsm8k"
 ROOT = Path(__file__).parents[3]
@@ -51,34 +63,25 @@ PROGRAM = """
 import json, sys
 from storage.clock import ManualClock
 from tasks.configuration.run_config import parse
-from tasks.preparing.checks import check_files
 from tasks.preparing.iteration import prepare
 
-what, config = sys.argv[1], parse(json.loads(sys.argv[2]))
-try:
-    if what == "check":
-        print(json.dumps(check_files(config)))
-    else:
-        prepare(config, "here", ManualClock())
-except ValueError as error:
-    sys.exit(f"gleaner: {error}")
+prepare(parse(json.loads(sys.argv[1])), "here", ManualClock())
 """
 
 
-def ask(what: str, config: dict[str, object], home: Path, hub: Hub | None, **more: str) -> subprocess.CompletedProcess:
-    """A process with the hub's address in its environment; hub None: without the network."""
+def planned(config: dict[str, object], home: Path, **environment: str) -> None:
+    """Plan an iteration in a process that reads the hub's address from its environment, as users give it."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "TRANSFORMERS_"))}
-    offline = {"HF_HUB_OFFLINE": "1"} if hub is None else {"HF_ENDPOINT": hub.url}
-    environment = {**kept, "HF_HOME": str(home), **offline, **more}
-    command = [sys.executable, "-c", PROGRAM, what, json.dumps(config)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, cwd=ROOT, check=False)
-
-
-def refusal(done: subprocess.CompletedProcess) -> str:
-    assert done.returncode == 1, done.stdout + done.stderr
-    line = next(line for line in done.stderr.splitlines() if line.startswith("gleaner: "))
-    assert done.stderr.rstrip().endswith(line)
-    return line
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, json.dumps(config)],
+        env={**kept, "HF_HOME": str(home), **environment},
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "%|" not in done.stderr, "a progress bar, though this is no terminal"
 
 
 @pytest.fixture
@@ -86,10 +89,10 @@ def home(tmp_path: Path) -> Path:
     return tmp_path / "home"
 
 
+@pytest.mark.slow
 def test_a_run_begins_with_the_hub_and_goes_on_without_it(hub: Hub, home: Path, tmp_path: Path):
     config = configuration(tmp_path / "run")
-    begun = ask("plan", config, home, hub)
-    assert begun.returncode == 0, begun.stderr
+    planned(config, home, HF_ENDPOINT=hub.url)
     store = connect(str(tmp_path / "run"))
     sources = read_run(store).sources
     model, data = hub.repositories["models", MODEL], hub.repositories["datasets", DATA]
@@ -99,29 +102,32 @@ def test_a_run_begins_with_the_hub_and_goes_on_without_it(hub: Hub, home: Path, 
     assert not any(name in request for request in hub.requests for name in ("modeling.py", "old.bin"))
     # The branch moves on, and this machine has neither network nor cache: the run has its own rows.
     data.commit({"README.md": GSM_CARD, "main/train-00000.parquet": parquet_of([{"question": "new", "answer": "1"}])})
-    again = ask("plan", config, tmp_path / "elsewhere", None)
-    assert again.returncode == 0, again.stderr
+    planned(config, tmp_path / "elsewhere", HF_HUB_OFFLINE="1")
     assert read_run(store).sources == sources
 
 
 def test_the_caches_do_without_the_network(hub: Hub, home: Path, tmp_path: Path):
-    config = configuration(tmp_path / "run")
-    seen = ask("check", config, home, hub)
-    assert seen.returncode == 0, seen.stderr
-    offline = ask("check", config, home, None)
-    assert offline.returncode == 0, offline.stderr
-    assert offline.stdout == seen.stdout
-    assert hub.repositories["models", MODEL].refs["main"] in offline.stdout
+    config = parse(configuration(tmp_path / "run"))
+    with pointed_to(hub, home):
+        seen = check_files(config)
+    asked = len(hub.requests)
+    with pointed_to(None, home):
+        offline = check_files(config)
+    assert offline == seen
+    assert hub.repositories["models", MODEL].refs["main"] in " ".join(offline)
+    assert len(hub.requests) == asked
 
 
 def test_a_damaged_file_of_the_cache_is_found(hub: Hub, home: Path, tmp_path: Path):
-    config = configuration(tmp_path / "run")
-    assert ask("check", config, home, hub).returncode == 0
+    config = parse(configuration(tmp_path / "run"))
+    with pointed_to(hub, home):
+        check_files(config)
     weights = next(home.rglob("model.safetensors")).resolve()
     body = bytearray(weights.read_bytes())
     body[-1] ^= 1
     weights.write_bytes(body)
-    assert "model.safetensors in the cache is damaged" in refusal(ask("check", config, home, None))
+    with pointed_to(None, home), pytest.raises(HubError, match=r"model\.safetensors in the cache is damaged"):
+        check_files(config)
 
 
 @pytest.mark.parametrize(
@@ -138,45 +144,94 @@ def test_a_damaged_file_of_the_cache_is_found(hub: Hub, home: Path, tmp_path: Pa
             {"data": {"source": DATA, "subset": "main", "split": "dev"}},
             "data.split: value 'dev'; allowed: 'train', 'test'",
         ),
-        ({"data": {"source": DATA, "subset": "hard", "split": "train"}}, "data.subset: value 'hard'"),
+        (
+            {"data": {"source": DATA, "subset": "hard", "split": "train"}},
+            "data.source: value 'openai/gsm8k' with subset 'hard': ValueError: BuilderConfig 'hard' not found",
+        ),
         ({"data": {"source": "openai/none", "split": "train"}}, "data.source: value 'openai/none' is no path here"),
-        ({"data": {"source": "evil/paths", "split": "train"}}, "which is not one of its own files"),
+        ({"data": {"source": "evil/paths", "split": "train"}}, "Data files don't belong to evil/paths"),
     ],
 )
 def test_what_cannot_be_read_is_one_line(hub: Hub, home: Path, tmp_path: Path, model: Path, changes, expected):
     hub.add("models", "Small/Gated", folder_files(model), gated=True)
     hub.add("models", "Small/Pickled", {"config.json": b"{}", "pytorch_model.bin": b"x"})
+    add_reaching_out(hub, tmp_path)
+    with pointed_to(hub, home), pytest.raises(HubError) as refused:
+        check_files(parse(configuration(tmp_path / "run", **changes)))
+    assert expected in str(refused.value)
+    assert len(str(refused.value).splitlines()) == 1
+
+
+def add_reaching_out(hub: Hub, tmp_path: Path) -> None:
+    """Add evil/paths, a data set whose card names a file of this machine."""
     secret = tmp_path / "secret.jsonl"
     secret.write_text('{"prompt": "secret"}\n')
     card = yaml.safe_dump({"configs": [{"config_name": "default", "data_files": str(secret)}]})
     hub.add("datasets", "evil/paths", {"README.md": f"---\n{card}---\n".encode(), "train.jsonl": b'{"prompt": "a"}\n'})
-    assert expected in refusal(ask("check", configuration(tmp_path / "run", **changes), home, hub))
+
+
+def test_a_card_in_the_cache_names_no_file_outside_of_it(hub: Hub, home: Path, tmp_path: Path):
+    add_reaching_out(hub, tmp_path)
+    commit = hub.repositories["datasets", "evil/paths"].refs["main"]
+    with pointed_to(hub, home):
+        huggingface_hub.snapshot_download("evil/paths", repo_type="dataset", revision=commit)
+    with pointed_to(None, home), pytest.raises(HubError, match="which is not one of its own files"):
+        parquet_pieces("evil/paths", commit, None, "train", "data")
 
 
 def test_without_network_and_cache_the_line_says_so(home: Path, tmp_path: Path):
-    line = refusal(ask("check", configuration(tmp_path / "run"), home, None))
+    with pointed_to(None, home), pytest.raises(HubError) as refused:
+        check_files(parse(configuration(tmp_path / "run")))
+    line = str(refused.value)
     assert f"policy.path: value '{MODEL}' is no path here, is not (or not whole) in the cache" in line
     assert line.endswith("HF_HUB_OFFLINE is set")
 
 
-def test_a_token_opens_a_gated_model_and_is_written_nowhere(hub: Hub, home: Path, tmp_path: Path, model: Path):
+def test_a_token_opens_a_gated_model_and_is_written_nowhere(
+    hub: Hub,
+    home: Path,
+    tmp_path: Path,
+    model: Path,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+):
     hub.add("models", "Small/Gated", folder_files(model), gated=True)
     config = configuration(tmp_path / "run", policy={"path": "Small/Gated"})
-    begun = ask("plan", config, home, hub, HF_TOKEN=TOKEN)
-    assert begun.returncode == 0, begun.stderr
+    with caplog.at_level("DEBUG"), pointed_to(hub, home, token=TOKEN):
+        prepare(parse(config), "here", ManualClock())
+    assert TOKEN in hub.tokens
     written = [path for folder in (tmp_path / "run", home) for path in folder.rglob("*") if path.is_file()]
+    assert written
     assert not any(TOKEN.encode() in path.read_bytes() for path in written)
-    assert TOKEN not in begun.stdout + begun.stderr
+    shown = capfd.readouterr()
+    assert TOKEN not in shown.out + shown.err + caplog.text
 
 
 def test_a_path_that_exists_wins(hub: Hub, home: Path, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch):
-    from tasks.configuration.run_config import PolicyConfig  # noqa: PLC0415
-    from tasks.preparing.at_hand import inputs_at_hand  # noqa: PLC0415
-
     (tmp_path / "Small").mkdir()
     (tmp_path / MODEL).symlink_to(model)
     monkeypatch.chdir(tmp_path)
-    with inputs_at_hand() as inputs:
+    with pointed_to(hub, home), inputs_at_hand() as inputs:
         assert inputs.policy(PolicyConfig(path=MODEL)).path == MODEL
         assert not inputs.found
     assert not hub.requests
+
+
+def test_held_out_prompts_and_a_reward_model_come_from_the_hub(hub: Hub, home: Path, tmp_path: Path):
+    hub.add("models", "Small/Judge", folder_files(save_reward_model(tmp_path / "judge")))
+    held_out = {"source": DATA, "subset": "main", "split": "test", "prompt_column": "question"}
+    config = configuration(
+        tmp_path / "run",
+        rewards=[{"function": "reward_model", "model": "Small/Judge"}],
+        evaluation={"data": held_out, "interval": 1, "sampling": {"max_completion_length": 8}},
+    )
+    with pointed_to(hub, home):
+        prepare(parse(config), "here", ManualClock())
+    store = connect(str(tmp_path / "run"))
+    sources = read_run(store).sources
+    judge = hub.repositories["models", "Small/Judge"].refs["main"]
+    assert sources["rewards.reward_model.model"].commit == judge
+    held = sources["evaluation.data.source"]
+    assert held.split == "test"
+    rows = pq.read_table(pa.BufferReader(read_rows(store, held)[0])).to_pylist()
+    assert [row["question"] for row in rows] == [f"test{i}" for i in range(8)]
