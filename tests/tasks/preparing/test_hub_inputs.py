@@ -106,6 +106,7 @@ def test_a_run_begins_with_the_hub_and_goes_on_without_it(hub: Hub, home: Path, 
     assert read_run(store).sources == sources
 
 
+@pytest.mark.slow
 def test_the_caches_do_without_the_network(hub: Hub, home: Path, tmp_path: Path):
     config = parse(configuration(tmp_path / "run"))
     with pointed_to(hub, home):
@@ -118,6 +119,7 @@ def test_the_caches_do_without_the_network(hub: Hub, home: Path, tmp_path: Path)
     assert len(hub.requests) == asked
 
 
+@pytest.mark.slow
 def test_a_damaged_file_of_the_cache_is_found(hub: Hub, home: Path, tmp_path: Path):
     config = parse(configuration(tmp_path / "run"))
     with pointed_to(hub, home):
@@ -187,6 +189,7 @@ def test_without_network_and_cache_the_line_says_so(home: Path, tmp_path: Path):
     assert line.endswith("HF_HUB_OFFLINE is set")
 
 
+@pytest.mark.slow
 def test_a_token_opens_a_gated_model_and_is_written_nowhere(
     hub: Hub,
     home: Path,
@@ -217,6 +220,7 @@ def test_a_path_that_exists_wins(hub: Hub, home: Path, tmp_path: Path, model: Pa
     assert not hub.requests
 
 
+@pytest.mark.slow
 def test_held_out_prompts_and_a_reward_model_come_from_the_hub(hub: Hub, home: Path, tmp_path: Path):
     hub.add("models", "Small/Judge", folder_files(save_reward_model(tmp_path / "judge")))
     held_out = {"source": DATA, "subset": "main", "split": "test", "prompt_column": "question"}
