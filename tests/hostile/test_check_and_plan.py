@@ -91,7 +91,7 @@ def checked(whole):
 
 def test_the_schema_has_all_sections():
     assert len(PATHS) > 120
-    assert {path.partition(".")[0] for path in PATHS} == set(SCHEMA["properties"]) - {"policy"}
+    assert {path.partition(".")[0] for path in PATHS} == set(SCHEMA["properties"])
 
 
 @settings(max_examples=part_of_examples(0.5), suppress_health_check=[HealthCheck.function_scoped_fixture])
