@@ -3,7 +3,7 @@
 OpenEnv's dependencies cannot be installed beside constraints.txt. These tests run in an environment of their own:
 
     python3.11 -m venv .venv-openenv
-    .venv-openenv/bin/pip install -c constraints.txt '.[dev]' fastapi uvicorn websockets fastmcp
+    .venv-openenv/bin/pip install -c constraints.txt -e '.[dev]' fastapi uvicorn websockets fastmcp
     .venv-openenv/bin/pip install --no-deps openenv==0.10.0
     .venv-openenv/bin/python -m pytest -m peers tests/tasks/turns/test_openenv.py
 """
