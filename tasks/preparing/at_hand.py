@@ -17,7 +17,7 @@ from tasks.configuration.evaluation import EvaluationConfig
 from tasks.configuration.rewards import RewardConfig, reward_names
 from tasks.configuration.run_config import PolicyConfig, RunConfig
 from tasks.hub.data_sets import join_pieces, parquet_pieces
-from tasks.hub.repositories import COMMIT, HubError, commit_of, model_folder, names_repository
+from tasks.hub.repositories import COMMIT, HubError, Kind, commit_of, model_folder, names_repository
 from tasks.prompts.prompt import PromptError
 
 
@@ -103,7 +103,7 @@ class InputsAtHand:
         self.found[name] = replace(asked, commit=commit)
         return str(model_folder(path, commit, name))
 
-    def _commit(self, kind: "str", name: str, asked: HubSource) -> str | None:
+    def _commit(self, kind: Kind, name: str, asked: HubSource) -> str | None:
         """The commit to read; None for a local path. A run goes on with what it began with."""
         held = (self.held or {}).get(name)
         if held is not None and held.asked == asked.asked:
@@ -111,7 +111,7 @@ class InputsAtHand:
         may_change = name.startswith(("evaluation.", "rewards."))
         if not names_repository(asked.repo) or (self.held is not None and not may_change):
             return None
-        commit = commit_of("model" if kind == "model" else "dataset", asked.repo, asked.revision, name)
+        commit = commit_of(kind, asked.repo, asked.revision, name)
         if self.held is not None and COMMIT.fullmatch(asked.revision or "") is None:
             raise HubError(
                 f"{name.rpartition('.')[0]}.revision: value {asked.revision!r}; allowed, because the run began "
