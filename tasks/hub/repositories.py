@@ -105,7 +105,7 @@ def explained(kind: Kind, repo: str, revision: str | None, field: str) -> Iterat
             f"{where} is no path here, is not (or not whole) in the cache {constants.HF_HUB_CACHE}, and {reason}"
         ) from None
     except (OSError, ValueError, httpx2.HTTPError, errors.EntryNotFoundError) as error:
-        raise HubError(f"{where} cannot be read from {constants.ENDPOINT}: {_line(error)}") from None
+        raise HubError(f"{where} cannot be read from {constants.ENDPOINT}: {one_line(error)}") from None
 
 
 def _check_has_safetensors(repo: str, commit: str, field: str) -> None:
@@ -144,5 +144,6 @@ def _check_files(folder: Path, field: str) -> None:
             raise HubError(f"{field}: {file.name} in the cache is damaged; delete {blob}, and it is downloaded again")
 
 
-def _line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
+    """A library's error in at most 300 characters."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
