@@ -1,7 +1,6 @@
 """The forecast task: predicts what a run will take, before anything is paid for."""
 
 import html
-import logging
 
 from flytekit import Deck, task
 from flytekit.exceptions.user import FlyteRecoverableException
@@ -12,7 +11,6 @@ from storage.connect import connect
 from storage.store import StoreUnavailable
 from tasks.configuration.run_config import parse
 
-log = logging.getLogger(__name__)
 DEFAULT_POOL = ControlPoolConfig()
 
 
@@ -29,7 +27,7 @@ def make_forecast(config: dict, save: bool) -> str:  # type: ignore[type-arg]
     from tasks.reporting.deck import styled  # noqa: PLC0415
 
     settings = parse(config)
-    record = forecast(settings, probe_run(settings.run.url), SystemClock().wall(), log.info)
+    record = forecast(settings, probe_run(settings.run.url), SystemClock().wall())
     if save:
         try:
             save_forecast(connect(settings.run.url), record)

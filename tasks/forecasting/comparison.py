@@ -26,6 +26,7 @@ from tasks.forecasting.simulate import simulate
 from tasks.forecasting.virtual_ledger import NO_MACHINE
 from tasks.planning.flush_interval import best_flush_interval_s, flush_usd
 from tasks.preparing.checks import check_settings
+from tasks.reporting.progress import Tell, untold
 
 LOW, HIGH = 0.1, 0.9
 SENSITIVITY = (0.3, 3.0)
@@ -59,11 +60,11 @@ class _Outcome:
 
 
 def forecast(
-    config: RunConfig, probe: Probe | NoProbe, created_at_s: float, tell: Callable[[str], None] = lambda _: None
+    config: RunConfig, probe: Probe | NoProbe, created_at_s: float, tell: Tell = untold
 ) -> ForecastRecord:
     """Compare the setups of a configuration; the same result for the same configuration, prices and probe.
 
-    tell: called with a line for each setup that is simulated. Raises ValueError or LookupError, which names the missing
+    tell: called for each run that is simulated. Raises ValueError or LookupError, which names the missing
     or wrong field, and TraceError and ScenarioError for files that cannot be used.
     """
     settings = config.forecast
@@ -75,8 +76,7 @@ def forecast(
         if refused is not None:
             results.append(SetupForecast(name=setup.name, settings=setup.settings, refused=refused))
             continue
-        tell(f"simulating {setup.name}")
-        results.append(_simulated(setup, settings.iterations, settings.seeds))
+        results.append(_simulated(setup, settings.iterations, settings.seeds, partial(tell, f"simulating {setup.name}")))
     chosen, reason = recommend(results, config.planning.cost_weight, config.planning.usd_per_run_max)
     reason += against_other_crew(chosen, results)
     setup = next(setup for setup in compared if setup.name == chosen.name)
@@ -87,8 +87,8 @@ def forecast(
     sensitivity = {}
     if any(pool.availability is not None for pool in setup.scenario.pools):
         for factor in SENSITIVITY:
-            tell(f"simulating {setup.name}, {factor:g} times the losses")
-            again = _simulated(_hastened(setup, factor), settings.iterations, settings.seeds)
+            what = f"simulating {setup.name}, {factor:g} times the losses"
+            again = _simulated(_hastened(setup, factor), settings.iterations, settings.seeds, partial(tell, what))
             if again.usd is not None:
                 sensitivity[f"{factor:g}"] = again.usd
     return ForecastRecord(
@@ -205,10 +205,11 @@ def _usd(usd: float) -> str:
     return f"${usd:,.0f}" if usd >= 10 else f"${usd:.2f}"
 
 
-def _simulated(setup: Setup, iterations: int, seeds: int) -> SetupForecast:
+def _simulated(setup: Setup, iterations: int, seeds: int, tell: Callable[[int, int], None]) -> SetupForecast:
     """One run per seed. A setup that the planner refuses, or that is larger than the trace's, has no figures."""
     outcomes: list[_Outcome] = []
     for seed in range(seeds):
+        tell(seed, seeds)
         try:
             run = simulate(setup.scenario, seed=seed)
         except (Stalled, TooFewPlacesError) as error:
