@@ -7,7 +7,7 @@ Flyte.
 import html
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from types import MappingProxyType
 
@@ -300,11 +300,12 @@ def _other_table(metrics: Mapping[str, float]) -> str:
     return f"<details><summary>Other metrics</summary>{table(('metric', 'value'), rows)}{note}</details>"
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table of text; all columns but the first are numbers."""
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: bool = True) -> str:
+    """A table of text; all columns but the first are numbers, unless `numbers` is False."""
 
     def row(cells: Sequence[str], tag: str) -> str:
-        styles = [_CELL + ";text-align:left"] + [_NUMBER] * (len(cells) - 1)
+        words = _CELL + ";text-align:left"
+        styles = [words] + [_NUMBER if numbers else words] * (len(cells) - 1)
         inner = (f'<{tag} style="{s}">{html.escape(c)}</{tag}>' for c, s in zip(cells, styles, strict=True))
         return f"<tr>{''.join(inner)}</tr>"
 
