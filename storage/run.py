@@ -109,14 +109,14 @@ def reports(store: ObjectStore, tell: Callable[[str, int, int], None] = lambda *
     tell: called before each, with its number and how many there are.
     """
     count = count_committed(store)
+    found = []
     try:
-        found = []
         for index in range(count):
             tell("reading reports", index, count)
             found.append(read_report(store, index))
-        return found
     except ObjectMissing as error:
         raise CorruptObject(error.key, f"it is missing, although {layout.report(count - 1)!r} is there") from None
+    return found
 
 
 def count_committed(store: ObjectStore) -> int:

@@ -325,7 +325,8 @@ def _shown(value: float, unit: str) -> str:
 
 def styled(parts: Sequence[str]) -> str:
     """Pieces of HTML one below the other, in the Deck's font; drawings that follow one another share the width."""
-    rows = []
+    rows: list[str] = []
     for is_drawing, group in groupby(parts, lambda part: part.startswith("<svg")):
-        rows += [f'<div style="{_GRID}">{"".join(group)}</div>'] if is_drawing else group
+        held = list(group)
+        rows += [f'<div style="{_GRID}">{"".join(held)}</div>'] if is_drawing else held
     return f'<div style="{_PAGE}">{"<div style=height:14px></div>".join(rows)}</div>'

@@ -80,7 +80,7 @@ def export_rollouts(
     folder.mkdir(parents=True, exist_ok=True)
     tell("reading the tokenizer", 0, 0)
     decode = load_decoder(store, "column completion is empty")
-    done = []
+    done: list[Exported] = []
     for index, path in paths.items():
         tell(f"exporting iteration {index}", len(done), len(paths))
         done.append(_export_iteration(store, index, path, decode))

@@ -20,7 +20,7 @@ def untold(what: str, done: int, total: int) -> None:
 
 
 class Progress:
-    """The line of one command. It appears with the first `tell`, so that whoever writes before that is not disturbed."""
+    """The line of one command. It appears with the first `tell`, and disturbs nobody who writes before that."""
 
     def __init__(self, *, is_shown: bool) -> None:
         self._is_shown = is_shown

@@ -132,10 +132,13 @@ def _bar(frame: Frame, life: SlotLife, top: float, next_start: float) -> list[st
 
 def _described(life: SlotLife) -> str:
     spent = life_time(life)
+    seconds = (
+        f"{spent.starting:.1f} s until it had the weights, {spent.useful + spent.wasted:.1f} s of decoding, "
+        f"{spent.idle:.1f} s standing by"
+    )
     return (
-        f"{life.incarnation} ({life.pool}), {spent.total:.1f} s ({spent.starting:.1f} s until it had the weights, "
-        f"{spent.useful + spent.wasted:.1f} s of decoding, {spent.idle:.1f} s standing by), {life.state}: {life.tokens_kept:,} tokens kept, "
-        f"{life.tokens_recovered:,} recovered from its predecessor, {life.tokens_regenerated:,} regenerated"
+        f"{life.incarnation} ({life.pool}), {spent.total:.1f} s ({seconds}), {life.state}: {life.tokens_kept:,} tokens "
+        f"kept, {life.tokens_recovered:,} recovered from its predecessor, {life.tokens_regenerated:,} regenerated"
     )
 
 

@@ -39,7 +39,7 @@ RECORD = replace(
 def test_the_page_says_what_the_text_says():
     page = forecast_page(RECORD, "s3://bucket/<run>")
     rows = Rows(page).rows
-    assert ["as configured <i> *", "4.0", "12.0 (6.0 to 24.0)"] == rows[1][:3]
+    assert rows[1][:3] == ["as configured <i> *", "4.0", "12.0 (6.0 to 24.0)"]
     assert ["none", "", "cannot be planned: no machine <b>", "", "", ""] in rows
     assert ["as configured <i>", "90", "10"] in rows
     assert ["model", "7.6 billion parameters", "counted from </pre><script>"] in rows
