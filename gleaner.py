@@ -42,6 +42,7 @@ from tasks.reporting.export import export_rollouts
 from tasks.reporting.export_adapter import export_adapter
 from tasks.reporting.export_model import DTYPES, STORED, export_model
 from tasks.reporting.metrics_outlets import Pushgateway, push, read_address, serve
+from tasks.reporting.progress import progress
 from tasks.reporting.run_metrics import RunMetrics
 from tasks.reporting.watch import Watcher
 from tasks.reporting.watch_screen import screen
@@ -113,12 +114,13 @@ def check(config: Path | None, resolved: bool, files: bool, store_url: str | Non
 def _check_config(config: Path, *, resolved: bool, files: bool, as_json: bool) -> None:
     settings = load(config)
     check_settings(settings)
+    with progress(is_wanted=not as_json) as shown:
+        looked_at = check_files(settings, shown.tell) if files else []
     if as_json:
-        looked_at = list(check_files(settings)) if files else []
         click.echo(json.dumps({"config": str(config), "settings": dump(settings), "looked_at": looked_at}))
         return
     prices = [pool.price_usd_per_h for pool in (settings.pools.rollout, settings.pools.train)]
-    for line in check_files(settings) if files else ():
+    for line in looked_at:
         # With --resolved, standard output holds the configuration and nothing else.
         click.echo(f"looked at {line}", err=resolved)
     if resolved:
@@ -133,11 +135,12 @@ def _check_config(config: Path, *, resolved: bool, files: bool, as_json: bool) -
 
 def _check_store(url: str, keys: int, *, as_json: bool) -> None:
     findings = []
-    with closing(prove(connect(url), keys=keys)) as proof:
+    with closing(prove(connect(url), keys=keys)) as proof, progress(is_wanted=not as_json) as shown:
+        shown.tell(f"testing {url}")
         for finding in proof:
             findings.append(finding)
             if not as_json:
-                click.echo(_finding_line(finding))
+                shown.say(_finding_line(finding))
     lacking = [finding.name for finding in findings if finding.lack]
     if as_json:
         click.echo(json.dumps({"store": url, "fit": not lacking, "findings": [asdict(each) for each in findings]}))
@@ -157,7 +160,9 @@ def forecast(config: Path | None, save: bool, no_probe: bool, run_url: str | Non
     if config is not None and run_url is None:
         _forecast_run(load(config), save=save, no_probe=no_probe, as_json=as_json)
     elif run_url is not None and config is None and not save and not no_probe:
-        comparison = compare(connect_to_run(run_url))
+        with progress(is_wanted=not as_json) as shown:
+            shown.tell("reading reports")
+            comparison = compare(connect_to_run(run_url))
         width = Console().width if sys.stdout.isatty() else 120
         click.echo(json.dumps(asdict(comparison)) if as_json else comparison_text(comparison, width), nl=as_json)
     else:
@@ -165,8 +170,10 @@ def forecast(config: Path | None, save: bool, no_probe: bool, run_url: str | Non
 
 
 def _forecast_run(settings: RunConfig, *, save: bool, no_probe: bool, as_json: bool) -> None:
-    probe = NoProbe(reason="--no-probe") if no_probe else probe_run(settings.run.url)
-    record = forecast_run(settings, probe, SystemClock().wall(), lambda line: click.echo(line, err=True))
+    with progress(is_wanted=not as_json) as shown:
+        shown.tell("reading what the run has measured")
+        probe = NoProbe(reason="--no-probe") if no_probe else probe_run(settings.run.url)
+        record = forecast_run(settings, probe, SystemClock().wall(), shown.tell)
     width = Console().width if sys.stdout.isatty() else 150
     click.echo(canonical.encode(record).decode() if as_json else forecast_text(record, width), nl=as_json)
     if save:
@@ -233,12 +240,16 @@ def join(
     limits = JoinLimits(iterations=iterations, time_limit_s=time_limit_s, patience_s=patience_s)
     with PreemptionNotice() as notice:
         signal.signal(signal.SIGINT, lambda *_: _interrupted(notice))
-        try:
-            helped = join_run(
-                run_url, limits, lambda: notice.given, SystemClock(), usd_per_hour=usd_per_hour, report=_tell_outcome
-            )
-        except KeyboardInterrupt:
-            sys.exit(130)
+        with progress() as shown:
+            shown.tell(f"helping {run_url}; Ctrl-C to leave")
+            try:
+                helped = join_run(
+                    *(run_url, limits, lambda: notice.given, SystemClock()),
+                    usd_per_hour=usd_per_hour,
+                    report=lambda plan, outcome: shown.say(_outcome_line(plan, outcome)),
+                )
+            except KeyboardInterrupt:
+                sys.exit(130)
     click.echo(f"left after helping with {helped} iteration{'s' * (helped != 1)}")
 
 
@@ -248,8 +259,8 @@ def _interrupted(notice: PreemptionNotice) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _tell_outcome(plan: PlanRecord, outcome: SessionOutcome) -> None:
-    click.echo(
+def _outcome_line(plan: PlanRecord, outcome: SessionOutcome) -> str:
+    return (
         f"iteration {plan.iteration}: {outcome.tokens_generated} tokens, {outcome.responses_finished} responses ended, "
         f"{outcome.tokens_recovered} tokens taken over"
     )
@@ -287,14 +298,20 @@ def export(
     )
     if rollouts:
         chosen = ":" if iterations is None else iterations
-        for file in export_rollouts(connect_to_run(run_url), chosen, folder, overwrite=overwrite):
+        with progress() as shown:
+            files = export_rollouts(connect_to_run(run_url), chosen, folder, overwrite=overwrite, tell=shown.tell)
+        for file in files:
             click.echo(f"{file.path}: {file.responses} of {file.planned} responses of iteration {file.iteration}")
     elif model:
-        done = export_model(connect_to_run(run_url), folder, SystemClock(), version=version, dtype=dtype or STORED)
+        with progress() as shown:
+            shown.tell("reading and writing weights")
+            done = export_model(connect_to_run(run_url), folder, SystemClock(), version=version, dtype=dtype or STORED)
         size = f"{done.num_bytes} bytes of {done.dtype} in {done.files} file{'s' * (done.files > 1)}"
         click.echo(f"{done.path}: weight version {done.version}, {done.tensors} tensors, {size}")
     else:
-        made = export_adapter(connect_to_run(run_url), folder, SystemClock(), version=version)
+        with progress() as shown:
+            shown.tell("reading and writing the adapter")
+            made = export_adapter(connect_to_run(run_url), folder, SystemClock(), version=version)
         layers = f"{made.layers} layer{'s' * (made.layers > 1)}"
         size = f"rank {made.rank}, {layers}, {made.num_bytes} bytes of float32"
         click.echo(f"{made.path}: adapter of weight version {made.version}, {size}")
@@ -320,7 +337,8 @@ def sweep(run_url: str, dry_run: bool) -> None:
         click.echo(f"{run_url} holds no committed iteration; nothing to do")
         return
     config = parse(read_config(store, read_plan(store, current - 1))).retention
-    swept = sweep_run(store, config, dry_run=dry_run)
+    with progress() as shown:
+        swept = sweep_run(store, config, dry_run=dry_run, tell=shown.tell)
     would = "would have " if dry_run else ""
     counts = ", ".join(f"{count} {kind}" for kind, count in sorted(swept.counts().items()))
     click.echo(f"{would}compacted {len(swept.compacted)} iterations")

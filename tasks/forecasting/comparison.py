@@ -24,8 +24,11 @@ from tasks.forecasting.scenario import AvailabilityScenario, Scenario
 from tasks.forecasting.setups import Setup, setups
 from tasks.forecasting.simulate import simulate
 from tasks.forecasting.virtual_ledger import NO_MACHINE
+from tasks.hub.repositories import HubError, names_repository
 from tasks.planning.flush_interval import best_flush_interval_s, flush_usd
+from tasks.preparing.at_hand import inputs_of_run
 from tasks.preparing.checks import check_settings
+from tasks.reporting.progress import Tell, untold
 
 LOW, HIGH = 0.1, 0.9
 SENSITIVITY = (0.3, 3.0)
@@ -58,16 +61,14 @@ class _Outcome:
         return sum(self.usd_parts.values())
 
 
-def forecast(
-    config: RunConfig, probe: Probe | NoProbe, created_at_s: float, tell: Callable[[str], None] = lambda _: None
-) -> ForecastRecord:
+def forecast(config: RunConfig, probe: Probe | NoProbe, created_at_s: float, tell: Tell = untold) -> ForecastRecord:
     """Compare the setups of a configuration; the same result for the same configuration, prices and probe.
 
-    tell: called with a line for each setup that is simulated. Raises ValueError or LookupError, which names the missing
+    tell: called for each run that is simulated. Raises ValueError or LookupError, which names the missing
     or wrong field, and TraceError and ScenarioError for files that cannot be used.
     """
     settings = config.forecast
-    inputs = gather(config, probe)
+    inputs = gather(_with_model_config(config, probe), probe)
     compared = setups(config, inputs)
     results = []
     for setup in compared:
@@ -75,8 +76,9 @@ def forecast(
         if refused is not None:
             results.append(SetupForecast(name=setup.name, settings=setup.settings, refused=refused))
             continue
-        tell(f"simulating {setup.name}")
-        results.append(_simulated(setup, settings.iterations, settings.seeds))
+        results.append(
+            _simulated(setup, settings.iterations, settings.seeds, partial(tell, f"simulating {setup.name}"))
+        )
     chosen, reason = recommend(results, config.planning.cost_weight, config.planning.usd_per_run_max)
     reason += against_other_crew(chosen, results)
     setup = next(setup for setup in compared if setup.name == chosen.name)
@@ -87,8 +89,8 @@ def forecast(
     sensitivity = {}
     if any(pool.availability is not None for pool in setup.scenario.pools):
         for factor in SENSITIVITY:
-            tell(f"simulating {setup.name}, {factor:g} times the losses")
-            again = _simulated(_hastened(setup, factor), settings.iterations, settings.seeds)
+            what = f"simulating {setup.name}, {factor:g} times the losses"
+            again = _simulated(_hastened(setup, factor), settings.iterations, settings.seeds, partial(tell, what))
             if again.usd is not None:
                 sensitivity[f"{factor:g}"] = again.usd
     return ForecastRecord(
@@ -103,6 +105,22 @@ def forecast(
         snippet=snippet,
         sensitivity=sensitivity,
     )
+
+
+def _with_model_config(config: RunConfig, probe: Probe | NoProbe) -> RunConfig:
+    """The configuration with a policy.path that holds a config.json, unless the model's size is given.
+
+    Raises HubError, unless the run has measured what may do without the size.
+    """
+    if config.forecast.parameters_billions is not None or not names_repository(config.policy.path):
+        return config
+    with inputs_of_run(config.run.url) as inputs:
+        try:
+            return replace(config, policy=inputs.policy_config(config.policy))
+        except HubError as error:
+            if isinstance(probe, Probe):
+                return config
+            raise HubError(f"{error}; a forecast also does with forecast.parameters_billions") from None
 
 
 def refusal(config: RunConfig, settings: Mapping[str, Setting]) -> str | None:
@@ -205,10 +223,11 @@ def _usd(usd: float) -> str:
     return f"${usd:,.0f}" if usd >= 10 else f"${usd:.2f}"
 
 
-def _simulated(setup: Setup, iterations: int, seeds: int) -> SetupForecast:
+def _simulated(setup: Setup, iterations: int, seeds: int, tell: Callable[[int, int], None]) -> SetupForecast:
     """One run per seed. A setup that the planner refuses, or that is larger than the trace's, has no figures."""
     outcomes: list[_Outcome] = []
     for seed in range(seeds):
+        tell(seed, seeds)
         try:
             run = simulate(setup.scenario, seed=seed)
         except (Stalled, TooFewPlacesError) as error:

@@ -34,7 +34,7 @@ class KnownFacts:
         if self.size is None:
             raise ValueError(
                 "forecast.parameters_billions: missing; allowed: the model's size in billions, or a policy.path with a "
-                "config.json on this machine"
+                f"config.json on this machine, or an id on the hub (policy.path: value {self.config.policy.path!r})"
             )
         return self.size
 

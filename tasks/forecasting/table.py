@@ -25,14 +25,24 @@ def forecast_text(record: ForecastRecord, width: int = TEXT_WIDTH) -> str:
     console.print(inputs_table(record))
     console.print(setups_table(record))
     console.print(parts_table(record))
-    simulated = f"{record.seeds} runs of {record.iterations_simulated} iterations for each setup, scaled to"
-    console.print(f"{simulated} {record.iterations}. {COVERAGE}\n")
+    console.print(f"{simulated_line(record)} {COVERAGE}\n")
     console.print(f"Recommended: {record.reason}.")
     if record.sensitivity:
-        spreads = (f"x{factor}: {_interval(usd, _money(usd))}" for factor, usd in record.sensitivity.items())
-        console.print(f"Its dollars with other rates of losses: {'; '.join(spreads)}.")
+        console.print(sensitivity_line(record))
     console.print(f"\nSet:\n\n{snippet_yaml(record.snippet)}", markup=False, end="")
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
+
+
+def simulated_line(record: ForecastRecord) -> str:
+    """How many runs were simulated, and of what length."""
+    simulated = f"{record.seeds} runs of {record.iterations_simulated} iterations for each setup, scaled to"
+    return f"{simulated} {record.iterations}."
+
+
+def sensitivity_line(record: ForecastRecord) -> str:
+    """The recommended setup's dollars if more or fewer machines are lost; "" if none can be."""
+    spreads = [f"x{factor}: {_interval(usd, _money(usd))}" for factor, usd in record.sensitivity.items()]
+    return f"Its dollars with other rates of losses: {'; '.join(spreads)}." if spreads else ""
 
 
 def inputs_table(record: ForecastRecord) -> Table:

@@ -15,6 +15,7 @@ from storage.store import ConflictingRecord, ObjectStore
 from tasks.configuration.run_config import RunConfig
 from tasks.hub.repositories import names_repository
 from tasks.learning.pretrained import count_parameters
+from tasks.preparing.at_hand import inputs_of_run
 from tasks.sharing.admission_forecast import Choice, choices
 from tasks.sharing.admission_queue import Waiting, may_not_pass
 from tasks.sharing.fleet_ledger import measured_cycle_s
@@ -189,11 +190,6 @@ def host_name(admission: Admission, choice: Choice) -> str:
 
 
 def _new_run(config: RunConfig, model: Path, profile: Profile, clock: Clock) -> AdmittedRun:
-    if names_repository(config.policy.path):
-        raise ValueError(
-            f"policy.path: value {config.policy.path!r} is no directory here; allowed when a run is admitted: a "
-            "model's directory, because its parameters are counted in the headers of its files, and no hub is asked"
-        )
     phase_s, cycle_s = _times(config, profile.phase_s, profile.cycle_s)
     pools = config.pools
     return AdmittedRun(
@@ -213,9 +209,14 @@ def _new_run(config: RunConfig, model: Path, profile: Profile, clock: Clock) -> 
 def expected_state_bytes(config: RunConfig, model: Path) -> int:
     """The bytes of a run's resident state: float32 parameters and moments, the reference, and the critic.
 
-    Raises ModelError if the model's folder cannot be read.
+    The parameters are counted in the headers of the files of `model`; of an id on the hub no weights are downloaded.
+    Raises ModelError if they cannot be read, and HubError.
     """
-    parameters = count_parameters(model)
+    if names_repository(config.policy.path):
+        with inputs_of_run(config.run.url) as inputs:
+            parameters = inputs.policy_parameters(config.policy)
+    else:
+        parameters = count_parameters(model)
     tensors = TRAINED_TENSORS
     if config.lora is not None:
         # The moments are those of the adapters, which are small beside the model.

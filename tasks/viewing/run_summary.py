@@ -15,7 +15,7 @@ from storage.run import next_iteration, plans_in_flight, read_report, read_run
 from storage.store import ObjectMissing, ObjectStore
 from tasks.configuration.in_force import in_force
 from tasks.reporting import charts
-from tasks.reporting.metrics_lines import metrics_lines
+from tasks.reporting.metrics_lines import metrics_lines, rollout_tokens_per_s
 from tasks.reporting.reward_chart import reward_chart
 
 # So many of the last iterations say how long the next ones take.
@@ -65,9 +65,9 @@ def committed_metrics(store: ObjectStore) -> list[dict[str, float | None]]:
     newer = [read_report(store, iteration) for iteration in range(len(found), committed)]
     found += map(json.loads, metrics_lines(newer).splitlines())
     for metrics in found:
-        tokens, seconds = metrics.get("num_tokens"), metrics.get("timing_s/rollout")
-        if tokens and seconds:
-            metrics["rollout/tokens_per_s"] = tokens / seconds
+        speed = rollout_tokens_per_s(metrics)
+        if speed is not None:
+            metrics["rollout/tokens_per_s"] = speed
     return found
 
 

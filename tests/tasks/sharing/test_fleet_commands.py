@@ -51,12 +51,6 @@ def config_file(tmp_path, fleet, model):
 PROFILE = ("--phase-s", 60, "--cycle-s", 300)
 
 
-def test_an_id_of_the_hub_is_refused_where_a_run_is_admitted(gleaner, config_file):
-    code, output = gleaner("fleet", "admit", config_file(policy={"path": "Small/Tiny"}), *PROFILE)
-    assert code == 1
-    assert output.startswith("gleaner: policy.path: value 'Small/Tiny' is no directory here; allowed when a run is ad")
-
-
 def test_a_fleet_is_made_once_and_its_rules_stay(tmp_path, fleet, gleaner):
     code, output = gleaner("fleet", "init", fleet, "--runs", tmp_path / "others")
     assert (code, output) == (1, f"gleaner: {fleet} holds a fleet already; nothing was changed\n")
