@@ -38,11 +38,11 @@ def line(start: tuple[float, float], end: tuple[float, float], stroke: str = GRI
     return element("line", x1=start[0], y1=start[1], x2=end[0], y2=end[1], stroke=stroke, stroke_width=width)
 
 
-def card(title: str, height: float, parts: Iterable[str]) -> str:
-    """The whole drawing: a titled light card, 900 units wide, scaled down to the width of its page."""
+def card(title: str, height: float, parts: Iterable[str], width: float = WIDTH) -> str:
+    """The whole drawing: a titled light card, `width` units wide, scaled down to the width of its page."""
     content = [
         element("title", html.escape(title)),
-        element("rect", x=0.5, y=0.5, width=WIDTH - 1, height=height - 1, rx=6, fill=CARD, stroke=BORDER),
+        element("rect", x=0.5, y=0.5, width=width - 1, height=height - 1, rx=6, fill=CARD, stroke=BORDER),
         text(20, 30, title, size=16, font_weight=600),
         *parts,
     ]
@@ -50,9 +50,9 @@ def card(title: str, height: float, parts: Iterable[str]) -> str:
         "svg",
         "".join(content),
         xmlns="http://www.w3.org/2000/svg",
-        viewBox=f"0 0 {WIDTH} {_attribute(height)}",
+        viewBox=f"0 0 {_attribute(width)} {_attribute(height)}",
         width="100%",
-        style=f"max-width:{WIDTH}px;display:block",
+        style=f"max-width:{_attribute(width)}px;display:block",
         font_family=FONT,
         role="img",
     )
@@ -96,7 +96,7 @@ class Frame:
             y = self.y(tick)
             parts.append(line((self.left, y), (self.right, y)))
             parts.append(text(self.left - 8, y + 4, label_of_it, text_anchor="end", fill=MUTED))
-        x, y = 24, (self.top + self.bottom) / 2
+        x, y = 20, (self.top + self.bottom) / 2
         turned = f"rotate(-90 {x} {_attribute(y)})"
         return [*parts, text(x, y, label, text_anchor="middle", size=13, transform=turned)]
 

@@ -1,6 +1,7 @@
 """What the page of a run asks for, by path, as JSON values; the same for a server and for a written file.
 
-Paths: summary; iterations/<n>; advantages/<n>; responses/<n>/<r>; tokens/<n>/<r>/<first>; prompts/<id>.
+Paths: summary; iterations/<n>; advantages/<n>; responses/<n>/<r>; tokens/<n>/<r>/<first>; prompts/<id>. In what models
+and data sets wrote, control characters are written out, because a browser hides them or turns the text around them.
 """
 
 import math
@@ -13,6 +14,7 @@ from storage.prompt_table import PromptRow
 from tasks.viewing.response_view import conversation_text
 from tasks.viewing.run_reader import IterationReader, RunReader
 from tasks.viewing.run_summary import summary
+from tasks.viewing.visible_text import visible
 
 # Of each prompt, so many characters stand in the table of responses.
 PREVIEW_CHARACTERS = 120
@@ -44,7 +46,7 @@ def index_data(reader: IterationReader) -> dict[str, Any]:
     index = {name: value for name, value in vars(reader.index()).items() if name != "batches"}
     index["rewards"] = [_plain(value) for value in index["rewards"]]
     index["rewards_by_name"] = {
-        name: [_plain(value) for value in values] for name, values in index["rewards_by_name"].items()
+        visible(name): [_plain(value) for value in values] for name, values in index["rewards_by_name"].items()
     }
     return index | {"prompts": [{"id": prompt.prompt_id, "text": _preview(prompt)} for prompt in reader.prompts]}
 
@@ -52,16 +54,13 @@ def index_data(reader: IterationReader) -> dict[str, Any]:
 def response_data(reader: IterationReader, number: int) -> dict[str, Any]:
     """The view of a response, with its advantage if that was asked for before."""
     view = asdict(reader.view(number, with_advantage=reader.has_advantages))
-    return view | {
-        "reward": _plain(view["reward"]),
-        "columns": _plain_values(view["columns"]),
-        "rewards": {name: _plain(value) for name, value in view["rewards"].items()},
-    }
+    # The page asks for a prompt by its id.
+    return _plain_values(view) | {"prompt_id": view["prompt_id"]}
 
 
 def token_data(reader: IterationReader, number: int, first: int) -> list[tuple[str, float | None]]:
     """Texts and log-probs of some tokens of a response."""
-    return [(text, _plain(logprob)) for text, logprob in reader.tokens(number, first)]
+    return [(visible(text), _plain(logprob)) for text, logprob in reader.tokens(number, first)]
 
 
 # The numbers that follow the kind in a path, and what gives the value.
@@ -75,15 +74,17 @@ _KINDS: dict[str, tuple[int, Callable[..., Any]]] = {
 
 def _preview(prompt: PromptRow) -> str:
     text = prompt.prompt if isinstance(prompt.prompt, str) else conversation_text(prompt.prompt)
-    return text if len(text) <= PREVIEW_CHARACTERS else text[: PREVIEW_CHARACTERS - 1] + "…"
+    return visible(text if len(text) <= PREVIEW_CHARACTERS else text[: PREVIEW_CHARACTERS - 1] + "…")
 
 
 def _plain_values(value: Any) -> Any:
-    """A value of a dataset without numbers that JSON does not have."""
+    """A value of a view without numbers that JSON does not have, and without control characters."""
     if isinstance(value, dict):
-        return {name: _plain_values(each) for name, each in value.items()}
+        return {visible(name): _plain_values(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
         return [_plain_values(each) for each in value]
+    if isinstance(value, str):
+        return visible(value)
     return _plain(value) if isinstance(value, float) else value
 
 
