@@ -247,8 +247,8 @@ def run(what, directory):
     if what == "seed":
         wait_long_for_the_first(directory)
         return
-    if what in ("advance", "advance to 3"):
-        advance(str(directory), 2 if what == "advance to 3" else 0, EXECUTION, SystemClock())
+    if what.startswith("advance "):
+        advance(str(directory), int(what.removeprefix("advance ")), EXECUTION, SystemClock())
         return
     with joined(torch.device("cpu")) as ranks:
         if what == "deal":
