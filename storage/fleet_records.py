@@ -81,8 +81,8 @@ class AdmittedRun:
     id: `fleet_layout.run_id(run_url)`. share: the weight of its waiting. phase_s: the expected seconds of a phase.
     cycle_s: the expected seconds from one phase to the next if the run had a trainer of its own. rollouts_ahead: how
     many iterations its rollout runs ahead of training. state_bytes: the size of its resident state in host memory.
-    rollout_gpus, trainer_gpus: of all its pools for rollout, and of the trainer that it would have; 0: none. predicted:
-    None before admission has simulated it.
+    rollout_gpus, trainer_gpus: of all its pools for rollout, and of the trainer that it would have; 0: none. ranks: how
+    many processes train it together, one on each device of a host. predicted: None before admission has simulated it.
     """
 
     KIND: ClassVar[str] = "admitted run"
@@ -97,6 +97,7 @@ class AdmittedRun:
     rollouts_ahead: int = 0
     rollout_gpus: int = 0
     trainer_gpus: int = 0
+    ranks: int = 1
     predicted: Prediction | None = None
     nonce: str = field(default_factory=nonce)
 
@@ -107,6 +108,7 @@ class AdmittedRun:
         for name in ("state_bytes", "rollouts_ahead", "rollout_gpus", "trainer_gpus"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}: value {getattr(self, name)}; allowed: 0 or more")
+        _check_above("ranks", self.ranks, 0)
 
     @property
     def load(self) -> float:
@@ -146,8 +148,9 @@ class SeatRecord:
 class HostRecord:
     """An incarnation of a host. machine: its name, for people. memory_bytes: room for resident states.
 
-    disk_bytes: room for copies of them on its local disk; 0: it keeps none. version: of the package that it runs.
-    usd_per_hour: what the machine costs; None: unknown. began_at_s: by its wall clock, for people.
+    disk_bytes: room for copies of them on its local disk; 0: it keeps none. devices: how many it has, all of which one
+    run has at a time; it trains runs of as many ranks. version: of the package that it runs. usd_per_hour: what the
+    machine costs; None: unknown. began_at_s: by its wall clock, for people.
     """
 
     KIND: ClassVar[str] = "host"
@@ -158,6 +161,7 @@ class HostRecord:
     usd_per_hour: float | None
     began_at_s: float
     disk_bytes: int = 0
+    devices: int = 1
     version: str = VERSION
     nonce: str = field(default_factory=nonce)
 
@@ -165,6 +169,7 @@ class HostRecord:
         for name in ("memory_bytes", "disk_bytes"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}: value {getattr(self, name)}; allowed: 0 or more")
+        _check_above("devices", self.devices, 0)
 
 
 @dataclass(frozen=True, kw_only=True)

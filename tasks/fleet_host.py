@@ -14,6 +14,7 @@ def fleet_host(
     hours: float,
     memory_gib: float,
     disk_gib: float,
+    devices: int,
     backfill_s: float,
     usd_per_hour: float,
 ) -> str:
@@ -25,4 +26,11 @@ def fleet_host(
     from tasks.sharing.serving import serve  # noqa: PLC0415 - when the task runs
 
     settings = HostSettings(hours=hours, backfill_s=backfill_s or None)
-    return serve(fleet, memory_gib=memory_gib, disk_gib=disk_gib, usd_per_hour=usd_per_hour, settings=settings)
+    return serve(
+        fleet,
+        memory_gib=memory_gib,
+        disk_gib=disk_gib,
+        devices=devices,
+        usd_per_hour=usd_per_hour,
+        settings=settings,
+    )

@@ -61,7 +61,7 @@ def closing_member(member):
 
 
 @contextmanager
-def serving(fleet, name, memory_bytes=1 << 30, disk=None, **settings):
+def serving(fleet, name, memory_bytes=1 << 30, disk=None, devices=1, **settings):
     """A host in a thread, until the end of the block."""
     store, rules = open_fleet(fleet)
     me = HostRecord(
@@ -69,6 +69,7 @@ def serving(fleet, name, memory_bytes=1 << 30, disk=None, **settings):
         machine="here",
         memory_bytes=memory_bytes,
         disk_bytes=0 if disk is None else 1 << 30,
+        devices=devices,
         usd_per_hour=1.0,
         began_at_s=0.0,
     )
@@ -84,9 +85,9 @@ def serving(fleet, name, memory_bytes=1 << 30, disk=None, **settings):
             ended()
 
 
-def a_shared_run(tmp_path, fleet, model, name, cycle_s=10.0, **sections):
+def a_shared_run(tmp_path, fleet, model, name, cycle_s=10.0, ranks=1, **sections):
     url = str(tmp_path / "runs" / name)
-    trainer = {"placement": "shared", "fleet": fleet, "group_timeout_s": LIMIT_S}
+    trainer = {"placement": "shared", "fleet": fleet, "group_timeout_s": LIMIT_S, "nproc_per_node": ranks}
     settings = config(url, model, trainer=trainer, **{**KEPT, **sections})
     admit(settings, model, Profile(phase_s=1.0, cycle_s=cycle_s), SystemClock())
     return settings

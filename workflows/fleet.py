@@ -26,7 +26,8 @@ def hosts(
     """Serve the fleet of a run's configuration with `count` hosts; each ends at the first phase boundary after `hours`.
 
     Args:
-        config: the configuration of one of its runs, a YAML or JSON file; trainer.fleet and pools.train are used
+        config: the configuration of one of its runs, a YAML or JSON file; trainer.fleet,
+            trainer.nproc_per_node and pools.train are used
         count: the number of hosts, each on a machine of its own
         hours: how long they serve
         memory_gib: each machine's host memory for the states of runs
@@ -43,6 +44,7 @@ def hosts(
         hours=hours,
         memory_gib=memory_gib,
         disk_gib=disk_gib,
+        devices=settings.trainer.nproc_per_node,
         backfill_s=backfill_s,
         usd_per_hour=pool.price_usd_per_h,
     )

@@ -256,13 +256,24 @@ def _placements_that_clash(config: RunConfig) -> Iterator[str]:
                 f"rewards.{index}.model: given; allowed with {placement}: no reward model, because responses are "
                 "graded on pools.control, which has no GPU"
             )
-    for field_name in ("nnodes", "nproc_per_node") if trainer.placement == "shared" else ():
-        if getattr(trainer, field_name) > 1:
-            value = getattr(trainer, field_name)
-            yield (
-                f"trainer.{field_name}: value {value}; allowed with {placement}: 1, because a host trains each run in "
-                "one process"
-            )
+    if trainer.placement == "shared":
+        yield from _hosts_that_clash(config)
+
+
+def _hosts_that_clash(config: RunConfig) -> Iterator[str]:
+    """What the hosts of a fleet cannot train; `pools.train` is what they are."""
+    trainer, gpus = config.trainer, config.pools.train.gpus
+    placement = f"trainer.placement {trainer.placement!r}"
+    if trainer.nnodes > 1:
+        yield (
+            f"trainer.nnodes: value {trainer.nnodes}; allowed with {placement}: 1, because a host is one machine that "
+            "trains a run alone"
+        )
+    if trainer.nproc_per_node < gpus:
+        yield (
+            f"trainer.nproc_per_node: value {trainer.nproc_per_node}; allowed with {placement}: pools.train.gpus "
+            f"({gpus}), because a run has all devices of its host at a time"
+        )
 
 
 def load(path: str | Path) -> RunConfig:

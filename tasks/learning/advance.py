@@ -196,7 +196,6 @@ def _step(
                 clock=clock,
                 watch=watch.check,
             )
-        stack.enter_context(_told_before_it_ends(learner.ranks))
         return take_step(store, plan, config, prompts, learner, batches, clock, started_at_s)
 
 
@@ -215,6 +214,7 @@ def take_step(
     If the gradient is not finite, the reason is stored for people.
     """
     with ExitStack() as stack:
+        stack.enter_context(_told_before_it_ends(learner.ranks))
         if learner.ranks.is_first:
             stack.enter_context(keep_nonfinite(store, plan))
         return iteration_trainer(
@@ -224,9 +224,12 @@ def take_step(
 
 @contextmanager
 def _told_before_it_ends(ranks: Ranks) -> Iterator[None]:
-    """On NonFiniteGradient, let the other ranks wait until the first has recorded it: their end would end it, too."""
+    """On NonFiniteGradient, let the other ranks wait until the first has recorded it: their end would end it, too.
+
+    All raise it with the first rank's message.
+    """
     try:
         yield
-    except NonFiniteGradient:
-        ranks.broadcast()
+    except NonFiniteGradient as error:
+        error.args = (ranks.broadcast(str(error)),)
         raise

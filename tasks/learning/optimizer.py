@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tasks.configuration.optimizer import OptimizerConfig
-from tasks.learning.sharded import Stored, copy_stored, whole
+from tasks.learning.sharded import Relocate, Stored, copy_stored, whole
 
 Held = TypeVar("Held", Tensor, Stored)
 _CLIP_EPS = 1e-6
@@ -151,6 +151,11 @@ class PolicyOptimizer:
         """Every tensor of the optimizer's own state."""
         for state in self._adamw.state.values():
             yield from state.values()
+
+    def relocate(self, to: Relocate) -> None:
+        """Replace every tensor of the optimizer's own state by what `to` returns."""
+        for state in self._adamw.state.values():
+            state.update({name: to(tensor) for name, tensor in state.items()})
 
     def restore(self, steps: int, moments: Moments[Stored]) -> None:
         """Continue after `steps` steps with `moments`, of which each rank takes its part.

@@ -1,18 +1,21 @@
 """Parking: moves a learner's tensors between its device and host memory, in place.
 
-It is for a learner of one rank. Parameters, moments and buffers are moved; gradients do not outlive a step.
+Of several ranks each moves its own parts, without communication but for the state of torch's generator. Parameters,
+moments and buffers are moved; gradients do not outlive a step.
 """
 
+import base64
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tasks.learning.adapted_policy import Pretrained
 from tasks.learning.generation import free_device
 from tasks.learning.learner import Learner
 from tasks.learning.optimizer import PolicyOptimizer
+from tasks.learning.sharded import Relocate, own_part
 from tasks.learning.trained_model import TrainedModel
 
 HOST_MEMORY = torch.device("cpu")
@@ -20,7 +23,7 @@ HOST_MEMORY = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Parked:
-    """A learner in host memory. rng_state: of torch's CPU generator, which checkpoints hold too, [bytes] uint8.
+    """A learner in host memory. rng_state: of the first rank's CPU generator, as in checkpoints, [bytes] uint8.
 
     It may be read, as for publication, but not trained.
     """
@@ -30,15 +33,18 @@ class Parked:
 
     @property
     def num_bytes(self) -> int:
-        """The bytes that it holds."""
-        return sum(tensor.nbytes for tensor in _tensors(self.learner))
+        """The bytes that this rank holds."""
+        return sum(own_part(tensor).nbytes for tensor in _tensors(self.learner))
 
 
 def park(learner: Learner) -> Parked:
-    """Move the learner to host memory, and free its device."""
+    """Move the learner to host memory, and free its device; every rank must call it."""
     _move(learner, HOST_MEMORY)
     free_device(learner.ranks.device)
-    return Parked(learner, torch.get_rng_state())
+    drawn = base64.b64encode(torch.get_rng_state().numpy().tobytes()).decode()
+    # A rank that restores a checkpoint goes on from the first rank's state, so one that does not has to, too.
+    rng_state = bytearray(base64.b64decode(learner.ranks.broadcast(drawn)))
+    return Parked(learner, torch.frombuffer(rng_state, dtype=torch.uint8))
 
 
 def unpark(parked: Parked) -> Learner:
@@ -48,30 +54,37 @@ def unpark(parked: Parked) -> Learner:
     return parked.learner
 
 
-def _move(learner: Learner, device: torch.device) -> None:
-    """Move all tensors of a learner; their values and their objects stay the same."""
+def relocate(learner: Learner, to: Relocate) -> None:
+    """Replace the memory of every tensor of the learner by what `to` returns; parameters stay the same objects."""
     with torch.no_grad():
-        for tensor in _tensors(learner):
-            tensor.data = tensor.data.to(device)
+        for model in _models(learner):
+            model.relocate(to)
+        for optimizer in _optimizers(learner):
+            optimizer.relocate(to)
+
+
+def _move(learner: Learner, device: torch.device) -> None:
+    if learner.ranks.device.type != HOST_MEMORY.type:
+        relocate(learner, lambda tensor: tensor.to(device))
+
+
+def _models(learner: Learner) -> list[TrainedModel]:
+    assert isinstance(learner.reference, TrainedModel | Pretrained | None), "a reference of an unknown kind"
+    models: list[TrainedModel] = [learner.policy]
+    if isinstance(learner.reference, TrainedModel):
+        models.append(learner.reference)
+    if learner.critic is not None:
+        models.append(learner.critic.critic)
+    return models
+
+
+def _optimizers(learner: Learner) -> list[PolicyOptimizer]:
+    return [learner.optimizer] if learner.critic is None else [learner.optimizer, learner.critic.optimizer]
 
 
 def _tensors(learner: Learner) -> Iterator[Tensor]:
     """Every tensor of the learner once."""
-    critic = learner.critic
-    models: list[TrainedModel] = [learner.policy]
-    if isinstance(learner.reference, TrainedModel):
-        models.append(learner.reference)
-    optimizers: list[PolicyOptimizer] = [learner.optimizer]
-    if critic is not None:
-        models.append(critic.critic)
-        optimizers.append(critic.optimizer)
-    assert isinstance(learner.reference, TrainedModel | Pretrained | None), "a reference of an unknown kind"
-    seen: set[int] = set()
-    for model in models:
-        module: nn.Module = model.module
-        for tensor in (*module.parameters(), *module.buffers()):
-            if id(tensor) not in seen:
-                seen.add(id(tensor))
-                yield tensor
-    for optimizer in optimizers:
+    found = [tensor for model in _models(learner) for tensor in (*model.module.parameters(), *model.module.buffers())]
+    yield from {id(tensor): tensor for tensor in found}.values()
+    for optimizer in _optimizers(learner):
         yield from optimizer.state_tensors()

@@ -1,8 +1,8 @@
 """Ranks: the processes that train one model together, and their communication besides gradients.
 
-One process alone is the usual case: its collectives return their arguments. Several ranks are started by torchrun or
-Flyte's Elastic task, which sets their environment variables. Values between ranks travel as JSON, never as pickles.
-Sharding is in `tasks.learning.sharded`.
+One process alone is the usual case: its collectives return their arguments. Several ranks are started by torchrun,
+Flyte's Elastic task or a fleet's host, which sets their environment variables. Values between ranks travel as JSON,
+never as pickles. Sharding is in `tasks.learning.sharded`.
 """
 
 import json
@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from storage.store import StoreUnavailable
+from tasks.learning.loopback import loopback_store
 
 log = logging.getLogger(__name__)
 # Longer than the slowest upload of a tensor, and than the loading of the model on another node.
@@ -196,7 +198,7 @@ class Ranks:
 
 
 @contextmanager
-def joined(device: torch.device) -> Iterator[Ranks]:
+def joined(device: torch.device, folder: Path | None = None) -> Iterator[Ranks]:
     """Join the ranks among which this process was started, until the end of the block; alone without WORLD_SIZE.
 
     An error that ends the block is logged with its rank, because a launcher reports the failure that it saw first,
@@ -204,6 +206,7 @@ def joined(device: torch.device) -> Iterator[Ranks]:
 
     Args:
         device: The kind of device; for "cuda", the GPU with the number LOCAL_RANK is taken.
+        folder: Where ranks of one machine find each other (`loopback_store`); None: as the launcher's environment says.
 
     Raises:
         ValueError: RANK, WORLD_SIZE or LOCAL_RANK is missing or out of range.
@@ -213,7 +216,10 @@ def joined(device: torch.device) -> Iterator[Ranks]:
         yield Ranks(device=device)
         return
     rank = _number("RANK", 0, world_size - 1)
-    store, _, _ = next(rendezvous("env://", rank, world_size, timeout=COLLECTIVE_TIMEOUT))
+    if folder is None:
+        store, _, _ = next(rendezvous("env://", rank, world_size, timeout=COLLECTIVE_TIMEOUT))
+    else:
+        store = loopback_store(folder, rank, world_size, COLLECTIVE_TIMEOUT)
     ranks = _join(rank, world_size, device, store)
     try:
         yield ranks

@@ -4,7 +4,7 @@ Parameters, gradients and moments are then DTensors, sharded along their first d
 tensors to shards and back. With one rank it changes nothing.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -86,12 +86,19 @@ class OwnRows:
 
 # A tensor from the store on several ranks, or on one.
 Stored = Tensor | OwnRows
+# Returns a tensor of the same values, or of the same shard of them, in other memory.
+Relocate = Callable[[Tensor], Tensor]
 
 
 def own_rows(rows: int, world_size: int, rank: int) -> slice:
     """The rows of a tensor that rank `rank` holds: equal numbers, of which the last ranks may get fewer or none."""
     each = -(-rows // world_size)
     return slice(min(each * rank, rows), min(each * (rank + 1), rows))
+
+
+def own_part(tensor: Tensor) -> Tensor:
+    """What this rank holds of a tensor: its shard, or all of it if it is not sharded."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def whole(tensor: Tensor) -> Tensor:

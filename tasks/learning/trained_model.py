@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from tasks.configuration.trainer import TrainerConfig
 from tasks.learning.ranks import Ranks
-from tasks.learning.sharded import Stored, copy_stored, shard, whole
+from tasks.learning.sharded import Relocate, Stored, copy_stored, shard, whole
 
 _NAMES_SHOWN = 5
 
@@ -80,12 +80,13 @@ class TrainedModel:
         ranks: Ranks | None = None,
     ) -> None:
         self.module = module
+        self._root: nn.Module = root or module
         self._is_first = ranks is None or ranks.is_first
         self._canonical = _canonical_names(module)
         for name, parameter in module.named_parameters():
             parameter.requires_grad_(trainable(name) if callable(trainable) else trainable)
         if ranks is not None and ranks.world_size > 1:
-            shard(root or module, ranks, compute_dtype(config))
+            shard(self._root, ranks, compute_dtype(config))
         self.device: torch.device = next(module.parameters()).device
         self.load_tensors(tensors)
         # Layers recompute their activations in training mode only. Without dropout, that mode changes nothing else.
@@ -140,6 +141,11 @@ class TrainedModel:
     def each_trained(self) -> Iterator[tuple[str, Tensor]]:
         """The tensors that training changes, in float32; otherwise as `each_tensor`."""
         return self.each_tensor()
+
+    def relocate(self, to: Relocate) -> None:
+        """Replace the memory of all parameters and buffers by what `to` returns; parameters stay the same objects."""
+        # What `Module.to` calls. A sharded module also learns of its new memory by it.
+        self._root._apply(to)  # type: ignore[no-untyped-call]  # noqa: SLF001
 
     def load_trained(self, tensors: Mapping[str, Stored]) -> None:
         """Replace the tensors that training changes; PolicyError, with nothing changed, if names or shapes differ."""

@@ -84,14 +84,14 @@ def simulate_until_sure(
 def choices(newcomer: AdmittedRun, rooms: Sequence[Room], slowdown_max: float, switch_s: float | None) -> list[Choice]:
     """Simulate the newcomer on each host; the choice with the least worst slowdown is first, ties by name.
 
-    switch_s: as measured; None: as long as the largest state takes to leave and to come back. A host that does not hold
-    all states (`Room.holds`) is no choice, because a state that is read from its checkpoint in every phase makes each
-    switch longer than that.
+    switch_s: as measured; None: as long as the largest state takes to leave and to come back. A host that cannot train
+    the newcomer is no choice. One that does not hold all states (`Room.holds`) is none either, because a state that is
+    read from its checkpoint in every phase makes each switch longer than that.
     """
     found = []
     for room in rooms:
         runs = (*room.seated, newcomer)
-        if room.holds(runs):
+        if room.can_train(newcomer) and room.holds(runs):
             longest_s = 2 * max(run.state_bytes for run in runs) / COPIED_BYTES_PER_S
             given = Conditions(switch_s=longest_s if switch_s is None else switch_s, slowdown_max=slowdown_max)
             found.append(Choice(host=room.host, slowdowns=predict_slowdowns(runs, given)))

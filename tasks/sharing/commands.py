@@ -154,6 +154,11 @@ def report(fleet_url: str, reader_url: str | None, *, as_json: bool) -> None:
     show_default=True,
     help="Local disk below TMPDIR for copies of states that do not fit in host memory.",
 )
+@click.option(
+    "--devices",
+    type=click.IntRange(min=1),
+    help="It trains runs of so many ranks (trainer.nproc_per_node). Default: the GPUs that torch sees, or 1.",
+)
 @click.option("--hours", type=float, help="End at the first phase boundary after so many hours. Default: at SIGTERM.")
 @click.option(
     "--backfill-s",
@@ -166,6 +171,7 @@ def host(
     fleet_url: str,
     memory_gib: float,
     disk_gib: float,
+    devices: int | None,
     hours: float | None,
     backfill_s: float | None,
     usd_per_hour: float | None,
@@ -173,7 +179,14 @@ def host(
 ) -> None:
     """Train the phases of the fleet's runs in turns, on this machine, until SIGTERM."""
     how = HostSettings(hours=hours, poll_interval_s=poll_interval_s, backfill_s=backfill_s)
-    serve(fleet_url, memory_gib=memory_gib, disk_gib=disk_gib, usd_per_hour=usd_per_hour, settings=how)
+    serve(
+        fleet_url,
+        memory_gib=memory_gib,
+        disk_gib=disk_gib,
+        devices=devices,
+        usd_per_hour=usd_per_hour,
+        settings=how,
+    )
 
 
 def _runs(view: FleetView) -> Table:

@@ -61,16 +61,23 @@ class StoreWithCopies:
             except StorageError as error:
                 self._complain(error)
 
-    def read_sound(self, read: Callable[[], Result]) -> Result:
+    def read_sound(
+        self,
+        read: Callable[[], Result],
+        agree: Callable[[bool], bool] = bool,
+        heard: tuple[type[Exception], ...] = (),
+    ) -> Result:
         """What `read` returns, which reads through this store; if a copy was damaged, all is read again without any.
 
-        Raises what `read` raises.
+        agree: of several ranks that read together, whether a copy was damaged for any, given whether one was here.
+        heard: what `read` raises where it failed on another rank. Raises what `read` raises.
         """
         near = self.bytes_near
+        caught: tuple[type[Exception], ...] = (CorruptObject, *heard)
         try:
             return read()
-        except CorruptObject as error:
-            if self.bytes_near == near:
+        except caught as error:
+            if not agree(isinstance(error, CorruptObject) and self.bytes_near > near):
                 raise
             log.warning("a copy on the local disk: %s; the object store is read", error)
         self.drop_copies()

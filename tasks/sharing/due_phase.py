@@ -56,6 +56,11 @@ class RunView:
             return 0.0
         return count(self._store, self._iteration)
 
+    def fail(self, iteration: int, message: str) -> None:
+        """Record that no attempt at the iteration's phase succeeds; raises what the store raises."""
+        assert self._store is not None, f"run {self.run.id} was never looked at"
+        fail_phase(self._store, iteration, message)
+
     def due(self) -> int | None:
         """The iteration whose phase is due; None if none is, or if the run does not exist yet.
 

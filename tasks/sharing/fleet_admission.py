@@ -74,9 +74,9 @@ def admit(
     A run that is admitted already keeps its record, and only the prediction is made again. With `dry_run` nothing is
     written. Two runs that are admitted at the same moment are not seen by each other. waiting: of the run, if it waits.
     Raises ValueError for a run that the fleet does not allow, that another fleet has, of which nothing is known, or
-    whose state no host can hold; MustWaitError if some run would exceed the fleet's `slowdown_max`, no host has memory
-    left, or a run that it may not pass waits; LookupError if there is no fleet, and ConflictingRecord if the run has
-    left.
+    whose ranks or state no host can train; MustWaitError if some run would exceed the fleet's `slowdown_max`, no host
+    has memory left, or a run that it may not pass waits; LookupError if there is no fleet, and ConflictingRecord if the
+    run has left.
     """
     store, fleet = _fleet_of(config)
     run_id = fleet_layout.run_id(config.run.url)
@@ -93,6 +93,7 @@ def admit(
     names = {each.id: fleet.name_for(run.run_url, each) for each in (run, *seen.runs.values())}
     admission = Admission(run=run, choices=found, names=names, machines=seen.machines)
     if is_new:
+        _check_devices(run, seen.rooms)
         _check_memory(run, seen.rooms)
         _check_choices(fleet, admission)
         expected = Prediction(host=found[0].host or None, slowdowns=found[0].slowdowns)
@@ -155,9 +156,19 @@ def _check_queue(
         )
 
 
+def _check_devices(run: AdmittedRun, rooms: Sequence[Room]) -> None:
+    """Raise ValueError if there are hosts, and none of them has a device for each rank of the run, and no other."""
+    found = sorted({room.devices for room in rooms})
+    if found and run.ranks not in found:
+        raise ValueError(
+            f"trainer.nproc_per_node: value {run.ranks} in {run.run_url}; allowed in this fleet: "
+            f"{_or([str(each) for each in found])}, the devices of its hosts (gleaner fleet host --devices)"
+        )
+
+
 def _check_memory(run: AdmittedRun, rooms: Sequence[Room]) -> None:
-    """Raise ValueError if there are hosts, and none of them could hold the run's state alone."""
-    largest = max((room.memory_bytes for room in rooms), default=run.state_bytes)
+    """Raise ValueError if there are hosts for the run's ranks, and none of them could hold its state alone."""
+    largest = max((room.memory_bytes for room in rooms if room.devices == run.ranks), default=run.state_bytes)
     if largest < run.state_bytes:
         raise ValueError(
             f"policy.path: value with a state of {run.state_bytes / GIB:.2f} GiB in {run.run_url}; allowed in this "
@@ -202,6 +213,7 @@ def _new_run(config: RunConfig, model: Path, profile: Profile, clock: Clock) -> 
         rollouts_ahead=config.algorithm.max_staleness,
         rollout_gpus=sum(pool.count * pool.gpus for pool in (pools.rollout, *pools.more_rollout.values())),
         trainer_gpus=pools.train.gpus,
+        ranks=config.trainer.nproc_per_node,
         admitted_at_s=clock.wall(),
     )
 

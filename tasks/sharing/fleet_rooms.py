@@ -30,11 +30,12 @@ class FleetRooms:
     switch_s: float | None
 
     def rooms_for(self, newcomer: AdmittedRun) -> tuple[Room, ...]:
-        """The rooms; if no host lives, one host that could come, with memory for all runs."""
+        """The rooms; if no host lives, one that could come, with memory for all runs of as many ranks."""
         if self.rooms:
             return self.rooms
-        runs = tuple(self.runs.values())
-        return (Room(host="", memory_bytes=sum(run.state_bytes for run in (newcomer, *runs)), seated=runs),)
+        runs = tuple(run for run in self.runs.values() if run.ranks == newcomer.ranks)
+        memory_bytes = sum(run.state_bytes for run in (newcomer, *runs))
+        return (Room(host="", memory_bytes=memory_bytes, devices=newcomer.ranks, seated=runs),)
 
 
 def look_at_rooms(
@@ -54,7 +55,12 @@ def look_at_rooms(
     runs = {run.id: run for run in admitted if run.id in present and fleet.allows(run.run_url)}
     hosts = living_hosts(store, fleet, clock, meanwhile)
     rooms = {
-        host.incarnation: Room(host=host.incarnation, memory_bytes=host.memory_bytes, disk_bytes=host.disk_bytes)
+        host.incarnation: Room(
+            host=host.incarnation,
+            memory_bytes=host.memory_bytes,
+            disk_bytes=host.disk_bytes,
+            devices=host.devices,
+        )
         for host in hosts
     }
     waiting = []

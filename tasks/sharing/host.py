@@ -385,6 +385,10 @@ class Host:
             served.pause_s = 0.0
         else:
             log.error("run %s: its worker is %s: %s", served.run.run_url, state.phase, state.message)
+            if state.lasting and state.iteration is not None:
+                # The run's own train task is to end with this message.
+                with self._troubles.of(f"the failure of {served.run.run_url}"):
+                    served.view.fail(state.iteration, state.message)
             self._put_off(served)
 
     def _end_overtime(self, served: _Served, since_s: float, does: str, phases: int = 1) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from storage import fleet_layout, records
 from storage.clock import Clock
 from storage.connect import connect
-from storage.fleet_reading import has_left, last_beat
+from storage.fleet_reading import has_left, last_beat, read_run
 from storage.fleet_records import FleetRecord, HostRecord, LeftRecord
 from storage.package_version import VERSION
 from storage.run import exists, holds_run, next_iteration, plans_in_flight, read_config, read_plan
@@ -59,8 +59,8 @@ def leave(url: str, run_url: str, reason: str, clock: Clock) -> None:
 def check_admitted(config: RunConfig) -> None:
     """Check the run's place in the fleet that its configuration names, if it names one.
 
-    Raises LookupError unless the fleet has admitted the run, and ValueError if another fleet has it, too, or if the
-    host that has its seat is of another version of this package.
+    Raises LookupError unless the fleet has admitted the run, and ValueError if another fleet has it, too, if it was
+    admitted with another number of ranks, or if the host that has its seat is of another version of this package.
     """
     if config.trainer.fleet is None:
         return
@@ -72,6 +72,12 @@ def check_admitted(config: RunConfig) -> None:
             "go; admit it by: gleaner fleet admit CONFIG"
         )
     check_no_other_fleet(config, config.trainer.fleet)
+    ranks = read_run(store, run_id).ranks
+    if ranks != config.trainer.nproc_per_node:
+        raise ValueError(
+            f"trainer.nproc_per_node: value {config.trainer.nproc_per_node}; allowed: {ranks}, with which "
+            f"{config.trainer.fleet} has admitted {config.run.url}"
+        )
     seat = newest_seat(store, run_id)
     host = None if seat is None else records.read(store, HostRecord, fleet_layout.host(seat.host))
     if host is not None and host.version != VERSION and not _is_gone(store, host.incarnation):

@@ -1,37 +1,39 @@
-"""Training the phases of one run in one process, which keeps the run's state between them.
+"""Training the phases of one run in one process, or in one of several ranks, which keeps the run's state between them.
 
 What is learned is what `tasks.learning.advance` learns: the same batches, the same step, the same objects, each created
 once. Two things differ: the collector records the batches, never this process; and a state that equals the stored one
 is used again instead of being read again, or replayed. It is in host memory, because it was parked there or read ahead,
-or on the local disk, as a copy of the checkpoint's objects.
+or on the local disk, as a copy of the checkpoint's objects. Of several ranks each keeps its part, and all do the same.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
 from resources.freed_memory import give_back
 from storage import layout, model_files, prompt_table, records
-from storage.clock import Clock
+from storage.clock import Clock, SystemClock
 from storage.digests import digest_of
 from storage.fleet_records import Tier
 from storage.metered import MeteredStore
 from storage.records import PlanRecord
 from storage.run import connect_to_run, exists, is_trained, read_config, read_plan
-from storage.store import ObjectMissing, ObjectStore, StorageError
-from storage.stored_versions import restored_from
+from storage.store import ObjectMissing, ObjectStore, StorageError, StoreUnavailable
 from tasks.configuration.run_config import RunConfig, dump, parse
 from tasks.device.gpu_check import check_gpus
 from tasks.learning.advance import publish_stored, request_metrics, take_step
 from tasks.learning.learner import Learner
 from tasks.learning.parking import Parked, park, unpark
 from tasks.learning.publication import AnotherWasFirstError, Blocks, is_checkpoint_due, save_and_publish
+from tasks.learning.ranks import RankError, Ranks, joined
 from tasks.learning.recorded_batches import FollowedBatches
-from tasks.learning.replaying import base_of, replay
+from tasks.learning.replaying import base_of, replay, restorable
 from tasks.learning.restoring import REFERENCE_VERSION, StoredState, learner_of, restore_learner
 from tasks.learning.totals import check_staleness
+from tasks.learning.trained_model import training_device
 from tasks.sharing.disk_copies import StoreWithCopies
 from tasks.sharing.residents import is_usable
 from tasks.sharing.workers import Restored, WorkerPhase, WorkerState
@@ -42,6 +44,15 @@ Result = TypeVar("Result")
 
 class NoLongerDue(Exception):  # noqa: N818 - reads as what happened
     """The iteration was concluded while this process waited for its batches."""
+
+
+class OtherDevice(Exception):  # noqa: N818 - reads as what happened
+    """The run trains on another kind of device than when this process began; a new one takes that."""
+
+
+def is_lasting(error: Exception) -> bool:
+    """Whether every attempt at a phase would end with this error of `PhaseTrainer.train`."""
+    return not isinstance(error, StoreUnavailable | NoLongerDue | OtherDevice)
 
 
 @dataclass(frozen=True)
@@ -75,13 +86,22 @@ class PhaseTrainer:
     """Trains phases of one run, one at a time. Not thread-safe; its process trains no other run.
 
     A checkpoint holds the state of torch's generator, which a process has once: two runs in one process would store
-    each other's.
+    each other's. Every rank has one, and calls the same methods.
     """
 
     def __init__(
-        self, run_url: str, clock: Clock, tell: Callable[[WorkerState], None], disk: ObjectStore | None = None
+        self,
+        run_url: str,
+        clock: Clock,
+        tell: Callable[[WorkerState], None],
+        disk: ObjectStore | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
-        """tell: called whenever what this process does changes. disk: for copies of this run's state; None: no disk."""
+        """tell: called whenever what this process does changes. disk: for copies of this run's state; None: no disk.
+
+        ranks: None means this process alone.
+        """
+        self._ranks = ranks or Ranks(device=training_device("auto"))
         self._metered = MeteredStore(connect_to_run(run_url))
         self._copies = None if disk is None else StoreWithCopies(self._metered, disk)
         self._store: ObjectStore = self._metered if self._copies is None else self._copies
@@ -98,21 +118,23 @@ class PhaseTrainer:
 
         Afterwards the device is free, and the state is in host memory if it is as good as the stored one; with
         `onto_disk`, a copy of it is on the disk, too. Raises what `tasks.learning.advance` raises; the state is dropped
-        then.
+        then. With several ranks NoLongerDue, too, after which none of them can go on.
         """
         self._iteration, self._restored, self._replays = iteration, None, 0
         self._says("restoring")
         kept, self._kept = self._kept, None
         try:
-            if not is_trained(self._store, iteration):
+            if not self._first_finds(lambda: is_trained(self._store, iteration)):
                 self._kept = self._train(iteration, kept, onto_disk=onto_disk)
-            elif kept is not None and self._is_next(kept, iteration + 1):
+            elif self._is_next(kept, iteration + 1):
                 self._kept = kept
         except (NoLongerDue, StorageError) as error:
             # What is missing then was deleted because no process needs it any more.
             if not isinstance(error, NoLongerDue) and not exists(self._store, layout.report(iteration)):
                 raise
             log.info("iteration %d is concluded; nothing of this phase is used", iteration)
+            if self._ranks.world_size > 1:
+                raise NoLongerDue(f"iteration {iteration} is concluded") from error
         finally:
             del kept
             give_back()
@@ -125,50 +147,67 @@ class PhaseTrainer:
         """
         self._iteration, self._restored, self._replays = iteration, None, 0
         self._says("prefetching")
-        if self._kept is None or not self._is_next(self._kept, iteration):
+        if not self._is_next(self._kept, iteration):
             self._kept = None
             give_back()
             try:
-                plan = read_plan(self._store, iteration)
-                config = parse(read_config(self._store, plan), f"the configuration of iteration {iteration}")
-                digest = state_digest(self._store, iteration)
-                state = StoredState(self._store, restored_from(self._store, iteration), self._clock)
+                with self._ranks.failing_together():
+                    plan = read_plan(self._store, iteration)
+                    config = parse(read_config(self._store, plan), f"the configuration of iteration {iteration}")
+                digest = self._digest(iteration)
+                version = restorable(self._store, iteration, self._ranks)
+                state = StoredState(self._store, version, self._clock, self._ranks)
                 self._note_restored(lambda: state.read_ahead(config), ahead=True)
                 self._kept = _Kept(state, digest, config)
-            except (StorageError, ValueError) as error:
+            except (StorageError, ValueError, RankError) as error:
                 log.warning("the state of iteration %d was not read ahead: %s", iteration, error)
         self._says("parked")
 
+    def _first_finds(self, look: Callable[[], bool]) -> bool:
+        """What the first rank finds, on all of them."""
+        ranks = self._ranks
+        with ranks.failing_together():
+            found = ranks.is_first and look()
+        return bool(ranks.broadcast(found))
+
     def _train(self, iteration: int, kept: _Kept | None, *, onto_disk: bool) -> _Kept | None:
-        store, clock = self._store, self._clock
+        store, clock, ranks = self._store, self._clock, self._ranks
         plan = read_plan(store, iteration)
         config = parse(read_config(store, plan), f"the configuration of iteration {iteration}")
         check_staleness(plan, config.algorithm.max_staleness)
         check_gpus("pools.train", config.pools.train.gpus, config.trainer.device)
+        if training_device(config.trainer.device).type != ranks.device.type:
+            raise OtherDevice(f"trainer.device: value {config.trainer.device!r}; this process has {ranks.device.type}")
         with model_files.downloaded(store) as model:
-            if exists(store, layout.manifest(layout.checkpoint(iteration + 1))):
-                publish_stored(store, iteration + 1, config, model, clock)
+            if self._first_finds(lambda: exists(store, layout.manifest(layout.checkpoint(iteration + 1)))):
+                publish_stored(store, iteration + 1, config, model, clock, ranks)
                 return None
             learner, version, is_warm = self._state(config, iteration, model, kept)
             began_s = clock.wall()
             replayed = replay(store, learner, version, iteration, clock, self._replay_begins)
         base, changed = base_of(store, iteration, learner, replayed, clock)
-        batches = FollowedBatches(store, plan, clock, config.trainer.poll_interval_s, self._waits)
+        batches = None
+        if ranks.is_first:
+            batches = FollowedBatches(store, plan, clock, config.trainer.poll_interval_s, self._waits)
         prompts = prompt_table.read_prompts(store, plan)
         self._says("training")
         record = take_step(store, plan, config, prompts, learner, batches, clock, began_s)
-        measured = request_metrics(self._metered.requests, learner.ranks) | {"sharing/warm": float(is_warm)}
+        measured = request_metrics(self._metered.requests, ranks) | {"sharing/warm": float(is_warm)}
         measured |= replayed.metrics() | changed
-        records.commit(store, layout.training(iteration), replace(record, metrics=record.metrics | measured))
+        if ranks.is_first:
+            records.commit(store, layout.training(iteration), replace(record, metrics=record.metrics | measured))
         return self._park_and_publish(plan, config, learner, base, onto_disk=onto_disk)
 
     def _state(self, config: RunConfig, version: int, model: Path, kept: _Kept | None) -> tuple[Learner, int, bool]:
         """A learner on the device, its version, which a replay leads to this one, and whether it was in host memory."""
-        if kept is None or not self._is_next(kept, version) or dump(kept.config) != dump(config):
-            store, clock, start = self._store, self._clock, restored_from(self._store, version)
-            return self._note_restored(lambda: restore_learner(store, start, config, model, clock)), start, False
+        same_settings = kept is not None and dump(kept.config) == dump(config)
+        if not self._is_next(kept if same_settings else None, version) or kept is None:
+            store, clock, ranks = self._store, self._clock, self._ranks
+            start = restorable(store, version, ranks)
+            learner = self._note_restored(lambda: restore_learner(store, start, config, model, clock, ranks))
+            return learner, start, False
         began_s, state, num_bytes = self._clock.monotonic(), kept.state, kept.state.num_bytes
-        learner = unpark(state) if isinstance(state, Parked) else learner_of(state, config, model)
+        learner = unpark(state) if isinstance(state, Parked) else learner_of(state, config, model, self._ranks)
         took_s = self._clock.monotonic() - began_s
         self._restored = Restored(tier="host memory", seconds=took_s, num_bytes=num_bytes, ahead=False)
         return learner, version if isinstance(state, Parked) else state.version, True
@@ -180,12 +219,18 @@ class PhaseTrainer:
     def _note_restored(self, read: Callable[[], Result], *, ahead: bool = False) -> Result:
         """What `read` returns, which reads a state that is not in memory; notes from where most of it came."""
         began_s, (near, far) = self._clock.monotonic(), self._bytes_read()
-        found = read() if self._copies is None else self._copies.read_sound(read)
+        found = self._read_sound(read)
         near, far = (now - before for now, before in zip(self._bytes_read(), (near, far), strict=True))
         tier: Tier = "local disk" if near > far else "object store"
         took_s = self._clock.monotonic() - began_s
         self._restored = Restored(tier=tier, seconds=took_s, num_bytes=near + far, ahead=ahead)
         return found
+
+    def _read_sound(self, read: Callable[[], Result]) -> Result:
+        """What `read` returns, or raises; if a copy on the disk was damaged for any rank, all read without copies."""
+        if self._copies is None:
+            return read()
+        return self._copies.read_sound(read, lambda damaged: any(self._ranks.gather(damaged)), (RankError,))
 
     def _bytes_read(self) -> tuple[int, int]:
         """The bytes that were read from the disk so far, and from the object store."""
@@ -193,12 +238,25 @@ class PhaseTrainer:
             return 0, self._metered.requests.bytes_read
         return self._copies.bytes_near, self._copies.bytes_far
 
-    def _is_next(self, kept: _Kept, version: int) -> bool:
-        """Whether the kept state is the stored one of this version."""
-        try:
-            return is_usable(kept.digest, state_digest(self._store, version))
-        except ObjectMissing:
+    def _digest(self, version: int) -> str:
+        """`state_digest`, as the first rank finds it, on all ranks; raises as `Ranks.failing_together`."""
+        ranks = self._ranks
+        with ranks.failing_together():
+            digest = state_digest(self._store, version) if ranks.is_first else ""
+        return str(ranks.broadcast(digest))
+
+    def _is_next(self, kept: _Kept | None, version: int) -> bool:
+        """Whether all ranks keep the stored state of this version. The first asks for its digest if it has a state."""
+        ranks = self._ranks
+        if not all(ranks.gather(kept is not None)) or kept is None:
             return False
+        found = None
+        with ranks.failing_together():
+            if ranks.is_first:
+                with suppress(ObjectMissing):
+                    found = state_digest(self._store, version)
+        found = ranks.broadcast(found)
+        return all(ranks.gather(found is not None and is_usable(kept.digest, found)))
 
     def _park_and_publish(
         self, plan: PlanRecord, config: RunConfig, learner: Learner, base: Blocks, *, onto_disk: bool
@@ -212,10 +270,10 @@ class PhaseTrainer:
         parked = park(learner)
         self._says("publishing")
         version = plan.iteration + 1
-        saves = is_checkpoint_due(self._store, plan, config.trainer)
+        saves = self._first_finds(lambda: is_checkpoint_due(self._store, plan, config.trainer))
         if saves and onto_disk and self._copies is not None:
             self._copies.copy_from_now(layout.checkpoint(version))
-            if config.lora is not None or config.algorithm.kl_coef > 0:
+            if self._ranks.is_first and (config.lora is not None or config.algorithm.kl_coef > 0):
                 self._copies.copy_stored(layout.weights(REFERENCE_VERSION))
         try:
             save_and_publish(self._store, version, learner, base, config.trainer, self._clock, saves=saves)
@@ -223,7 +281,7 @@ class PhaseTrainer:
             log.info("another trainer has stored version %d first; this state is dropped", version)
             return None
         log.info("published weight version %d", version)
-        return _Kept(parked, state_digest(self._store, version), config)
+        return _Kept(parked, self._digest(version), config)
 
     def _waits(self, waiting: bool) -> None:
         if waiting and exists(self._store, layout.report(self._iteration or 0)):
@@ -245,3 +303,17 @@ class PhaseTrainer:
                 replays=self._replays,
             )
         )
+
+
+@contextmanager
+def joined_trainer(
+    run_url: str, iteration: int, folder: Path, tell: Callable[[WorkerState], None], disk: ObjectStore | None
+) -> Iterator[PhaseTrainer]:
+    """The trainer of this rank, on the device that the configuration of an iteration names, until the end of the block.
+
+    folder: where the ranks find each other. Raises what reading the configuration and `joined` raise.
+    """
+    store = connect_to_run(run_url)
+    config = parse(read_config(store, read_plan(store, iteration)), f"the configuration of iteration {iteration}")
+    with joined(training_device(config.trainer.device), folder) as ranks:
+        yield PhaseTrainer(run_url, SystemClock(), tell, disk, ranks)

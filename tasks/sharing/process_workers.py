@@ -1,58 +1,41 @@
-"""The workers of a host as processes of this machine, one for each run that has trained here.
+"""The workers of a host as processes of this machine, one for each device and each run that has trained here.
 
-They are forked from one process that has imported torch, so a cold worker reads its checkpoint at once.
+They are forked from one process that has imported torch, so a cold worker reads its checkpoint at once. The ranks of a
+worker live and die together: if one ends, the others would wait for it, so they are killed.
 """
 
-import json
-import logging
-import os
 import shutil
-import signal
-import socket
 import tempfile
 import threading
 from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import TypeAdapter
-
-from resources.local_starter import running_starter
 from storage.fleet_records import AdmittedRun
+from tasks.sharing.rank_process import RankProcess
+from tasks.sharing.rank_states import failed, merged
 from tasks.sharing.workers import WorkerPhase, WorkerState
 
-log = logging.getLogger(__name__)
-STATES = TypeAdapter(WorkerState)
-PROGRAM = Path(__file__).with_name("worker_process.py")
-IMPORTS = ("tasks.sharing.phase_trainer", "transformers.modeling_utils")
-END_TIME_LIMIT_S = 60.0
+# Another rank complains that one is missing before it is known that this one has ended.
+SILENT_END_S = 5.0
 
 
 class _Worker:
-    """One worker process. Threads keep its state up to date, and hand it orders once it has connected."""
+    """The processes of one run, and a thread that ends all of them when one fails."""
 
     def __init__(self, run: AdmittedRun, disk: Path | None) -> None:
-        self._lock = threading.Lock()
-        self._state = WorkerState()
-        self._connection: socket.socket | None = None
-        self._orders: list[bytes] = []
+        self._changed = threading.Condition()
+        self._failed: WorkerState | None = None
         self._folder = tempfile.TemporaryDirectory(prefix="gleaner-worker-")
-        self._listener = socket.socket(socket.AF_UNIX)
-        address = str(Path(self._folder.name) / "socket")
-        self._listener.bind(address)
-        self._listener.listen(1)
-        command = [str(PROGRAM), run.run_url, address, "" if disk is None else str(disk)]
-        self._process = running_starter(os.environ).start(command, os.environ, IMPORTS)
-        self._threads = [threading.Thread(target=each, daemon=True) for each in (self._read, self._attend_end)]
-        for thread in self._threads:
-            thread.start()
+        folder = Path(self._folder.name)
+        self._ranks = [RankProcess(run, rank, folder, disk, self._notify) for rank in range(run.ranks)]
+        self._attendant = threading.Thread(target=self._attend_failure, daemon=True)
+        self._attendant.start()
 
     @property
     def state(self) -> WorkerState:
-        with self._lock:
-            return self._state
+        with self._changed:
+            return self._failed or merged([rank.state for rank in self._ranks])
 
     def begin(self, iteration: int, *, onto_disk: bool) -> None:
         self._order("restoring", {"do": "train", "iteration": iteration, "onto_disk": onto_disk})
@@ -61,55 +44,39 @@ class _Worker:
         self._order("prefetching", {"do": "prefetch", "iteration": iteration})
 
     def _order(self, phase: WorkerPhase, order: Mapping[str, Any]) -> None:
-        with self._lock:
-            # What it holds stays so until it says more.
-            self._state = replace(self._state, phase=phase, iteration=order["iteration"], restored=None, replays=0)
-            self._orders.append(json.dumps(order).encode() + b"\n")
-            self._send()
+        for rank in self._ranks:
+            rank.order(phase, order)
 
     def end(self) -> None:
-        """Kill the process and wait for its end: the device and its memory are free then."""
-        self._process.send_signal(signal.SIGKILL)
-        with suppress(TimeoutError):
-            self._process.wait(END_TIME_LIMIT_S)
-        for thread in self._threads:
-            thread.join(END_TIME_LIMIT_S)
+        """Kill all processes and wait for their end: the devices and their memory are free then."""
+        for rank in self._ranks:
+            rank.kill()
+        for rank in self._ranks:
+            rank.join()
+        self._attendant.join()
         self._folder.cleanup()
 
-    def _send(self) -> None:
-        """Hand over the orders, if the process has connected; called with the lock."""
-        if self._connection is not None:
-            # If it has ended, the thread that attends its end says so.
-            with suppress(OSError):
-                self._connection.sendall(b"".join(self._orders))
-            self._orders.clear()
+    def _notify(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
 
-    def _read(self) -> None:
-        # The listener is closed when the process has ended.
-        with suppress(OSError):
-            connection, _ = self._listener.accept()
-            with connection, connection.makefile("rb") as answers:
-                with self._lock:
-                    self._connection = connection
-                    self._send()
-                for line in answers:
-                    # A line that was cut off is the last one.
-                    if line.endswith(b"\n"):
-                        with self._lock:
-                            self._state = STATES.validate_json(line)
-                with self._lock:
-                    self._connection = None
+    def _attend_failure(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: any(rank.has_failed for rank in self._ranks))
+            self._changed.wait_for(self._is_clear, SILENT_END_S)
+        for rank in self._ranks:
+            rank.kill()
+        for rank in self._ranks:
+            rank.join()
+        ends = [end for rank in self._ranks if (end := rank.end) is not None]
+        last = merged([rank.state for rank in self._ranks])
+        with self._changed:
+            self._failed = failed(last, ends)
 
-    def _attend_end(self) -> None:
-        code = self._process.wait()
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self._threads[0].join()
-        with self._lock:
-            failed = replace(self._state, phase="failed", digest=None, bytes_held=0)
-            reason = f"its process ended with {code}"
-            self._state = failed if self._state.phase == "failed" else replace(failed, message=reason)
+    def _is_clear(self) -> bool:
+        """Whether it is known why the worker fails: a rank has ended without a word, or all have ended."""
+        ends = [rank.end for rank in self._ranks]
+        return all(ends) or any(end is not None and end.failure is None for end in ends)
 
 
 class ProcessWorkers:
@@ -136,7 +103,7 @@ class ProcessWorkers:
         self._worker(run).prefetch(iteration)
 
     def _worker(self, run: AdmittedRun) -> _Worker:
-        """The run's worker; a new one if there is none, or if it has ended."""
+        """The run's worker; a new one if there is none, or if it has failed."""
         if self.state(run.id).phase == "failed":
             self.evict(run.id)
         if run.id not in self._workers:

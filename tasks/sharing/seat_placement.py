@@ -11,12 +11,17 @@ from storage.fleet_records import AdmittedRun
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """A living host that takes seats, and the runs that are seated on it."""
+    """A living host that takes seats, and the runs that are seated on it. devices: as in `HostRecord`."""
 
     host: str
     memory_bytes: int
     disk_bytes: int = 0
+    devices: int = 1
     seated: tuple[AdmittedRun, ...] = ()
+
+    def can_train(self, run: AdmittedRun) -> bool:
+        """Whether the run has a rank for each device, and memory holds its state alone."""
+        return run.ranks == self.devices and run.state_bytes <= self.memory_bytes
 
     def holds(self, runs: Iterable[AdmittedRun]) -> bool:
         """Whether every phase can find its state in memory.
@@ -36,16 +41,16 @@ def load(runs: Iterable[AdmittedRun]) -> float:
 
 
 def place(free: Iterable[AdmittedRun], rooms: Sequence[Room]) -> Mapping[str, str]:
-    """Returns the host of each run whose seat is free, by run id; a run that no host can hold is left out.
+    """Returns the host of each run whose seat is free, by run id; a run that no host can train is left out.
 
     A run goes to the host for which it was admitted, if that is among the rooms. Then the run with the greatest load is
     placed first, each on the host with the least expected load. Hosts whose memory holds its state beside the states
-    that are there come before those that would have to drop one. A host whose memory does not hold it at all is never
-    chosen. Ties are decided by name.
+    that are there come before those that would have to drop one. A host that cannot train it is never chosen. Ties are
+    decided by name.
     """
     seated = {room.host: list(room.seated) for room in rooms}
     placed: dict[str, str] = {}
-    able = {run: [room for room in rooms if room.memory_bytes >= run.state_bytes] for run in free}
+    able = {run: [room for room in rooms if room.can_train(run)] for run in free}
     for run in sorted(able, key=lambda one: (not _expecting(one, able[one]), -one.load, one.id)):
         if choice := _expecting(run, able[run]) or able[run]:
             chosen = min(choice, key=lambda room: (_is_crowded(run, room, seated), load(seated[room.host]), room.host))

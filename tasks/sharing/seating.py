@@ -151,7 +151,12 @@ class Seating:
         """Take the free seats that placement gives this host; a race for one is decided by the store."""
         free = self._free()
         rooms = [
-            Room(host=name, memory_bytes=record.memory_bytes, seated=tuple(self._seated_on(name)))
+            Room(
+                host=name,
+                memory_bytes=record.memory_bytes,
+                devices=record.devices,
+                seated=tuple(self._seated_on(name)),
+            )
             for name, record in self._hosts.items()
             if self._takes_seats(name)
         ]

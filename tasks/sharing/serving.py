@@ -9,6 +9,7 @@ from resources.notice import PreemptionNotice
 from storage.clock import SystemClock
 from storage.fleet_records import GIB, HostRecord
 from storage.records import nonce
+from tasks.device.visible_gpus import visible_gpus
 from tasks.sharing.host import Host
 from tasks.sharing.host_settings import HostSettings
 from tasks.sharing.member_process import ProcessMember
@@ -21,13 +22,15 @@ def serve(
     *,
     memory_gib: float,
     disk_gib: float = 0.0,
+    devices: int | None = None,
     usd_per_hour: float | None,
     settings: HostSettings,
 ) -> str:
     """Serve a fleet until SIGTERM comes or the hours of the settings are over; ends at a phase boundary.
 
     memory_gib: room for resident states in host memory. disk_gib: room for copies of them in a folder of the host's own
-    below TMPDIR; 0: it keeps none. Raises LookupError if there is no fleet, ValueError for a negative room.
+    below TMPDIR; 0: it keeps none. devices: as in `HostRecord`; None: the GPUs that torch sees, or 1. Raises
+    LookupError if there is no fleet, ValueError for a negative room.
     """
     clock = SystemClock()
     store, rules = open_fleet(fleet)
@@ -36,6 +39,7 @@ def serve(
         machine=socket.gethostname(),
         memory_bytes=round(memory_gib * GIB),
         disk_bytes=round(disk_gib * GIB),
+        devices=devices or max(1, visible_gpus().count),
         usd_per_hour=usd_per_hour,
         began_at_s=clock.wall(),
     )

@@ -1,8 +1,9 @@
-"""The interface of a host to what trains: one worker process for each run that is seated on it.
+"""The interface of a host to what trains: one worker for each run that is seated on it.
 
-The host decides which run has the device. A worker restores its run's state, trains one phase when it is told to, parks
-its state in host memory, frees the device, and publishes from host memory. It may be told to read its state into host
-memory ahead of its phase (to prefetch it), which does not touch the device.
+A worker has a process for each device of the host; these ranks train together. The host decides which run has the
+devices. A worker restores its run's state, trains one phase when it is told to, parks its state in host memory, frees
+the devices, and publishes from host memory. It may be told to read its state into host memory ahead of its phase (to
+prefetch it), which does not touch the devices.
 """
 
 from dataclasses import dataclass
@@ -37,21 +38,23 @@ class Restored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerState:
-    """What a worker does now.
+    """What a worker does now; of several ranks, what the one that is furthest behind does.
 
     phase: "absent" if there is no process; "prefetching" from `prefetch` until its state is in host memory;
     "restoring" from `begin` until its state is on the device; "replaying" while it trains again what was recorded since
     its checkpoint, which is that of `replays` iterations; "waiting" for groups that are not recorded yet; "parked" if
-    its phase is published, or was refused because another host's is, or if it has prefetched; "failed" if its process
-    ended, or gave up the phase. iteration: of its present or last phase. digest: of the stored state that its resident
-    state equals; None if it holds none. message: why it failed. bytes_held: of its resident state. restored: how it got
-    its state for what it was told last; None until it has it.
+    its phase is published, or was refused because another host's is, or if it has prefetched; "failed" if one of its
+    processes ended, or gave up the phase, and then all have ended. iteration: of its present or last phase. digest: of
+    the stored state that its resident state equals; None if it holds none. message: why it failed. lasting: whether
+    every attempt at the phase would fail alike. bytes_held: of its resident state. restored: how it got its state for
+    what it was told last; None until it has it.
     """
 
     phase: WorkerPhase = "absent"
     iteration: int | None = None
     digest: str | None = None
     message: str = ""
+    lasting: bool = False
     bytes_held: int = 0
     restored: Restored | None = None
     replays: int = 0

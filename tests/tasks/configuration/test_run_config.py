@@ -96,13 +96,22 @@ SHARED = {"placement": "shared", "fleet": "s3://bucket/fleet"}
             "rewards.0.model: given; allowed with trainer.placement 'shared'",
         ),
         ({"trainer": SHARED | {"nnodes": 2}}, "trainer.nnodes: value 2; allowed with trainer.placement 'shared': 1"),
-        ({"trainer": SHARED | {"nproc_per_node": 8}}, "trainer.nproc_per_node: value 8; allowed with"),
+        (
+            {"trainer": SHARED | {"nproc_per_node": 2}, "pools": {"train": {"gpus": 8}}},
+            "trainer.nproc_per_node: value 2; allowed with trainer.placement 'shared': pools.train.gpus (8)",
+        ),
     ],
 )
 def test_what_a_train_phase_apart_from_the_rollout_cannot_have_is_refused(sections, message):
     with pytest.raises(ConfigError) as caught:
         parse(MINIMAL | sections)
     assert any(message in problem for problem in caught.value.problems), caught.value.problems
+
+
+@pytest.mark.parametrize("gpus", [0, 8])
+def test_a_shared_run_may_have_a_rank_for_each_gpu_or_any_number_without(gpus):
+    sections = {"trainer": SHARED | {"nproc_per_node": 8}, "pools": {"train": {"gpus": gpus}}}
+    assert parse(MINIMAL | sections).trainer.nproc_per_node == 8
 
 
 OURS = {"rollout": {"engine": "torch"}}

@@ -4,6 +4,7 @@ Results are left in a directory, as files that the test compares with what one r
 """
 
 import json
+import math
 import os
 import signal
 import socket
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import torch
 from torch.distributed.distributed_c10d import _set_pg_timeout
+from torch.distributed.tensor import DTensor
 from transformers import AutoModel
 
 from storage.clock import SystemClock
@@ -32,11 +34,13 @@ from tasks.learning import checkpoint, generation
 from tasks.learning.advance import advance
 from tasks.learning.batching import collate, dealt_passes, idle_batch
 from tasks.learning.checkpoint import TrainerState
+from tasks.learning.learner import Learner
 from tasks.learning.optimizer import PolicyOptimizer
+from tasks.learning.parking import park, relocate, unpark
 from tasks.learning.policy import Policy
 from tasks.learning.ranks import joined
 from tasks.learning.scoring import Valuer
-from tasks.learning.sharded import OwnRows, add_nothing, skeleton
+from tasks.learning.sharded import OwnRows, add_nothing, own_part, skeleton, whole
 from tasks.learning.shared_reading import read_shared
 from tasks.learning.step import accumulate
 from tasks.learning.trained_model import TrainedModel, compute_dtype, read_model_config
@@ -222,6 +226,51 @@ def deal_drawn(directory, ranks, draws):
     return found
 
 
+def poisoned_copy(tensor):
+    """The same in other memory, as on another device; whatever still uses the old memory learns nothing but nan."""
+    own = own_part(tensor).detach()
+    copied = own.clone()
+    if own.is_floating_point():
+        own.fill_(math.nan)
+    if not isinstance(tensor, DTensor):
+        return copied
+    place = {"device_mesh": tensor.device_mesh, "placements": tensor.placements, "run_check": False}
+    return DTensor.from_local(copied, **place, shape=tensor.shape, stride=tensor.stride())
+
+
+def park_often(directory, ranks, relocated):
+    """Steps between which the learner is parked and, if `relocated`, moved to other memory and back.
+
+    Returns digests of all tensors of its policy, critic and optimizers, what the steps measured, and the state of
+    torch's generator after ranks have drawn unlike many numbers.
+    """
+    policy, reference = new_policy(directory, ranks), new_policy(directory, ranks, trainable=False)
+    optimizer = PolicyOptimizer(policy.parameters(), OPTIMIZER)
+    learner = Learner(policy, optimizer, reference, None, ranks)
+    measured = []
+    for step in range(3):
+        measured += train(policy, optimizer, ranks, [step])
+        torch.rand(1 + ranks.rank)
+        parked = park(learner)
+        if relocated:
+            relocate(learner, poisoned_copy)
+            held = {name: digest_of(tensor.numpy().tobytes()) for name, tensor in policy.each_tensor()}
+            relocate(learner, poisoned_copy)
+        else:
+            held = {name: digest_of(tensor.numpy().tobytes()) for name, tensor in policy.each_tensor()}
+        unpark(parked)
+    with torch.no_grad():
+        logprobs = reference.logprobs(micro_batch(0, [0, 1]), 1.0)[0].tolist()
+    moments = optimizer.moments()
+    digests = [
+        digest_of(whole(tensor).numpy().tobytes())
+        for kind in (moments.exp_avg, moments.exp_avg_sq)
+        for tensor in kind.values()
+    ]
+    drawn = digest_of(torch.get_rng_state().numpy().tobytes())
+    return {"steps": measured, "held": held, "moments": digests, "logprobs": logprobs, "bytes": parked.num_bytes}, drawn
+
+
 def wait_long_for_the_first(directory):
     """Seed where only the first rank has a slot, and takes longer than any collective may."""
 
@@ -247,10 +296,14 @@ def run(what, directory):
     if what == "seed":
         wait_long_for_the_first(directory)
         return
-    if what in ("advance", "advance to 3"):
-        advance(str(directory), 2 if what == "advance to 3" else 0, EXECUTION, SystemClock())
+    if what.startswith("advance "):
+        advance(str(directory), int(what.removeprefix("advance ")), EXECUTION, SystemClock())
         return
     with joined(torch.device("cpu")) as ranks:
+        if what == "park":
+            found, drawn = zip(*(park_often(directory, ranks, relocated) for relocated in (False, True)), strict=True)
+            (directory / f"{what}{ranks.rank}.json").write_text(json.dumps({"found": found, "drawn": drawn}))
+            return
         if what == "deal":
             (directory / f"{what}{ranks.rank}.json").write_text(json.dumps(deal_drawn(directory, ranks, DRAWS)))
             return

@@ -42,8 +42,8 @@ def store():
     return made
 
 
-def announce(store, name, memory_bytes):
-    records.put(store, fleet_layout.host(name), a_host(name, memory_bytes))
+def announce(store, name, memory_bytes, devices=1):
+    records.put(store, fleet_layout.host(name), a_host(name, memory_bytes, devices=devices))
     records.put(store, fleet_layout.alive(name), a_beat(name, 0))
 
 
@@ -83,6 +83,25 @@ def test_a_state_that_no_host_can_hold_is_refused_for_good_and_by_name(store, se
         admit(settings, model, PROFILE, clock)
     assert not isinstance(refused.value, MustWaitError)
     assert store.list(fleet_layout.RUNS) == []
+
+
+def test_ranks_for_which_no_host_has_devices_are_refused_by_name(store, settings, model):
+    announce(store, "one", 1 << 40)
+    announce(store, "four", 1 << 40, devices=4)
+    clock = BeatingClock(store, {"one": "idle", "four": "idle"})
+    two = config(URL, model, trainer={"placement": "shared", "fleet": FLEET, "nproc_per_node": 2})
+    with pytest.raises(ValueError, match=rf"^trainer.nproc_per_node: value 2 in {URL}; allowed in this fleet: 1 or 4,"):
+        admit(two, model, PROFILE, clock)
+    assert fleet_layout.admitted(fleet_layout.run_id(URL)) not in store.list("")
+    announce(store, "two", 1 << 40, devices=2)
+    beating = BeatingClock(store, {"one": "idle", "two": "idle", "four": "idle"})
+    admission = admit(two, model, PROFILE, beating)
+    assert [choice.host for choice in admission.choices] == ["two"]
+    assert (admission.run.ranks, admission.run.predicted.host) == (2, "two")
+    check_admitted(two)
+    # The number of ranks is an operational setting, which may change from one iteration to the next; not in a fleet.
+    with pytest.raises(ValueError, match=rf"^trainer.nproc_per_node: value 1; allowed: 2, with which {FLEET} has"):
+        check_admitted(settings)
 
 
 def test_a_state_beside_which_others_take_the_memory_has_to_wait(store, settings, model):

@@ -66,6 +66,8 @@ def test_without_a_living_host_one_that_could_come_gets_all_runs(store):
     [room] = seen.rooms_for(NEW)
     assert (room.host, set(room.seated), room.memory_bytes) == ("", {A, B}, 3)
     assert seen.switch_s is None
+    [other] = seen.rooms_for(a_run("of-two-ranks", ranks=2))
+    assert (other.devices, other.seated) == (2, ())
 
 
 def test_runs_that_have_left_or_cannot_be_read_are_left_out(store, caplog):

@@ -89,6 +89,12 @@ def test_a_run_goes_to_the_host_for_which_it_was_admitted_while_that_lives():
     assert place([too_large], [busy, Room(host="b", memory_bytes=10)]) == {run.id: "b"}
 
 
+def test_a_run_goes_to_a_host_with_a_device_for_each_rank_and_to_no_other():
+    small, large = Room(host="a", memory_bytes=9), Room(host="b", memory_bytes=9, devices=2, seated=(a_run("x"),))
+    one, two, four = a_run("1"), a_run("2", ranks=2), predicted_on("b", "4", ranks=4)
+    assert place([one, two, four], [small, large]) == {one.id: "a", two.id: "b"}
+
+
 def test_runs_of_which_no_host_was_predicted_see_the_load_of_the_others():
     light, heavy = predicted_on("a", "l", phase_s=5.0), a_run("h", phase_s=20.0)
     assert place([heavy, light], rooms({"a": 9, "b": 9})) == {light.id: "a", heavy.id: "b"}

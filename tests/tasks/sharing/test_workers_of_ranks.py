@@ -1,0 +1,160 @@
+"""Runs of two ranks on one host learn what they learn with two ranks of their own, whatever is killed."""
+
+import itertools
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from subprocess import Popen
+
+import pytest
+
+from resources.local_starter import running_starter
+from resources.process import descendants
+from storage import layout
+from storage.clock import SystemClock
+from storage.connect import connect
+from storage.fleet_layout import run_id
+from tasks.learning.collecting import PhaseFailed, collect_and_wait
+from tasks.sharing.fleet_admission import expected_state_bytes
+from tests.processes import ROOT
+from tests.served_fleet import KEPT, LIMIT_S, a_shared_run, begin, in_thread, make_fleet, serving, spent_by, states
+from tests.small_run import EXECUTION, commit_iteration, config, plan_iteration, roll_out
+from tests.tasks.learning.launched_ranks import rank_server
+
+pytestmark = pytest.mark.slow
+
+OTHER = {"algorithm": {"kl_coef": 0.1}}
+
+
+@pytest.fixture
+def fleet(tmp_path):
+    return make_fleet(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory, model):
+    """alone(iterations, **sections) -> the states of a run with two ranks of its own, forked anew each time."""
+    with rank_server() as server:
+
+        def learn(iterations, **sections):
+            url = tmp_path_factory.mktemp("alone") / "run"
+            settings = config(str(url), model, **{**KEPT, "trainer": {"nproc_per_node": 2}, **sections})
+            for iteration in range(iterations):
+                plan_iteration(settings)
+                roll_out(str(url), iteration)
+                server.launch(f"advance {iteration}", url, 2)
+                commit_iteration(str(url), iteration)
+            return states(str(url))
+
+        yield learn
+
+
+def go_through(runs, iteration):
+    """One iteration of each run; the records of their training."""
+    found = [wait() for wait in [begin(each, iteration) for each in runs]]
+    for each in runs:
+        commit_iteration(each.run.url, iteration)
+    return found
+
+
+def until(is_so, what):
+    until_s = time.monotonic() + LIMIT_S
+    while not is_so():
+        assert time.monotonic() < until_s, what
+        time.sleep(0.002)
+
+
+def test_two_runs_of_two_ranks_learn_what_each_learns_alone(tmp_path, fleet, model, alone):
+    a, b = (a_shared_run(tmp_path, fleet, model, name, ranks=2, **more) for name, more in (("a", {}), ("b", OTHER)))
+    with serving(fleet, "host", devices=2):
+        warm = [[record.metrics["sharing/warm"] for record in go_through([a, b], n)] for n in range(3)]
+    assert warm == [[0.0, 0.0], [1.0, 1.0], [1.0, 1.0]]
+    assert states(a.run.url) == alone(3)
+    assert states(b.run.url) == alone(3, **OTHER)
+    # A second of both devices is one second of the host.
+    entries = [entry for record in spent_by(fleet, "host") for entry in record.entries]
+    assert all(left.ended_s == right.began_s for left, right in itertools.pairwise(entries))
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_that_is_killed_ends_the_others_of_its_run_and_no_other_process(tmp_path, fleet, model, alone, victim):
+    a, b = (a_shared_run(tmp_path, fleet, model, name, ranks=2) for name in ("a", "b"))
+    starter = running_starter(os.environ).pid
+    with serving(fleet, "host", devices=2) as workers:
+        go_through([b], 0)
+        of_b = descendants(starter)
+        assert len(of_b) == 2
+        go_through([a], 0)
+        for iteration, phase in enumerate(("training", "publishing", "parked"), start=1):
+            waiting = [begin(each, iteration) for each in (b, a)]
+            until(lambda wanted=phase: workers.state(run_id(a.run.url)).phase == wanted, "a is never there")
+            of_a = [process for process in descendants(starter) if process not in of_b]
+            assert len(of_a) == 2
+            os.kill(of_a[victim], signal.SIGKILL)
+            until(lambda ended=of_a: not set(ended) & set(descendants(starter)), "the other rank lives on")
+            for wait in waiting:
+                wait()
+            for each in (a, b):
+                commit_iteration(each.run.url, iteration)
+            assert set(of_b) <= set(descendants(starter))
+    assert descendants(starter) == []
+    assert states(a.run.url) == states(b.run.url) == alone(4)
+
+
+def test_states_of_ranks_come_from_the_disk_and_not_from_a_damaged_copy(tmp_path, fleet, model, alone):
+    a, b = (a_shared_run(tmp_path, fleet, model, name, ranks=2) for name in ("a", "b"))
+    disk = tmp_path / "disk"
+    with serving(fleet, "host", memory_bytes=expected_state_bytes(a, model), disk=disk, devices=2):
+        for iteration in range(3):
+            go_through([a, b], iteration)
+            if iteration == 1:
+                for copy in (disk / run_id(b.run.url)).rglob("*.safetensors"):
+                    body = copy.read_bytes()
+                    copy.write_bytes(body[:-1] + bytes([body[-1] ^ 1]))
+    restored = [each for record in spent_by(fleet, "host") for each in record.restored]
+    assert any(each.tier == "local disk" for each in restored)
+    assert states(a.run.url) == states(b.run.url) == alone(3)
+
+
+def test_a_host_that_is_killed_leaves_no_rank_and_the_next_goes_on(tmp_path, fleet, model, alone):
+    a = a_shared_run(tmp_path, fleet, model, "a", ranks=2)
+    command = [sys.executable, "-m", "gleaner", "fleet", "host", fleet, "--memory-gib", "1", "--devices", "2"]
+    with Popen([*command, "--poll-interval-s", "0.02"], cwd=ROOT) as host:
+        go_through([a], 0)
+        processes = descendants(host.pid)
+        # The starter and two ranks.
+        assert len(processes) == 3
+        waiting = begin(a, 1)
+        until(lambda: connect(a.run.url).list(layout.due(1)), "no phase is due")
+        host.kill()
+        until(lambda: not [each for each in processes if is_alive(each)], "what it had started lives on")
+    with serving(fleet, "second", devices=2):
+        waiting()
+        commit_iteration(a.run.url, 1)
+    assert states(a.run.url) == alone(2)
+
+
+def is_alive(process):
+    """Whether a process runs that may be a child of another than this one."""
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
+def test_what_every_attempt_of_the_ranks_would_end_with_ends_the_run_by_its_name(tmp_path, fleet, model):
+    a = a_shared_run(tmp_path, fleet, model, "a", ranks=2)
+    with serving(fleet, "host", devices=2) as workers:
+        go_through([a], 0)
+        workers.kill(run_id(a.run.url))
+        store = connect(a.run.url)
+        key = next(key for key in store.list(layout.checkpoint(1)) if key.endswith(".safetensors"))
+        store.put(key, store.get(key)[:-1] + b"?")
+        plan_iteration(a, SystemClock())
+        roll_out(a.run.url, 1)
+        damaged = in_thread(collect_and_wait, a.run.url, 1, EXECUTION, SystemClock())
+        with pytest.raises(PhaseFailed, match=rf"iteration 1 could not be trained: .*CorruptObject: object '{key}'"):
+            damaged()
