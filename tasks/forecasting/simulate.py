@@ -62,7 +62,9 @@ class _Simulation:
             trainer.step_time, trainer.responses_max, trainer.prefill_tokens_per_s
         )
         kind = StandingProcesses if policy.crew == "standing" else MappedProcesses
-        self._processes: Processes = kind(self._events, policy, links, self._engines, self._may_begin)
+        self._processes: Processes = kind(
+            events=self._events, policy=policy, links=links, engines=self._engines, may_begin=self._may_begin
+        )
         self._stocks = self._processes.stocks = {
             pool.name: Stock(
                 self._events,
