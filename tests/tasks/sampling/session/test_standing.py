@@ -33,7 +33,13 @@ from tests.small_run import (
 )
 
 URL = "memory://standing"
-QUICK = {"crew": "standing", "flush_interval_s": 0.05, "heartbeat_interval_s": 0.05, "claim_ttl_s": 0.5}
+QUICK = {
+    "crew": "standing",
+    "flush_interval_s": 0.05,
+    "heartbeat_interval_s": 0.05,
+    "claim_ttl_s": 0.5,
+    "idle_timeout_s": 5.0,
+}
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +171,7 @@ def test_members_go_from_iteration_to_iteration_with_one_engine_and_leave_behind
 
 
 def test_with_staleness_a_member_goes_on_when_it_has_no_work_and_waits_in_the_oldest_open_iteration(ahead):
-    members = Members((0, 1), 2)
+    members = Members((0, 1), 3)
     members.until(lambda: all_ended(0) and all_ended(1))
     # Nothing is closed: both iterations have ended, and the members wait where the trainer is.
     members.until(lambda: {each.slot for each in lives(0) if each.state != "gone"} == {0, 1})
@@ -173,8 +179,18 @@ def test_with_staleness_a_member_goes_on_when_it_has_no_work_and_waits_in_the_ol
     close(0)
     members.until(lambda: {each.slot for each in lives(1) if each.state != "gone"} == {0, 1})
     close(1)
+    release_lease(store(), EXECUTION)
     members.join()
     assert not members.errors
+
+
+def test_in_the_last_iteration_a_member_leaves_before_anything_is_closed(ahead):
+    members = Members((0, 1), 2)
+    members.join()
+    assert not members.errors
+    assert all_ended(0)
+    assert all_ended(1)
+    assert {each.state for iteration in (0, 1) for each in lives(iteration)} == {"gone"}
 
 
 def test_what_a_lost_member_held_is_finished_by_one_that_had_gone_on(ahead):
@@ -282,11 +298,30 @@ def test_a_route_goes_forward_and_then_back_to_the_oldest_open_iteration(route):
     assert at(route.next()) == 1
     close(1)
     assert at(route.next()) is None
+    assert not route.leaves(1)
     assert not route.is_over
     assert not route.is_given_up()
     assert route.newer_weights(None) == 0
     assert route.newer_weights(0) is None
     close(2)
+    assert at(route.next()) is None
+    assert route.is_over
+
+
+def test_after_the_last_iteration_a_route_leaves_the_open_ones_from_the_oldest_on(ahead):
+    route = Route(store(), EXECUTION, 0, 1)
+    route.enter(0)
+    assert at(route.next()) == 1
+    assert not route.leaves(0)
+    route.enter(1)
+    assert at(route.next()) == 0
+    assert route.leads_away(1)
+    assert not route.leaves(1)
+    assert route.leaves(0)
+    route.leave(0)
+    assert at(route.next()) == 1
+    assert route.leaves(1)
+    route.leave(1)
     assert at(route.next()) is None
     assert route.is_over
 
