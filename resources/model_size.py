@@ -28,7 +28,7 @@ class ModelSize:
     linears: tuple[tuple[str, int, int], ...] = field(default=(), compare=False, repr=False)
 
     def adapter_values(self, rank: int, targets: Collection[str] = ()) -> float:
-        """The values in both factors of LoRA adapters of this rank on the linear maps that the names `targets` end with.
+        """The values in both factors of LoRA adapters of this rank on the linear maps that end as `targets` do.
 
         Without targets, or with names of another family, of all. If no map is known, a layer has those of `width`.
         """
