@@ -5,7 +5,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import closing, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -38,9 +38,7 @@ from tasks.preparing.checks import check_files, check_settings
 from tasks.preparing.local_training import TrainingFailed, train
 from tasks.prompts.prompt import PromptError
 from tasks.reporting.crew_view import RunView
-from tasks.reporting.export import export_rollouts
-from tasks.reporting.export_adapter import export_adapter
-from tasks.reporting.export_model import DTYPES, STORED, export_model
+from tasks.reporting.export_command import export
 from tasks.reporting.metrics_outlets import Pushgateway, push, read_address, serve
 from tasks.reporting.progress import progress
 from tasks.reporting.run_metrics import RunMetrics
@@ -53,15 +51,10 @@ from tasks.sharing.commands import fleet
 from tasks.viewing.opened_run import Run
 from tasks.viewing.opened_run import open_run_at as open  # noqa: A004 - read as gleaner.open
 from tasks.viewing.reading_commands import show, status, view
+from tasks.viewing.visible_text import visible
 
 __all__ = ["Run", "TrainingFailed", "main", "open", "train"]
 
-# What can be exported, and how the options of each are shown.
-EXPORTS = {
-    "--rollouts": {"--iterations": "--iterations a:b", "--overwrite": "--overwrite"},
-    "--model": {"--version": "--version N", "--dtype": "--dtype D"},
-    "--adapter": {"--version": "--version N"},
-}
 # What a user, a file or a store can cause: one line on stderr, and the exit code 1.
 EXPECTED = (StorageError, EngineError, PromptError, GradingError, LookupError, ValueError, OSError)
 
@@ -266,66 +259,6 @@ def _outcome_line(plan: PlanRecord, outcome: SessionOutcome) -> str:
     )
 
 
-@main.command(short_help="Export the model or the responses of a run.")
-@click.argument("run_url")
-@click.option("--rollouts", is_flag=True, help="Export responses, with tokens, log-probs and rewards, as Parquet.")
-@click.option("--model", is_flag=True, help="Export the model as a Hugging Face directory.")
-@click.option("--adapter", is_flag=True, help="Export the LoRA adapter as a PEFT folder.")
-@click.option("--to", "folder", type=click.Path(path_type=Path), required=True, help="The folder to write to.")
-@click.option("--iterations", help="With --rollouts: a:b (without b), a:, :b or a. Default: all.")
-@click.option("--overwrite", is_flag=True, help="With --rollouts: replace existing files.")
-@click.option(
-    "--version", type=click.IntRange(min=0), help="With --model or --adapter: weight version. Default: newest."
-)
-@click.option(
-    "--dtype", type=click.Choice([STORED, *DTYPES]), help="With --model: convert to this dtype. Default: stored."
-)
-def export(
-    run_url: str,
-    rollouts: bool,
-    model: bool,
-    adapter: bool,
-    folder: Path,
-    iterations: str | None,
-    overwrite: bool,
-    version: int | None,
-    dtype: str | None,
-) -> None:
-    """Export the model (--model), its LoRA adapter (--adapter) or the responses (--rollouts) of a run."""
-    _check_export(
-        {"--rollouts": rollouts, "--model": model, "--adapter": adapter},
-        {"--iterations": iterations, "--overwrite": overwrite or None, "--version": version, "--dtype": dtype},
-    )
-    if rollouts:
-        chosen = ":" if iterations is None else iterations
-        with progress() as shown:
-            files = export_rollouts(connect_to_run(run_url), chosen, folder, overwrite=overwrite, tell=shown.tell)
-        for file in files:
-            click.echo(f"{file.path}: {file.responses} of {file.planned} responses of iteration {file.iteration}")
-    elif model:
-        with progress() as shown:
-            shown.tell("reading and writing weights")
-            done = export_model(connect_to_run(run_url), folder, SystemClock(), version=version, dtype=dtype or STORED)
-        size = f"{done.num_bytes} bytes of {done.dtype} in {done.files} file{'s' * (done.files > 1)}"
-        click.echo(f"{done.path}: weight version {done.version}, {done.tensors} tensors, {size}")
-    else:
-        with progress() as shown:
-            shown.tell("reading and writing the adapter")
-            made = export_adapter(connect_to_run(run_url), folder, SystemClock(), version=version)
-        layers = f"{made.layers} layer{'s' * (made.layers > 1)}"
-        size = f"rank {made.rank}, {layers}, {made.num_bytes} bytes of float32"
-        click.echo(f"{made.path}: adapter of weight version {made.version}, {size}")
-
-
-def _check_export(kinds: Mapping[str, bool], options: Mapping[str, object]) -> None:
-    """Raise ValueError unless one kind is chosen, with no options but its own; None in `options` means not given."""
-    chosen = [kind for kind, is_chosen in kinds.items() if is_chosen]
-    given = {name for name, value in options.items() if value is not None}
-    if len(chosen) != 1 or not given <= EXPORTS[chosen[0]].keys():
-        forms = [" ".join([kind, *(f"[{shown}]" for shown in of_it.values())]) for kind, of_it in EXPORTS.items()]
-        raise ValueError(f"export: allowed: {', '.join(forms[:-1])}, or {forms[-1]}")
-
-
 @main.command(short_help="Delete what a run no longer needs.")
 @click.argument("run_url")
 @click.option("--dry-run", is_flag=True, help="Only print what would be deleted.")
@@ -371,7 +304,7 @@ def _display(views: Iterable[RunView], *, as_json: bool) -> None:
 def _refuse(error: BaseException) -> NoReturn:
     # The reader of a pipe that is closed early has what it wanted, and needs no line about that.
     if not isinstance(error, BrokenPipeError):
-        click.echo(f"gleaner: {error}", err=True)
+        click.echo(f"gleaner: {visible(str(error))}", err=True)
     sys.exit(1)
 
 
@@ -392,7 +325,7 @@ def _discard_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-for command in (doctor, fleet, init, status, show, view):
+for command in (doctor, export, fleet, init, status, show, view):
     main.add_command(command)
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,8 @@ from flytekit.models.core.workflow import NodeMetadata
 from flytekit.models.literals import LiteralMap
 
 from resources.local_starter import StartedProcess, running_starter
+from tasks.configuration.references import PlanReference
+from tasks.reporting.run_progress import run_progress
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +76,9 @@ class CrewMapTask(ArrayNodeMapTask):  # type: ignore[misc]
         if self.stands:
             _standing.append(_StandingElements(self, kwargs, sizes[0]))
             return [None] * sizes[0]
-        with tempfile.TemporaryDirectory(prefix="gleaner-map-") as folder:
+        plan = kwargs.get("plan")
+        shown = run_progress(plan.run_url) if isinstance(plan, PlanReference) else nullcontext()
+        with tempfile.TemporaryDirectory(prefix="gleaner-map-") as folder, shown:
             local = _LocalElements(self, Path(folder), kwargs, sizes[0])
             return local.run()
 

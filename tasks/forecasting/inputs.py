@@ -71,6 +71,7 @@ def gather(config: RunConfig, probe: Probe | NoProbe) -> ForecastInputs:
         context=config.forecast.prompt_tokens + float((drawn**2).sum() / drawn.sum()) / 2,
         shown=shown,
     )
+    _show_weights(facts)
     pools, trainer = crew_pools(facts), trainer_scenario(facts)
     if engine_settings(config).vllm.batch_invariant is True and any(pool.gpus for pool in _crew(config)):
         cost = "on; they cost decoding speed, which is not measured and not in these figures"
@@ -174,6 +175,26 @@ def _model_size(config: RunConfig, shown: list[ForecastInput]) -> ModelSize | No
     words += f" parameters in {found.layers} layers, {found.kv_bytes_per_token:,.0f} bytes of cache per token"
     shown.append(ForecastInput(name="model", value=words, source=source))
     return found
+
+
+def _show_weights(facts: KnownFacts) -> None:
+    """What a member pulls: a whole version once, and then what each version publishes."""
+    if facts.size is None:
+        return
+    (whole, published), lora = facts.weights, facts.config.lora
+    words = f"{_bytes(whole)} whole, {_bytes(published)} for each version after it"
+    if lora is not None and facts.publishes_adapters:
+        source = f"counted: float32 factors of rank {lora.rank} (lora.publish 'adapter')"
+    else:
+        source = f"assumed: differences of {published / whole:.0%}, by optimizer.learning_rate"
+    facts.show("weights", words, source)
+
+
+def _bytes(size: float) -> str:
+    for least, unit in ((1e9, "GB"), (1e6, "MB")):
+        if size >= least:
+            return f"{size / least:.1f} {unit}"
+    return f"{size / 1e3:.1f} kB"
 
 
 def _policy(facts: KnownFacts) -> Policy:

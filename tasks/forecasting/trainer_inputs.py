@@ -148,7 +148,8 @@ def _between_s(facts: KnownFacts) -> tuple[float, float]:
         return publish_s, control_s
     control_s = facts.config.forecast.control_s
     gbps, interval = facts.config.forecast.train_link_gbps, facts.config.trainer.checkpoint_interval
-    publish_s = (facts.weights[0] + _checkpoint_bytes(facts) / interval) * 8 / 1e9 / gbps
+    weights = facts.weights[1 if facts.publishes_adapters else 0]
+    publish_s = (weights + _checkpoint_bytes(facts) / interval) * 8 / 1e9 / gbps
     what = "checkpoint" if interval == 1 else f"a checkpoint every {interval} iterations"
     source = f"estimated: {what} and weights at {gbps:g} Gbit/s (train_link_gbps), and forecast.control_s"
     facts.show("between iterations", f"{publish_s + control_s:.0f} s", source)

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from resources.model_config import model_fields
 from storage import model_files
 from storage.paths import expanded
 from storage.prompt_table import PromptRow
@@ -11,6 +12,7 @@ from tasks.configuration.run_config import RunConfig
 from tasks.evaluation.held_out import check_number, draw_held_out, load_held_out
 from tasks.grading.grader import check_rewards
 from tasks.learning.pretrained import ModelError, check_model
+from tasks.preparing.adapter_fit import check_targets
 from tasks.preparing.at_hand import all_at_hand, inputs_at_hand
 from tasks.preparing.engine_fit import check_engine_fits
 from tasks.preparing.tools import openings, prompt_tokenizer
@@ -39,8 +41,8 @@ def check_settings(config: RunConfig) -> None:
 def check_files(config: RunConfig, tell: Tell = untold) -> list[str]:
     """Open everything that the configuration names, as the first plan of a run does; writes nothing.
 
-    Returns a line about each thing that was looked at. Raises ModelError, EngineMisfit, PromptError, GradingError,
-    EngineError, ToolsUnusable, HubError and ValueError.
+    Returns a line about each thing that was looked at. Raises ModelError, EngineMisfit, AdapterMisfit, PromptError,
+    GradingError, EngineError, ToolsUnusable, HubError and ValueError.
     """
     with inputs_at_hand() as inputs:
         local = all_at_hand(config, inputs)
@@ -52,6 +54,7 @@ def _look_at(config: RunConfig, written: RunConfig, tell: Tell) -> list[str]:
     tell("looking at the model", 0, 0)
     directory = model_directory(config)
     doubts = check_engine_fits(config, directory)
+    check_targets(config, directory, model_fields(directory))
     config.algorithm.estimator.check(with_turns=config.turns is not None)
     tell("reading prompts, and trying the rewards", 0, 0)
     prompts = load_prompts(config.data)

@@ -23,13 +23,13 @@ class Progress:
     """The line of one command. It appears with the first `tell`, and disturbs nobody who writes before that."""
 
     def __init__(self, *, is_shown: bool) -> None:
-        self._is_shown = is_shown
+        self.is_shown = is_shown
         self._line: tuple[rich.progress.Progress, rich.progress.TaskID] | None = None
         self._told: tuple[str, int, int] | None = None
 
     def tell(self, what: str, done: int = 0, total: int = 0) -> None:
         """Show this instead of what was told before; `total` 0 is a length that is not known."""
-        if not self._is_shown:
+        if not self.is_shown:
             return
         self._told = (what, done, total)
         shown = f"{what} ({done:,} of {total:,})" if total else what

@@ -21,7 +21,9 @@ _LOST = "#cf222e"
 _RECOVERED = "#1a7f37"
 _TRAINER = PALETTE[1]
 _LIFE = PALETTE[4]
-STARTING = PALETTE[5]
+STARTING = PALETTE[3]
+# Bars are light on a dark page, too.
+_ON_BARS = "#1b1f24"
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ def _bar(frame: Frame, life: SlotLife, top: float, next_start: float) -> list[st
     while words and words_left + 6.3 * len(", ".join(words)) > words_right:
         words.pop()
     if words:
-        parts.append(svg.text(words_left, middle + 4, ", ".join(words), size=11))
+        parts.append(svg.text(words_left, middle + 4, ", ".join(words), size=11, fill=_ON_BARS))
     return parts
 
 
