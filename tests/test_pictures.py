@@ -155,7 +155,7 @@ def in_console(browser, deck):
         tabs = page.eval_on_selector_all(
             "main > section", "all => all.map(each => [each.children[0].textContent, each.children[1].outerHTML])"
         )
-    assert [name for name, _ in tabs][0] == "Overview"
+    assert tabs[0][0] == "Overview"
     links = "".join(f'<li onclick="handleLinkClick(this)">{escape(name)}</li>' for name, _ in tabs)
     return get_deck_template().substitute(NAV_HTML=links, BODY_HTML="".join(f"<div>{tab}</div>" for _, tab in tabs))
 

@@ -178,6 +178,34 @@ def complaints(page):
     assert found == []
 
 
+@pytest.mark.skipif(AXE is None, reason="no axe-core: name its axe.min.js in AXE_CORE")
+def test_a_violation_is_complained_of(browser, address):
+    with opened(browser, address) as page:
+        page.wait_for_selector("#responses tbody tr")
+        page.evaluate("document.querySelector('main').append(document.createElement('img'))")
+        with pytest.raises(AssertionError, match="image-alt"):
+            complaints(page)
+
+
+def test_an_answer_that_comes_late_does_not_replace_what_was_chosen_since(browser, run):
+    held = []
+
+    def hold(route):
+        held.append(route)
+
+    with served(run) as server, opened(browser, server.address) as page:
+        page.wait_for_selector("#responses tbody tr")
+        page.route("**/data/iterations/0", hold)
+        choose(page, "0")
+        until(page, lambda: held)
+        choose(page, "1")
+        page.wait_for_selector("button[aria-label='Open response 0 of iteration 1']")
+        with page.expect_response("**/data/iterations/0"):
+            held[0].continue_()
+        page.wait_for_timeout(500)
+        assert page.locator("button[aria-label='Open response 0 of iteration 1']").count() == 1
+
+
 def test_a_wrong_range_is_said_on_the_page(browser, address):
     with opened(browser, address) as page:
         page.wait_for_selector("#responses tbody tr")
