@@ -54,8 +54,9 @@ def index_data(reader: IterationReader) -> dict[str, Any]:
 def response_data(reader: IterationReader, number: int) -> dict[str, Any]:
     """The view of a response, with its advantage if that was asked for before."""
     view = asdict(reader.view(number, with_advantage=reader.has_advantages))
+    shown: dict[str, Any] = _plain_values(view)
     # The page asks for a prompt by its id.
-    return _plain_values(view) | {"prompt_id": view["prompt_id"]}
+    return shown | {"prompt_id": view["prompt_id"]}
 
 
 def token_data(reader: IterationReader, number: int, first: int) -> list[tuple[str, float | None]]:
