@@ -78,6 +78,7 @@ def test_responses_are_filtered_and_sorted(browser, address):
         page.wait_for_selector("#responses tbody tr")
         choose(page, "0:2")
         until(page, lambda: page.inner_text("#count") == "8 of 8 responses")
+        assert [row[:2] for row in rows(page)] == [[n, r] for n in "01" for r in "0123"]
         page.fill("input[name=rewardMin]", "0.5")
         assert page.inner_text("#count") == "4 of 8 responses"
         page.select_option("select[name=sort]", "reward")
@@ -129,6 +130,9 @@ def test_tokens_the_group_and_the_prompt_are_shown_on_demand(browser, address):
         page.wait_for_selector("dialog .prose span[title]")
         titles = page.eval_on_selector_all("dialog .prose span[title]", "nodes => nodes.map(node => node.title)")
         assert titles == ["log-prob -1.5000, probability 0.2231"] * 5
+        assert page.inner_text("dialog #text .prose") == text
+        page.click("text=Its text")
+        assert page.locator("dialog .prose span[title]").count() == 0
         assert page.inner_text("dialog #text .prose") == text
         page.click("text=Its group side by side")
         page.wait_for_selector("dialog .beside")
