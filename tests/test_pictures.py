@@ -169,7 +169,7 @@ def test_the_notebook_is_pictured_with_what_its_cells_show(browser, run, tmp_pat
     (tmp_path / "examples").mkdir()
     shutil.copytree(run, tmp_path / "runs" / "demo")
     notebook = nbformat.read(ROOT / "examples" / "read_a_run.ipynb", as_version=4)
-    execution(timeout=300, kernel_name="python3").preprocess(
+    execution(timeout=300, startup_timeout=300, kernel_name="python3").preprocess(
         notebook, {"metadata": {"path": str(tmp_path / "examples")}}
     )
     exporter = exporters.HTMLExporter(template_name="classic", mathjax_url="", require_js_url="")

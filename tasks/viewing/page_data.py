@@ -4,6 +4,7 @@ Paths: summary; iterations/<n>; advantages/<n>; responses/<n>/<r>; tokens/<n>/<r
 and data sets wrote, control characters are written out, because a browser hides them or turns the text around them.
 """
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import asdict
@@ -38,6 +39,11 @@ def page_data(reader: RunReader, clock: Clock, path: str) -> Any:
         return of_iteration.advantages
     with reader.lock:
         return found[1](of_iteration, *numbers)
+
+
+def encode(value: Any) -> str:
+    """The value as JSON, without spaces: those would be a sixth of the bytes of an iteration."""
+    return json.dumps(value, allow_nan=False, separators=(",", ":"))
 
 
 def index_data(reader: IterationReader) -> dict[str, Any]:
