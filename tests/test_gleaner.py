@@ -221,6 +221,8 @@ COMMANDS = [
     ("sweep",),
     ("watch",),
     ("watch", "--once"),
+    ("view", "--port", "0"),
+    ("view", "--to", "out"),
     ("export", "--rollouts", "--to", "out"),
     ("export", "--model", "--to", "out"),
     ("export", "--adapter", "--to", "out"),

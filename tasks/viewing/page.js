@@ -132,7 +132,7 @@ function joined(blocks) {
     count, prompts, orders: new Map(), starts: new Map(), lower: prompts.map((prompt) => `${prompt.text} ${prompt.id}`.toLowerCase()),
     states: [...new Set(blocks.flatMap((block) => block.states))].sort(), named: {}, advantage: new Float64Array(count).fill(NaN),
   };
-  for (const name of ["iteration", "response", "group", "prompt", "state", "length", "stretches", "truncated"]) all[name] = new Uint32Array(count);
+  for (const name of ["place", "iteration", "response", "group", "prompt", "state", "length", "stretches", "truncated"]) all[name] = new Uint32Array(count);
   for (const name of ["reward", "slot"]) all[name] = new Float64Array(count);
   for (const block of blocks) for (const name of Object.keys(block.rewards_by_name)) all.named[name] ??= new Float64Array(count).fill(NaN);
   const codes = new Map(all.states.map((name, code) => [name, code]));
@@ -141,6 +141,7 @@ function joined(blocks) {
     all.starts.set(block.iteration, start);
     for (let r = 0; r < block.states.length; r++) {
       const i = start + r, group = Math.floor(r / block.num_generations);
+      all.place[i] = i;
       all.iteration[i] = block.iteration;
       all.response[i] = r;
       all.group[i] = group;
@@ -166,8 +167,9 @@ function setAdvantages(iteration, found) {
   drawRows();
 }
 
+// What the responses are sorted by; the first is by iteration, and by number in each.
 const columns = () => ({
-  response: rows.response, group: rows.group, reward: rows.reward, advantage: rows.advantage, tokens: rows.length,
+  response: rows.place, group: rows.group, reward: rows.reward, advantage: rows.advantage, tokens: rows.length,
   slot: rows.slot, stretches: rows.stretches, ...Object.fromEntries(Object.entries(rows.named).map(([name, values]) => [`reward: ${name}`, values])),
 });
 
@@ -257,7 +259,8 @@ async function openResponse(iteration, response) {
   const rewards = Object.entries(view.rewards).map(([name, value]) => `${name} ${value === null ? "not applicable" : number(value, 4)}`);
   const space = make("div", { id: "text" }, drawStretches(view));
   dialog.replaceChildren(
-    bar(make("button", { type: "button", on: { click: () => colourTokens(view, space) } }, "Colour tokens by log-prob"),
+    bar(make("button", { type: "button", on: { click: () => space.replaceChildren(drawStretches(view)) } }, "Its text"),
+      make("button", { type: "button", on: { click: () => colourTokens(view, space) } }, "Colour tokens by log-prob"),
       make("button", { type: "button", on: { click: () => showGroup(view, space) } }, "Its group side by side"),
       make("button", { type: "button", on: { click: () => showPlaces(view, space) } }, "Its prompt in other iterations")),
     make("h2", { id: "detail-title" }, `Iteration ${iteration}, response ${response}`),
@@ -324,7 +327,7 @@ async function showGroup(view, space) {
 async function showPlaces(view, space) {
   await trying(async () => {
     const places = await ask(`prompts/${encodeURIComponent(view.prompt_id)}`);
-    space.replaceChildren(make("h3", {}, `Prompt ${view.prompt_id} in ${places.length} groups`), make("ul", {}, ...places.map(([iteration, response]) =>
+    space.replaceChildren(make("h3", {}, places.length > 1 ? `Prompt ${view.prompt_id} in ${places.length} groups` : `Prompt ${view.prompt_id} is in this group alone`), make("ul", {}, ...places.map(([iteration, response]) =>
       make("li", {}, make("button", { class: "link", type: "button", on: { click: () => openResponse(iteration, response) } }, `iteration ${iteration}, from response ${response} on`)))));
   });
 }

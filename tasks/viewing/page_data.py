@@ -4,6 +4,7 @@ Paths: summary; iterations/<n>; advantages/<n>; responses/<n>/<r>; tokens/<n>/<r
 and data sets wrote, control characters are written out, because a browser hides them or turns the text around them.
 """
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import asdict
@@ -40,6 +41,11 @@ def page_data(reader: RunReader, clock: Clock, path: str) -> Any:
         return found[1](of_iteration, *numbers)
 
 
+def encode(value: Any) -> str:
+    """The value as JSON, without spaces: those would be a sixth of the bytes of an iteration."""
+    return json.dumps(value, allow_nan=False, separators=(",", ":"))
+
+
 def index_data(reader: IterationReader) -> dict[str, Any]:
     """The index of an iteration, with its prompts by group."""
     # Not asdict, which copies every value.
@@ -54,8 +60,9 @@ def index_data(reader: IterationReader) -> dict[str, Any]:
 def response_data(reader: IterationReader, number: int) -> dict[str, Any]:
     """The view of a response, with its advantage if that was asked for before."""
     view = asdict(reader.view(number, with_advantage=reader.has_advantages))
+    shown: dict[str, Any] = _plain_values(view)
     # The page asks for a prompt by its id.
-    return _plain_values(view) | {"prompt_id": view["prompt_id"]}
+    return shown | {"prompt_id": view["prompt_id"]}
 
 
 def token_data(reader: IterationReader, number: int, first: int) -> list[tuple[str, float | None]]:

@@ -78,6 +78,7 @@ def test_responses_are_filtered_and_sorted(browser, address):
         page.wait_for_selector("#responses tbody tr")
         choose(page, "0:2")
         until(page, lambda: page.inner_text("#count") == "8 of 8 responses")
+        assert [row[:2] for row in rows(page)] == [[n, r] for n in "01" for r in "0123"]
         page.fill("input[name=rewardMin]", "0.5")
         assert page.inner_text("#count") == "4 of 8 responses"
         page.select_option("select[name=sort]", "reward")
@@ -130,6 +131,9 @@ def test_tokens_the_group_and_the_prompt_are_shown_on_demand(browser, address):
         titles = page.eval_on_selector_all("dialog .prose span[title]", "nodes => nodes.map(node => node.title)")
         assert titles == ["log-prob -1.5000, probability 0.2231"] * 5
         assert page.inner_text("dialog #text .prose") == text
+        page.click("text=Its text")
+        assert page.locator("dialog .prose span[title]").count() == 0
+        assert page.inner_text("dialog #text .prose") == text
         page.click("text=Its group side by side")
         page.wait_for_selector("dialog .beside")
         assert page.eval_on_selector_all("dialog .beside h3", "all => all.map(each => each.textContent)") == [
@@ -176,6 +180,34 @@ def complaints(page):
     page.evaluate(Path(AXE).read_text(encoding="utf-8"))
     found = page.evaluate("axe.run().then(result => result.violations.map(each => [each.id, each.nodes[0].html]))")
     assert found == []
+
+
+@pytest.mark.skipif(AXE is None, reason="no axe-core: name its axe.min.js in AXE_CORE")
+def test_a_violation_is_complained_of(browser, address):
+    with opened(browser, address) as page:
+        page.wait_for_selector("#responses tbody tr")
+        page.evaluate("document.querySelector('main').append(document.createElement('img'))")
+        with pytest.raises(AssertionError, match="image-alt"):
+            complaints(page)
+
+
+def test_an_answer_that_comes_late_does_not_replace_what_was_chosen_since(browser, run):
+    held = []
+
+    def hold(route):
+        held.append(route)
+
+    with served(run) as server, opened(browser, server.address) as page:
+        page.wait_for_selector("#responses tbody tr")
+        page.route("**/data/iterations/0", hold)
+        choose(page, "0")
+        until(page, lambda: held)
+        choose(page, "1")
+        page.wait_for_selector("button[aria-label='Open response 0 of iteration 1']")
+        with page.expect_response("**/data/iterations/0"):
+            held[0].continue_()
+        page.wait_for_timeout(500)
+        assert page.locator("button[aria-label='Open response 0 of iteration 1']").count() == 1
 
 
 def test_a_wrong_range_is_said_on_the_page(browser, address):
