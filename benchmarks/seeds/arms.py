@@ -94,6 +94,11 @@ class Outcome:
         return 1 / self.duration_s
 
     @property
+    def worth(self) -> float:
+        """Throughput and tokens per dollar, weighed alike, as a cost_weight of 0.5 weighs them."""
+        return math.sqrt(self.tokens_per_s * self.tokens_per_usd)
+
+    @property
     def gpu_s(self) -> float:
         """The GPU-seconds that serverless functions would bill: the crew's, and the trainer's while they train."""
         return self.crew_gpu_s + self.trainer_gpu_s

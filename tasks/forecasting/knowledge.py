@@ -72,12 +72,21 @@ class Knowledge:
             spent_usd=self._usd,
             usd_no_machine=last.iteration.usd_no_machine if last else 0.0,
             length_max=float(scenario.work.lengths.cap),
+            tool_s_per_token=self._tool_s_per_token(lengths) if policy.plans_tools else 0.0,
         )
 
     def learn(self, iteration: SimulatedIteration, waits: StepWaits, seeding: SeedingRecord | None) -> None:
         """Learn from a concluded iteration."""
         self._recent.append(_Concluded(iteration=iteration, waits=waits, seeding=seeding))
         self._usd += iteration.usd_total
+
+    def _tool_s_per_token(self, lengths: GroupLengths) -> float:
+        """As responses waited in the last iterations; before there are any, as the scenario says of tools."""
+        tools = self._scenario.work.tools
+        if self._recent:
+            waited_s = sum(each.iteration.tool_s for each in self._recent)
+            return waited_s / sum(each.iteration.tokens for each in self._recent)
+        return 0.0 if tools is None else tools.answers * tools.answer_s / float(lengths.expected.mean())
 
     def _past(self) -> tuple[Realised, ...]:
         found = (

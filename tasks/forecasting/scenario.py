@@ -248,6 +248,7 @@ class Policy:
         iteration at a time; a member of a standing one goes on with the next as soon as that is planned.
     max_staleness: iterations that are generated while one is trained, with weights so many versions behind.
     seeding_memory: the controller remembers seeding times by number of members.
+    plans_tools: the planner is told for how long responses wait for tools.
     predictor: what the planner is told of lengths: nothing; the truth; the prompt's lengths in the last epoch; or the
         truth in a wrong order, in which the share `recall` of the longest fifth of the groups is still in it.
     flush_interval_s, heartbeat_interval_s, claim_ttl_s: as in tasks.configuration.sampling.RolloutConfig.
@@ -266,6 +267,7 @@ class Policy:
     crew: Literal["iteration", "standing"] = "iteration"
     max_staleness: Annotated[int, Field(ge=0)] = 0
     seeding_memory: bool = True
+    plans_tools: bool = True
     predictor: Literal["none", "oracle", "history", "recall"] = "none"
     recall: _Share = 0.87
     flush_interval_s: _Above0 = 5.0

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from resources.prices import dollars
 from storage.planning_records import SeedingRecord
-from tasks.planning.crew import engines_stop_s, ready, step_time
+from tasks.planning.crew import engines_stop_s, holding, ready
 from tasks.planning.makespan import drawn_lengths, slot_totals
 from tasks.planning.offer import CrewOffer, ReservedOffer
 from tasks.planning.request import PlanningRequest
@@ -175,10 +175,11 @@ class Outliner:
     def _part(
         self, offer: CrewOffer | ReservedOffer, count: float, start_s: float, end_s: float = float("inf")
     ) -> _Part:
+        curve, most = holding(self._request, offer)
         return _Part(
             count=count,
-            step_time=step_time(self._request, offer),
-            responses_max=offer.responses_max,
+            step_time=curve,
+            responses_max=most,
             start_s=start_s,
             end_s=end_s,
             is_crew=isinstance(offer, CrewOffer),

@@ -29,6 +29,7 @@ class PlanningRequest:
     weights and the next plan. overlaps: whether the next iteration is generated while this one is trained.
     spent_usd: the run's cost so far. usd_no_machine: an iteration's costs beside its machines (requests, egress, the
     control plane), as in the last one. length_max: the limit of a response's length in tokens.
+    tool_s_per_token: seconds for which responses wait for tools, per token that they decode.
     """
 
     num_generations: int
@@ -48,6 +49,7 @@ class PlanningRequest:
     spent_usd: float = 0.0
     usd_no_machine: float = 0.0
     length_max: float = math.inf
+    tool_s_per_token: float = 0.0
 
     @property
     def measured(self) -> bool:

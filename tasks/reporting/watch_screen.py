@@ -86,7 +86,7 @@ def summary(view: RunView) -> list[str]:
 
 
 def _expectations(view: RunView) -> list[str]:
-    """How good the responses are so far, what the members cost, and how long the rollout still takes, if known."""
+    """How good responses are so far, what members cost, how long the rollout still takes, and what waits for tools."""
     totals = view.totals
     parts = []
     if totals.reward is not None:
@@ -95,6 +95,8 @@ def _expectations(view: RunView) -> list[str]:
         parts.append(f"members {totals.usd_per_h:,.2f} $/h")
     if totals.to_go_s is not None:
         parts.append(f"rollout ends in about {duration(totals.to_go_s)}")
+    if totals.acting:
+        parts.append(f"responses that wait for tools {totals.acting}")
     return ["   ".join(parts)] if parts else []
 
 
