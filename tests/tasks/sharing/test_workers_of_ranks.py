@@ -59,6 +59,10 @@ def go_through(runs, iteration):
     return found
 
 
+def damaged(body):
+    return body[:-1] + bytes([body[-1] ^ 1])
+
+
 def until(is_so, what):
     until_s = time.monotonic() + LIMIT_S
     while not is_so():
@@ -82,24 +86,29 @@ def test_two_runs_of_two_ranks_learn_what_each_learns_alone(tmp_path, fleet, mod
 def test_a_rank_that_is_killed_ends_the_others_of_its_run_and_no_other_process(tmp_path, fleet, model, alone, victim):
     a, b = (a_shared_run(tmp_path, fleet, model, name, ranks=2) for name in ("a", "b"))
     starter = running_starter(os.environ).pid
+    others = set(descendants(starter))
+
+    def ranks():
+        return [process for process in descendants(starter) if process not in others]
+
     with serving(fleet, "host", devices=2) as workers:
         go_through([b], 0)
-        of_b = descendants(starter)
+        of_b = ranks()
         assert len(of_b) == 2
         go_through([a], 0)
         for iteration, phase in enumerate(("training", "publishing", "parked"), start=1):
             waiting = [begin(each, iteration) for each in (b, a)]
             until(lambda wanted=phase: workers.state(run_id(a.run.url)).phase == wanted, "a is never there")
-            of_a = [process for process in descendants(starter) if process not in of_b]
+            of_a = [process for process in ranks() if process not in of_b]
             assert len(of_a) == 2
             os.kill(of_a[victim], signal.SIGKILL)
-            until(lambda ended=of_a: not set(ended) & set(descendants(starter)), "the other rank lives on")
+            until(lambda ended=of_a: not set(ended) & set(ranks()), "the other rank lives on")
             for wait in waiting:
                 wait()
             for each in (a, b):
                 commit_iteration(each.run.url, iteration)
-            assert set(of_b) <= set(descendants(starter))
-    assert descendants(starter) == []
+            assert set(of_b) <= set(ranks())
+    assert ranks() == []
     assert states(a.run.url) == states(b.run.url) == alone(4)
 
 
@@ -111,8 +120,7 @@ def test_states_of_ranks_come_from_the_disk_and_not_from_a_damaged_copy(tmp_path
             go_through([a, b], iteration)
             if iteration == 1:
                 for copy in (disk / run_id(b.run.url)).rglob("*.safetensors"):
-                    body = copy.read_bytes()
-                    copy.write_bytes(body[:-1] + bytes([body[-1] ^ 1]))
+                    copy.write_bytes(damaged(copy.read_bytes()))
     restored = [each for record in spent_by(fleet, "host") for each in record.restored]
     assert any(each.tier == "local disk" for each in restored)
     assert states(a.run.url) == states(b.run.url) == alone(3)
@@ -152,9 +160,9 @@ def test_what_every_attempt_of_the_ranks_would_end_with_ends_the_run_by_its_name
         workers.kill(run_id(a.run.url))
         store = connect(a.run.url)
         key = next(key for key in store.list(layout.checkpoint(1)) if key.endswith(".safetensors"))
-        store.put(key, store.get(key)[:-1] + b"?")
+        store.put(key, damaged(store.get(key)))
         plan_iteration(a, SystemClock())
         roll_out(a.run.url, 1)
-        damaged = in_thread(collect_and_wait, a.run.url, 1, EXECUTION, SystemClock())
+        waits = in_thread(collect_and_wait, a.run.url, 1, EXECUTION, SystemClock())
         with pytest.raises(PhaseFailed, match=rf"iteration 1 could not be trained: .*CorruptObject: object '{key}'"):
-            damaged()
+            waits()
