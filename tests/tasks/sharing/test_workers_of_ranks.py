@@ -157,11 +157,11 @@ def test_what_every_attempt_of_the_ranks_would_end_with_ends_the_run_by_its_name
     a = a_shared_run(tmp_path, fleet, model, "a", ranks=2)
     with serving(fleet, "host", devices=2) as workers:
         go_through([a], 0)
-        workers.kill(run_id(a.run.url))
+        plan_iteration(a, SystemClock())
         store = connect(a.run.url)
         key = next(key for key in store.list(layout.checkpoint(1)) if key.endswith(".safetensors"))
+        workers.kill(run_id(a.run.url))
         store.put(key, damaged(store.get(key)))
-        plan_iteration(a, SystemClock())
         roll_out(a.run.url, 1)
         waits = in_thread(collect_and_wait, a.run.url, 1, EXECUTION, SystemClock())
         with pytest.raises(PhaseFailed, match=rf"iteration 1 could not be trained: .*CorruptObject: object '{key}'"):
