@@ -34,21 +34,28 @@ def fleet(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory, model):
-    """alone(iterations, **sections) -> the states of a run with two ranks of its own, forked anew each time."""
+def ranks_server():
+    """Where ranks are forked without a host."""
     with rank_server() as server:
+        yield server
 
-        def learn(iterations, **sections):
-            url = tmp_path_factory.mktemp("alone") / "run"
-            settings = config(str(url), model, **{**KEPT, "trainer": {"nproc_per_node": 2}, **sections})
-            for iteration in range(iterations):
-                plan_iteration(settings)
-                roll_out(str(url), iteration)
-                server.launch(f"advance {iteration}", url, 2)
-                commit_iteration(str(url), iteration)
-            return states(str(url))
 
-        yield learn
+@pytest.fixture
+def alone(tmp_path, model, ranks_server):
+    """alone(iterations, **sections) -> the states of a run with two ranks of its own, forked anew each time."""
+    numbers = itertools.count()
+
+    def learn(iterations, **sections):
+        url = tmp_path / f"alone{next(numbers)}"
+        settings = config(str(url), model, **{**KEPT, "trainer": {"nproc_per_node": 2}, **sections})
+        for iteration in range(iterations):
+            plan_iteration(settings)
+            roll_out(str(url), iteration)
+            ranks_server.launch(f"advance {iteration}", url, 2)
+            commit_iteration(str(url), iteration)
+        return states(str(url))
+
+    return learn
 
 
 def go_through(runs, iteration):
@@ -166,3 +173,15 @@ def test_what_every_attempt_of_the_ranks_would_end_with_ends_the_run_by_its_name
         waits = in_thread(collect_and_wait, a.run.url, 1, EXECUTION, SystemClock())
         with pytest.raises(PhaseFailed, match=rf"iteration 1 could not be trained: .*CorruptObject: object '{key}'"):
             waits()
+
+
+@pytest.mark.parametrize("lost_by", [None, 0, 1])
+def test_a_state_that_one_rank_has_lost_is_used_by_none(tmp_path, fleet, model, ranks_server, alone, lost_by):
+    a = a_shared_run(tmp_path, fleet, model, "a", ranks=2)
+    waits = begin(a, 0)
+    told = ranks_server.launch(f"phase {lost_by}", Path(a.run.url), 2)
+    assert waits().metrics["sharing/warm"] == float(lost_by is None)
+    ahead, on_device = ["prefetching", "parked", "restoring"], ["parking", "publishing", "parked"]
+    assert all((phases[:3], phases[-3:]) == (ahead, on_device) for phases in told)
+    commit_iteration(a.run.url, 0)
+    assert states(a.run.url) == alone(1)
