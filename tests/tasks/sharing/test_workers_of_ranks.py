@@ -16,8 +16,10 @@ from storage import layout
 from storage.clock import SystemClock
 from storage.connect import connect
 from storage.fleet_layout import run_id
+from storage.fleet_reading import read_run
 from tasks.learning.collecting import PhaseFailed, collect_and_wait
 from tasks.sharing.fleet_admission import expected_state_bytes
+from tasks.sharing.process_workers import ProcessWorkers
 from tests.processes import ROOT
 from tests.served_fleet import KEPT, LIMIT_S, a_shared_run, begin, in_thread, make_fleet, serving, spent_by, states
 from tests.small_run import EXECUTION, commit_iteration, config, plan_iteration, roll_out
@@ -58,6 +60,14 @@ def alone(tmp_path, model, ranks_server):
     return learn
 
 
+@pytest.fixture
+def started_here():
+    """started_here() -> the living processes that this one has had started since the test began."""
+    starter = running_starter(os.environ).pid
+    others = set(descendants(starter))
+    return lambda: [process for process in descendants(starter) if process not in others]
+
+
 def go_through(runs, iteration):
     """One iteration of each run; the records of their training."""
     found = [wait() for wait in [begin(each, iteration) for each in runs]]
@@ -90,33 +100,55 @@ def test_two_runs_of_two_ranks_learn_what_each_learns_alone(tmp_path, fleet, mod
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_rank_that_is_killed_ends_the_others_of_its_run_and_no_other_process(tmp_path, fleet, model, alone, victim):
+def test_a_rank_that_is_killed_ends_the_others_of_its_run_and_no_other_process(
+    tmp_path, fleet, model, alone, started_here, victim
+):
     a, b = (a_shared_run(tmp_path, fleet, model, name, ranks=2) for name in ("a", "b"))
-    starter = running_starter(os.environ).pid
-    others = set(descendants(starter))
-
-    def ranks():
-        return [process for process in descendants(starter) if process not in others]
-
     with serving(fleet, "host", devices=2) as workers:
         go_through([b], 0)
-        of_b = ranks()
+        of_b = started_here()
         assert len(of_b) == 2
         go_through([a], 0)
         for iteration, phase in enumerate(("training", "publishing", "parked"), start=1):
             waiting = [begin(each, iteration) for each in (b, a)]
             until(lambda wanted=phase: workers.state(run_id(a.run.url)).phase == wanted, "a is never there")
-            of_a = [process for process in ranks() if process not in of_b]
+            of_a = [process for process in started_here() if process not in of_b]
             assert len(of_a) == 2
             os.kill(of_a[victim], signal.SIGKILL)
-            until(lambda ended=of_a: not set(ended) & set(ranks()), "the other rank lives on")
+            until(lambda ended=of_a: not set(ended) & set(started_here()), "the other rank lives on")
             for wait in waiting:
                 wait()
             for each in (a, b):
                 commit_iteration(each.run.url, iteration)
-            assert set(of_b) <= set(ranks())
-    assert ranks() == []
+            assert set(of_b) <= set(started_here())
+    assert started_here() == []
     assert states(a.run.url) == states(b.run.url) == alone(4)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_worker_has_failed_when_none_of_its_ranks_is_left(tmp_path, fleet, model, started_here, victim):
+    a = a_shared_run(tmp_path, fleet, model, "a", ranks=2)
+    plan_iteration(a)
+    run = read_run(connect(fleet), run_id(a.run.url))
+    with ProcessWorkers() as workers:
+        workers.begin(run, 0, onto_disk=False)
+        # No group is recorded, so the first rank waits for the journal, and the other for the first.
+        until(lambda: workers.state(run.id).phase == "waiting", "it does not begin")
+        ranks = started_here()
+        assert len(ranks) == 2
+        os.kill(ranks[victim], signal.SIGKILL)
+        until(lambda: workers.state(run.id).phase == "failed", "it does not fail")
+        assert started_here() == []
+        assert (workers.state(run.id).message, workers.state(run.id).lasting) == (
+            f"its rank {victim} ended with -9",
+            False,
+        )
+        workers.begin(run, 0, onto_disk=False)
+        until(lambda: workers.state(run.id).phase == "waiting", "it does not begin again")
+        frozen = started_here()
+        os.kill(frozen[victim], signal.SIGSTOP)
+        workers.kill(run.id)
+        assert (len(frozen), started_here()) == (2, [])
 
 
 def test_states_of_ranks_come_from_the_disk_and_not_from_a_damaged_copy(tmp_path, fleet, model, alone):
