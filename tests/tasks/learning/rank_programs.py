@@ -46,6 +46,7 @@ from tasks.learning.step import accumulate
 from tasks.learning.trained_model import TrainedModel, compute_dtype, read_model_config
 from tasks.sampling.engines.weight_tensors import DTYPES, as_block
 from tasks.sampling.session.seeding_member import seed
+from tasks.sharing.phase_trainer import PhaseTrainer
 from tests.small_run import EXECUTION
 from tests.tasks.learning.tiny_model import VOCABULARY, write_model
 
@@ -291,6 +292,17 @@ def wait_long_for_the_first(directory):
         _set_pg_timeout(timedelta(minutes=10))
 
 
+def train_phase(directory, ranks, lost_by):
+    """Read the state for iteration 0 ahead, lose it on one rank (None: on none), and train; what this rank said."""
+    said = []
+    trainer = PhaseTrainer(str(directory), SystemClock(), said.append, ranks=ranks)
+    trainer.prefetch(0)
+    if ranks.rank == lost_by:
+        trainer._kept = None
+    trainer.train(0)
+    (directory / f"phase {lost_by}{ranks.rank}.json").write_text(json.dumps([state.phase for state in said]))
+
+
 def run(what, directory):
     """One rank's part of `what`."""
     if what == "seed":
@@ -300,6 +312,10 @@ def run(what, directory):
         advance(str(directory), int(what.removeprefix("advance ")), EXECUTION, SystemClock())
         return
     with joined(torch.device("cpu")) as ranks:
+        if what.startswith("phase "):
+            lost_by = what.removeprefix("phase ")
+            train_phase(directory, ranks, None if lost_by == "None" else int(lost_by))
+            return
         if what == "park":
             found, drawn = zip(*(park_often(directory, ranks, relocated) for relocated in (False, True)), strict=True)
             (directory / f"{what}{ranks.rank}.json").write_text(json.dumps({"found": found, "drawn": drawn}))

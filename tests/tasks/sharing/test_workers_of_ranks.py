@@ -16,8 +16,10 @@ from storage import layout
 from storage.clock import SystemClock
 from storage.connect import connect
 from storage.fleet_layout import run_id
+from storage.fleet_reading import read_run
 from tasks.learning.collecting import PhaseFailed, collect_and_wait
 from tasks.sharing.fleet_admission import expected_state_bytes
+from tasks.sharing.process_workers import ProcessWorkers
 from tests.processes import ROOT
 from tests.served_fleet import KEPT, LIMIT_S, a_shared_run, begin, in_thread, make_fleet, serving, spent_by, states
 from tests.small_run import EXECUTION, commit_iteration, config, plan_iteration, roll_out
@@ -34,21 +36,36 @@ def fleet(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory, model):
-    """alone(iterations, **sections) -> the states of a run with two ranks of its own, forked anew each time."""
+def ranks_server():
+    """Where ranks are forked without a host."""
     with rank_server() as server:
+        yield server
 
-        def learn(iterations, **sections):
-            url = tmp_path_factory.mktemp("alone") / "run"
-            settings = config(str(url), model, **{**KEPT, "trainer": {"nproc_per_node": 2}, **sections})
-            for iteration in range(iterations):
-                plan_iteration(settings)
-                roll_out(str(url), iteration)
-                server.launch(f"advance {iteration}", url, 2)
-                commit_iteration(str(url), iteration)
-            return states(str(url))
 
-        yield learn
+@pytest.fixture
+def alone(tmp_path, model, ranks_server):
+    """alone(iterations, **sections) -> the states of a run with two ranks of its own, forked anew each time."""
+    numbers = itertools.count()
+
+    def learn(iterations, **sections):
+        url = tmp_path / f"alone{next(numbers)}"
+        settings = config(str(url), model, **{**KEPT, "trainer": {"nproc_per_node": 2}, **sections})
+        for iteration in range(iterations):
+            plan_iteration(settings)
+            roll_out(str(url), iteration)
+            ranks_server.launch(f"advance {iteration}", url, 2)
+            commit_iteration(str(url), iteration)
+        return states(str(url))
+
+    return learn
+
+
+@pytest.fixture
+def started_here():
+    """started_here() -> the living processes that this one has had started since the test began."""
+    starter = running_starter(os.environ).pid
+    others = set(descendants(starter))
+    return lambda: [process for process in descendants(starter) if process not in others]
 
 
 def go_through(runs, iteration):
@@ -57,6 +74,10 @@ def go_through(runs, iteration):
     for each in runs:
         commit_iteration(each.run.url, iteration)
     return found
+
+
+def damaged(body):
+    return body[:-1] + bytes([body[-1] ^ 1])
 
 
 def until(is_so, what):
@@ -70,7 +91,7 @@ def test_two_runs_of_two_ranks_learn_what_each_learns_alone(tmp_path, fleet, mod
     a, b = (a_shared_run(tmp_path, fleet, model, name, ranks=2, **more) for name, more in (("a", {}), ("b", OTHER)))
     with serving(fleet, "host", devices=2):
         warm = [[record.metrics["sharing/warm"] for record in go_through([a, b], n)] for n in range(3)]
-    assert warm == [[0.0, 0.0], [1.0, 1.0], [1.0, 1.0]]
+    assert warm[1:] == [[1.0, 1.0], [1.0, 1.0]]
     assert states(a.run.url) == alone(3)
     assert states(b.run.url) == alone(3, **OTHER)
     # A second of both devices is one second of the host.
@@ -79,28 +100,55 @@ def test_two_runs_of_two_ranks_learn_what_each_learns_alone(tmp_path, fleet, mod
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_rank_that_is_killed_ends_the_others_of_its_run_and_no_other_process(tmp_path, fleet, model, alone, victim):
+def test_a_rank_that_is_killed_ends_the_others_of_its_run_and_no_other_process(
+    tmp_path, fleet, model, alone, started_here, victim
+):
     a, b = (a_shared_run(tmp_path, fleet, model, name, ranks=2) for name in ("a", "b"))
-    starter = running_starter(os.environ).pid
     with serving(fleet, "host", devices=2) as workers:
         go_through([b], 0)
-        of_b = descendants(starter)
+        of_b = started_here()
         assert len(of_b) == 2
         go_through([a], 0)
         for iteration, phase in enumerate(("training", "publishing", "parked"), start=1):
             waiting = [begin(each, iteration) for each in (b, a)]
             until(lambda wanted=phase: workers.state(run_id(a.run.url)).phase == wanted, "a is never there")
-            of_a = [process for process in descendants(starter) if process not in of_b]
+            of_a = [process for process in started_here() if process not in of_b]
             assert len(of_a) == 2
             os.kill(of_a[victim], signal.SIGKILL)
-            until(lambda ended=of_a: not set(ended) & set(descendants(starter)), "the other rank lives on")
+            until(lambda ended=of_a: not set(ended) & set(started_here()), "the other rank lives on")
             for wait in waiting:
                 wait()
             for each in (a, b):
                 commit_iteration(each.run.url, iteration)
-            assert set(of_b) <= set(descendants(starter))
-    assert descendants(starter) == []
+            assert set(of_b) <= set(started_here())
+    assert started_here() == []
     assert states(a.run.url) == states(b.run.url) == alone(4)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_worker_has_failed_when_none_of_its_ranks_is_left(tmp_path, fleet, model, started_here, victim):
+    a = a_shared_run(tmp_path, fleet, model, "a", ranks=2)
+    plan_iteration(a)
+    run = read_run(connect(fleet), run_id(a.run.url))
+    with ProcessWorkers() as workers:
+        workers.begin(run, 0, onto_disk=False)
+        # No group is recorded, so the first rank waits for the journal, and the other for the first.
+        until(lambda: workers.state(run.id).phase == "waiting", "it does not begin")
+        ranks = started_here()
+        assert len(ranks) == 2
+        os.kill(ranks[victim], signal.SIGKILL)
+        until(lambda: workers.state(run.id).phase == "failed", "it does not fail")
+        assert started_here() == []
+        assert (workers.state(run.id).message, workers.state(run.id).lasting) == (
+            f"its rank {victim} ended with -9",
+            False,
+        )
+        workers.begin(run, 0, onto_disk=False)
+        until(lambda: workers.state(run.id).phase == "waiting", "it does not begin again")
+        frozen = started_here()
+        os.kill(frozen[victim], signal.SIGSTOP)
+        workers.kill(run.id)
+        assert (len(frozen), started_here()) == (2, [])
 
 
 def test_states_of_ranks_come_from_the_disk_and_not_from_a_damaged_copy(tmp_path, fleet, model, alone):
@@ -111,8 +159,7 @@ def test_states_of_ranks_come_from_the_disk_and_not_from_a_damaged_copy(tmp_path
             go_through([a, b], iteration)
             if iteration == 1:
                 for copy in (disk / run_id(b.run.url)).rglob("*.safetensors"):
-                    body = copy.read_bytes()
-                    copy.write_bytes(body[:-1] + bytes([body[-1] ^ 1]))
+                    copy.write_bytes(damaged(copy.read_bytes()))
     restored = [each for record in spent_by(fleet, "host") for each in record.restored]
     assert any(each.tier == "local disk" for each in restored)
     assert states(a.run.url) == states(b.run.url) == alone(3)
@@ -149,12 +196,24 @@ def test_what_every_attempt_of_the_ranks_would_end_with_ends_the_run_by_its_name
     a = a_shared_run(tmp_path, fleet, model, "a", ranks=2)
     with serving(fleet, "host", devices=2) as workers:
         go_through([a], 0)
-        workers.kill(run_id(a.run.url))
+        plan_iteration(a, SystemClock())
         store = connect(a.run.url)
         key = next(key for key in store.list(layout.checkpoint(1)) if key.endswith(".safetensors"))
-        store.put(key, store.get(key)[:-1] + b"?")
-        plan_iteration(a, SystemClock())
+        workers.kill(run_id(a.run.url))
+        store.put(key, damaged(store.get(key)))
         roll_out(a.run.url, 1)
-        damaged = in_thread(collect_and_wait, a.run.url, 1, EXECUTION, SystemClock())
+        waits = in_thread(collect_and_wait, a.run.url, 1, EXECUTION, SystemClock())
         with pytest.raises(PhaseFailed, match=rf"iteration 1 could not be trained: .*CorruptObject: object '{key}'"):
-            damaged()
+            waits()
+
+
+@pytest.mark.parametrize("lost_by", [None, 0, 1])
+def test_a_state_that_one_rank_has_lost_is_used_by_none(tmp_path, fleet, model, ranks_server, alone, lost_by):
+    a = a_shared_run(tmp_path, fleet, model, "a", ranks=2)
+    waits = begin(a, 0)
+    told = ranks_server.launch(f"phase {lost_by}", Path(a.run.url), 2)
+    assert waits().metrics["sharing/warm"] == float(lost_by is None)
+    ahead, on_device = ["prefetching", "parked", "restoring"], ["parking", "publishing", "parked"]
+    assert all((phases[:3], phases[-3:]) == (ahead, on_device) for phases in told)
+    commit_iteration(a.run.url, 0)
+    assert states(a.run.url) == alone(1)
