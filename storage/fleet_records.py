@@ -81,7 +81,8 @@ class AdmittedRun:
     id: `fleet_layout.run_id(run_url)`. share: the weight of its waiting. phase_s: the expected seconds of a phase.
     cycle_s: the expected seconds from one phase to the next if the run had a trainer of its own. rollouts_ahead: how
     many iterations its rollout runs ahead of training. state_bytes: the size of its resident state in host memory.
-    rollout_gpus, trainer_gpus: of all its pools for rollout, and of the trainer that it would have; 0: none. predicted:
+    rollout_gpus, trainer_gpus: of all its pools for rollout, and of the trainer that it would have; 0: none.
+    rollout_cv, phase_cv: coefficients of variation of the seconds of its rollouts and phases; None: unknown. predicted:
     None before admission has simulated it.
     """
 
@@ -97,6 +98,8 @@ class AdmittedRun:
     rollouts_ahead: int = 0
     rollout_gpus: int = 0
     trainer_gpus: int = 0
+    rollout_cv: float | None = None
+    phase_cv: float | None = None
     predicted: Prediction | None = None
     nonce: str = field(default_factory=nonce)
 
@@ -104,9 +107,9 @@ class AdmittedRun:
         _check_above("phase_s", self.phase_s, 0)
         _check_above("cycle_s", self.cycle_s, 0)
         _check_above("share", self.share, 0)
-        for name in ("state_bytes", "rollouts_ahead", "rollout_gpus", "trainer_gpus"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}: value {getattr(self, name)}; allowed: 0 or more")
+        for name in ("state_bytes", "rollouts_ahead", "rollout_gpus", "trainer_gpus", "rollout_cv", "phase_cv"):
+            if (value := getattr(self, name)) is not None and not value >= 0:
+                raise ValueError(f"{name}: value {value}; allowed: 0 or more")
 
     @property
     def load(self) -> float:
