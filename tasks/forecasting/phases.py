@@ -105,7 +105,7 @@ def shared(scenario: Scenario, phase: PhaseScenario, sharers: Sharers, seeds: in
         given = Conditions(switch_s=_switch_s(scenario, phase), slowdown_max=sharers.slowdown_max)
         together = share_trainer(runs, given, iterations=ITERATIONS, seed=0, settled=SETTLED)
         idle_share = together.part("idle") * run.share / sum(each.share for each in runs)
-        waiting = replace(phase, waits_s=together.runs[0].waited_s, idle_share=idle_share)
+        waiting = replace(phase, waits_s=tuple(sorted(together.runs[0].waited_s)), idle_share=idle_share)
         placed = replace(scenario, trainer=replace(scenario.trainer, phase=waiting))
         within = profile(placed, seeds)
         phase_s = max(within.phase_s - _switch_s(scenario, phase), SHORTEST * unshared.phase_s)

@@ -115,7 +115,7 @@ class PhaseScenario:
 
     start_share: the phase is due when this share of the groups has ended. start_s: seconds from getting the machines to
         a process that can load the model; they are paid for.
-    waits_s: how long phases wait for those of other runs, in turn, unpaid; empty: not at all.
+    waits_s: how long phases wait for those of other runs, unpaid, ascending; each occurs as often; empty: not at all.
     idle_share: the part of all seconds in which no run has the machines, times this run's part of their price.
     publishes_beside: the machines go as soon as the step is taken, because a host publishes from its memory.
     """

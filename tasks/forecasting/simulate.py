@@ -4,6 +4,7 @@ With max_staleness s, iteration n + s is planned when n - 1 is concluded. A crew
 one rollout at a time, so that the next one also waits for the end of the previous one; a standing crew goes on.
 """
 
+import math
 import random
 from functools import partial
 
@@ -32,6 +33,7 @@ from tasks.planning.iteration_plan import BudgetExceeded, plan_iteration
 PATIENCE_S = 7 * 24 * 3600.0
 # The distance between two pools' seeds, more than the number of seeds that anyone simulates.
 POOL_SEEDS = 1_000_003
+GOLDEN_RATIO = (1 + math.sqrt(5)) / 2
 
 
 def simulate(scenario: Scenario, *, seed: int, span_s: float | None = None) -> SimulatedRun:
@@ -228,11 +230,16 @@ class _Simulation:
         self._expectations.learn(iteration.prompts, iteration.lengths)
 
     def _phase_wait_s(self, number: int) -> float:
-        """How long this iteration's phase waits for other runs'; each seed begins at another of the waits."""
+        """How long this iteration's phase waits for other runs'.
+
+        Multiples of the golden ratio, without their integers, are spread evenly however many are taken, so a few
+        iterations have about the waits of many.
+        """
         phase = self._scenario.trainer.phase
         if phase is None or not phase.waits_s:
             return 0.0
-        return phase.waits_s[(self._seed * self._scenario.work.iterations + number) % len(phase.waits_s)]
+        place = ((self._seed * self._scenario.work.iterations + number + 1) * GOLDEN_RATIO) % 1.0
+        return phase.waits_s[int(place * len(phase.waits_s))]
 
     def _account(self, name: str, usd_per_h: float, gpus: float, egress_usd_per_gb: float = 0.0) -> Account:
         policy = self._policy

@@ -18,6 +18,8 @@ PULL_S, TRAIN_S_PER_TOKEN, FIXED_S = 1.0, 0.001, 2.0
 GROUPS, GENERATIONS, TOKENS = 20, 4, 500
 # How far a forecast may be from the same thing computed in another way.
 ERROR_MAX = 0.03
+# The other simulator knows no phase that is shorter because it began late.
+OTHER_SIMULATOR_MAX = 0.08
 
 
 def one_group_after_another(phase: PhaseScenario | None, **trainer) -> Scenario:
@@ -76,11 +78,14 @@ def test_a_phase_is_no_time_to_generate_in():
         parse({"trainer": {"phase": {"start_share": 0.0}}})
 
 
-def a_rollout_of_four_members(crew: str = "iteration", ahead: int = 0, train_s_per_token: float = 0.002) -> Scenario:
-    """A phase of about a quarter of a cycle on a host, which switches in 6 s."""
+def a_rollout_of_four_members(crew: str = "iteration", ahead: int = 0, train_s_per_token: float = 0.0003) -> Scenario:
+    """A phase of about a quarter of a cycle on a host, which switches in 6 s; of half a cycle if two overlap.
+
+    Little time is between phases of one run, which the simulator of hosts does not know where a run is ahead.
+    """
     trainer = a_trainer(
         load_s=6.0,
-        control_s=5.0,
+        train_fixed_s=1.0,
         train_s_per_token=train_s_per_token,
         phase=PhaseScenario(start_share=0.9, publishes_beside=True),
     )
@@ -89,7 +94,7 @@ def a_rollout_of_four_members(crew: str = "iteration", ahead: int = 0, train_s_p
         trainer=trainer,
         lengths=some_lengths(median=800.0, cap=4000),
         groups=16,
-        iterations=24,
+        iterations=30,
         crew=crew,
         max_staleness=ahead,
     )
@@ -99,7 +104,7 @@ def on_a_host(scenario: Scenario, sharers: Sharers, seeds: int = 4):
     """(mean cycle, mean seconds of the host that the run pays for in a cycle, what sharing does)."""
     assert scenario.trainer.phase is not None
     placed, found = shared(scenario, scenario.trainer.phase, sharers, seeds)
-    iterations = [each for seed in range(seeds) for each in simulate(placed, seed=seed).iterations[2:]]
+    iterations = [each for seed in range(seeds) for each in simulate(placed, seed=seed).iterations[4:-2]]
     cycle_s = float(np.mean([each.duration_s for each in iterations]))
     paid_s = float(np.mean([sum(each.seconds[TRAIN_POOL].values()) for each in iterations]))
     return cycle_s, paid_s, found
@@ -115,6 +120,8 @@ def test_like_runs_pay_for_the_whole_host_and_are_slowed_down_as_the_host_was_si
     assert runs * paid_s == pytest.approx(cycle_s, rel=ERROR_MAX)
     alone_s = profile(alone(scenario, scenario.trainer.phase), 4).cycle_s
     assert cycle_s / alone_s == pytest.approx(found.slowdown, rel=ERROR_MAX)
+    # The like runs beside it, as production's order of phases has them in another simulator.
+    assert found.slowdown == pytest.approx(found.slowdown_others, rel=OTHER_SIMULATOR_MAX)
     assert saving(found.slowdown, runs, 4.0, 8.0) <= found.saving_max == saving_bound(runs, 4.0, 8.0)
 
 
@@ -134,12 +141,12 @@ def test_idle_time_that_each_run_paid_whole_would_be_noticed():
 
 def test_waits_that_were_forgotten_would_be_noticed():
     """The planted bug: a heavy trainer that three runs share as if each had it alone."""
-    scenario = a_rollout_of_four_members(train_s_per_token=0.004)
+    scenario = a_rollout_of_four_members(train_s_per_token=0.002)
     assert scenario.trainer.phase is not None
     cycle_s, _, found = on_a_host(scenario, Sharers(alike=2))
     alone_s = profile(alone(scenario, scenario.trainer.phase), 4).cycle_s
-    assert found.slowdown > 1 + 3 * ERROR_MAX
-    assert cycle_s / alone_s > 1 + 3 * ERROR_MAX
+    assert found.slowdown_others > 1 + 3 * ERROR_MAX
+    assert cycle_s / alone_s == pytest.approx(found.slowdown_others, rel=ERROR_MAX)
 
 
 def test_a_run_alone_on_a_host_switches_no_state_and_pays_all_of_it():
