@@ -33,12 +33,30 @@ class Spread:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SharingForecast:
+    """What it does to a setup that `runs` runs share the trainer's machines, itself included.
+
+    slowdown, slowdown_others: how many times as long cycles take as with machines of its own that wait for its phases,
+    of this run and of the slowest other. idle: the part of the time in which no run has the machines. saving_max: the
+    most of all GPU-hours that sharing can save; 0 if neither rollout nor trainer has GPUs.
+    """
+
+    __pydantic_config__ = STRICT
+    runs: int
+    slowdown: float
+    slowdown_others: float
+    idle: float
+    saving_max: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class SetupForecast:
     """A setup: the configuration's fields that make it (by path), and what all iterations should take on it.
 
     members: of the crew, on average. usd_parts: medians of `usd` by what it is spent on. usd_reported,
     usd_per_mtok_reported: the dollars that reports will show, which leave out a machine while no process of the run is
-    on it. refused: why the setup cannot be planned; its figures are then missing.
+    on it. sharing: None if the trainer's machines are not shared, or it is unknown with how many runs. refused: why the
+    setup cannot be planned; its figures are then missing.
     """
 
     __pydantic_config__ = STRICT
@@ -53,6 +71,7 @@ class SetupForecast:
     usd_reported: Spread | None = None
     usd_per_mtok_reported: Spread | None = None
     usd_parts: dict[str, float] = field(default_factory=dict)
+    sharing: SharingForecast | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

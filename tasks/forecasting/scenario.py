@@ -110,6 +110,25 @@ class PoolScenario:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PhaseScenario:
+    """How the run gets the trainer's machines if it has them for the train phase of each iteration only.
+
+    start_share: the phase is due when this share of the groups has ended. start_s: seconds from getting the machines to
+        a process that can load the model; they are paid for.
+    waits_s: how long phases wait for those of other runs, unpaid, ascending; each occurs as often; empty: not at all.
+    idle_share: the part of all seconds in which no run has the machines, times this run's part of their price.
+    publishes_beside: the machines go as soon as the step is taken, because a host publishes from its memory.
+    """
+
+    __pydantic_config__ = STRICT
+    start_share: Annotated[float, Field(gt=0, le=1)]
+    start_s: _AtLeast0 = 0.0
+    waits_s: tuple[_AtLeast0, ...] = ()
+    idle_share: _Share = 0.0
+    publishes_beside: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainerScenario:
     """The trainer's machines, which are always available.
 
@@ -126,6 +145,7 @@ class TrainerScenario:
         because only then a checkpoint is stored; 1: nothing.
     upload_gbps: the highest rate at which weights reach all members together; None: unlimited, as from object storage.
     micro_batch_responses: with streaming, training continues when this many responses have ended in complete groups.
+    phase: None: the machines are the run's own, and paid for all the time.
     """
 
     __pydantic_config__ = STRICT
@@ -144,8 +164,11 @@ class TrainerScenario:
     replay_interval: Annotated[int, Field(ge=1)] = 1
     upload_gbps: _Above0 | None = None
     micro_batch_responses: Annotated[int, Field(ge=1)] = 16
+    phase: PhaseScenario | None = None
 
     def __post_init__(self) -> None:
+        if self.phase is not None and self.engines:
+            raise ValueError(f"engines: value {self.engines}; allowed with phase: 0, they are there to train only")
         StepTime(self.step_s)
 
     @property

@@ -25,6 +25,8 @@ def forecast_text(record: ForecastRecord, width: int = TEXT_WIDTH) -> str:
     console.print(inputs_table(record))
     console.print(setups_table(record))
     console.print(parts_table(record))
+    if any(setup.sharing for setup in record.setups):
+        console.print(sharing_table(record))
     console.print(f"{simulated_line(record)} {COVERAGE}\n")
     console.print(f"Recommended: {record.reason}.")
     if record.sensitivity:
@@ -75,6 +77,19 @@ def parts_table(record: ForecastRecord) -> Table:
         grid.add_column(part, justify="right")
     for setup in forecast:
         grid.add_row(setup.name, *(_dollars(usd) for usd in setup.usd_parts.values()))
+    return grid
+
+
+def sharing_table(record: ForecastRecord) -> Table:
+    """How the setups fare whose trainer's machines are there for the phases of several runs."""
+    grid = Table(title="machines of the trainer that several runs share: cycles as times as long as alone")
+    for title in ("setup", "runs", "this run", "slowest other", "machines idle", "saves at most"):
+        grid.add_column(title, justify="left" if title == "setup" else "right")
+    for setup in record.setups:
+        found = setup.sharing
+        if found is not None:
+            slowdowns = (f"{found.slowdown:.3f}", f"{found.slowdown_others:.3f}" if found.runs > 1 else "")
+            grid.add_row(setup.name, str(found.runs), *slowdowns, f"{found.idle:.0%}", f"{found.saving_max:.1%} of all")
     return grid
 
 

@@ -169,7 +169,7 @@ def _index_understood(repo: str, field: str) -> Iterator[None]:
     try:
         yield
     except (KeyError, AttributeError, TypeError, json.JSONDecodeError, errors.SafetensorsParsingError) as error:
-        raise HubError(f"{field}: value {repo!r} has damaged weights: {_line(error)}") from None
+        raise HubError(f"{field}: value {repo!r} has damaged weights: {one_line(error)}") from None
 
 
 def _is_weights(name: str) -> bool:
