@@ -28,7 +28,8 @@ class PlanningRequest:
     past: how the last iterations went beside what was expected, the newest first. control_s: seconds between published
     weights and the next plan. overlaps: whether the next iteration is generated while this one is trained.
     spent_usd: the run's cost so far. usd_no_machine: an iteration's costs beside its machines (requests, egress, the
-    control plane), as in the last one. length_max: the limit of a response's length in tokens.
+    control plane), as in the last one. length_max: the limit of a response's length in tokens. crew: the kind of crew
+    that is configured (rollout.crew).
     """
 
     num_generations: int
@@ -48,6 +49,7 @@ class PlanningRequest:
     spent_usd: float = 0.0
     usd_no_machine: float = 0.0
     length_max: float = math.inf
+    crew: Literal["iteration", "standing"] = "iteration"
 
     @property
     def measured(self) -> bool:
