@@ -11,6 +11,8 @@ from flytekit import dynamic, workflow
 from resources.pools import ControlPoolConfig, task_settings
 from tasks.configuration.references import IterationOutcome
 from tasks.configuration.run_config import RunConfig, parse
+from tasks.local_map import import_ahead
+from tasks.rollout import IMPORTS
 from workflows.compiled_size import check_size
 from workflows.evaluation import evaluation_ahead, evaluation_behind
 from workflows.iteration import conclude_node, plan_node, rollout_nodes, standing_nodes, train_node
@@ -22,6 +24,7 @@ def iterations(config: dict, count: int) -> list[IterationOutcome]:  # type: ign
     """Chain `count` iterations of the run, on the pools that its configuration names."""
     chain = functools.partial(chained, config, parse(config))
     check_size(chain, count)
+    import_ahead(IMPORTS)
     return chain(count)
 
 
