@@ -22,9 +22,11 @@ from workflows.node_names import NodeNames
 @dynamic(**task_settings(ControlPoolConfig()))
 def iterations(config: dict, count: int) -> list[IterationOutcome]:  # type: ignore[type-arg]
     """Chain `count` iterations of the run, on the pools that its configuration names."""
-    chain = functools.partial(chained, config, parse(config))
+    settings = parse(config)
+    chain = functools.partial(chained, config, settings)
     check_size(chain, count)
-    import_ahead(IMPORTS)
+    if any(pool.count for pool in settings.pools.rollout_pools.values()):
+        import_ahead(IMPORTS)
     return chain(count)
 
 
