@@ -6,6 +6,7 @@ predicted until a step time was measured.
 
 from storage.planning_records import DecisionRecord, SeedingRecord
 from tasks.planning.crew import Crew, engines_in_members, measured_work_s
+from tasks.planning.crew_wait import crew_wait
 from tasks.planning.division import assign_groups
 from tasks.planning.locality import decode_s
 from tasks.planning.makespan import lower_bound_s
@@ -29,6 +30,7 @@ def explain(request: PlanningRequest, choice: WidthChoice) -> tuple[DecisionReco
         _seeding(request, choice),
         _dispatch(request, choice),
         _locality(choice.crew),
+        crew_wait(request, choice.outline),
     )
     return tuple(decision for decision in found if decision is not None)
 

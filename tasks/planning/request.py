@@ -29,7 +29,8 @@ class PlanningRequest:
     weights and the next plan. overlaps: whether the next iteration is generated while this one is trained.
     spent_usd: the run's cost so far. usd_no_machine: an iteration's costs beside its machines (requests, egress, the
     control plane), as in the last one. length_max: the limit of a response's length in tokens.
-    tool_s_per_token: seconds for which responses wait for tools, per token that they decode.
+    tool_s_per_token: seconds for which responses wait for tools, per token that they decode. crew: the kind of crew
+    that is configured (rollout.crew).
     """
 
     num_generations: int
@@ -50,6 +51,7 @@ class PlanningRequest:
     usd_no_machine: float = 0.0
     length_max: float = math.inf
     tool_s_per_token: float = 0.0
+    crew: Literal["iteration", "standing"] = "iteration"
 
     @property
     def measured(self) -> bool:

@@ -13,6 +13,7 @@ from storage.memory import MemoryStore
 from storage.metered import MeteredStore
 from storage.planning_records import DecisionRecord, PoolObservation, SeedingRecord
 from storage.records import TRAIN_POOL, ReportRecord, SlotLife, SlotPlan
+from storage.run import read_plan
 from tasks.configuration.run_config import parse
 from tasks.history.planning_inputs import REPORTS_READ, observed_step_time, planning_request, recent_reports
 from tasks.planning.offer import GroupLengths, ReservedOffer
@@ -135,6 +136,20 @@ def test_a_machine_that_was_started_came_later_after_its_plan():
     near, far = planning_request(a_run(reports), a_config(), 3, LENGTHS).offers
     assert (near.machine_start_s, near.there, near.kept) == (190.0, 2, True)
     assert (far.machine_start_s, far.there) == (0.0, None)
+
+
+def test_the_longest_start_is_kept_by_the_plans_of_a_crew_that_stands():
+    config = a_config(rollout={"crew": "standing"})
+    reports = [a_report(0), a_report(1, pools=(replace(OBSERVED, start_s=2.0),))]
+    request = planning_request(a_run(reports), config, 2, LENGTHS)
+    assert request.crew == "standing"
+    assert (request.offers[0].start_s, request.offers[0].cold_start_s) == (16.0, 30.0)
+
+    store = a_run(reports)
+    known = DecisionRecord(name="crew", chosen="standing", reason="", inputs={"rollout/start_s": 75.0})
+    records.put(store, layout.plan(1), replace(read_plan(store, 1), decisions=(known,)))
+    near, far = planning_request(store, config, 2, LENGTHS).offers
+    assert (near.cold_start_s, far.cold_start_s) == (75.0, 0.0)
 
 
 def test_what_was_expected_of_the_last_iterations_is_told_beside_what_came():
