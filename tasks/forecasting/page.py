@@ -11,6 +11,7 @@ from tasks.forecasting.table import (
     parts_table,
     sensitivity_line,
     setups_table,
+    sharing_table,
     simulated_line,
     snippet_yaml,
 )
@@ -39,6 +40,11 @@ def forecast_page(record: ForecastRecord, run_url: str) -> str:
             f"<p>{html.escape(simulated_line(record))} {html.escape(COVERAGE)}</p>",
             "<h2>Dollars by what they are spent on</h2>",
             _as_html(parts_table(record)),
+            *(
+                ["<h2>Cycles with a shared trainer, as times as long as alone</h2>", _as_html(sharing_table(record))]
+                if any(setup.sharing for setup in record.setups)
+                else []
+            ),
             "<h2>What it is made from</h2>",
             _as_html(inputs_table(record), numbers=False),
         ]

@@ -3,7 +3,7 @@
 import re
 from dataclasses import replace
 
-from storage.forecast_records import ForecastInput, SetupForecast, Spread
+from storage.forecast_records import ForecastInput, SetupForecast, SharingForecast, Spread
 from tasks.forecasting.page import forecast_page
 from tasks.forecasting.table import COVERAGE
 from tests.tasks.forecasting.test_realised import forecast
@@ -55,3 +55,10 @@ def test_the_page_has_headings_in_order_and_runs_nothing():
     assert re.findall(r"<h(\d)>", page) == ["1", "2", "2", "2", "2"]
     assert not Rows(page).tags & {"script", "link", "img", "iframe", "style", "i", "a"}
     assert "Its dollars" not in forecast_page(replace(RECORD, sensitivity={}), "runs/first")
+
+
+def test_the_page_says_what_sharing_does_where_a_setup_shares():
+    sharing = SharingForecast(runs=3, slowdown=1.04, slowdown_others=1.08, idle=0.25, saving_max=0.19)
+    page = forecast_page(replace(RECORD, setups=(replace(PLANNED, sharing=sharing), REFUSED)), "runs/first")
+    assert ["as configured <i>", "3", "1.040", "1.080", "25%", "19.0% of all"] in Rows(page).rows
+    assert "shared trainer" not in forecast_page(RECORD, "runs/first")
