@@ -24,9 +24,9 @@ from tasks.forecasting.scenario import AvailabilityScenario, Scenario
 from tasks.forecasting.setups import Setup, setups
 from tasks.forecasting.simulate import simulate
 from tasks.forecasting.virtual_ledger import NO_MACHINE
+from tasks.hub.policy_size import config_folder
 from tasks.hub.repositories import HubError, names_repository
 from tasks.planning.flush_interval import best_flush_interval_s, flush_usd
-from tasks.preparing.at_hand import inputs_of_run
 from tasks.preparing.checks import check_settings
 from tasks.reporting.progress import Tell, untold
 
@@ -114,13 +114,12 @@ def _with_model_config(config: RunConfig, probe: Probe | NoProbe) -> RunConfig:
     """
     if config.forecast.parameters_billions is not None or not names_repository(config.policy.path):
         return config
-    with inputs_of_run(config.run.url) as inputs:
-        try:
-            return replace(config, policy=inputs.policy_config(config.policy))
-        except HubError as error:
-            if isinstance(probe, Probe):
-                return config
-            raise HubError(f"{error}; a forecast also does with forecast.parameters_billions") from None
+    try:
+        return replace(config, policy=replace(config.policy, path=str(config_folder(config)), revision=None))
+    except HubError as error:
+        if isinstance(probe, Probe):
+            return config
+        raise HubError(f"{error}; a forecast also does with forecast.parameters_billions") from None
 
 
 def refusal(config: RunConfig, settings: Mapping[str, Setting]) -> str | None:

@@ -13,9 +13,9 @@ from storage.fleet_records import GIB, AdmittedRun, FleetRecord, Prediction
 from storage.run import exists, holds_run, reports
 from storage.store import ConflictingRecord, ObjectStore
 from tasks.configuration.run_config import RunConfig
+from tasks.hub.policy_size import policy_parameters
 from tasks.hub.repositories import names_repository
 from tasks.learning.pretrained import count_parameters
-from tasks.preparing.at_hand import inputs_of_run
 from tasks.sharing.admission_forecast import Choice, choices
 from tasks.sharing.admission_queue import Waiting, may_not_pass
 from tasks.sharing.fleet_ledger import measured_cycle_s
@@ -212,11 +212,8 @@ def expected_state_bytes(config: RunConfig, model: Path) -> int:
     The parameters are counted in the headers of the files of `model`; of an id on the hub no weights are downloaded.
     Raises ModelError if they cannot be read, and HubError.
     """
-    if names_repository(config.policy.path):
-        with inputs_of_run(config.run.url) as inputs:
-            parameters = inputs.policy_parameters(config.policy)
-    else:
-        parameters = count_parameters(model)
+    on_hub = names_repository(config.policy.path)
+    parameters = policy_parameters(config) if on_hub else count_parameters(model)
     tensors = TRAINED_TENSORS
     if config.lora is not None:
         # The moments are those of the adapters, which are small beside the model.
