@@ -42,6 +42,7 @@ from tasks.reporting.export_command import export
 from tasks.reporting.metrics_outlets import Pushgateway, push, read_address, serve
 from tasks.reporting.progress import progress
 from tasks.reporting.run_metrics import RunMetrics
+from tasks.reporting.visible_text import visible
 from tasks.reporting.watch import Watcher
 from tasks.reporting.watch_screen import screen
 from tasks.sampling.engines.engine import EngineError
@@ -51,7 +52,6 @@ from tasks.sharing.commands import fleet
 from tasks.viewing.opened_run import Run
 from tasks.viewing.opened_run import open_run_at as open  # noqa: A004 - read as gleaner.open
 from tasks.viewing.reading_commands import show, status, view
-from tasks.viewing.visible_text import visible
 
 __all__ = ["Run", "TrainingFailed", "main", "open", "train"]
 

@@ -31,7 +31,6 @@ from flytekit.models.literals import LiteralMap
 
 from resources.local_starter import StartedProcess, running_starter
 from tasks.configuration.references import PlanReference
-from tasks.reporting.run_progress import run_progress
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +76,8 @@ class CrewMapTask(ArrayNodeMapTask):  # type: ignore[misc]
         if self.stands:
             _standing.append(_StandingElements(self, kwargs, sizes[0]))
             return [None] * sizes[0]
+        from tasks.reporting.run_progress import run_progress  # noqa: PLC0415 - on one machine alone
+
         plan = kwargs.get("plan")
         shown = run_progress(plan.run_url) if isinstance(plan, PlanReference) else nullcontext()
         with tempfile.TemporaryDirectory(prefix="gleaner-map-") as folder, shown:

@@ -56,7 +56,7 @@ class KnownFacts:
 
     @property
     def weights(self) -> tuple[float, float]:
-        """Bytes of a whole version, and of one that is published to whoever has the one before."""
+        """Bytes of a whole version, and of what a member that has the version before reads."""
         whole, lora = 0.0 if self.size is None else self.size.bytes, self.config.lora
         if self.size is not None and lora is not None and self.publishes_adapters:
             return whole, FACTOR_BYTES * self.size.adapter_values(lora.rank, lora.target_modules)

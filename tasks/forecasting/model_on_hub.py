@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from tasks.configuration.run_config import RunConfig
 from tasks.forecasting.probe import NoProbe, Probe
+from tasks.hub.policy_size import config_folder
 from tasks.hub.repositories import HubError, names_repository
-from tasks.preparing.at_hand import inputs_of_run
 
 
 def with_model_config(config: RunConfig, probe: Probe | NoProbe) -> RunConfig:
@@ -15,10 +15,9 @@ def with_model_config(config: RunConfig, probe: Probe | NoProbe) -> RunConfig:
     """
     if config.forecast.parameters_billions is not None or not names_repository(config.policy.path):
         return config
-    with inputs_of_run(config.run.url) as inputs:
-        try:
-            return replace(config, policy=inputs.policy_config(config.policy))
-        except HubError as error:
-            if isinstance(probe, Probe):
-                return config
-            raise HubError(f"{error}; a forecast also does with forecast.parameters_billions") from None
+    try:
+        return replace(config, policy=replace(config.policy, path=str(config_folder(config)), revision=None))
+    except HubError as error:
+        if isinstance(probe, Probe):
+            return config
+        raise HubError(f"{error}; a forecast also does with forecast.parameters_billions") from None

@@ -4,35 +4,21 @@ The configuration itself is stored as it was written; only readers of files get 
 """
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from storage.connect import connect
-from storage.paths import expanded
 from storage.run import read_run
 from storage.sources import HubSource, read_rows, store_rows
-from storage.store import ObjectMissing, ObjectStore, StoreDenied, StoreUnavailable
+from storage.store import ObjectMissing, ObjectStore
 from tasks.configuration.data import ARITHMETIC, DataConfig
 from tasks.configuration.evaluation import EvaluationConfig
 from tasks.configuration.rewards import RewardConfig, reward_names
 from tasks.configuration.run_config import PolicyConfig, RunConfig
 from tasks.hub.data_sets import join_pieces, parquet_pieces
-from tasks.hub.repositories import (
-    COMMIT,
-    HubError,
-    Kind,
-    commit_of,
-    count_parameters,
-    model_config,
-    model_folder,
-    names_repository,
-)
-from tasks.learning.pretrained import count_parameters as count_in_folder
+from tasks.hub.repositories import COMMIT, HubError, Kind, commit_of, model_folder, names_repository
 from tasks.prompts.prompt import PromptError
-
-_POLICY = "policy.path"
 
 
 @dataclass
@@ -53,23 +39,6 @@ class InputsAtHand:
         """The policy by a local path; raises HubError."""
         path = self._model("policy", "path", policy.path, policy.revision)
         return replace(policy, path=path, revision=None)
-
-    def policy_config(self, policy: PolicyConfig) -> PolicyConfig:
-        """The policy by a local path that holds its config.json, of the hub nothing else; raises HubError."""
-        commit = self._policy_commit(policy)
-        if commit is None:
-            return policy
-        return replace(policy, path=str(model_config(policy.path, commit, _POLICY)), revision=None)
-
-    def policy_parameters(self, policy: PolicyConfig) -> int:
-        """The number of the policy's parameters, from the headers of its files; raises ModelError and HubError."""
-        commit = self._policy_commit(policy)
-        if commit is None:
-            return count_in_folder(expanded(policy.path))
-        return count_parameters(policy.path, commit, _POLICY)
-
-    def _policy_commit(self, policy: PolicyConfig) -> str | None:
-        return self._commit("model", _POLICY, HubSource(repo=policy.path, revision=policy.revision, commit="0" * 40))
 
     def data(self, data: DataConfig, section: str = "data") -> DataConfig:
         """Prompts by a local path; raises HubError, and PromptError for settings that a local path does not have."""
@@ -149,17 +118,6 @@ class InputsAtHand:
                 f"without it: a commit, such as {commit}, so that every evaluation reads the same"
             )
         return commit
-
-
-@contextmanager
-def inputs_of_run(url: str) -> Iterator[InputsAtHand]:
-    """The inputs of the run at a url; where there is none, or it cannot be read, those of a configuration."""
-    with ExitStack() as stack:
-        try:
-            inputs = stack.enter_context(inputs_at_hand(connect(url)))
-        except (StoreDenied, StoreUnavailable):
-            inputs = stack.enter_context(inputs_at_hand())
-        yield inputs
 
 
 @contextmanager

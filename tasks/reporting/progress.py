@@ -11,16 +11,16 @@ import click
 import rich.progress
 from rich.console import Console
 
-# (what is done now, how much of it is done, out of how much; 0: nobody knows).
+# (what is done now, how much of it is done, out of how much; 0: not known).
 Tell = Callable[[str, int, int], None]
 
 
 def untold(what: str, done: int, total: int) -> None:
-    """A Tell for callers whom nobody watches."""
+    """A Tell that shows nothing."""
 
 
-class Progress:
-    """The line of one command. It appears with the first `tell`, and disturbs nobody who writes before that."""
+class ProgressLine:
+    """The line of one command. It appears with the first `tell`, so what is written before that is not disturbed."""
 
     def __init__(self, *, is_shown: bool) -> None:
         self.is_shown = is_shown
@@ -64,13 +64,13 @@ class Progress:
 
 
 @contextmanager
-def progress(*, is_wanted: bool = True) -> Iterator[Progress]:
+def progress(*, is_wanted: bool = True) -> Iterator[ProgressLine]:
     """The progress of what happens in the block; nothing is shown if standard error is no terminal, or a dumb one.
 
     is_wanted: False for output that a program reads.
     """
     is_shown = is_wanted and sys.stderr.isatty() and not Console(stderr=True).is_dumb_terminal
-    shown = Progress(is_shown=is_shown)
+    shown = ProgressLine(is_shown=is_shown)
     try:
         yield shown
     finally:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from storage.clock import SystemClock
 from storage.connect import connect
 from tasks.reporting.crew_view import RunView
-from tasks.reporting.progress import Progress, progress
+from tasks.reporting.progress import ProgressLine, progress
 from tasks.reporting.watch import Watcher
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ def run_progress(run_url: str) -> Iterator[None]:
             looker.join()
 
 
-def _look(run_url: str, shown: Progress, ended: threading.Event) -> None:
+def _look(run_url: str, shown: ProgressLine, ended: threading.Event) -> None:
     watcher = Watcher(connect(run_url), SystemClock())
     while not ended.is_set():
         try:

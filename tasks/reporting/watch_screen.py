@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tasks.reporting.crew_view import MemberView, RunView, WaitingGroup
-from tasks.viewing.visible_text import visible
+from tasks.reporting.visible_text import visible
 
 RESPONSES_SHOWN = 2
 NAME_LENGTH = 10

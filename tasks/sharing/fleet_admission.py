@@ -15,9 +15,9 @@ from storage.store import ConflictingRecord, ObjectStore
 from tasks.configuration.run_config import RunConfig
 from tasks.forecasting.events import Stalled
 from tasks.forecasting.expected_profile import expected_profile
+from tasks.hub.policy_size import policy_parameters
 from tasks.hub.repositories import names_repository
 from tasks.learning.pretrained import count_parameters
-from tasks.preparing.at_hand import inputs_of_run
 from tasks.sharing.admission_forecast import Choice, choices
 from tasks.sharing.admission_queue import Waiting, may_not_pass
 from tasks.sharing.fleet_ledger import measured_cycle_s
@@ -226,11 +226,8 @@ def expected_state_bytes(config: RunConfig, model: Path) -> int:
     The parameters are counted in the headers of the files of `model`; of an id on the hub no weights are downloaded.
     Raises ModelError if they cannot be read, and HubError.
     """
-    if names_repository(config.policy.path):
-        with inputs_of_run(config.run.url) as inputs:
-            parameters = inputs.policy_parameters(config.policy)
-    else:
-        parameters = count_parameters(model)
+    on_hub = names_repository(config.policy.path)
+    parameters = policy_parameters(config) if on_hub else count_parameters(model)
     return int(resident_state_bytes(config, parameters))
 
 

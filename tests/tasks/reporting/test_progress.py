@@ -1,6 +1,7 @@
 """The line of progress: on a real terminal, and nowhere else."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -14,6 +15,16 @@ GLEANER = ("-m", "gleaner")
 # The line is erased, and the cursor is shown again.
 ERASED, CURSOR_SHOWN = "\x1b[2K", "\x1b[?25h"
 COLOUR = "\x1b[38;5;"
+
+
+PROGRAM = """
+import time
+from tasks.reporting.progress import progress
+
+with progress() as shown:
+    shown.tell("working", 1, 3)
+    time.sleep(0.3)
+"""
 
 
 @pytest.fixture
@@ -54,26 +65,22 @@ def test_json_comes_without_progress(testing):
     assert json.loads(done.output)["fit"]
 
 
-def test_a_dumb_terminal_gets_nothing(testing):
-    assert on_terminal(*testing, TERM="dumb").terminal == ""
+def test_a_dumb_terminal_gets_nothing():
+    assert on_terminal("-c", PROGRAM, TERM="dumb").terminal == ""
 
 
-def test_colours_are_left_out_where_they_are_not_wanted(testing):
-    assert COLOUR in on_terminal(*testing).terminal
-    plain = on_terminal(*testing, NO_COLOR="1").terminal
-    assert "testing " in plain
+def test_colours_are_left_out_where_they_are_not_wanted():
+    assert COLOUR in on_terminal("-c", PROGRAM).terminal
+    plain = on_terminal("-c", PROGRAM, NO_COLOR="1").terminal
+    assert "working (1 of 3)" in plain
     assert COLOUR not in plain
 
 
-def test_forced_colours_are_no_terminal(testing):
+def test_forced_colours_are_no_terminal():
     done = subprocess.run(
-        ["env", "FORCE_COLOR=1", sys.executable, *map(str, testing)],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        check=True,
+        ["env", "FORCE_COLOR=1", sys.executable, "-c", PROGRAM], capture_output=True, text=True, cwd=ROOT, check=True
     )
-    assert done.stderr == ""
+    assert (done.stdout, done.stderr) == ("", "")
 
 
 def test_lines_of_the_result_stay_whole_on_one_terminal_with_the_progress(testing):
@@ -89,7 +96,7 @@ def test_lines_of_the_result_stay_whole_on_one_terminal_with_the_progress(testin
 
 def test_a_forecast_counts_its_simulations(forecasting):
     done = on_terminal(*forecasting)
-    assert "simulating reserved only (0 of 5)" in done.terminal
+    assert re.search(r"simulating .* \([01] of 2\)", done.terminal)
     assert done.terminal.rstrip().endswith(ERASED)
     assert "Recommended: " in done.output
 
