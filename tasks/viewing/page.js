@@ -304,7 +304,7 @@ function drawCalls(calls) {
 
 function drawToken([text, logprob]) {
   const surprise = logprob === null ? 0 : Math.min(1, -logprob / 5);
-  return make("span", { style: `background: rgba(var(--surprise), ${surprise.toFixed(2)})`, title: logprob === null ? "" : `log-prob ${logprob.toFixed(4)}, probability ${Math.exp(logprob).toFixed(4)}` }, text);
+  return make("span", { class: "token", style: `--share: ${surprise.toFixed(2)}`, title: logprob === null ? "" : `log-prob ${logprob.toFixed(4)}, probability ${Math.exp(logprob).toFixed(4)}` }, text);
 }
 
 async function colourTokens(view, space, pieces = []) {

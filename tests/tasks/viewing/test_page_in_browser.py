@@ -1,6 +1,7 @@
 """The page in headless Chromium: load, filter, sort, open, keyboard, narrow and dark, served and from a file."""
 
 import os
+import re
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -171,6 +172,13 @@ def test_it_fits_narrow_screens_in_light_and_dark(browser, address, width, schem
         page.wait_for_selector("dialog[open] .prose")
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         complaints(page)
+        page.click("text=Colour tokens by log-prob")
+        page.wait_for_selector("dialog .prose span[title]")
+        complaints(page)
+        assert strongest_contrast(page) >= 4.5
+        page.click("text=Its group side by side")
+        page.wait_for_selector("dialog .beside")
+        complaints(page)
 
 
 def complaints(page):
@@ -180,6 +188,26 @@ def complaints(page):
     page.evaluate(Path(AXE).read_text(encoding="utf-8"))
     found = page.evaluate("axe.run().then(result => result.violations.map(each => [each.id, each.nodes[0].html]))")
     assert found == []
+
+
+def strongest_contrast(page):
+    """Of the text of a token to the strongest colour behind it (WCAG 2.2, contrast ratio); axe skips single letters."""
+    colours = page.evaluate("""() => {
+      const token = document.querySelector("dialog .prose span[title]"), style = getComputedStyle(token);
+      token.style.setProperty("--share", 1);
+      return [style.color, style.backgroundColor, getComputedStyle(token.parentElement).backgroundColor];
+    }""")
+    ink, (*over, alpha), paper = ([float(part) for part in re.findall(r"[\d.]+", colour)] for colour in colours)
+    behind = [alpha * one + (1 - alpha) * other for one, other in zip(over, paper, strict=True)]
+    low, high = sorted(luminance(colour) for colour in (ink, behind))
+    return (high + 0.05) / (low + 0.05)
+
+
+def luminance(colour):
+    linear = [
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in (c / 255 for c in colour)
+    ]
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
 @pytest.mark.skipif(AXE is None, reason="no axe-core: name its axe.min.js in AXE_CORE")
