@@ -54,12 +54,12 @@ def _lengths(request: PlanningRequest) -> DecisionRecord:
 def _width(request: PlanningRequest, choice: WidthChoice) -> DecisionRecord:
     settings, crew = request.settings, choice.crew
     inputs = {"usd_allowed": allowed_usd(request)[1], "cost_weight": settings.cost_weight}
-    inputs |= {"train_s": request.training_s or 0.0}
+    inputs |= {"train_s": request.training_s or 0.0, "tool_s_per_token": request.tool_s_per_token}
     inputs |= {f"{offer.pool}/usd_per_h": offer.usd_per_h for offer in request.offers}
     inputs |= {f"{offer.pool}/losses_per_h": offer.losses_per_h for offer in request.offers}
     inputs |= {f"{offer.pool}/start_s": offer.start_s for offer in request.offers}
     inputs |= {CORRECTION: choice.outline.correction}
-    unknown = {"usd_allowed": float("inf"), "train_s": 0.0, CORRECTION: 1.0}
+    unknown = {"usd_allowed": float("inf"), "train_s": 0.0, "tool_s_per_token": 0.0, CORRECTION: 1.0}
     if settings.width != "cost":
         inputs.pop("cost_weight")
     return DecisionRecord(

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.planning.crew import planned_crew
+from tasks.planning.iteration_plan import plan_iteration
 from tasks.planning.makespan import member_time_s
 from tasks.planning.outline import Outliner
 from tasks.planning.step_time import StepTime
@@ -87,6 +88,14 @@ def test_a_crew_of_more_members_gains_less_if_responses_wait():
         return outliner.outline((2,), None).rollout_s / outliner.outline((8,), None).rollout_s
 
     assert 1.0 < gain(1.0) < gain(0.05) < gain(0.0)
+
+
+def test_a_plan_says_what_it_knows_of_waiting():
+    told = plan_iteration(a_request(an_offer(), tool_s_per_token=0.2))
+    [width] = [decision for decision in told.decisions if decision.name == "width"]
+    assert width.inputs["tool_s_per_token"] == 0.2
+    [width] = [decision for decision in plan_iteration(a_request(an_offer())).decisions if decision.name == "width"]
+    assert "tool_s_per_token" not in width.inputs
 
 
 def test_members_are_dealt_more_than_they_decode_together():
