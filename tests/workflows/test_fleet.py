@@ -17,8 +17,14 @@ from tasks.sharing.membership import create_fleet
 from tests.workflows.test_iteration import CONFIG, SETTINGS, dispatched
 from workflows.fleet import hosts, scheduled_hosts, serving
 
-FLEET = {"trainer": {"placement": "shared", "fleet": "s3://bucket/fleet"}, "planning": {"seeding": "off"}}
-MACHINES = {"pools": {**CONFIG["pools"], "train": {"gpus": 4, "memory": "500Gi"}}}
+FLEET = {
+    "trainer": {"placement": "shared", "fleet": "s3://bucket/fleet", "nproc_per_node": 8},
+    "planning": {"seeding": "off"},
+}
+MACHINES = {
+    "pools": {**CONFIG["pools"], "train": {"gpus": 4, "memory": "500Gi"}},
+    "trainer": FLEET["trainer"] | {"nproc_per_node": 4},
+}
 
 
 def test_hosts_are_a_map_over_the_trainers_machines():
@@ -31,6 +37,7 @@ def test_hosts_are_a_map_over_the_trainers_machines():
     assert not node.array_node.node.metadata.interruptible
     bound = {each.var: each.binding for each in node.inputs}
     assert len(bound["slot"].collection.bindings) == 3
+    assert bound["devices"].scalar.primitive.integer == 4
 
 
 def test_a_configuration_without_a_fleet_is_refused():
