@@ -95,7 +95,9 @@ def test_a_plan_that_cannot_be_is_not_registered(config_file, sections, changed,
 def test_a_host_serves_until_its_hours_are_over_and_says_what_it_was(tmp_path):
     url = str(tmp_path / "fleet")
     create_fleet(url, [str(tmp_path / "runs")], 5.0, 1.1, SystemClock())
-    name = fleet_host(fleet=url, slot=0, hours=1e-4, memory_gib=1.0, disk_gib=0.5, backfill_s=0.0, usd_per_hour=2.0)
+    name = fleet_host(
+        fleet=url, slot=0, hours=1e-4, memory_gib=1.0, disk_gib=0.5, devices=1, backfill_s=0.0, usd_per_hour=2.0
+    )
     assert connect(url).list(fleet_layout.HOSTS) == [fleet_layout.host(name)]
     [seen] = look_at_fleet(url).hosts
     assert seen.state == "gone"
