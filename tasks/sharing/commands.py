@@ -208,14 +208,16 @@ def _hosts(view: FleetView) -> Table:
 
 
 def _accounts(found: FleetReport) -> Table:
-    titles = ("run", "host hours", "$", "alone, hours", "iterations", "slowdown", "predicted", "warm")
+    steps = ("iterations", "device hours each", "alone")
+    titles = ("run", "host hours", "$", "alone, hours", *steps, "slowdown", "predicted", "warm")
     grid = Table(*titles, title="runs")
     for run in found.runs:
         warm = f"{run.warm} of {run.phases}"
         iterations = "unknown" if run.iterations is None else str(run.iterations)
         slowdowns = (_figure(run.slowdown, 3), _figure(run.predicted, 3))
         hours = (_figure(run.hours, 3), _figure(run.usd, 2), _figure(run.isolated_hours, 3))
-        grid.add_row(run.name, *hours, iterations, *slowdowns, warm)
+        each = (_figure(run.device_hours_per_step, 3), _figure(run.isolated_device_hours_per_step, 3))
+        grid.add_row(run.name, *hours, iterations, *each, *slowdowns, warm)
     return grid
 
 

@@ -72,6 +72,7 @@ class RunAccount:
     """What a run used. None: it is unknown, as far as the run's reports are needed for it.
 
     hours, usd: of hosts. isolated_hours: of a trainer of its own, held for all cycles of the published iterations.
+    ranks: the devices that it has in each of these hours.
     slowdown: the median cycle over the profile's. predicted: what admission expected it to be. warm: in how many of
     `phases` the state was in host memory.
     """
@@ -86,6 +87,19 @@ class RunAccount:
     predicted: float | None
     warm: int
     phases: int
+    ranks: int
+
+    @property
+    def device_hours_per_step(self) -> float | None:
+        """What an iteration took of hosts: hours times devices, as GPU-hours are counted."""
+        return self.ranks * self.hours / self.iterations if self.iterations else None
+
+    @property
+    def isolated_device_hours_per_step(self) -> float | None:
+        """The same of a trainer of its own."""
+        if not self.iterations or self.isolated_hours is None:
+            return None
+        return self.ranks * self.isolated_hours / self.iterations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,6 +207,7 @@ def run_account(
         predicted=predicted,
         warm=sum(each.tier == "host memory" for each in begun),
         phases=len(begun),
+        ranks=run.ranks,
     )
 
 

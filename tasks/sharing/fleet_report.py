@@ -61,5 +61,12 @@ def as_document(found: FleetReport) -> dict[str, Any]:
         }
         for host in found.hosts
     ]
-    runs = [asdict(run) for run in found.runs]
+    runs = [
+        {
+            **asdict(run),
+            "device_hours_per_step": run.device_hours_per_step,
+            "isolated_device_hours_per_step": run.isolated_device_hours_per_step,
+        }
+        for run in found.runs
+    ]
     return {"fleet": found.url, "bound": found.bound, "verdict": found.verdict, "hosts": hosts, "runs": runs}

@@ -17,8 +17,14 @@ from tasks.sharing.membership import create_fleet
 from tests.workflows.test_iteration import CONFIG, SETTINGS, dispatched
 from workflows.fleet import hosts, scheduled_hosts, serving
 
-FLEET = {"trainer": {"placement": "shared", "fleet": "s3://bucket/fleet"}, "planning": {"seeding": "off"}}
-MACHINES = {"pools": {**CONFIG["pools"], "train": {"gpus": 4, "memory": "500Gi"}}}
+FLEET = {
+    "trainer": {"placement": "shared", "fleet": "s3://bucket/fleet", "nproc_per_node": 8},
+    "planning": {"seeding": "off"},
+}
+MACHINES = {
+    "pools": {**CONFIG["pools"], "train": {"gpus": 4, "memory": "500Gi"}},
+    "trainer": FLEET["trainer"] | {"nproc_per_node": 4},
+}
 
 
 def test_hosts_are_a_map_over_the_trainers_machines():
@@ -31,6 +37,7 @@ def test_hosts_are_a_map_over_the_trainers_machines():
     assert not node.array_node.node.metadata.interruptible
     bound = {each.var: each.binding for each in node.inputs}
     assert len(bound["slot"].collection.bindings) == 3
+    assert bound["devices"].scalar.primitive.integer == 4
 
 
 def test_a_configuration_without_a_fleet_is_refused():
@@ -88,7 +95,9 @@ def test_a_plan_that_cannot_be_is_not_registered(config_file, sections, changed,
 def test_a_host_serves_until_its_hours_are_over_and_says_what_it_was(tmp_path):
     url = str(tmp_path / "fleet")
     create_fleet(url, [str(tmp_path / "runs")], 5.0, 1.1, SystemClock())
-    name = fleet_host(fleet=url, slot=0, hours=1e-4, memory_gib=1.0, disk_gib=0.5, backfill_s=0.0, usd_per_hour=2.0)
+    name = fleet_host(
+        fleet=url, slot=0, hours=1e-4, memory_gib=1.0, disk_gib=0.5, devices=1, backfill_s=0.0, usd_per_hour=2.0
+    )
     assert connect(url).list(fleet_layout.HOSTS) == [fleet_layout.host(name)]
     [seen] = look_at_fleet(url).hosts
     assert seen.state == "gone"

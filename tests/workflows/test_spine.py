@@ -23,7 +23,7 @@ STALER = CONFIG | {"algorithm": {"max_staleness": 3}}
 STANDING = {"rollout": {"crew": "standing"}}
 RANKS = CONFIG | {"trainer": {"nnodes": 2, "nproc_per_node": 4}}
 POD = CONFIG | {"trainer": {"placement": "pod"}}
-SHARED = CONFIG | {"trainer": {"placement": "shared", "fleet": "s3://bucket/fleet"}}
+SHARED = CONFIG | {"trainer": {"placement": "shared", "fleet": "s3://bucket/fleet", "nproc_per_node": 8}}
 SHAPES = {
     "plain": PLAIN,
     "one step off": STALE,

@@ -221,7 +221,7 @@ def test_the_state_that_a_run_needs_in_memory_is_estimated(model, config_file):
     assert estimated(lora={"rank": 2}) * 3 == plain
 
 
-GPUS = {"pools": {"rollout": {"count": 2, "gpus": 2}, "train": {"gpus": 4}}}
+GPUS = {"pools": {"rollout": {"count": 2, "gpus": 2}, "train": {"gpus": 4}}, "trainer": {"nproc_per_node": 4}}
 
 
 def test_a_report_shows_the_bound_first_and_then_who_paid_what(tmp_path, fleet, gleaner, config_file):
@@ -250,6 +250,7 @@ def test_a_report_shows_the_bound_first_and_then_who_paid_what(tmp_path, fleet, 
         urls[0]: (1.5, 4.5),
         urls[1]: (0.0, 0.0),
     }
+    assert all((run["ranks"], run["device_hours_per_step"]) == (4, None) for run in found["runs"])
     assert found["hosts"][0]["paid_by"] == [{"name": urls[0], "hours": 1.5, "usd": 4.5}]
     assert found["hosts"][0]["tiers"] == [
         {"tier": "local disk", "phases": 0, "ahead": 1, "seconds": 12.5, "num_bytes": 3 << 29}

@@ -99,6 +99,15 @@ def test_an_account_by_hand():
     assert run_account(B, "b", [host], []).hours == 0.75
 
 
+def test_a_second_of_a_host_is_one_second_of_each_of_its_devices():
+    host = host_account(a_host(), None, spent([("a", 3600.0)]), SHARES)
+    found = run_account(replace(A, ranks=8), "a", [host], reports(0.0, 360.0))
+    assert (found.hours, found.usd, found.isolated_hours) == (1.0, 2.0, 0.2)
+    assert (found.device_hours_per_step, found.isolated_device_hours_per_step) == (4.0, pytest.approx(0.8))
+    unknown = run_account(A, "a", [host], None)
+    assert (unknown.device_hours_per_step, unknown.isolated_device_hours_per_step) == (None, None)
+
+
 def test_of_several_admissions_that_concern_a_run_the_last_one_says_what_was_expected():
     first = replace(A, admitted_at_s=1.0, predicted=Prediction(host="h", slowdowns={A.id: 1.0}))
     last = replace(B, admitted_at_s=2.0, predicted=Prediction(host="h", slowdowns={A.id: 1.05, B.id: 1.02}))
