@@ -66,6 +66,10 @@ class Processes(ABC):
         """Whether the member, which holds nothing, is to work on another iteration."""
         return False
 
+    def present(self, iteration: Iteration) -> int:
+        """How many members there are when the iteration's last response has ended, as a report counts them."""
+        return iteration.crew.working
+
     def _enter(
         self, iteration: Iteration, stock: Stock, machine: Machine, slot: int, part: str | None = None
     ) -> Member:

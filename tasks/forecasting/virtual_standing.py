@@ -103,6 +103,11 @@ class StandingProcesses(Processes):
         following = self._next(machine)
         return following is not None and following is not iteration
 
+    def present(self, iteration: Iteration) -> int:
+        """A member that has gone on with a later iteration is not missing."""
+        machines = (machine for stock in self.stocks.values() for machine in stock.machines.values())
+        return sum(machine.entered >= iteration.number for machine in machines)
+
     def _started(self, stock: Stock, machine: Machine) -> None:
         if machine.there:
             machine.entered = min(self._open, default=machine.entered + 1) - 1

@@ -73,6 +73,15 @@ def test_standing_by_is_paid_for_as_idle_time():
     assert run.paid_s["rollout"] == pytest.approx(2 * (run.duration_s - last.duration_s + last.rollout_s))
 
 
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+def test_members_that_went_on_are_not_missing_at_the_end_of_the_iteration_that_they_left(ahead):
+    trainer = a_trainer(train_s_per_token=1e-5, train_fixed_s=0.1)
+    scenario = a_scenario(a_pool(8, responses_max=4), trainer=trainer, lengths=some_lengths(sigma=1.0), iterations=10)
+    policy = replace(scenario.policy, crew="standing", max_staleness=ahead)
+    run = simulate(replace(scenario, policy=policy), seed=0)
+    assert [each.members_at_end for each in run.iterations] == [8] * 10
+
+
 def test_a_member_without_work_goes_on_with_the_next_iteration():
     trainer = a_trainer(train_s_per_token=1e-5, train_fixed_s=0.1)
     scenario = a_scenario(

@@ -12,8 +12,9 @@ from storage.clock import SystemClock
 from storage.connect import connect
 from storage.memory import MemoryStore
 from storage.records import TRAIN_POOL, AliveRecord, ClaimRecord, ClosedRecord, SettingsRecord
-from storage.run import read_plan, release_lease
+from storage.run import read_plan, read_report, release_lease
 from storage.store import StoreUnavailable
+from tasks.history.planning_inputs import crew_offers
 from tasks.preparing.iteration import prepare
 from tasks.sampling.engines.choose import build_engine
 from tasks.sampling.engines.engine import EngineDied
@@ -172,6 +173,21 @@ def test_with_staleness_a_member_goes_on_when_it_has_no_work_and_waits_in_the_ol
     assert all(each.state == "gone" for each in lives(1))
     close(0)
     members.until(lambda: {each.slot for each in lives(1) if each.state != "gone"} == {0, 1})
+    close(1)
+    members.join()
+    assert not members.errors
+
+
+@pytest.mark.slow
+def test_members_that_went_on_are_not_missing_from_the_iteration_that_they_left(ahead):
+    """Else the next plan would expect fewer machines than there are."""
+    members = Members((0, 1), 2)
+    members.until(lambda: all_ended(0) and all_ended(1) and len(lives(1)) >= 2)
+    train_iteration(URL, 0)
+    (seen,) = commit_iteration(URL, 0).pools
+    assert (seen.members_at_end, seen.losses) == (2, 0)
+    (offer,) = crew_offers(ahead, [read_report(store(), 0)], read_plan(store(), 0))
+    assert (offer.available, offer.there) == (None, 2)
     close(1)
     members.join()
     assert not members.errors
