@@ -103,10 +103,9 @@ class StandingProcesses(Processes):
         following = self._next(machine)
         return following is not None and following is not iteration
 
-    def present(self, iteration: Iteration) -> int:
-        """A member that has gone on with a later iteration is not missing."""
-        machines = (machine for stock in self.stocks.values() for machine in stock.machines.values())
-        return sum(machine.entered >= iteration.number for machine in machines)
+    def present(self, iteration: Iteration) -> int:  # noqa: ARG002
+        """A member that has gone on is not missing; nor is one that is still in an iteration before, and comes then."""
+        return sum(machine.entered >= 0 for stock in self.stocks.values() for machine in stock.machines.values())
 
     def _started(self, stock: Stock, machine: Machine) -> None:
         if machine.there:
