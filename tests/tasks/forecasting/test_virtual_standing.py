@@ -30,7 +30,7 @@ def test_a_standing_member_starts_once_and_pulls_differences():
     of_each, standing = both(a_scenario(pool, iterations=4, weights_delta_bytes=1e8))
     assert (spent_s(of_each, "process"), spent_s(standing, "process")) == pytest.approx((2 * 4 * 5.0, 2 * 5.0))
     assert spent_s(standing, "starting") == pytest.approx(2 * 3.0)
-    # A whole version takes 1 s, beside the start. Differences of a tenth follow the three trainings before another plan.
+    # A whole version takes 1 s, beside the start. Differences of a tenth follow three trainings.
     assert spent_s(standing, "transfer") == pytest.approx(2 * 3 * 0.1)
     assert spent_s(of_each, "transfer") == 0.0
     assert standing.duration_s == pytest.approx(of_each.duration_s - 3 * (5.0 - 0.1))
