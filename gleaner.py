@@ -25,6 +25,7 @@ from storage.records import PlanRecord
 from storage.retention import sweep as sweep_run
 from storage.run import connect_to_run, count_committed, read_config, read_plan
 from storage.store import StorageError
+from tasks.admitting.commands import fleet
 from tasks.adopting.init_command import init
 from tasks.configuration.in_force import in_force
 from tasks.configuration.run_config import RunConfig, dump, load, parse
@@ -48,7 +49,6 @@ from tasks.reporting.watch_screen import screen
 from tasks.sampling.engines.engine import EngineError
 from tasks.sampling.session.join import JoinLimits, join_run
 from tasks.sampling.session.session_outcome import SessionOutcome
-from tasks.sharing.commands import fleet
 from tasks.viewing.opened_run import Run
 from tasks.viewing.opened_run import open_run_at as open  # noqa: A004 - read as gleaner.open
 from tasks.viewing.reading_commands import show, status, view

@@ -61,7 +61,7 @@ class ForecastConfig:
             instead.
         loss_rate_factor: factor on the rate of losses.
         start_s: seconds until a process can start on a new machine: provisioning and image.
-        process_s: seconds in each iteration until a member asks for weights: pod and engine.
+        process_s: seconds in each iteration until a member's pod and engine have started; it pulls weights meanwhile.
         link_gbps: download rate of a member's machine.
         train_link_gbps: rate at which the trainer's machines together read and write their state.
         more_rollout: what is different in the pools of pools.more_rollout, by name.

@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from resources.spot_trace import PROCESSES, TooFewPlacesError, read_trace
+from resources.spot_trace import TooFewPlacesError
 from storage.clock import SystemClock
 from storage.forecast_records import ForecastRecord, Setting, SetupForecast, Spread
 from tasks.configuration.forecast import ForecastConfig
 from tasks.configuration.run_config import ConfigError, RunConfig, dump, parse
+from tasks.forecasting.availability import losses_per_h
 from tasks.forecasting.events import Stalled
 from tasks.forecasting.inputs import gather
 from tasks.forecasting.model_on_hub import with_model_config
@@ -28,6 +29,7 @@ from tasks.forecasting.scenario import AvailabilityScenario, Scenario
 from tasks.forecasting.seated_runs import sharers_of
 from tasks.forecasting.setups import Setup, placed, setups
 from tasks.forecasting.simulate import simulate
+from tasks.forecasting.standing_count import standing_pools
 from tasks.forecasting.virtual_ledger import NO_MACHINE
 from tasks.planning.flush_interval import best_flush_interval_s, flush_usd
 from tasks.preparing.checks import check_settings
@@ -280,11 +282,13 @@ def _simulated(
     except (Stalled, TooFewPlacesError, NoIterationError) as error:
         return SetupForecast(name=setup.name, settings=setup.settings, refused=str(error))
     parts = {part: float(np.median([outcome.usd_parts[part] for outcome in outcomes])) for part in PARTS}
+    hours = _spread([outcome.hours for outcome in outcomes])
+    stands = scenario.policy.crew == "standing"
     return SetupForecast(
         name=setup.name,
         settings=setup.settings,
         members=float(np.median([outcome.members for outcome in outcomes])),
-        hours=_spread([outcome.hours for outcome in outcomes]),
+        hours=hours,
         usd=_spread([outcome.usd for outcome in outcomes]),
         tokens_per_s=_spread([outcome.tokens / (outcome.hours * _SECONDS_PER_HOUR) for outcome in outcomes]),
         usd_per_mtok=_spread([outcome.usd / outcome.tokens * 1e6 for outcome in outcomes]),
@@ -292,6 +296,7 @@ def _simulated(
         usd_per_mtok_reported=_spread([outcome.usd_reported / outcome.tokens * 1e6 for outcome in outcomes]),
         usd_parts=parts,
         sharing=sharing,
+        standing=standing_pools(scenario.pools, hours.median) if stands else (),
     )
 
 
@@ -345,15 +350,8 @@ def _flush_setting(scenario: Scenario, iteration_s: float) -> dict[str, Setting]
         if pool.availability is None or not pool.usd_per_h:
             continue
         usd = flush_usd(scenario.policy.put_usd, scenario.policy.get_usd, 0.0, pool.usd_per_h)
-        best_s = best_flush_interval_s(usd, _losses_per_h(pool.availability), pool.usd_per_h)
+        best_s = best_flush_interval_s(usd, losses_per_h(pool.availability), pool.usd_per_h)
         if math.isfinite(best_s):
             most_s = min(FLUSH_S[1], max(FLUSH_S[0], FLUSH_SHARE_MAX * iteration_s))
             return {"rollout.flush_interval_s": round(min(max(best_s, FLUSH_S[0]), most_s), 1)}
     return {}
-
-
-def _losses_per_h(availability: AvailabilityScenario) -> float:
-    if availability.path is not None:
-        return read_trace(availability.path).losses_per_node_h * availability.rate_factor
-    process = PROCESSES.get(availability.process or "")
-    return process.losses_per_node_h * availability.rate_factor if process else 0.0

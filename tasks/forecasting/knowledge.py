@@ -106,7 +106,8 @@ class Knowledge:
             usd_per_h=pool.usd_per_h,
             responses_max=pool.responses_max,
             step_time=pool.step_time,
-            start_s=pool.process_s + self._pull_s(pool),
+            # The weights are pulled while the process starts.
+            start_s=max(pool.process_s, self._pull_s(pool)),
             machine_start_s=pool.start_s,
             kept=pool.kept,
             there=there,

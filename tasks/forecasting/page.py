@@ -14,6 +14,7 @@ from tasks.forecasting.table import (
     sharing_table,
     simulated_line,
     snippet_yaml,
+    standing_advice,
 )
 from tasks.reporting import charts
 from tasks.reporting.deck import styled, table
@@ -32,6 +33,10 @@ def forecast_page(record: ForecastRecord, run_url: str) -> str:
             "<h2>Recommended</h2>",
             f"<p>{html.escape(record.reason)}.</p>",
             *([f"<p>{html.escape(sensitivity)}</p>"] if sensitivity else []),
+            *(
+                f"<p>{html.escape(standing_advice(pool, record))}</p>"
+                for pool in record.setup(record.recommended).standing
+            ),
             f"<p>Set:</p><pre>{html.escape(snippet_yaml(record.snippet))}</pre>",
             "<h2>Setups</h2>",
             charts.bars(hours, "Hours, in the median", "h"),

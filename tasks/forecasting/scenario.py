@@ -70,7 +70,8 @@ class PoolScenario:
     responses_max: the most responses decoded together. step_s: (batch, seconds of a decode step), as in StepTime.
     prefill_tokens_per_s: rate of prompts and prefixes; decoding stands still meanwhile.
     start_s: seconds until a process can start on a new machine: provisioning and image. They are paid for.
-    process_s: seconds in every iteration until a member asks for weights: pod and engine; 0 if engines persist.
+    process_s: seconds in every iteration until a member could work if it had the weights, which it pulls meanwhile: pod
+        and engine; 0 if engines persist.
     link_gbps: a machine's download rate. egress_usd_per_gb: price of what it reads.
     kept: its machines stay between iterations, and are paid for; else a machine goes when its member leaves, and the
         next iteration starts new ones.

@@ -115,7 +115,7 @@ def _of_counts(
         if count:
             settings |= pool.trim
             pools.append(replace(pool.trimmed, count=count, count_min=least))
-    settings |= {"planning.width": "fixed", "planning.seeding": seeding, "rollout.crew": crew}
+    settings |= {"planning.width": "fixed", "planning.seeding": seeding, "rollout.crew": crew, **_no_cut(inputs)}
     return _setup(name, settings, inputs, pools)
 
 
@@ -127,8 +127,13 @@ def _chosen(most: Mapping[str, int], inputs: ForecastInputs, *, can_seed: bool) 
         settings |= {f"{pool.path}.count": most[pool.path], f"{pool.path}.count_min": least} | pool.trim
         pools.append(replace(pool.trimmed, count=most[pool.path], count_min=least))
     seeding = "auto" if can_seed else "off"
-    settings |= {"planning.width": "cost", "planning.seeding": seeding, "rollout.crew": "iteration"}
+    settings |= {"planning.width": "cost", "planning.seeding": seeding, "rollout.crew": "iteration", **_no_cut(inputs)}
     return _setup(CHOSEN, settings, inputs, pools)
+
+
+def _no_cut(inputs: ForecastInputs) -> dict[str, Setting]:
+    """A member that hands over and leaves saves nothing where its machine stays paid for, as in a forecast."""
+    return {} if inputs.policy.planning.cut_share is None else {"planning.cut_share": None}
 
 
 def _setup(name: str, settings: dict[str, Setting], inputs: ForecastInputs, pools: list[PoolScenario]) -> Setup:
@@ -136,6 +141,7 @@ def _setup(name: str, settings: dict[str, Setting], inputs: ForecastInputs, pool
         inputs.policy.planning,
         width=settings["planning.width"],  # type: ignore[arg-type]
         seeding=settings["planning.seeding"],  # type: ignore[arg-type]
+        cut_share=settings.get("planning.cut_share", inputs.policy.planning.cut_share),  # type: ignore[arg-type]
     )
     policy = replace(inputs.policy, planning=planning, crew=settings["rollout.crew"])  # type: ignore[arg-type]
     scenario = Scenario(

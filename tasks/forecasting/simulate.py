@@ -181,7 +181,7 @@ class _Simulation:
         iteration.training.begin(iteration.crew, slots, self._engines[TRAIN_POOL], seeding_s)
 
     def _rollout_ended(self, iteration: Iteration) -> None:
-        iteration.members_at_end = iteration.crew.working
+        iteration.members_at_end = self._processes.present(iteration)
         self._processes.rollout_ended(iteration)
         iteration.training.rollout_ended()
         self._go_on()

@@ -7,7 +7,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from storage.forecast_records import ForecastRecord, Setting, SetupForecast, Spread
+from storage.forecast_records import ForecastRecord, Setting, SetupForecast, Spread, StandingPool
 from tasks.forecasting.comparison import with_settings
 from tasks.forecasting.realised import Comparison
 
@@ -31,6 +31,8 @@ def forecast_text(record: ForecastRecord, width: int = TEXT_WIDTH) -> str:
     console.print(f"Recommended: {record.reason}.")
     if record.sensitivity:
         console.print(sensitivity_line(record))
+    for pool in record.setup(record.recommended).standing:
+        console.print(standing_advice(pool, record))
     console.print(f"\nSet:\n\n{snippet_yaml(record.snippet)}", markup=False, end="")
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
 
@@ -78,6 +80,20 @@ def parts_table(record: ForecastRecord) -> Table:
     for setup in forecast:
         grid.add_row(setup.name, *(_dollars(usd) for usd in setup.usd_parts.values()))
     return grid
+
+
+def standing_advice(pool: StandingPool, record: ForecastRecord) -> str:
+    """How many slots a pool of the recommended standing crew needs, because a slot survives three losses only."""
+    hours = record.setup(record.recommended).hours
+    crew = f"{pool.members} in {pool.pool}, at {pool.losses_per_h:.2f} losses per machine hour"
+    if hours is None or pool.slots == pool.members:
+        return f"A standing crew of {crew}: as many slots are enough."
+    lost = f"in one execution of all iterations {_percent(pool.share_gone)} of its slots are lost for good"
+    if pool.slots is not None:
+        return f"A standing crew of {crew}: {lost}; with a count of {pool.slots} so many are left at its end."
+    iterations = min(record.iterations, max(1, int(record.iterations * pool.part_h / hours.median)))
+    parts = f"run it in parts of about {pool.part_h:.1f} h (--count {iterations})"
+    return f"A standing crew of {crew}: {lost}, so {parts}."
 
 
 def sharing_table(record: ForecastRecord) -> Table:
@@ -138,6 +154,10 @@ def _cells(setup: SetupForecast) -> Sequence[str]:
 def _money(usd: Spread) -> str:
     """The format for values of about this size."""
     return "{:,.0f}" if usd.median >= 10 else "{:.3f}"
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}" if share >= 0.01 else "less than 1%"
 
 
 def _dollars(usd: float) -> str:

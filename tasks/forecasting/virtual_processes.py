@@ -66,6 +66,10 @@ class Processes(ABC):
         """Whether the member, which holds nothing, is to work on another iteration."""
         return False
 
+    def present(self, iteration: Iteration) -> int:
+        """How many members there are when the iteration's last response has ended, as a report counts them."""
+        return iteration.crew.working
+
     def _enter(
         self, iteration: Iteration, stock: Stock, machine: Machine, slot: int, part: str | None = None
     ) -> Member:
@@ -135,6 +139,8 @@ class MappedProcesses(Processes):
         self._end_pull(stock, machine)
         if not iteration.is_generated:
             machine.settle(self.events.now_s, "process")
+            # In a thread of its own, as in tasks.sampling.session.pull_ahead.
+            self._pull(stock, machine, iteration.version, partial(self._pulled, iteration, machine))
             self.events.after(stock.pool.process_s, partial(self._claim, iteration, stock, machine, slot))
 
     def lost(self, stock: Stock, machine: Machine) -> None:
@@ -154,18 +160,19 @@ class MappedProcesses(Processes):
             stock.release(machine)
 
     def _claim(self, iteration: Iteration, stock: Stock, machine: Machine, slot: int) -> None:
-        """The process runs: let it claim, and pull the weights."""
+        """The process runs: let it claim, and work as soon as the weights are there."""
         if iteration is not self._current or not machine.there:
             return
         if iteration.is_generated:
             machine.settle(self.events.now_s, "standing")
             return
-        member = self._enter(iteration, stock, machine, slot, "transfer")
-        self._pull(stock, machine, iteration.version, partial(self._pulled, iteration, machine, member))
+        self._enter(iteration, stock, machine, slot, "transfer")
+        if machine.pull is None and (self.policy.transfer == "pull" or not self.links.active):
+            self._work(iteration, machine)
 
-    def _pulled(self, iteration: Iteration, machine: Machine, member: Member) -> None:
+    def _pulled(self, iteration: Iteration, machine: Machine) -> None:
         machine.pull, machine.weight_version = None, iteration.version
-        self._at_barrier.append(partial(self._work, iteration, machine, member))
+        self._at_barrier.append(partial(self._work, iteration, machine))
         if self.policy.transfer == "pull" or not self.links.active:
             self._pass_barrier()
 
@@ -174,8 +181,10 @@ class MappedProcesses(Processes):
         for work in waiting:
             work()
 
-    def _work(self, iteration: Iteration, machine: Machine, member: Member) -> None:
-        if iteration is self._current and machine.there and member.state == "loading":
+    def _work(self, iteration: Iteration, machine: Machine) -> None:
+        """Let the machine's member decode, if it has claimed."""
+        member = machine.member
+        if iteration is self._current and machine.there and member is not None and member.state == "loading":
             machine.settle(self.events.now_s)
             iteration.crew.work(member)
 

@@ -76,6 +76,9 @@ class StandingProcesses(Processes):
 
     def ready(self, stock: Stock, machine: Machine, slot: int) -> None:  # noqa: ARG002
         machine.settle(self.events.now_s, "process")
+        if not self._published:
+            # A member pulls the version of its execution's first plan while its engine starts.
+            self._pull(stock, machine, 0, partial(self._pulled, machine, 0))
         self.events.after(stock.pool.process_s, partial(self._started, stock, machine))
 
     def lost(self, stock: Stock, machine: Machine) -> None:
@@ -99,6 +102,10 @@ class StandingProcesses(Processes):
         _, machine = self._of_member[iteration.number, member.name]
         following = self._next(machine)
         return following is not None and following is not iteration
+
+    def present(self, iteration: Iteration) -> int:  # noqa: ARG002
+        """A member that has gone on is not missing; nor is one that is still in an iteration before, and comes then."""
+        return sum(machine.entered >= 0 for stock in self.stocks.values() for machine in stock.machines.values())
 
     def _started(self, stock: Stock, machine: Machine) -> None:
         if machine.there:
@@ -132,6 +139,7 @@ class StandingProcesses(Processes):
     def _equip(self, stock: Stock, machine: Machine, version: int) -> None:
         """Have the machine pull a version, unless it does so or has it."""
         if machine.pulling == version:
+            machine.settle(self.events.now_s, "transfer")
             return
         self._stop_pull(stock, machine)
         if machine.weight_version != version:
@@ -141,7 +149,7 @@ class StandingProcesses(Processes):
     def _pulled(self, machine: Machine, version: int) -> None:
         machine.pull = machine.pulling = None
         machine.weight_version = version
-        machine.settle(self.events.now_s, "idle")
+        machine.settle(self.events.now_s, "idle" if machine.entered >= 0 else None)
         member = machine.member
         if member is not None and member.state == "loading" and self._place[machine].version == version:
             self._place[machine].crew.work(member)

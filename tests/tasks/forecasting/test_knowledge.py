@@ -55,11 +55,13 @@ def concluded(iteration: int, losses: int, train_s: float) -> tuple[SimulatedIte
     return result, waits
 
 
-def test_the_start_of_a_process_with_one_pull_and_that_of_a_machine_are_known_apart():
+def test_the_start_of_a_process_beside_a_pull_and_that_of_a_machine_are_known_apart():
     scenario = a_scenario(a_pool(2, start_s=500.0, process_s=3.0, kept=False))
     [offer] = told(Knowledge(scenario)).offers
+    assert offer.start_s == pytest.approx(3.0)
+    [sooner] = told(Knowledge(a_scenario(a_pool(2, process_s=0.5)))).offers
     # A gigabyte over 8 Gbit/s.
-    assert offer.start_s == pytest.approx(3.0 + 1.0)
+    assert sooner.start_s == pytest.approx(1.0)
     assert (offer.machine_start_s, offer.kept, offer.there) == (500.0, False, 1)
 
 

@@ -10,6 +10,7 @@ from storage.forecast_records import ForecastRecord, SetupForecast
 from storage.seats import take_seat
 from tasks.configuration.run_config import parse
 from tasks.forecasting.comparison import forecast, refusal
+from tasks.forecasting.inputs import gather
 from tasks.forecasting.probe import NoProbe
 from tasks.forecasting.table import forecast_text
 from tests.fleet_records import TTL_S, a_beat, a_host, a_run
@@ -49,6 +50,30 @@ def store():
     rules = FleetRecord(run_prefixes=("memory:",), host_ttl_s=TTL_S, created_at_s=0.0)
     records.put(made, fleet_layout.FLEET, rules)
     return made
+
+
+@pytest.mark.parametrize(
+    ("trainer", "said"),
+    [
+        ({}, None),
+        ({"placement": "pod"}, "train: pod"),
+        ({"placement": "shared", "fleet": "s3://b/fleet"}, "train: shared"),
+    ],
+)
+def test_a_trainer_that_is_held_for_a_part_of_an_iteration_is_shown_with_when_its_phase_is_due(trainer, said):
+    inputs = gather(parse(document(trainer=trainer, planning={"seeding": "off"})), UNPROBED)
+    found = {each.name: each.value for each in inputs.shown if each.name in ("train: pod", "train: shared")}
+    assert [*found] == ([] if said is None else [said])
+    assert all(value.startswith("phase due when 90% of the groups are recorded") for value in found.values())
+    assert (inputs.trainer.phase is None) == (said is None)
+    assert [*inputs.placed] == ([] if said is None else ["own"])
+
+
+def test_a_state_of_a_shared_trainer_is_switched_and_not_loaded():
+    shared = {"placement": "shared", "fleet": "s3://b/fleet"}
+    trainer = gather(parse(document(trainer=shared, planning={"seeding": "off"})), UNPROBED).trainer
+    # Parameters and two moments of 1.2 billion, out and in at 2.5 GB/s.
+    assert trainer.load_s == pytest.approx(2 * 12 * 1.2e9 / 2.5e9)
 
 
 def test_where_the_configuration_does_not_say_who_shares_them_machines_are_the_runs_own():

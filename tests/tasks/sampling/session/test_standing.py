@@ -12,8 +12,9 @@ from storage.clock import SystemClock
 from storage.connect import connect
 from storage.memory import MemoryStore
 from storage.records import TRAIN_POOL, AliveRecord, ClaimRecord, ClosedRecord, SettingsRecord
-from storage.run import read_plan, release_lease
+from storage.run import read_plan, read_report, release_lease
 from storage.store import StoreUnavailable
+from tasks.history.planning_inputs import crew_offers
 from tasks.preparing.iteration import prepare
 from tasks.sampling.engines.choose import build_engine
 from tasks.sampling.engines.engine import EngineDied
@@ -191,6 +192,21 @@ def test_in_the_last_iteration_a_member_leaves_before_anything_is_closed(ahead):
     assert all_ended(0)
     assert all_ended(1)
     assert {each.state for iteration in (0, 1) for each in lives(iteration)} == {"gone"}
+
+
+@pytest.mark.slow
+def test_members_that_went_on_are_not_missing_from_the_iteration_that_they_left(ahead):
+    """Else the next plan would expect fewer machines than there are."""
+    members = Members((0, 1), 2)
+    members.until(lambda: all_ended(0) and all_ended(1) and len(lives(1)) >= 2)
+    train_iteration(URL, 0)
+    (seen,) = commit_iteration(URL, 0).pools
+    assert (seen.members_at_end, seen.losses) == (2, 0)
+    (offer,) = crew_offers(ahead, [read_report(store(), 0)], read_plan(store(), 0))
+    assert (offer.available, offer.there) == (None, 2)
+    close(1)
+    members.join()
+    assert not members.errors
 
 
 def test_what_a_lost_member_held_is_finished_by_one_that_had_gone_on(ahead):

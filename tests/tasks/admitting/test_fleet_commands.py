@@ -11,10 +11,10 @@ from storage import fleet_layout, records
 from storage.clock import ManualClock
 from storage.connect import connect
 from storage.fleet_records import AdmittedRun, FleetRecord, HostRecord, RestoredState, SpentEntry, SpentRecord
+from tasks.admitting.fleet_admission import expected_state_bytes
 from tasks.configuration.run_config import parse
 from tasks.preparing.iteration import prepare
 from tasks.sharing.admission_queue import Waiting
-from tasks.sharing.fleet_admission import expected_state_bytes
 from tasks.sharing.membership import open_fleet
 from tests.small_run import EXECUTION, document
 

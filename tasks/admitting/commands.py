@@ -10,10 +10,10 @@ from rich.table import Table
 from storage.clock import SystemClock
 from storage.fleet_records import GIB
 from storage.paths import expanded
+from tasks.admitting.fleet_admission import Profile, admit_at_last, host_name
+from tasks.admitting.fleet_admission import admit as admit_run
 from tasks.configuration.run_config import load
 from tasks.reporting.progress import progress
-from tasks.sharing.fleet_admission import Profile, admit_at_last, host_name
-from tasks.sharing.fleet_admission import admit as admit_run
 from tasks.sharing.fleet_ledger import FleetReport, tier_accounts
 from tasks.sharing.fleet_report import account_for, as_document
 from tasks.sharing.fleet_view import FleetView, look_at_fleet

@@ -10,9 +10,9 @@ from storage.clock import ManualClock
 from storage.connect import connect
 from storage.fleet_records import AdmittedRun, FleetRecord
 from storage.records import ReportRecord, RunRecord
+from tasks.admitting.fleet_admission import Profile, admit
 from tasks.configuration.run_config import RunConfig, parse
 from tasks.forecasting.expected_profile import expected_profile
-from tasks.sharing.fleet_admission import Profile, admit
 from tasks.sharing.shared_cycles import Conditions, share_trainer
 from tests.fleet_records import TTL_S, a_run
 from tests.forecast_documents import document
