@@ -13,6 +13,7 @@ from storage.memory import MemoryStore
 from storage.metered import MeteredStore
 from storage.planning_records import DecisionRecord, PoolObservation, SeedingRecord
 from storage.records import TRAIN_POOL, ReportRecord, SlotLife, SlotPlan
+from storage.run import read_plan
 from tasks.configuration.run_config import parse
 from tasks.history.planning_inputs import REPORTS_READ, observed_step_time, planning_request, recent_reports
 from tasks.planning.offer import GroupLengths, ReservedOffer
@@ -210,6 +211,16 @@ def test_where_iterations_overlap_the_last_concluded_one_counts():
     records.put(store, layout.plan(4), plan)
     assert planning_request(store, a_config(), 5, LENGTHS).spent_usd == 57.0
     assert planning_request(a_run([], planned=[0]), a_config(), 1, LENGTHS).spent_usd == 0.0
+
+
+def test_the_crew_that_was_asked_for_is_the_newest_plans_though_it_is_not_concluded():
+    store = a_run([a_report(k) for k in range(4)], planned=[4])
+    newest = read_plan(store, 4)
+    records.put(store, layout.plan(4), replace(newest, slots=newest.slots[:1]))
+    request = planning_request(store, a_config(), 5, LENGTHS)
+    assert request.width == (("rollout", 1), ("zone-b", 2))
+    assert request.asked == (("rollout", 1),)
+    assert planning_request(a_run([]), a_config(), 0, LENGTHS).asked is None
 
 
 def test_however_long_the_run_few_reports_are_read():
