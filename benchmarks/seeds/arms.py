@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.reporting import Measured, measured
 from benchmarks.seeds.work_bound import WorkBound, work_bound
 from storage.records import TRAIN_POOL
 from tasks.forecasting.events import Stalled
@@ -123,8 +124,12 @@ class Outcomes:
 
     def ratio(self, figure: str, arm: str, other: str) -> float:
         """The figure of `arm` over that of `other`."""
+        return self.ratios(figure, arm, other).median
+
+    def ratios(self, figure: str, arm: str, other: str) -> Measured:
+        """The same with an interval over seeds."""
         pairs = zip(self._found[arm], self._found[other], strict=False)
-        return statistics.median(_figure(a, figure) / _figure(b, figure) for a, b in pairs)
+        return measured([_figure(a, figure) / _figure(b, figure) for a, b in pairs])
 
     def stalled(self, arm: str) -> str:
         """The number of stalled runs of the arm, with the first one's reason; empty if there are none."""

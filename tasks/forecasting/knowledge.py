@@ -39,9 +39,16 @@ class Knowledge:
         self._usd = 0.0
 
     def request(
-        self, lengths: GroupLengths, available: Mapping[str, int | None], there: Mapping[str, int]
+        self,
+        lengths: GroupLengths,
+        available: Mapping[str, int | None],
+        there: Mapping[str, int],
+        asked: Mapping[str, int] | None,
     ) -> PlanningRequest:
-        """The request for the next iteration; available: machines by pool, if there are fewer than were asked for."""
+        """The request for the next iteration; asked: as in PlanningRequest.
+
+        available: machines by pool, if there are fewer than were asked for.
+        """
         scenario, last = self._scenario, self._recent[-1] if self._recent else None
         trainer, policy = scenario.trainer, scenario.policy
         reserved = ReservedOffer(
@@ -63,6 +70,7 @@ class Knowledge:
             waits=last.waits if last else None,
             seeding=seeding,
             width=tuple(last.iteration.planned_crew.items()) if last else (),
+            asked=None if asked is None else tuple(asked.items()),
             keep_order=policy.keep_order,
             training="at_end" if not policy.streaming else "in_order" if policy.in_order else "as_ended",
             train_s=statistics.median(each.waits.train_s for each in self._recent) if last else None,

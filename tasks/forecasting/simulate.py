@@ -6,6 +6,7 @@ one rollout at a time, so that the next one also waits for the end of the previo
 
 import math
 import random
+from collections import Counter
 from functools import partial
 
 from storage.records import TRAIN_POOL
@@ -85,6 +86,8 @@ class _Simulation:
         self._trained_s = 0.0
         self._over = False
         self._concluded: list[SimulatedIteration] = []
+        # By the newest plan.
+        self._asked: dict[str, int] | None = None
         # Of the iterations begun.
         self._tokens: list[int] = []
         self._stopped: str | None = None
@@ -109,7 +112,7 @@ class _Simulation:
         try:
             available = {name: stock.available for name, stock in self._stocks.items()}
             there = {name: stock.ready for name, stock in self._stocks.items()}
-            plan = plan_iteration(self._knowledge.request(expected, available, there))
+            plan = plan_iteration(self._knowledge.request(expected, available, there, self._asked))
         except BudgetExceeded as error:
             self._stopped = str(error)
             return
@@ -165,6 +168,7 @@ class _Simulation:
         if self._newest in self._open:
             self._open[self._newest].next_s = now_s
         self._newest, self._open[number] = number, iteration
+        self._asked = Counter(slot.pool for slot in plan.slots if slot.groups and slot.pool != TRAIN_POOL)
         self._processes.begin(iteration)
         if self._training is None:
             self._train(iteration)

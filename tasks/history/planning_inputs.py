@@ -50,6 +50,7 @@ def planning_request(store: ObjectStore, config: RunConfig, iteration: int, leng
         waits=None if last is None else step_waits(last, config.trainer.nnodes * config.trainer.nproc_per_node),
         seeding=None if written is None else written.seeding,
         width=() if written is None else _width(written),
+        asked=_width(read_plan(store, iteration - 1)) if iteration else None,
         train_s=_train_s(recent),
         training=_training(config),
         past=_past(recent, plans),

@@ -53,7 +53,7 @@ def planned_crew(request: PlanningRequest, counts: tuple[int, ...], seeding: See
     crew = [_members(request, offer, count) for offer, count in zip(request.offers, counts, strict=True)]
     members = tuple(chain.from_iterable(crew))
     if seeding is not None and seeding.seeding_s != 0 and request.reserved is not None:
-        stop_s = engines_stop_s(seeding, [member.start_s for member in members])
+        stop_s = engines_stop_s(seeding, [member.start_s for member in members], request.trainer_busy_s)
         members += (_engine(request, request.reserved, stop_s),) * request.reserved.engines
     assignments = _dealt(request, members)
     if request.knows_lengths and request.settings.dispatch == "auto":
@@ -170,14 +170,15 @@ def _all_begin(assignments: tuple[Assignment, ...], size: int) -> tuple[Assignme
     return tuple(found)
 
 
-def engines_stop_s(seeding: SeedingRecord, starts_s: Sequence[float]) -> float | None:
+def engines_stop_s(seeding: SeedingRecord, starts_s: Sequence[float], busy_s: float) -> float | None:
     """When the trainer's engines stop generating; None if nothing is left then.
 
-    starts_s: of the crew's members. While none of them lives, the engines cannot hand over (tasks/learning).
+    starts_s: of the crew's members. While none of them lives, the engines cannot hand over (tasks/learning). busy_s:
+    when the trainer's machines may begin.
     """
     if seeding.seeding_s is None or not starts_s:
         return None
-    return max(seeding.seeding_s, min(starts_s))
+    return max(busy_s + seeding.seeding_s, min(starts_s))
 
 
 def _engine(request: PlanningRequest, reserved: ReservedOffer, window_s: float | None) -> Member:
@@ -187,7 +188,7 @@ def _engine(request: PlanningRequest, reserved: ReservedOffer, window_s: float |
         pool=TRAIN_POOL,
         step_time=curve,
         responses_max=most,
-        start_s=reserved.start_s,
+        start_s=request.trainer_busy_s + reserved.start_s,
         window_s=window_s,
     )
 

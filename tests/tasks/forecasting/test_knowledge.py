@@ -20,7 +20,7 @@ LENGTHS = GroupLengths("none", np.full(8, 100.0), np.full(8, 200.0))
 
 
 def told(knowledge: Knowledge) -> PlanningRequest:
-    return knowledge.request(LENGTHS, {"rollout": None}, {"rollout": 1})
+    return knowledge.request(LENGTHS, {"rollout": None}, {"rollout": 1}, None)
 
 
 def concluded(iteration: int, losses: int, train_s: float) -> tuple[SimulatedIteration, StepWaits]:

@@ -381,3 +381,25 @@ def test_seeding_follows_the_members_that_are_there():
     by_members = {round(each.members["rollout"]): each for each in iterations if each.losses["rollout"] == 0}
     assert set(by_members) >= {1, 4}
     assert by_members[1].duration_s > by_members[4].duration_s + 20.0
+
+
+@pytest.mark.parametrize("train_s_per_token", [0.00002, 0.0002, 0.001])
+@pytest.mark.parametrize("members", [1, 3])
+def test_iterations_that_overlap_last_as_long_as_is_planned(members, train_s_per_token):
+    """The trainer's machines generate when the iteration before is trained, if the crew has left them anything.
+
+    More responses wait than are decoded together, so that whoever comes later finds work.
+    """
+    given = a_scenario(
+        a_pool(members),
+        trainer=a_trainer(engines=1, train_s_per_token=train_s_per_token, train_fixed_s=0.0, control_s=1.0),
+        lengths=all_alike(2000),
+        groups=48,
+        iterations=8,
+        max_staleness=1,
+        planning=SEEDING,
+    )
+    last = simulate(given, seed=0).iterations[-2]
+    width, seeding = (next(one for one in last.decisions if one.name == name) for name in ("width", "seeding"))
+    expected_s = seeding.alternatives["until nothing is left"]["timing_s/iteration"]
+    assert expected_s / width.inputs.get("correction", 1.0) == pytest.approx(last.duration_s, rel=0.1)

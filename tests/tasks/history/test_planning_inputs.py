@@ -227,6 +227,16 @@ def test_where_iterations_overlap_the_last_concluded_one_counts():
     assert planning_request(a_run([], planned=[0]), a_config(), 1, LENGTHS).spent_usd == 0.0
 
 
+def test_the_crew_that_was_asked_for_is_the_newest_plans_though_it_is_not_concluded():
+    store = a_run([a_report(k) for k in range(4)], planned=[4])
+    newest = read_plan(store, 4)
+    records.put(store, layout.plan(4), replace(newest, slots=newest.slots[:1]))
+    request = planning_request(store, a_config(), 5, LENGTHS)
+    assert request.width == (("rollout", 1), ("zone-b", 2))
+    assert request.asked == (("rollout", 1),)
+    assert planning_request(a_run([]), a_config(), 0, LENGTHS).asked is None
+
+
 def test_however_long_the_run_few_reports_are_read():
     store = a_run([a_report(iteration, **{"cost/usd_run": 1.0}) for iteration in range(60)])
     before = store.requests
