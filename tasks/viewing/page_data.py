@@ -12,10 +12,10 @@ from typing import Any
 
 from storage.clock import Clock
 from storage.prompt_table import PromptRow
+from tasks.reporting.visible_text import visible
 from tasks.viewing.response_view import conversation_text
 from tasks.viewing.run_reader import IterationReader, RunReader
 from tasks.viewing.run_summary import summary
-from tasks.viewing.visible_text import visible
 
 # Of each prompt, so many characters stand in the table of responses.
 PREVIEW_CHARACTERS = 120
